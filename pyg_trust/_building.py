@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import REAL, check_dtype, check_integer
 
-# To who has a graph of several kinds of nodes.
+# Hint for graphs with several kinds of nodes.
 MAKE_HOMOGENEOUS = (
     ': HeteroData.to_homogeneous() makes one, and so does a Data of one kind '
     'of nodes and their edges'
@@ -110,7 +110,7 @@ def check_data(data: Any, advice: str = '') -> None:
 def sort_edges(
     row: Tensor, col: Tensor, num_nodes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # Stable, so that of duplicates the first one comes first.
+    # Stable, so that duplicates keep their order.
     key, perm = (row * num_nodes + col).sort(stable=True)
     return key // num_nodes, key % num_nodes, perm
 
@@ -234,8 +234,8 @@ def transposed(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return rows of the reversed edges, and their old positions if asked."""
     if col.device.type == 'cpu':
-        made = torch.ops.pyg_trust.transpose_rows(rowptr, col, with_perm)
-        return made[0], made[1], made[2] if with_perm else None
+        rows = torch.ops.pyg_trust.transpose_rows(rowptr, col, with_perm)
+        return rows[0], rows[1], rows[2] if with_perm else None
     sources, perm = col.long().sort(stable=True)
     back = rowptr_of(sources, rowptr.numel() - 1)
     return back, row_of_entries(rowptr)[perm].int(), perm
@@ -256,8 +256,8 @@ def with_loops(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Add a loop at every other node; old positions are -1 for it."""
     if col.device.type == 'cpu':
-        made = torch.ops.pyg_trust.add_loops(rowptr, col, own, with_perm)
-        return made[0], made[1], made[2] if with_perm else None
+        rows = torch.ops.pyg_trust.add_loops(rowptr, col, own, with_perm)
+        return rows[0], rows[1], rows[2] if with_perm else None
     loops = (~own).nonzero().view(-1)
     row, other, perm = sort_edges(
         torch.cat([row_of_entries(rowptr), loops]),

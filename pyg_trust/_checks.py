@@ -143,9 +143,9 @@ def check_tensor(
 
     Args:
         name (str): of the argument.
-        value (Tensor): what came.
-        dtype (torch.dtype or tuple[torch.dtype, ...], optional): what will
-            do; :obj:`None` for any floating point.
+        value (Tensor): the given value.
+        dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
+            dtypes; :obj:`None` for any floating point.
         shape (tuple[int | str, ...]): a dimension of any size by its name.
         finite (bool): whether NaN and infinity are refused.
             (default: :obj:`False`)
@@ -185,9 +185,9 @@ def check_dtype(
 
     Args:
         name (str): of the argument.
-        value (Any): what came.
-        dtype (torch.dtype or tuple[torch.dtype, ...], optional): what will
-            do; :obj:`None` for any floating point.
+        value (Any): the given value.
+        dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
+            dtypes; :obj:`None` for any floating point.
     """
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
     if isinstance(value, Tensor) and (

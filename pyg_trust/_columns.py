@@ -25,7 +25,7 @@ from torch import Tensor
 from pyg_trust import files, ops
 from pyg_trust._storage import as_tensor, map_array
 
-# Rows that are turned at a time.
+# Rows that are transposed at a time.
 _PANEL = 1 << 16
 DTYPES = ('float32', 'float64', 'float16')
 
@@ -39,7 +39,7 @@ def as_matrix(x: Any) -> Any:
     if isinstance(x, Tensor):
         x = x.detach()
         if x.layout == torch.sparse_csr and x.dim() == 2:
-            ops.sparse_parts(x)  # what torch did not check
+            ops.sparse_parts(x)  # checks that torch leaves out
             x = scipy.sparse.csr_array(
                 (x.values().numpy(), x.col_indices(), x.crow_indices()),
                 shape=tuple(x.shape),
@@ -72,7 +72,7 @@ def is_on_disk_by_rows(matrix: Any) -> bool:
 
 
 def _file_of(matrix: Any) -> np.memmap | None:
-    # Views and tensors forget the file, but not what they are a view of.
+    # Views and tensors do not know the file; their base does.
     while matrix is not None and not isinstance(matrix, np.memmap):
         matrix = getattr(matrix, 'base', None)
     return matrix
@@ -107,7 +107,7 @@ def content(matrix: Any) -> str:
 
 
 def _place_in_file(matrix: np.ndarray, mapped: np.memmap) -> int:
-    # Slices of a file differ by it.
+    # The offset tells slices of a file apart.
     whole = np.frombuffer(mapped._mmap, np.uint8)  # type: ignore[attr-defined]
     start = mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY
     return start + (
@@ -146,27 +146,27 @@ def read_block(
 
 
 def _block(room: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    # Fresh memory costs more than what is done in it.
+    # Allocating memory would cost more than the copy.
     return room[: rows * columns].reshape(rows, columns)
 
 
 def _turned(rows: np.ndarray, room: np.ndarray) -> np.ndarray:
-    # In Fortran order, in room for as many.
+    # A Fortran-ordered array on the given memory.
     count, columns = rows.shape
-    made = room[: count * columns].reshape(columns, count).T
-    _turn(rows, made)
-    return made
+    turned = room[: count * columns].reshape(columns, count).T
+    _turn(rows, turned)
+    return turned
 
 
-def _turn(given: np.ndarray, made: np.ndarray) -> None:
-    # A copy in the other order. torch goes in tiles that stay in the cache;
-    # it knows the machine's order of bytes alone.
-    if not (given.dtype.isnative and made.dtype == given.dtype):
-        made[...] = given
-    elif made.flags.f_contiguous:
-        torch.from_numpy(made.T).copy_(as_tensor(given).t())
+def _turn(given: np.ndarray, target: np.ndarray) -> None:
+    # Copy to the other memory order. torch copies in tiles that stay in the
+    # cache, but supports the native byte order alone.
+    if not (given.dtype.isnative and target.dtype == given.dtype):
+        target[...] = given
+    elif target.flags.f_contiguous:
+        torch.from_numpy(target.T).copy_(as_tensor(given).t())
     else:
-        torch.from_numpy(made).copy_(as_tensor(given))
+        torch.from_numpy(target).copy_(as_tensor(given))
 
 
 class ColumnFile:
@@ -203,16 +203,16 @@ class ColumnFile:
             raise FileNotFoundError(f"there is no '{self.part}'")
 
     def _header(self) -> bytes:
-        made = io.BytesIO()
+        buffer = io.BytesIO()
         np.lib.format.write_array_header_1_0(
-            made,
+            buffer,
             {
                 'descr': np.lib.format.dtype_to_descr(self.dtype),
                 'fortran_order': True,
                 'shape': self.shape,
             },
         )
-        return made.getvalue()
+        return buffer.getvalue()
 
     def _starts_well(self) -> bool:
         with self.part.open('rb') as file:
@@ -240,7 +240,7 @@ class ColumnFile:
             file.flush()
             size = file.tell()
             size += self.shape[0] * self.shape[1] * self.dtype.itemsize
-            # All of it now: a full disk shows before the work.
+            # Allocate everything now, so that a full disk fails early.
             if hasattr(os, 'posix_fallocate') and size > file.tell():
                 os.posix_fallocate(file.fileno(), 0, size)
             else:  # pragma: no cover
@@ -286,7 +286,7 @@ class ColumnFile:
 
     def done(self, verify: bool) -> list[tuple[int, int]]:
         """Return the finished blocks; blocks with a wrong checksum are not."""
-        found = []
+        blocks = []
         for first, end, path in self._markers('done'):
             try:
                 known = json.loads(path.read_text())
@@ -301,12 +301,12 @@ class ColumnFile:
             ):
                 good = False
             if good:
-                found.append((first, end))
+                blocks.append((first, end))
             else:
-                # Whatever is there is no features either.
+                # The region does not hold features either.
                 self._mark('over', first, end)
                 path.unlink(missing_ok=True)
-        return found
+        return blocks
 
     def _at(self, column: int, row: int = 0) -> int:
         return self._start + (
@@ -335,7 +335,7 @@ class ColumnFile:
     def write(self, first: int, block: np.ndarray) -> None:
         """Write columns from :obj:`first` on, and their marker."""
         end = first + block.shape[1]
-        # Features may lie here: they are none from now on.
+        # This region may hold staged input; mark it as overwritten.
         self._mark('over', first, end)
         value = self._put(first, block)
         self._mark('done', first, end, crc32=value)
@@ -355,7 +355,7 @@ class ColumnFile:
             os.fsync(file.fileno())
         return values
 
-    # Features that lie by rows on the disk are turned here, once.
+    # Features in row order on disk are transposed here, once.
 
     def stage(self, matrix: Any, columns: int, rows: range) -> None:
         """Copy the panels of rows of x to the place of z.

@@ -13,11 +13,11 @@ from torch import Tensor
 
 Rule = Callable[[Tensor, Tensor], Tensor]
 
-# Fewer nodes are on a line with degrees by chance.
+# With fewer nodes, columns are linear in the degree by chance.
 _LINE = 8
-# How many nodes a degree has to have, how many such degrees there have to be,
-# and how many of their values that are not free otherwise: columns of two
-# values agree with degrees by chance once in 2^40.
+# The least number of nodes per degree, of such degrees, and of values that are
+# not free otherwise: columns of two values agree with degrees by chance once
+# in 2^40.
 _MEMBERS, _KINDS, _FREE = 5, 3, 40
 # Rows tried first, columns at a time, rounding.
 _TRIED, _BLOCK, _OFF = 64, 64, 1e-5
@@ -58,7 +58,7 @@ def tells_degrees(x: Tensor, ends: Tensor) -> bool:
 
 
 def _any(x: Tensor, degree: Tensor, rule: Rule, tried: Tensor) -> bool:
-    # Columns that pass on some rows are read whole.
+    # Read columns in full that pass on some rows.
     left = rule(_taken(x, 0, tried), degree[tried]).nonzero().view(-1)
     return any(
         bool(rule(_taken(x, 1, block), degree).any())
@@ -80,10 +80,10 @@ def _equal(rows: Tensor, degree: Tensor) -> Tensor:
 
 def _on_a_line(rows: Tensor, degree: Tensor) -> Tensor:
     spread = degree.double() - degree.double().mean()
-    made = rows - rows.mean(0)
-    slope = (spread @ made) / spread.square().sum()
-    off = (made - spread[:, None] * slope).abs().amax(0)
-    return (slope != 0) & (off <= _OFF * made.abs().amax(0))
+    centred = rows - rows.mean(0)
+    slope = (spread @ centred) / spread.square().sum()
+    off = (centred - spread[:, None] * slope).abs().amax(0)
+    return (slope != 0) & (off <= _OFF * centred.abs().amax(0))
 
 
 def _one_for_each(rows: Tensor, degree: Tensor) -> Tensor:

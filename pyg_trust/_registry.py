@@ -25,11 +25,11 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             return Measure(0, 1, (1 - weight, 0.0, weight), name='two_hops')
 
     A name stands for one entry: none replaces another, and those of this
-    package stay. What users register is theirs, as is its guarantee: reports
+    package stay. Entries of users are theirs, as is their guarantee: reports
     that rest on it say so (:meth:`note`).
 
     Args:
-        kind (str): what the entries are, for messages.
+        kind (str): the kind of the entries, for messages.
         check (callable, optional): ``check(name, entry)`` raises if an entry
             is none of this kind. (default: :obj:`None`)
         facts (tuple[str, ...]): texts that are registered along with every
@@ -65,7 +65,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         """Register the decorated object as an entry of the user's own.
 
         Args:
-            name (str): what arguments call it.
+            name (str): the name in arguments.
             **facts (str): the texts of this kind of entry.
 
         Raises:
@@ -134,7 +134,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             name (str): the value of the argument.
 
         Raises:
-            ValueError: if there is none, with all that there are.
+            ValueError: if there is none; the message lists all names.
         """
         check_choice(argument, name, self)
         return self._entries[name]

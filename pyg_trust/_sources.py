@@ -36,13 +36,13 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
     Args:
         items (Iterable): made by another thread.
     """
-    made: queue.Queue[tuple[str, Any]] = queue.Queue(1)
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(1)
     stop = threading.Event()
 
     def put(what: tuple[str, Any]) -> bool:
         while not stop.is_set():
             try:
-                made.put(what, timeout=0.1)
+                ready.put(what, timeout=0.1)
                 return True
             except queue.Full:
                 continue
@@ -61,7 +61,7 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
     worker.start()
     try:
         while True:
-            kind, value = made.get()
+            kind, value = ready.get()
             if kind == 'end':
                 return
             if kind == 'error':
@@ -163,7 +163,7 @@ def _read(path: Path, size: int) -> Iterator[tuple[Any, Any]]:
     except (DamagedFileError, ImportError, MemoryError):
         raise
     except Exception as error:
-        # Each library that unpacks a file has errors of its own.
+        # Every decompression library raises errors of its own.
         raise DamagedFileError(f"'{path}' can't be read: {error}") from error
 
 
@@ -301,8 +301,8 @@ def rows_from_edges(
     """
     kernels = torch.ops.pyg_trust
     fixed = 24 * num_nodes + 2**24
-    # Four chunks at a time (read ahead, in work, and turned around), 16 bytes
-    # an edge.
+    # Four chunks at a time (read ahead, in work, and reversed), 16 bytes an
+    # edge.
     size = min(2**21, (memory - fixed) // 4 // 64)
     if size < 1024:
         raise ValueError(
@@ -400,7 +400,7 @@ def rows_from_edges(
 def _directions(
     source: Any, size: int, num_nodes: int, undirected: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    # Chunks as tensors, and the other way around but for self-loops.
+    # Chunks as tensors, followed by their reverses without self-loops.
     for row, col in ahead(edge_chunks(source, size)):
         for index in (row, col):
             if index.size and not (

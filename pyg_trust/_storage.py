@@ -28,7 +28,7 @@ HEADER = 'graph.json'
 FORMAT = 1
 # Bytes that are read, checked or written at a time.
 _PIECE = 1 << 24
-# What files are called that a header names: nothing of another folder.
+# File names that a header may contain: none in another folder.
 _FILE = r'[\w-]+\.npy'
 _UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 _UNITS |= {f'{unit}I': 1024**k for k, unit in enumerate('KMGT', 1)}
@@ -41,11 +41,11 @@ def parse_memory(memory: int | str) -> int:
         memory (int or str): the amount.
     """
     if isinstance(memory, str):
-        found = re.fullmatch(
+        match = re.fullmatch(
             r'\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*', memory.upper()
         )
-        if found is not None and found.group(2) in _UNITS:
-            return int(float(found.group(1)) * _UNITS[found.group(2)])
+        if match is not None and match.group(2) in _UNITS:
+            return int(float(match.group(1)) * _UNITS[match.group(2)])
         raise ValueError(
             "'memory' needs to be a number of bytes or a text such as '8GB' "
             f'(got {memory!r})'
@@ -59,8 +59,8 @@ def available_memory() -> int:
         text = Path('/proc/meminfo').read_text()
     except OSError:  # pragma: no cover
         return 4 * 10**9
-    found = re.search(r'^MemAvailable:\s+(\d+) kB', text, re.MULTILINE)
-    free = int(found.group(1)) * 1024 if found else 4 * 10**9
+    match = re.search(r'^MemAvailable:\s+(\d+) kB', text, re.MULTILINE)
+    free = int(match.group(1)) * 1024 if match else 4 * 10**9
     for limit in ('memory.max', 'memory/memory.limit_in_bytes'):
         try:
             value = Path('/sys/fs/cgroup', limit).read_text().strip()
@@ -140,7 +140,7 @@ class ArrayWriter:
     def close(self) -> dict[str, Any]:
         """Move the file to its place; return its description for a header."""
         self._file.seek(0)
-        # numpy leaves room for the digits of a size that grows.
+        # numpy's header has spare room for a longer size.
         self._write_header()
         if self._file.tell() != self._start:  # pragma: no cover
             raise RuntimeError('numpy has changed how long a header is')
@@ -167,7 +167,7 @@ def read_array(
 
     Args:
         folder (Path): of the header.
-        entry (dict): what :meth:`ArrayWriter.close` returned.
+        entry (dict): a result of :meth:`ArrayWriter.close`.
         mmap (bool): whether the file is mapped, not read.
         verify (bool): whether its checksum is compared.
 
@@ -227,7 +227,7 @@ def as_tensor(array: np.ndarray) -> Tensor:
     """
     check_instance('array', array, np.ndarray)
     with warnings.catch_warnings():
-        # torch knows no tensors that can't be written to.
+        # torch has no read-only tensors.
         warnings.filterwarnings('ignore', 'The given NumPy array is not')
         return torch.from_numpy(array)
 
@@ -242,8 +242,8 @@ def write_header(
 
     Args:
         folder (Path): of the arrays.
-        header (dict): what else it says.
-        arrays (dict): by name, what :meth:`ArrayWriter.close` returned.
+        header (dict): its other fields.
+        arrays (dict): by name, results of :meth:`ArrayWriter.close`.
     """
     check_instance('folder', folder, Path)
     check_instance('header', header, dict)
@@ -306,7 +306,7 @@ def _check_header(header: dict[str, Any]) -> None:
     for name in facts:
         if header.get(name) is not None:
             check_instance(name, header[name], bool)
-    # What was written before there was a sum has none.
+    # Older headers have no checksum.
     if header.get('crc32', _header_sum(header)) != _header_sum(header):
         raise ValueError('its checksum is another')
 
@@ -337,8 +337,8 @@ def save_rows(
     Args:
         folder (Path): made if it is not there.
         tensors (dict): by name, one-dimensional.
-        written (dict): by name, what :meth:`ArrayWriter.close` returned.
-        header (dict): what else the header says.
+        written (dict): by name, results of :meth:`ArrayWriter.close`.
+        header (dict): the header's other fields.
     """
     check_instance('folder', folder, Path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -401,11 +401,11 @@ def load_rows(
 
 
 def _fault(tensors: dict[str, Tensor], verify: bool) -> str | None:
-    # The first that is not what a graph has: by whoever wrote sizes and
-    # checksums that are right.
+    # Return the first array that no valid graph has, though its size and
+    # checksum are right.
     rowptr, col = tensors['rowptr'], tensors['col']
     n, m = rowptr.numel() - 1, col.numel()
-    # In memory already.
+    # Always, as these arrays are in memory.
     if rowptr[0] != 0 or rowptr[-1] != m or (rowptr.diff() < 0).any():
         return 'rowptr'
     order = tensors.get('order')

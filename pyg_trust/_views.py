@@ -56,13 +56,13 @@ class Views:
         perm: Tensor | None = None,
         **known: bool,
     ) -> Self:
-        # Of rows that were made or checked already, with int32 columns.
-        made = cls.__new__(cls)
-        made._set(rowptr, col, weight, perm)
-        made._cache.update(known)
-        return made
+        # Make a graph of rows that were checked already, with int32 columns.
+        graph = cls.__new__(cls)
+        graph._set(rowptr, col, weight, perm)
+        graph._cache.update(known)
+        return graph
 
-    # What it is #############################################################
+    # Properties #############################################################
 
     @property
     def num_nodes(self) -> int:
@@ -163,7 +163,7 @@ class Views:
             ),
         )
 
-    # What is derived from it ################################################
+    # Derived graphs and layouts #############################################
 
     def transpose(self) -> Self:
         """Return the graph with every edge reversed; itself if undirected."""
@@ -178,16 +178,16 @@ class Views:
                 )
             else:
                 rowptr, col, perm = *self._transposed, None
-            made = type(self)._trusted(
+            reversed_ = type(self)._trusted(
                 rowptr,
                 col,
                 None if self.weight is None else self.weight[perm],
                 None if self.perm is None else self.perm[perm],
                 is_undirected=False,
             )
-            made.order = self.order
-            made._cache['transpose'] = self
-            return made
+            reversed_.order = self.order
+            reversed_._cache['transpose'] = self
+            return reversed_
 
         return self._cached('transpose', build)
 
@@ -222,9 +222,9 @@ class Views:
                 for key in ('is_undirected', 'has_duplicates')
                 if key in self._cache
             }
-            made = type(self)._trusted(rowptr, col, weight, perm, **known)
-            made.order = self.order
-            return made
+            graph = type(self)._trusted(rowptr, col, weight, perm, **known)
+            graph.order = self.order
+            return graph
 
         return self._cached('with_self_loops', build)
 
@@ -266,17 +266,17 @@ class Views:
             )
         rowptr, col = self.receivers(along=False)
         part = torch.ops.pyg_trust.partition_nodes(rowptr, col, parts, rounds)
-        made = type(self)._trusted(
+        graph = type(self)._trusted(
             self.rowptr, self.col32, self.weight, self.perm
         )
-        made._cache = {
+        graph._cache = {
             key: value
             for key, value in self._cache.items()
             if key not in ('transpose', 'with_self_loops')
             and key[0] != 'ordered_receivers'
         }
-        made.order = part.sort(stable=True).indices
-        return made
+        graph.order = part.sort(stable=True).indices
+        return graph
 
     def ordered_receivers(
         self, along: bool = True, loops: bool = False
@@ -309,8 +309,8 @@ class Views:
                 rowptr, col, _ = building.with_loops(rowptr, col, own, False)
             rank = torch.empty_like(order)
             rank[order] = torch.arange(self.num_nodes, device=order.device)
-            made, entry = pick_rows(rowptr, order)
-            return made, rank.int()[col[entry].long()], order, rank
+            starts, entry = pick_rows(rowptr, order)
+            return starts, rank.int()[col[entry].long()], order, rank
 
         return self._cached(('ordered_receivers', along, loops), build)
 

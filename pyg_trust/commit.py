@@ -189,8 +189,8 @@ def check_continues(
     lost, did = _beyond(new, found), _beyond(found, new)
     raise StaleStateError(
         f'another object or process has changed {place} since this one read '
-        f'it: it did {did}. Nothing was written. To go on, load() the state '
-        'into a new object and repeat what was not saved'
+        f'it: it recorded {did}. Nothing was written. To go on, load() the '
+        'state into a new object and repeat what was not saved'
         + (f': {lost}' if lost != 'nothing' else '')
     )
 
@@ -457,13 +457,18 @@ def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
     # What the ledger of a state has more than that of another, in words.
     lines, known = _lines(state), _lines(other)
     more = [
-        f'{line.get("action")} {line.get("request") or ""}'.strip()
+        f'{_did(line.get("action"))} {line.get("request") or ""}'.strip()
         for number, line in enumerate(lines)
         if number >= len(known) or known[number] != line
     ]
     if len(more) > 3:
         more = [*more[:3], f'and {len(more) - 3} more']
     return ', '.join(more) or 'nothing'
+
+
+def _did(action: Any) -> str:
+    # A line of a classifier says no more of a removal.
+    return 'a removal of' if action == 'measured' else str(action)
 
 
 def _lines(state: dict[str, Any]) -> list[dict[str, Any]]:

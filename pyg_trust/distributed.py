@@ -48,15 +48,15 @@ def from_first(
         return work()
     if after:
         dist.all_gather_object([None] * world, 0)
-    made: list[Any] = [None]
+    result: list[Any] = [None]
     if rank == 0:
         try:
-            made = [(True, work())]
+            result = [(True, work())]
         except Exception as error:
             dist.broadcast_object_list([(False, str(error))], 0)
             raise
-    dist.broadcast_object_list(made, 0)
-    good, value = made[0]
+    dist.broadcast_object_list(result, 0)
+    good, value = result[0]
     if not good:
         raise RuntimeError(f'rank 0 failed: {value}')
     return value
@@ -92,7 +92,7 @@ def check_same(
     the same arguments could mean other bits there.
 
     Args:
-        arguments (dict): what every process needs to have alike, by name.
+        arguments (dict): the values that have to be equal, by name.
             Tensors, graphs, models and functions are compared by what they
             hold: tensors, attributes and code.
         failed (Exception, optional): why this process can't take part. It is
@@ -113,16 +113,16 @@ def check_same(
         if failed is not None:
             raise failed
         return
-    found = {'version': _versions()}
+    mine = {'version': _versions()}
     try:
         if failed is None:
             for name, value in arguments.items():
-                found[name] = fingerprint_any(value)
+                mine[name] = fingerprint_any(value)
     except Exception as error:
         failed = error
     message = None if failed is None else f'{type(failed).__name__}: {failed}'
     parts: list[Any] = [None] * size
-    dist.all_gather_object(parts, (message, found))
+    dist.all_gather_object(parts, (message, mine))
     if failed is not None:
         raise failed
     for other, (message, _) in enumerate(parts):
@@ -210,7 +210,7 @@ def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
                 "'items' needs to be the same on all ranks (rank "
                 f'{other} has {count} of them, and rank 0 {parts[0][1]})'
             )
-    made: list[Any] = [None] * len(items)
+    finished: list[Any] = [None] * len(items)
     for other, (_, _, results) in enumerate(parts):
-        made[other::size] = results
-    return made
+        finished[other::size] = results
+    return finished

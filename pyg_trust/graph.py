@@ -33,9 +33,9 @@ DUPLICATES = ('raise', 'merge', 'keep')
 class CSRGraph(Views):
     r"""Immutable graph in compressed sparse rows.
 
-    What is derived from it (transpose, layouts for the kernels) is built once,
-    when first asked for, and kept on the object; build the graph once and pass
-    it wherever an ``edge_index`` is taken.
+    Derived data (transpose, layouts for the kernels) are built once, on first
+    use, and kept on the object; build the graph once and pass it in place of
+    an ``edge_index``.
 
     Memory: 4 bytes per edge and 8 per node. A directed graph whose signals
     travel along the edges keeps its transpose too; randomized pushes keep a
@@ -167,9 +167,9 @@ class CSRGraph(Views):
         if edge_weight is not None:
             building.check_weight('edge_weight', edge_weight, m)
 
-        made = building.rows_of(edge_index, n, edge_weight, perm, duplicates)
+        rows = building.rows_of(edge_index, n, edge_weight, perm, duplicates)
         return cls._trusted(
-            *made[:4], has_duplicates=bool(made.has_duplicates)
+            *rows[:4], has_duplicates=bool(rows.has_duplicates)
         )
 
     @classmethod
@@ -228,11 +228,11 @@ class CSRGraph(Views):
             duplicates=duplicates,
             undirected=undirected,
         )
-        made = cls._trusted(rowptr, col, has_duplicates=repeats)
+        graph = cls._trusted(rowptr, col, has_duplicates=repeats)
         if undirected:
-            made._cache['is_undirected'] = True
-        made._cache['is_mapped'] = folder is not None
-        return made
+            graph._cache['is_undirected'] = True
+        graph._cache['is_mapped'] = folder is not None
+        return graph
 
     def save(self, folder: str | Path) -> None:
         """Write the graph to a folder, as a whole or not at all.
@@ -297,16 +297,16 @@ class CSRGraph(Views):
             for key in ('is_undirected', 'has_duplicates')
             if header.get(key) is not None
         }
-        made = cls._trusted(
+        graph = cls._trusted(
             tensors['rowptr'],
             tensors['col'],
             tensors.get('weight'),
             tensors.get('perm'),
             **known,
         )
-        made.order = tensors.get('order')
-        made._cache['is_mapped'] = mmap
-        return made
+        graph.order = tensors.get('order')
+        graph._cache['is_mapped'] = mmap
+        return graph
 
     @classmethod
     def from_torch_sparse(
@@ -445,15 +445,15 @@ class CSRGraph(Views):
                 f'(got a {type(graph).__name__}, which has its own weights)'
             )
         if isinstance(graph, CSRGraph):
-            made = graph
+            converted = graph
         elif isinstance(graph, Data | HeteroData):
-            made = cls.from_data(graph, duplicates=duplicates)
+            converted = cls.from_data(graph, duplicates=duplicates)
         elif building.is_edge_index(graph):
             return cls.from_edge_index(
                 graph, num_nodes, edge_weight, duplicates=duplicates
             )
         elif isinstance(graph, Tensor):
-            made = cls.from_torch_sparse(
+            converted = cls.from_torch_sparse(
                 graph,
                 weighted=not bool((building.sparse_values(graph) == 1).all()),
                 transposed=transposed,
@@ -465,7 +465,7 @@ class CSRGraph(Views):
                     "'pip install pyg_trust[sparse]'"
                 )
             value = graph.storage.value()
-            made = cls.from_sparse_tensor(
+            converted = cls.from_sparse_tensor(
                 graph,
                 weighted=value is not None and not bool((value == 1).all()),
                 transposed=transposed,
@@ -476,14 +476,14 @@ class CSRGraph(Views):
                 'EdgeIndex, torch.sparse tensor or SparseTensor '
                 f'(got {type(graph).__name__})'
             )
-        if num_nodes is not None and made.num_nodes != check_integer(
+        if num_nodes is not None and converted.num_nodes != check_integer(
             'num_nodes', num_nodes
         ):
             raise ValueError(
                 f"'num_nodes' is {num_nodes}, but the graph has "
-                f'{made.num_nodes} nodes'
+                f'{converted.num_nodes} nodes'
             )
-        return made
+        return converted
 
     # To PyG's forms #########################################################
 
@@ -557,8 +557,8 @@ class CSRGraph(Views):
     def to(self, device: torch.device | str) -> 'CSRGraph':
         """Return the graph on another device; itself if already there.
 
-        What was derived from it, and an order that :meth:`reorder` found for
-        the caches of the CPU, stay behind.
+        Derived data, and an order that :meth:`reorder` made for the caches of
+        the CPU, stay behind.
         """
         try:
             device = torch.device(device)
@@ -626,8 +626,8 @@ class LastGraph:
 
         Args:
             made (CSRGraph): the graph.
-            graph (Any): what it was made of; only an ``edge_index`` is known
-                again.
+            graph (Any): the source of the graph; only an ``edge_index`` is
+                cached.
             num_nodes (int): its number of nodes.
         """
         check_instance('made', made, CSRGraph)
@@ -645,7 +645,7 @@ class LastGraph:
 
 
 def _versions(graph: Tensor) -> tuple[int, ...]:
-    # An EdgeIndex wraps a tensor, which counts by itself.
+    # An EdgeIndex wraps a tensor with a version counter of its own.
     if isinstance(graph, EdgeIndex):
         return graph._version, graph.as_tensor()._version
     return (graph._version,)

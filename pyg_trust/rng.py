@@ -81,7 +81,7 @@ def derive(seed: int, *items: int) -> int:
 
     Args:
         seed (int): the seed of the whole.
-        *items (int): what the part is, non-negative integers.
+        *items (int): the path of the part, non-negative integers.
 
     Example:
         >>> derive(0, 1) == derive(0, 1), derive(0, 1) == derive(0, 2)
@@ -119,7 +119,7 @@ def _mix_each(word: Tensor) -> Tensor:
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
-    # To the right, with zeros from the left.
+    # Logical shift to the right.
     return (word >> bits) & (2 ** (64 - bits) - 1)
 
 
@@ -139,7 +139,7 @@ def forked(seed: int) -> Iterator[None]:
     """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
-        # Without another device torch keeps the call for one, and its stack.
+        # Without this, torch queues the call, and its stack, for a device.
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
         torch.set_rng_state(generator(seed).get_state())
@@ -172,7 +172,7 @@ def stream(seed: int, *items: int) -> np.random.Generator:
 
     Args:
         seed (int): the seed, from :func:`resolve`.
-        *items (int): what the stream is for, non-negative integers.
+        *items (int): the purpose of the stream, non-negative integers.
 
     Example:
         >>> stream(0).random() == stream(2**32).random()

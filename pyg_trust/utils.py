@@ -97,7 +97,7 @@ def local_cluster(
         check_integer('max_size', max_size, 1)
     check_non_negative('eps', eps)
     signal = uniform_signal(seeds, graph.num_nodes)
-    # Pruning draws nothing, and leaves the generator alone.
+    # Pruning is deterministic and must not advance the generator.
     seed = 0 if method == 'prune' and seed is None else rng.resolve(seed)
     row = query(
         graph,

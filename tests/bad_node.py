@@ -432,6 +432,11 @@ entry(
     path=PATH,
 )
 entry(
+    'unlearning.NodeClassifier.save_for_check',
+    lambda: (fitted(), {'path': temporary()}),
+    path=PATH,
+)
+entry(
     'unlearning.NodeClassifier.load',
     lambda: (classifier(), {'path': saved_state()}),
     Row('another file', {'path': saved()}, 'state'),

@@ -2,11 +2,8 @@
 
 import math
 import re
-import struct
-import zipfile
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -310,28 +307,12 @@ def _exact(each: Stated) -> Said:
         )
 
 
-def read_witness(path: str | Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a witness, none of which is larger than its file.
-
-    Args:
-        path (str or Path): of the ``.npz``.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(e.compress_type for e in archive.infolist()):
-                raise ValueError('an array is compressed')
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (EOFError, MemoryError, zipfile.BadZipFile, struct.error) as error:
-        raise ValueError(f'no witness, or damaged ({error})') from None
-
-
 def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
     """Prove an exact certificate from its witness.
 
     Args:
         each (Stated): a promise; others than exact certificates are left out.
-        arrays (dict): of :func:`read_witness`.
+        arrays (dict): of the witness.
     """
     values = each.values
     if 'witness_digest' not in values:

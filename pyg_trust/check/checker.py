@@ -21,8 +21,10 @@ from typing import Any, TypeVar
 
 from ..kernel import chain
 from ..kernel.accounting import judge_mu
+from ..kernel.arrays import read_arrays
 from ..kernel.claims import PROMISES, amount, claim, number, read_json, same
 from ..kernel.fields import contradictions
+from ..kernel.removal import RESIDUAL, remaining
 from ..kernel.sentences import SEEDED, words
 from . import removals
 from .answers import (
@@ -38,7 +40,7 @@ from .answers import (
     read_report,
     requests,
 )
-from .certificates import check_certificate, check_witness, read_witness
+from .certificates import check_certificate, check_witness
 from .epsilon import LAWS, SUMS, check_epsilon, proved, together
 from .prints import fingerprint_data, fingerprint_model, left_over
 from .tensors import load
@@ -69,8 +71,9 @@ def check_report(
         data (str or Path, optional): of the data, the remaining ones after
             a removal, as ``torch.save`` wrote a dictionary of tensors
             (``Data.to_dict()``), or a dictionary of these by the names that
-            requests use, or a list of these by position.
-            (default: :obj:`None`)
+            requests use, or a list of these by position; or what
+            ``save_for_check()`` of a node classifier wrote, an ``.npz``, of
+            which the residual is proved. (default: :obj:`None`)
         witness (str or Path, optional): of the proof of an exact certificate,
             as ``report.proof.save()`` wrote it. (default: :obj:`None`)
 
@@ -107,7 +110,7 @@ def check_report(
         'ledger': (_read_ledger, _check_ledger),
         'model': (_read_model, _check_model),
         'data': (_read_data, _check_data),
-        'witness': (read_witness, check_witness),
+        'witness': (read_arrays, check_witness),
     }
     for name, (reader, check) in readers.items():
         file = handed[name]
@@ -364,6 +367,8 @@ def _check_model(each: Stated, found: str) -> Said:
 
 
 def _read_data(path: str | Path) -> dict[str, Mapping[str, Any]]:
+    if Path(path).suffix == '.npz':
+        return {'0': remaining(read_arrays(path))}
     loaded = load(path)
     if isinstance(loaded, Mapping) and 'edge_index' in loaded:
         loaded = [loaded]
@@ -405,7 +410,12 @@ def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
         for name, part in request.items()
         for text in _still_there(name, part, graphs.get(str(name)))
     ]
-    if any('labels' in part for part in request.values()):
+    proof = graphs.get('0', {}).get('proof')
+    if proof is not None:
+        yield from removals.check_proof(each, proof)
+    elif each.procedure == removals.NODES:
+        yield UNKNOWN, f'{RESIDUAL}: the data are without weights'
+    if proof is None and any('labels' in part for part in request.values()):
         yield UNKNOWN, 'data: whether a label is used in training'
     yield (
         FAILS if left else HOLDS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel.chain import fingerprint
+from ..kernel.arrays import fingerprint
 from .tensors import Sparse, Tensor
 
 # What a request removes of a graph, by kind.
@@ -115,6 +115,10 @@ def left_over(
     for v in part.get('features', ()):
         if v in there and _is_set(graph.get('x'), there[v]):
             yield f'features of node {v}{where}'
+    trained = graph.get('trained', ())
+    for v in part.get('labels', ()):
+        if v in trained:
+            yield f'the label of node {v}{where}'
     arcs = [
         *((u, v) for u, v in part.get('edges', ())),
         *((v, u) for u, v in part.get('edges', ()) if u != v),

@@ -2,12 +2,13 @@
 
 How large the residual is can't be seen: it is a function of the data that
 remain and of weights that are in no report. All that follows from its bound
-is checked.
+is checked; and the bound itself where somebody hands in both.
 """
 
 import math
 from typing import Any
 
+from ..kernel import removal as kernel
 from ..kernel.accounting import judge_mu
 from ..kernel.chain import Chain
 from ..kernel.claims import amount, count, number, same
@@ -51,11 +52,8 @@ def check_removal(each: Stated) -> Said:
         scale = std * lam * count('num_train', values['num_train'], 1)
     shifts = _history(each, scale)
     yield from _epsilons(values, std, scale, shifts)
-    yield (
-        UNKNOWN,
-        'that the residual is within its bound: it is a function of the data '
-        'that remain and of weights that no report has; verify() measures it',
-    )
+    if each.procedure == GRAPHS:
+        yield UNKNOWN, f'{kernel.RESIDUAL}: verify() measures it'
 
 
 def _history(each: Stated, scale: float) -> list[float]:
@@ -87,6 +85,23 @@ def _epsilons(
             f'{name}: {claimed:.6g} is claimed at delta {delta:g} of {what}, '
             f'a shift of {shift:.6g} of the noise',
         )
+
+
+def check_proof(each: Stated, arrays: dict[str, Any]) -> Said:
+    """Prove the residual of a removal from the data that remain.
+
+    Args:
+        each (Stated): of the kind ``'removal'``.
+        arrays (dict): of :func:`pyg_trust.kernel.removal.checked`.
+    """
+    if each.procedure != NODES:
+        yield UNKNOWN, 'data: they are of a node classifier'
+        return
+    lam, std = (number(k, each.values[k]) for k in ('lam', 'release_std'))
+    scale = std * lam * count('num_train', each.values['num_train'], 1)
+    paid = _history(each, scale)[-1]
+    claimed = {**each.values, 'data': each.data, 'model': each.model}
+    yield from kernel.compare(arrays, claimed, paid)
 
 
 def unbroken(chain: Chain) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..kernel.arrays import Tensor
 from .answers import WRONG
 
 # Bytes of an element, by the name of the storage and of the type.
@@ -32,19 +33,6 @@ _STORAGES = {
     'ByteStorage': ('uint8', 1),
     'BoolStorage': ('bool', 1),
 }
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A dense tensor.
-
-    Args:
-        dtype (str): as torch names it, ``'torch.float32'``.
-        array (numpy.ndarray): the values; bits of types that numpy lacks.
-    """
-
-    dtype: str
-    array: np.ndarray
 
 
 @dataclass(frozen=True)

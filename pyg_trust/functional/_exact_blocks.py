@@ -4,7 +4,7 @@ AGP as it stands in ``csrc/push.h`` decides level by level, from the residues
 that it finds there, and keeps all levels to be able to. Mostly no such
 decision is open: a visited node costs more than an entry of an exact level, so
 that on a graph of few edges a node, a level on which most nodes have a residue
-is exact whatever the residues are. On an undirected graph, or with
+is exact for any residues. On an undirected graph, or with
 self-loops, nodes that have one have one again (two levels on at the latest, if
 nothing cancels), so that all levels that follow are exact too, and so is the
 one before that pushes so much that most nodes are reached. A block of columns
@@ -23,8 +23,7 @@ from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 
-# As in csrc/push.h: what a visited node costs where an entry of an exact level
-# costs one.
+# As in csrc/push.h: the cost of a visited node, in entries of an exact level.
 VISIT_COST = 16
 
 
@@ -41,7 +40,7 @@ def exact_blocks(
     Args:
         graph (CSRGraph): the graph, with self-loops if the measure has them.
         x (Tensor): the signals, ``[num_nodes, num_columns]``.
-        measure (Measure): what is estimated.
+        measure (Measure): the measure to estimate.
         eps (float): the quantum, relative to the L1 norm of a column.
         ratio (Tensor): as in :func:`pyg_trust.ops.push`.
         above (float): a level is exact if pushing it is expected to cost more
@@ -54,7 +53,7 @@ def exact_blocks(
     if not (measure.self_loops or graph.is_undirected):
         return none
     spaced = ops.cost_nodes(n)
-    # How many nodes each of them stands for; made on the device, not moved.
+    # The number of nodes that each one represents, computed on the device.
     step = int(spaced[1] - spaced[0]) if n > 1 else 1
     nodes = torch.arange(int(spaced[0]), n, step, device=x.device)
     ptr, col = graph.receivers(not measure.along)
@@ -66,21 +65,21 @@ def exact_blocks(
         return none
     rows = x.detach()[nodes].abs() * sends.view(-1, 1)
     visited = [int((b > 0).any(1).sum()) for b in rows.split(width, 1)]
-    found = [number > enough for number in visited]
-    if all(found) or ratio.numel() == 1:
-        return found
+    exact = [number > enough for number in visited]
+    if all(exact) or ratio.numel() == 1:
+        return exact
     # At most as many nodes are reached as there are pushes: one along an entry
     # with probability |m| / (eps |x|_1), or for certain.
     send = graph.degree_power(-measure.b, x.dtype)[nodes].double()
     recv = graph.degree_power(-measure.a, x.dtype)
     scale = recv[col[ranges(start, count)].long()].double()
     for k, block in enumerate(rows.double().split(width, 1)):
-        if found[k]:
+        if exact[k]:
             continue
         size = (block / block.sum(0)).nan_to_num(0.0).amax(1)
         mass = size * send * (float(ratio[0]) / (eps * step))
         sent = (mass.repeat_interleave(count) * scale).clamp(max=1.0)
         # In whole 2^-8: such numbers add alike in every order.
         reached = float((sent * 256).round().sum()) / 256
-        found[k] = visited[k] + reached > enough
-    return found
+        exact[k] = visited[k] + reached > enough
+    return exact

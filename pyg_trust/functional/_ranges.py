@@ -98,18 +98,18 @@ def power_norms(
         loops (bool): as in :func:`pyg_trust.ops.propagate`.
     """
     ones, once = torch.ones_like(ends), torch.tensor([0.0, 1.0]).double()
-    sums, found = ones.view(-1, 1), [1.0]
+    sums, norms = ones.view(-1, 1), [1.0]
     for _ in range(levels):
         sums = ops.propagate(
             *(rowptr, col, sums, ends, ones, once), loops=loops
         )
-        found.append(float(sums.max()))
-        if not found[-1] < float('inf'):
-            found[-1] = float('inf')
-        if found[-1] == float('inf') or (len(found) == 2 and found[1] <= 1):
-            # No power is larger, or no number is.
-            return found + found[-1:] * (levels + 1 - len(found))
-    return found
+        norms.append(float(sums.max()))
+        if not norms[-1] < float('inf'):
+            norms[-1] = float('inf')
+        if norms[-1] == float('inf') or (len(norms) == 2 and norms[1] <= 1):
+            # Later powers are no larger, or infinite as well.
+            return norms + norms[-1:] * (levels + 1 - len(norms))
+    return norms
 
 
 def _times(weight: float, norm: float) -> float:

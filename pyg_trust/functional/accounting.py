@@ -109,7 +109,7 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     <https://arxiv.org/abs/2207.04380>`_): the mass of a cell goes to its two
     ends such that the masses under :math:`P` and :math:`Q` are kept, which
     interpolates the profile linearly in :math:`e^\epsilon`; a chord of a
-    convex function lies above it. What is above the grid counts as an
+    convex function lies above it. Mass above the grid counts as an
     infinite loss, and the lowest losses are rounded up. Hence a coarser grid
     gives a larger :math:`\epsilon`, never one too small. The masses are
     composed by FFT on a window outside of which is :obj:`1e-15` at most, by
@@ -185,7 +185,7 @@ def calibrate_lam(
 ) -> float:
     r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
-    Bisection; what is returned was itself accounted for, so it is never
+    By bisection; the returned noise was itself accounted for, so it is never
     above :obj:`epsilon` and, by :obj:`tol`, not far below.
 
     Args:
@@ -237,7 +237,7 @@ def max_steps(
         q (float): the sampling rate :math:`m / M` of the steps to come.
         lam (float): the noise of the steps to come.
         method (str): as in :func:`wor_epsilon`. (default: :obj:`'pld_wor'`)
-        history (iterable): what was spent before. (default: nothing)
+        history (iterable): the steps spent before. (default: nothing)
 
     Returns:
         int: a number whose :math:`\epsilon` is within the budget, while that
@@ -371,7 +371,7 @@ def least_noise(
 ) -> float:
     """Search the least noise, up to a tolerance, within a budget."""
     high = 1.0
-    while (found := spent(high)) > epsilon:
+    while (loss := spent(high)) > epsilon:
         high *= 2
         if high > 1e6:
             raise ValueError(
@@ -382,14 +382,14 @@ def least_noise(
         low = max(high / 2, MIN_LAM)
         if (value := spent(low)) > epsilon:
             break
-        high, found = low, value
+        high, loss = low, value
     else:
         return high
-    while found < (1 - tol) * epsilon and high - low > 1e-9 * high:
+    while loss < (1 - tol) * epsilon and high - low > 1e-9 * high:
         middle = (low + high) / 2
         value = spent(middle)
         if value <= epsilon:
-            high, found = middle, value
+            high, loss = middle, value
         else:
             low = middle
     return high

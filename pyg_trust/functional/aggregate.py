@@ -1,7 +1,7 @@
 r"""Combine the outputs of sub-models into one prediction.
 
-``outputs`` is ``[num_shards, num_nodes, channels]``: what every sub-model
-says about every node, over the current graph. :math:`e^i_u` stands for row
+``outputs`` is ``[num_shards, num_nodes, channels]``: every sub-model's output
+for every node of the current graph. :math:`e^i_u` stands for row
 :math:`u` of sub-model :math:`i`. For :func:`mean_probability`,
 :func:`majority_vote` and :func:`weighted_log_probability` the rows are
 logits; an attentive fusion takes logits or hidden features.
@@ -19,7 +19,7 @@ def mean_probability(outputs: Tensor) -> Tensor:
     .. math::
         p_u = \frac{1}{S} \sum_{i=1}^S \mathrm{softmax}(e^i_u)
 
-    (What GraphEraser's code calls the mean is that of log-probabilities.)
+    (The mean in GraphEraser's code is that of log-probabilities.)
 
     Args:
         outputs (Tensor): logits, ``[num_shards, num_nodes, num_classes]``.

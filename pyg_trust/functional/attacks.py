@@ -133,7 +133,7 @@ def permutation_test(
     check_instance('one_sided', one_sided, bool)
     check_integer('draws', draws, 1)
     generator = rng.generator(seed)
-    # Around their mean, so that sums round alike whatever their order.
+    # Centred, so that sums round alike in any order.
     scores = torch.cat([one.double(), other.double()])
     scores = scores - scores.mean()
     m, n = one.numel(), other.numel()
@@ -143,7 +143,7 @@ def permutation_test(
         return gap if one_sided else gap.abs()
 
     seen = statistic(scores)
-    # What differs by rounding alone is a tie, and counts.
+    # A difference by rounding alone is a tie, and counts.
     slack = 1e-12 * float(scores.abs().max())
     count = 0
     for _ in range(draws):
@@ -156,7 +156,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     r"""Correct several p values by Holm's method, keeping their order.
 
     Rejecting where the result is at most :math:`a` rejects a true hypothesis
-    with probability at most :math:`a`, whatever the dependence (`Holm 1979
+    with probability at most :math:`a`, under any dependence (`Holm 1979
     <https://www.jstor.org/stable/4615733>`_).
 
     Args:

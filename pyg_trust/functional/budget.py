@@ -160,7 +160,7 @@ def pagerank_bounds(
     check_targets(targets, perturbations.num_nodes)
     active = perturbations.active
     n = perturbations.num_nodes
-    made = torch.ones((targets.numel(), n), dtype=torch.float64)
+    bounds = torch.ones((targets.numel(), n), dtype=torch.float64)
     blocks = list(perturbations.column_blocks(active.numel()))
 
     def bounded(block: slice) -> Tensor:
@@ -168,14 +168,14 @@ def pagerank_bounds(
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1
         zero = torch.zeros_like(unit)
-        found = policy_iteration(
+        optimum = policy_iteration(
             perturbations,
             unit if cost == 'pagerank' else zero,
             alpha,
             bonus=unit if cost == 'visits' else None,
             tol=tol,
         )
-        bound = alpha * (found.value + found.high[:, None])
+        bound = alpha * (optimum.value + optimum.high[:, None])
         return bound[:, targets]
 
     with tqdm(blocks, disable=not progress_bar, desc='PageRank') as bar:
@@ -183,8 +183,8 @@ def pagerank_bounds(
             bar, shared(blocks, bounded, over_ranks), strict=True
         ):
             # At most one, as PageRank is a distribution.
-            made[:, active[block]] = bound.t().clamp(max=1)
-    return made
+            bounds[:, active[block]] = bound.t().clamp(max=1)
+    return bounds
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def dual_bound(
             as :func:`pagerank_bounds` makes them, of the same :obj:`cost`.
         global_budget (int): :math:`B`.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
-        cost (str): what a flip is charged by. (default: :obj:`'pagerank'`)
+        cost (str): the price of a flip. (default: :obj:`'pagerank'`)
         sign_only (bool): stop as soon as the bound is negative, or it is
             clear that the relaxation's optimum is not.
             (default: :obj:`False`)
@@ -368,7 +368,7 @@ def refine_pagerank_bounds(
     check_targets(targets, n)
     check_upper(upper, (targets.numel(), n))
     check_positive('tol', tol)
-    made = upper.clone()
+    bounds = upper.clone()
     active = perturbations.active
     clean = pagerank_of(
         perturbations.clean_policy(targets.numel()),
@@ -386,7 +386,7 @@ def refine_pagerank_bounds(
         start = policy_iteration(perturbations, unit, alpha, tol=tol).value
         for k in range(targets.numel()):
             some = (upper[k, row] > tol).nonzero().view(-1)
-            found = dual_bound(
+            dual = dual_bound(
                 perturbations,
                 unit[some],
                 targets[k].expand(some.numel()),
@@ -399,6 +399,6 @@ def refine_pagerank_bounds(
                 tol=tol,
             )
             # A row that is never reached has a bound of zero, and no price.
-            bound = found.bound.clamp(min=torch.finfo(torch.float64).eps)
-            made[k, row[some]] = bound.minimum(upper[k, row[some]])
-    return made
+            bound = dual.bound.clamp(min=torch.finfo(torch.float64).eps)
+            bounds[k, row[some]] = bound.minimum(upper[k, row[some]])
+    return bounds

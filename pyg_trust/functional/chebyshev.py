@@ -35,7 +35,7 @@ The sum is evaluated by Clenshaw's recursion (``csrc/horner.h``), not by powers
 of :math:`P`, whose weights would grow like :math:`2^k` and cancel. Its levels
 :math:`u_j = \sum_{i \ge j} c_i U_{i-j}(P) x` are larger than :math:`z` where
 the series is slow: they have up to :math:`\sum_{i \ge j} (i - j + 1) |c_i|`
-times the norm of :math:`x`, as :math:`|U_i| \le i + 1`. What rounding adds to
+times the norm of :math:`x`, as :math:`|U_i| \le i + 1`. The rounding error of
 :math:`u_j` enters :math:`z` by :math:`T_j(P)`, whose norm is at most one, so
 that a relative rounding of :math:`\delta` a level adds up to at most
 
@@ -103,7 +103,7 @@ def chebyshev(measure: Measure, tol: float) -> Chebyshev:
         )
     coefficients = np.polynomial.chebyshev.poly2cheb(measure.weights)
     total = sum(measure.weights)
-    # tails[k] is what is cut off after level k, summed from its small end.
+    # tails[k] is the sum of the terms after level k, the smallest first.
     tails = np.append(np.abs(coefficients)[::-1].cumsum()[::-1], 0.0)[1:]
     # Rounding of up to one part in 2^52 for each of the additions.
     slack = 1 + 4 * len(coefficients) * np.finfo(np.float64).eps

@@ -48,7 +48,7 @@ def sweep_cut(
     (Andersen, Chung and Lang 2006). With PPR or heat kernel values divided by
     the degrees as scores, this is local clustering; see
     :func:`pyg_trust.utils.local_cluster`. Time is :math:`O(\operatorname{vol}
-    \log k)` for the :math:`k` scored nodes and their volume, whatever the
+    \log k)` for the :math:`k` scored nodes and their volume, for any
     size of the graph.
 
     Args:

@@ -66,9 +66,9 @@ def edge_field(field: Matrix, edges: Tensor) -> Matrix:
         ),
         shape=(field.shape[0], u.size),
     )
-    made = scipy.sparse.csr_array(field @ ends)
-    made.data[:] = 1
-    return made
+    reach = scipy.sparse.csr_array(field @ ends)
+    reach.data[:] = 1
+    return reach
 
 
 def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,15 +87,15 @@ def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         closed = np.logical_and.accumulate(closed, axis=axis)
     smallest = ~closed
     for axis in range(1, closed.ndim):
-        # Certified with one less of this kind, or there is no less.
+        # Certified with one change less of this kind, or without any.
         before = np.ones_like(closed)
         rest = [slice(None)] * closed.ndim
         less = rest.copy()
         rest[axis], less[axis] = slice(1, None), slice(None, -1)
         before[tuple(rest)] = closed[tuple(less)]
         smallest &= before
-    found = np.argwhere(smallest)
-    return found[:, 0], found[:, 1:]
+    points = np.argwhere(smallest)
+    return points[:, 0], points[:, 1:]
 
 
 def broken_bound(
@@ -131,7 +131,7 @@ def broken_bound(
     .. math::
         \lambda^\top h + \sum_j u_j \max(0, c_j - (A^\top \lambda)_j)
 
-    is a bound whatever :math:`\lambda \ge 0` is.
+    is a bound for any :math:`\lambda \ge 0`.
 
     **Added edges** (:obj:`additions`). With noise that only deletes, all
     that :math:`v` can see lies within its rounds of messages, unless one of
@@ -186,7 +186,7 @@ def broken_bound(
     kinds = range(len(reach))
     near = np.ones(owner.size)
     if additions is not None:
-        # Who needs an added edge sees it: no point without.
+        # A point that needs an added edge is reached by that edge alone.
         near[points[:, -1] > 0] = 0.0
     program.add('y', near, gain=1.0)
     for kind in kinds:
@@ -328,7 +328,7 @@ def weak_bound(
         multipliers (numpy.ndarray): of the rows.
         matrix (scipy.sparse.csr_array): of the constraints.
         right (numpy.ndarray): their right-hand sides.
-        gain (numpy.ndarray): what is maximized.
+        gain (numpy.ndarray): the objective, which is maximised.
         upper (numpy.ndarray): bounds of the variables.
     """
     held = np.where(np.isfinite(multipliers), multipliers, 0.0)

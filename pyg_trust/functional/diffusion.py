@@ -1,6 +1,6 @@
 """Personalized PageRank of a signal: one sparse linear system.
 
-:func:`diffuse` solves in float64 whatever comes in, refuses to return a
+:func:`diffuse` solves any input in float64, refuses to return a
 residual above a bound, and rounds once, so that a certificate
 (:mod:`pyg_trust.certificates`) can say how far it is from exact arithmetic:
 :func:`diffusion_error`.
@@ -32,8 +32,8 @@ from pyg_trust.functional.ragged import pointer
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 _UNIT = torch.finfo(torch.float64).eps / 2
-# The residual that the solver aims at, relative to the largest reward: far
-# below the roundoff of what is returned.
+# The solver's target residual, relative to the largest reward: far below the
+# roundoff of the result.
 _TOL = {torch.float64: 1e-12, torch.float32: 1e-8}
 
 
@@ -106,7 +106,7 @@ def _check_weights(graph: CSRGraph) -> None:
             "'graph' needs non-negative edge weights, which transition "
             f'probabilities are made of (got {float(weight.min()):g})'
         )
-    # Of all, not of a row: who is so near to the end may divide them first.
+    # The sum over all edges: weights this large can be rescaled by the caller.
     if not math.isfinite(float(weight.sum(dtype=torch.float64))):
         raise ValueError(
             "'graph' needs edge weights with a sum that is finite in float64 "
@@ -125,16 +125,16 @@ class _Diffuse(torch.autograd.Function):
         tol: float,
     ) -> Tensor:
         ctx.arguments = graph, alpha, normalization, tol
-        made = _diffuse(x.double(), graph, alpha, normalization, tol)
-        return made.to(x.dtype)
+        out = _diffuse(x.double(), graph, alpha, normalization, tol)
+        return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         graph, alpha, normalization, tol = ctx.arguments
         if grads[0].dtype != torch.float64:
             tol = max(tol, 1e-6)
-        made = _diffuse(grads[0], graph, alpha, normalization, tol, back=True)
-        return made, None, None, None, None
+        grad = _diffuse(grads[0], graph, alpha, normalization, tol, back=True)
+        return grad, None, None, None, None
 
 
 def _diffuse(
@@ -187,7 +187,7 @@ def _diffuse(
 
 
 def _rounding(degree: int) -> float:
-    # Of a step a P x + r in float64, relative to the largest number in it.
+    # Roundoff of a step a P x + r in float64, relative to its largest number.
     part = (degree + 8) * _UNIT
     return 4 * part / (1 - part)
 
@@ -260,7 +260,7 @@ def solve(
     r"""Solve :math:`x = r + a \tilde P x` to residual ``tol`` per column.
 
     BiCGSTAB on all columns at once, then plain iteration, whose residual
-    falls by :math:`a` per step whatever the graph, until roundoff stops it.
+    falls by :math:`a` per step on any graph, until roundoff stops it.
     """
     x = _bicgstab(step, reward, follow, x, tol)
     best, stale = math.inf, 0
@@ -302,7 +302,7 @@ def _bicgstab(
         x.addcmul_(size, direction).addcmul_(omega, half)
         residual = torch.addcmul(half, omega, moved, value=-1)
         rho = rho_next
-    # Where it broke down, keep what came in.
+    # Where the iteration broke down, keep its start.
     bad = ~(_largest(residual) <= initial)
     return torch.where(bad[:, None], first, x)
 

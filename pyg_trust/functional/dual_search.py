@@ -16,7 +16,7 @@ from pyg_trust.graph import sparse_rows
 _DOWN = 1 - 1e-15
 
 
-# Steps of golden section: each takes a third off what is left.
+# Steps of golden section: each shortens the interval by a third.
 _GOLDEN = 8
 
 
@@ -48,7 +48,7 @@ class Mirror(NamedTuple):
                 'prices (got all pairs)'
             )
         n, graph = perturbations.num_nodes, perturbations.graph
-        made = []
+        places = []
         for (row, col), goes in (
             ((graph.row, graph.col), perturbations.removable),
             (perturbations.pairs, None),
@@ -59,8 +59,8 @@ class Mirror(NamedTuple):
             here = key[place] == other
             if goes is not None:
                 here &= goes[place]
-            made.append(torch.where(here & (row != col), place, -1))
-        return cls(perturbations, *made)
+            places.append(torch.where(here & (row != col), place, -1))
+        return cls(perturbations, *places)
 
     def shares(
         self, value: Tensor, signal: Tensor, upper: Tensor, horizon: Horizon
@@ -81,7 +81,7 @@ class Mirror(NamedTuple):
         part = 1 / degree.clamp(min=1)
         matrix = sparse_rows(graph.rowptr, graph.col, part[graph.row], size)
         mean = (matrix @ value.t()).t()
-        made = []
+        shares = []
         for row, col, sign, place in (
             (graph.row, graph.col, -1, self.edge),
             (*self.perturbations.pairs, 1, self.pair),
@@ -89,7 +89,7 @@ class Mirror(NamedTuple):
             after = (degree + sign)[row]
             gain = follow * sign * (value[:, col] - mean[:, row])
             gain = gain / after.clamp(min=1)
-            # The last edge takes all with it, the first one is alone.
+            # The last edge empties the row; the first one fills it alone.
             alone = after < 1 if sign < 0 else after <= 1
             last = -mean[:, row] if sign < 0 else value[:, col]
             gain = torch.where(alone, follow * last, gain)
@@ -101,9 +101,9 @@ class Mirror(NamedTuple):
             worth = (gain * upper[:, row]).clamp(min=0)
             both = worth + worth[:, place]
             part = torch.where(both > 0, worth / both, 0.5)
-            # Where the other direction can't flip, this one pays all.
-            made.append(part.masked_fill(place < 0, 1))
-        return EdgeShares(*made)
+            # Where the other direction can't flip, this one pays everything.
+            shares.append(part.masked_fill(place < 0, 1))
+        return EdgeShares(*shares)
 
 
 class DualSearch:
@@ -168,29 +168,33 @@ class DualSearch:
             self.cheap = torch.stack([clean, torch.zeros_like(clean)])
         precision = torch.full_like(scale, 1e-4)
         for _ in range(max_iter):
-            found = self.solve(live, trial[live], value[live], precision[live])
-            value[live] = found.value
+            optimum = self.solve(
+                live, trial[live], value[live], precision[live]
+            )
+            value[live] = optimum.value
             here = torch.arange(live.numel())
-            top = found.value[here, self.targets[live]] + found.high
-            made = trial[live] * self.budget + self.alpha * top
-            better = made < self.bound[live]
-            self.bound[live[better]] = made[better]
+            top = optimum.value[here, self.targets[live]] + optimum.high
+            bound = trial[live] * self.budget + self.alpha * top
+            better = bound < self.bound[live]
+            self.bound[live[better]] = bound[better]
             self.multiplier[live[better]] = trial[live[better]]
-            line = torch.stack(self.line(found.policy, live, precision[live]))
+            line = torch.stack(
+                self.line(optimum.policy, live, precision[live])
+            )
             fits = line[1] <= self.budget
             self.cheap[:, live[fits]] = line[:, fits]
             self.dear[:, live[~fits]] = line[:, ~fits]
             gap = (self.bound - self.predicted()) / scale
             left = gap > tol
             if sign_only:
-                # What is predicted is about as exact as the last values.
+                # The prediction is about as exact as the last values.
                 below = self.predicted() < precision * scale
                 left &= (self.bound >= 0) & below
             live = left.nonzero().view(-1)
             if live.numel() == 0:
                 return
             trial = self.crossing()
-            # A hundred times more precise than what is left to gain.
+            # A hundred times more precise than the possible gain.
             precision = precision.minimum(gap / 100).clamp(min=tol / 10)
 
     def solve(
@@ -275,14 +279,16 @@ class DualSearch:
         limit.run(None, None, False, max(tol, 1e-3), max_iter)
 
         def height(multiplier: Tensor) -> Tensor:
-            found = self.solve(every, multiplier, None, 1e-12)
-            top = found.value[every, self.targets] + found.high
-            made = multiplier * self.budget + self.alpha * top
-            better = made < self.bound
-            self.bound = torch.where(better, made, self.bound)
+            optimum = self.solve(every, multiplier, None, 1e-12)
+            top = optimum.value[every, self.targets] + optimum.high
+            bound = multiplier * self.budget + self.alpha * top
+            better = bound < self.bound
+            self.bound = torch.where(better, bound, self.bound)
             self.multiplier = torch.where(better, multiplier, self.multiplier)
-            self.value = torch.where(better[:, None], found.value, self.value)
-            return made
+            self.value = torch.where(
+                better[:, None], optimum.value, self.value
+            )
+            return bound
 
         middle = limit.multiplier
         height(torch.zeros_like(middle))
@@ -301,10 +307,10 @@ class DualSearch:
             left = high - ratio * (high - low)
             right = low + ratio * (high - low)
             fresh = torch.where(down, left, right)
-            made = height(fresh)
+            bound = height(fresh)
             at_left, at_right = (
-                torch.where(down, made, at_right),
-                torch.where(down, at_left, made),
+                torch.where(down, bound, at_right),
+                torch.where(down, at_left, bound),
             )
 
     def line(

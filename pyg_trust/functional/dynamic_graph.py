@@ -1,7 +1,7 @@
 """Mutable graph with undo.
 
 Rows have room behind their end, so that an edit costs the rows that it
-touches. Names never change: what is removed leaves an empty row behind.
+touches. Names never change: a removed node leaves an empty row behind.
 """
 
 import math
@@ -16,7 +16,7 @@ from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import OpenRows
 
-# Up to so many edges are looked for one by one.
+# Up to this number, edges are looked up one by one.
 FEW = 16
 
 
@@ -44,7 +44,7 @@ class Journal:
         """Log the old content of rows that are about to be written.
 
         Args:
-            tensor (Tensor): what is written.
+            tensor (Tensor): the tensor to write to.
             index (Tensor): int64: its rows.
         """
         old = tensor.index_select(0, index)
@@ -87,7 +87,7 @@ class _Rows:
             return nodes, nodes
         start, length, col = self.view
         if nodes.numel() == 1:
-            # What most edits name, in fewer steps.
+            # The most frequent case, in fewer steps.
             first, size = int(start[nodes]), int(length[nodes])
             return nodes.expand(size), col[first : first + size].long()
         count = length[nodes]
@@ -101,7 +101,7 @@ class _Rows:
         return bool(at < row.size and row[at] == v)
 
     def make_room(self, row: Tensor) -> None:
-        # For one more entry for each time that a row is named.
+        # Room for one more entry per occurrence of a row.
         nodes, more = row.unique(return_counts=True)
         start, length, col = self.view
         need = length[nodes] + more
@@ -180,6 +180,14 @@ class DynamicGraph:
         """The number of directed edges, self-loops included."""
         return self._entries
 
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The degrees, and the neighbours of all nodes, row after row.
+
+        Without the room behind each row.
+        """
+        start, length, col = self.out.view
+        return length, col[ranges(start, length)]
+
     @property
     def receiving(self) -> OpenRows:
         """Rows by receiver: row :math:`v` lists the senders to :math:`v`."""
@@ -230,11 +238,11 @@ class DynamicGraph:
         )
         ends = counts.tolist()
         begins = [0, *ends[::2]]
-        found = [
+        groups = [
             nodes[begin:end]
             for begin, end in zip(begins, ends[::2], strict=False)
         ]
-        return found, ends[1::2]
+        return groups, ends[1::2]
 
     def has_all(self, pairs: Sequence[tuple[int, int]]) -> bool:
         """Return whether all of a few edges exist, as in :meth:`has_edges`.
@@ -259,10 +267,10 @@ class DynamicGraph:
         source = row[inside].unique()
         entries = torch.stack(self.out.entries(source))
         key = entries[0] * n + entries[1]
-        found = torch.isin(row * n + col, key) & inside
+        exists = torch.isin(row * n + col, key) & inside
         loop = inside & (row == col)
-        found[loop] = self.own_loop[row[loop]]
-        return found
+        exists[loop] = self.own_loop[row[loop]]
+        return exists
 
     def remove(self, nodes: Tensor, edges: Tensor, journal: Journal) -> Tensor:
         """Remove nodes, with all their edges, and edges.
@@ -390,7 +398,7 @@ class DynamicGraph:
     def _edit(
         self, nodes: Tensor, edges: Tensor, insert: bool, journal: Journal
     ) -> Tensor:
-        # All entries of some nodes, which leave, and edges.
+        # All entries of removed nodes, and removed edges.
         row, entry, changed = ops.entries_at(
             self.out.view, self.into.view, nodes, edges, self.undirected
         )
@@ -417,7 +425,7 @@ class DynamicGraph:
         def edit(insert: bool) -> int:
             return ops.edit_rows(rows.view, row, entry, insert)
 
-        # Where nothing was done, the way back finds nothing to do.
+        # If nothing was done, undoing does nothing.
         journal.note(lambda: edit(not insert))
         at = edit(insert)
         if at >= 0:  # pragma: no cover

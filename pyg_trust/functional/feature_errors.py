@@ -62,7 +62,7 @@ def column_residual(
         measure (Measure): the measure.
         x (Tensor): float64, ``[num_nodes, d]``.
         W (Tensor): ``[d, num_outputs]``.
-        Y (Tensor): of :func:`targets`, of the training nodes.
+        Y (Tensor): targets of the training nodes.
         train (Tensor): int64: the training nodes.
         mu (float): :math:`\lambda n`.
         head (str): as for :class:`.Objective`. (default: :obj:`'ovr'`)

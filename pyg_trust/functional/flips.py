@@ -101,9 +101,9 @@ def single_flip_margins(
     share = 1 / graph.degree.clamp(min=1).double()
     mean = sparse_rows(graph.rowptr, graph.col, share[graph.row], (n, n))
     policy = perturbations.clean_policy(num_classes)
-    found = policy_value(policy, logits.t().contiguous(), alpha)
-    z = alpha * found.value.t().contiguous()
-    eta_z = alpha * float((found.high - found.low).max())
+    values = policy_value(policy, logits.t().contiguous(), alpha)
+    z = alpha * values.value.t().contiguous()
+    eta_z = alpha * float((values.high - values.low).max())
     mine = z[targets].gather(1, reference[:, None])
     margins = mine - z[targets]
     flips = torch.full((targets.numel(), num_classes, 2), -1)
@@ -120,9 +120,9 @@ def single_flip_margins(
         unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
         unit[torch.arange(rows.numel()), rows] = 1
         policy = perturbations.clean_policy(rows.numel())
-        found = policy_value(policy, unit, alpha, tol=1e-14)
-        g = found.value
-        eta_g = float((found.high - found.low).max())
+        values = policy_value(policy, unit, alpha, tol=1e-14)
+        g = values.value
+        eta_g = float((values.high - values.low).max())
         eta_g += rounding * float(g.abs().max())
         row, col, there = fragile_pairs(perturbations, rows)
         place = torch.searchsorted(rows, row)
@@ -165,8 +165,8 @@ def single_flip_margins(
                 0, where, torch.where(hit, number, row.numel()), 'amin'
             )
             pair = pair.gather(0, which).clamp(max=row.numel() - 1)
-            made = torch.stack([row[pair], col[pair]], dim=2)
-            flips[held] = torch.where(better[:, :, None], made, flips[held])
+            edges = torch.stack([row[pair], col[pair]], dim=2)
+            flips[held] = torch.where(better[:, :, None], edges, flips[held])
     margins[torch.arange(targets.numel()), reference] = math.inf
     errors = (errors + 2 * eta_z).nan_to_num(math.inf)
     return SingleFlip(margins, errors, flips)
@@ -192,7 +192,7 @@ def budget_attacks(
     :math:`\frac{\pi_i}{d_i} |V_j - m_i|`, where :math:`m_i` is the mean of
     :math:`V` over :math:`S_i`. Then takes the best policy for the
     values in that graph, cuts it down, and so on; the best graph counts. A
-    heuristic; whoever uses an attack evaluates it.
+    heuristic: evaluate the attacks before use.
 
     Args:
         perturbations (Perturbations): the graphs admissible by the local
@@ -216,7 +216,7 @@ def budget_attacks(
     if not bool((multiplier >= 0).all()):
         raise ValueError("'multiplier' needs to be non-negative everywhere")
     check_integer('rounds', rounds, 0)
-    made: list[Tensor] = []
+    attacks: list[Tensor] = []
     blocks = list(perturbations.column_blocks(targets.numel()))
     for block in tqdm(blocks, disable=not progress_bar, desc='attacks'):
         search = DualSearch(
@@ -229,8 +229,8 @@ def budget_attacks(
             cost,
         )
         here = torch.arange(search.targets.numel())
-        found = search.solve(here, multiplier[block], None, 1e-6)
-        policy, value = found.policy, found.value
+        optimum = search.solve(here, multiplier[block], None, 1e-6)
+        policy, value = optimum.policy, optimum.value
         best = reward.new_full((here.numel(),), -math.inf)
         pagerank = pagerank_of(
             policy, search.targets, alpha, None, torch.full_like(best, 1e-9)
@@ -240,7 +240,7 @@ def budget_attacks(
             tried = _most_effective(
                 policy,
                 value,
-                # The mean of V over each row, but for its costs.
+                # The mean of V over each row, without its costs.
                 (value - search.signal) / (1 - alpha),
                 pagerank,
                 global_budget,
@@ -261,8 +261,8 @@ def budget_attacks(
             policy = policy_iteration(
                 perturbations, search.signal, alpha, start=value, max_iter=1
             ).policy
-        made += flips
-    return made
+        attacks += flips
+    return attacks
 
 
 def _most_effective(
@@ -273,12 +273,12 @@ def _most_effective(
     budget: int,
 ) -> list[Tensor]:
     weight = pagerank / policy.perturbations.graph.degree
-    made = []
+    chosen = []
     for column in range(policy.num_columns):
         flips = policy.edges(column)
         row, col = flips
         effect = (value[column, col] - mean[column, row]).abs()
         effect = effect * weight[column, row]
         order = effect.sort(descending=True, stable=True).indices
-        made.append(flips[:, order[:budget]])
-    return made
+        chosen.append(flips[:, order[:budget]])
+    return chosen

@@ -62,7 +62,7 @@ class HaloGraph(NamedTuple):
 
 
 class _Exchange:
-    # Who sends which rows to whom, agreed upon once.
+    # The rows that each process sends to each other one, exchanged once.
     def __init__(self, graph: HaloGraph, measure: Measure) -> None:
         self.rank, self.size = rank_and_size()
         own = graph.rowptr.numel() - 1
@@ -89,7 +89,7 @@ class _Exchange:
             graph.rowptr.diff(),
             local.to(torch.int32),
         )
-        # Nodes without rows here: those of the halo.
+        # The halo: nodes whose rows another process has.
         zeros = torch.zeros(self.halo.numel(), dtype=torch.int64)
         self.rows = ops.OpenRows(
             torch.cat([self.rows.start, zeros]),
@@ -130,8 +130,8 @@ def _check(graph: HaloGraph, x: Tensor, measure: Measure) -> None:
     check_shrink(measure, x.dtype)
 
     def norms() -> list[float]:
-        # No process has the graph that would say by how much powers grow. At
-        # their radius, those of a Katz measure do not.
+        # No process has the whole graph, from which the growth of powers
+        # follows. At its own radius, the powers of a Katz measure do not grow.
         levels = measure.levels + 1
         radius = measure.spectral_radius or math.inf
         if measure.shrink * radius <= 1 + 1e-9:
@@ -174,24 +174,24 @@ def _mixed(value: Tensor, key: int) -> Tensor:
 
 
 def _check_whole(graph: HaloGraph, measure: Measure) -> None:
-    # Entries (u, v) and (v, u) are as many, for whatever pair: the sums of
-    # their keyed hashes are then the same, and otherwise for one key in 2^64
-    # or so. No process sees the entries of another.
+    # If every pair has as many entries (u, v) as (v, u), the sums of their
+    # keyed hashes are equal, and otherwise for about one key in 2^64. No
+    # process sees the entries of another.
     keys = from_first(lambda: [secrets.randbits(62) for _ in range(2)])
     row = graph.start + row_of_entries(graph.rowptr)
     out = _mixed(_mixed(row, keys[0]) ^ graph.col, keys[1]).sum()
     back = _mixed(_mixed(graph.col, keys[0]) ^ row, keys[1]).sum()
     loops = row[row == graph.col].unique().numel()
     bare = measure.self_loops and loops < graph.rowptr.numel() - 1
-    found = run_over_ranks(
+    sums = run_over_ranks(
         range(rank_and_size()[1]), lambda _: (int(out - back), bare)
     )
-    if sum(difference for difference, _ in found) % 2**64:
+    if sum(difference for difference, _ in sums) % 2**64:
         raise ValueError(
             "'graph' needs to be undirected: the parts of the processes list "
             'edges that the others do not list in return'
         )
-    if any(bare for _, bare in found):
+    if any(bare for _, bare in sums):
         raise ValueError(
             f"'graph' needs a self-loop at every node for 'measure' {measure}"
         )
@@ -211,7 +211,7 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
             self-loops if the measure has them.
         x (Tensor): its rows of the features, float32 or float64, ``[num_own,
             num_columns]``.
-        measure (Measure): what to compute.
+        measure (Measure): the measure to compute.
 
     Returns:
         Tensor: its rows of :math:`z`, as :obj:`x`.
@@ -250,10 +250,10 @@ def propagate_halo(graph: HaloGraph, x: Tensor, measure: Measure) -> Tensor:
     degree = graph.rowptr.diff()
 
     def power(exponent: float) -> Tensor:
-        made = degree.double().pow(exponent)
+        scale = degree.double().pow(exponent)
         if exponent != 0:
-            made[degree == 0] = 0
-        return made.to(x.dtype)
+            scale[degree == 0] = 0
+        return scale.to(x.dtype)
 
     recv, send = power(-measure.a), power(-measure.b)
     weights: Sequence[float] = measure.weights

@@ -65,9 +65,9 @@ GAMMA_2 = {
     'squared': 0.0,
 }
 
-# Up to so many weights the whole Hessian of softmax is factored.
+# Up to this number of weights the whole Hessian of softmax is factored.
 JOINT_LIMIT = 1024
-# Up to so many columns a Hessian that is kept is inverted.
+# Up to this number of columns a Hessian that is kept is inverted.
 INVERSE_LIMIT = 256
 
 UNIT = torch.finfo(torch.float64).eps / 2
@@ -211,7 +211,7 @@ def hidden_by(
         head (str): of the table above.
         drift (float): as in :func:`hidden`.
     """
-    # Of a row of slopes every entry may be off by a few units, and by one more
+    # Every entry of a row of slopes may be off by a few units, and by one more
     # for every output that softmax sums.
     n, d, outputs = sizes
     slope = math.sqrt(n) * (8 * math.sqrt(outputs) + outputs)
@@ -299,7 +299,7 @@ class Factor(NamedTuple):
         if self.kind != 'classes' or self.lower.size(-1) > INVERSE_LIMIT:
             return self
         inverse = torch.cholesky_inverse(self.lower)
-        # Row by row, once: it comes column by column.
+        # Converted from column-major to row-major once.
         return self._replace(inverse=inverse.contiguous())
 
 
@@ -558,7 +558,7 @@ class Objective(NamedTuple):
 def _conjugate_gradients(
     problem: Objective, W: Tensor, right: Tensor, factor: Factor
 ) -> Tensor:
-    # To a hundredth of the gradient.
+    # Solve to a hundredth of the gradient.
     P = torch.zeros_like(right)
     left = right.clone()
     goal = 0.01 * float(right.norm())

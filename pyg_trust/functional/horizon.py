@@ -143,8 +143,8 @@ class Horizon:
         policy = perturbations.clean_policy(signal.size(0))
         error = 4 * _UNIT * value.abs().amax(1)
         for _ in range(self.K):
-            # One step: V + (T V - V), and how far roundoff may be off.
-            made = policy_iteration(
+            # One step: V + (T V - V), with a bound of its roundoff.
+            optimum = policy_iteration(
                 perturbations,
                 reward,
                 self.alpha,
@@ -152,8 +152,8 @@ class Horizon:
                 max_iter=1,
                 **costs,
             )
-            policy, value = made.policy, made.value + made.gap
-            rounding = made.error + 2 * _UNIT * value.abs().amax(1)
+            policy, value = optimum.policy, optimum.value + optimum.gap
+            rounding = optimum.error + 2 * _UNIT * value.abs().amax(1)
             error = (1 - self.alpha) * error + rounding
         return Optimum(value, -error, error, policy, error, value * 0)
 
@@ -171,10 +171,12 @@ class Horizon:
         if self.normalization == 'sym':
             signal = signal / policy.size.clamp(min=1).double().sqrt()
         if self.K is None:
-            found = policy_value(policy, signal, self.alpha)
+            optimum = policy_value(policy, signal, self.alpha)
             # The signal itself is rounded.
             off = 4 * _UNIT * signal.abs().amax(1) / self.alpha
-            return replace(found, low=found.low - off, high=found.high + off)
+            return replace(
+                optimum, low=optimum.low - off, high=optimum.high + off
+            )
         value = signal / self.alpha
         top = value.abs().amax(1)
         error = 4 * _UNIT * top

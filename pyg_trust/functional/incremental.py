@@ -63,7 +63,7 @@ from pyg_trust.functional.ragged import pointer, ranges
 
 # From so much of all edges on, a level is computed as a whole.
 WHOLE_ABOVE = 1 / 3
-# Up to so many degrees, their powers are taken one by one.
+# Up to this number of degrees, their powers are computed one by one.
 FEW = 64
 
 

@@ -26,7 +26,7 @@ The last three are the propagations of SGC, APPNP and GDC: they add the
 missing self-loops and need an undirected graph. On a directed graph
 :math:`D` holds the out-degrees, the others follow the edges (:math:`A` stands
 for the transposed adjacency matrix), and :func:`single_target` goes against
-them. A node of degree zero has :math:`d^{-a} = 0`: what reaches it, stays.
+them. A node of degree zero has :math:`d^{-a} = 0`: mass that reaches it stays.
 
 A series that does not end by itself is cut at the smallest :math:`L` whose
 tail :math:`\sum_{k>L} w_k` is at most :obj:`tol`. For the probability series
@@ -259,7 +259,7 @@ def katz(
 ) -> Measure:
     r"""The Katz index, :math:`z = (I - \beta A)^{-1} x`.
 
-    The series is cut, not folded: :math:`w_L = \beta^L`. What is cut off is
+    The series is cut, not folded: :math:`w_L = \beta^L`. The rest is
     at most :obj:`tol` times :math:`\lVert x \rVert_1` in the L1 norm. With
     :math:`c_k = \lVert (\beta A)^k \mathbf{1} \rVert_\infty`, the L1 norm of
     the operator's :math:`k`-th power, and any :math:`m` with :math:`c_m < 1`,
@@ -424,20 +424,20 @@ def make_measure(
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in given:
             raise ValueError(f"measure '{measure}' needs '{name}'")
-    made = function(**fixed, **given)
-    if not isinstance(made, Measure):
+    result = function(**fixed, **given)
+    if not isinstance(result, Measure):
         raise TypeError(
             f'{MEASURES.note(measure)}, needs to return a Measure '
-            f'(got {type(made).__name__})'
+            f'(got {type(result).__name__})'
         )
-    return made
+    return result
 
 
 def needs_graph(measure: Any) -> bool:
     """Return whether a measure of this name depends on the graph.
 
     Args:
-        measure (Any): what :func:`make_measure` takes.
+        measure (Any): an argument of :func:`make_measure`.
     """
     if not isinstance(measure, str) or measure not in MEASURES:
         return False
@@ -449,7 +449,7 @@ def _check_levels(levels: int) -> int:
 
 
 def _check_needed(name: str, value: float, needed: float, tol: float) -> None:
-    # Before anything of that size is made.
+    # Refuse before anything of that size is allocated.
     if needed > MAX_LEVELS:
         raise ValueError(
             f"'{name}' = {value:g} needs about {needed:.3g} levels for tol = "
@@ -480,7 +480,7 @@ def _geometric(
 
 
 def _terms(tol: float, log: float) -> float:
-    # How often a factor of this logarithm makes it so small.
+    # The number of factors of this logarithm that reach the tolerance.
     try:
         return math.log(tol) / log
     except (OverflowError, ZeroDivisionError):

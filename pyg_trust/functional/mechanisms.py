@@ -48,9 +48,9 @@ from pyg_trust.kernel.quantile import quantile
 
 MIN_LAM = 0.05
 CLIPPINGS = ('flat', 'automatic')
-# What keeps small gradients apart from large ones (gamma of AUTO-S).
+# The stabiliser gamma of AUTO-S: smaller gradients stay smaller.
 _STABILISER = 0.01
-# How many squares are added up in float32, one after another.
+# The number of squares that are summed in float32, one after another.
 _BLOCK = 256
 Orders = Sequence[float] | np.ndarray
 _check_int = partial(check_integer, numpy=True)
@@ -69,7 +69,7 @@ def clip_factors(
         \end{cases}, \quad
         c_i = 0 \text{ where the norm is not finite,}
 
-    so that no gradient adds more than :math:`C`, whatever the features are,
+    so that no gradient adds more than :math:`C` for any features,
     and replacing one moves the sum by at most :math:`2C`. 'automatic' is
     AUTO-S of `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_: every
     gradient has about the norm :math:`C`, which is then a factor of the
@@ -332,7 +332,7 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
         ndarray: float64, ``[len(orders)]``.
     """
     a, q, mu = check_orders(orders), check_q(q), 1 / check_lam(lam)
-    found = []
+    divergences = []
     for order in a:
         # x = loss / mu; the integrand is below e^(a mu x) of a Gaussian.
         top = order * mu + 14
@@ -351,8 +351,8 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
         log_sum = scipy.special.logsumexp(
             log_term, b=np.broadcast_to(weight, x.shape)
         )
-        found.append(np.logaddexp(0, log_sum + math.log(width / 2)))
-    return np.array(found) / (a - 1)
+        divergences.append(np.logaddexp(0, log_sum + math.log(width / 2)))
+    return np.array(divergences) / (a - 1)
 
 
 def fdp_terms(K: int, layers: int) -> int:
@@ -467,10 +467,10 @@ def private_quantile(
         values (sequence of float): the private values; those outside of the
             interval, or no numbers, count as its nearer (or upper) end.
         share (float): :math:`p`, in :math:`(0, 1)`.
-        epsilon (float): what it may spend.
+        epsilon (float): the privacy budget.
         low (float): the least answer, positive.
         high (float): the greatest.
-        source (callable): maps a number to so many secret random bytes.
+        source (callable): returns a given number of secret random bytes.
         sensitivity (int): :math:`k`. (default: :obj:`1`)
 
     Returns:
@@ -604,12 +604,12 @@ def _log_central(lam: float) -> np.ndarray:
     Gaussian, so its error is far below that of float64.
     """
     mu = 1 / lam
-    found = [0.0]
+    moments = [0.0]
     for power in range(2, _MAX_TERNARY + 1, 2):
         reach = math.sqrt(power) + 14
         x = np.arange(-reach, power * mu + reach, 0.05) + 1e-3
         z = mu * x - mu**2 / 2
         log_base = np.maximum(z, 0) + np.log(-np.expm1(-np.abs(z)))
         log_sum = scipy.special.logsumexp(power * log_base - x**2 / 2)
-        found.append(log_sum + math.log(0.05) - math.log(2 * math.pi) / 2)
-    return np.array(found)
+        moments.append(log_sum + math.log(0.05) - math.log(2 * math.pi) / 2)
+    return np.array(moments)

@@ -2,8 +2,8 @@ r"""Newton's method for the objectives of :mod:`.heads`.
 
 One loop serves all classifiers that data is removed from: with a Hessian for
 every step (:func:`minimize`), or with one of an earlier time that is corrected
-on the way (:func:`refine`). What it returns is only believed by its residual,
-which is measured.
+on the way (:func:`refine`). The result is only trusted by its residual, which
+is measured.
 
 The privacy of a release follows from the residual in :mod:`.shifts`; the
 residual after an update is bounded in :mod:`.removal_bounds`.
@@ -70,7 +70,7 @@ def refine(
     (Newton's method). Ends early where rounding is all that is left.
 
     Args:
-        problem (Problem): what to minimise.
+        problem (Problem): the problem to minimise.
         W (Tensor): where to start.
         tol (float): the residual to reach.
         max_iter (int): the most steps.
@@ -96,8 +96,8 @@ def _steps(
     strict: bool = True,
     bar: tqdm | None = None,
 ) -> tuple[Tensor, Gradient, Factor | None, int]:
-    # Without `strict` the measured residual alone has to reach tol; the loop
-    # then goes on below what rounding can hide, while steps shorten it.
+    # Without `strict` the measured residual alone has to reach tol, and steps
+    # continue below the rounding error while they shorten it.
     anew = factor is None
     gradient = problem.gradient(W) if start is None else start
     slow = iteration = 0
@@ -145,8 +145,8 @@ def _steps(
         if t < 2**-30:
             if fresh:
                 break
-            # Corrections or a factor that are of no use any more. Newton's own
-            # step shortens the gradient, as long as rounding lets it.
+            # The corrections or the factor are outdated; a Newton step
+            # shortens the gradient, as long as rounding lets it.
             slow = 2
             past.clear()
             iteration += 1
@@ -162,8 +162,8 @@ def _steps(
 
 
 class _Past:
-    # Pairs of a step and the change of the gradient, the oldest first, in
-    # front of room for more.
+    # Pairs of a step and the change of the gradient, the oldest first; the
+    # tensor has spare room at its end.
 
     def __init__(self, W: Tensor) -> None:
         self.pairs = W.new_empty((8, 2, *W.shape))
@@ -208,9 +208,8 @@ def _corrected(
 
 
 def _columns(gradient: Gradient, tol: float) -> tuple[list[int], list[int]]:
-    # The columns with the least residuals, half of what is allowed together,
-    # and the others, whose steps alone are worth a pass over the rows. Before
-    # the first pass nothing is known of the columns to build on.
+    # Split columns: those with the least residuals, together at most half of
+    # the tolerance, and the others, for which a pass over the rows pays.
     sizes = gradient.sizes
     order = sorted(range(len(sizes)), key=sizes.__getitem__)
     count, together = 0, 0.0
@@ -225,7 +224,7 @@ def _summed(product: Tensor, separate: bool) -> Tensor:
 
 
 def _weights(product: Tensor, separate: bool) -> Tensor:
-    # 0, and so without a correction, where the curvature is not positive.
+    # 0, which means no correction, where the curvature is not positive.
     curvature = _summed(product, separate)
     least = torch.finfo(product.dtype).tiny
     return (curvature > least) / curvature.clamp(min=least)
@@ -285,8 +284,8 @@ def minimize(
             (default: :obj:`None`)
         K (Tensor, optional): :math:`Z Z^\top`, if known.
             (default: :obj:`None`)
-        tol (float): the residual to reach; or, if it is larger, what rounding
-            can hide. (default: :obj:`1e-10`)
+        tol (float): the residual to reach; or the bound of rounding errors,
+            if that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
 

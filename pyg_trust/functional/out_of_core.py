@@ -1,7 +1,7 @@
 r"""Exact propagation from disk to disk, a block of columns at a time.
 
 A column of :math:`z = \sum_i w_i P^i x` depends on that column of :math:`x`
-alone, and has the same bits whatever stands beside it
+alone, and has the same bits beside any other column
 (:func:`pyg_trust.ops.propagate`). So columns can be computed block after
 block, in any order, by whichever process, with the bits of
 :func:`.propagate`.
@@ -42,10 +42,10 @@ from pyg_trust.functional.propagation_checks import (
 )
 from pyg_trust.graph import CSRGraph
 
-# Bytes of a cache line, and how many of them go through a level together.
+# Bytes of a cache line, and the number of them that share a level.
 _LINE = 64
 _LINES = 4
-# Bytes a node that are needed for a moment before there are levels.
+# Temporary bytes per node, before any level is allocated.
 _MOMENT = 32
 
 
@@ -109,7 +109,7 @@ def plan_memory(
         num_nodes (int): :math:`n`.
         num_edges (int): :math:`m`; an undirected edge counts twice.
         num_columns (int): of the features.
-        memory (int or str, optional): what there is, such as ``'8GB'``; by
+        memory (int or str, optional): the limit, such as ``'8GB'``; by
             default nine tenths of what is free. (default: :obj:`None`)
         half (bool): whether levels are float16. (default: :obj:`False`)
         itemsize (int): :math:`s`: 4 for float32, 8 for float64.
@@ -154,7 +154,7 @@ def plan_memory(
         else parse_memory(memory)
     )
     all_columns = max(c, 1)
-    # What levels hold in a cache line.
+    # The columns of a level in a cache line.
     line = _LINE // itemsize * (2 if half else 1)
     some = min(all_columns, line if columns is None else columns)
     streamed = mapped and needed(some) > given
@@ -244,7 +244,7 @@ def propagate_to(
             path to a ``.npy`` file, a mapped or plain array or tensor, or a
             sparse CSR matrix of torch or scipy, whose blocks are made dense
             as they are needed.
-        measure (Measure): what to compute.
+        measure (Measure): the measure to compute.
         half (bool): as in :func:`.propagate`. (default: :obj:`False`)
         tol (float): as in :func:`.propagate`. (default: :obj:`0.0`)
         columns (int or str): how many columns go together, or
@@ -263,7 +263,7 @@ def propagate_to(
 
     Raises:
         TypeError, ValueError: as :func:`.propagate`, or if nothing fits in
-            the memory. What was finished stays.
+            the memory. Finished blocks stay.
         ValueError: on all processes, if they disagree.
         RuntimeError: on the others, if one process fails.
     """
@@ -277,7 +277,7 @@ def propagate_to(
         )
 
     job = prepare() if size == 1 else _agreed(prepare, columns, size)
-    # Who waits here goes on from what the other has finished.
+    # A process that waited continues from the blocks that the other finished.
     lock = exclusive(job.path) if rank == 0 else contextlib.nullcontext()
     with lock:
         return _in_blocks(job, rank, size, progress_bar)
@@ -291,7 +291,7 @@ class _Job(NamedTuple):
     how: How
     dtype: np.dtype
     plan: MemoryPlan
-    key: tuple[str, str, str]  # the graph, what to compute, the features
+    key: tuple[str, str, str]  # digests of graph, measure and features
 
     @property
     def turned(self) -> bool:
@@ -304,7 +304,7 @@ class _Job(NamedTuple):
             self.matrix.dtype.newbyteorder('='),
             '; '.join(self.key),
             create,
-            # They are not there yet.
+            # Not installed yet.
             self.plan.column * self.plan.columns,
         )
 
@@ -363,8 +363,7 @@ def _prepared(
         mapped=graph.is_mapped and not turned and graph.order is None,
     )
     how = how._replace(loops=loops)
-    # Before there are columns and levels in memory, as it needs some for a
-    # moment.
+    # Before columns and levels are allocated, as it needs temporary memory.
     exact_limits(looped, measure, _torch(dtype), how)
     if half:
         check_half_levels(looped, measure, _torch(dtype), how)
@@ -391,7 +390,7 @@ def _prepared(
 def _agreed(
     prepare: Callable[[], _Job], columns: int | str, size: int
 ) -> _Job:
-    # What all processes are to do, or why none of them does anything.
+    # The job of all processes, or the error that stops all of them.
     job, failed = None, None
     try:
         job = prepare()
@@ -409,17 +408,17 @@ def _agreed(
         }
     distributed.check_same(same, failed)
     assert job is not None
-    found = distributed.run_over_ranks(
+    jobs = distributed.run_over_ranks(
         range(size), lambda _: (job.key, job.plan.columns)
     )
-    if any(key != job.key for key, _ in found):
+    if any(key != job.key for key, _ in jobs):
         # Copies of a file have other names.
         distributed.check_same({'x': on_disk.content(job.matrix)})
-    # Everybody has memory for the narrowest blocks.
-    fit = min(width for _, width in found)
+    # The process with the least memory sets the width of blocks.
+    fit = min(width for _, width in jobs)
     blocks = math.ceil(job.matrix.shape[1] / fit)
     plan = job.plan._replace(columns=fit, blocks=blocks)
-    return job._replace(key=found[0][0], plan=plan)
+    return job._replace(key=jobs[0][0], plan=plan)
 
 
 def _torch(dtype: np.dtype) -> torch.dtype:
@@ -428,7 +427,7 @@ def _torch(dtype: np.dtype) -> torch.dtype:
 
 def _in_blocks(job: _Job, rank: int, size: int, progress_bar: bool) -> Tensor:
     c = job.matrix.shape[1]
-    # One process looks at what is there, and all do what it says.
+    # One process inspects the file and broadcasts the blocks to compute.
     token = secrets.token_hex(8) if size > 1 else None
     missing, turned, staged, token = distributed.from_first(
         lambda: _what_is_left(job, token), size
@@ -471,7 +470,7 @@ def _in_blocks(job: _Job, rank: int, size: int, progress_bar: bool) -> Tensor:
 
 
 def _same_file(job: _Job, token: str | None) -> on_disk.ColumnFile:
-    # The file that rank 0 has made, and not one of that name elsewhere.
+    # Check that this is rank 0's file and not another one of the same name.
     file, failed = None, None
     try:
         file = job.file(False)
@@ -494,7 +493,7 @@ def _what_is_left(
         file.token = token
     missing = _missing(file.done(verify=True), file.shape[1])
     if not missing or (not file.staged and file.has_results):
-        turned = False  # results lie where features would
+        turned = False  # results overwrite the place of features
     return missing, turned, file.staged, token
 
 
@@ -523,7 +522,7 @@ def _missing(done: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
 
 
 def _share(missing: list[tuple[int, int]], most: int, size: int) -> int:
-    # Every process should have its share: narrower blocks, of whole lines.
+    # Narrow blocks, to whole cache lines, until every process has one.
     total = sum(end - first for first, end in missing)
     share = math.ceil(total / max(size, 1))
     if share >= most or size == 1:

@@ -5,7 +5,7 @@ A partition is an int64 tensor ``shard`` of ``[num_nodes]``: the shard, in
 training nodes are given. Graphs are those of the training nodes alone, whose
 nodes are numbered in that order.
 
-What a partition has seen decides what sharded unlearning can promise. The
+The data that a partition reads decide the promise of sharded unlearning. The
 shard of a node by :func:`hash_partition` is a function of a key and of the
 node's own name: to remove a node leaves the partition that would have been
 drawn without it. :func:`random_partition` has seen how many training nodes
@@ -270,7 +270,7 @@ def random_partition(
     check_shards(num_nodes, num_shards)
     generator = rng.generator(seed)
     order = torch.randperm(num_nodes, generator=generator)
-    # Which shards are the larger ones is random too.
+    # The choice of the larger shards is random too.
     names = torch.randperm(num_shards, generator=generator)
     return names[order % num_shards]
 

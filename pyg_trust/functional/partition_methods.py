@@ -36,7 +36,7 @@ def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
     smallest size takes the nodes that lose least by moving, from shards above
     it.
 
-    What is computed is the one stable matching of nodes and places, by
+    The result is the unique stable matching of nodes and places, by
     deferred acceptance: in each round every node asks at the best shard that
     has not refused it, and each shard keeps the best that ask. As both sides
     rank by the same scores, it is the greedy assignment. Memory: :math:`O(N
@@ -71,7 +71,7 @@ def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
     sizes = shard_sizes(shard, num_shards)
     for poor in (sizes < low).nonzero().view(-1).tolist():
         loss = score[nodes, shard] - score[:, poor]
-        # What every other shard can spare, its cheapest nodes first.
+        # The nodes that other shards can spare, the cheapest first.
         spare = (sizes - low).clamp(min=0)[shard]
         spare[shard == poor] = 0
         open_ = (_rank_within(shard, loss, num_shards) < spare).nonzero()
@@ -133,7 +133,7 @@ def metis_partition(
     row, col = edge_index
     ptr = pointer(row.bincount(minlength=num_nodes))
     cluster = _metis(ptr.cpu(), col.cpu(), num_shards).to(row.device)
-    # Staying outweighs any number of neighbours elsewhere.
+    # A bonus for staying, above the score of any number of neighbours.
     score = _neighbours(edge_index, cluster, num_nodes, num_shards)
     score = score / (score.sum(1, keepdim=True) + 1)
     score[torch.arange(num_nodes, device=row.device), cluster] += 1
@@ -163,8 +163,8 @@ def _metis(ptr: Tensor, col: Tensor, num_parts: int) -> Tensor:
         ) from None
     options = pymetis.Options(seed=0)
     csr = pymetis.CSRAdjacency(ptr.tolist(), col.tolist())
-    found = pymetis.part_graph(num_parts, csr, options=options)
-    return torch.tensor(found[1], dtype=torch.int64)
+    result = pymetis.part_graph(num_parts, csr, options=options)
+    return torch.tensor(result[1], dtype=torch.int64)
 
 
 @PARTITIONS.builtin('blpa', sees='all edges between training nodes')
@@ -247,7 +247,7 @@ def _move(
     sizes: list[int],
     limits: tuple[int, int],
 ) -> list[int]:
-    # One round of BLPA: the moves in order, and those that they make room for.
+    # One round of BLPA: moves in order, and then moves into the freed places.
     low, high = limits
     waiting: list[deque[int]] = [deque() for _ in sizes]
     for node in order:
@@ -361,7 +361,7 @@ def partition_losses(
         L_{\text{sem}} = - \frac1S \sum_i H(q_i)
 
     (equations 5, 6, 7). The paper minimises *plus* the entropy, which drives
-    every shard to a single class; what its text is after, and its ablation,
+    every shard to a single class; the aim of its text, and its ablation,
     is a high entropy, hence the minus. Shards without edge ends cut nothing.
     Time and memory: :math:`O(|E| S)`.
 
@@ -445,7 +445,7 @@ def partition_quality(
 def _neighbours(
     edge_index: Tensor, shard: Tensor, num_nodes: int, num_shards: int
 ) -> Tensor:
-    # How many neighbours each node has in each shard.
+    # The number of neighbours of each node in each shard.
     row, col = edge_index
     key = row * num_shards + shard[col]
     count = key.bincount(minlength=num_nodes * num_shards)

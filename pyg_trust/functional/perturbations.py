@@ -75,12 +75,12 @@ class Perturbations:
         else:
             additions = torch.zeros_like(graph.degree)
         self.budget = budget.minimum(removals + additions)
-        # At most so many flips of either kind can be of use in a row.
+        # The most flips of either kind that can help in a row.
         lost = self.budget.minimum(removals)
         won = self.budget.minimum(additions)
         self.smallest, self.largest = graph.degree - lost, graph.degree + won
         ratio = self.largest / self.smallest.clamp(min=1).double()
-        # With prices of single edges, and without.
+        # Cached with prices of single edges, and without.
         self._rounding_priced = 64 * _UNIT * float(ratio.max().clamp(min=1))
         ratio[(lost == 0) | (won == 0)] = 1
         self._rounding = 64 * _UNIT * float(ratio.max())
@@ -213,21 +213,21 @@ class Policy:
                 f"'flips' needs to be in [0, {n}), the nodes "
                 f'(got {int(pairs.min())} to {int(pairs.max())})'
             )
-        # Columns are ascending, so a stable sort by each key in turn will do.
+        # Columns are ascending, so a stable sort by each key in turn suffices.
         key, order = (pairs[0] * n + pairs[1]).sort(stable=True)
         column, again = column[order].sort(stable=True)
         key = key[again]
         if bool(((key.diff() == 0) & (column.diff() == 0)).any()):
             raise ValueError("'flips' needs to flip each edge once")
-        made = cls(
+        policy = cls(
             perturbations,
             ops.PolicyFlips(pointer(count), (key // n).int(), (key % n).int()),
         )
-        return made
+        return policy
 
     @cached_property
     def _place(self) -> Tensor:
-        # Of each flip in a dense [num_columns, num_nodes] array.
+        # The position of each flip in a dense [num_columns, num_nodes] array.
         column = torch.arange(self.num_columns).repeat_interleave(
             self.flipped.ptr.diff()
         )
@@ -305,7 +305,7 @@ class Policy:
         check_tensor('of_pairs', of_pairs, torch.float64, pairs)
         key = self.flipped.row.long() * n + self.flipped.col
         column = torch.arange(count).repeat_interleave(self.flipped.ptr.diff())
-        made = of_edges.new_zeros(count)
+        sums = of_edges.new_zeros(count)
         for keys, value in (
             (held.graph.row * n + held.graph.col, of_edges),
             (held.pairs[0] * n + held.pairs[1], of_pairs),
@@ -314,8 +314,8 @@ class Policy:
                 continue
             place = torch.searchsorted(keys, key).clamp(max=keys.numel() - 1)
             here = keys[place] == key
-            made.index_add_(0, column[here], value[column[here], place[here]])
-        return made
+            sums.index_add_(0, column[here], value[column[here], place[here]])
+        return sums
 
     def edges(self, column: int) -> Tensor:
         """Return the flipped edges of a column: int64, ``[2, num_flips]``."""

@@ -32,7 +32,7 @@ class Masses(NamedTuple):
     Args:
         mass (ndarray): float64: at ``first * step, (first + 1) * step, ...``.
         first (int): the index of the first.
-        infinite (float): what is above the grid, an infinite loss.
+        infinite (float): the mass above the grid, as an infinite loss.
     """
 
     mass: np.ndarray
@@ -50,7 +50,7 @@ def check_least_delta(delta: Any, what: str, advice: str = '') -> float:
     Args:
         delta (float): in :math:`(0, 1)`.
         what (str): the method.
-        advice (str): what to do instead.
+        advice (str): an alternative, for the message.
     """
     delta = check_delta(delta)
     if delta < MIN_DELTA:

@@ -76,7 +76,7 @@ from pyg_trust.functional.mechanisms import (
 )
 
 FORMS = ('replace', 'withdraw')
-# How many deviations of the noise a grid reaches: beyond is less than 1e-23.
+# The width of a grid in deviations of the noise: less than 1e-23 is outside.
 _REACH = 10
 
 
@@ -106,13 +106,13 @@ def poisson_profile(
     epsilon = check_finite('epsilon', epsilon)
     q, z = check_q(q), check_multiplier(noise_multiplier)
     check_choice('form', form, FORMS)
-    found = 0.0
+    delta = 0.0
     for direction in _directions(form):
         x = _outcome(np.array([epsilon]), q, z, direction)[0]
         p, r = _shifts(direction)
         above = _tail(x, q, z, p), _tail(x, q, z, r)
-        found = max(found, above[0] - math.exp(epsilon) * above[1])
-    return float(min(1.0, max(0.0, -math.expm1(epsilon), found)))
+        delta = max(delta, above[0] - math.exp(epsilon) * above[1])
+    return float(min(1.0, max(0.0, -math.expm1(epsilon), delta)))
 
 
 def poisson_epsilon(
@@ -230,7 +230,7 @@ def rdp_poisson(
     z = check_multiplier(noise_multiplier)
     check_choice('form', form, FORMS)
     node, weight = np.polynomial.legendre.leggauss(16)
-    found = np.zeros(len(a))
+    divergences = np.zeros(len(a))
     for direction in _directions(form):
         p, r = _shifts(direction)
         for i, order in enumerate(a):
@@ -244,8 +244,8 @@ def rdp_poisson(
             total = scipy.special.logsumexp(
                 log_term, b=np.broadcast_to(weight, x.shape)
             )
-            found[i] = max(found[i], total + math.log(width / 2))
-    return np.maximum(found, 0) / (a - 1)
+            divergences[i] = max(divergences[i], total + math.log(width / 2))
+    return np.maximum(divergences, 0) / (a - 1)
 
 
 def check_multiplier(noise_multiplier: Any) -> float:
@@ -283,7 +283,7 @@ def _shifts(direction: _Direction) -> tuple[int, int]:
 
 
 def _log_density(x: np.ndarray, q: float, z: float, shift: int) -> np.ndarray:
-    # Of (1 - q) N(0, z^2) + q N(shift, z^2).
+    # The tail of (1 - q) N(0, z^2) + q N(shift, z^2).
     base = -(x**2) / (2 * z**2) - math.log(z * math.sqrt(2 * math.pi))
     with np.errstate(divide='ignore'):
         rest = np.log1p(-q) if q < 1 else -np.inf
@@ -306,7 +306,7 @@ def _loss(x: float, q: float, z: float, direction: _Direction) -> float:
 def _outcome(
     loss: np.ndarray, q: float, z: float, direction: _Direction
 ) -> np.ndarray:
-    # Where the loss is so much; infinite where it never is.
+    # The outcome at which the loss has a value; infinite if none has.
     if direction == (1, -1):
         size = np.abs(loss)
         # u = e^(x / z^2) solves q k u^2 - (1-q)(e^l - 1) u - q k e^l = 0.
@@ -340,7 +340,7 @@ def _masses(
     p, r = _shifts(direction)
     inside = []
     for shift in (p, r):
-        # From the side on which nothing is lost.
+        # From the side on which differences do not cancel.
         above = -np.diff(_tail(x, q, z, shift))
         below = np.diff(_tail(-x, q, z, -shift))
         inside.append(np.where(x[:-1] > 0, above, below))

@@ -178,7 +178,7 @@ def policy_iteration(
         perturbations._threat,
         reward,
         reward if start is None else start,
-        # What roundoff hides is no reason to go on.
+        # Stop when improvements are within roundoff.
         torch.maximum(tol * bound, 4 * 64 * _UNIT * bound),
         2 * rounding,
         follow,
@@ -330,7 +330,7 @@ def worst_case_margins(
     policies = []
     blocks = list(perturbations.column_blocks(first.numel()))
     for block in tqdm(blocks, disable=not progress_bar, desc='class pairs'):
-        found = policy_iteration(
+        optimum = policy_iteration(
             perturbations,
             reward[block],
             alpha,
@@ -338,10 +338,10 @@ def worst_case_margins(
             tol=tol,
         )
         pair = first[block], second[block]
-        margins[pair] = -alpha * found.value
-        lower[pair] = -alpha * (found.value + found.high[:, None])
-        upper[pair] = -alpha * (found.value + found.low[:, None])
-        policies.append((block, found.policy))
+        margins[pair] = -alpha * optimum.value
+        lower[pair] = -alpha * (optimum.value + optimum.high[:, None])
+        upper[pair] = -alpha * (optimum.value + optimum.low[:, None])
+        policies.append((block, optimum.policy))
     return WorstCase(margins, lower, upper, tuple(policies))
 
 
@@ -352,7 +352,7 @@ class _RobustMargins(torch.autograd.Function):
     ) -> Tensor:
         ctx.arguments = worst, alpha
         ctx.dtype = logits.dtype
-        # A copy: autograd marks what is returned here.
+        # A copy, as autograd marks the returned tensor.
         return worst.margins.to(logits.dtype, copy=True)
 
     @staticmethod
@@ -360,7 +360,7 @@ class _RobustMargins(torch.autograd.Function):
         worst, alpha = ctx.arguments
         num_classes, _, num_nodes = worst.margins.shape
         first, second = class_pairs(num_classes)
-        made = grads[0].new_zeros(
+        grad = grads[0].new_zeros(
             (num_classes, num_nodes), dtype=torch.float64
         )
         for block, policy in worst.policies:
@@ -373,9 +373,9 @@ class _RobustMargins(torch.autograd.Function):
                 _BACKWARD * sent.abs().amax(1),
                 back=True,
             )
-            made.index_add_(0, pair[0], back)
-            made.index_add_(0, pair[1], back, alpha=-1)
-        return made.t().to(ctx.dtype), None, None
+            grad.index_add_(0, pair[0], back)
+            grad.index_add_(0, pair[1], back, alpha=-1)
+        return grad.t().to(ctx.dtype), None, None
 
 
 _BACKWARD = 1e-9

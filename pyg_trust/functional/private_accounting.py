@@ -35,7 +35,7 @@ from pyg_trust.functional.mechanisms import check_delta, numbers
 
 # Below this the first tail is so near to 1 that no ratio is needed.
 _DIRECT = -20.0
-# Below this a difference over so short a way is an integral, of these points.
+# Below this a difference is computed as an integral with these points.
 _CLOSE = 1e-2
 _NODES, _SHARES = np.polynomial.legendre.leggauss(8)
 _NODES, _SHARES = (_NODES + 1) / 2, _SHARES / 2
@@ -161,7 +161,7 @@ def contraction_mu(c: float, hops: int, ratio: float) -> float:
     ratio = _check_mu('ratio', ratio)
     if c == 1:
         return ratio * math.sqrt(hops)
-    # (1 - c^K) / (1 - c) without a difference of what is nearly equal.
+    # (1 - c^K) / (1 - c) without cancellation.
     total = math.fsum(c**k for k in range(hops)) if hops < 1000 else 0.0
     if not total:
         total = -math.expm1(hops * math.log(c)) / (1 - c) if c else 1.0
@@ -178,7 +178,7 @@ def _log_delta(epsilon: float, mu: float) -> float:
     root = math.sqrt(2)
     # sqrt(pi / 2) erfcx(t / sqrt(2)) is Mills' ratio.
     if mu < _CLOSE:
-        # Two that are nearly equal: the integral of -R'(s) = 1 - s R(s).
+        # Nearly equal terms: the integral of -R'(s) = 1 - s R(s).
         s = t + mu * _NODES
         slope = 1 - s * math.sqrt(math.pi / 2) * scipy.special.erfcx(s / root)
         apart = mu * float(_SHARES @ slope) / math.sqrt(2 * math.pi)

@@ -12,8 +12,8 @@ gradients depend on all sums before. No draw of a batch has to stay secret and
 no accountant of subsampling is needed. The number of training rows is public:
 sums are divided by it, and a row that was withdrawn adds nothing.
 
-Rows are worked on one by one: what a model makes of a row can't depend on any
-other, whatever its layers are.
+Rows are processed one by one: a model's output for a row can't depend on any
+other row, with any layers.
 
 **To the last bit.** A sum is one of integers on the grid of the release,
 :math:`g = z C 2^{-32}` (:mod:`pyg_trust.kernel.release`), and clipped norms
@@ -75,7 +75,7 @@ def descent_noise(mu: float, steps: int, form: str = 'withdraw') -> float:
         z = \sqrt{T} / \mu \quad\text{or, to replace,}\quad 2 \sqrt{T} / \mu
 
     Args:
-        mu (float): what all steps spend together.
+        mu (float): the :math:`\mu` of all steps together.
         steps (int): :math:`T`.
         form (str): :obj:`'withdraw'` or :obj:`'replace'`.
             (default: :obj:`'withdraw'`)
@@ -98,30 +98,30 @@ def unit_rows(x: Tensor) -> Any:
         ndarray or scipy.sparse.csr_array: sparse if few entries are not zero.
     """
     check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
-    made = _matrix(x)
-    sparse = scipy.sparse.issparse(made)
-    values = made.data if sparse else made
+    rows = _matrix(x)
+    sparse = scipy.sparse.issparse(rows)
+    values = rows.data if sparse else rows
     values = np.where(np.isfinite(values), values, 0.0)
     if sparse:
-        bad = np.zeros(made.shape[0], dtype=bool)
-        row = np.repeat(np.arange(made.shape[0]), np.diff(made.indptr))
-        bad[row[~np.isfinite(made.data)]] = True
-        largest = np.zeros(made.shape[0])
+        bad = np.zeros(rows.shape[0], dtype=bool)
+        row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+        bad[row[~np.isfinite(rows.data)]] = True
+        largest = np.zeros(rows.shape[0])
         np.maximum.at(largest, row, np.abs(values))
         scale = np.where(largest > 0, largest, 1.0)
         unit = values / scale[row]
-        norm = np.sqrt(np.bincount(row, unit**2, minlength=made.shape[0]))
+        norm = np.sqrt(np.bincount(row, unit**2, minlength=rows.shape[0]))
         unit = unit / np.maximum(norm, 1.0)[row]
         unit[bad[row]] = 0.0
         return scipy.sparse.csr_array(
-            (unit * (1 - MARGIN), made.indices, made.indptr), made.shape
+            (unit * (1 - MARGIN), rows.indices, rows.indptr), rows.shape
         )
-    bad = ~np.isfinite(made).all(1)
+    bad = ~np.isfinite(rows).all(1)
     largest = np.abs(values).max(1, initial=0.0)
     unit = values / np.where(largest > 0, largest, 1.0)[:, None]
-    # In the order of the columns, as above: which of the two ways it is may
-    # hang on one row, and is to change no bit of another.
-    squares = np.zeros(made.shape[0])
+    # In the order of the columns, as above: one row may decide which of the
+    # two ways is taken, and must not change a bit of another row.
+    squares = np.zeros(rows.shape[0])
     for column in unit.T:
         squares += column * column
     unit /= np.maximum(np.sqrt(squares), 1.0)[:, None]
@@ -141,18 +141,18 @@ def whole_rows(x: Any) -> Any:
     """
     if not hasattr(x, 'shape') or len(x.shape) != 2:
         raise TypeError(f"'x' needs to be a matrix (got {type(x).__name__})")
-    made = x.copy()
-    if scipy.sparse.issparse(made):
-        values = made.data
-        row = np.repeat(np.arange(made.shape[0]), np.diff(made.indptr))
+    whole = x.copy()
+    if scipy.sparse.issparse(whole):
+        values = whole.data
+        row = np.repeat(np.arange(whole.shape[0]), np.diff(whole.indptr))
         bad = np.isin(row, row[~np.isfinite(values)])
     else:
-        values, bad = made, ~np.isfinite(made).all(1)
+        values, bad = whole, ~np.isfinite(whole).all(1)
     values[bad] = 0.0
     np.clip(values, -(2.0**_MORE), 2.0**_MORE, out=values)
     values *= 2.0**_BITS
     np.trunc(values, out=values)
-    return made
+    return whole
 
 
 def linear_sums(
@@ -193,7 +193,7 @@ def linear_sums(
     norms = np.sqrt(1 + squares) * np.sqrt(np.square(error).sum(1))
     factors = clip_factors(torch.from_numpy(norms), C).numpy()
     factors = factors * (1 - MARGIN) / unit
-    # Nothing times infinity is not nothing.
+    # 0 * infinity would be NaN.
     error = np.where(factors[:, None] > 0, error, 0.0)
     alpha = truncated(error * factors[:, None], std)
     check_sum(rows.shape[0] * C, std, 'noise_multiplier')
@@ -210,13 +210,13 @@ def linear_logits(rows: Any, weight: np.ndarray) -> np.ndarray:
         rows (ndarray or scipy.sparse.csr_array): of :func:`whole_rows`.
         weight (ndarray): float64, ``[num_columns + 1, num_classes]``; finite.
     """
-    # So coarse that products of integers are below 2^53 together.
+    # Coarse enough that sums of integer products stay below 2^53.
     largest = max(float(np.abs(weight).max(initial=0.0)), 2.0**-900)
     room = 2.0**52 / (weight.shape[0] * 2.0 ** (_BITS + _MORE))
     unit = 2.0 ** math.floor(math.log2(room / largest))
     whole = np.rint(weight * unit)
-    made = rows @ whole[:-1] + 2.0**_BITS * whole[-1]
-    return made * (2.0**-_BITS / unit)
+    sums = rows @ whole[:-1] + 2.0**_BITS * whole[-1]
+    return sums * (2.0**-_BITS / unit)
 
 
 def private_linear(
@@ -326,13 +326,13 @@ def clipped_sums(
     check_sum(x.size(0) * max_grad_norm, std, 'noise_multiplier')
     total = [torch.zeros(p.shape, dtype=torch.int64) for p in values.values()]
     for rows, labels in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
-        found = [g.double() for g in each(values, rows, labels).values()]
-        flat = torch.cat([g.flatten(1) for g in found], 1)
-        # By the largest entry first: the square of 1e200 is none.
+        grads = [g.double() for g in each(values, rows, labels).values()]
+        flat = torch.cat([g.flatten(1) for g in grads], 1)
+        # Scaled by the largest entry first, as the square of 1e200 overflows.
         largest = flat.abs().amax(1).clamp(min=1e-300)
         norms = largest * (flat / largest[:, None]).square().sum(1).sqrt()
         factors = clip_factors(norms, max_grad_norm) * (1 - MARGIN)
-        for place, gradient in zip(total, found, strict=True):
+        for place, gradient in zip(total, grads, strict=True):
             shape = (-1, *[1] * (gradient.dim() - 1))
             weight = factors.view(shape)
             kept = torch.where(weight > 0, gradient, 0.0).mul(weight)
@@ -391,12 +391,12 @@ def _check_steps(
 
 def _matrix(x: Tensor) -> Any:
     if x.layout == torch.strided:
-        made = x.detach().cpu().double().numpy()
-        filled = np.count_nonzero(made)
+        matrix = x.detach().cpu().double().numpy()
+        filled = np.count_nonzero(matrix)
         return (
-            scipy.sparse.csr_array(made)
-            if filled < _SPARSE * made.size
-            else made
+            scipy.sparse.csr_array(matrix)
+            if filled < _SPARSE * matrix.size
+            else matrix
         )
     coo = x.detach().cpu().to_sparse_coo().coalesce()
     row, col = coo.indices().numpy()

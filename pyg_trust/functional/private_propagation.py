@@ -6,7 +6,7 @@ A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
 message of :math:`u` enters the row of :math:`w`, for an edge from
 ``edge_index[0] = u`` to ``edge_index[1] = w``. Everything that reads
 :math:`S` and not the graph (weights, heads, any number of predictions) is
-post-processing. Sums come first, then noise; whoever wants a mean normalises
+post-processing. Sums come first, then noise; for a mean, normalise
 afterwards. Dividing by a degree *before* the noise takes the signal of a row
 of degree :math:`d` from :math:`d` to 1 and leaves the sensitivity where it
 was.
@@ -148,7 +148,7 @@ from pyg_trust.kernel.release import (
     truncated,
 )
 
-#: Who may be protected.
+#: The neighbouring relations.
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 FORMS = ('withdraw', 'replace')
 BETWEEN = ('normalize', 'clip')
@@ -158,8 +158,8 @@ MARGIN = 1e-6
 MAX_COLUMNS = 200_000
 _BLOCK, _LEAST_BLOCK = 256, 16
 _DENSE = 0.1
-# Messages are made some columns at a time, of about so many numbers, and their
-# lengths taken of fewer: no release holds all messages beside its sums.
+# Numbers in a block of messages, and in a block whose norms are computed: no
+# release holds all messages beside its sums.
 _NUMBERS = 2**20
 _LEAST_COLUMNS = 2
 
@@ -175,7 +175,7 @@ class Noise(Protocol):
 class MessageBlocks:
     """Messages of rows, computed some columns at a time.
 
-    :func:`messages` says what they are. What is kept is three numbers a row.
+    :func:`messages` defines them. This keeps three numbers per row.
 
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
@@ -192,7 +192,7 @@ class MessageBlocks:
                 f"'degree_channel' needs to be in [0, 1) (got {c})"
             )
         self._x, self._c = x.detach(), c
-        # Places for all first: what is kept lies in no gap of what is not.
+        # Allocate the results first, so that they fill no gap of temporaries.
         shape = (x.size(0), 1)
         length = torch.zeros(shape, dtype=torch.float64)
         self._scale = torch.ones_like(length)
@@ -203,7 +203,7 @@ class MessageBlocks:
             rows = self._x[part].cpu().to(torch.float64, copy=True)
             self._broken[part] = ~rows.isfinite().all(1, keepdim=True)
             rows.masked_fill_(self._broken[part], 0.0)
-            # By the largest entry first: the square of 1e200 is none.
+            # Scaled by the largest entry, as the square of 1e200 overflows.
             largest = rows.abs().amax(1, keepdim=True).clamp_(min=1e-300)
             self._scale[part] = largest
             length[part] = rows.div_(largest).square_().sum(1, keepdim=True)
@@ -226,19 +226,19 @@ class MessageBlocks:
             start (int): the first column.
             stop (int): the one behind the last.
         """
-        made = self._x[:, start:stop].cpu()
-        made = made.to(
+        block = self._x[:, start:stop].cpu()
+        block = block.to(
             torch.float64, copy=True, memory_format=torch.contiguous_format
         )
-        made.masked_fill_(self._broken, 0.0)
-        made.div_(self._scale).div_(self._norm)
+        block.masked_fill_(self._broken, 0.0)
+        block.div_(self._scale).div_(self._norm)
         if self._clip is not None:
-            made.mul_(self._clip)
-        made.mul_(math.sqrt(1 - self._c * self._c))
+            block.mul_(self._clip)
+        block.mul_(math.sqrt(1 - self._c * self._c))
         if self._c and stop > self._x.size(1):
-            channel = made.new_full((made.size(0), 1), self._c)
-            made = torch.cat([made, channel], 1)
-        return made.mul_(1 - MARGIN)
+            channel = block.new_full((block.size(0), 1), self._c)
+            block = torch.cat([block, channel], 1)
+        return block.mul_(1 - MARGIN)
 
     def blocks(
         self, numbers: int = _NUMBERS
@@ -279,8 +279,8 @@ def messages(
         Tensor: float64, ``[num_nodes, num_columns]``, with a column more for
         a degree channel.
     """
-    made = MessageBlocks(x, between, degree_channel)
-    return made.columns(0, made.width)
+    blocks = MessageBlocks(x, between, degree_channel)
+    return blocks.columns(0, blocks.width)
 
 
 def class_messages(probabilities: Tensor) -> Tensor:
@@ -443,7 +443,7 @@ def private_propagate(
         between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
         degree_channel (float): as of :func:`messages`, in every hop.
             (default: :obj:`0.0`)
-        dtype (torch.dtype): what noisy sums are rounded to; the next hop
+        dtype (torch.dtype): the dtype to round noisy sums to; the next hop
             reads rounded ones. (default: ``torch.float64``)
 
     Returns:
@@ -480,7 +480,7 @@ def private_propagate(
     n = graph.num_nodes
     for std in stds:
         check_sum(n, std, 'stds')
-    made: list[Tensor] = []
+    hops: list[Tensor] = []
     rows = x
     for std in stds:
         sent = MessageBlocks(rows, between, degree_channel)
@@ -498,8 +498,8 @@ def private_propagate(
             rows[:, start:stop] = torch.from_numpy(part)
         # Before the next hop, so that one hop alone is in float64.
         rows = rows.to(dtype)
-        made.append(rows)
-    return made
+        hops.append(rows)
+    return hops
 
 
 def rounding_share(
@@ -566,8 +566,8 @@ def column_norms(
 ) -> Tensor:
     r"""Compute the norms :math:`\|\Pi e_v\|` of columns, exactly.
 
-    By propagating unit vectors, :math:`O(N m L)` at most; what is sparse
-    stays sparse. The sensitivity of a linear propagation without scaling is
+    By propagating unit vectors, :math:`O(N m L)` at most; sparse results stay
+    sparse. The sensitivity of a linear propagation without scaling is
     the largest of them. A bound without looking is :math:`\sum_i |w_i|`: for
     :math:`a = b = 1/2` by the spectral norm, for :math:`b = 1` as columns
     then sum to one.
@@ -608,12 +608,12 @@ def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
     start, size = 0, _LEAST_BLOCK
     while start < n:
         stop = min(n, start + size)
-        made = _series(operator, measure, unit[:, start:stop])
-        own = made[start:stop].diagonal()
-        squares = (made * made).sum(0)
+        result = _series(operator, measure, unit[:, start:stop])
+        own = result[start:stop].diagonal()
+        squares = (result * result).sum(0)
         norms[start:stop] = np.sqrt(np.asarray(squares).ravel())
         diagonal[start:stop] = own
-        filled = made.nnz if scipy.sparse.issparse(made) else made.size
+        filled = result.nnz if scipy.sparse.issparse(result) else result.size
         if filled > _NUMBERS:
             size = max(_LEAST_BLOCK, size // 2)
         elif filled < _NUMBERS // 4:
@@ -677,10 +677,10 @@ def scaled_propagate(
     # Beside a block there are its last level and the sum of all.
     for start, stop, block in sent.blocks(_NUMBERS // 4):
         block.mul_(inverse[:, None])
-        made = torch.from_numpy(_series(operator, measure, block.numpy()))
+        result = torch.from_numpy(_series(operator, measure, block.numpy()))
         if not own:
-            made.sub_(block.mul_(diagonal[:, None]))
-        sums = rounded(made.numpy(), std)
+            result.sub_(block.mul_(diagonal[:, None]))
+        sums = rounded(result.numpy(), std)
         part = released(sums, cells[:, start:stop].numpy(), std)
         rows[:, start:stop] = torch.from_numpy(part)
     return rows
@@ -745,8 +745,8 @@ def _operator(graph: CSRGraph, measure: Measure) -> scipy.sparse.csr_array:
     inverse = torch.where(degree > 0, 1 / degree, 0.0)
 
     def power(exponent: float) -> np.ndarray:
-        made = torch.where(degree > 0, inverse**exponent, 0.0)
-        return (made if exponent else torch.ones_like(made)).numpy()
+        result = torch.where(degree > 0, inverse**exponent, 0.0)
+        return (result if exponent else torch.ones_like(result)).numpy()
 
     left = scipy.sparse.dia_array((power(measure.a)[None], [0]), shape=(n, n))
     right = scipy.sparse.dia_array((power(measure.b)[None], [0]), shape=(n, n))

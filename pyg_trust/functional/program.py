@@ -136,7 +136,7 @@ def fragile_pairs(
     """List the fragile pairs of some rows, all pairs too.
 
     Args:
-        perturbations (Perturbations): what may be flipped.
+        perturbations (Perturbations): the fragile edges.
         rows (Tensor): int64: the rows, ascending.
 
     Returns:

@@ -129,7 +129,7 @@ def propagate(
 
     The exact sum goes from the last weight to the first (Horner): :math:`u_L =
     w_L x`, :math:`u_i = w_i x + P u_{i+1}`, :math:`z = u_0`. A column has the
-    same bits whatever stands beside it.
+    same bits beside any other columns.
 
     An estimate goes through the columns in blocks of a cache line, which
     share what is sampled, and level by level: where sampling would cost a
@@ -142,8 +142,7 @@ def propagate(
 
     Under :func:`torch.compile` with ``fullgraph=True`` and
     :func:`torch.export.export` the exact path is one op, for a graph that was
-    propagated on before; what depends on data (NaN, overflow) is not checked
-    there.
+    propagated on before; checks of data (NaN, overflow) are left out there.
 
     Args:
         graph (CSRGraph): the graph, unweighted.
@@ -151,7 +150,7 @@ def propagate(
             or ``[num_nodes, num_columns]``; or as many columns as a sparse CSR
             matrix, such as bags of words. The first level of the exact path
             then reads the entries alone; estimates make the matrix dense.
-        measure (Measure): what to compute (:mod:`.measures`).
+        measure (Measure): the measure to compute (:mod:`.measures`).
         eps (float): the quantum of AGP, relative to the L1 norm of each
             column; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed; by default drawn from torch's default
@@ -345,7 +344,7 @@ class _Propagate(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         if entries is not None:
             raise ValueError("'x' needs to be dense under vmap")
-        # As so many more columns.
+        # The mapped dimension becomes further columns.
         x = x.movedim(in_dims[0], -1)
         wide = x.reshape(x.size(0), -1)
         z = _Propagate.apply(wide, None, graph, measure, rows, how)
@@ -377,7 +376,7 @@ def _key_of(measure: Measure, dtype: torch.dtype, tol: float) -> str:
 
 
 def _known_as(measure: Measure, dtype: torch.dtype, how: How) -> str:
-    # What was propagated, and checked, before.
+    # The cache key of a propagation that was checked before.
     return f'{_key_of(measure, dtype, how.tol)} {how.half}'
 
 

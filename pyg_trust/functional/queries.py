@@ -52,7 +52,7 @@ def query(
             signals :math:`e_s`; or the signals themselves as the rows of a
             sparse CSR matrix, ``[num_queries, num_nodes]``, float32 or
             float64.
-        measure (Measure): what to compute (:mod:`.measures`).
+        measure (Measure): the measure to compute (:mod:`.measures`).
         eps (float): the quantum of AGP or the threshold of pruning, relative
             to the L1 norm of each signal; 0 for the exact result.
         method (str): :obj:`'sample'` or :obj:`'prune'`.

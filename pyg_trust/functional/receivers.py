@@ -50,7 +50,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.graph import CSRGraph
 
-# The key of the hash that chooses; public.
+# The public key of the hash that chooses receivers.
 _KEY = 0
 
 

@@ -39,7 +39,7 @@ from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.search import greedy_attacks
 from pyg_trust.graph import CSRGraph
 
-# Prices of nearly nothing say nothing: upper bounds are no smaller.
+# The least upper bound: smaller ones make prices meaningless.
 _LEAST = 1e-12
 
 
@@ -81,12 +81,12 @@ class Region:
             [perturbations.removable[edge], torch.zeros_like(out).bool()]
         )
         order = (row * count + col).argsort()
-        made = CSRGraph(pointer(row.bincount(minlength=count)), col[order])
+        inner = CSRGraph(pointer(row.bincount(minlength=count)), col[order])
         addable = None
         if not perturbations.all_pairs:
             addable = place[perturbations.pairs[:, pair]]
         self.perturbations = Perturbations(
-            made,
+            inner,
             goes[order],
             torch.cat([budget, torch.zeros_like(out)]),
             addable,
@@ -130,7 +130,7 @@ def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
     total: dict[int, float] = {}
     rowptr, col = graph.rowptr, graph.col
     for _ in range(10):
-        # The largest ones only: hubs would lead everywhere.
+        # Only the largest residues: hubs would lead everywhere.
         top = sorted(reach.items(), key=lambda item: -item[1])[: 2 * size]
         reach = {}
         for node, mass in top:
@@ -193,16 +193,16 @@ def local_bound(
     inside = nearest(perturbations.graph, target, alpha, size)
     region = Region(perturbations, inside)
     inside, border = region.inside, region.border
-    made = region.perturbations
+    perturbations_inside = region.perturbations
     here = int(region.place[target])
     upper = _upper(perturbations, region, here, alpha)
     columns = reward.size(0)
     signal = region.signal(
         reward[:, inside], free[:, border], free.amax(1), alpha
     )
-    priced = undirected and not made.all_pairs
+    priced = undirected and not perturbations_inside.all_pairs
     return dual_bound(
-        made,
+        perturbations_inside,
         signal,
         torch.full((columns,), here),
         upper.expand(columns, -1).contiguous(),
@@ -262,7 +262,7 @@ def local_attack(
         swaps=1 if global_budget <= 10 else 0,
     )[0]
     known = torch.cat([region.inside, region.border])
-    # Stand-ins are nobody.
+    # Stand-ins are no nodes of the graph.
     flips = flips[:, (flips < known.numel()).all(0)]
     return known[flips]
 
@@ -271,7 +271,7 @@ def _upper(
     perturbations: Perturbations, region: Region, here: int, alpha: float
 ) -> Tensor:
     # Upper bounds of the PageRank of the target at the nodes of the region.
-    made, count = region.perturbations, region.inside.numel()
+    inner, count = region.perturbations, region.inside.numel()
     follow = 1 - alpha
     graph = perturbations.graph
     added = perturbations.all_pairs or perturbations.pairs.numel() > 0
@@ -281,18 +281,18 @@ def _upper(
     visits = 1 / alpha if loops else 1 / (1 - follow**2)
     steps = torch.ones(count)
     if not added and graph.is_undirected:
-        steps = _distance(made.graph, count).clamp(min=1)
-    upper = torch.ones(made.num_nodes, dtype=torch.float64)
-    active = made.active
-    for block in made.column_blocks(active.numel()):
+        steps = _distance(inner.graph, count).clamp(min=1)
+    upper = torch.ones(inner.num_nodes, dtype=torch.float64)
+    active = inner.active
+    for block in inner.column_blocks(active.numel()):
         row = active[block]
         reward = torch.zeros((row.numel(), count), dtype=torch.float64)
         reward[torch.arange(row.numel()), row] = 1
         held = visits * follow ** steps[row].double()
         outside = held[:, None].expand(-1, region.border.numel())
         signal = region.signal(reward, outside, held, alpha)
-        found = policy_iteration(made, signal, alpha, tol=1e-9)
-        bound = alpha * (found.value[:, here] + found.high)
+        optimum = policy_iteration(inner, signal, alpha, tol=1e-9)
+        bound = alpha * (optimum.value[:, here] + optimum.high)
         upper[row] = bound.clamp(min=_LEAST, max=1)
     return upper
 

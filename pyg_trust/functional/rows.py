@@ -18,7 +18,7 @@ def gram(Z: Tensor) -> Tensor:
     """
     if Z.layout == torch.strided:
         return Z @ Z.t()
-    # Columns without a number add nothing.
+    # Empty columns add nothing.
     col = Z.col_indices()
     present = torch.zeros(Z.size(1), dtype=torch.bool, device=Z.device)
     present[col] = True

@@ -128,7 +128,7 @@ class Batch(NamedTuple):
         """Group graphs that are computed together, and say which densely."""
 
         def prefers_dense(size: Any, nnz: Any, active: Any) -> Any:
-            # Of numbers or of tensors: what each way multiplies.
+            # The multiplications of each way, for numbers or for tensors.
             signals = active * num_paths(J, L - 1)
             dense = J * size**2 * signals + (J - 1) * size**3
             steps = 2 ** (J - 1) * (L - 1)
@@ -154,7 +154,7 @@ class Batch(NamedTuple):
         # Graphs without an active column have nothing to compute.
         busy = active > 0
         blocks = []
-        # A step of the key is 15 % in size. Spectra are not padded.
+        # Group sizes within 15 %. Spectra are not padded.
         key = (self.size.double().log() / math.log(1.15)).long()
         if WAVELETS[wavelet].kernel is not None:
             key = self.size
@@ -236,7 +236,7 @@ class Batch(NamedTuple):
 
 
 def _sorted(mask: Tensor, key: Tensor, second: Tensor) -> Tensor:
-    # The places of a mask in the order of two keys.
+    # The positions of a mask, sorted by two keys.
     ids = mask.nonzero().view(-1)
     ids = ids[second[ids].argsort(stable=True)]
     return ids[key[ids].argsort(stable=True)]

@@ -1,6 +1,6 @@
 """Exhaustive search and greedy attacks over admissible graphs.
 
-What is found is evaluated in its own graph, so that it proves what it shows.
+Every attack is evaluated in its own graph, so that its margin is exact.
 A flip is a directed edge, or an undirected one with both its directions.
 """
 
@@ -135,13 +135,13 @@ class Exhaustive:
         while some := list(itertools.islice(sets, size)):
             repeated = [flips for flips in some for _ in range(num_classes)]
             policy = Policy.from_flips(perturbations, repeated)
-            found = horizon.evaluate(policy, signal.repeat(len(some), 1))
+            optimum = horizon.evaluate(policy, signal.repeat(len(some), 1))
             scale = horizon.alpha
-            value = scale * found.value[:, targets]
+            value = scale * optimum.value[:, targets]
             value = value.view(len(some), num_classes, -1)
             low, high = (
                 scale * error.view(len(some), num_classes, 1)
-                for error in (found.low, found.high)
+                for error in (optimum.low, optimum.high)
             )
             # [num_graphs, num_targets, num_classes]
             least, most = (value + low), (value + high)
@@ -176,8 +176,8 @@ def greedy_attacks(
     The gain of a flip in row :math:`i` is taken to first order, :math:`\pi_i`
     times what it adds to the step at :math:`i`; an undirected flip gains what
     both its directions do. Then each flip in turn is given up for the best
-    one in its place, where that is better. A heuristic; whoever uses an
-    attack evaluates it. With all pairs addable only removals are tried in
+    one in its place, where that is better. A heuristic: evaluate the attacks
+    before use. With all pairs addable only removals are tried in
     graphs of more than 1,500 nodes.
 
     Args:
@@ -210,7 +210,7 @@ def greedy_attacks(
     if used.all_pairs and n > 1500:
         used = Perturbations(used.graph, used.removable, used.budget)
     pairs = candidates(used, undirected)
-    made: list[Tensor] = []
+    attacks: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // n
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
     for block in tqdm(blocks, disable=not progress_bar, desc='greedy'):
@@ -223,8 +223,8 @@ def greedy_attacks(
             undirected,
         )
         search.run(global_budget, swaps)
-        made += search.flips()
-    return made
+        attacks += search.flips()
+    return attacks
 
 
 class _Greedy:
@@ -295,9 +295,9 @@ class _Greedy:
         if gain.size(1) == 0:
             return chosen
         most, which = gain.max(1)
-        made = chosen.clone()
-        made[torch.arange(len(made)), which] |= most > 0
-        return made
+        longer = chosen.clone()
+        longer[torch.arange(len(longer)), which] |= most > 0
+        return longer
 
     def keep(self, tried: Tensor) -> Tensor:
         """Keep the improved attacks, and their gains."""
@@ -313,11 +313,11 @@ class _Greedy:
         for _ in range(budget):
             before, tried = tried, self.add(tried, gain)
             if torch.equal(tried, before):
-                break  # nothing gains any more
+                break  # no swap improves any attack
             gain = self.keep(tried)
         for _ in range(swaps if budget > 1 else 0):
             for k in range(budget):
-                # The k-th flip of each column goes.
+                # Remove the k-th flip of each column.
                 number = self.chosen.long().cumsum(1)
                 gone = self.chosen & (number == k + 1)
                 without = self.chosen & ~gone

@@ -107,16 +107,16 @@ def rdp_select(
     mean, shape = check_law(mean, shape)
     if shape == math.inf:
         delta = [rdp_delta(a, g, math.log1p(1 / (x - 1))) for x in a]
-        found = g + mean * np.array(delta) + math.log(mean) / (a - 1)
+        bound = g + mean * np.array(delta) + math.log(mean) / (a - 1)
     elif mean < _ONE:
         return g  # one run, always
     else:
         rate = _gamma(mean, shape)
         each = (1 + shape) * ((1 - 1 / a) * g - math.log(rate) / a)
-        found = g + each.min() + math.log(mean) / (a - 1)
+        bound = g + each.min() + math.log(mean) / (a - 1)
     # Rényi divergences grow with the order.
     order = np.argsort(a)
-    least = np.minimum.accumulate(found[order][::-1])[::-1]
+    least = np.minimum.accumulate(bound[order][::-1])[::-1]
     return least[np.argsort(order)]
 
 

@@ -60,7 +60,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import check_delta
 
-# Beyond that, noise hides nothing.
+# Beyond this shift, noise gives no privacy.
 _LARGEST_SHIFT = 20.0
 
 

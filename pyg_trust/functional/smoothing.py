@@ -44,7 +44,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
-# What rounding adds to the difference of two worst cases at most.
+# A bound of the rounding error of the difference of two worst cases.
 _ROUNDING = 1e-12
 
 
@@ -219,7 +219,7 @@ def joint_regions(*kinds: FlipRegions) -> FlipRegions:
         perturbed = np.outer(perturbed, other.perturbed.numpy()).ravel()
         with np.errstate(invalid='ignore'):
             ratio = np.add.outer(ratio, other.log_ratio.numpy()).ravel()
-        # Infinities of both signs meet where neither input ever goes.
+        # Infinities of both signs meet in regions of probability 0.
         keep = ~np.isnan(ratio)
         clean, perturbed, ratio = clean[keep], perturbed[keep], ratio[keep]
     order = np.argsort(-ratio, kind='stable')
@@ -279,16 +279,15 @@ def worst_case_probability(
     check_instance('regions', regions, FlipRegions)
     values = _probabilities('p', p)
     clean, perturbed = regions.clean.numpy(), regions.perturbed.numpy()
-    # From the nearer end: where rho is steep, p = 1 - small is known better
-    # by what is missing.
+    # From the nearer end: where rho is steep, 1 - p is more precise than p.
     low, high = (clean, perturbed), (clean[::-1], perturbed[::-1])
     start, end = (high, low) if upper else (low, high)
-    made = np.where(
+    worst = np.where(
         values <= 0.5,
         _fill(values, *start, upper),
         1 - _fill(1 - values, *end, not upper),
     )
-    return torch.from_numpy(np.clip(made, 0.0, 1.0)).view(p.shape)
+    return torch.from_numpy(np.clip(worst, 0.0, 1.0)).view(p.shape)
 
 
 def _probabilities(name: str, p: Tensor) -> np.ndarray:
@@ -315,7 +314,7 @@ def min_probability(regions: FlipRegions) -> float:
     r"""Return the :math:`p` with :math:`\rho(p) = 1/2`, infinite if none.
 
     A class whose probability is above that is the likeliest one at
-    :math:`\tilde x`, too, whatever the classifier.
+    :math:`\tilde x`, too, for any classifier.
 
     Args:
         regions (FlipRegions): as in :func:`worst_case_probability`.
@@ -333,7 +332,7 @@ def min_probability_table(
 ) -> Tensor:
     """Compute :func:`min_probability` at every radius of a box.
 
-    One table serves all nodes: who is certified at which radius is then a
+    One table serves all nodes: the certified nodes at a radius then take a
     comparison.
 
     Args:

@@ -3,8 +3,8 @@ r"""Certificates of votes: bounds on changed votes, and group privacy.
 Every view of an input votes, and a change of :math:`k` elements reaches at
 most :math:`k` views (`Levine and Feizi 2021
 <https://arxiv.org/abs/2006.14768>`_; `Xia et al. 2024
-<https://openreview.net/forum?id=IGzaH538fz>`_). What follows is certain, and
-tight: some :math:`M + 1` votes do change the class, or tie.
+<https://openreview.net/forum?id=IGzaH538fz>`_). The bounds below are certain,
+and tight: some :math:`M + 1` votes do change the class, or tie.
 """
 
 import itertools
@@ -47,8 +47,8 @@ class CollectiveVotes(NamedTuple):
     """Number of classes that survive the worst set of corrupted views.
 
     Args:
-        lower (int): so many surely stay.
-        upper (int): so many stay under the worst set that was found.
+        lower (int): a bound of their number from below.
+        upper (int): their number under the worst set that a search reached.
         exact (bool): whether all sets were tried, so that both are equal.
     """
 
@@ -155,7 +155,7 @@ def certified_mean(
     predicted = p.sum(0).argmax(1)
     chosen = p.gather(2, predicted.expand(views, num)[..., None])
     margin = chosen - p
-    # Row k: what is left after the k largest have fallen to -1.
+    # Row k: the sum after the k largest have fallen to -1.
     fall = margin.sort(0, descending=True).values + 1
     left = margin.sum(0) - torch.cat([fall[:1] * 0, fall.cumsum(0)])
     left.scatter_(
@@ -169,7 +169,7 @@ def certified_mean(
 def tallies(*columns: Tensor) -> list[list[int]]:
     """Count how often each row of counts occurs in a table.
 
-    What a report says of votes, so that whoever reads it can count again.
+    For reports of votes, so that a reader can count again.
 
     Args:
         *columns (Tensor): int64, ``[num]``.

@@ -76,7 +76,7 @@ def disjoint_walks(
     messages from, so that in an undirected graph all are; weights play no
     part and self-loops cannot be walked.
 
-    What differential privacy rests on:
+    Differential privacy rests on these properties:
 
     - **Disjoint.** A node is claimed once, when it enters a subgraph, and
       only unclaimed nodes enter: every node is in at most one subgraph, and
@@ -184,7 +184,7 @@ def min_subgraphs(num_roots: int, walk_length: int, restarts: int = 1) -> int:
         M_{\min} = \left\lceil \frac{N_{roots}}{1 + RL} \right\rceil
 
     as every root is in a subgraph, and none holds more than :math:`1 + RL`.
-    What counts are the *roots*, not the nodes of the graph.
+    The *roots* count, not the nodes of the graph.
 
     Args:
         num_roots (int): the number of roots, at least 1.
@@ -270,7 +270,7 @@ def check_walks(
         size (int, optional): the most nodes of a subgraph, as
             :func:`max_size` has it; :obj:`None` for any number.
             (default: :obj:`None`)
-        roots (Tensor, optional): what :func:`root_index` takes: the nodes
+        roots (Tensor, optional): as in :func:`root_index`: the nodes
             that may be roots, each of which has to be in a subgraph.
             (default: :obj:`None`)
 

@@ -18,8 +18,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .claims import read_json
 
 #: What is hashed of a line of a removal, in this order.
@@ -116,26 +114,3 @@ def _chained(pairs: Iterable[tuple[Any, str]], parts: Any) -> Chain:
         made.links.append(found)
         before = found
     return made
-
-
-def fingerprint(*parts: Any) -> str:
-    """Digest arrays, texts and numbers.
-
-    Args:
-        *parts (Any): in this order. An array may come as the ``array`` of an
-            object that has the name of its type as ``dtype``.
-    """
-    digest = hashlib.sha256()
-    for part in parts:
-        array = getattr(part, 'array', part)
-        if isinstance(array, np.ndarray):
-            dtype = f'torch.{array.dtype}' if array is part else part.dtype
-            header: Any = ('tensor', dtype, array.shape)
-            content = array.tobytes()
-        elif part is None or isinstance(part, str | int | float):
-            header, content = type(part).__name__, repr(part).encode()
-        else:
-            raise ValueError(f'{type(part).__name__} has no fingerprint')
-        digest.update(repr((header, len(content))).encode())
-        digest.update(content)
-    return digest.hexdigest()

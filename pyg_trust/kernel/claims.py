@@ -113,6 +113,7 @@ _REMOVED = {
     'delta': 'probability',
     'lam': 'weight of the penalty',
     'history': 'what every release spent',
+    'residual_checked': 'by what the residual was checked',
     'ledger_head': 'SHA-256 of the ledger',
 }
 NodeRemoval = _promise(
@@ -120,6 +121,7 @@ NodeRemoval = _promise(
     'certified removal from a node classifier',
     'removal',
     num_train='training nodes that remain',
+    setting='SHA-256 of propagation, head, penalty and deviation of the noise',
     **_REMOVED,
 )
 GraphRemoval = _promise(

@@ -8,8 +8,9 @@ rows that are trained on, and
     L(W) = \sum_r \ell(W^\top z_r, y_r) + \frac{\lambda n}{2} \lVert W
     \rVert_F^2, \qquad W^* = \arg\min L .
 
-For *any* :math:`W`, :func:`residual` returns a :math:`\beta \ge \lVert \nabla
-L(W) \rVert_F`, and :func:`shift` a :math:`m \ge \lVert W' - W^* \rVert_F / s`,
+For *any* :math:`W`, :func:`residual` returns an interval with :math:`\lVert
+\nabla L(W) \rVert_F` in it, :math:`\beta` its end, and :func:`shift` a
+:math:`m \ge \lVert W' - W^* \rVert_F / s`,
 where :math:`W' = g \operatorname{rint}(W / g)`, :math:`g = 2^{-32} s`, is what
 a release adds noise of the standard deviation :math:`s` to. So the release is
 that of exact retraining, shifted by at most :math:`m` standard deviations.
@@ -56,6 +57,9 @@ values, in any order, with or without fused additions).
        \hat G \rVert + (\lVert \hat Z \rVert + E) \Delta + \gamma_4 (\mu \lVert
        W \rVert + \lVert R \rVert) .
 
+   What is added to :math:`\lVert R \rVert` may as well be missing in it: the
+   start of the interval.
+
 What underflows is lost below :math:`2^{-1074}`, below :math:`2^{-537}` under a
 root: every norm and every result is raised by :math:`2^{-500}`.
 
@@ -70,15 +74,16 @@ that are many deviations away.
 import hashlib
 import hmac
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import mpmath
 import numpy as np
-from scipy import special
+import scipy
 from scipy.sparse import csr_array
 
-from .chain import fingerprint
+from .accounting import FAILS, HOLDS, NOT_PROVED
+from .arrays import Tensor, fingerprint
 
 UNIT = 2.0**-53
 TINY = 2.0**-500
@@ -105,8 +110,23 @@ ARRAYS: dict[str, tuple[str, int]] = {
     **{'labels': ('int64', 1), 'salts': ('uint8', 2)},
     **dict.fromkeys(('x', 'W', 'released'), ('float64', 2)),
 }
+RESIDUAL = 'that the residual is within its bound'
+# Products that a check computes at most; and how seldom noise is farther.
+MOST_WORK, LEAST_CHANCE = 10**12, 1e-9
 # So many neighbouring nodes have one salt, and so many salts one hash.
 BLOCK, SALTS = 64, 1024
+
+
+class Interval(NamedTuple):
+    """Numbers that an unknown one is between.
+
+    Args:
+        least (float): from below.
+        most (float): from above.
+    """
+
+    least: float
+    most: float
 
 
 class Proof(NamedTuple):
@@ -114,12 +134,12 @@ class Proof(NamedTuple):
 
     Args:
         num_train (int): :math:`n`.
-        residual (float): :math:`\beta`, at least the norm of the gradient.
+        residual (Interval): of the norm of the gradient.
         shift (float): :math:`m`, of the release over its noise.
     """
 
     num_train: int
-    residual: float
+    residual: Interval
     shift: float
 
 
@@ -281,8 +301,8 @@ def residual(
     W: np.ndarray,
     lam: float,
     head: str,
-) -> float:
-    r"""Return :math:`\beta \ge \lVert \nabla L(W) \rVert_F`: step 4.
+) -> Interval:
+    r"""Bound :math:`\lVert \nabla L(W) \rVert_F`, by :math:`\beta`: step 4.
 
     Args:
         found (Features): of the :math:`n` training rows.
@@ -313,9 +333,12 @@ def residual(
     slopes_wrong = slope + LIPSCHITZ[head] * margins_off + 2 * UNIT * g
     hidden = (gamma(n) * z + error) * g + (z + error) * slopes_wrong
     hidden += gamma(4) * (mu * w + r)
-    # The roundings of these twenty operations.
+    # The roundings of these twenty operations, and of r from below.
     beta = (r + hidden) * (1 + 2.0**-47) + TINY
-    return beta if math.isfinite(beta) else math.inf
+    if not math.isfinite(beta):
+        return Interval(0.0, math.inf)
+    least = r * (1 - 3 * gamma(R.size + 4) - 2.0**-47) - hidden - 2 * TINY
+    return Interval(max(0.0, least - hidden * 2.0**-47), beta)
 
 
 def shift(beta: float, n: int, lam: float, W: np.ndarray, std: float) -> float:
@@ -393,6 +416,16 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
         raise ValueError('its numbers are out of range')
 
 
+def setting(arrays: Mapping[str, np.ndarray]) -> str:
+    """Digest what a proof is about, but for data and weights.
+
+    Args:
+        arrays (dict): of :data:`ARRAYS`.
+    """
+    names = ('weights', 'a', 'b', 'self_loops', 'along', 'lam', 'std')
+    return fingerprint(str(arrays['head']), *(arrays[n] for n in names))
+
+
 def work(arrays: Mapping[str, np.ndarray]) -> int:
     """Count the products of a proof, about.
 
@@ -420,9 +453,8 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
     found = features(entries, arrays['x'], rows, weights, a, b, loops, along)
     Y = targets(labels[rows], len(arrays['classes']), str(head))
     beta = residual(found, Y, arrays['W'], lam, str(head))
-    return Proof(
-        len(rows), beta, shift(beta, len(rows), lam, arrays['W'], std)
-    )
+    m = shift(beta.most, len(rows), lam, arrays['W'], std)
+    return Proof(len(rows), beta, m)
 
 
 def sealed(arrays: Mapping[str, np.ndarray]) -> str:
@@ -468,5 +500,83 @@ def plausible(arrays: Mapping[str, np.ndarray]) -> float:
     """
     off = (arrays['released'] - arrays['W']) / float(arrays['std'])
     half, square = off.size / 2, float((off**2).sum()) / 2
-    tails = special.gammainc(half, square), special.gammaincc(half, square)
+    law = scipy.special
+    tails = law.gammainc(half, square), law.gammaincc(half, square)
     return min(1.0, 2 * float(min(tails)))
+
+
+def remaining(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return what remains as a graph with names, and the proof.
+
+    Args:
+        arrays (dict): of a file.
+
+    Raises:
+        ValueError: as :func:`checked`.
+    """
+    checked(arrays)
+    alive, col, labels = (arrays[k] for k in ('alive', 'col', 'labels'))
+    sender = np.repeat(np.arange(len(alive)), np.diff(arrays['rowptr']))
+    # Without the self-loops that were added.
+    kept = (sender != col) | arrays['own_loop'][sender]
+    place = np.cumsum(alive) - 1
+    return {
+        'n_id': Tensor('torch.int64', np.flatnonzero(alive)),
+        'x': Tensor('torch.float64', arrays['x'][alive]),
+        'edge_index': Tensor(
+            'torch.int64', place[np.stack([sender, col])[:, kept]]
+        ),
+        'trained': set(np.flatnonzero(labels >= 0).tolist()),
+        'proof': arrays,
+    }
+
+
+def compare(
+    arrays: Mapping[str, np.ndarray], claimed: Mapping[str, Any], paid: float
+) -> Iterator[tuple[str, str]]:
+    """Compare a claim with what is proved.
+
+    Args:
+        arrays (dict): of :func:`checked`.
+        claimed (dict): of the report: ``'data'``, ``'model'``, ``'setting'``,
+            ``'num_train'`` and ``'bound'``.
+        paid (float): the shift that is paid for.
+
+    Returns:
+        iterator: a status and a text for everything that was looked at.
+    """
+    for name, what, found in (
+        ('data', 'graph and release', sealed(arrays)),
+        ('model', 'weights', fingerprint('weight', arrays['released'])),
+        ('setting', 'setting', setting(arrays)),
+    ):
+        status, same = FAILS, found == claimed.get(name)
+        if same or not claimed.get(name):
+            status = HOLDS if same else NOT_PROVED
+        yield (
+            status,
+            f'data: {what}, {"" if same else "not "}as the report has it',
+        )
+    chance = plausible(arrays)
+    yield (
+        HOLDS if chance >= LEAST_CHANCE else FAILS,
+        'data: the noise between the weights and those that were released is '
+        f'as large as it should be (p {chance:.2g})',
+    )
+    bound = claimed['bound']
+    if work(arrays) > MOST_WORK or bound == 0:
+        yield NOT_PROVED, f'{RESIDUAL}: it takes too long, or has no bound'
+        return
+    n, beta, m = prove(arrays)
+    status = NOT_PROVED
+    if beta.least > bound or n != claimed['num_train']:
+        status = FAILS
+    elif beta.most <= bound and m <= paid:
+        status = HOLDS
+    yield (
+        status,
+        f'{RESIDUAL}: at most {beta.most:.6g}, {bound:.6g} is claimed, of {n} '
+        f'training nodes; the release is shifted by at most {m:.6g}, '
+        f'{paid:.6g} is paid for, if these are the weights that the noise was '
+        'added to',
+    )

@@ -308,9 +308,13 @@ def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
             ', if Theorem 3 of Guo et al. holds here, which it does not in '
             'general'
         )
+    checked = (
+        'how the residual, of which all else is made, was checked: '
+        f'{c.residual_checked}'
+    )
     return Words(
         promise,
-        _OUTPUT if c.noise == 'output' else OBJECTIVE,
+        (*(_OUTPUT if c.noise == 'output' else OBJECTIVE), checked),
         _AFTERWARDS,
         {unit: c.bound},
         {unit: c.budget},
@@ -321,7 +325,10 @@ def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
 def _node_removal(c: Any) -> Words:
     made = _released(c, 'releases', 'gradient residual', c.budget)
     copies = 'copies of what was removed in other nodes'
-    return replace(made, not_covered=(*made.not_covered, copies))
+    return replace(
+        made,
+        not_covered=(*made.not_covered, copies),
+    )
 
 
 @_of('GraphRemoval')

@@ -28,8 +28,8 @@ _PARTITION, _BATCH = 0, 1
 
 
 def _write(walks: DisjointWalks) -> list[int]:
-    # What a loader hands to its workers is a list of indices. Nodes are
-    # distinct, so a subgraph can say where it ends: with its root once more.
+    # A loader hands a list of indices to its workers. Nodes are distinct, so
+    # repeating the root marks the end of a subgraph.
     count = torch.arange(walks.num_subgraphs, device=walks.ptr.device)
     last = walks.ptr[1:] + count
     out = walks.node.new_empty(walks.node.numel() + walks.num_subgraphs)
@@ -55,7 +55,8 @@ def _read(
 
 
 class _MarkRoots:
-    # Of subgraphs as wholes, the first node of each; then what the user does.
+    # Keep the first node of each whole subgraph, then call the user's
+    # function.
     def __init__(self, transform: Callable[[Data], Any] | None) -> None:
         self.transform = transform
 
@@ -99,7 +100,7 @@ class DisjointWalkLoader(WholeUnitLoader):
     :obj:`input_nodes` do not; see
     :func:`pyg_trust.functional.disjoint_walks`. Privacy needs the choice of
     batches to stay secret. A :class:`~pyg_trust.privacy.PrivacyEngine` draws
-    them from the operating system, whatever the seed here; keep ``n_id`` and
+    them from the operating system, with any seed here; keep ``n_id`` and
     ``input_id`` of its batches to yourself. Batches of the loader alone are
     those of the seed.
 
@@ -183,7 +184,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         self.check_kwargs(
             kwargs, num_steps=num_steps, resample_every=resample_every
         )
-        # Its own seed comes after its checks.
+        # The seed is resolved after all checks.
         sampler = DisjointWalkSampler(
             data, walk_length, restarts, input_nodes, along=along, seed=0
         )
@@ -270,7 +271,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         return self._subgraph[1]
 
     def _number(self, step: int) -> int:
-        # Of the partition that a step draws from.
+        # The number of the partition that a step draws from.
         every = self.resample_every
         return 0 if every is None else step // every
 

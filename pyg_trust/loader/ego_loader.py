@@ -158,14 +158,14 @@ class EgoLoader(StepLoader):
         good = False
         if isinstance(index, Tensor) and index.dim() == 1 and index.numel():
             roots = self.node_sampler.roots
-            found = index.numel()
+            size = index.numel()
             if int(index.min()) >= 0 and int(index.max()) < roots.numel():
-                # It says which roots: make it again and compare.
+                # It names its roots: sample them again and compare.
                 want = self.node_sampler.sample_roots(index)
                 good = (
-                    found <= (count or self.subgraphs_per_batch)
-                    and (count is None or found == count)
-                    and index.unique().numel() == found
+                    size <= (count or self.subgraphs_per_batch)
+                    and (count is None or size == count)
+                    and index.unique().numel() == size
                     and _equal(batch.get('n_id'), want.node)
                     and _equal(batch.get('batch'), want.batch)
                     and batch.num_nodes == want.node.numel()
@@ -176,8 +176,8 @@ class EgoLoader(StepLoader):
                 "there a 'transform' that changes 'n_id', 'batch', "
                 "'input_id' or the number of nodes?"
             )
-        return batch.batch, found
+        return batch.batch, size
 
 
-def _equal(found: Any, want: Tensor) -> bool:
-    return isinstance(found, Tensor) and torch.equal(found, want)
+def _equal(actual: Any, want: Tensor) -> bool:
+    return isinstance(actual, Tensor) and torch.equal(actual, want)

@@ -225,7 +225,7 @@ class GraphLoader(WholeUnitLoader):
 
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
-        # How many there are is public where one is exchanged alone.
+        # The number is public where neighbours differ by an exchange.
         known: dict[str, Any] = {'num_graphs': len(self.graphs)}
         if self._rate is not None:
             known = {'sample_rate': self._rate, 'relation': self.relation}

@@ -45,7 +45,7 @@ class ShardDataset(Dataset[Data]):
         count = shard_sizes(home, num_shards)
         self.edge = order[home.numel() - int(count.sum()) :]
         self.edge_ptr = pointer(count)
-        # The place of every training node in its own shard.
+        # The position of every training node in its shard.
         self.place = torch.full_like(shard, -1)
         places = torch.arange(self.node.numel(), device=shard.device)
         start = self.node_ptr[shard[self.node]]

@@ -61,10 +61,10 @@ class StepBatches(Sampler[list[int]]):
         self.write = write
         self.seed = seed
         self.rate = rate
-        # Which part of a step's draw is made here, of how many.
+        # This process's part of a step's draw, and the number of parts.
         self.rank, self.num_ranks = 0, 1
-        # The step that comes next; the most units of a batch in memory, by
-        # which a step's draw is cut into several; another source of chance.
+        # The next step; the most units of a batch in memory, by which a draw
+        # is split into several batches; another source of randomness.
         self.position = 0
         self.chunk_size: int | None = None
         self.choose: Choice | None = None
@@ -80,7 +80,7 @@ class StepBatches(Sampler[list[int]]):
         self._kept = {k: v for k, v in self._kept.items() if k >= steps}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers make batches of what was drawn; they draw none.
+        # Workers collate batches of drawn units and draw none.
         return {**self.__dict__, 'choose': None, '_kept': {}}
 
     def index(self, step: int) -> Tensor:
@@ -121,7 +121,7 @@ class StepBatches(Sampler[list[int]]):
                 yield self.write(step, part)
 
     def __len__(self) -> int:
-        # By coins, of batches of the expected size.
+        # By batches of the expected size, for Poisson sampling.
         here = max(1, -(-self.batch_size // self.num_ranks))
         return self.num_steps * -(-here // (self.chunk_size or here))
 
@@ -130,7 +130,7 @@ class StepLoader(NodeLoader):
     r"""Base of loaders for private training.
 
     Every step draws some of :math:`M` units (subgraphs) by a
-    :class:`StepBatches`. What a private engine asks of a loader is here.
+    :class:`StepBatches`. This is the interface that a private engine uses.
 
     Args:
         data (Data): the graph.
@@ -142,7 +142,7 @@ class StepLoader(NodeLoader):
 
     OWN = ('sampler', 'batch_sampler', 'shuffle', 'drop_last')
 
-    #: What a unit is.
+    #: The name of a unit.
     unit: str
     #: Which data are neighbours.
     relation: str = 'replace-one-feature-row'
@@ -269,9 +269,9 @@ class StepLoader(NodeLoader):
             ValueError: if it holds others.
         """
         name, want = self._mark(step, index)
-        found = batch.get(name) if isinstance(batch, Data) else None
-        if not isinstance(found, Tensor) or not torch.equal(
-            found.cpu().sort().values, want.cpu().sort().values
+        actual = batch.get(name) if isinstance(batch, Data) else None
+        if not isinstance(actual, Tensor) or not torch.equal(
+            actual.cpu().sort().values, want.cpu().sort().values
         ):
             raise ValueError(
                 'a batch needs to hold the units that were drawn for it, '
@@ -280,14 +280,14 @@ class StepLoader(NodeLoader):
             )
 
     def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:
-        # What tells units apart in a batch.
+        # The attribute that identifies units in a batch.
         return 'input_id', index
 
     def untransformed(self, index: list[int]) -> Any:
         """Return a batch before the loader's ``transform``.
 
         Args:
-            index (list[int]): what the batch sampler has drawn.
+            index (list[int]): the drawn units.
         """
         plain = copy.copy(self)
         plain.__dict__['transform'] = None

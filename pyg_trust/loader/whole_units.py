@@ -52,8 +52,8 @@ class WholeUnitLoader(StepLoader):
     ) -> tuple[Tensor, int]:
         """Refuse a batch that does not hold whole units of a step.
 
-        Whatever a ``transform`` did to it: its nodes have to be those of
-        distinct units, each with all of its nodes and once.
+        After any ``transform``, its nodes have to be those of distinct units,
+        each with all of its nodes and once.
 
         Args:
             batch (Data): a batch, or a part of one.
@@ -76,18 +76,20 @@ class WholeUnitLoader(StepLoader):
                 "'transform' needs to return a torch_geometric.data.Data "
                 f'(got {type(batch).__name__})'
             )
-        found = self._count(batch, step, count or self.most_at(step))
-        if found is None or found != (found if count is None else count):
+        count_here = self._count(batch, step, count or self.most_at(step))
+        if count_here is None or count_here != (
+            count_here if count is None else count
+        ):
             raise ValueError(
                 f'a batch needs to hold whole, distinct units ({self.unit}) '
                 "of the loader's partition, each node once: is there a "
                 "'transform' that changes 'n_id', 'batch', 'input_id' or the "
                 'number of nodes?'
             )
-        return batch.batch, found
+        return batch.batch, count_here
 
     def _count(self, batch: Data, step: int, most: int) -> int | None:
-        # How many units a batch has, None if they are not whole.
+        # The number of units in a batch, None if they are not whole.
         node, owner = batch.get('n_id'), batch.get('batch')
         known = self._units(step)
         if (
@@ -111,21 +113,21 @@ class WholeUnitLoader(StepLoader):
             or int(owner.min()) != 0
         ):
             return None
-        found = int(owner.max()) + 1
+        number = int(owner.max()) + 1
         units = known[node]
-        # One number of the partition for each of the batch, and back.
-        of = units.new_full((found,), -1)
+        # A one-to-one map between units of the batch and of the partition.
+        of = units.new_full((number,), -1)
         of[owner] = units
-        size = owner.bincount(minlength=found)
+        size = owner.bincount(minlength=number)
         if self._sizes is None or self._sizes[0] is not known:
             self._sizes = known, known[known >= 0].bincount()
         good = (
-            found <= most
+            number <= most
             and int(of.min()) >= 0
             and bool((of[owner] == units).all())
-            and of.unique().numel() == found
+            and of.unique().numel() == number
             and node.unique().numel() == node.numel()
             and bool((size == self._sizes[1][of]).all())
             and self._is_consistent(batch, of)
         )
-        return found if good else None
+        return number if good else None

@@ -81,7 +81,7 @@ class _Propagation:
         return z
 
     def _options(self) -> str:
-        # As PyG prints it, where nothing of ours is asked.
+        # As PyG prints it, if all arguments are PyG's.
         text = f', eps={self.eps:g}' if self.eps else ''
         if self.seed is not None:
             text += f', seed={self.seed}'
@@ -117,7 +117,7 @@ def _need_exact(name: str, eps: float, half: bool, tol: float) -> None:
 def _as_edges(
     edge_index: Any, edge_weight: Tensor | None, num_nodes: int
 ) -> tuple[Any, Tensor | None]:
-    # What PyG's layers take.
+    # Return the arguments of PyG's layers.
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         check_tensor(
             'edge_index', edge_index, (torch.int64, torch.int32), (2, 'num')
@@ -366,8 +366,8 @@ class APPNP(_Propagation, pyg.APPNP):
     _edges: tuple[Tensor, Tensor] | None
     _adj_t: Any
 
-    # PyG's names for what is cached, made of the graph that is kept here, for
-    # its messages (dropout, explainers) and for those who look.
+    # PyG's names for cached values, made of the graph that is kept here: its
+    # messages (dropout, explainers) and users read them.
     @property
     def _cached_edge_index(self) -> tuple[Tensor, Tensor] | None:
         graph = self._cached_graph

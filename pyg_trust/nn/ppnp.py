@@ -125,8 +125,8 @@ class PageRankDiffusion(MessagePassing):
         return edge_weight.view(-1, 1) * x_j
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        # PyG compiles a 'propagate' for each class and sets it there. Without,
-        # what runs is what the classes say, which certificates compare.
+        # PyG compiles a 'propagate' for each class and sets it there. Without
+        # it the code of the class runs, which certificates compare.
         del raise_on_error
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ class PPNP(PageRankDiffusion):
     ) -> Tensor:
         """Return the diffused logits: ``[num_nodes, num_classes]``."""
         check_instance('x', x, Tensor)
-        # Refused, if it is, before the encoder runs.
+        # Convert, and refuse, before the encoder runs.
         graph = CSRGraph.convert(edge_index, x.size(0), edge_weight)
         return self.diffuse(self.logits(x), graph)
 
@@ -327,7 +327,7 @@ class LabelPropagation(PageRankDiffusion):
                 by default all. (default: :obj:`None`)
             edge_weight (Tensor, optional): with an ``edge_index``; as it
                 is, with :obj:`num_layers`. (default: :obj:`None`)
-            post_step (callable, optional): what follows each layer, instead
+            post_step (callable, optional): called after each layer, instead
                 of cutting to [0, 1]; with :obj:`num_layers`.
                 (default: :obj:`None`)
         """

@@ -1,7 +1,7 @@
 """Aggregators: combine the sub-models of all shards into one prediction.
 
 All have one form: ``fit`` from scratch on the outputs of the sub-models, then
-call. What learns has seen labels and outputs of all shards, so it has to be
+call. A trained one has seen labels and outputs of all shards, so it has to be
 fitted again after every removal. Much of what it gains comes from those
 labels: compare it with a plain model that is trained on them alone.
 """
@@ -31,12 +31,12 @@ from pyg_trust.functional import aggregate
 from pyg_trust.functional.partition import check_edges
 from pyg_trust.functional.ragged import pointer
 
-#: What makes a :class:`ShardAggregator`, by name, of the arguments given.
+#: Factories of :class:`ShardAggregator`, by name.
 AGGREGATORS: Registry[Callable[..., 'ShardAggregator']] = Registry(
     'aggregator'
 )
 FUSIONS = ('plain', 'align', 'logits')
-# Initial weights, the order of the nodes, and what a step draws.
+# Random streams: initial weights, the order of the nodes, the draws of a step.
 _INIT, _ORDER, _STEP = 0, 1, 2
 
 
@@ -80,7 +80,7 @@ class ShardAggregator(torch.nn.Module):
         r"""Train from scratch; the same seed gives the same aggregator.
 
         Args:
-            outputs (Tensor): what the sub-models say, ``[num_shards,
+            outputs (Tensor): the sub-models' outputs, ``[num_shards,
                 num_nodes, channels]``: logits.
             y (Tensor): the classes, int64, ``[num_nodes]``; only those of
                 :obj:`index` are read.
@@ -104,7 +104,7 @@ class ShardAggregator(torch.nn.Module):
                 a method needs something that is not there.
         """
         examples = _check(outputs, y, index, edge_index, shard, num_classes)
-        # On the side, so that whatever interrupts it changes nothing.
+        # On a copy, so that an interruption changes nothing.
         learner = copy.deepcopy(self)
         with torch.enable_grad():
             learner._learn(examples, rng.resolve(seed), progress_bar)
@@ -375,7 +375,7 @@ class AttentiveAggregator(ShardAggregator):
                 optimizer.step()
 
     def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        # What is fused, and the scores of the sub-models.
+        # Return the values to fuse, and the scores of the sub-models.
         if self.weight is None:
             raise ValueError('the aggregator needs to be fitted first')
         shape = (self.weight.size(0), 'num_nodes', self.weight.size(1))
@@ -392,7 +392,7 @@ class AttentiveAggregator(ShardAggregator):
         score: Tensor,
         draws: torch.Generator,
     ) -> Tensor:
-        # Each sub-model stays by the toss of a coin, and one in any case.
+        # Keep each sub-model with probability 1/2, and at least one.
         mask = torch.rand(score.shape, generator=draws) < 0.5
         num, shards = score.shape
         one = torch.randint(shards, (num, 1), generator=draws)
@@ -433,7 +433,7 @@ class AttentiveAggregator(ShardAggregator):
         """Return the logits of fused embeddings: ``[num_nodes, num_classes]``.
 
         Args:
-            fused (Tensor): what :meth:`fused` returns.
+            fused (Tensor): the result of :meth:`fused`.
         """
         width = 'channels' if self.head is None else self.head.in_features
         check_tensor('fused', fused, None, ('num_nodes', width))
@@ -447,7 +447,7 @@ class AttentiveAggregator(ShardAggregator):
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any
     ) -> None:
         weight = state_dict.get(f'{prefix}weight')
-        # What does not fit is for the base class to refuse.
+        # The base class refuses shapes that do not fit.
         if weight is not None and weight.dim() == 3:
             self.hidden_channels = weight.size(2)
             head = state_dict.get(f'{prefix}head.weight')
@@ -459,7 +459,7 @@ class AttentiveAggregator(ShardAggregator):
 
 
 class _CutEdges:
-    # The training edges between shards, and who is no neighbour of whom.
+    # The training edges between shards, and samples of non-neighbours.
     def __init__(self, edge_index: Tensor, shard: Tensor) -> None:
         row, col = edge_index
         n = shard.numel()
@@ -477,7 +477,7 @@ class _CutEdges:
     def draw(
         self, nodes: Tensor, draws: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # The places of the nodes that have both, neighbours, strangers.
+        # The nodes that have both; their neighbours; their non-neighbours.
         def random(count: Tensor) -> Tensor:
             share = torch.rand(
                 count.numel(), generator=draws, dtype=torch.float64
@@ -489,7 +489,7 @@ class _CutEdges:
         picked = self.ptr[nodes] + random(degree)
         pool = torch.full_like(nodes, self.training.numel())
         stranger = self.training[random(pool)]
-        # Where almost everybody is a neighbour, a node is left out.
+        # A node with almost only neighbours is left out.
         for _ in range(10):
             known = self._known(nodes, stranger)
             if not bool(known.any()):
@@ -567,16 +567,16 @@ def make_aggregator(
                 f'not with a {type(name).__name__}'
             )
         return name
-    made = AGGREGATORS.find('name', name)(**kwargs)
-    if not isinstance(made, ShardAggregator):
+    aggregator = AGGREGATORS.find('name', name)(**kwargs)
+    if not isinstance(aggregator, ShardAggregator):
         raise TypeError(
             f'{AGGREGATORS.note(name)}, needs to return a ShardAggregator '
-            f'(got {type(made).__name__})'
+            f'(got {type(aggregator).__name__})'
         )
-    return made
+    return aggregator
 
 
-# Those of this package, whose subclasses are others.
+# The exact classes of this package; a subclass is the user's own.
 _KNOWN = (
     ShardAggregator,
     MeanAggregator,

@@ -159,9 +159,9 @@ class DisjointWalkSampler(RootSampler):
         if bool((known.diff() == 0).any()):
             raise ValueError("'walks' needs to be disjoint")
         other = self.graph.col32[edge].long()
-        found = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
-        col = place[found]
-        inside = (known[found] == other) & (batch[row] == batch[col])
+        position = torch.searchsorted(known, other).clamp_(max=len(known) - 1)
+        col = place[position]
+        inside = (known[position] == other) & (batch[row] == batch[col])
         row, col, edge = row[inside], col[inside], edge[inside]
         if contiguous:
             order = col.argsort(stable=True)

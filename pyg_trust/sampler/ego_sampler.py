@@ -84,18 +84,18 @@ class EgoSampler(RootSampler):
         check_range('index', index, self.roots.numel(), 'the roots')
         count, n = index.numel(), self.graph.num_nodes
         rowptr, col = self.graph.receivers(self.along)
-        # A copy of a node is named by its root's place in the batch and it.
+        # The key of a copy: its root's position in the batch, and the node.
         first = torch.arange(count) * n + self.roots[index]
-        found = front = first
+        keys = front = first
         for _ in range(self.num_hops):
             node, owner = front % n, front // n
             size = rowptr[node + 1] - rowptr[node]
             sender = col[ranges(rowptr[node], size)].long()
             reached = owner.repeat_interleave(size) * n + sender
             reached = reached.unique()
-            front = reached[~torch.isin(reached, found)]
-            found = torch.cat([found, front])
-        rest = found[count:].sort().values
+            front = reached[~torch.isin(reached, keys)]
+            keys = torch.cat([keys, front])
+        rest = keys[count:].sort().values
         copies = torch.cat([first, rest])
         node, owner = copies % n, copies // n
 

@@ -166,8 +166,8 @@ def transform(gdc: pyg.GDC, data: Data) -> Data:
 def _estimate(
     gdc: pyg.GDC, edge_index: Tensor, num_nodes: int
 ) -> tuple[Tensor, Tensor]:
-    # Walks along the edges, from all nodes, turned into what was asked by
-    # the degrees, as PyG does. Half of its threshold has its largest error.
+    # Walks along the edges, from all nodes, rescaled by degrees to the
+    # normalisation, as PyG does. The largest error is half of its threshold.
     graph = CSRGraph.from_edge_index(coalesce(edge_index), num_nodes)
     if gdc.self_loop_weight:
         graph = graph.with_self_loops()

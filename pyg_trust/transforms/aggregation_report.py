@@ -109,9 +109,9 @@ def make_relation(
         form = 'withdraw' if relation == 'node_incident' else 'replace'
     else:
         check_choice('form', form, FORMS)
-    made = Relation(relation, form, directed, max_degree)
-    assert made.sensitivity > 0  # checks all of it
-    return made
+    checked = Relation(relation, form, directed, max_degree)
+    assert checked.sensitivity > 0  # checks all of it
+    return checked
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class AggregationReport(Report):
         )
 
     def _checks(self) -> tuple[str, ...]:
-        # What stops a release where it does not hold, and so was found.
+        # The assumptions that a release refuses to break, and so were checked.
         where = 'account' if self.ledger_head is None else 'ledger'
         looked = 'no edge has a weight'
         if self.relation != 'feature':
@@ -411,14 +411,14 @@ def make_report(
     r"""Derive the relation's fields and make the report.
 
     Args:
-        relation (Relation): who is protected.
+        relation (Relation): the neighbouring relation.
         delta (float): :math:`\delta`.
         mu_encoder (float): as of :class:`AggregationReport`.
             (default: :obj:`0.0`)
         mu_aggregation (float): the same. (default: :obj:`0.0`)
         mu_head (float): the same. (default: :obj:`0.0`)
-        mu_others (float): of :obj:`mu_aggregation`, what others than the
-            object of the report have spent. (default: :obj:`0.0`)
+        mu_others (float): of :obj:`mu_aggregation`, the part that other
+            objects than the report's have spent. (default: :obj:`0.0`)
         predictions (bool): the same. (default: :obj:`False`)
         num_nodes (int): the same.
         receivers (int, optional): the same; by default all nodes.
@@ -433,7 +433,7 @@ def make_report(
             (d, gaussian_epsilon(mu_aggregation * math.sqrt(d / D), delta))
             for d in sorted({max(1, D // 4), D, 2 * D, 4 * D, 8 * D})
         )
-    # All that the account has, in steps of one record by way of a blank.
+    # The whole account, in two steps per changed record: to a blank and back.
     replaced = None
     if relation.form == 'withdraw':
         replaced = gaussian_epsilon(2 * fields['mu'], delta)

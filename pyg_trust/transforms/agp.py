@@ -66,8 +66,8 @@ class MeasureTransform(BaseTransform):
         return make_measure(self.measure, graph, **self.arguments)
 
     def __repr__(self) -> str:
-        # All that decides what is computed: PyG compares it with that of a
-        # dataset on the disk (pre_transform).
+        # Every argument that changes the result: PyG compares the text with
+        # that of a dataset on the disk (pre_transform).
         measure = self.measure
         if isinstance(measure, Measure):
             measure = f'{measure} of {measure.key}'

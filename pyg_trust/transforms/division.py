@@ -37,8 +37,8 @@ class Division(BaseTransform):
     ===============  =======================================================
     ``'edges'``      view :math:`i` has the undirected edges of group
                      :math:`i` (both directions together)
-    ``'nodes'``      the edges that leave nodes of group :math:`i`: whoever
-                     listens hears them alone, however many layers there are
+    ``'nodes'``      the edges that leave nodes of group :math:`i`: these are
+                     the only senders, in any number of layers
     ``'subgraphs'``  the subgraph that group :math:`i` induces
     ``'features'``   the rows of ``x`` of group :math:`i`, zeros elsewhere
     ``'entries'``    the entries of ``x`` of group :math:`i`, by name of the
@@ -87,25 +87,25 @@ class Division(BaseTransform):
         """
         check_named(data)
         check_integer('number', number, 0, self.num_views - 1)
-        made = copy.copy(data)
+        view = copy.copy(data)
         n = int(data.num_nodes)
-        made.num_nodes = n
+        view.num_nodes = n
         if self.by == 'subgraphs':
-            return made.subgraph(self.node_groups(data) == number)
+            return view.subgraph(self.node_groups(data) == number)
         first, second = divmod(number, self.num_groups)
         edges = second if self.by != 'grid' else first
         if self.by == 'nodes':
-            return incoming_view(made, self.node_groups(data) == edges)
+            return incoming_view(view, self.node_groups(data) == edges)
         if self.by in ('edges', 'grid'):
-            _keep_edges(made, self.edge_groups(data) == edges)
+            _keep_edges(view, self.edge_groups(data) == edges)
         if self.by in ('features', 'grid'):
             held = self.node_groups(data) == second
-            # Not a product: an infinity would show in all views.
+            # Not a product, which would carry an infinity to all views.
             keep = held[:, None].to(data.x.device)
-            made.x = torch.where(keep, data.x, 0)
+            view.x = torch.where(keep, data.x, 0)
         if self.by == 'entries':
-            made.x = self._entries(data, second)
-        return made
+            view.x = self._entries(data, second)
+        return view
 
     def node_groups(self, data: Data) -> Tensor:
         """Return the group of every node: int64, ``[num_nodes]``.
@@ -134,7 +134,7 @@ class Division(BaseTransform):
         return group.to(data.edge_index.device)
 
     def _entries(self, data: Data, number: int) -> Tensor:
-        # An entry that is 0 looks the same in its own view and elsewhere.
+        # A stored 0 is the same as no entry, in every view.
         node, column = data.x.nonzero().cpu().t()
         key = rng.derive(self.seed, _ENTRIES)
         word = rng.derive_each(key, names_of(data).cpu()[node]) ^ column
@@ -152,12 +152,12 @@ def incoming_view(data: Data, speaks: Tensor) -> Data:
 
     Args:
         data (Data): the graph; it is left as it was.
-        speaks (Tensor): who is heard: bool, ``[num_nodes]``.
+        speaks (Tensor): mask of the senders: bool, ``[num_nodes]``.
     """
-    made = copy.copy(data)
-    made.num_nodes = int(data.num_nodes)
-    _keep_edges(made, speaks[data.edge_index[0]])
-    return made
+    view = copy.copy(data)
+    view.num_nodes = int(data.num_nodes)
+    _keep_edges(view, speaks[data.edge_index[0]])
+    return view
 
 
 def check_apart(
@@ -187,7 +187,7 @@ def check_apart(
         ValueError: if the model does not.
     """
     others = group[group != number]
-    # The group itself comes last.
+    # The group itself is checked last.
     for heard in (*others[:1].tolist(), number):
         dense = incoming_view(data, group == heard)
         view = _with(dense, data.x if sparse is None else sparse)
@@ -203,7 +203,7 @@ def _check_silent(
     silent: Tensor,
     alone: bool,
 ) -> None:
-    # Who is silent changes, in either half and either way, and one alone.
+    # Try silent nodes of either half, both ways, and a single one.
     index = silent.nonzero().view(-1)
     if not index.numel():
         return
@@ -236,8 +236,8 @@ def _check_silent(
 def _check_listeners(
     call: Callable[[Data], Tensor], view: Data, clean: Tensor, heard: Tensor
 ) -> None:
-    # The group, and for each of its nodes one of those who listen to it:
-    # without all others, what these hear is the same.
+    # The group, and for each of its nodes one receiver: without all other
+    # nodes, these receivers get the same messages.
     n = heard.numel()
     source, target = view.edge_index
     outer = ~heard[target]
@@ -248,7 +248,7 @@ def _check_listeners(
         first = torch.full_like(heard, -1, dtype=torch.int64)
         first[source] = target
         keep[first[first >= 0]] = True
-        # Most of its listeners are gone, whoever they listen to besides.
+        # Remove most of its receivers, with any other senders.
         outside = source.bincount(minlength=n)
         most = ((outside > 0) * (2 * outside + (inner > 0))).argmax()
         keep[target[source == most]] = False
@@ -281,9 +281,9 @@ def _below(x: Tensor) -> Tensor:
 
 
 def _with(view: Data, x: Tensor) -> Data:
-    made = copy.copy(view)
-    made.x = x
-    return made
+    copied = copy.copy(view)
+    copied.x = x
+    return copied
 
 
 def _opened(x: Tensor, rows: Tensor) -> Tensor:
@@ -319,11 +319,11 @@ def _opened(x: Tensor, rows: Tensor) -> Tensor:
 def _moved(
     x: Tensor, chosen: Tensor, change: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    # Features with other values in some rows.
+    # Return features with other values in some rows.
     if x.layout != torch.sparse_csr:
-        made = x.clone()
-        made[chosen] = change(made[chosen])
-        return made
+        moved = x.clone()
+        moved[chosen] = change(moved[chosen])
+        return moved
     ptr, value = x.crow_indices(), x.values()
     moves = chosen.repeat_interleave(ptr.diff().long())
     return sparse_rows(

@@ -29,8 +29,8 @@ class BitFlips:
     :math:`p_+`, one that is 1 becomes 0 with :math:`p_-`. Cells are the
     :math:`n (n - 1) / 2` pairs of nodes (or, :obj:`directed`, the :math:`n (n
     - 1)` ordered ones; self-loops are none and stay), and the :math:`n d`
-    entries of the features. What has no noise stays as it is, and nothing is
-    certified against its changes.
+    entries of the features. Parts without noise stay as they are, and changes
+    of them are not certified.
 
     Small :math:`p_+` suits sparse graphs, where every pair that is set costs
     an edge: with :math:`p_+ = 0` and :math:`p_-` above 1/2, one addition and
@@ -191,8 +191,8 @@ class FlipBits(BaseTransform):
         seed = rng.resolve(self.seed)
         if copies.edges is not None:
             data.num_nodes = copies.num_nodes
-            made = edge_index_of(*copies.draw_edges(seed, 0, 1))
-            data.edge_index = made.to(data.edge_index.device)
+            flipped = edge_index_of(*copies.draw_edges(seed, 0, 1))
+            data.edge_index = flipped.to(data.edge_index.device)
         if copies.features is not None:
             row, col = edge_index_of(*copies.draw_features(seed, 0, 1))
             x = torch.zeros_like(data.x)
@@ -242,7 +242,7 @@ def check_graph(data: Any, noise: BitFlips) -> None:
             if name == 'edge_index' or value is None:
                 continue
             if name in ('edge_weight', 'edge_attr', 'adj_t') or (
-                # What has a row for each edge, and none for each node.
+                # Attributes with a row per edge, and not per node.
                 name.startswith('edge_')
                 and isinstance(value, Tensor)
                 and value.dim() > 0
@@ -265,7 +265,7 @@ def check_graph(data: Any, noise: BitFlips) -> None:
 
 
 def _graph(data: Data, noise: BitFlips) -> CSRGraph:
-    # Refuses duplicates.
+    # The conversion refuses duplicates.
     graph = CSRGraph.from_edge_index(data.edge_index.cpu(), data.num_nodes)
     if not noise.directed and not graph.is_undirected:
         raise ValueError(

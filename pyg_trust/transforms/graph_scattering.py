@@ -404,7 +404,7 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def _only(data: Any, keys: list[str]) -> Data:
-    # What an embedding reads, so that batches hold nothing else.
+    # The attributes that an embedding reads: batches hold nothing else.
     if not isinstance(data, Data):
         raise TypeError(
             "'data' needs to hold homogeneous torch_geometric.data.Data "

@@ -117,7 +117,8 @@ class PrivateAGP(NoCopies, BaseTransform):
             the number of edges (a public power of ten) for ``'edge'``, of
             nodes otherwise. Needed, unless there is an :obj:`engine` with a
             budget. (default: :obj:`None`)
-        mu (float, optional): what one release spends. (default: :obj:`None`)
+        mu (float, optional): the :math:`\mu` of one release.
+            (default: :obj:`None`)
         engine (PrivacyEngine, optional): private training whose account the
             release goes on, for ``'feature'`` in the form ``'replace'``; with
             :obj:`mu`. (default: :obj:`None`)
@@ -334,7 +335,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         ]
 
     def _rows(self, data: Data, level: int) -> list[Tensor]:
-        # Kept ones, which nobody may write into.
+        # Return the kept rows; callers must not write into them.
         if os.getpid() != self._owner:
             raise RuntimeError(
                 'the transform belongs to another process, whose account '
@@ -363,7 +364,7 @@ class PrivateAGP(NoCopies, BaseTransform):
             if key in self._kept:
                 return self._kept[key]
             check_alone()
-            # Two threads that came first would have an account each.
+            # Without the lock two first threads would open an account each.
             account = self._open(graph.num_nodes)
             rows = self._release(graph, x, account)
             self._kept[key] = [row.to(x.dtype) for row in rows]
@@ -470,7 +471,7 @@ class PrivateAGP(NoCopies, BaseTransform):
                 total.add_(row, alpha=weight)
             rows = [total]
         parts = [x, *rows] if self.cat else rows
-        # Written into its place, part by part: the rows are not held twice.
+        # Written in place, part by part, so that rows are not held twice.
         out = x.new_empty(x.size(0), sum(part.size(1) for part in parts))
         at = 0
         for part in parts:
@@ -570,10 +571,10 @@ def _check_weights(
             "'weights' needs to be a list of numbers "
             f'(got {type(weights).__name__})'
         )
-    made = tuple(check_finite('weights', weight) for weight in weights)
-    if len(made) != hops:
+    checked = tuple(check_finite('weights', weight) for weight in weights)
+    if len(checked) != hops:
         raise ValueError(
             f"'weights' needs to have {hops} numbers, one for each hop (got "
-            f'{len(made)})'
+            f'{len(checked)})'
         )
-    return made
+    return checked

@@ -32,7 +32,7 @@ class PropagatedFeatures(EditedInPlace):
 
     Edges, nodes and features come and go, and only the rows that this touches
     are computed again: those within :math:`L` hops. They have the bits of a
-    computation from scratch, whatever happened before
+    computation from scratch, after any history
     (:mod:`pyg_trust.functional.incremental`).
 
     .. code-block:: python
@@ -47,7 +47,7 @@ class PropagatedFeatures(EditedInPlace):
     few pushes where exact rows would be all rows. Those features depend on
     what was there before.
 
-    What is pickled is what there is, to the bit, and nothing of what was
+    A pickle holds the present data, to the bit, and no trace of what was
     before; it is computed anew where it is read.
 
     Names never change, and those of removed nodes are not used again. If an
@@ -130,7 +130,7 @@ class PropagatedFeatures(EditedInPlace):
         gone: Tensor = _NONE,
         directed: bool = False,
     ) -> None:
-        # From these alone, and nothing of what was before.
+        # From these arguments alone, independently of any earlier state.
         self._graph = DynamicGraph(
             graph, measure.self_loops, measure.along, directed
         )
@@ -149,8 +149,8 @@ class PropagatedFeatures(EditedInPlace):
 
     @synchronized
     def __getstate__(self) -> dict[str, Any]:
-        # What is pickled is a function of what there is: rows that are out of
-        # date, room in the lists and residues would tell of what was before.
+        # The pickle is a function of the present data: stale rows, spare room
+        # in the lists and residues would reveal the history.
         self._settle()
         state, graph = self._state, self._graph
         return {
@@ -354,7 +354,7 @@ class PropagatedFeatures(EditedInPlace):
         return self._state.x.size(1)
 
     def _settle(self) -> None:
-        # What an interrupted edit has left.
+        # Undo an interrupted edit.
         self._journal.undo()
 
     def _edit(self, change: Callable[[], tuple[Edit, Tensor | None]]) -> int:
@@ -369,11 +369,11 @@ class PropagatedFeatures(EditedInPlace):
         except BaseException:
             self._settle()
             raise
-        # In this order: rows that are computed once too often are no harm.
+        # In this order: computing a row once too often does no harm.
         self._stale = stale
         self._journal.clear()
         if self._z is not None and touched.nodes is not None:
-            # What they were is nobody's any more.
+            # Erase the outdated rows.
             self._z.index_fill_(0, touched.nodes, 0)
         elif touched.nodes is None:
             self._z = None

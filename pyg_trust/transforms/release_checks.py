@@ -25,7 +25,7 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
 
     Args:
         data (Data): the graph.
-        relation (Relation): who is protected.
+        relation (Relation): the neighbouring relation.
 
     Raises:
         TypeError, ValueError: on self-loops, duplicate or weighted edges, and
@@ -35,7 +35,7 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
     try:
         graph = CSRGraph.from_data(data)
     except ValueError as error:
-        # Which edge, or node, is private.
+        # Remove numbers from the message, which name private edges and nodes.
         raise ValueError(
             re.sub(r' \([^()]*\d[^()]*\)', '', str(error))
         ) from None
@@ -98,10 +98,10 @@ def warn_of_other_releases(
     r"""Warn where the same data were released before on another account.
 
     Args:
-        relation (Relation): who is protected.
+        relation (Relation): the neighbouring relation.
         graph (CSRGraph): the graph.
         features (str): a digest of the features.
-        account (ReleaseAccount): what the release is on, already.
+        account (ReleaseAccount): the account that has the release already.
         delta (float): :math:`\delta`.
         stacklevel (int): as of ``warnings.warn``.
     """
@@ -129,7 +129,7 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
     Args:
         data (Data): the graph.
         attr (str): the attribute.
-        relation (Relation): who is protected.
+        relation (Relation): the neighbouring relation.
     """
     check_instance('data', data, Data)
     check_instance('attr', attr, str)
@@ -173,7 +173,7 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
 
 
 def _has_degrees(data: Data, x: Tensor) -> bool:
-    # Edges are in either of PyG's forms, or in none.
+    # Edges in either of PyG's forms, if any.
     ends = data.get('edge_index')
     if ends is None and data.get('adj_t') is not None:
         ends = CSRGraph.from_data(data).to_edge_index()[0]

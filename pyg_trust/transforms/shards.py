@@ -15,7 +15,7 @@ from pyg_trust.functional import partition
 from pyg_trust.functional.partition import PARTITIONS
 from pyg_trust.nn.partitioner import partition_embedding
 
-# What a graph can give to a partition, by the names of arguments.
+# Data of a graph that partitions read, by the names of arguments.
 _INPUTS = ('num_nodes', 'n_id', 'edge_index', 'x', 'y', 'embedding')
 
 
@@ -145,39 +145,39 @@ class Shards(BaseTransform):
     def _inputs(
         self, data: Data, index: Tensor, names: list[str]
     ) -> tuple[Any, ...]:
-        # What the function of the method takes before the number of shards.
+        # The method's arguments before the number of shards.
         partition.check_shards(index.numel(), self.num_shards)
-        made: dict[str, Any] = {'num_nodes': index.numel()}
+        inputs: dict[str, Any] = {'num_nodes': index.numel()}
         takes = set(names)
         if 'n_id' in takes:
             n_id = data.get('n_id')
-            made['n_id'] = index if n_id is None else n_id[index]
+            inputs['n_id'] = index if n_id is None else n_id[index]
         if 'embedding' in takes and self.embedding is not None:
-            made['embedding'] = _needed(data, self.embedding)[index]
+            inputs['embedding'] = _needed(data, self.embedding)[index]
             takes.remove('embedding')
         if takes & {'edge_index', 'embedding'}:
-            made['edge_index'] = partition.training_graph(
+            inputs['edge_index'] = partition.training_graph(
                 _needed(data, 'edge_index'), index, int(data.num_nodes)
             )
         for name in ('x', 'y'):
             if takes & {name, 'embedding'}:
-                made[name] = _needed(data, name)[index]
+                inputs[name] = _needed(data, name)[index]
         if 'embedding' in takes:
-            made['embedding'] = partition_embedding(
-                made['x'],
-                made['edge_index'],
-                made['y'],
+            inputs['embedding'] = partition_embedding(
+                inputs['x'],
+                inputs['edge_index'],
+                inputs['y'],
                 seed=rng.derive(self.seed, 0),
                 progress_bar=self.progress_bar,
             )
-        return tuple(made[name] for name in names)
+        return tuple(inputs[name] for name in names)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.num_shards}, {self.method!r})'
 
 
 def _arguments(method: str) -> tuple[list[str], list[str]]:
-    # What a partition takes before the number of shards, and by keyword.
+    # A method's arguments before the number of shards, and by keyword.
     function = PARTITIONS.find('method', method)
     taken = inspect.signature(function).parameters.values()
     named = [p.name for p in taken if p.kind is p.KEYWORD_ONLY]

@@ -49,7 +49,13 @@ from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.seals import Seals
-from pyg_trust.unlearning.node_checks import feature_error, labels, still_named
+from pyg_trust.unlearning.node_checks import (
+    feature_error,
+    labels,
+    proved,
+    setting,
+    still_named,
+)
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
 from pyg_trust.unlearning.node_release import Model
 from pyg_trust.unlearning.node_report import (
@@ -338,8 +344,8 @@ class NodeClassifier(Saving, EditedInPlace):
             False,
             releases + 1,
             self._seed is None,
-            spent**2,
         )
+        self._check_shift(state, found.W, found.gradient.norm.upper, spent)
         ledger.record('fit', spent, data=model.sealed)
         self._model = model
         return self
@@ -481,8 +487,7 @@ class NodeClassifier(Saving, EditedInPlace):
             fresh.margins(model.weight, every)
         )
         bound, chance = self._bound(model), self._noise_p_value(model)
-        # Weights that were solved again may end where rounding is all that is
-        # left, as those of the release did, and not at the same bit.
+        # Solved again they may end where rounding is left, at another bit.
         holds = upper <= bound or measured <= upper - measured
         if bound == 0:
             # It was retrained: the same again.
@@ -508,6 +513,7 @@ class NodeClassifier(Saving, EditedInPlace):
             frozen_factor=model.frozen,
             leftovers=leftovers,
             weights=fingerprint_model({'weight': model.weight}),
+            **proved(model, self.release_std, upper <= bound),
         )
 
     def __repr__(self) -> str:
@@ -611,12 +617,14 @@ class NodeClassifier(Saving, EditedInPlace):
             excess=0 if fresh else excess,
             releases=model.releases + 1,
             secure=model.secure and self._seed is None,
-            transcript=model.transcript + spent**2,
         )
-        # The residual was measured, or bounded, in full. By how many steps, or
-        # from zero, is nothing for a line that stays: it tells what was
-        # removed.
+        self._check_shift(data, W, bound, spent)
+        # How it was done tells what was removed: no line says it.
         ledger.record('measured', spent, request, new.sealed)
+        if self.noise == 'output' and spent > 0:
+            # As it is paid for: another number says more of the data.
+            share = (spent - self._grid(data)) / self.budget
+            bound = max(bound, share * limit)
         return new, NodeUnlearnReport(
             action=action,
             request=request,
@@ -632,7 +640,7 @@ class NodeClassifier(Saving, EditedInPlace):
             budget=limit,
             distance_bound=bound / data.mu,
             epsilon=self._epsilon(spent),
-            epsilon_transcript=self._transcript(new.transcript),
+            epsilon_transcript=self._transcript(ledger),
             delta=self.delta,
             iterations=iterations,
             noise=self.noise,
@@ -647,6 +655,7 @@ class NodeClassifier(Saving, EditedInPlace):
             weights=fingerprint_model({'weight': new.weight}),
             history=tuple(line.spent / self.budget for line in ledger.entries),
             ledger_head=ledger.head,
+            setting=setting(data.settings, self.release_std),
         )
 
 

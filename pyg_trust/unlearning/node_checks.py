@@ -1,10 +1,122 @@
 """Checks that verify a node classifier."""
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_trust.kernel import removal
 from pyg_trust.unlearning.node_release import Model
-from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.node_state import NodeState, Settings
+
+
+def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
+    """What the kernel proves a release from, or :obj:`None` if it can't.
+
+    It has no theorem for linear terms and for infinite series.
+
+    Args:
+        model (Model): with its data and weights.
+        std (float): of the noise of a release.
+    """
+    data = model.data
+    settings = data.settings
+    if model.B is not None or settings.theta is not None:
+        return None
+    degree, col = data.graph.rows()
+    labels = torch.where(data.place >= 0, data.y[data.place], -1)
+    held = {
+        'col': col,
+        'alive': data.graph.alive,
+        'own_loop': data.graph.own_loop,
+        'featureless': data.featureless,
+        'x': data.levels.x,
+        'labels': labels,
+        'salts': model.seals.state_dict()['salts'],
+        'W': model.W,
+        'released': model.weight,
+    }
+    return {
+        **{name: np.ascontiguousarray(t) for name, t in held.items()},
+        **_settings(settings, std),
+        'rowptr': np.concatenate([[0], degree.cumsum(0)]),
+        'classes': np.array(data.classes),
+        'directed': np.array(not data.graph.undirected),
+        'secure': np.array(model.secure),
+        'releases': np.array(model.releases),
+    }
+
+
+def _settings(settings: Settings, std: float) -> dict[str, np.ndarray]:
+    measure = settings.measure
+    return {
+        'head': np.array(settings.head),
+        'weights': np.array(measure.weights),
+        'a': np.array(float(measure.a)),
+        'b': np.array(float(measure.b)),
+        'lam': np.array(settings.lam),
+        'std': np.array(std),
+        'self_loops': np.array(measure.self_loops),
+        'along': np.array(measure.along),
+    }
+
+
+def setting(settings: Settings, std: float) -> str:
+    """A digest of what a proof is about, but for data and weights.
+
+    Args:
+        settings (Settings): of the classifier.
+        std (float): of the noise of a release.
+    """
+    return removal.setting(_settings(settings, std))
+
+
+def proved(model: Model, std: float, claimed: bool) -> dict[str, Any]:
+    """What the kernel proves of the last release: fields of a report.
+
+    Args:
+        model (Model): with its data, weights and ledger.
+        std (float): of the noise of a release.
+        claimed (bool): whether the residual was found to be within its bound.
+
+    Raises:
+        RuntimeError: if that was found, and the kernel refutes it.
+    """
+    arrays, spent = evidence(model, std), model.ledger.spent
+    # A release of spent 0 is compared with a fit by this program.
+    if arrays is None or spent == 0:
+        return {}
+    found = removal.prove(arrays)
+    most = spent * std * model.data.mu
+    return settled(found, most, spent, claimed)
+
+
+def settled(
+    found: removal.Proof, most: float, spent: float, claimed: bool
+) -> dict[str, Any]:
+    """Fields of a report, from what the kernel finds.
+
+    Args:
+        found (Proof): of the kernel.
+        most (float): what the residual may be.
+        spent (float): the shift that is paid for.
+        claimed (bool): whether the residual was found to be within its bound.
+
+    Raises:
+        RuntimeError: if that was found, and the kernel refutes it. Where
+            rounding alone is in the way, nothing is proved.
+    """
+    if claimed and found.residual.least > most:
+        raise RuntimeError(
+            f'the kernel finds a residual above {found.residual.least:.6g}, '
+            f'where {most:.6g} is claimed: this is a bug of pyg_trust'
+        )
+    return {
+        'proved': found.shift <= spent,
+        'proved_residual': found.residual.most,
+        'proved_shift': found.shift,
+    }
 
 
 def feature_error(

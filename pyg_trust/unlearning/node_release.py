@@ -16,7 +16,7 @@ from pyg_trust.functional.shifts import (
     largest_weights,
     shift_epsilon,
 )
-from pyg_trust.kernel import release
+from pyg_trust.kernel import release, removal
 from pyg_trust.kernel.sentences import OBJECTIVE
 from pyg_trust.ledger import (
     BudgetExceededError,
@@ -55,8 +55,6 @@ class Model(NamedTuple):
     releases: int
     # Whether all noise so far came from the operating system.
     secure: bool
-    # The sum of the squares of what all releases spent.
-    transcript: float
     # Steps beyond the few of a fresh factor, since the factor was made.
     excess: int = 0
 
@@ -105,6 +103,26 @@ def noise_p_value(weight: Tensor, W: Tensor, std: float) -> float:
     """
     off = weight / release.grid(std) - (W / release.grid(std)).round()
     return noise.p_value(off * 2.0**-32)
+
+
+def check_paid(shift: float, spent: float, budget: float) -> None:
+    """Check that a release is paid for, as the kernel counts.
+
+    Args:
+        shift (float): of the release over its noise, proved.
+        spent (float): what is put on the account; 0 where the release is
+            compared with a fit by this program.
+        budget (float): what it may be.
+
+    Raises:
+        RuntimeError: if less is paid than the release costs.
+    """
+    if spent and not shift <= spent <= budget:
+        raise RuntimeError(
+            f'the kernel proves a shift of {shift:.6g} of the noise, and '
+            f'{spent:.6g} of {budget:.6g} would be paid for: this is a bug of '
+            'pyg_trust; nothing was changed'
+        )
 
 
 class Releasing:
@@ -308,11 +326,19 @@ class Releasing:
             self._known_epsilon = (spent, found)
         return self._known_epsilon[1]
 
-    def _transcript(self, squares: float) -> float:
-        # Releases compose as one shift: the root of the sum of squares.
+    def _transcript(self, ledger: RemovalLedger) -> float:
+        # Releases compose as one shift.
         if self.noise == 'objective':
-            return float('inf')
-        return shift_epsilon(math.sqrt(squares), self.delta)
+            return math.inf
+        spent = [line.spent for line in ledger.entries]
+        return shift_epsilon(removal.together(spent), self.delta)
+
+    def _check_shift(
+        self, data: NodeState, W: Tensor, bound: float, spent: float
+    ) -> None:
+        if self.noise == 'output':
+            given = data.num_train, self.lam, W.numpy(), self.release_std
+            check_paid(removal.shift(bound, *given), spent, self.budget)
 
     def _assumptions(self) -> tuple[str, ...]:
         made: tuple[str, ...] = OUTPUT if self.noise == 'output' else OBJECTIVE

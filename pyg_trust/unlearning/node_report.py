@@ -1,5 +1,6 @@
 """Reports of certified unlearning of node classifiers."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,36 @@ OUTPUT = (
     'rounding is paid for',
 )
 
+# By what the residual of a claim was checked.
+PROVED, LATER = 'by the kernel, at verify()', 'not by the kernel'
+
 SAME = (
     'rounding hides more than the budget: this release was retrained from '
     'what remains alone, and is compared with a fit by the same program on '
     'it, in place of the exact solution; that it was may tell one bit of what '
     'was removed',
 )
+
+
+def checked(found: Any) -> str:
+    """By what the residual of a claim was checked.
+
+    Args:
+        found (Report, optional): of a verification, with ``proved``.
+    """
+    return PROVED if found is not None and found.proved else LATER
+
+
+def told(proved: bool, residual: float) -> str:
+    """What the kernel proves, in words.
+
+    Args:
+        proved (bool): whether it proves the claim.
+        residual (float): from above.
+    """
+    if proved:
+        return f'the kernel proves a residual of at most {residual:.3g}'
+    return 'the kernel does not prove it'
 
 
 @dataclass(frozen=True)
@@ -42,8 +67,8 @@ class NodeUnlearnReport(Report):
         feature_error (float): what the error of features adds to it at most;
             0 where they are exact.
         bound (float): of the residual at exact features, with all that
-            rounding can hide; 0 where the release was retrained and is
-            compared with a fit by the same program.
+            rounding can hide, as it is paid for; 0 where the release was
+            retrained and is compared with a fit by the same program.
         budget (float): what the bound may be at most.
         distance_bound (float): of the distance to exact retraining, before
             the noise: :math:`\text{bound} / (\lambda n)`.
@@ -63,6 +88,8 @@ class NodeUnlearnReport(Report):
             in units of the budget.
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
+        setting (str): a digest of propagation, head, penalty and deviation
+            of the noise.
         verification (NodeVerifyReport, optional): as :meth:`verified` adds
             it.
     """
@@ -92,6 +119,7 @@ class NodeUnlearnReport(Report):
     weights: str = ''
     history: tuple[float, ...] = ()
     ledger_head: str = ''
+    setting: str = ''
     verification: 'NodeVerifyReport | None' = None
 
     def verified(self, found: 'NodeVerifyReport') -> 'NodeUnlearnReport':
@@ -118,6 +146,7 @@ class NodeUnlearnReport(Report):
                 'seeded': not self.secure,
                 'lam': given.get('lam'),
                 'target_epsilon': given.get('epsilon'),
+                'residual_checked': checked(self.verification),
             },
             assumptions=self.assumptions,
             data=self.data,
@@ -212,6 +241,14 @@ class NodeVerifyReport(Report):
             last removal, which :meth:`NodeClassifier.flush` changes.
         leftovers (tuple[str, ...]): what still holds something removed.
         weights (str): SHA-256 of the released weights.
+        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
+            ledger has of this release, from what remains alone. It can't for
+            ``features='push'``, ``noise='objective'``, and a release that is
+            compared with a fit by the same program.
+        proved_residual (float): the residual as the kernel bounds it, from
+            features that it computes itself; infinite where it can't.
+        proved_shift (float): likewise, the shift of the release over its
+            noise.
     """
 
     ok: bool
@@ -227,6 +264,9 @@ class NodeVerifyReport(Report):
     frozen_factor: bool
     leftovers: tuple[str, ...]
     weights: str = ''
+    proved: bool = False
+    proved_residual: float = math.inf
+    proved_shift: float = math.inf
 
     def told(self) -> str:
         """The findings, in one sentence."""
@@ -237,7 +277,8 @@ class NodeVerifyReport(Report):
             f'{self.feature_error:.3g} (allowed {self.feature_error_bound:.3g}'
             f'), a residual of {self.residual:.3g} (allowed {self.bound:.3g})'
             f', exact retraining {self.distance_to_retrain:.3g} away (allowed '
-            f'{self.distance_bound:.3g}), and left in memory: {left}'
+            f'{self.distance_bound:.3g}), and left in memory: {left}; '
+            + told(self.proved, self.proved_residual)
         )
 
     def chart(self) -> Chart:

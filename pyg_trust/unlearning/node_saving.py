@@ -1,8 +1,10 @@
 """States of a node classifier, written and read."""
 
+import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pyg_trust import commit, files, noise
@@ -12,6 +14,7 @@ from pyg_trust.functional.measures import Measure
 from pyg_trust.seals import (
     Seals,
 )
+from pyg_trust.unlearning.node_checks import evidence
 from pyg_trust.unlearning.node_release import Model, Releasing
 from pyg_trust.unlearning.node_state import NodeState, Settings
 
@@ -100,6 +103,36 @@ class Saving(Releasing):
         self.load_state_dict(files.load(path))
 
     @synchronized
+    def save_for_check(self, path: str | Path) -> None:
+        """Writes what a check of a report proves the last removal from.
+
+        .. code-block:: bash
+
+            python -m pyg_trust check trust.json --data proof.npz
+
+        An ``.npz`` of the data that remain, their salts, the released weights
+        and those before the noise. It is as secret as :meth:`state_dict` and
+        the noise together: hand it to an auditor, and delete it.
+
+        Args:
+            path (str or Path): of the file, which is replaced.
+
+        Raises:
+            ValueError: with ``features='push'`` or ``noise='objective'``, of
+                which the kernel proves nothing.
+        """
+        arrays = evidence(self._fitted, self.release_std)
+        if arrays is None:
+            raise ValueError(
+                "'save_for_check' needs features='exact' and noise='output': "
+                'of others the kernel proves nothing (got features='
+                f'{self.features!r}, noise={self.noise!r})'
+            )
+        stream = io.BytesIO()
+        np.savez(stream, **arrays)  # type: ignore[arg-type]
+        files.write(path, stream.getvalue())
+
+    @synchronized
     def __getstate__(self) -> dict[str, Any]:
         # What is pickled is what is saved, and no more.
         self._settle()
@@ -178,7 +211,6 @@ class Saving(Releasing):
             False,
             releases,
             state['secure'],
-            sum(entry.spent**2 for entry in ledger.entries),
         )
         if not model.is_sealed:
             raise ValueError(

@@ -27,20 +27,16 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
-from pyg_trust.functional.heads import LOSSES, Objective, Residual
-from pyg_trust.functional.newton import minimize
+from pyg_trust.functional.heads import LOSSES
 from pyg_trust.functional.rows import dense_rows, gram
 from pyg_trust.functional.shifts import (
     gaussian_budget,
-    grid_shift,
-    largest_weights,
     removal_budget,
 )
 from pyg_trust.kernel.release import check_sum
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
-    coarse,
 )
 from pyg_trust.noise import (
     LEAST_P_VALUE,
@@ -51,15 +47,20 @@ from pyg_trust.noise import (
 from pyg_trust.removal import MODES, RemovalRequest
 from pyg_trust.report import fingerprint_model
 from pyg_trust.transforms import GraphEmbedding
-from pyg_trust.unlearning.node_release import noise_p_value, noised
-from pyg_trust.unlearning.scattering_account import describe, newton_step
+from pyg_trust.unlearning.node_release import noised
+from pyg_trust.unlearning.scattering_account import (
+    describe,
+    newton_step,
+    paid,
+    proved,
+)
 from pyg_trust.unlearning.scattering_reports import (
     UnlearnReport,
     VerifyReport,
 )
 from pyg_trust.unlearning.scattering_state import (
     Model,
-    config,
+    Settings,
     leftovers,
     unpacked,
 )
@@ -315,11 +316,13 @@ class ScatteringClassifier:
         )
         if self.noise == 'output':
             # By what no data change, so that no removal is refused for it.
-            check_sum(self._largest(model), self.release_std, 'release_std')
+            check_sum(
+                self._settings.largest(model), self.release_std, 'release_std'
+            )
         model, _ = self._solved(model, None, progress_bar)
         if self._certified:
-            _, upper = self._residual(model)
-            spent = self._shift(model, upper)
+            _, upper = self._settings.residual(model)
+            spent = self._settings.shift(model, upper)
             if spent > self.budget and self.noise == 'output':
                 least = self.release_std * spent / self.budget
                 raise ValueError(
@@ -328,6 +331,8 @@ class ScatteringClassifier:
                     f"{len(train.graphs)} graphs, or 'tol' to be smaller (got "
                     f'{self.release_std:g})'
                 )
+            if self.noise == 'output':
+                paid(self._settings, model, upper, spent)
         model = self._released(model)
         if self._certified:
             model.ledger.record('fit', spent, data=model.sealed)
@@ -485,8 +490,8 @@ class ScatteringClassifier:
         if self.noise == 'output':
             action = 'refine'
             model, iterations = self._solved(model, old.W, progress_bar)
-            measured, upper = self._residual(model)
-            spent = self._shift(model, upper)
+            measured, upper = self._settings.residual(model)
+            spent = self._settings.shift(model, upper)
             if spent > self.budget and self.on_exceed == 'raise':
                 raise BudgetExceededError(
                     f'the release would have a shift of {spent:.6g} times its '
@@ -511,14 +516,17 @@ class ScatteringClassifier:
                     model._replace(train=anew), None, progress_bar, tol
                 )
                 iterations += more
-                measured, upper = self._residual(model)
-                spent = self._shift(model, upper, tol)
+                measured, upper = self._settings.residual(model)
+                spent = self._settings.shift(model, upper, tol)
                 if spent > self.budget:
                     # Rounding hides more than the budget, and these weights
                     # are those that a fit has, whatever was there before.
                     spent = 0.0
+            paid(self._settings, model, upper, spent)
         else:
-            model, found = newton_step(self, old, model, change, request)
+            model, found = newton_step(
+                self._settings, old, model, change, request
+            )
             action, iterations, measured, spent, increments = found
             if spent > self.budget:
                 if self.on_exceed == 'raise':
@@ -535,8 +543,8 @@ class ScatteringClassifier:
                     model = model._replace(B=B, draws=draws)
                 model, more = self._solved(model, start, progress_bar)
                 iterations += more
-                measured, upper = self._residual(model)
-                spent = self._shift(model, upper)
+                measured, upper = self._settings.residual(model)
+                spent = self._settings.shift(model, upper)
         ledger = old.ledger.copy()
         model = self._released(model._replace(ledger=ledger))
         # How the weights were found tells what was removed: no line says it,
@@ -545,7 +553,7 @@ class ScatteringClassifier:
         line = 'step' if added else 'measured'
         ledger.record(line, spent, request.to_dict(), model.sealed)
         report = describe(
-            self,
+            self._settings,
             model,
             action,
             request,
@@ -583,12 +591,14 @@ class ScatteringClassifier:
         if train.K is not None:
             error = max(error, float((gram(fresh) - train.K).abs().max()))
         again = model._replace(train=train._replace(Z=fresh, K=None))
-        measured, upper = self._residual(again)
+        measured, upper = self._settings.residual(again)
         exact, _ = self._solved(again, None, progress_bar)
         distance = float((exact.W - model.W).norm())
         mu = self.lam * len(train.graphs)
         # The exact solution has a residual of its own.
-        allowed = (upper + max(self._residual(exact).upper, self.tol)) / mu
+        allowed = (
+            upper + max(self._settings.residual(exact).upper, self.tol)
+        ) / mu
         alike = (fresh @ exact.W).sign() == (fresh @ model.released).sign()
         if len(self.classes) > 2:
             alike = (fresh @ exact.W).argmax(1) == (
@@ -599,8 +609,9 @@ class ScatteringClassifier:
             bound *= self.release_std * mu
         # Re-embedding rounds differently: once more the rounding of both.
         holds = measured <= bound + 2 * (upper - measured)
-        chance = self._noise_p_value(model)
+        chance = self._settings.noise_p_value(model)
         traces = self._leftovers()
+        found = proved(self._settings, again, upper <= bound)
         sealed = model.is_sealed and not train.seals.differing(
             train.contents()
         )
@@ -624,6 +635,7 @@ class ScatteringClassifier:
             sealed=sealed,
             leftovers=traces,
             weights=fingerprint_model({'weight': model.released}),
+            **found,
         )
 
     # State ##################################################################
@@ -639,7 +651,7 @@ class ScatteringClassifier:
         """
         model = self._fitted
         state = {
-            'config': config(self),
+            'config': self._settings.config(),
             'classes': list(self.classes),
             'seed': model.seed,
             'seeded': model.seed is not None,
@@ -671,7 +683,9 @@ class ScatteringClassifier:
                 together, or the state does not continue the present one.
         """
         try:
-            self._model = unpacked(self, state, progress_bar)
+            self._model = unpacked(
+                self._settings, self._keeper, state, self._model, progress_bar
+            )
         except (
             AttributeError,
             IndexError,
@@ -752,7 +766,7 @@ class ScatteringClassifier:
         return self._model
 
     def _leftovers(self) -> tuple[str, ...]:
-        return leftovers(self)
+        return leftovers(self._fitted)
 
     @property
     def _seed(self) -> int | None:
@@ -779,6 +793,10 @@ class ScatteringClassifier:
         released = noised(model.W, self._source(draws), self.release_std)
         return model._replace(released=released, draws=draws)
 
+    @property
+    def _settings(self) -> Settings:
+        return Settings(*(getattr(self, name) for name in Settings._fields))
+
     def _solved(
         self,
         model: Model,
@@ -786,53 +804,7 @@ class ScatteringClassifier:
         progress_bar: bool,
         tol: float | None = None,
     ) -> tuple[Model, int]:
-        train = model.train
-        solution = minimize(
-            train.Z,
-            train.Y,
-            model.B,
-            self.lam,
-            self.loss,
-            W=start,
-            K=train.K,
-            # Rounding included, it is then below tol.
-            tol=(self.tol if tol is None else tol) / 2,
-            progress_bar=progress_bar,
-        )
-        return model._replace(W=solution.W), solution.iterations
-
-    def _residual(self, model: Model) -> Residual:
-        train = model.train
-        mu = self.lam * train.Z.size(0)
-        objective = Objective(train.Z, train.Y, mu, LOSSES[self.loss], model.B)
-        return objective.gradient(model.W).norm
-
-    def _shift(
-        self, model: Model, upper: float, tol: float | None = None
-    ) -> float:
-        # What a solved model spends. It is tol, or a power of two times that
-        # if rounding hides more: no function of the data that lets a guess of
-        # what was removed be tested.
-        tol = self.tol if tol is None else tol
-        beta = tol * max(1.0, coarse(upper / tol))
-        if self.noise == 'objective':
-            return beta
-        count, size = model.W.numel(), self._largest(model)
-        grid = grid_shift(count, size, self.release_std)
-        mu = self.lam * len(model.train.graphs)
-        return beta / (mu * self.release_std) + grid
-
-    def _largest(self, model: Model) -> float:
-        # A bound of the solution: that of exact training is in the first, and
-        # others are at most that far from it.
-        size = largest_weights(model.W.size(1), self.lam, self.loss)
-        return size + self.budget * self.release_std
-
-    def _noise_p_value(self, model: Model) -> float:
-        # Of the squared distance between solution and release.
-        if self.noise == 'objective':
-            return 1.0
-        return noise_p_value(model.released, model.W, self.release_std)
+        return self._settings.solved(model, start, progress_bar, tol)
 
 
 def _largest(one: Tensor, two: Tensor) -> float:

@@ -1,5 +1,6 @@
 """Reports of :class:`~pyg_trust.unlearning.ScatteringClassifier`."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated, with_verification
 from pyg_trust.report.charts import Chart, verified
+from pyg_trust.unlearning.node_report import checked, told
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class UnlearnReport(Report):
                 **self.numbers(),
                 'lam': given.get('lam'),
                 'target_epsilon': given.get('epsilon'),
+                'residual_checked': checked(self.verification),
             },
             assumptions=self.assumptions,
             data=self.data,
@@ -169,6 +172,13 @@ class VerifyReport(Report):
         leftovers (tuple[str, ...]): what still holds, or could hold,
             something that was removed.
         weights (str): SHA-256 of the released weights.
+        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
+            ledger has of this release, of embeddings that were made anew. It
+            can't with ``noise='objective'``.
+        proved_residual (float): the residual as the kernel bounds it;
+            infinite where it can't.
+        proved_shift (float): likewise, the shift of the release over its
+            noise.
     """
 
     ok: bool
@@ -184,6 +194,9 @@ class VerifyReport(Report):
     sealed: bool
     leftovers: tuple[str, ...]
     weights: str = ''
+    proved: bool = False
+    proved_residual: float = math.inf
+    proved_shift: float = math.inf
 
     def told(self) -> str:
         """The findings, in one sentence."""
@@ -193,7 +206,8 @@ class VerifyReport(Report):
             f'the graphs that remain alone: a residual of {self.residual:.3g} '
             f'(allowed {self.bound:.3g}), exact retraining '
             f'{self.distance_to_retrain:.3g} away (allowed '
-            f'{self.distance_bound:.3g}), and left in memory: {left}'
+            f'{self.distance_bound:.3g}), and left in memory: {left}; '
+            + told(self.proved, self.proved_residual)
         )
 
     def chart(self) -> Chart:

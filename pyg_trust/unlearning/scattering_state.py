@@ -1,32 +1,23 @@
 """The state of a classifier of graphs: saved, restored, searched."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import (
-    check_integer,
-    check_tensor,
-)
+from pyg_trust._checks import check_integer, check_tensor
 from pyg_trust.commit import Lineage
-from pyg_trust.ledger import (
-    RemovalLedger,
-)
+from pyg_trust.functional.heads import LOSSES, Objective, Residual
+from pyg_trust.functional.newton import minimize
+from pyg_trust.functional.shifts import grid_shift, largest_weights
+from pyg_trust.ledger import RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
-from pyg_trust.seals import (
-    Seals,
-    content,
-    sealed,
-)
+from pyg_trust.seals import Seals, content, sealed
+from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.leftovers import named_leftovers, views
-from pyg_trust.unlearning.training_graphs import (
-    TrainingGraphs,
-)
-
-if TYPE_CHECKING:
-    from pyg_trust.unlearning.scattering import ScatteringClassifier
+from pyg_trust.unlearning.node_release import noise_p_value
+from pyg_trust.unlearning.training_graphs import GraphKeeper, TrainingGraphs
 
 
 class Model(NamedTuple):
@@ -68,41 +59,122 @@ class Model(NamedTuple):
         return not lines or lines[-1].data in known
 
 
-def config(classifier: 'ScatteringClassifier') -> dict[str, Any]:
-    """The settings that have to be equal where a saved state is restored."""
-    transform = {
-        key: str(value) if isinstance(value, torch.dtype) else value
-        for key, value in vars(classifier.transform).items()
-    }
-    return {
-        'transform': [type(classifier.transform).__name__, transform],
-        'lam': classifier.lam,
-        'noise': classifier.noise,
-        'release_std': classifier.release_std,
-        'noise_std': classifier.noise_std,
-        'epsilon': classifier.epsilon,
-        'delta': classifier.delta,
-        'loss': classifier.loss,
-        'mode': classifier.mode,
-        'num_classes': classifier.num_classes,
-        'tol': classifier.tol,
-    }
+class Settings(NamedTuple):
+    """Settings of a classifier of graphs, and the formulas that use them."""
+
+    transform: GraphEmbedding
+    lam: float
+    noise: str
+    release_std: float
+    noise_std: float
+    epsilon: float
+    delta: float
+    loss: str
+    mode: str
+    accounting: str
+    on_exceed: str
+    num_classes: int | None
+    tol: float
+    budget: float
+
+    def config(self) -> dict[str, Any]:
+        """Return the settings that a saved state has to agree with."""
+        transform = {
+            key: str(value) if isinstance(value, torch.dtype) else value
+            for key, value in vars(self.transform).items()
+        }
+        return {
+            'transform': [type(self.transform).__name__, transform],
+            'lam': self.lam,
+            'noise': self.noise,
+            'release_std': self.release_std,
+            'noise_std': self.noise_std,
+            'epsilon': self.epsilon,
+            'delta': self.delta,
+            'loss': self.loss,
+            'mode': self.mode,
+            'num_classes': self.num_classes,
+            'tol': self.tol,
+        }
+
+    def solved(
+        self,
+        model: Model,
+        start: Tensor | None,
+        progress_bar: bool,
+        tol: float | None = None,
+    ) -> tuple[Model, int]:
+        """Solve to a residual below tol; return the model and the steps."""
+        train = model.train
+        solution = minimize(
+            train.Z,
+            train.Y,
+            model.B,
+            self.lam,
+            self.loss,
+            W=start,
+            K=train.K,
+            # Rounding included, it is then below tol.
+            tol=(self.tol if tol is None else tol) / 2,
+            progress_bar=progress_bar,
+        )
+        return model._replace(W=solution.W), solution.iterations
+
+    def residual(self, model: Model) -> Residual:
+        """Measure the residual of a model, with a bound of its rounding."""
+        train = model.train
+        mu = self.lam * train.Z.size(0)
+        objective = Objective(train.Z, train.Y, mu, LOSSES[self.loss], model.B)
+        return objective.gradient(model.W).norm
+
+    def shift(
+        self, model: Model, upper: float, tol: float | None = None
+    ) -> float:
+        """Return the shift that a solved model spends.
+
+        It is tol, or a power of two times that if rounding hides more: no
+        function of the data by which a guess of the removed part is tested.
+        """
+        tol = self.tol if tol is None else tol
+        beta = tol * max(1.0, coarse(upper / tol))
+        if self.noise == 'objective':
+            return beta
+        count, size = model.W.numel(), self.largest(model)
+        grid = grid_shift(count, size, self.release_std)
+        mu = self.lam * len(model.train.graphs)
+        return beta / (mu * self.release_std) + grid
+
+    def largest(self, model: Model) -> float:
+        """Bound the weights of any solution that stays within the budget.
+
+        The first term bounds exact training; others are at most the second
+        away from it.
+        """
+        size = largest_weights(model.W.size(1), self.lam, self.loss)
+        return size + self.budget * self.release_std
+
+    def noise_p_value(self, model: Model) -> float:
+        """Return the p value of the release's distance to the solution."""
+        if self.noise == 'objective':
+            return 1.0
+        return noise_p_value(model.released, model.W, self.release_std)
 
 
 def unpacked(
-    classifier: 'ScatteringClassifier',
+    settings: Settings,
+    keeper: GraphKeeper,
     state: dict[str, Any],
+    present: Model | None,
     bar: bool,
 ) -> Model:
     """The model of a saved state, which continues the present one."""
-    if state['config'] != config(classifier):
+    if state['config'] != settings.config():
         raise ValueError(
             'the state was saved with other arguments (got '
-            f'{state["config"]}, need {config(classifier)})'
+            f'{state["config"]}, need {settings.config()})'
         )
-    present = classifier._model
     lineage = Lineage.of(state, None if present is None else present.lineage)
-    ledger = RemovalLedger(classifier.budget)
+    ledger = RemovalLedger(settings.budget)
     ledger.load_state_dict(state['ledger'])
     graphs = {
         i: Data.from_dict(dict(data)).clone()
@@ -119,10 +191,10 @@ def unpacked(
     contents = {i: content(data) for i, data in graphs.items()}
     seals = Seals.of(state['salts'], contents)
     classes = tuple(state['classes'])
-    train = classifier._keeper.design(graphs, classes, seals, bar)
+    train = keeper.design(graphs, classes, seals, bar)
     shape = (train.Z.size(1), train.Y.size(1))
     W = state['W']
-    B = state['B'] if classifier.noise == 'objective' else torch.zeros_like(W)
+    B = state['B'] if settings.noise == 'objective' else torch.zeros_like(W)
     for name, value in (('W', W), ('B', B)):
         what = f'{name} of the state'
         check_tensor(what, value, torch.float64, shape, finite=True)
@@ -142,10 +214,10 @@ def unpacked(
             'the graphs, weights of the state or its account are not those of '
             'its ledger: something was changed, or put there from another'
         )
-    if classifier.noise == 'output':
+    if settings.noise == 'output':
         # From zero: of the graphs, a function of what remains.
-        model, _ = classifier._solved(model, None, bar)
-        if classifier._noise_p_value(model) < LEAST_P_VALUE:
+        model, _ = settings.solved(model, None, bar)
+        if settings.noise_p_value(model) < LEAST_P_VALUE:
             raise ValueError(
                 'the weights of the state are not those of its ledger: '
                 'they are not that far from the solution as their noise '
@@ -153,7 +225,7 @@ def unpacked(
             )
         return model
     if ledger.entries:
-        measured, upper = classifier._residual(model)
+        measured, upper = settings.residual(model)
         # The embeddings are computed anew, and round differently.
         if not measured <= ledger.spent + 2 * (upper - measured):
             raise ValueError(
@@ -164,9 +236,8 @@ def unpacked(
     return model
 
 
-def leftovers(classifier: 'ScatteringClassifier') -> tuple[str, ...]:
+def leftovers(model: Model) -> tuple[str, ...]:
     """Traces of what the ledger lists as removed."""
-    model = classifier._fitted
     train, found = model.train, []
     for entry in model.ledger.entries:
         for name, part in entry.request.items():

@@ -6,12 +6,14 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from forgetting import SETTINGS, forgotten
 
 from pyg_trust.functional import make_measure
 from pyg_trust.functional.heads import Objective, targets
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.kernel import removal
+from pyg_trust.unlearning.node_checks import evidence
 
 HEADS = ('ovr', 'softmax', 'squared')
 
@@ -102,7 +104,7 @@ def random_case(seed, head):
 def bound_and_truth(seed, head, lam=0.01):
     entries, x, rows, Y, W, settings = random_case(seed, head)
     found = removal.features(entries, x, rows, **settings)
-    bound = removal.residual(found, Y, W, lam, head)
+    least, bound = removal.residual(found, Y, W, lam, head)
     with mpmath.workdps(60):
         Z = true_features(entries, x, rows, **settings)
         off = [
@@ -113,17 +115,19 @@ def bound_and_truth(seed, head, lam=0.01):
         error = mpmath.norm(off)
         truth = true_residual(Z, Y, W, lam, head)
     z, w = np.linalg.norm(found.Z), np.linalg.norm(W)
-    return found, error, (bound, truth, z * (z * w + 2) + lam * 4 * w)
+    size = z * (z * w + 2) + lam * 4 * w
+    return found, error, (least, bound, truth, size)
 
 
 @pytest.mark.parametrize('head', HEADS)
 def test_the_residual_is_never_below_real_arithmetic(head):
     for seed in range(25):
-        found, error, (bound, truth, size) = bound_and_truth(seed, head)
+        found, error, (least, bound, truth, size) = bound_and_truth(seed, head)
         assert error <= found.error
         assert truth <= bound
         # And says something.
         assert bound <= truth + 2e-13 * (size + truth)
+        assert truth - 2e-13 * (size + truth) <= least <= truth
 
 
 def test_a_column_of_one_sign_is_bounded_by_itself():
@@ -152,7 +156,7 @@ def test_no_exact_minimiser_is_farther_away_than_the_shift(head):
             W = W - step * (Z.T @ slope + lam * 5 * W)
         away = W + rng.standard_normal(W.shape) * 1e-4
         found = removal.Features(Z, 0.0)
-        beta = removal.residual(found, Y, away, lam, head)
+        beta = removal.residual(found, Y, away, lam, head).most
         m = removal.shift(beta, 5, lam, away, std)
         grid = std * 2.0**-32
         released = np.rint(away / grid) * grid
@@ -197,7 +201,7 @@ def test_the_fast_residual_is_that_of_the_kernel(head):
         measure.self_loops,
     )
     assert float((Z - torch.from_numpy(found.Z)).norm()) <= 2 * found.error
-    beta = removal.residual(found, Y.numpy(), W.numpy(), 0.1, head)
+    beta = removal.residual(found, Y.numpy(), W.numpy(), 0.1, head).most
     assert beta >= fast.measured * (1 - 1e-12)
     assert math.isclose(beta, fast.upper, rel_tol=1e-9)
 
@@ -254,10 +258,10 @@ def test_what_overflows_or_underflows_proves_nothing_or_enough():
     Y, one = np.array([[1.0, 0.0]]), np.ones((1, 1))
     far = removal.Features(one * 1e200, 0.0)
     W = np.array([[1e200, -1e200]])
-    assert removal.residual(far, Y, W, 1.0, 'softmax') == math.inf
+    assert removal.residual(far, Y, W, 1.0, 'softmax') == (0, math.inf)
     # The square of 1e-170 is no number, the gradient is one.
     near = removal.Features(np.full((1, 4), 1e-170), 0.0)
-    beta = removal.residual(near, Y[:, :1], np.zeros((4, 1)), 1.0, 'ovr')
+    beta = removal.residual(near, Y[:, :1], np.zeros((4, 1)), 1.0, 'ovr').most
     assert beta >= 0.5 * 2e-170
 
 
@@ -304,7 +308,7 @@ def test_what_rounding_hides_is_the_formula(head, slope, curve, g):
             W = np.zeros((3, 2))
             W[2, 0] = w
             found = removal.Features(Z, error)
-            beta = removal.residual(found, Y, W, lam, head)
+            beta = removal.residual(found, Y, W, lam, head).most
             margins = (3 * u * z + error) * w
             wrong = slope * u * math.sqrt(2) + curve * margins + 2 * u * g
             hidden = (2 * u * z + error) * g + (z + error) * wrong
@@ -317,7 +321,7 @@ def test_what_cancels_at_a_minimum_is_counted_before_it_does():
     mu, u = 2.0**20, 2.0**-53
     W = np.array([[2 / (2 + mu)]])
     found = removal.Features(np.ones((1, 1)), 0.0)
-    beta = removal.residual(found, np.ones((1, 1)), W, mu, 'squared')
+    beta = removal.residual(found, np.ones((1, 1)), W, mu, 'squared').most
     left = abs(2 * (W[0, 0] - 1) + mu * W[0, 0])
     # Of Z'G, of G itself, and of the drift.
     assert beta - left == pytest.approx((2 + 4 + 8) * u, rel=0.02, abs=0)
@@ -339,3 +343,184 @@ def test_the_shift_of_a_release_is_the_formula():
         grid / 0.5, rel=1e-6, abs=0
     )
     assert removal.shift(7.0, 10, 0.1, W, 0.5) == pytest.approx(14.0)
+
+
+# What is handed in ###########################################################
+
+
+@pytest.mark.parametrize('name', sorted(SETTINGS))
+def test_what_a_classifier_hands_in_proves_its_release(name):
+    model, report, _ = forgotten(name)
+    arrays = evidence(model._model, model.release_std)
+    proof = removal.prove(arrays)
+    assert proof.num_train == report.num_train
+    assert proof.residual.most <= report.bound
+    assert proof.shift <= model.ledger.spent
+    assert removal.sealed(arrays) == model.ledger.entries[-1].data
+    assert removal.setting(arrays) == report.setting
+    assert removal.plausible(arrays) > 1e-6
+    # By the definition, of numbers that are read off the classifier.
+    held = model._model.data
+    first = int(model.nodes[0])
+    labels = arrays['labels']
+    pairs = torch.stack([model.graph.row, model.graph.col]).numpy()
+    measure = held.settings.measure
+    if measure.along:
+        with mpmath.workdps(40):
+            row = true_features(
+                pairs,
+                arrays['x'],
+                [first],
+                measure.weights,
+                measure.a,
+                measure.b,
+                measure.self_loops,
+            )[0]
+        wanted = held.levels.rows(torch.tensor([first]))[0]
+        assert [float(v) for v in row] == pytest.approx(wanted.tolist())
+    found = model.verify()
+    assert found.ok
+    assert found.proved
+    assert found.proved_residual == proof.residual.most
+    assert labels[71] == -1
+
+
+def test_signals_against_the_edges_have_the_degrees_of_the_edges():
+    # 0 -> 1 and 0 -> 2: what 0 hears is shared by its two edges.
+    entries = np.array([[0, 0], [1, 2]])
+    case = (np.arange(3), (0.0, 1.0), 1.0, 0.0, False)
+    x = np.array([[0.0], [3.0], [5.0]])
+    back = removal.features(entries, x, *case, False).Z
+    assert back.tolist() == [[4.0], [0.0], [0.0]]
+    # None leaves 1 and 2: their power is 0.
+    along = removal.features(entries, np.ones((3, 1)), *case).Z
+    assert along.tolist() == [[0.0], [0.0], [0.0]]
+
+
+@pytest.mark.parametrize(
+    ('count', 'head', 'wanted'),
+    [
+        (2, 'ovr', [[-1], [1], [1]]),
+        (2, 'squared', [[-1], [1], [1]]),
+        (2, 'softmax', [[1, 0], [0, 1], [0, 1]]),
+        (3, 'ovr', [[1, -1, -1], [-1, 1, -1], [-1, 1, -1]]),
+    ],
+)
+def test_targets_are_those_of_the_head(count, head, wanted):
+    made = removal.targets(np.array([0, 1, 1]), count, head)
+    assert made.tolist() == wanted
+
+
+def test_a_change_of_anything_is_another_seal_or_another_setting():
+    model, *_ = forgotten('softmax')
+    arrays = evidence(model._model, model.release_std)
+    seal, setting = removal.sealed(arrays), removal.setting(arrays)
+    inside = {'weights', 'a', 'b', 'self_loops', 'along', 'lam', 'std', 'head'}
+    for name, array in arrays.items():
+        other = array.copy()
+        if name == 'head':
+            other = np.array('ovr')
+        elif other.dtype == bool:
+            other[(0,) * other.ndim] ^= True
+        else:
+            at = (1 if name in ('x', 'labels', 'rowptr') else 0,) * other.ndim
+            other[at] += 1
+        changed = {**arrays, name: other}
+        assert (removal.setting(changed) != setting) == (name in inside)
+        # W is in no seal: it is in no file.
+        sealed = name not in inside and name != 'W'
+        assert (removal.sealed(changed) != seal) == sealed
+
+
+def test_weights_that_noise_does_not_lead_from_are_found_out():
+    model, *_ = forgotten('two classes')
+    arrays = evidence(model._model, model.release_std)
+    W, std = arrays['W'], model.release_std
+    noise = np.random.default_rng(0).standard_normal(W.shape) * std
+    for away, likely in ((W, True), (W + 9 * std, False), (None, False)):
+        released = W if away is None else away + noise
+        found = removal.plausible({**arrays, 'released': released})
+        assert (found > 1e-6) == likely
+    # Chi-squared of two is exponential: by hand.
+    pair = {'W': np.zeros(2), 'released': np.array([3.0, 4.0]), 'std': 2.5}
+    assert removal.plausible(pair) == pytest.approx(2 * math.exp(-2), abs=0)
+    assert removal.plausible({**pair, 'std': 5.0}) == pytest.approx(
+        2 * (1 - math.exp(-0.5)), rel=1e-14
+    )
+
+
+def wrong(arrays):
+    """Proofs that are none."""
+    yield 'format', {**arrays, 'more': arrays['x']}
+    for name, array in arrays.items():
+        yield name, {k: v for k, v in arrays.items() if k != name}
+        yield name, {**arrays, name: array[None]}
+        yield (
+            name,
+            {**arrays, name: array.astype('f2')}
+            if (name != 'head')
+            else {**arrays, name: np.array('hinge')},
+        )
+        if array.dtype == float:
+            bad = array.copy()
+            bad[(0,) * bad.ndim] = math.nan
+            yield name, {**arrays, name: bad}
+        if array.ndim:
+            yield name, {**arrays, name: array[:-1]}
+    for name, value in (
+        ('rowptr', -1),
+        ('rowptr', 7),
+        ('col', -1),
+        ('col', 150),
+        ('labels', -2),
+        ('labels', 3),
+        ('weights', -1.0),
+    ):
+        bad = arrays[name].copy()
+        bad[0] = value
+        yield name, {**arrays, name: bad}
+    last = arrays['rowptr'].copy()
+    last[-1] += 1
+    yield 'rowptr', {**arrays, 'rowptr': last}
+    dip = arrays['rowptr'].copy()
+    dip[1], dip[2] = dip[2] + 1, dip[1]
+    yield 'rowptr', {**arrays, 'rowptr': dip}
+    for name in ('lam', 'std'):
+        yield name, {**arrays, name: np.array(0.0)}
+    yield 'labels', {**arrays, 'labels': np.full_like(arrays['labels'], -1)}
+    yield 'weights', {**arrays, 'weights': arrays['weights'][:0]}
+    one = {'classes': arrays['classes'][:1], 'W': arrays['W'][:, :1]}
+    one |= {'released': arrays['W'][:, :1]}
+    yield 'classes', {**arrays, **one, 'labels': arrays['labels'] * 0}
+
+
+def test_arrays_that_are_no_proof_are_refused():
+    model, *_ = forgotten('softmax')
+    arrays = evidence(model._model, model.release_std)
+    removal.checked(arrays)
+    tried = 0
+    for name, bad in wrong(arrays):
+        # Fewer classes, weights or edges are a proof of something else.
+        if (
+            name in ('weights', 'classes')
+            and name in bad
+            and (len(np.atleast_1d(bad[name])) > 1)
+            and np.array_equal(
+                np.ravel(bad[name]), np.ravel(arrays[name])[: bad[name].size]
+            )
+            and bad[name].ndim == 1
+            and bad[name].dtype == arrays[name].dtype
+        ):
+            continue
+        tried += 1
+        with pytest.raises(ValueError, match=r'array|numbers'):
+            removal.prove(bad)
+    assert tried > 60
+
+
+def test_the_work_of_a_proof_is_counted():
+    model, *_ = forgotten('softmax')
+    arrays = evidence(model._model, model.release_std)
+    edges, nodes = len(arrays['col']), 150
+    levels = len(arrays['weights'])
+    assert removal.work(arrays) == 2 * levels * (edges + 2 * nodes) * 4

@@ -515,7 +515,8 @@ def test_releases_are_as_hard_to_tell_apart_as_promised(monkeypatch):
     # As much noise as holding needs.
     far = make(data, release_std=100.0, **kwargs).remove(request)
     assert far.action == 'hold'
-    std = far.distance_bound / node.gaussian_budget(epsilon, delta)
+    distance = far.residual / (kwargs['lam'] * far.num_train)
+    std = distance / node.gaussian_budget(epsilon, delta)
     model = make(data, release_std=1.0001 * std, **kwargs)
     assert model.remove(request).action == 'hold'
     held = model._model

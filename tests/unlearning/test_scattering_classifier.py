@@ -840,3 +840,54 @@ def test_bounds_hold_on_real_removals(datasets, name, mode):
     score = model.score(test)
     model._model = now._replace(released=exact)
     assert abs(score - model.score(test)) <= 0.02
+
+
+@pytest.mark.parametrize('loss', ['logistic', 'squared'])
+@pytest.mark.parametrize('num_classes', [2, 3])
+def test_verify_proves_a_release_by_the_kernel(loss, num_classes):
+    graphs = random_graphs(24, num_classes)
+    model = make(graphs, noise='output', loss=loss, lam=1e-2)
+    report = model.remove(RemovalRequest(graphs=[3], nodes={0: [0]}))
+    found = model.verify()
+    assert found.ok
+    assert found.proved
+    # By the definition, in other words than those of both.
+    Z, lam = model.embeddings.to_dense(), 1e-2
+    W = model._model.W.clone().requires_grad_()
+    labels = torch.tensor([int(g.y) for g in model.graphs.values()])
+    hot = labels.view(-1, 1) == torch.arange(num_classes)
+    Y = 2.0 * (hot[:, 1:] if num_classes == 2 else hot) - 1
+    margin = Z @ W
+    each = (margin - Y).square()
+    if loss == 'logistic':
+        each = torch.nn.functional.softplus(-Y * margin)
+    n = len(labels)
+    total = each.sum() + lam * n / 2 * W.square().sum()
+    (grad,) = torch.autograd.grad(total, W)
+    true = float(grad.norm())
+    assert true <= found.proved_residual <= true + 1e-9
+    assert found.proved_shift <= report.bound
+    said = report.verified(found).guarantee()
+    assert said.values['residual_checked'] == 'by the kernel, at verify()'
+    # Weights far from where they should be, and a measure that says less.
+    far = model._model.W + 1e-4
+    model._model = model._model._replace(W=far)
+    assert not model.verify().ok
+    kind = type(model._settings)
+    held = kind.residual
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            kind, 'residual', lambda self, m: type(held(self, m))(1e-13, 1e-13)
+        )
+        with pytest.raises(RuntimeError, match='the kernel finds'):
+            model.verify()
+
+
+def test_a_release_that_is_not_paid_for_is_refused(monkeypatch):
+    graphs = random_graphs(20)
+    model = make(graphs, noise='output', lam=1e-2)
+    before = model.state_dict()
+    monkeypatch.setattr(type(model._settings), 'shift', lambda *_: 1e-9)
+    with pytest.raises(RuntimeError, match='would be paid for'):
+        model.remove(RemovalRequest(nodes={0: [0]}))
+    assert same(model.state_dict(), before)

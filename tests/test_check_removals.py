@@ -1,0 +1,296 @@
+"""A removal's residual, proved by whoever is handed what remains."""
+
+import io
+import json
+import subprocess
+import sys
+import time
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from auditing import forged
+from forgetting import forgotten
+
+from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
+from pyg_trust.check.__main__ import main
+from pyg_trust.kernel import removal
+from pyg_trust.kernel.arrays import read_arrays
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import TrustReport
+from pyg_trust.unlearning import NodeClassifier
+
+
+@pytest.fixture(scope='module')
+def handed(tmp_path_factory):
+    """A report, and all that it takes to check it."""
+    folder = tmp_path_factory.mktemp('handed')
+    model, report, data = forgotten('softmax')
+    TrustReport.of(report.verified(model.verify())).save(folder / 'trust.json')
+    model.save_for_check(folder / 'proof.npz')
+    torch.save({'weight': model.weight}, folder / 'weights.pt')
+    ledger = model.ledger.state_dict()
+    (folder / 'ledger.json').write_text(json.dumps(ledger))
+    return folder, model, data
+
+
+def check(folder, report='trust.json', proof='proof.npz', **kwargs):
+    return check_report(
+        folder / report,
+        data=folder / proof,
+        model=folder / 'weights.pt',
+        ledger=folder / 'ledger.json',
+        **kwargs,
+    )
+
+
+def command(folder, proof, report='trust.json'):
+    files = {
+        'data': proof,
+        'model': folder / 'weights.pt',
+        'ledger': folder / 'ledger.json',
+    }
+    named = [f'--{name}={path}' for name, path in files.items()]
+    return main(['check', str(folder / report), *named])
+
+
+def test_a_removal_holds_with_all_that_it_names(handed, capsys):
+    folder, *_ = handed
+    found = check(folder)
+    assert {each.status for each in found} == {HOLDS}
+    said = '\n'.join(map(str, found))
+    assert 'the residual is within its bound: at most' in said
+    assert 'is paid for' in said
+    assert command(folder, folder / 'proof.npz') == 0
+    # What it can't say without: the residual.
+    assert main(['check', str(folder / 'trust.json')]) == 2
+    capsys.readouterr()
+
+
+def test_it_takes_neither_torch_nor_a_build(handed):
+    folder, *_ = handed
+    code = (
+        'import sys\n'
+        'for name in ("torch", "torch_geometric", "pyg_trust._C"):\n'
+        '    sys.modules[name] = None\n'
+        'from pyg_trust.check.__main__ import main\n'
+        'sys.exit(main(sys.argv[1:]))\n'
+    )
+    files = [f'--data={folder / "proof.npz"}']
+    files += [f'--model={folder / "weights.pt"}']
+    files += [f'--ledger={folder / "ledger.json"}']
+    done = subprocess.run(
+        [sys.executable, '-c', code, 'check', folder / 'trust.json', *files],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rewritten(folder, name, **changes):
+    arrays = {**read_arrays(folder / 'proof.npz'), **changes}
+    np.savez(folder / name, **arrays)
+    return arrays
+
+
+def statuses(found, text):
+    return {each.status for each in found if text in each.text}
+
+
+def test_other_data_are_not_those_of_the_report(handed):
+    folder, _model, data = handed
+    arrays = read_arrays(folder / 'proof.npz')
+    x = arrays['x'].copy()
+    x[3, 1] += 1e-9
+    labels = arrays['labels'].copy()
+    labels[np.flatnonzero(labels >= 0)[:2]] = [0, 2]
+    for name, changes, what in (
+        ('x.npz', {'x': x}, 'graph and release'),
+        ('labels.npz', {'labels': labels}, 'graph and release'),
+        ('lam.npz', {'lam': arrays['lam'] * 2}, 'setting'),
+        ('std.npz', {'std': arrays['std'] * 2}, 'setting'),
+        ('released.npz', {'released': arrays['W']}, 'data: weights'),
+        ('W.npz', {'W': arrays['W'] + 9e-3}, 'the noise between'),
+    ):
+        rewritten(folder, name, **changes)
+        found = check(folder, proof=name)
+        assert statuses(found, what) == {FAILS}
+        assert command(folder, folder / name) == 1
+    # Another graph altogether: all of it.
+    other = NodeClassifier('appnp', alpha=0.2, head='softmax', lam=0.1)
+    other = other.fit(data)
+    other.remove(RemovalRequest(nodes=[70]))
+    other.save_for_check(folder / 'other.npz')
+    texts = [e.text for e in check(folder, proof='other.npz')]
+    assert any('graph and release, not as' in text for text in texts)
+
+
+def test_a_residual_above_its_bound_is_not_proved_or_fails(handed):
+    folder, _model, _ = handed
+    W = read_arrays(folder / 'proof.npz')['W']
+    # Within what noise hides, and beyond what is paid for.
+    rewritten(folder, 'far.npz', W=W + 1e-5)
+    found = check(folder, proof='far.npz')
+    assert statuses(found, 'the residual is within') == {FAILS}
+    assert statuses(found, 'the noise between') == {HOLDS}
+    whole = json.loads((folder / 'trust.json').read_text())
+    each = whole['guarantees'][0]
+    values = each['values']
+    # A bound that rounding alone is above proves nothing.
+    for bound, status in ((1e-18, UNPROVED), (0.0, UNPROVED)):
+        values['bound'] = bound
+        (folder / 'less.json').write_text(forged(whole))
+        found = check(folder, 'less.json')
+        seen = statuses(found, 'the residual is within')
+        assert seen == {status} or (bound and seen == {FAILS})
+    values['bound'], values['num_train'] = 1.0, values['num_train'] + 1
+    (folder / 'more.json').write_text(forged(whole))
+    found = check(folder, 'more.json')
+    assert statuses(found, 'the residual is within') == {FAILS}
+    assert {e.status for e in found} != {HOLDS}
+
+
+def test_what_was_removed_and_is_still_there_fails(handed):
+    folder, _model, _data = handed
+    arrays = read_arrays(folder / 'proof.npz')
+    whole = json.loads((folder / 'trust.json').read_text())
+    values = whole['guarantees'][0]['values']
+    trained = int(np.flatnonzero(arrays['labels'] >= 0)[0])
+    edge = [0, int(arrays['col'][arrays['col'] != 0][0])]
+    for part, left in (
+        ({'nodes': [3]}, 'node 3'),
+        ({'labels': [trained]}, 'label of node'),
+        ({'labels': [71]}, ''),
+        ({'nodes': [70, 71], 'features': [72]}, ''),
+        ({'edges': [edge]}, 'edge 0 ->'),
+        # A loop that propagation adds is no edge of the data.
+        ({'edges': [[3, 3]]}, ''),
+        ({'edges': [[9, 9]]}, 'edge 9 -> 9'),
+    ):
+        values['request'] = {'0': part}
+        (folder / 'kept.json').write_text(forged(whole))
+        found = check(folder, 'kept.json')
+        texts = [e.text for e in found if 'is still there' in e.text]
+        assert bool(texts) == bool(left)
+        assert all(left in text for text in texts)
+
+
+def test_a_report_of_layout_one_has_no_setting_to_compare(handed):
+    folder, *_ = handed
+    whole = json.loads((folder / 'trust.json').read_text())
+    whole['schema_version'] = 1
+    del whole['guarantees'][0]['values']['setting']
+    (folder / 'old.json').write_text(forged(whole))
+    found = check(folder, 'old.json')
+    assert statuses(found, 'data: setting') == {UNPROVED}
+
+
+# Damaged files ###############################################################
+
+
+def damaged(whole):
+    """Files that are no proof."""
+    yield b''
+    yield b'PK\x05\x06' + b'\0' * 18
+    yield from (whole[:k] for k in (10, len(whole) // 2, len(whole) - 1))
+    source = np.random.default_rng(0)
+    for at in source.integers(len(whole), size=25):
+        bad = bytearray(whole)
+        bad[at] ^= 1 << int(source.integers(8))
+        yield bytes(bad)
+    arrays = {}
+    with np.load(io.BytesIO(whole)) as file:
+        arrays = dict(file)
+
+    def saved(how=np.savez, **changes):
+        stream = io.BytesIO()
+        how(stream, **{**arrays, **changes})
+        return stream.getvalue()
+
+    yield saved(np.savez_compressed)
+    yield saved(x=np.full_like(arrays['x'], np.nan))
+    yield saved(W=np.array([[object()]]))
+    yield saved(x=arrays['x'].astype('>f8'))
+    yield saved(schema=np.array(2))
+    lied = {name: value for name, value in arrays.items() if name != 'x'}
+    for header in (
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000, 4)}",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (10, -4)}",
+        "{'descr': '<f8', 'shape': __import__('os')}",
+        '(' * 5000,
+    ):
+        text = header.encode() + b'\n'
+        lie = b'\x93NUMPY\x01\x00' + len(text).to_bytes(2, 'little') + text
+        stream = io.BytesIO()
+        np.savez(stream, **lied)
+        with zipfile.ZipFile(stream, 'a') as archive:
+            archive.writestr('x.npy', lie + b'\0' * 64)
+        yield stream.getvalue()
+    stream = io.BytesIO(whole)
+    with zipfile.ZipFile(stream, 'a') as archive:
+        content = archive.read('x.npy')
+        with pytest.warns(UserWarning, match='Duplicate'):
+            archive.writestr('x.npy', content)
+    yield stream.getvalue()
+
+
+def test_damaged_proofs_are_one_error_in_little_memory(handed, capsys):
+    folder, *_ = handed
+    whole = (folder / 'proof.npz').read_bytes()
+    path, tried = folder / 'bad.npz', 0
+    tracemalloc.start()
+    for content in damaged(whole):
+        path.write_bytes(content)
+        start = time.perf_counter()
+        code = command(folder, path)
+        said = capsys.readouterr()
+        if code == 2 and said.err:
+            # One line, which names the file.
+            assert said.err.count('\n') == 1
+            assert 'bad.npz' in said.err
+            assert 'Traceback' not in said.err
+            tried += 1
+        else:
+            # A flipped bit of a name in the zip, or of nothing.
+            assert code in (0, 1)
+        assert time.perf_counter() - start < 20
+    assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
+    tracemalloc.stop()
+    assert tried > 25
+
+
+def test_work_without_end_is_not_begun(handed, monkeypatch):
+    folder, *_ = handed
+    # A graph of a kilobyte may have a million levels.
+    rewritten(folder, 'long.npz', weights=np.full(10**6, 1e-9))
+    monkeypatch.setattr(removal, 'MOST_WORK', 10**9)
+    start = time.perf_counter()
+    found = check(folder, proof='long.npz')
+    assert time.perf_counter() - start < 20
+    assert statuses(found, 'the residual is within') == {UNPROVED}
+    # An honest one is within the limit, whatever the machine.
+    assert removal.work(read_arrays(folder / 'proof.npz')) < 10**6
+
+
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        {'noise': 'objective', 'release_std': 0.5},
+        {'measure': 'appnp', 'alpha': 0.2, 'features': 'push'},
+    ],
+    ids=['objective', 'push'],
+)
+def test_what_the_kernel_has_no_theorem_for_is_said(handed, tmp_path, kwargs):
+    *_, data = handed
+    model = NodeClassifier(lam=0.1, **kwargs).fit(data)
+    report = model.remove(RemovalRequest(nodes=[3]))
+    found = model.verify()
+    assert found.ok
+    assert not found.proved
+    with pytest.raises(ValueError, match='save_for_check'):
+        model.save_for_check(tmp_path / 'a.npz')
+    said = report.verified(found).guarantee()
+    assert said.values['residual_checked'] == 'not by the kernel'
+    assert any('not by the kernel' in text for text in said.assumptions)
