@@ -110,6 +110,8 @@ _MOVED: dict[str, dict[str, str]] = {
         'canary_graph': 'audit',
         'empirical_epsilon': 'audit',
         'empirical_mu': 'audit',
+        'register_accountants': 'privacy.accountant',
+        'search_epsilon': 'privacy.planning',
     },
     'unlearning': {
         'AuditReport': 'audit:RemovalAudit',

@@ -23,8 +23,8 @@ from pyg_trust.privacy import (
     create_accountant,
     propose,
     search,
-    search_epsilon,
 )
+from pyg_trust.privacy.planning import search_epsilon
 
 
 @pytest.mark.parametrize('accountant', ['pld_wor', 'rdp_wor'])
