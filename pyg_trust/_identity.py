@@ -12,7 +12,8 @@ certificate holds a fingerprint of all that ``identity`` can see.
 (the persistent ones and others), hooks, and the attributes in ``__dict__``:
 plain values, tensors, arrays, containers and objects of such, functions with
 their code, defaults, closures and the plain values and functions among their
-globals; autocast and the default dtype of the process. Of classes: the name,
+globals; autocast, the default dtype and the precision of products of
+float32 (TF32) of the process. Of classes: the name,
 and the code and plain values of those that are no part of torch, PyG or this
 package (of which it takes public attributes, those that torch's layers and
 explainers compute with, and methods that an attribute hides: others are
@@ -114,6 +115,12 @@ def _settings() -> list[str]:
         known = torch.amp.is_autocast_available(kind)
         if known and torch.is_autocast_enabled(kind):
             made.append(f'autocast {kind} {torch.get_autocast_dtype(kind)}')
+    # Products of float32 in TF32 or bfloat16; 'none' is as 'ieee'.
+    for kind in ('cuda', 'mkldnn'):
+        product = getattr(torch.backends, kind).matmul
+        found = getattr(product, 'fp32_precision', 'none')
+        if found not in ('none', 'ieee'):
+            made.append(f'products {kind} {found}')
     return made
 
 

@@ -524,7 +524,12 @@ def test_additions_are_in_the_witness(tmp_path, scenario, undirected):
 @pytest.mark.parametrize(
     ('lie', 'code'),
     [
-        ({'num_robust': 12, 'num_broken': 0, 'num_unknown': 0}, 2),
+        ({'num_robust': 12, 'num_broken': 0, 'num_unknown': 0}, 1),
+        ({'undirected': True}, 1),
+        ({'self_loops': True}, 1),
+        ({'tolerance': 0.1}, 1),
+        ({'dtype': 'float32'}, 1),
+        ({'global_budget': 2}, 1),
         ({'max_local_budget': 2}, 1),
         ({'alpha': 0.9}, 1),
         ({'fixed_edges': 0}, 1),

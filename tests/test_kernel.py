@@ -39,7 +39,7 @@ BASES = {
             'release': None,
         },
     ),
-    'exact certificate': (1000, {'pagerank': None}),
+    'exact certificate': (1000, {'proofs': None}),
     'smoothed, divided and shard votes': (650, {'votes': None}),
     'certified removal': (
         1050,
@@ -247,5 +247,6 @@ def test_no_file_of_the_kernel_is_long():
     assert max(sizes.values()) <= 700, sizes
     # What proves, and what says: claims, their fields and sentences, chains.
     says = sum(sizes[f'{name}.py'] for name in APART)
-    assert sum(sizes.values()) - says <= 3500, sizes
+    # Witnesses of global budgets, broken nodes and programs are 600 of them.
+    assert sum(sizes.values()) - says <= 4500, sizes
     assert says <= 1600, sizes

@@ -8,10 +8,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust.certificates.columns import Columns
-from pyg_trust.certificates.problem import Problem
+from pyg_trust.certificates.problem import Priced, Problem
+from pyg_trust.certificates.witness import MOST_BYTES
 from pyg_trust.distributed import shared
 from pyg_trust.functional.budget import (
-    pagerank_bounds,
+    bounds_and_vectors,
     refine_pagerank_bounds,
 )
 from pyg_trust.functional.flips import single_flip_margins
@@ -32,6 +33,10 @@ _CHEAP = 2**28
 _FEW = 2**14
 # How often edges that were left out may take what budget is left.
 _ROUNDS = 64
+
+
+# Numbers of nodes and rows up to which a proof is worth a bound of its own.
+_PROVED = 2**22
 
 
 class Solver(Problem):
@@ -70,6 +75,7 @@ class Solver(Problem):
                 self.solve_single_flip()
             else:
                 self.try_all(every, budget)
+            self.prove_again()
             return 'exact'
         if method == 'lp' and bool((self.perturbations.smallest < 1).any()):
             raise ValueError(
@@ -84,6 +90,27 @@ class Solver(Problem):
         if method == 'auto':
             self.decide(budget)
         return method
+
+    def prove_again(self) -> None:
+        """Bounds that can be proved, of what trying all graphs has shown."""
+        robust = ~self.open_pairs().any(1)
+        self.solve_local(witnesses=False)
+        made = self.perturbations
+        which = self.unproved() & robust[:, None]
+        if bool(which.any()) and made.active.numel() * made.num_nodes <= (
+            _PROVED
+        ):
+            self.see_clean()
+            self.solve_global('dual', 'best', True, 0, which)
+
+    def unproved(self) -> Tensor:
+        """The classes that the local worst case does not rule out."""
+        made = torch.zeros_like(self.lower, dtype=torch.bool)
+        for (y, c), value in self.local.items():
+            mine = (self.reference == y).nonzero().view(-1)
+            margin = -self.alpha * value[self.targets[mine]]
+            made[mine, c] = margin - self.slack[mine, c] <= self.tolerance
+        return made
 
     def loops(self) -> int:
         """How many nodes can flip their self-loop."""
@@ -152,13 +179,12 @@ class Solver(Problem):
             ):
                 for column, (c1, c2) in enumerate(pairs[block]):
                     mine = (self.reference == c1).nonzero().view(-1)
-                    value = values[column]
-                    if witnesses:
-                        self.proof[c1, c2] = self.alpha * value
-                    else:
-                        self.local[c1, c2] = value + high[column]
-                    top = value[self.targets[mine]] + high[column]
-                    self.lower[mine, c2] = -self.alpha * top
+                    value = values[column] + high[column]
+                    self.local[c1, c2] = value
+                    self.lower[mine, c2] = torch.maximum(
+                        self.lower[mine, c2],
+                        -self.alpha * value[self.targets[mine]],
+                    )
                     if witnesses:
                         self.take(mine, reached[0][column], reached[1][column])
 
@@ -251,10 +277,18 @@ class Solver(Problem):
     # A global budget ########################################################
 
     def solve_global(
-        self, method: str, cost: str, sign_only: bool, refine: int
+        self,
+        method: str,
+        cost: str,
+        sign_only: bool,
+        refine: int,
+        wanted: Tensor | None = None,
     ) -> None:
         """The dual bound where it is wanted, attacks where it is negative."""
         open_ = self.open_pairs() | (not sign_only)
+        if wanted is not None:
+            open_ = wanted.clone()
+        self.sign_only = sign_only
         here = torch.arange(len(self.reference))
         open_[here, self.reference] = False
         which = open_.any(1).nonzero().view(-1)
@@ -271,19 +305,28 @@ class Solver(Problem):
             return
         kept = None
         for number, charged in enumerate(costs):
+            if number > 0 and wanted is not None:
+                break
             if number > 0:
                 open_ &= self.open_pairs()
                 which = self.unknown()
             if which.numel() == 0:
                 return
-            bounds = pagerank_bounds(
-                self.perturbations,
+            made = self.perturbations
+            whole = 8 * made.active.numel() * made.num_nodes
+            bounds, vectors = bounds_and_vectors(
+                made,
                 self.targets[which],
                 self.alpha,
                 cost=charged,
                 over_ranks=self.over_ranks,
                 progress_bar=self.progress_bar,
+                keep=whole <= MOST_BYTES,
             )
+            # The kernel rounds up, too: to so much at most.
+            bounds += 2.0**-39 / self.alpha
+            if vectors is not None:
+                self.vectors[charged] = vectors
             self.try_columns(which, open_, bounds, method, charged, sign_only)
             if number == 0:
                 kept = which, bounds
@@ -303,8 +346,11 @@ class Solver(Problem):
                 progress_bar=self.progress_bar,
             )
             open_ = open_ & self.open_pairs()
+            # Bounds of a round rest on those of the last one: they are not
+            # in a witness.
             self.try_columns(
-                which, open_, bounds, method, 'pagerank', sign_only
+                *(which, open_, bounds, method, 'pagerank', sign_only),
+                provable=False,
             )
 
     def bound_regions(
@@ -352,6 +398,7 @@ class Solver(Problem):
         method: str,
         cost: str,
         sign_only: bool,
+        provable: bool = True,
     ) -> None:
         """Bounds and attacks of the classes that are open for some targets."""
         size = max(1, _BLOCK // (self.logits.numel() * 4))
@@ -368,6 +415,7 @@ class Solver(Problem):
                 multiplier = columns.bound(method, cost, sign_only, bar)
                 columns.attack(multiplier, cost)
                 return (
+                    columns.proofs,
                     self.lower[part],
                     self.upper[part],
                     self.witness_of[part],
@@ -378,11 +426,19 @@ class Solver(Problem):
             kept = len(self.witnesses)
             every = range(0, which.numel(), size)
             made = list(shared(every, tried, self.over_ranks))
+        place = {k: i for i, k in enumerate(which.tolist())}
+        for proofs, *_ in made:
+            for k, c, charged, price, bound in proofs:
+                known = self.priced.get((k, c))
+                if provable and (known is None or bound < known.bound):
+                    self.priced[k, c] = Priced(
+                        charged, price, bound, bounds[place[k]]
+                    )
         if not self.over_ranks:
             return
         # Of all processes, in the order of one.
         del self.witnesses[kept:]
-        for first, (lower, upper, of, before, found) in zip(
+        for first, (_, lower, upper, of, before, found) in zip(
             every, made, strict=True
         ):
             part = which[first : first + size]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,17 @@ from pyg_trust._identity import (
 )
 from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.certificates.votes import SmoothedCertificate
+from pyg_trust.certificates.witness import MOST_BYTES, Witness
 from pyg_trust.functional.collective import (
     Matrix,
-    broken_bound,
     edge_field,
     frontier,
     receptive_field,
+    solved_bound,
 )
 from pyg_trust.functional.smoothing import check_radius
+from pyg_trust.kernel import collective as kernel
+from pyg_trust.kernel import proofs
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
@@ -73,6 +76,10 @@ class CollectiveCertificate(SpeaksOf, Report):
         named (tuple[str, ...]): what the noise of the report did not change.
         seeded (bool): whether its copies came from an explicit seed: then
             nothing is certified.
+        witness_digest (str): SHA-256 of :attr:`proof`, or why there is none.
+        proof (Witness, optional): what :meth:`verify` proves the bound from:
+            frontiers, fields and multipliers. It tells who is near to whom,
+            so it is in no report: :meth:`~Witness.save` it beside.
     """
 
     num_targets: int
@@ -96,6 +103,41 @@ class CollectiveCertificate(SpeaksOf, Report):
     checked: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     seeded: bool = False
+    witness_digest: str = ''
+    proof: Witness | None = field(default=None, repr=False, compare=False)
+
+    def verify(self, witness: Witness | None = None) -> str:
+        """Prove again how many can break together, by weak duality.
+
+        No program is solved: any multipliers give a bound, and the kernel
+        (:mod:`pyg_trust.kernel.collective`) computes it in whole numbers. The
+        fields of nodes and the certificates one by one are taken as they
+        were.
+
+        Args:
+            witness (Witness, optional): read from a file, by default
+                :attr:`proof`. (default: :obj:`None`)
+
+        Returns:
+            str: ``'holds'``; ``'FAILS'`` if the witness is that of another
+            certificate; ``'not proved'`` if there is none, or it proves more
+            to break (of ``exact=True``).
+
+        Raises:
+            ValueError: if the witness is damaged.
+        """
+        witness = self.proof if witness is None else witness
+        if witness is None:
+            return 'not proved'
+        check_instance('witness', witness, Witness)
+        found = kernel.prove(witness.arrays)
+        if proofs.digest(witness.arrays) != self.witness_digest or list(
+            kernel.differences(witness.arrays, vars(self))
+        ):
+            return 'FAILS'
+        most = max(self.counted - math.floor(found), self.one_by_one)
+        proved = found <= self.bound and self.guaranteed <= most
+        return 'holds' if proved else 'not proved'
 
     @property
     def ratio(self) -> float:
@@ -317,20 +359,25 @@ def certify_collective(
         sure[index] = mask.numpy()
     owner, points = frontier(sure)
     held = counts[owner]
-    bound = 0.0
+    bound, multipliers = 0.0, np.zeros(0)
+    near = fields.near[rows] if budgets['edges'][0] else None
     if axes:
-        bound = broken_bound(
-            owner[held],
-            points[held],
-            reach,
-            limits,
-            caps,
-            rows.size,
-            additions=fields.near[rows] if budgets['edges'][0] else None,
-            attackers=attackers,
-            rows=limited,
-            exact=exact,
+        bound, multipliers = solved_bound(
+            *(owner[held], points[held], reach, limits, caps),
+            *(near, attackers, limited, exact),
         )
+    proof, found_digest = _witness(
+        {
+            'owner': owner[held],
+            'points': points[held],
+            'budget': limits,
+            'num_targets': rows.size,
+            'attackers': -1 if attackers is None else attackers,
+            'rows': limited,
+        },
+        multipliers,
+        *(reach, caps, near),
+    )
     last: Any = (slice(None), *limits)
     alone = sure[last] & counts
     total = int(counts.sum())
@@ -361,7 +408,34 @@ def certify_collective(
         ),
         named=report.named,
         seeded=report.seeded,
+        proof=proof,
+        witness_digest=found_digest,
     )
+
+
+def _witness(
+    numbers: dict[str, Any],
+    multipliers: np.ndarray,
+    reach: list[Matrix],
+    caps: list[np.ndarray],
+    near: Matrix | None,
+) -> tuple[Witness | None, str]:
+    # What the kernel computes the bound from.
+    for i, (seen, most) in enumerate(zip(reach, caps, strict=True)):
+        numbers[f'caps{i}'] = most
+        numbers[f'ptr{i}'], numbers[f'items{i}'] = seen.indptr, seen.indices
+    if near is not None:
+        numbers['near_ptr'], numbers['near'] = near.indptr, near.indices
+        numbers['num_nodes'] = near.shape[1]
+    arrays = {
+        name: np.asarray(value).astype(np.int64)
+        for name, value in numbers.items()
+    }
+    size = sum(value.nbytes for value in arrays.values())
+    if size > MOST_BYTES:
+        return None, f'none: {size / 2**20:.0f} MiB were left out'
+    made = Witness({**arrays, 'multipliers': multipliers})
+    return made, made.digest
 
 
 class _Fields:

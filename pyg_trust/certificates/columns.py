@@ -24,6 +24,8 @@ class Columns:
         self.upper = upper
         self.targets = problem.targets[k]
         self.signal = problem.signal(k, against)
+        # What proves bounds: target, class, cost, multiplier and bound.
+        self.proofs: list[tuple[int, int, str, float, float]] = []
 
     def bound(
         self, method: str, cost: str, sign_only: bool, bar: tqdm
@@ -62,12 +64,22 @@ class Columns:
                 clean=problem.clean(self.k, self.against),
             )
             made, multiplier = found.bound, found.multiplier
+            proof, cost = (made, multiplier), 'pagerank' if priced else cost
         if method != 'lp':
             bar.update(self.k.numel())
         if method == 'lp':
             program, multiplier = self.programs(start, bar)
             # Its price is per direction: that of an edge may prove more.
+            proof, cost = (program, multiplier), 'visits'
             made = program.minimum(made) if priced else program
+        self.proofs = [
+            (k, c, cost, price, bound)
+            for k, c, price, bound in zip(
+                *(self.k.tolist(), self.against.tolist()),
+                *(proof[1].tolist(), proof[0].tolist()),
+                strict=True,
+            )
+        ]
         # The local worst case is a lower bound as well.
         pair = self.k, self.against
         problem.lower[pair] = torch.maximum(problem.lower[pair], -made)

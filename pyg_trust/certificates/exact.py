@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -28,8 +27,8 @@ from pyg_trust.certificates.certificate import (
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.deployed import Deployed, diffuse_steps
 from pyg_trust.certificates.problem import Problem
+from pyg_trust.certificates.proofs import witness_of
 from pyg_trust.certificates.threat import ThreatModel
-from pyg_trust.certificates.witness import MOST_BYTES, Witness
 from pyg_trust.distributed import check_same
 from pyg_trust.report import (
     fingerprint,
@@ -237,7 +236,7 @@ def _report(
     empty = torch.zeros((2, 0), dtype=torch.int64)
     scale = float(deployed.logits.abs().max())
     width = problem.upper - problem.lower.amin(1)
-    proof, digest = _witness(problem)
+    proof, digest = witness_of(problem)
     return Certificate(
         num_robust=int((status == ROBUST).sum()),
         num_broken=int((status == BROKEN).sum()),
@@ -293,53 +292,6 @@ def _report(
         witness_digest=digest,
         **hashes,
     )
-
-
-def _witness(problem: Problem) -> tuple[Witness | None, str]:
-    # What the kernel proves the lower bounds from, and its digest.
-    made, deployed = problem.perturbations, problem.deployed
-    if not problem.proof:
-        return None, 'none: of local budgets alone there is one'
-    pairs = torch.tensor(list(problem.proof)).t().contiguous()
-    steps = deployed.K is not None
-    count = 0 if steps else pairs.size(1)
-    size = 8 * (count * made.num_nodes + deployed.logits.numel())
-    size += 17 * made.graph.num_edges + 16 * made.pairs.size(1)
-    if size > MOST_BYTES:
-        return None, f'none: {size / 2**20:.0f} MiB were left out'
-    scores = torch.zeros((0, made.num_nodes), dtype=torch.float64)
-    if not steps:
-        scores = torch.stack(list(problem.proof.values()))
-    arrays = {
-        'rowptr': made.graph.rowptr,
-        'col': made.graph.col,
-        'removable': made.removable,
-        'budget': made.budget,
-        'pairs': made.pairs,
-        'logits': deployed.logits,
-        'classes': pairs,
-        'scores': scores,
-        'targets': problem.targets,
-        'reference': problem.reference,
-    }
-    numbers = {
-        'all_pairs': made.all_pairs,
-        'alpha': deployed.alpha,
-        'K': deployed.K if deployed.K is not None else -1,
-        'normalization': deployed.normalization,
-        'dtype': deployed.kind,
-        'tolerance': float(problem.tolerance),
-    }
-    witness = Witness(
-        {
-            **{
-                name: value.detach().cpu().contiguous().numpy().copy()
-                for name, value in arrays.items()
-            },
-            **{name: np.array(value) for name, value in numbers.items()},
-        }
-    )
-    return witness, witness.digest
 
 
 def _deployed(

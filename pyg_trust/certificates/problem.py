@@ -1,6 +1,7 @@
 """The state of an exact certificate: its bounds, and what is still open."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,22 @@ from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.budget import clip_budget
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Policy
+
+
+class Priced(NamedTuple):
+    """The multiplier that proves a bound under a global budget.
+
+    Args:
+        cost (str): what a flip is charged by.
+        multiplier (float): lambda.
+        bound (float): of the other class's scores over the reference's.
+        upper (Tensor): of PageRank or visits: float64, ``[num_nodes]``.
+    """
+
+    cost: str
+    multiplier: float
+    bound: float
+    upper: Tensor
 
 
 class Problem:
@@ -49,8 +66,11 @@ class Problem:
         self.witness_of = torch.full(shape[:1], -1)
         # V of the local worst case, by pair of classes.
         self.local: dict[tuple[int, int], Tensor] = {}
-        # The scores that prove it, by pair of classes.
-        self.proof: dict[tuple[int, int], Tensor] = {}
+        # What proves more, by target and class, and upper bounds at all
+        # nodes, by cost.
+        self.priced: dict[tuple[int, int], Priced] = {}
+        self.vectors: dict[str, Tensor] = {}
+        self.sign_only = False
 
     # What is open ###########################################################
 

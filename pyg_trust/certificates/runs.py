@@ -105,6 +105,12 @@ class Run:
                 f'no output of the model changes with the {kind}: nor was '
                 f'anything that it is given computed from the {kind}'
             )
+        for name in some[0].reads():
+            named.append(
+                f'{name!r} of the data, which the model is given, stays as it '
+                'is: it was not computed from features or edges that may '
+                'change'
+            )
         for name in some[0].constant():
             named.append(
                 f"{name!r}, which 'transform' makes, is the same in every "

@@ -438,6 +438,30 @@ class Sampler:
                 return False
         return changed >= _HIDDEN // 4
 
+    def reads(self) -> list[str]:
+        """Attributes of the data without noise that outputs depend on.
+
+        Of a :obj:`transform` and a :obj:`forward`; others get the features
+        and the edges alone.
+        """
+        pipe = self.pipeline
+        if pipe.transform is None and pipe.forward is None:
+            return []
+        clean = self.data.clone()
+        clean.num_nodes = self.copies.num_nodes
+        expected, found = self._called([clean]), []
+        for name in set(clean.keys()) - {'x', 'edge_index', 'num_nodes'}:
+            without = clean.clone()
+            del without[name]
+            try:
+                same = _same(self._called([without]), expected)
+            # Whatever is raised where it is missing: it is read.
+            except Exception:
+                same = False
+            if not same:
+                found.append(name)
+        return sorted(found)
+
     def constant(self) -> list[str]:
         """What a transform makes, the same for all copies, to the bit."""
         transform = self.pipeline.transform

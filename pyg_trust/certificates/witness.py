@@ -1,14 +1,16 @@
 """Witnesses: the vectors from which a certificate is proved again."""
 
 import io
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from pyg_trust._checks import check_instance
-from pyg_trust.kernel import pagerank
+from pyg_trust.kernel import proofs
 
 # A larger one is left out of a certificate.
 MOST_BYTES = 64 * 2**20
@@ -21,7 +23,7 @@ class Witness:
     it with a removal.
 
     Args:
-        arrays (dict): as :func:`pyg_trust.kernel.pagerank.prove` takes them.
+        arrays (dict): as :func:`pyg_trust.kernel.proofs.prove` takes them.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
@@ -29,11 +31,40 @@ class Witness:
         for name, value in arrays.items():
             check_instance(f'arrays[{name!r}]', value, np.ndarray)
         self.arrays = arrays
-        self.digest = pagerank.digest(arrays)
+        self.digest = proofs.digest(arrays)
 
-    def prove(self) -> list[bool]:
-        """Prove again which targets are robust: a bool for each."""
-        return pagerank.prove(self.arrays)
+    @classmethod
+    def of(
+        cls, tensors: dict[str, Tensor], texts: dict[str, str]
+    ) -> tuple['Witness', str]:
+        """Copy tensors and texts; return the witness and its digest.
+
+        Args:
+            tensors (dict): by name, on any device.
+            texts (dict): by name.
+        """
+        arrays = {
+            name: value.detach().cpu().contiguous().numpy().copy()
+            for name, value in tensors.items()
+        }
+        made = cls({**arrays, **{k: np.array(x) for k, x in texts.items()}})
+        return made, made.digest
+
+    def prove(self, most: float = math.inf) -> list[int]:
+        """Prove again which targets are robust (1) or broken (-1).
+
+        Nothing is solved, and nothing of what found the certificate is used
+        (:mod:`pyg_trust.kernel.proofs`). A 0 is neither.
+
+        Args:
+            most (float): how many numbers may be looked at, about.
+                (default: ``math.inf``)
+
+        Raises:
+            ValueError: if it is no witness.
+            OverflowError: if it is more work than that.
+        """
+        return proofs.prove(self.arrays, most)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write it to a new file, ``.npz`` without pickle.
@@ -75,7 +106,7 @@ class Witness:
         if not isinstance(other, Witness):
             return NotImplemented
         # Arrays can be written to, so a digest may be older than they are.
-        return pagerank.digest(self.arrays) == pagerank.digest(other.arrays)
+        return proofs.digest(self.arrays) == proofs.digest(other.arrays)
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..kernel import collective
 from ..kernel.claims import amount, count
-from ..kernel.pagerank import additions, digest, prove
+from ..kernel.proofs import BROKEN, MOST, ROBUST, differences, digest, prove
 from ..kernel.votes import bounds, level, radius, regions, stays, table
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 
@@ -320,40 +321,34 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
     if digest(arrays) != values['witness_digest']:
         yield FAILS, 'witness: it is that of another certificate'
         return
-    proved = sum(prove(arrays))
-    total, steps = len(arrays['targets']), int(arrays['K'])
-    claimed = {
-        'targets': total,
-        'alpha': float(arrays['alpha']),
-        'K': None if steps < 0 else steps,
-        'normalization': str(arrays['normalization']),
-        'dtype': str(arrays['dtype']),
-        'max_local_budget': int(arrays['budget'].max(initial=0)),
-        'fixed_edges': int((arrays['removable'] == 0).sum()),
-    }
-    for name, found in claimed.items():
-        if values[name] != found:
-            yield (
-                FAILS,
-                f'witness: {name} is {found!r}, {values[name]!r} is claimed',
-            )
-    if len(set(arrays['targets'].tolist())) < total:
-        yield FAILS, 'witness: a target is there twice'
-    if count('num_broken', values['num_broken']) > total - proved:
-        yield FAILS, f'witness: {proved} of {total} can not be broken'
-    absent, addable = additions(arrays)
-    if values['scenario'] in ('additions', 'both') and addable < absent:
+    if each.procedure.startswith('collective'):
+        most = collective.prove(arrays)
         yield (
-            FAILS,
-            f'witness: {addable} of {absent} absent edges can be added, '
-            f'{values["scenario"]!r} is claimed',
+            HOLDS if most <= amount('bound', values['bound']) else UNPROVED,
+            f'witness: at most {float(most):.6g} break together, '
+            f'{values["bound"]:.6g} is claimed',
         )
-    robust = count('num_robust', values['num_robust'])
-    yield (
-        HOLDS if robust <= proved else UNPROVED,
-        f'witness: {proved} of {total} are proved to stay, {robust} are '
-        'claimed',
-    )
+        for text in collective.differences(arrays, values):
+            yield FAILS, f'witness: {text}'
+        return
+    try:
+        status, total = prove(arrays, MOST), len(arrays['targets'])
+    except OverflowError as error:
+        yield UNPROVED, f'witness: {error}'
+        return
+    for text in differences(arrays, values):
+        yield FAILS, f'witness: {text}'
+    for name, is_, other, text in (
+        ('num_robust', ROBUST, BROKEN, 'stay'),
+        ('num_broken', BROKEN, ROBUST, 'be broken'),
+    ):
+        claimed, proved = count(name, values[name]), status.count(is_)
+        wrong = claimed > total - status.count(other)
+        yield (
+            FAILS if wrong else HOLDS if claimed <= proved else UNPROVED,
+            f'witness: {proved} of {total} are proved to {text}, {claimed} '
+            'are claimed',
+        )
     if values['model_digest'] or each.model:
         yield (
             UNKNOWN,

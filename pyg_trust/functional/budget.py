@@ -158,12 +158,41 @@ def pagerank_bounds(
     _check_cost(cost)
     check_positive('tol', tol)
     check_targets(targets, perturbations.num_nodes)
+    return bounds_and_vectors(
+        *(perturbations, targets, alpha, cost, tol, over_ranks, progress_bar)
+    )[0]
+
+
+def bounds_and_vectors(
+    perturbations: Perturbations,
+    targets: Tensor,
+    alpha: float,
+    cost: str,
+    tol: float = 1e-9,
+    over_ranks: bool = False,
+    progress_bar: bool = False,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Bounds as of :func:`pagerank_bounds`, and at all nodes if asked for.
+
+    Args:
+        perturbations (Perturbations): as there, as all others.
+        targets (Tensor): int64, ``[num_targets]``.
+        alpha (float): the teleport probability.
+        cost (str): which bounds.
+        tol (float): how far they are rounded up.
+        over_ranks (bool): whether processes share the rows.
+        progress_bar (bool): whether to show one.
+        keep (bool): whether to return them at all nodes, float64,
+            ``[num_active, num_nodes]``.
+    """
     active = perturbations.active
     n = perturbations.num_nodes
     bounds = torch.ones((targets.numel(), n), dtype=torch.float64)
+    vectors = []
     blocks = list(perturbations.column_blocks(active.numel()))
 
-    def bounded(block: slice) -> Tensor:
+    def bounded(block: slice) -> tuple[Tensor, Tensor]:
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1
@@ -176,15 +205,16 @@ def pagerank_bounds(
             tol=tol,
         )
         bound = alpha * (optimum.value + optimum.high[:, None])
-        return bound[:, targets]
+        return bound[:, targets], bound if keep else bound[:0]
 
     with tqdm(blocks, disable=not progress_bar, desc='PageRank') as bar:
-        for block, bound in zip(
+        for block, (bound, whole) in zip(
             bar, shared(blocks, bounded, over_ranks), strict=True
         ):
             # At most one, as PageRank is a distribution.
             bounds[:, active[block]] = bound.t().clamp(max=1)
-    return bounds
+            vectors.append(whole)
+    return bounds, torch.cat(vectors) if keep and vectors else None
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,13 @@ trust the solver, and receptive fields that know of degrees.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 import scipy.sparse
 from torch import Tensor
 
 from pyg_trust._checks import check_integer
-
-Matrix: TypeAlias = scipy.sparse.csr_array
+from pyg_trust.kernel.collective import Matrix, program, value
 
 
 def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
@@ -114,40 +112,10 @@ def broken_bound(
 ) -> float:
     r"""Bound from above how many targets one budget can break at once.
 
-    Target :math:`v` breaks only if what it sees reaches a point :math:`p` of
-    its frontier. With :math:`b_{d i}` changes of kind :math:`d` at item
-    :math:`i`,
-
-    .. math::
-        \max \sum_{v, p} y_{v p} \quad \text{s.t.} \quad
-        \sum_p y_{v p} \le 1, \quad
-        \sum_p p_d y_{v p} \le \sum_i M^d_{v i} b_{d i}, \quad
-        \sum_i b_{d i} \le R_d, \quad 0 \le b \le u, \; 0 \le y \le 1.
-
-    The points of a node share what it sees, where the published relaxation
-    counts it once for each. The solver's objective is not used: from its
-    multipliers :math:`\lambda`, clipped at 0,
-
-    .. math::
-        \lambda^\top h + \sum_j u_j \max(0, c_j - (A^\top \lambda)_j)
-
-    is a bound for any :math:`\lambda \ge 0`.
-
-    **Added edges** (:obj:`additions`). With noise that only deletes, all
-    that :math:`v` can see lies within its rounds of messages, unless one of
-    :math:`a` added edges has an end there: on a path from what :math:`v` sees
-    to :math:`v`, look at the added edge that is the nearest to :math:`v`.
-    From then on it may see every change. So each point :math:`p` has a second
-    variable :math:`y'_{v p}`, without :math:`M`, that asks for an added edge
-    also where :math:`p` has none (a deletion far away counts once an added
-    edge leads there):
-
-    .. math::
-        \sum_p y_{v p} + y'_{v p} \le 1, \quad
-        \sum_p p_d (y_{v p} + y'_{v p}) \le \sum_i b_{d i}, \quad
-        \sum_p \max(1, p_a) y'_{v p} \le a, \quad
-        \sum_p y'_{v p} \le \sum_{i \in B_v} e_i, \quad
-        \sum_i e_i \le 2 a, \quad e_i \le a \le R_a.
+    The program is that of :mod:`pyg_trust.kernel.collective`. The points of a
+    node share what it sees, where the published relaxation counts it once for
+    each. The solver's objective is not used: from its multipliers the kernel
+    computes a bound, which holds whatever they are.
 
     Args:
         owner (numpy.ndarray): whose points they are, ``[num_points]``.
@@ -173,165 +141,75 @@ def broken_bound(
     Returns:
         float: the bound; at most its floor, with 1e-6 to spare, can break.
     """
+    return solved_bound(
+        *(owner, points, reach, budget, caps, additions, attackers, rows),
+        exact,
+        time_limit,
+    )[0]
+
+
+def solved_bound(
+    owner: np.ndarray,
+    points: np.ndarray,
+    reach: Sequence[Matrix],
+    budget: Sequence[int],
+    caps: Sequence[np.ndarray],
+    additions: Matrix | None,
+    attackers: int | None,
+    rows: Sequence[int],
+    exact: bool,
+    time_limit: float = 60.0,
+) -> tuple[float, np.ndarray]:
+    """The bound of :func:`broken_bound`, and the multipliers that prove it.
+
+    Args:
+        owner (numpy.ndarray): as there, as all others.
+        points (numpy.ndarray): budgets.
+        reach (list[csr_array]): what is seen.
+        budget (list[int]): in all.
+        caps (list[numpy.ndarray]): of items.
+        additions (scipy.sparse.csr_array, optional): of added edges.
+        attackers (int, optional): the most items.
+        rows (list[int]): the kinds whose items are nodes.
+        exact (bool): whether to solve the integer program, of whose bound
+            there are no multipliers.
+        time_limit (float): in seconds.
+    """
+    from scipy import optimize  # slow to import
+
     within = (points <= np.asarray(budget)).all(1)
     owner, points = owner[within], points[within]
     if owner.size == 0:
-        return 0.0
-    who, place = np.unique(owner, return_inverse=True)
-    one = scipy.sparse.csr_array(
-        (np.ones(owner.size), (place, np.arange(owner.size))),
-        shape=(who.size, owner.size),
+        return 0.0, np.zeros(0)
+    most = float(np.unique(owner).size)
+    made = program(
+        *(owner, points, reach, budget, caps, additions, attackers, rows)
     )
-    program = _Program()
-    kinds = range(len(reach))
-    near = np.ones(owner.size)
-    if additions is not None:
-        # A point that needs an added edge is reached by that edge alone.
-        near[points[:, -1] > 0] = 0.0
-    program.add('y', near, gain=1.0)
-    for kind in kinds:
-        most = np.minimum(caps[kind], budget[kind])
-        program.add(f'b{kind}', most)
-        program.at_most(float(budget[kind]), {f'b{kind}': _ones(most.size)})
-        program.at_most(
-            np.zeros(who.size),
-            {'y': _needs(one, points[:, kind]), f'b{kind}': -reach[kind][who]},
-        )
-    each = {'y': one}
-    if additions is not None:
-        program.add('wide', float(budget[-1] > 0) * np.ones(owner.size), 1.0)
-        program.add('added', np.array([float(budget[-1])]))
-        ends = np.full(additions.shape[1], float(budget[-1]))
-        program.add('ends', ends)
-        each['wide'] = one
-        column = scipy.sparse.csr_array(np.ones((who.size, 1)))
-        for kind in kinds:
-            need = _needs(one, points[:, kind])
-            program.add(f'all{kind}', np.array([float(budget[kind])]))
-            program.at_most(
-                0.0, {f'all{kind}': _ones(1), f'b{kind}': -_ones(caps[kind])}
-            )
-            program.at_most(
-                np.zeros(who.size),
-                {'y': need, 'wide': need, f'all{kind}': -column},
-            )
-        need = _needs(one, np.maximum(points[:, -1], 1))
-        program.at_most(np.zeros(who.size), {'wide': need, 'added': -column})
-        program.at_most(
-            np.zeros(who.size), {'wide': one, 'ends': -additions[who]}
-        )
-        program.at_most(0.0, {'ends': _ones(ends), 'added': -2 * _ones(1)})
-    program.at_most(np.ones(who.size), each)
-    if attackers is not None:
-        program.add('x', np.ones(caps[rows[0]].size))
-        program.at_most(float(attackers), {'x': _ones(caps[rows[0]])})
-        for kind in rows:
-            most = np.minimum(caps[kind], budget[kind])
-            program.at_most(
-                np.zeros(most.size),
-                {
-                    f'b{kind}': scipy.sparse.eye_array(most.size).tocsr(),
-                    'x': -scipy.sparse.diags_array(most).tocsr(),
-                },
-            )
-    return min(program.bound(exact, time_limit), float(who.size))
-
-
-def _ones(size: int | np.ndarray) -> Matrix:
-    count = size if isinstance(size, int) else size.size
-    return scipy.sparse.csr_array(np.ones((1, count)))
-
-
-def _needs(one: Matrix, amount: np.ndarray) -> Matrix:
-    return scipy.sparse.csr_array(
-        one @ scipy.sparse.diags_array(amount.astype(float))
+    solved = optimize.linprog(
+        -made.gain,
+        A_ub=made.matrix,
+        b_ub=made.right,
+        bounds=np.stack([np.zeros(made.gain.size), made.upper], 1),
+        method='highs',
     )
-
-
-class _Program:
-    """Linear program over named blocks of non-negative variables."""
-
-    def __init__(self) -> None:
-        self.upper: dict[str, np.ndarray] = {}
-        self.gain: list[np.ndarray] = []
-        self.rows: list[dict[str, Matrix]] = []
-        self.right: list[np.ndarray] = []
-
-    def add(self, name: str, upper: np.ndarray, gain: float = 0.0) -> None:
-        """Add a block of variables with upper bounds and gains."""
-        self.upper[name] = upper.astype(float)
-        self.gain.append(np.full(upper.size, gain))
-
-    def at_most(
-        self, right: float | np.ndarray, row: dict[str, Matrix]
-    ) -> None:
-        """Add rows that bound sums over blocks from above."""
-        self.rows.append(row)
-        self.right.append(np.atleast_1d(right))
-
-    def bound(self, exact: bool, time_limit: float) -> float:
-        """Bound the largest gain from above."""
-        from scipy import optimize  # slow to import
-
-        matrix = scipy.sparse.csr_array(
-            scipy.sparse.block_array(
-                [
-                    [
-                        row.get(name, _empty(right.size, upper.size))
-                        for name, upper in self.upper.items()
-                    ]
-                    for row, right in zip(self.rows, self.right, strict=True)
-                ]
-            )
+    multipliers = np.zeros(made.right.size)
+    if solved.ineqlin is not None and solved.ineqlin.marginals is not None:
+        multipliers = np.maximum(-solved.ineqlin.marginals, 0.0)
+    proved = value(multipliers, made)
+    bound = float(proved)
+    if bound < proved:
+        bound = float(np.nextafter(bound, np.inf))
+    if exact:
+        solved = optimize.milp(
+            -made.gain,
+            integrality=np.ones(made.gain.size),
+            bounds=optimize.Bounds(0, made.upper),
+            constraints=optimize.LinearConstraint(
+                made.matrix, -np.inf, made.right
+            ),
+            options={'time_limit': time_limit},
         )
-        right = np.concatenate(self.right)
-        upper = np.concatenate(list(self.upper.values()))
-        gain = np.concatenate(self.gain)
-        if exact:
-            solved = optimize.milp(
-                -gain,
-                integrality=np.ones(gain.size),
-                bounds=optimize.Bounds(0, upper),
-                constraints=optimize.LinearConstraint(matrix, -np.inf, right),
-                options={'time_limit': time_limit},
-            )
-            dual = getattr(solved, 'mip_dual_bound', None)
-            if dual is not None and np.isfinite(dual):
-                return float(-dual)
-        solved = optimize.linprog(
-            -gain,
-            A_ub=matrix,
-            b_ub=right,
-            bounds=np.stack([np.zeros(gain.size), upper], 1),
-            method='highs',
-        )
-        multipliers = np.zeros(right.size)
-        if solved.ineqlin is not None and solved.ineqlin.marginals is not None:
-            multipliers = np.maximum(-solved.ineqlin.marginals, 0.0)
-        return weak_bound(multipliers, matrix, right, gain, upper)
-
-
-def _empty(rows: int, columns: int) -> Matrix:
-    return scipy.sparse.csr_array((rows, columns))
-
-
-def weak_bound(
-    multipliers: np.ndarray,
-    matrix: Matrix,
-    right: np.ndarray,
-    gain: np.ndarray,
-    upper: np.ndarray,
-) -> float:
-    """Bound the optimum by any non-negative multipliers (weak duality).
-
-    Args:
-        multipliers (numpy.ndarray): of the rows.
-        matrix (scipy.sparse.csr_array): of the constraints.
-        right (numpy.ndarray): their right-hand sides.
-        gain (numpy.ndarray): the objective, which is maximised.
-        upper (numpy.ndarray): bounds of the variables.
-    """
-    held = np.where(np.isfinite(multipliers), multipliers, 0.0)
-    held = np.maximum(held, 0.0)
-    spare = np.maximum(gain - matrix.T @ held, 0.0)
-    return float(right @ held + upper @ spare)
+        dual = getattr(solved, 'mip_dual_bound', None)
+        if dual is not None and np.isfinite(dual):
+            bound = float(-dual)
+    return min(bound, most), multipliers

@@ -244,7 +244,7 @@ class DualSearch:
             )
             start = free.value
         best = self.bound.clone(), self.multiplier.clone()
-        value = start
+        value, shares = start, None
         for _ in range(rounds):
             self.shares = mirror.shares(
                 value, self.signal, self.upper[every], self.horizon
@@ -255,6 +255,14 @@ class DualSearch:
             self.run(value, clean, sign_only, tol, max_iter)
             value = self.value
             better = self.bound < best[0]
+            if shares is None:
+                shares = self.shares
+            shares = EdgeShares(
+                *(
+                    torch.where(better[:, None], new, old)
+                    for new, old in zip(self.shares, shares, strict=True)
+                )
+            )
             best = (
                 torch.where(better, self.bound, best[0]),
                 torch.where(better, self.multiplier, best[1]),
@@ -262,6 +270,7 @@ class DualSearch:
             if sign_only and bool((best[0] < 0).all()):
                 break
         self.bound, self.multiplier = best
+        self.shares = shares
 
     def golden(self, sign_only: bool, tol: float, max_iter: int) -> None:
         """Refine multipliers of K steps by golden section."""

@@ -30,7 +30,10 @@ every admissible graph: :math:`\pi(i)` is the score for the signal
 with the flips :math:`k_i` has :math:`z_u \le (\text{bound with prices})_u +
 \lambda \sum_i k_i \pi_u(i) / \bar\pi_i` and the sum is at most
 :math:`\lambda B`. (In K steps a walk pays no more than in the limit.) Rows
-that have no vector have the price 0.
+that have no vector have the price 0. Likewise a flip may pay :math:`p_i /
+|S|`, with :math:`\bar\pi_i \ge \pi_u(i) / |S|`, the visits: then the signal
+of :func:`reach` is :math:`e_i / |S|`. If B is of undirected edges, both
+directions pay together: the shares of an edge's price add up to at most 1.
 
 **Arithmetic.** int64 numbers in units of :math:`2^{-p}`, magnitudes below
 :math:`2^{46}`, degrees below :math:`2^{15}`: sums of neighbours are exact,
@@ -39,13 +42,14 @@ limbs are rounded up. A float of the vector is rounded up to a unit: a vector
 may be anything, so that loses, but proves nothing false.
 """
 
-import hashlib
 import math
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
+NORMALIZATIONS = ('rw', 'sym', 'visits')
+Roots = tuple[np.ndarray, np.ndarray]
 # Bits of the factors a, alpha, 1 / sqrt(s), in two limbs of 26.
 BITS = 52
 
@@ -159,7 +163,7 @@ def scaled(
     return part + up(x0 * f1, 26) + up(x0 * f0, 52)
 
 
-def roots(most: int) -> tuple[np.ndarray, np.ndarray]:
+def roots(most: int) -> Roots:
     """``1 / sqrt(s)`` for s = max(1, 0), ..., most: down and up."""
     square = [(1 << 2 * BITS) // max(s, 1) for s in range(most + 1)]
     low = np.array([math.isqrt(x) for x in square])
@@ -225,21 +229,55 @@ def ragged(
     return Flips(ptr, value[np.lexsort((key, row))])
 
 
+class Prices(NamedTuple):
+    """Prices of flips, in the units of scores or, before, as floats.
+
+    Args:
+        row (ndarray): of a flip in each row, ``[n]``.
+        visits (bool): whether a row's price is divided by its size.
+        edge (ndarray, optional): of each removal in place of its row's,
+            ``[num_edges]``.
+        pair (ndarray, optional): of each addition, ``[num_pairs]``.
+    """
+
+    row: np.ndarray
+    visits: bool = False
+    edge: np.ndarray | None = None
+    pair: np.ndarray | None = None
+
+
+def sized(graphs: Graphs, model: Model) -> Roots:
+    """1 / sqrt(s) of every size of a row, for 'sym'."""
+    most = int(sizes(graphs)[1].max())
+    return roots(most if model.normalization == 'sym' else 0)
+
+
+def own(
+    model: Model, root: Roots, signal: np.ndarray, full: np.ndarray
+) -> np.ndarray:
+    """The signal of rows of a size, rounded up."""
+    if model.normalization == 'sym':
+        return scaled(signal, root[0][full], root[1][full])
+    return signal if model.normalization == 'rw' else -((-signal) // full)
+
+
 def operator(
     graphs: Graphs,
     model: Model,
     signal: np.ndarray,
     z: np.ndarray,
-    price: np.ndarray,
+    price: Prices,
 ) -> np.ndarray:
-    """T z, rounded up; ``signal`` is alpha r, ``price`` a flip's, in units."""
+    """T z, rounded up; ``signal`` is alpha r."""
+    if price.edge is not None and price.pair is not None:
+        return apart(graphs, model, signal, z, price.edge, price.pair)
     n, degree = len(z), np.diff(graphs.rowptr)
     total = np.zeros(n, np.int64)
     np.add.at(total, rows(graphs), z[graphs.col])
     lose, win = leaving(graphs, z), coming(graphs, z)
     lost, won = np.diff(lose.ptr), np.diff(win.ptr)
+    root = sized(graphs, model)
     low, high = limbs(1 - Fraction(model.alpha))
-    root = roots(int(sizes(graphs)[1].max()))
     best = np.full(n, -(2**62))
     come, base = np.arange(n), total
     for added in range(int(graphs.budget.max()) + 1):
@@ -248,11 +286,10 @@ def operator(
             size = degree[go] + added - removed
             full = np.maximum(size, 1)
             mean = -((-left[go]) // full)
-            own = signal[go]
-            if model.normalization == 'sym':
-                own = scaled(own, root[0][full], root[1][full])
-            found = own + np.where(size > 0, scaled(mean, low, high), 0)
-            found -= price[go] * (added + removed)
+            found = own(model, root, signal[go], full)
+            found = found + np.where(size > 0, scaled(mean, low, high), 0)
+            cost = price.row[go] * (added + removed)
+            found -= cost // full if price.visits else cost
             best[go] = np.maximum(best[go], found)
             more = added + removed < graphs.budget[go]
             go = go[more & (lost[go] > removed)]
@@ -266,6 +303,60 @@ def operator(
         base = base.copy()
         base[come] += win.value[win.ptr[come] + added]
     return best
+
+
+def apart(
+    graphs: Graphs,
+    model: Model,
+    signal: np.ndarray,
+    z: np.ndarray,
+    edge: np.ndarray,
+    pair: np.ndarray,
+) -> np.ndarray:
+    r"""T z with a price for every flip, rounded up flip by flip.
+
+    In a row of size s a flip adds :math:`\pm a z_j / s` less its price, so
+    that for each size the best flips come first.
+    """
+    n, degree, budget = len(z), np.diff(graphs.rowptr), graphs.budget
+    low, high = limbs(1 - Fraction(model.alpha))
+    part, total = scaled(z, low, high), np.zeros(n, np.int64)
+    np.add.at(total, rows(graphs), part[graphs.col])
+    root = sized(graphs, model)
+    which = np.flatnonzero(graphs.removable)
+    row, into = rows(graphs)[which], graphs.pairs
+    lose = row, scaled(-z[graphs.col[which]], low, high), edge[which]
+    win = into[0], part[into[1]], pair
+    lost, won = (np.bincount(side[0], minlength=n) for side in (lose, win))
+    go, come = (int(np.minimum(x, budget).max()) for x in (lost, won))
+    best = np.full(n, -(2**62))
+    for more in range(-go, come + 1):
+        full = np.maximum(degree + more, 1)
+        base = own(model, root, signal, full) - (-total) // full
+        (l_ptr, l_sum), (w_ptr, w_sum) = (
+            sums(side, full, n) for side in (lose, win)
+        )
+        for added in range(max(0, more), min(come, go + more) + 1):
+            removed = added - more
+            fits = (added <= won) & (removed <= lost)
+            i = np.flatnonzero(fits & (added + removed <= budget))
+            found = base[i] + l_sum[l_ptr[i] + removed] - l_sum[l_ptr[i]]
+            found += w_sum[w_ptr[i] + added] - w_sum[w_ptr[i]]
+            best[i] = np.maximum(best[i], found)
+    return best
+
+
+def sums(
+    side: tuple[np.ndarray, np.ndarray, np.ndarray], full: np.ndarray, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of the best flips of every row, the differences of a table.
+
+    The table may wrap, as no difference does.
+    """
+    row, value, price = side
+    gain = -((-value) // full[row]) - price
+    made = ragged(row, gain, -gain, n)
+    return made.ptr, np.concatenate([[0], np.cumsum(made.value)])
 
 
 def first(graphs: Graphs, model: Model, r: np.ndarray) -> np.ndarray:
@@ -285,7 +376,7 @@ def bound(
     plus: np.ndarray,
     minus: np.ndarray,
     witness: np.ndarray | None,
-    price: np.ndarray | None = None,
+    price: Prices | None = None,
 ) -> tuple[list[int], int]:
     """Upper bounds of the scores of a signal in all admissible graphs.
 
@@ -296,22 +387,22 @@ def bound(
         minus (ndarray): float64, ``[n]``.
         witness (ndarray, optional): float64, ``[n]``: any numbers, best the
             largest scores. Not used for K steps.
-        price (ndarray, optional): float64, ``[n]``: of a flip, taken down.
+        price (Prices, optional): float64, taken down.
 
     Returns:
         tuple: a bound for every node and p: they are in units of 2^-p.
     """
-    if not 0 < model.alpha < 1 or model.normalization not in ('rw', 'sym'):
+    if not 0 < model.alpha < 1 or model.normalization not in NORMALIZATIONS:
         raise ValueError('the witness holds no model of PageRank')
     p = places(*(2 * x for x in (plus, minus, witness) if x is not None))
     r = units(plus, p) + units(-minus, p)
     low, high = limbs(Fraction(model.alpha))
     signal = scaled(r, low, high)
-    cost = np.zeros(len(r), np.int64)
+    cost = Prices(np.zeros(len(r), np.int64))
     if price is not None:
-        if not (price >= 0).all():
-            raise ValueError('the witness holds a price below zero')
-        cost = -units(-np.minimum(price, 2.0 ** (44 - p)), p)
+        row, visits, *each = price
+        known = [down(x, p) for x in each if x is not None]
+        cost = Prices(down(row, p), visits, *known)
     if model.K is not None:
         z = first(graphs, model, r)
         for _ in range(model.K):
@@ -326,14 +417,29 @@ def bound(
     return [v + extra for v in z.tolist()], p
 
 
+def down(price: np.ndarray, p: int) -> np.ndarray:
+    """Prices in units of 2^-p, rounded down; none needs to be above 2^44."""
+    if not (price >= 0).all():
+        raise ValueError('the witness holds a price below zero')
+    return -units(-np.minimum(price, 2.0 ** (44 - p)), p)
+
+
 def reach(
-    graphs: Graphs, alpha: float, node: int, witness: np.ndarray
-) -> list[Fraction]:
-    r"""Upper bounds of :math:`\pi_u(i)` of a node i, for every u."""
+    graphs: Graphs, alpha: float, node: int, witness: np.ndarray, visits: bool
+) -> tuple[list[int], int]:
+    r"""Upper bounds of :math:`\pi_u(i)`, or of visits, for every u.
+
+    Args:
+        graphs (Graphs): as in :func:`bound`.
+        alpha (float): of the model.
+        node (int): i.
+        witness (ndarray): as in :func:`bound`.
+        visits (bool): whether it is :math:`\pi_u(i) / |S_i|`.
+    """
     e = np.zeros(len(witness))
     e[node] = 1.0
-    found, p = bound(graphs, Model(alpha), e, 0 * e, witness)
-    return [Fraction(v) / Fraction(2) ** p for v in found]
+    kind = Model(alpha, None, 'visits' if visits else 'rw')
+    return bound(graphs, kind, e, 0 * e, witness)
 
 
 def bound_within(
@@ -344,8 +450,10 @@ def bound_within(
     witness: np.ndarray | None,
     target: int,
     price: float,
-    reached: dict[int, Fraction],
+    reached: np.ndarray,
     budget: int,
+    visits: bool = False,
+    shares: np.ndarray | None = None,
 ) -> Fraction:
     r"""Upper bound of one target's score under a global budget.
 
@@ -358,19 +466,54 @@ def bound_within(
             scores with prices.
         target (int): u.
         price (float): :math:`\lambda \ge 0`, any.
-        reached (dict): :math:`\bar\pi_u(i)` of some rows i, by :func:`reach`.
+        reached (ndarray): float64, ``[n]``: :math:`\bar\pi_u(i)` proved by
+            :func:`reach`, infinite where the price is zero.
         budget (int): B.
+        visits (bool): what :obj:`reached` bounds.
+        shares (ndarray, optional): float64, ``[num_edges + num_pairs]``, of
+            :func:`split`: then B is of undirected edges.
     """
-    step = np.zeros(len(plus))
-    rate = Fraction(model.alpha) * Fraction(price)
-    for node, most in reached.items():
-        if most > 0:
-            # A float below the quotient.
-            step[node] = float(rate / most) * (1 - 2.0**-50)
-    found, p = bound(graphs, model, plus, minus, witness, step)
+    if not (0 <= price < math.inf and (reached > 0).all()):
+        raise ValueError('the witness holds a price that is none')
+    # Three roundings of 2^-53: a float below the quotient.
+    step = np.float64(model.alpha) * price / reached * (1 - 2.0**-50)
+    step = np.minimum(step, 2.0**1000)
+    each = Prices(step, visits)
+    if shares is not None:
+        part = split(graphs, shares)
+        row = np.concatenate([rows(graphs), graphs.pairs[0]])
+        cost = step[row] * part * (1 - 2.0**-50)
+        many = len(graphs.col)
+        each = Prices(step, False, cost[:many], cost[many:])
+    found, p = bound(graphs, model, plus, minus, witness, each)
     return (
         Fraction(found[target]) / Fraction(2) ** p + Fraction(price) * budget
     )
+
+
+def split(graphs: Graphs, shares: np.ndarray) -> np.ndarray:
+    """Shares of an edge's price, at most 1 for both directions together.
+
+    Args:
+        graphs (Graphs): with its pairs listed.
+        shares (ndarray): float64, ``[num_edges + num_pairs]``.
+    """
+    n = len(graphs.budget)
+    row = np.concatenate([rows(graphs), graphs.pairs[0]])
+    col = np.concatenate([graphs.col, graphs.pairs[1]])
+    if shares.shape != row.shape or graphs.all_pairs:
+        raise ValueError('the witness holds shares of other edges')
+    part = shares.copy()
+    part[: len(graphs.col)] *= graphs.removable
+    order = np.argsort(row * n + col)
+    key, back = (row * n + col)[order], col * n + row
+    place = np.minimum(np.searchsorted(key, back), len(key) - 1)
+    other = np.where((key[place] == back) & (row != col), order[place], -1)
+    both = part + np.where(other >= 0, part[other], 0)
+    # One rounding of 2^-53 does not make more than 1 of less than that.
+    if not ((part >= 0) & (both <= 1 - 2.0**-51)).all():
+        raise ValueError('the witness holds shares of more than a price')
+    return part
 
 
 # What is deployed ###########################################################
@@ -410,181 +553,13 @@ def slack(kind: str, model: Model, degree: int, top: float) -> Fraction:
     else:
         part = d * unit / (1 - d * unit)
         kept = 1 - rate + part
-        if kept < 1:
-            # The sum of all powers, and not above K terms of at most 1.
-            relative = part * min(1 / (1 - kept), Fraction(model.K))
-        else:
-            relative = part * model.K * kept**model.K
+        few = min(model.K, 64)
+        total = sum((kept**k for k in range(few)), Fraction(0))
+        if few < model.K:
+            if kept >= 1:
+                raise OverflowError('roundoff grows with every step')
+            total += kept**few / (1 - kept)
+        relative = part * total
     return (
         relative * Fraction(top) * (1 + Fraction(1, 10**6)) + tiny * d / rate
     )
-
-
-def margins(
-    graphs: Graphs,
-    model: Model,
-    kind: str,
-    logits: np.ndarray,
-    classes: np.ndarray,
-    witness: np.ndarray | None,
-) -> list[list[Fraction]]:
-    """Lower bounds of margins of class pairs at all nodes, slack included.
-
-    Args:
-        graphs (Graphs): the attacker's.
-        model (Model): how scores are made.
-        kind (str): in which it computes, as in :func:`slack`.
-        logits (ndarray): float64, ``[n, num_classes]``.
-        classes (ndarray): int64, ``[2, num_pairs]``: the class that is
-            defended, and the other.
-        witness (ndarray, optional): float64, ``[num_pairs, n]``: any numbers,
-            best the largest scores of the other class less the defended one.
-
-    Raises:
-        ValueError: if these do not fit together.
-    """
-    n, degree = check(graphs), int(sizes(graphs)[1].max())
-    if (
-        logits.ndim != 2
-        or len(logits) != n
-        or logits.shape[1] < 2
-        or (logits.shape[1] <= classes).any()
-        or (classes < 0).any()
-        or (witness is not None and witness.shape != (classes.shape[1], n))
-    ):
-        raise ValueError('the witness is not of these logits and classes')
-    off = [
-        slack(kind, model, degree, float(np.abs(h).max())) for h in logits.T
-    ]
-    made = []
-    for i, (own, other) in enumerate(classes.T.tolist()):
-        value = None if witness is None else witness[i]
-        found, p = bound(
-            graphs, model, logits[:, other], logits[:, own], value
-        )
-        unit, lost = Fraction(2) ** -p, off[own] + off[other]
-        made.append([-v * unit - lost for v in found])
-    return made
-
-
-def robust(
-    margins: list[list[Fraction]],
-    classes: np.ndarray,
-    num_classes: int,
-    targets: np.ndarray,
-    reference: np.ndarray,
-    tolerance: float,
-) -> list[bool]:
-    """Whether the reference class of each target stays ahead of all others.
-
-    Args:
-        margins (list): of :func:`margins`.
-        classes (ndarray): as there.
-        num_classes (int): of the logits.
-        targets (ndarray): int64, ``[num_targets]``.
-        reference (ndarray): int64, ``[num_targets]``.
-        tolerance (float): what margins have to exceed.
-    """
-    place = {pair: i for i, pair in enumerate(map(tuple, classes.T.tolist()))}
-    need = Fraction(tolerance)
-    made = []
-    for u, own in zip(targets.tolist(), reference.tolist(), strict=True):
-        others = [(own, c) for c in range(num_classes) if c != own]
-        made.append(
-            all(
-                pair in place and margins[place[pair]][u] > need
-                for pair in others
-            )
-        )
-    return made
-
-
-# The witness of a certificate ###############################################
-
-# What a witness holds: the name of each array and how many dimensions it has.
-ARRAYS = {
-    **dict.fromkeys(('rowptr', 'col', 'removable', 'budget'), 1),
-    **dict.fromkeys(('targets', 'reference'), 1),
-    **dict.fromkeys(('pairs', 'logits', 'classes', 'scores'), 2),
-    **dict.fromkeys(('all_pairs', 'alpha', 'K', 'tolerance'), 0),
-    **dict.fromkeys(('normalization', 'dtype'), 0),
-}
-
-
-def digest(arrays: dict[str, np.ndarray]) -> str:
-    """SHA-256 of names, kinds, shapes and bytes."""
-    made = hashlib.sha256()
-    for name in sorted(arrays):
-        value = np.ascontiguousarray(arrays[name])
-        made.update(f'{name} {value.dtype.str} {value.shape} '.encode())
-        made.update(value.tobytes())
-    return made.hexdigest()
-
-
-def prove(arrays: dict[str, np.ndarray]) -> list[bool]:
-    """Whether each target of a witness is proved to be robust.
-
-    Args:
-        arrays (dict): the attacker (``rowptr``, ``col``, ``removable``,
-            ``budget``, ``pairs``, ``all_pairs``), the model (``alpha``,
-            ``K``, -1 for the limit, ``normalization``, ``dtype``, ``logits``)
-            and what is claimed (``targets``, ``reference``, ``tolerance``),
-            with ``scores`` of ``classes``, empty for K steps.
-
-    Raises:
-        ValueError: if it is no witness.
-    """
-    if set(arrays) != set(ARRAYS) or any(
-        arrays[name].ndim != dim or arrays[name].dtype.hasobject
-        for name, dim in ARRAYS.items()
-    ):
-        raise ValueError('the witness has other arrays than a certificate')
-    graphs = Graphs(
-        arrays['rowptr'],
-        arrays['col'],
-        arrays['removable'],
-        arrays['budget'],
-        arrays['pairs'],
-        bool(arrays['all_pairs']),
-    )
-    K = int(arrays['K'])
-    model = Model(
-        float(arrays['alpha']),
-        None if K < 0 else K,
-        str(arrays['normalization']),
-    )
-    kind, logits = str(arrays['dtype']), arrays['logits']
-    n, classes = check(graphs), arrays['classes']
-    targets, reference = arrays['targets'], arrays['reference']
-    whole = ('rowptr', 'col', 'budget', 'pairs', 'classes', 'targets')
-    if (
-        (kind != 'exact arithmetic' and kind not in KINDS)
-        or any(arrays[x].dtype != np.int64 for x in (*whole, 'reference'))
-        or any(arrays[x].dtype != np.float64 for x in ('logits', 'scores'))
-        or len(targets) != len(reference)
-        or ((targets < 0) | (targets >= n)).any()
-        or not 0 <= float(arrays['tolerance']) < math.inf
-    ):
-        raise ValueError('the witness holds no targets of a model')
-    found = margins(
-        *(graphs, model, kind, logits, classes),
-        arrays['scores'] if model.K is None else None,
-    )
-    return robust(
-        *(found, classes, logits.shape[1], targets, reference),
-        float(arrays['tolerance']),
-    )
-
-
-def additions(arrays: dict[str, np.ndarray]) -> tuple[int, int]:
-    """How many edges between distinct nodes are absent, and may be added.
-
-    Args:
-        arrays (dict): as :func:`prove` has accepted them.
-    """
-    n = len(arrays['budget'])
-    row = np.repeat(np.arange(n), np.diff(arrays['rowptr']))
-    absent = n * (n - 1) - int((row != arrays['col']).sum())
-    if bool(arrays['all_pairs']):
-        return absent, absent
-    return absent, int((arrays['pairs'][0] != arrays['pairs'][1]).sum())

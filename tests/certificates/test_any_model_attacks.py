@@ -369,6 +369,35 @@ def test_what_a_transform_makes_of_no_noise_is_named():
     assert "'x', which" not in str(report)
 
 
+def test_attributes_of_the_data_that_a_forward_reads_are_named():
+    # On cd9bfce: half of the outputs came from clean degrees, unsaid.
+    data, model = cube(), FromDegree()
+    data.degree = data.edge_index[0].bincount()[:, None].float()
+    data.label, data.unused = torch.zeros(12), torch.ones(12)
+
+    def forward(batch):
+        found = batch.edge_index[0].bincount(minlength=batch.num_nodes)
+        return model(batch.degree + 0.1 * found[:, None], None)
+
+    noise = BitFlips(edges=(0.05, 0.4))
+    report = certify(model, data, noise, forward=forward, **OPTIONS)
+    said = report.guarantee().assumptions
+    assert any("'degree' of the data" in text for text in said)
+    assert "'degree' of the data" in str(report)
+    assert not any('label' in text or 'unused' in text for text in said)
+    # What it can do without is read as well.
+    report = certify(
+        *(model, data, noise),
+        forward=lambda batch: model(
+            batch.get('label', torch.ones(1))[:1]
+            + batch.edge_index[0].bincount(minlength=batch.num_nodes)[:, None],
+            None,
+        ),
+        **OPTIONS,
+    )
+    assert "'label' of the data" in str(report)
+
+
 def test_a_seed_is_in_the_first_line():
     # A model that knows the copies of its seed can be certified for a class
     # that it never returns else.

@@ -442,6 +442,24 @@ def test_autocast_makes_another_model():
     assert not short.speaks_of(model)
 
 
+@pytest.mark.parametrize('kind', ['cuda', 'mkldnn'])
+def test_products_in_tf32_make_another_model(kind, monkeypatch):
+    # On cd9bfce: it spoke of the model in either precision.
+    data, model = ring(), PPNP(Linear(3, 2)).eval()
+    plain = certify(model, data, ThreatModel(data, local_budget=1))
+    product = getattr(torch.backends, kind).matmul
+    if not hasattr(product, 'fp32_precision'):
+        pytest.skip('this torch has another switch')
+    before = product.fp32_precision
+    try:
+        product.fp32_precision = 'ieee'
+        assert plain.speaks_of(model)
+        product.fp32_precision = 'tf32'
+        assert not plain.speaks_of(model)
+    finally:
+        product.fp32_precision = before
+
+
 def test_the_default_dtype_makes_another_model():
     # Labels are diffused in it, with the roundoff that the report accounts
     # for.

@@ -1,5 +1,6 @@
 """Many nodes at once: against brute force, and fields that are probed."""
 
+import dataclasses
 import itertools
 import json
 
@@ -21,8 +22,8 @@ from pyg_trust.functional.collective import (
     broken_bound,
     frontier,
     receptive_field,
-    weak_bound,
 )
+from pyg_trust.kernel.collective import Program, value
 from pyg_trust.report import TrustReport
 
 
@@ -111,7 +112,8 @@ def test_no_allocation_breaks_more_than_the_bound():
         gain[: owner.size] = 1
         wild = generator.normal(size=right.size)
         wild[0] = np.nan
-        assert weak_bound(wild, matrix, right, gain, upper) >= worst - 1e-9
+        program = Program(matrix, right, gain, upper)
+        assert value(wild, program) >= worst - 1e-9
     assert below > 5
 
 
@@ -219,6 +221,18 @@ def test_more_stays_at_once_than_one_by_one():
     report = smooth(model, data, noise)
     made = certify_collective(report, model, data, hops=2, features=(1, 1))
     assert made.one_by_one < made.guaranteed <= made.counted
+    assert made.verify() == 'holds'
+    # Without a witness, by that of another, and of more than it proves.
+    assert dataclasses.replace(made, proof=None).verify() == 'not proved'
+    other = certify_collective(report, model, data, hops=2, features=(1, 2))
+    assert made.verify(other.proof) == 'FAILS'
+    for lie, said in (
+        ({'features': (2, 2)}, 'FAILS'),
+        ({'attackers': 1}, 'FAILS'),
+        ({'guaranteed': made.guaranteed + 1}, 'not proved'),
+        ({'bound': made.bound - 1e-6}, 'not proved'),
+    ):
+        assert dataclasses.replace(made, **lie).verify() == said
     text = ' '.join(str(TrustReport.of(made)).split())
     assert 'stay at once' in text
     labels = report.predicted.clamp(min=0)
@@ -232,6 +246,10 @@ def test_more_stays_at_once_than_one_by_one():
         report, model, data, hops=2, features=(1, 1), exact=True
     )
     assert integer.guaranteed >= made.guaranteed
+    few = certify_collective(
+        *(report, model, data), hops=2, features=(1, 1), attackers=1
+    )
+    assert few.verify() == 'holds'
 
 
 @pytest.mark.parametrize(
@@ -442,7 +460,9 @@ def test_added_edges_and_few_attackers_in_a_certificate():
     report = smooth(model, data, BitFlips(edges=(0.0, 0.7)))
     arguments = {'hops': 2, 'edges': (1, 0)}
     made = certify_collective(report, model, data, **arguments)
+    assert made.verify() == 'holds'
     worse = certify_collective(report, model, data, hops=2, edges=(1, 1))
+    assert worse.verify() == 'holds'
     assert worse.guaranteed <= made.guaranteed <= made.counted
     assert '1 added and 0 deleted edges' in made.guarantee().promise
     noise = BitFlips(features=(0.02, 0.3))
@@ -497,8 +517,8 @@ def test_a_bound_that_rounding_takes_below_a_number_counts_it(monkeypatch):
         for off in (0.0, 2.0**-50, 1e-9):
             monkeypatch.setattr(
                 collective,
-                'broken_bound',
-                lambda *args, of=number - off, **kwargs: of,
+                'solved_bound',
+                lambda *args, of=number - off: (of, np.zeros(0)),
             )
             made = certify_collective(
                 report, model, data, hops=2, features=(1, 1)

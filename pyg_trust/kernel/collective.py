@@ -1,0 +1,329 @@
+r"""How many targets one budget can break at once, by weak duality.
+
+**The program.** Target v breaks only if what it sees reaches a point p of its
+frontier, the smallest budgets at which it is not certified. With :math:`b_{d
+i}` changes of kind d at item i, and a matrix M of what is seen,
+
+.. math::
+    \max \sum_{v, p} y_{v p} \quad \text{s.t.} \quad
+    \sum_p y_{v p} \le 1, \quad
+    \sum_p p_d y_{v p} \le \sum_i M^d_{v i} b_{d i}, \quad
+    \sum_i b_{d i} \le R_d, \quad 0 \le b \le u, \; 0 \le y \le 1
+
+is at least the number that break. Items of at most so many attackers change.
+
+**Added edges.** With noise that only deletes, all that v can see lies within
+its rounds of messages, unless one of :math:`a` added edges has an end there:
+on a path from what v sees to v, look at the added edge that is the nearest to
+v. From then on it may see every change. So each point has a second variable
+:math:`y'_{v p}`, without M, that asks for an added edge also where p has none:
+
+.. math::
+    \sum_p y_{v p} + y'_{v p} \le 1, \quad
+    \sum_p p_d (y_{v p} + y'_{v p}) \le \sum_i b_{d i}, \quad
+    \sum_p \max(1, p_a) y'_{v p} \le a, \quad
+    \sum_p y'_{v p} \le \sum_{i \in B_v} e_i, \quad
+    \sum_i e_i \le 2 a, \quad e_i \le a \le R_a.
+
+**The bound.** For ANY :math:`\lambda \ge 0` and :math:`0 \le x \le u, A x \le
+h`: :math:`c^\top x \le \lambda^\top h + \sum_j u_j \max(0, c_j - (A^\top
+\lambda)_j)`. Everything but :math:`\lambda` is whole numbers; that is rounded
+down to units of 2^-p, and the rest is exact.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import scipy.sparse
+
+Matrix: TypeAlias = scipy.sparse.csr_array
+
+
+class Program(NamedTuple):
+    """max c x, such that A x <= h and 0 <= x <= u.
+
+    Args:
+        matrix (csr_array): A, of whole numbers, as all others.
+        right (ndarray): h.
+        gain (ndarray): c.
+        upper (ndarray): u.
+    """
+
+    matrix: Matrix
+    right: np.ndarray
+    gain: np.ndarray
+    upper: np.ndarray
+
+
+def program(
+    owner: np.ndarray,
+    points: np.ndarray,
+    reach: Sequence[Matrix],
+    budget: Sequence[int],
+    caps: Sequence[np.ndarray],
+    additions: Matrix | None,
+    attackers: int | None,
+    rows: Sequence[int],
+) -> Program:
+    """Build the program.
+
+    Args:
+        owner (ndarray): whose points they are, ``[num_points]``, at least
+            one.
+        points (ndarray): int64, ``[num_points, num_kinds]``, none above the
+            budget.
+        reach (list[csr_array]): M by kind, ``[num_targets, num_items]``.
+        budget (list[int]): R by kind.
+        caps (list[ndarray]): by kind, how often an item can change.
+        additions (csr_array, optional): B, ``[num_targets, num_nodes]``: then
+            added edges are one more kind, the last one of :obj:`points` and
+            :obj:`budget`.
+        attackers (int, optional): the most items of all :obj:`rows` together
+            that can change.
+        rows (list[int]): the kinds, by number, whose items are the nodes.
+    """
+    who, place = np.unique(owner, return_inverse=True)
+    one = scipy.sparse.csr_array(
+        (np.ones(owner.size), (place, np.arange(owner.size))),
+        shape=(who.size, owner.size),
+    )
+    made = _Blocks()
+    kinds = range(len(reach))
+    near = np.ones(owner.size)
+    if additions is not None:
+        # Who needs an added edge sees it: no point without.
+        near[points[:, -1] > 0] = 0.0
+    made.add('y', near, gain=1.0)
+    for kind in kinds:
+        most = np.minimum(caps[kind], budget[kind]).astype(float)
+        made.add(f'b{kind}', most)
+        made.at_most(float(budget[kind]), {f'b{kind}': _ones(most.size)})
+        made.at_most(
+            np.zeros(who.size),
+            {'y': _needs(one, points[:, kind]), f'b{kind}': -reach[kind][who]},
+        )
+    each = {'y': one}
+    if additions is not None:
+        made.add('wide', float(budget[-1] > 0) * np.ones(owner.size), 1.0)
+        made.add('added', np.array([float(budget[-1])]))
+        ends = np.full(additions.shape[1], float(budget[-1]))
+        made.add('ends', ends)
+        each['wide'] = one
+        column = scipy.sparse.csr_array(np.ones((who.size, 1)))
+        for kind in kinds:
+            need = _needs(one, points[:, kind])
+            made.add(f'all{kind}', np.array([float(budget[kind])]))
+            made.at_most(
+                0.0, {f'all{kind}': _ones(1), f'b{kind}': -_ones(caps[kind])}
+            )
+            made.at_most(
+                np.zeros(who.size),
+                {'y': need, 'wide': need, f'all{kind}': -column},
+            )
+        need = _needs(one, np.maximum(points[:, -1], 1))
+        made.at_most(np.zeros(who.size), {'wide': need, 'added': -column})
+        made.at_most(
+            np.zeros(who.size), {'wide': one, 'ends': -additions[who]}
+        )
+        made.at_most(0.0, {'ends': _ones(ends), 'added': -2 * _ones(1)})
+    made.at_most(np.ones(who.size), each)
+    if attackers is not None:
+        made.add('x', np.ones(caps[rows[0]].size))
+        made.at_most(float(attackers), {'x': _ones(caps[rows[0]])})
+        for kind in rows:
+            most = np.minimum(caps[kind], budget[kind]).astype(float)
+            made.at_most(
+                np.zeros(most.size),
+                {
+                    f'b{kind}': scipy.sparse.eye_array(most.size).tocsr(),
+                    'x': -scipy.sparse.diags_array(most).tocsr(),
+                },
+            )
+    return made.program()
+
+
+def _ones(size: int | np.ndarray) -> Matrix:
+    count = size if isinstance(size, int) else size.size
+    return scipy.sparse.csr_array(np.ones((1, count)))
+
+
+def _needs(one: Matrix, amount: np.ndarray) -> Matrix:
+    return scipy.sparse.csr_array(
+        one @ scipy.sparse.diags_array(amount.astype(float))
+    )
+
+
+class _Blocks:
+    """A linear program over named blocks of variables, from 0 upward."""
+
+    def __init__(self) -> None:
+        self.upper: dict[str, np.ndarray] = {}
+        self.gain: list[np.ndarray] = []
+        self.rows: list[dict[str, Matrix]] = []
+        self.right: list[np.ndarray] = []
+
+    def add(self, name: str, upper: np.ndarray, gain: float = 0.0) -> None:
+        """A block of variables, their bounds, and what each one is worth."""
+        self.upper[name] = upper.astype(float)
+        self.gain.append(np.full(upper.size, gain))
+
+    def at_most(
+        self, right: float | np.ndarray, row: dict[str, Matrix]
+    ) -> None:
+        """Rows: the sum over blocks is at most so much."""
+        self.rows.append(row)
+        self.right.append(np.atleast_1d(right))
+
+    def program(self) -> Program:
+        """All rows and blocks."""
+        empty = scipy.sparse.csr_array
+        blocks = [
+            [
+                row.get(name, empty((right.size, upper.size)))
+                for name, upper in self.upper.items()
+            ]
+            for row, right in zip(self.rows, self.right, strict=True)
+        ]
+        return Program(
+            scipy.sparse.csr_array(scipy.sparse.block_array(blocks)),
+            np.concatenate(self.right),
+            np.concatenate(self.gain),
+            np.concatenate(list(self.upper.values())),
+        )
+
+
+def value(multipliers: np.ndarray, made: Program) -> Fraction:
+    """The bound that any multipliers give.
+
+    Args:
+        multipliers (ndarray): float64, one for every row; what is below zero
+            or no number counts as zero.
+        made (Program): of :func:`program`.
+    """
+    each = (made.matrix.data, made.right, made.gain, made.upper)
+    if not all((np.rint(x) == x).all() and abs(x).max() < 2**31 for x in each):
+        raise ValueError('the program is not of whole numbers')
+    if multipliers.shape != made.right.shape:
+        raise ValueError('the multipliers are of another program')
+    held = np.maximum(np.where(np.isfinite(multipliers), multipliers, 0), 0)
+    # A sum over a column is below 2^61.
+    matrix = made.matrix.astype(np.int64).T
+    column = int(abs(matrix).sum(1).max())
+    most = math.frexp(max(float(held.max()), 1.0))[1] + column.bit_length()
+    p = 60 - most
+    units = np.floor(np.ldexp(held, p)).astype(np.int64)
+    gain = np.floor(np.ldexp(-made.gain, p)).astype(np.int64)
+    spare = np.maximum(-gain - matrix @ units, 0).tolist()
+    total = sum(
+        int(weight) * unit
+        for weights, found in (
+            (made.right, units.tolist()),
+            (made.upper, spare),
+        )
+        for weight, unit in zip(weights, found, strict=True)
+    )
+    return Fraction(total) / Fraction(2) ** p
+
+
+# The witness of a certificate ###############################################
+
+
+def prove(arrays: Mapping[str, np.ndarray]) -> Fraction:
+    """The most targets that break together, of a witness.
+
+    Args:
+        arrays (dict): ``owner``, ``points``, ``budget``, ``num_targets``,
+            ``multipliers``, ``attackers`` (-1 without) and ``rows``; by kind
+            ``caps0`` and so on, with ``ptr0`` and ``items0`` of what is
+            seen; with added edges ``near_ptr``, ``near`` and ``num_nodes``.
+
+    Raises:
+        ValueError: if it is no witness.
+    """
+    kinds = sum(name.startswith('caps') for name in arrays)
+    names = ['owner', 'points', 'budget', 'num_targets', 'multipliers']
+    names += ['attackers', 'rows']
+    names += [
+        f'{x}{i}' for i in range(kinds) for x in ('caps', 'ptr', 'items')
+    ]
+    added = 'near' in arrays
+    names += ['near_ptr', 'near', 'num_nodes'] * added
+    if set(arrays) != set(names) or any(
+        arrays[x].dtype != (np.float64 if x == 'multipliers' else np.int64)
+        or (x != 'multipliers' and (arrays[x] < -(x == 'attackers')).any())
+        for x in names
+    ):
+        raise ValueError('the witness has other arrays than a certificate')
+    budget, points = arrays['budget'], arrays['points']
+    count = int(arrays['num_targets'])
+    if (
+        points.shape != (len(arrays['owner']), kinds + added)
+        or len(budget) != kinds + added
+    ):
+        raise ValueError('the witness holds points of other kinds')
+    rows = arrays['rows'].tolist()
+    if any(kind >= kinds for kind in rows) or (arrays['owner'] >= count).any():
+        raise ValueError('the witness has no such kinds or targets')
+    seen = [
+        _matrix(arrays[f'ptr{i}'], arrays[f'items{i}'], count, x.size)
+        for i, x in ((i, arrays[f'caps{i}']) for i in range(kinds))
+    ]
+    near = None
+    if added:
+        size = int(arrays['num_nodes'])
+        near = _matrix(arrays['near_ptr'], arrays['near'], count, size)
+    owner, most = arrays['owner'], int(arrays['attackers'])
+    within = (points <= budget).all(1)
+    if not within.any():
+        return Fraction(0)
+    made = program(
+        *(owner[within], points[within], seen, budget.tolist()),
+        [arrays[f'caps{i}'] for i in range(kinds)],
+        near,
+        None if most < 0 else most,
+        rows,
+    )
+    broken = len(np.unique(owner[within]))
+    return min(value(arrays['multipliers'], made), Fraction(broken))
+
+
+def _matrix(
+    ptr: np.ndarray, items: np.ndarray, count: int, size: int
+) -> Matrix:
+    sound = (
+        len(ptr) == count + 1
+        and ptr[0] == 0
+        and ptr[-1] == len(items)
+        and (np.diff(ptr) >= 0).all()
+        and (items < size).all()
+        and size <= 2**26
+    )
+    if not sound:
+        raise ValueError('the witness holds no fields of targets')
+    return scipy.sparse.csr_array(
+        (np.ones(len(items)), items, ptr), shape=(count, size)
+    )
+
+
+def differences(
+    arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
+) -> Iterator[str]:
+    """What fields of a certificate promise that its witness is not about.
+
+    Args:
+        arrays (dict): as :func:`prove` has accepted them.
+        values (dict): the fields by name.
+    """
+    edges, features = values['edges'], values['features']
+    limits = [*features, edges[1], edges[0]]
+    most = int(arrays['attackers'])
+    for name, found, claimed in (
+        ('num_targets', int(arrays['num_targets']), values['num_targets']),
+        ('attackers', None if most < 0 else most, values['attackers']),
+        ('budget', arrays['budget'].tolist(), [r for r in limits if r]),
+    ):
+        if found != claimed:
+            yield f'{name} is {found!r}, {claimed!r} is claimed'

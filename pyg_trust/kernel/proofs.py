@@ -1,0 +1,482 @@
+r"""Exact certificates, proved from what a witness holds.
+
+**Robust.** A computed score of class c is off by at most :math:`e_c`
+(:func:`.pagerank.slack`). A target u keeps its class y if for every other
+class c the score of the signal :math:`H_c - H_y` at u is below :math:`-(e_c +
+e_y + t)` in all admissible graphs, with the tolerance t: by
+:func:`.pagerank.bound` from the vector of the pair of classes, or under a
+global budget by :func:`.pagerank.bound_within` from the column of u and c. A
+column's price of row i is used if :func:`.pagerank.reach` proves its bound of
+:math:`\pi_u(i)`, and is zero else. An undirected edge is one flip if its
+price is shared by both directions, and two if it is not.
+
+**Broken.** One graph of the attacker, made by flips that are looked up, has
+one score: :func:`.pagerank.bound` without budgets, from a vector that plain
+float steps find. u is broken if the score of :math:`H_y - H_c` is below
+:math:`-(e_c + e_y + t)` there for one c: no rounding hides that.
+
+Whatever vectors, prices, shares and flips are, a status that is returned is
+true. They decide only how much is proved.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from .pagerank import (
+    KINDS,
+    Graphs,
+    Model,
+    bound,
+    bound_within,
+    check,
+    reach,
+    rows,
+    sizes,
+    slack,
+)
+
+ROBUST, UNKNOWN, BROKEN = 1, 0, -1
+# Numbers that a checker looks at before it gives up: some minutes.
+MOST = 2**31
+# Float steps that look for a vector of one graph.
+STEPS = 10_000
+
+# What a witness holds: the name of each array, its dimensions and its kind.
+ARRAYS = {
+    **dict.fromkeys(('rowptr', 'col', 'budget'), (1, 'i8')),
+    **dict.fromkeys(('targets', 'reference'), (1, 'i8')),
+    **dict.fromkeys(('flips_ptr', 'flips_of'), (1, 'i8')),
+    **dict.fromkeys(('pairs', 'classes', 'columns'), (2, 'i8')),
+    **dict.fromkeys(('charged', 'flips'), (2, 'i8')),
+    **dict.fromkeys(('logits', 'scores', 'values'), (2, 'f8')),
+    **dict.fromkeys(('reach', 'upper', 'shares'), (2, 'f8')),
+    **dict.fromkeys(('K', 'global_budget'), (0, 'i8')),
+    **dict.fromkeys(('alpha', 'tolerance'), (0, 'f8')),
+    **dict.fromkeys(('all_pairs', 'undirected', 'self_loops'), (0, 'b1')),
+    **dict.fromkeys(('normalization', 'dtype'), (0, 'U')),
+    'multipliers': (1, 'f8'),
+    'removable': (1, 'b1'),
+}
+
+
+def digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of names, kinds, shapes and bytes."""
+    made = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        made.update(f'{name} {value.dtype.str} {value.shape} '.encode())
+        made.update(value.tobytes())
+    return made.hexdigest()
+
+
+def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
+    """Return the graphs and the model of a witness.
+
+    Args:
+        arrays (dict): as :func:`prove` takes them.
+
+    Raises:
+        ValueError: if it is no witness.
+    """
+    if set(arrays) != set(ARRAYS):
+        raise ValueError(
+            'the witness has other arrays than those of a certificate of '
+            'this version: certify again'
+        )
+    for name, (dim, kind) in ARRAYS.items():
+        found = arrays[name]
+        if found.ndim != dim or not found.dtype.str[1:].startswith(kind):
+            raise ValueError(f'the witness holds another array as {name!r}')
+        if kind == 'f8' and not np.isfinite(found).all():
+            raise ValueError(f'the witness holds what is no number: {name!r}')
+    graphs = Graphs(
+        arrays['rowptr'],
+        arrays['col'],
+        arrays['removable'],
+        arrays['budget'],
+        arrays['pairs'],
+        bool(arrays['all_pairs']),
+    )
+    n, logits = check(graphs), arrays['logits']
+    K, normalization = int(arrays['K']), str(arrays['normalization'])
+    alpha = float(arrays['alpha'])
+    model = Model(alpha, None if K < 0 else K, normalization)
+    pairs, columns = arrays['classes'], arrays['columns']
+    charged, flips_of = arrays['charged'], arrays['flips_of']
+    count, many, kept = len(arrays['targets']), columns.shape[1], K < 0
+    graphs_found = len(arrays['flips_ptr']) - 1
+    shapes = {
+        'logits': (n, max(2, logits.shape[1])),
+        'classes': (2, pairs.shape[1]),
+        'scores': (kept * pairs.shape[1], n),
+        'reference': (count,),
+        'columns': (3, many),
+        'multipliers': (many,),
+        'values': (kept * many, n),
+        'charged': (2, charged.shape[1]),
+        'reach': (charged.shape[1], n),
+        'upper': (many, charged.shape[1]),
+        'flips': (2, arrays['flips'].shape[1]),
+        'flips_of': (count,),
+    }
+    shares = many, len(graphs.col) + graphs.pairs.shape[1]
+    limits = [
+        *(
+            (arrays['targets'], 0, n),
+            (arrays['reference'], 0, logits.shape[1]),
+        ),
+        *((pairs, 0, logits.shape[1]), (columns[:1], 0, count)),
+        *((columns[1:2], 0, logits.shape[1]), (columns[2:], 0, 2)),
+        *((charged[:1], 0, n), (charged[1:], 0, 2)),
+        *((arrays['flips'], 0, n), (flips_of, -1, graphs_found)),
+    ]
+    sound = (
+        all(arrays[name].shape == shape for name, shape in shapes.items())
+        and arrays['shares'].shape in ((0, 0), shares)
+        and not (arrays['shares'].size and not bool(arrays['undirected']))
+        and all(((x >= low) & (x < top)).all() for x, low, top in limits)
+        and graphs_found >= 0
+        and (np.diff(arrays['flips_ptr']) >= 0).all()
+        and arrays['flips_ptr'][0] == 0
+        and arrays['flips_ptr'][-1] == arrays['flips'].shape[1]
+        and normalization in ('rw', 'sym')
+        and 0 < alpha < 1
+        and str(arrays['dtype']) in ('exact arithmetic', *KINDS)
+        and float(arrays['tolerance']) >= 0
+        and (arrays['upper'] > 0).all()
+        and (not many or int(arrays['global_budget']) >= 0)
+    )
+    if not sound:
+        raise ValueError('the witness holds no targets of a model')
+    return graphs, model
+
+
+def work(
+    arrays: Mapping[str, np.ndarray], graphs: Graphs, model: Model
+) -> int:
+    """How many numbers a proof looks at, about.
+
+    Args:
+        arrays (dict): as :func:`prove` takes them.
+        graphs (Graphs): of :func:`read`.
+        model (Model): likewise.
+    """
+    degree = np.diff(graphs.rowptr)
+    small, large = sizes(graphs)
+    lost, won = degree - small, large - degree
+    numbers = len(graphs.col) + graphs.pairs.shape[1] + len(degree)
+    ways = (1 + int(lost.max())) * (1 + int(won.max()))
+    each = int(((1 + lost) * (1 + won)).sum()) + numbers + 500 * ways
+    if graphs.all_pairs:
+        each += int((500 + degree + won)[graphs.budget > 0].sum())
+    if arrays['shares'].size:
+        each += numbers * (int(lost.max()) + int(won.max()))
+    steps = 1 if model.K is None else model.K
+    columns = arrays['classes'].shape[1] + arrays['columns'].shape[1]
+    count = columns * steps + arrays['charged'].shape[1]
+    found = len(np.unique(arrays['flips_of']))
+    return count * each + found * tries(model) * numbers
+
+
+def tries(model: Model) -> int:
+    """How many steps find the scores of a graph."""
+    return (
+        math.ceil(min(40 / model.alpha, STEPS))
+        if model.K is None
+        else (model.K)
+    )
+
+
+def prove(
+    arrays: Mapping[str, np.ndarray], most: float = math.inf
+) -> list[int]:
+    """Prove that targets are robust (1) or broken (-1); 0 is neither.
+
+    Args:
+        arrays (dict): the attacker (``rowptr``, ``col``, ``removable``,
+            ``budget``, ``pairs``, ``all_pairs``, ``undirected``,
+            ``global_budget``, -1 without), the model (``alpha``, ``K``, -1
+            for the limit, ``normalization``, ``self_loops``, ``dtype``,
+            ``logits``) and the ``tolerance`` of ``targets`` and
+            ``reference``. With them ``scores`` of pairs of ``classes``
+            (defended, other); ``columns`` of a target's place, another class
+            and the cost (1 for visits), with ``multipliers``, ``values``
+            and ``shares``; ``charged`` rows and their cost, with vectors of
+            ``reach`` and, for every column, ``upper``; and ``flips`` of
+            graphs, ``flips_of`` targets. None for K steps are ``scores`` and
+            ``values``.
+        most (float): the work to be done.
+
+    Raises:
+        ValueError: if it is no witness.
+        OverflowError: if it is more work than that.
+    """
+    graphs, model = read(arrays)
+    if work(arrays, graphs, model) > most:
+        raise OverflowError(
+            'the proof takes minutes: prove it by report.verify(witness)'
+        )
+    need = Fraction(float(arrays['tolerance']))
+    found = lower(arrays, graphs, model)
+    count = arrays['logits'].shape[1]
+    status = [
+        ROBUST
+        if len(margin) == count - 1 and min(margin.values()) > need
+        else UNKNOWN
+        for margin in found
+    ]
+    for place in attacked(arrays, graphs, model, need):
+        status[place] = BROKEN
+    return status
+
+
+def slacks(
+    arrays: Mapping[str, np.ndarray], graphs: Graphs, model: Model
+) -> list[Fraction]:
+    """How far computed scores may be off, by class."""
+    degree, kind = int(sizes(graphs)[1].max()), str(arrays['dtype'])
+    top = np.abs(arrays['logits']).max(0).tolist()
+    return [slack(kind, model, degree, h) for h in top]
+
+
+def lower(
+    arrays: Mapping[str, np.ndarray], graphs: Graphs, model: Model
+) -> list[dict[int, Fraction]]:
+    """Lower bounds of the margins of targets over other classes.
+
+    Args:
+        arrays (dict): as :func:`prove` takes them.
+        graphs (Graphs): of :func:`read`.
+        model (Model): likewise.
+    """
+    logits, limit = arrays['logits'], model.K is None
+    targets, held = arrays['targets'], arrays['reference']
+    off = slacks(arrays, graphs, model)
+    made: list[dict[int, Fraction]] = [{} for _ in held]
+
+    def keep(place: int, other: int, score: Fraction) -> None:
+        margin = -score - off[other] - off[int(held[place])]
+        known = made[place].get(other, margin)
+        made[place][other] = max(margin, known)
+
+    for i, (y, c) in enumerate(arrays['classes'].T.tolist()):
+        witness = arrays['scores'][i] if limit else None
+        found, p = bound(graphs, model, logits[:, c], logits[:, y], witness)
+        for place in np.flatnonzero((held == y) & (y != c)).tolist():
+            keep(place, c, Fraction(found[targets[place]]) / Fraction(2) ** p)
+    columns = arrays['columns'].T.tolist()
+    nodes = targets[arrays['columns'][0]]
+    upper = reached(arrays, graphs, model, nodes)
+    directed = bool(arrays['undirected']) and not arrays['shares'].size
+    budget = int(arrays['global_budget']) * (1 + directed)
+    for i, (place, c, visits) in enumerate(columns):
+        y = int(held[place])
+        if c == y:
+            continue
+        score = bound_within(
+            *(graphs, model, logits[:, c], logits[:, y]),
+            arrays['values'][i] if limit else None,
+            int(nodes[i]),
+            float(arrays['multipliers'][i]),
+            upper[visits][i],
+            budget,
+            bool(visits),
+            arrays['shares'][i] if arrays['shares'].size else None,
+        )
+        keep(place, c, score)
+    return made
+
+
+def reached(
+    arrays: Mapping[str, np.ndarray],
+    graphs: Graphs,
+    model: Model,
+    nodes: np.ndarray,
+) -> np.ndarray:
+    """Proved bounds of PageRank (0) and visits (1) of columns.
+
+    Args:
+        arrays (dict): as :func:`prove` takes them.
+        graphs (Graphs): of :func:`read`.
+        model (Model): likewise.
+        nodes (ndarray): int64, ``[num_columns]``.
+
+    Returns:
+        ndarray: float64, ``[2, num_columns, num_nodes]``, infinite where
+        nothing is proved.
+    """
+    made = np.full((2, len(nodes), len(graphs.budget)), np.inf)
+    for j, (row, visits) in enumerate(arrays['charged'].T.tolist()):
+        found, p = reach(
+            *(graphs, model.alpha, row, arrays['reach'][j], bool(visits))
+        )
+        claimed = np.minimum(arrays['upper'][:, j], 2.0)
+        most = np.floor(np.ldexp(claimed, p)).astype(np.int64)
+        good = np.array(found, dtype=object)[nodes] <= most
+        made[visits, good, row] = claimed[good]
+    return made
+
+
+def flipped(
+    graphs: Graphs, flips: np.ndarray, most: int, undirected: bool
+) -> Graphs:
+    """The graph after flips, without an attacker.
+
+    Args:
+        graphs (Graphs): of :func:`read`.
+        flips (ndarray): int64, ``[2, num_flips]``, of nodes.
+        most (int): the global budget, -1 without.
+        undirected (bool): whether both directions flip together.
+
+    Raises:
+        ValueError: if the attacker has no such flips.
+    """
+    n, (i, j) = len(graphs.budget), flips
+    edge, key = rows(graphs) * n + graphs.col, i * n + j
+    new = ~np.isin(key, edge)
+    free = i != j
+    if not graphs.all_pairs:
+        free = np.isin(key, graphs.pairs[0] * n + graphs.pairs[1])
+    count = len(key)
+    sound = (
+        len(np.unique(key)) == count
+        and np.isin(key[~new], edge[graphs.removable]).all()
+        and free[new].all()
+        and (np.bincount(i, minlength=n) <= graphs.budget).all()
+    )
+    if undirected:
+        sound = sound and np.isin(j * n + i, key).all()
+        count = (count + int((i == j).sum())) // 2
+    if not sound or count > most >= 0:
+        raise ValueError('the witness holds flips that no attacker has')
+    made = np.setxor1d(edge, key)
+    rowptr = np.cumsum([0, *np.bincount(made // n, minlength=n).tolist()])
+    none = np.zeros(len(made), dtype=bool)
+    return Graphs(
+        *(rowptr, made % n, none, 0 * graphs.budget),
+        *(np.zeros((2, 0), dtype=np.int64), False),
+    )
+
+
+def attacked(
+    arrays: Mapping[str, np.ndarray],
+    graphs: Graphs,
+    model: Model,
+    need: Fraction,
+) -> Iterator[int]:
+    """The places of targets of another class in a graph of the attacker.
+
+    Args:
+        arrays (dict): as :func:`prove` takes them.
+        graphs (Graphs): of :func:`read`.
+        model (Model): likewise.
+        need (Fraction): the tolerance.
+    """
+    logits, ptr = arrays['logits'], arrays['flips_ptr']
+    off = slacks(arrays, graphs, model)
+    of = arrays['flips_of']
+    for which in np.unique(of[of >= 0]).tolist():
+        one = flipped(
+            graphs,
+            arrays['flips'][:, ptr[which] : ptr[which + 1]],
+            int(arrays['global_budget']),
+            bool(arrays['undirected']),
+        )
+        guess = scores(one, model, logits)
+        known: dict[tuple[int, int], tuple[list[int], int]] = {}
+        for place in np.flatnonzero(of == which).tolist():
+            u, y = (
+                int(arrays['targets'][place]),
+                int(arrays['reference'][place]),
+            )
+            rest = guess[u].copy()
+            rest[y] = -np.inf
+            c = int(rest.argmax())
+            if (y, c) not in known:
+                known[y, c] = bound(
+                    *(one, model, logits[:, y], logits[:, c]),
+                    guess[:, y] - guess[:, c],
+                )
+            found, p = known[y, c]
+            score = Fraction(found[u]) / Fraction(2) ** p
+            if score + off[y] + off[c] < -need:
+                yield place
+
+
+def scores(graphs: Graphs, model: Model, logits: np.ndarray) -> np.ndarray:
+    """The scores of one graph, about: any numbers would do."""
+    degree = np.diff(graphs.rowptr)
+    full = np.maximum(degree, 1)
+    signal = logits
+    if model.normalization == 'sym':
+        signal = logits / np.sqrt(full)[:, None]
+    part = np.repeat((1 - model.alpha) / full, degree)
+    step = scipy.sparse.csr_array(
+        (part, graphs.col, graphs.rowptr), shape=(len(full), len(full))
+    )
+    z = signal
+    for _ in range(tries(model)):
+        z = model.alpha * signal + step @ z
+    return z
+
+
+# What a report says of it ###################################################
+
+
+def additions(arrays: Mapping[str, np.ndarray]) -> tuple[int, int]:
+    """How many edges between distinct nodes are absent, and may be added.
+
+    Args:
+        arrays (dict): as :func:`read` has accepted them.
+    """
+    n = len(arrays['budget'])
+    row = np.repeat(np.arange(n), np.diff(arrays['rowptr']))
+    absent = n * (n - 1) - int((row != arrays['col']).sum())
+    if bool(arrays['all_pairs']):
+        return absent, absent
+    return absent, int((arrays['pairs'][0] != arrays['pairs'][1]).sum())
+
+
+def differences(
+    arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
+) -> Iterator[str]:
+    """What fields of a certificate promise that its witness is not about.
+
+    Args:
+        arrays (dict): as :func:`read` has accepted them.
+        values (dict): the fields by name.
+    """
+    K, most = int(arrays['K']), int(arrays['global_budget'])
+    about = {
+        'targets': len(arrays['targets']),
+        'K': None if K < 0 else K,
+        'global_budget': None if most < 0 else most,
+        'max_local_budget': int(arrays['budget'].max(initial=0)),
+        'fixed_edges': int((~arrays['removable']).sum()),
+    }
+    names = ('alpha', 'tolerance', 'normalization', 'dtype', 'undirected')
+    for name in (*names, 'self_loops'):
+        about[name] = arrays[name].item()
+    for name, found in about.items():
+        if values[name] != found:
+            yield f'{name} is {found!r}, {values[name]!r} is claimed'
+    row = np.repeat(
+        np.arange(len(arrays['budget'])), np.diff(arrays['rowptr'])
+    )
+    loops = (row == arrays['col']) & ~arrays['removable']
+    if values['self_loops'] and loops.sum() < len(arrays['budget']):
+        yield 'self_loops is claimed, and there are rows without'
+    if len(set(arrays['targets'].tolist())) < len(arrays['targets']):
+        yield 'a target is there twice'
+    absent, addable = additions(arrays)
+    if values['scenario'] in ('additions', 'both') and addable < absent:
+        yield (
+            f'{addable} of {absent} absent edges can be added, '
+            f'{values["scenario"]!r} is claimed'
+        )

@@ -1,0 +1,196 @@
+"""Collective bounds from multipliers: rationals, programs, hostile arrays."""
+
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import scipy.sparse
+from scipy.optimize import linprog
+
+from pyg_trust.functional.collective import solved_bound
+from pyg_trust.kernel import collective as kernel
+
+
+def problem(seed, additions=False, attackers=None):
+    """Points, fields, budgets and caps of ten targets and two kinds."""
+    draw = np.random.default_rng(seed)
+    targets, items = 10, 7
+    owner = np.sort(draw.integers(0, targets, 20))
+    points = draw.integers(0, 3, (20, 2 + additions))
+    points[points.sum(1) == 0, 0] = 1
+    seen = [
+        scipy.sparse.csr_array(draw.random((targets, items)) < 0.4).astype(
+            float
+        )
+        for _ in range(2)
+    ]
+    caps = [draw.integers(1, 4, items) for _ in range(2)]
+    near = None
+    if additions:
+        near = scipy.sparse.csr_array(draw.random((targets, 9)) < 0.4).astype(
+            float
+        )
+    rows = [0, 1] if attackers else []
+    return (
+        owner,
+        points,
+        seen,
+        [2] * (2 + additions),
+        caps,
+        near,
+        attackers,
+        (rows),
+    )
+
+
+def within(owner, points, seen, budget, *more):
+    few = (points <= np.asarray(budget)).all(1)
+    return kernel.program(owner[few], points[few], seen, budget, *more)
+
+
+CASES = [(False, None), (True, None), (False, 2), (True, 3)]
+
+
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('seed', range(3))
+def test_any_multipliers_bound_the_program_in_rationals(seed, case):
+    made = within(*problem(seed, *case))
+    optimum = -linprog(
+        -made.gain,
+        A_ub=made.matrix,
+        b_ub=made.right,
+        bounds=np.stack([0 * made.upper, made.upper], 1),
+    ).fun
+    draw = np.random.default_rng(seed)
+    for scale in (1e-3, 0.3, 1.0, 1e9, 1e300):
+        held = draw.normal(size=made.right.size) * scale
+        held[0], held[1] = np.nan, np.inf
+        found = kernel.value(held, made)
+        assert found >= optimum - 1e-9
+        kept = [
+            Fraction(x) if 0 < x < np.inf else Fraction(0)
+            for x in held.tolist()
+        ]
+        dense = made.matrix.toarray()
+        exact = sum(
+            Fraction(h) * x for h, x in zip(made.right, kept, strict=True)
+        )
+        for j, most in enumerate(made.upper):
+            left = Fraction(made.gain[j]) - sum(
+                Fraction(a) * x
+                for a, x in zip(dense[:, j], kept, strict=True)
+                if a != 0
+            )
+            exact += Fraction(most) * max(left, Fraction(0))
+        # Rounded down multipliers are others: their bound is as near.
+        assert abs(found - exact) <= Fraction(1, 10**6) * max(1, exact)
+
+
+def test_the_solver_s_multipliers_lose_nothing():
+    for seed in range(4):
+        args = problem(seed)
+        bound, held = solved_bound(*args, False)
+        made = within(*args)
+        fun = linprog(
+            -made.gain,
+            A_ub=made.matrix,
+            b_ub=made.right,
+            bounds=np.stack([0 * made.upper, made.upper], 1),
+        ).fun
+        assert bound == pytest.approx(-fun, abs=1e-9)
+        assert Fraction(bound) >= min(
+            kernel.value(held, made), len(np.unique(args[0]))
+        )
+
+
+def witness(seed, additions=False, attackers=None):
+    owner, points, seen, budget, caps, near, most, rows = problem(
+        seed, additions, attackers
+    )
+    _, held = solved_bound(
+        *(owner, points, seen, budget, caps, near, most, rows), False
+    )
+    made = {
+        'owner': owner,
+        'points': points,
+        'budget': budget,
+        'num_targets': 10,
+        'attackers': -1 if most is None else most,
+        'rows': rows,
+        **{f'caps{i}': caps[i] for i in range(2)},
+        **{f'ptr{i}': seen[i].indptr for i in range(2)},
+        **{f'items{i}': seen[i].indices for i in range(2)},
+    }
+    if additions:
+        made.update(near_ptr=near.indptr, near=near.indices, num_nodes=9)
+    made = {k: np.asarray(v).astype(np.int64) for k, v in made.items()}
+    return {**made, 'multipliers': held}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_a_witness_proves_the_bound_of_the_program(case):
+    for seed in range(3):
+        bound, _ = solved_bound(*problem(seed, *case), False)
+        assert bound - 1e-9 <= kernel.prove(witness(seed, *case)) <= bound
+
+
+@pytest.mark.parametrize(
+    ('name', 'change'),
+    [
+        ('owner', lambda x: x[:-1]),
+        ('owner', lambda x: x - 20),
+        ('owner', lambda x: x + 20),
+        ('points', lambda x: x[:, :1]),
+        ('points', lambda x: x.astype(float)),
+        ('budget', lambda x: x - 9),
+        ('budget', lambda x: x + 2**40),
+        ('ptr0', lambda x: x[:-1]),
+        ('ptr1', lambda x: x[::-1].copy()),
+        ('items0', lambda x: x + 7),
+        ('caps1', lambda x: x[:-1]),
+        ('multipliers', lambda x: x[:-1]),
+        ('multipliers', lambda x: x.astype(np.float32)),
+        ('rows', lambda x: x + 5),
+        ('attackers', lambda x: x - 9),
+        ('num_targets', lambda x: x + 1),
+        ('num_nodes', lambda x: x + 2**50),
+        ('near', lambda x: x + 9),
+    ],
+)
+def test_what_is_no_witness_is_refused_soon(name, change):
+    made = witness(0, True, 3)
+    made[name] = np.asarray(change(made[name]))
+    start = time.process_time()
+    with pytest.raises(ValueError, match=r'.'):
+        kernel.prove(made)
+    assert time.process_time() - start < 2
+    del made[name]
+    with pytest.raises(ValueError, match='witness'):
+        kernel.prove(made)
+
+
+def test_nothing_within_the_budget_breaks_nobody():
+    made = witness(0)
+    made['points'] = made['points'] + 9
+    assert kernel.prove(made) == 0
+
+
+def test_fields_of_another_certificate_differ():
+    made = witness(0, True, 3)
+    values = {
+        'edges': (2, 0),
+        'features': (2, 2),
+        'num_targets': 10,
+        'attackers': 3,
+    }
+    assert not list(kernel.differences(made, values))
+    for name, value in (
+        ('edges', (3, 0)),
+        ('edges', (2, 1)),
+        ('features', (2, 3)),
+        ('num_targets', 11),
+        ('attackers', None),
+    ):
+        found = list(kernel.differences(made, {**values, name: value}))
+        assert len(found) == 1
