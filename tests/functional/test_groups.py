@@ -10,8 +10,14 @@ from scipy.special import logsumexp, ndtr
 from scipy.stats import hypergeom
 
 from pyg_trust import functional as dp
-from pyg_trust.functional import poisson
-from pyg_trust.functional.accounting import ORDERS
+from pyg_trust.functional import mechanisms, poisson
+from pyg_trust.functional.accounting import (
+    ORDERS,
+    group_wor_profile,
+    rdp_epsilon,
+    rdp_group_wor,
+)
+from pyg_trust.functional.poisson import poisson_profile, rdp_poisson
 
 # Profiles of one step by root finding: k, q, z, and delta by epsilon.
 AT = (-1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0)
@@ -60,12 +66,12 @@ FAR = [
 def test_profiles_are_those_of_the_oracle():
     for row in PROFILES:
         k, q, z = row[:3]
-        found = [dp.poisson_profile(e, q, z, occurrences=k) for e in AT]
+        found = [poisson_profile(e, q, z, occurrences=k) for e in AT]
         assert found == pytest.approx(row[3:], rel=1e-9, abs=0)
     for row in FAR:
         k, q, z = row[:3]
         for e, want in zip((-0.5, 0.0, 0.5, 1.0, 2.0), row[3:], strict=True):
-            found = dp.poisson_profile(e, q, z, occurrences=k)
+            found = poisson_profile(e, q, z, occurrences=k)
             # Below, what counts as infinite is more than the profile.
             assert found == pytest.approx(want, rel=1e-9, abs=2e-21)
             assert found >= want * (1 - 1e-9)
@@ -119,7 +125,7 @@ def test_another_program_composes_the_pair():
 
     k, q, z, steps, delta, width = 7, 0.1, 9.0, 30, 1e-5, 1e-3
     at = np.arange(-1000, 1001)
-    profile = [dp.poisson_profile(e, q, z, occurrences=k) for e in at * width]
+    profile = [poisson_profile(e, q, z, occurrences=k) for e in at * width]
     falling = np.maximum.accumulate(profile[::-1])[::-1]
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots(width, at, falling)
     want = pmf.self_compose(steps).get_epsilon_for_delta(delta)
@@ -132,8 +138,8 @@ def test_one_occurrence_is_a_disjoint_unit():
     found = dp.group_wor_epsilon(history, 1e-5, 20, 1)
     assert found == pytest.approx(dp.wor_epsilon(history, 1e-5), rel=1e-9)
     for epsilon in (-1.0, 0.0, 0.4, 2.0):
-        found = dp.group_wor_profile(epsilon, 4, 20, 1, 1.3)
-        want = dp.wor_profile(epsilon, 0.2, 1.3)
+        found = group_wor_profile(epsilon, 4, 20, 1, 1.3)
+        want = mechanisms.wor_profile(epsilon, 0.2, 1.3)
         assert found == pytest.approx(want, rel=1e-12)
     # The search for an outcome, where there is a closed form.
     loss = np.linspace(0, 6, 50)
@@ -196,7 +202,7 @@ def test_no_gradients_are_worse_than_the_pair_of_coins():
     logs = np.array([-1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0])
     for k, q, z in itertools.product((1, 2, 3), (0.05, 0.3, 0.7), (0.6, 1.5)):
         worst = np.array(
-            [dp.poisson_profile(e, q, z, occurrences=k) for e in logs]
+            [poisson_profile(e, q, z, occurrences=k) for e in logs]
         )
         made = itertools.islice(instances(k, rng), 17)
         found = [plane(*each, q, z, np.exp(logs)) for each in made]
@@ -248,7 +254,7 @@ TRAPS = [(20, 2, 1, 2.0), (20, 2, 2, 2.0), (50, 5, 3, 2.0), (100, 20, 5, 5.0)]
 def test_no_attack_is_above_the_bound_without_replacement(n, m, k, z):
     for epsilon in (0.1, 0.5, 1.0, 2.0):
         true = attack(epsilon, n, m, k, z)
-        bound = dp.group_wor_profile(epsilon, m, n, k, z / 2)
+        bound = group_wor_profile(epsilon, m, n, k, z / 2)
         assert true <= bound * (1 + 1e-5) + 1e-12
         if k == 1:
             # It is attained.
@@ -261,11 +267,11 @@ def test_the_trap_is_known_and_cannot_be_asked_for():
     # Of the oracle: 8.9e-4 is true, 5.9e-6 the pair's, 2.0e-3 the bound.
     assert attack(0.5, 1000, 50, 5, 4.0) == pytest.approx(8.89099e-4, rel=1e-3)
     assert trap(0.5, 1000, 50, 5, 4.0) == pytest.approx(5.90723e-6, rel=1e-3)
-    found = dp.group_wor_profile(0.5, 50, 1000, 5, 2.0)
+    found = group_wor_profile(0.5, 50, 1000, 5, 2.0)
     assert found == pytest.approx(2.0e-3, rel=0.05)
     for name in ('weights', 'num_roots', 'm', 'law'):
         with pytest.raises(TypeError, match=name):
-            dp.poisson_profile(0.5, 0.05, 4.0, occurrences=5, **{name: 1000})
+            poisson_profile(0.5, 0.05, 4.0, occurrences=5, **{name: 1000})
 
 
 # Renyi divergences ###########################################################
@@ -286,7 +292,7 @@ def test_renyi_divergences_of_coins():
         return math.log(total / z / math.sqrt(2 * math.pi)) / (a - 1)
 
     for k, q, z in ((2, 0.1, 2.0), (5, 0.3, 4.0)):
-        found = dp.rdp_poisson([1.5, 4.0], q, z, occurrences=k)
+        found = rdp_poisson([1.5, 4.0], q, z, occurrences=k)
         want = [direct(a, k, q, z) for a in (1.5, 4.0)]
         assert found == pytest.approx(want, rel=1e-9)
 
@@ -299,7 +305,7 @@ def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z):
         # E_Q (dP/dQ)^a, from second derivatives.
         def part(e):
             g = math.exp(e)
-            here = dp.group_wor_profile(e, m, n, k, z / 2) - max(0.0, 1 - g)
+            here = group_wor_profile(e, m, n, k, z / 2) - max(0.0, 1 - g)
             return a * (a - 1) * g ** (a - 1) * here
 
         return 1 + sum(
@@ -308,21 +314,21 @@ def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z):
         )
 
     orders = [1.5, 3.0, 6.0]
-    found = dp.rdp_group_wor(orders, m / n, z / 2, n, k)
+    found = rdp_group_wor(orders, m / n, z / 2, n, k)
     want = [math.log(power(a)) / (a - 1) for a in orders]
     assert found == pytest.approx(want, rel=1e-5)
 
 
 def test_renyi_is_a_looser_account():
     for k, z, steps in ((5, 8.2, 100), (40, 40.0, 50)):
-        rdp = steps * dp.rdp_poisson(ORDERS[::8], 0.05, z, occurrences=k)
+        rdp = steps * rdp_poisson(ORDERS[::8], 0.05, z, occurrences=k)
         exact = dp.poisson_epsilon([(z, 0.05, steps)], 1e-5, occurrences=k)
-        found = dp.rdp_epsilon(ORDERS[::8], rdp, 1e-5)
+        found = rdp_epsilon(ORDERS[::8], rdp, 1e-5)
         assert exact < found < 1.3 * exact
-        rdp = steps * dp.rdp_group_wor(ORDERS[::8], 0.05, z / 2, 2000, k)
+        rdp = steps * rdp_group_wor(ORDERS[::8], 0.05, z / 2, 2000, k)
         history = [(z / 2, 0.05, steps)]
         exact = dp.group_wor_epsilon(history, 1e-5, 2000, k)
-        found = dp.rdp_epsilon(ORDERS[::8], rdp, 1e-5)
+        found = rdp_epsilon(ORDERS[::8], rdp, 1e-5)
         assert exact < found < 1.3 * exact
 
 
@@ -331,14 +337,14 @@ def test_renyi_is_a_looser_account():
 
 def test_a_record_that_is_away_is_in_one_unit():
     for ask in (
-        lambda: dp.poisson_profile(1.0, 0.1, 4.0, 'withdraw', occurrences=2),
+        lambda: poisson_profile(1.0, 0.1, 4.0, 'withdraw', occurrences=2),
         lambda: dp.poisson_epsilon(
             [(4.0, 0.1, 5)], 1e-5, 'withdraw', occurrences=2
         ),
         lambda: dp.calibrate_poisson(
             1.0, 1e-5, 0.1, 5, form='withdraw', occurrences=2
         ),
-        lambda: dp.rdp_poisson([2.0], 0.1, 4.0, 'withdraw', occurrences=2),
+        lambda: rdp_poisson([2.0], 0.1, 4.0, 'withdraw', occurrences=2),
     ):
         with pytest.raises(ValueError, match="'occurrences' needs to be 1"):
             ask()
@@ -354,7 +360,7 @@ def test_groups_fit_their_roots_and_their_noise():
     with pytest.raises(ValueError, match='noise'):
         dp.poisson_epsilon([(0.7, 0.5, 3)], 1e-5, occurrences=8)
     with pytest.raises(ValueError, match="'m' needs to be at most 10"):
-        dp.group_wor_profile(0.5, 11, 10, 2, 1.0)
+        group_wor_profile(0.5, 11, 10, 2, 1.0)
 
 
 def test_more_draws_than_others_tell_all():
@@ -369,7 +375,7 @@ def test_more_draws_than_others_tell_all():
             )
             for i in range(3, 6)
         )
-        found = dp.group_wor_profile(e, 8, 10, 5, 2.0)
+        found = group_wor_profile(e, 8, 10, 5, 2.0)
         assert found == pytest.approx(want, rel=1e-9)
 
 
