@@ -401,16 +401,22 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
     for name, size in sizes.items():
         if arrays[name].shape != size:
             raise ValueError(f'the array {name!r} is of another size')
+    inside = ((col >= 0) & (col < count)).all()
     good = (
         (rowptr[0] == 0 and rowptr[-1] == len(col)),
         (np.diff(rowptr) >= 0).all(),
-        ((col >= 0) & (col < count)).all(),
+        inside,
         ((labels >= -1) & (labels < classes)).all(),
         classes > 1,
         len(arrays['weights']) and (arrays['weights'] >= 0).all(),
         str(arrays['head']) in LIPSCHITZ,
         min(arrays['lam'], arrays['std']) > 0,
         (labels >= 0).any(),
+        # What is gone has nothing.
+        inside and arrays['alive'][col].all(),
+        (np.diff(rowptr) == 0)[~arrays['alive']].all(),
+        (labels == -1)[~arrays['alive']].all(),
+        not arrays['x'][~arrays['alive'] | arrays['featureless']].any(),
     )
     if not all(good):
         raise ValueError('its numbers are out of range')

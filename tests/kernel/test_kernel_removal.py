@@ -487,6 +487,17 @@ def wrong(arrays):
     yield 'rowptr', {**arrays, 'rowptr': dip}
     for name in ('lam', 'std'):
         yield name, {**arrays, name: np.array(0.0)}
+    # What is gone has neither edges nor a label nor features: 70 and 72.
+    for name, at, value in (
+        ('alive', 3, False),
+        ('labels', 70, 0),
+        ('x', (70, 0), 1.0),
+        ('x', (72, 3), -1.0),
+        ('col', 0, 70),
+    ):
+        bad = arrays[name].copy()
+        bad[at] = value
+        yield name, {**arrays, name: bad}
     yield 'labels', {**arrays, 'labels': np.full_like(arrays['labels'], -1)}
     yield 'weights', {**arrays, 'weights': arrays['weights'][:0]}
     one = {'classes': arrays['classes'][:1], 'W': arrays['W'][:, :1]}
