@@ -512,7 +512,7 @@ def poisson_rdp(
     form: str,
     k: int = 1,
 ) -> np.ndarray:
-    """:func:`pyg_trust.functional.rdp_poisson`, kept."""
+    """:func:`pyg_trust.functional.poisson.rdp_poisson`, kept."""
     return rdp_poisson(orders, rate, multiplier, form, occurrences=k)
 
 
