@@ -136,10 +136,9 @@ class FDPAccountant(Accountant):
 
     :class:`GroupAccountant` has a smaller :math:`\epsilon` for the same
     steps. See :func:`pyg_trust.functional.mechanisms.rdp_fdp`: :math:`m` of
-    :math:`N` training nodes are drawn, each with an ego graph of its own, and replacing
-    a row changes the gradients of up to ``terms`` of them. The noise
-    multiplier is
-    :math:`2\, \mathrm{terms}\, \lambda`.
+    :math:`N` training nodes are drawn, each with an ego graph of its own, and
+    replacing a row changes the gradients of up to ``terms`` of them. The noise
+    multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
 
     Args:
         num_nodes (int): the number :math:`N` of training nodes.
