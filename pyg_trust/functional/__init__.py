@@ -8,6 +8,8 @@ from pyg_trust.functional.accounting import (
     calibrate_fdp,
     fdp_epsilon,
     group_wor_epsilon,
+    group_wor_profile,
+    rdp_group_wor,
     wor_epsilon,
 )
 from pyg_trust.functional.aggregate import majority_vote
@@ -137,6 +139,7 @@ __all__ = [
     'gaussian_mu',
     'gaussian_mu_for',
     'group_wor_epsilon',
+    'group_wor_profile',
     'hash_partition',
     'heat',
     'hkpr',
@@ -164,6 +167,7 @@ __all__ = [
     'propagate_to',
     'query',
     'random_partition',
+    'rdp_group_wor',
     'removal_budget',
     'robust_margins',
     'scattering_transform',

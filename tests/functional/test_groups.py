@@ -10,14 +10,13 @@ from scipy.special import logsumexp, ndtr
 from scipy.stats import hypergeom
 
 from pyg_trust import functional as dp
-from pyg_trust.functional import mechanisms, poisson
-from pyg_trust.functional.accounting import (
-    ORDERS,
-    group_wor_profile,
-    rdp_epsilon,
-    rdp_group_wor,
+from pyg_trust.functional import poisson
+from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
+from pyg_trust.functional.mechanisms import wor_profile
+from pyg_trust.functional.poisson import (
+    poisson_profile,
+    rdp_poisson,
 )
-from pyg_trust.functional.poisson import poisson_profile, rdp_poisson
 
 # Profiles of one step by root finding: k, q, z, and delta by epsilon.
 AT = (-1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0)
@@ -138,8 +137,8 @@ def test_one_occurrence_is_a_disjoint_unit():
     found = dp.group_wor_epsilon(history, 1e-5, 20, 1)
     assert found == pytest.approx(dp.wor_epsilon(history, 1e-5), rel=1e-9)
     for epsilon in (-1.0, 0.0, 0.4, 2.0):
-        found = group_wor_profile(epsilon, 4, 20, 1, 1.3)
-        want = mechanisms.wor_profile(epsilon, 0.2, 1.3)
+        found = dp.group_wor_profile(epsilon, 4, 20, 1, 1.3)
+        want = wor_profile(epsilon, 0.2, 1.3)
         assert found == pytest.approx(want, rel=1e-12)
     # The search for an outcome, where there is a closed form.
     loss = np.linspace(0, 6, 50)
@@ -254,7 +253,7 @@ TRAPS = [(20, 2, 1, 2.0), (20, 2, 2, 2.0), (50, 5, 3, 2.0), (100, 20, 5, 5.0)]
 def test_no_attack_is_above_the_bound_without_replacement(n, m, k, z):
     for epsilon in (0.1, 0.5, 1.0, 2.0):
         true = attack(epsilon, n, m, k, z)
-        bound = group_wor_profile(epsilon, m, n, k, z / 2)
+        bound = dp.group_wor_profile(epsilon, m, n, k, z / 2)
         assert true <= bound * (1 + 1e-5) + 1e-12
         if k == 1:
             # It is attained.
@@ -267,7 +266,7 @@ def test_the_trap_is_known_and_cannot_be_asked_for():
     # Of the oracle: 8.9e-4 is true, 5.9e-6 the pair's, 2.0e-3 the bound.
     assert attack(0.5, 1000, 50, 5, 4.0) == pytest.approx(8.89099e-4, rel=1e-3)
     assert trap(0.5, 1000, 50, 5, 4.0) == pytest.approx(5.90723e-6, rel=1e-3)
-    found = group_wor_profile(0.5, 50, 1000, 5, 2.0)
+    found = dp.group_wor_profile(0.5, 50, 1000, 5, 2.0)
     assert found == pytest.approx(2.0e-3, rel=0.05)
     for name in ('weights', 'num_roots', 'm', 'law'):
         with pytest.raises(TypeError, match=name):
@@ -305,7 +304,7 @@ def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z):
         # E_Q (dP/dQ)^a, from second derivatives.
         def part(e):
             g = math.exp(e)
-            here = group_wor_profile(e, m, n, k, z / 2) - max(0.0, 1 - g)
+            here = dp.group_wor_profile(e, m, n, k, z / 2) - max(0.0, 1 - g)
             return a * (a - 1) * g ** (a - 1) * here
 
         return 1 + sum(
@@ -314,7 +313,7 @@ def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z):
         )
 
     orders = [1.5, 3.0, 6.0]
-    found = rdp_group_wor(orders, m / n, z / 2, n, k)
+    found = dp.rdp_group_wor(orders, m / n, z / 2, n, k)
     want = [math.log(power(a)) / (a - 1) for a in orders]
     assert found == pytest.approx(want, rel=1e-5)
 
@@ -325,7 +324,7 @@ def test_renyi_is_a_looser_account():
         exact = dp.poisson_epsilon([(z, 0.05, steps)], 1e-5, occurrences=k)
         found = rdp_epsilon(ORDERS[::8], rdp, 1e-5)
         assert exact < found < 1.3 * exact
-        rdp = steps * rdp_group_wor(ORDERS[::8], 0.05, z / 2, 2000, k)
+        rdp = steps * dp.rdp_group_wor(ORDERS[::8], 0.05, z / 2, 2000, k)
         history = [(z / 2, 0.05, steps)]
         exact = dp.group_wor_epsilon(history, 1e-5, 2000, k)
         found = rdp_epsilon(ORDERS[::8], rdp, 1e-5)
@@ -360,7 +359,7 @@ def test_groups_fit_their_roots_and_their_noise():
     with pytest.raises(ValueError, match='noise'):
         dp.poisson_epsilon([(0.7, 0.5, 3)], 1e-5, occurrences=8)
     with pytest.raises(ValueError, match="'m' needs to be at most 10"):
-        group_wor_profile(0.5, 11, 10, 2, 1.0)
+        dp.group_wor_profile(0.5, 11, 10, 2, 1.0)
 
 
 def test_more_draws_than_others_tell_all():
@@ -375,7 +374,7 @@ def test_more_draws_than_others_tell_all():
             )
             for i in range(3, 6)
         )
-        found = group_wor_profile(e, 8, 10, 5, 2.0)
+        found = dp.group_wor_profile(e, 8, 10, 5, 2.0)
         assert found == pytest.approx(want, rel=1e-9)
 
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 import pytest
 
 from pyg_trust import functional as dp
-from pyg_trust.functional import accounting as paper
-from pyg_trust.functional import gaussian_epsilon, poisson
+from pyg_trust.functional import gaussian_epsilon
+from pyg_trust.functional.poisson import poisson_profile
 from pyg_trust.kernel import accounting, groups
 from pyg_trust.kernel.groups import judge_group
 
@@ -28,12 +28,12 @@ def test_coins_have_the_profile_of_their_pair(k, q, z):
     law = groups.coins(k)
     for epsilon in (0.0, 0.25, 1.0, 3.0):
         (low, high), (less, most) = at(law, epsilon, q, z)
-        want = poisson.poisson_profile(epsilon, q, z, occurrences=k)
+        want = poisson_profile(epsilon, q, z, occurrences=k)
         assert low <= high <= low + 1e-30
         assert high == pytest.approx(want, rel=1e-9, abs=1e-20)
         # The slope of the profile in e^epsilon.
         one, two = (
-            poisson.poisson_profile(epsilon + side * 1e-5, q, z, occurrences=k)
+            poisson_profile(epsilon + side * 1e-5, q, z, occurrences=k)
             for side in (1, -1)
         )
         slope = (two - one) / (2e-5 * math.exp(epsilon))
@@ -54,11 +54,11 @@ def test_draws_have_the_profile_of_their_bound(n, m, k, z):
     law = groups.without_replacement(n, k)
     for epsilon in (0.0, 0.25, 1.0, 3.0):
         (low, high), (less, most) = at(law, epsilon, Fraction(m, n), z)
-        want = paper.group_wor_profile(epsilon, m, n, k, z / 2)
+        want = dp.group_wor_profile(epsilon, m, n, k, z / 2)
         assert low <= high <= low + 1e-30
         assert high == pytest.approx(want, rel=1e-9, abs=1e-20)
         one, two = (
-            paper.group_wor_profile(epsilon + side * 1e-5, m, n, k, z / 2)
+            dp.group_wor_profile(epsilon + side * 1e-5, m, n, k, z / 2)
             for side in (1, -1)
         )
         if epsilon:
