@@ -7,7 +7,8 @@ a PNG: test accuracy against the epsilon spent while training, of
 GCN      on node-disjoint random walks (DRW), under both accountants,
 MLP      with the same clipping and noise per node, which reads no edges,
 FDP      a GCN on the ego graphs of a graph of bounded degree (Daigavane et
-         al. 2021), each of whose gradients needs more noise,
+         al. 2021), each of whose gradients needs more noise, under the
+         package's account and the paper's,
 
 and, as lines, the same GCN and MLP without privacy.
 
@@ -52,6 +53,7 @@ METHODS = (
     ('GCN, DRW', 'rdp_wor'),
     ('MLP', 'pld_wor'),
     ('MLP', 'rdp_wor'),
+    ('GCN, FDP', 'pld_group_wor'),
     ('GCN, FDP', 'rdp_fdp'),
 )
 

@@ -78,8 +78,8 @@ def _file_of(matrix: Any) -> np.memmap | None:
     return matrix
 
 
-def identity(matrix: Any) -> str:
-    """Tells matrices apart: by checksum, or a file by name, size and time."""
+def matrix_key(matrix: Any) -> str:
+    """Identify a matrix: by checksum, or a file by name, size and time."""
     if scipy.sparse.issparse(matrix):
         parts = (matrix.indptr, matrix.indices, matrix.data)
         return f'sparse {matrix.shape} {[_crc(part) for part in parts]}'
@@ -92,13 +92,13 @@ def identity(matrix: Any) -> str:
             f'{_place_in_file(matrix, mapped)} '
             f'{matrix.shape} {matrix.strides} {matrix.dtype}'
         )
-    return content(matrix)
+    return matrix_checksum(matrix)
 
 
-def content(matrix: Any) -> str:
+def matrix_checksum(matrix: Any) -> str:
     """Return the CRC-32 of the contents, reading files in full."""
     if scipy.sparse.issparse(matrix):
-        return identity(matrix)
+        return matrix_key(matrix)
     value = 0
     for start in range(0, matrix.shape[0], _PANEL):
         value = _crc(matrix[start : start + _PANEL], value)

@@ -44,8 +44,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable, check_instance
+from pyg_trust.fingerprints import fingerprint
 from pyg_trust.graph import CSRGraph
-from pyg_trust.report import fingerprint
 
 _LIBRARIES = frozenset(
     [
@@ -465,8 +465,8 @@ def _named(what: Any) -> str:
     return f'{getattr(what, "__module__", "")}.{name}'
 
 
-def digest(model: Module, graphs: Sequence[Data]) -> str:
-    """SHA-256 of a model (``identity``) and of graphs.
+def identity_on(model: Module, graphs: Sequence[Data]) -> str:
+    """Digest a model as ``identity`` does, and graphs that it is used on.
 
     Args:
         model (Module): the model.

@@ -192,10 +192,12 @@ def read_array(
         )
     mapped = map_array(path)
     if mapped.ndim != 1:
-        raise DamagedFileError(f"'{path}' is damaged: it is no list")
+        raise DamagedFileError(
+            f"'{path}' is damaged: it is no one-dimensional array"
+        )
     array = mapped if mmap else np.array(mapped)
     if verify and checksum(array) != entry.get('crc32'):
-        raise DamagedFileError(f"'{path}' is damaged: its checksum is another")
+        raise DamagedFileError(f"'{path}' is damaged: its checksum differs")
     return array
 
 
@@ -296,19 +298,19 @@ def _check_header(header: dict[str, Any]) -> None:
     check_instance('arrays', arrays, dict)
     for name in ('rowptr', 'col', *arrays):
         if name not in _DTYPES:
-            raise ValueError(f'there is no array {name!r}')
+            raise ValueError(f'unknown array {name!r}')
         check_instance(name, arrays[name], dict)
     facts = ('is_undirected', 'has_duplicates')
     known = ('format', 'num_nodes', 'num_edges', 'arrays', 'crc32', *facts)
     strange = set(header) - set(known)
     if strange:
-        raise ValueError(f'there is no {sorted(strange)}')
+        raise ValueError(f'unknown entries {sorted(strange)}')
     for name in facts:
         if header.get(name) is not None:
             check_instance(name, header[name], bool)
     # Older headers have no checksum.
     if header.get('crc32', _header_sum(header)) != _header_sum(header):
-        raise ValueError('its checksum is another')
+        raise ValueError('its checksum differs')
 
 
 def _header_sum(header: dict[str, Any]) -> int:

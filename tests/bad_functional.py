@@ -546,6 +546,7 @@ entry(
     q=Q,
     noise_multiplier=MULTIPLIER,
     form=choice(),
+    occurrences=COUNT,
 )
 entry(
     'functional.rdp_poisson',
@@ -555,6 +556,7 @@ entry(
     q=Q,
     noise_multiplier=MULTIPLIER,
     form=choice(),
+    occurrences=COUNT,
 )
 entry(
     'functional.poisson_epsilon',
@@ -562,6 +564,7 @@ entry(
     names=HISTORY_NAMES,
     history=HISTORY,
     form=choice(),
+    occurrences=COUNT,
 )
 entry(
     'functional.calibrate_poisson',
@@ -570,7 +573,55 @@ entry(
     q=Q,
     steps=COUNT,
     form=choice(),
+    occurrences=COUNT,
     tol=POSITIVE,
+)
+GROUP = {'num_roots': COUNT, 'occurrences': COUNT}
+entry(
+    'functional.group_wor_profile',
+    lambda: {
+        'epsilon': 1.0,
+        'm': 2,
+        'num_roots': 20,
+        'occurrences': 3,
+        'lam': 2.0,
+    },
+    Row('more than there are', {'occurrences': 21}, "'occurrences'"),
+    names={'num_roots': "'(num_roots|occurrences|m)'"},
+    epsilon=number(),
+    m=integer(1, 20),
+    lam=LAM,
+    **GROUP,
+)
+entry(
+    'functional.group_wor_epsilon',
+    lambda: {
+        'history': [(2.0, 0.1, 3)],
+        'delta': 1e-5,
+        'num_roots': 20,
+        'occurrences': 3,
+    },
+    Row('no share', {'num_roots': 21}, "'q'"),
+    Row('more than there are', {'occurrences': 21}, "'occurrences'"),
+    names={**HISTORY_NAMES, 'num_roots': "'(num_roots|occurrences)'"},
+    history=HISTORY,
+    **GROUP,
+)
+entry(
+    'functional.rdp_group_wor',
+    lambda: {
+        'orders': [2.0, 3.0],
+        'q': 0.1,
+        'lam': 2.0,
+        'num_roots': 20,
+        'occurrences': 3,
+    },
+    Row('no share', {'num_roots': 21}, "'q'"),
+    names={'num_roots': "'(num_roots|occurrences)'"},
+    orders=ORDERS,
+    q=Q,
+    lam=LAM,
+    **GROUP,
 )
 for name in ('rdp_coupled', 'rdp_wang', 'rdp_wor', 'rdp_wor_profile'):
     entry(

@@ -815,6 +815,7 @@ entry(
     batch_size=integer(1, 2),
     num_hops=integer(0),
     max_degree=COUNT,
+    sampling=choice(),
     **OPTIONS,
 )
 

@@ -65,10 +65,6 @@ def accountant() -> Any:
     return made
 
 
-def fdp_accountant() -> Any:
-    return privacy.FDPAccountant(100, 10, 3)
-
-
 entry(
     'privacy.Accountant.step',
     lambda: (accountant(), {'noise_multiplier': 2.0, 'sample_rate': 0.5}),
@@ -136,22 +132,15 @@ entry(
     batch_size=integer(1, 100),
     terms=integer(1, 100),
 )
-RATE = values('a', None, True, np.nan, 0.0, 0.2, [0.1])
-entry(
-    'privacy.FDPAccountant.step',
-    lambda: (fdp_accountant(), {'noise_multiplier': 6.0, 'sample_rate': 0.1}),
-    names=NOISE_NAMES,
-    noise_multiplier=number(0),
-    sample_rate=RATE,
-)
-entry(
-    'privacy.FDPAccountant.noise_multiplier_for',
-    lambda: (fdp_accountant(), {**BUDGETED, 'sample_rate': 0.1, 'steps': 2}),
-    epsilon=POSITIVE,
-    sample_rate=RATE,
-    steps=COUNT,
-)
-for name in ('', 'WOR', 'Poisson', 'FDP'):
+for name in ('GroupAccountant', 'GroupPoissonAccountant'):
+    entry(
+        f'privacy.{name}',
+        lambda: {'num_roots': 100, 'occurrences': 3},
+        names={'num_roots': "'(num_roots|occurrences)'"},
+        num_roots=COUNT,
+        occurrences=integer(1, 100),
+    )
+for name in ('', 'WOR', 'Poisson', 'FDP', 'Group', 'GroupPoisson'):
     EXEMPT[f'privacy.{name}Accountant.epsilon_of'] = (
         'get_epsilon hands it a history and a delta that were checked'
     )

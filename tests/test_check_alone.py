@@ -16,12 +16,12 @@ from guarantees import MADE
 import pyg_trust
 from pyg_trust.check import check_report, prints, tensors
 from pyg_trust.report import (
+    DATA_FIELDS,
     TrustReport,
     fingerprint,
     fingerprint_data,
     fingerprint_model,
 )
-from pyg_trust.report.base import DATA_FIELDS
 
 ROOT = Path(pyg_trust.__file__).parent
 sys.path.insert(0, str(ROOT.parent))

@@ -28,7 +28,7 @@ from pyg_trust.functional import voting
 from pyg_trust.functional.confidence import clopper_pearson
 from pyg_trust.loader import EgoLoader
 from pyg_trust.privacy import PrivacyEngine, create_accountant
-from pyg_trust.privacy.accountant import FDPAccountant
+from pyg_trust.privacy.ego_accounts import FDPAccountant
 from pyg_trust.privacy.planning import search_epsilon
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import BoundedDegree
@@ -398,7 +398,7 @@ def test_two_packages_agree_on_a_search(name, law):
     assert again == pytest.approx(ours, rel=1e-3)
 
 
-def egos():
+def egos(accountant='rdp_fdp', **drawn):
     torch.manual_seed(0)
     data = cycle(60)
     data.y = torch.arange(60) % 3
@@ -406,11 +406,11 @@ def egos():
     del data.train_mask
     data = BoundedDegree(2, seed=0)(data)
     net = torch.nn.Linear(5, 3)
-    engine = PrivacyEngine('rdp_fdp')
+    engine = PrivacyEngine(accountant)
     model, optimizer, loader = engine.make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        data_loader=EgoLoader(data, 10, 1, 2),
+        data_loader=EgoLoader(data, 10, 1, 2, **drawn),
         noise_multiplier=20.0,
         max_grad_norm=0.3,
         target_epsilon=50.0,
@@ -418,8 +418,9 @@ def egos():
     )
     for _, batch in zip(range(4), loader, strict=False):
         optimizer.zero_grad()
-        out = model(batch.x)[:10]
-        F.cross_entropy(out, batch.y[:10]).backward()
+        size = batch.batch_size
+        out = model(batch.x)[:size]
+        F.cross_entropy(out, batch.y[:size]).backward()
         optimizer.step()
     return json.loads(TrustReport.of(engine.report()).to_json())
 
@@ -432,6 +433,34 @@ def test_the_account_of_ego_graphs_is_not_called_proved(tmp_path):
     # A row in fewer graphs than it is.
     parts(whole)[1]['units_per_row'] = 1
     assert failures(tmp_path, reworded(whole))
+
+
+@pytest.mark.parametrize(
+    ('sampling', 'others'),
+    [
+        ('poisson', ('pld_poisson', 'pld_group_wor')),
+        pytest.param(
+            'without_replacement',
+            ('pld_wor', 'pld_group', 'pld_poisson'),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_account_of_groups_is_proved(sampling, others, tmp_path):
+    whole = egos(None, sampling=sampling)
+    lines = [e for e in found(tmp_path, whole) if ': epsilon: ' in e.text]
+    assert {e.status for e in lines} == {HOLDS}
+    assert not failures(tmp_path, whole)
+    epsilon = parts(whole)[1]['epsilon']
+    for name, value in (
+        ('units_per_row', 1),
+        ('units_per_row', None),
+        ('epsilon', 0.5 * epsilon),
+        *(('mechanism', other) for other in others),
+    ):
+        forged = copy.deepcopy(whole)
+        parts(forged)[1][name] = value
+        assert failures(tmp_path, reworded(forged)), (name, value)
 
 
 def test_ego_graphs_are_a_hypergeometric_number():

@@ -27,6 +27,7 @@ BASES = {
         {
             'step': None,
             'accounting': ('judge',),
+            'groups': ('judge_group',),
             'noise': ('cells',),
             'release': None,
         },

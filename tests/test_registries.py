@@ -35,7 +35,9 @@ from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 
 # A row a kind: what has been there from the first.
 KNOWN = {
-    'ACCOUNTANTS': 'pld_poisson pld_wor rdp_fdp rdp_wor',
+    'ACCOUNTANTS': (
+        'pld_group pld_group_wor pld_poisson pld_wor rdp_fdp rdp_wor'
+    ),
     'ATTACKS': (
         'bytes label_only membership neighbours pair poison twins worlds'
     ),

@@ -21,8 +21,8 @@ from pyg_trust._checks import (
 from pyg_trust._identity import (
     SpeaksOf,
     check_process,
-    digest,
     identity,
+    identity_on,
 )
 from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.certificates.votes import SmoothedCertificate
@@ -279,7 +279,7 @@ def certify_collective(
             f'graphs: every node would see everything (got {report.noise})'
         )
     check_process()
-    if digest(model, [data]) != report.fingerprint:
+    if identity_on(model, [data]) != report.fingerprint:
         raise ValueError(
             "'model' and 'data' need to be those of the report (got other "
             'weights, attributes or code, or another graph)'

@@ -22,8 +22,8 @@ from pyg_trust._checks import (
 )
 from pyg_trust._identity import (
     check_process,
-    digest,
     identity,
+    identity_on,
 )
 from pyg_trust._progress import bar_options
 from pyg_trust.certificates.certify import certifies
@@ -373,7 +373,7 @@ def _report(
         note=run.note,
         named=run.named,
         advice=_EXACT if _is_linear(pipe.model) else '',
-        fingerprint=digest(pipe.model, run.graphs),
+        fingerprint=identity_on(pipe.model, run.graphs),
         model_digest=identity(pipe.model, pipe.transform, pipe.forward),
         weights=fingerprint_model(pipe.model.state_dict()),
         data=fingerprint_data(run.graphs),

@@ -24,6 +24,8 @@ WRONG = (
 )
 _TEXTS = ('assumptions', 'not_covered', 'checked')
 _AMOUNTS = ('spent', 'budget')
+#: Promises of a report; each may take half a minute.
+MOST = 100
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
             raise ValueError("'created' has no time zone")
         if not isinstance(fields['guarantees'], list):
             raise ValueError("'guarantees' is no list")
+        if len(fields['guarantees']) > MOST:
+            raise ValueError(f'it has more than {MOST} promises')
         made = []
         for entry in fields['guarantees']:
             for name in _AMOUNTS:

@@ -2,8 +2,10 @@
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,9 @@ from ..kernel.proofs import BROKEN, MOST, ROBUST, differences, digest, prove
 from ..kernel.votes import bounds, level, radius, regions, stays, table
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 
-# Seconds of sums over votes, and of patterns of flipped bits.
-_SUMS, _PATTERNS = 10**12, 2 * 10**6
+# Seconds of sums over votes (squares of samples, and as much for each), of
+# rows for each number of changes, and of patterns of flipped bits.
+_SUMS, _SUM, _ROWS, _PATTERNS = 10**12, 2 * 10**8, 10**6, 2 * 10**6
 _BUDGET = re.compile(r'(edges|features)_added_(\d{1,3})_deleted_(\d{1,3})')
 
 
@@ -120,7 +123,10 @@ def _smoothed_counts(
         yield FAILS, f'{name}: they are answered, and nothing is certified'
     known: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
     pairs, patterns = {(row[1], row[2]) for row in rows}, 0
-    if len(pairs) * samples**2 > _SUMS:
+    if (
+        len(pairs) * (samples**2 + _SUM) > _SUMS
+        or len(rows) * len(values['certified']) > _ROWS
+    ):
         yield UNPROVED, f'how many stay: {samples} votes are too many to sum'
         return
     for _, top, runner_up, *_ in rows:
@@ -274,12 +280,14 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
         HOLDS,
         f'all of {views} have voted, for each of {counted} of {total} targets',
     )
-    radii = [
-        (alike, radius(top, earlier, later, views, ties))
+    # Those that stay for so many changes, from the most on.
+    radii = sorted(
+        (-radius(top, earlier, later, views, ties), alike)
         for alike, top, earlier, later, _ in rows
-    ]
+    )
+    stay = [0, *accumulate(alike for _, alike in radii)]
     for k, claimed in _kept(values):
-        again = sum(alike for alike, most in radii if most >= k)
+        again = stay[bisect_right(radii, -k, key=lambda pair: pair[0])]
         yield (
             HOLDS if 0 <= claimed <= again else FAILS,
             f'{claimed} stay if {k} say anything else, {again} by the '

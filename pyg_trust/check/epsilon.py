@@ -9,6 +9,7 @@ from typing import Any
 from ..kernel.accounting import fewer, judge, judge_mu
 from ..kernel.claims import amount, count, number
 from ..kernel.fields import AWAY
+from ..kernel.groups import judge_group
 from .answers import HOLDS, UNKNOWN, UNPROVED, Said, Stated, arguments
 
 Lines = list[tuple[float, float, int]]
@@ -17,6 +18,8 @@ Lines = list[tuple[float, float, int]]
 MOST = 8
 # The distribution of losses that an accountant bounds.
 LAWS = {'pld_wor': 'wor', 'rdp_wor': 'wor', 'pld_poisson': 'coins'}
+# Where a row is in several units.
+GROUPS = {'pld_group_wor': 'wor', 'pld_group': 'coins'}
 _EGOS = 'rdp_fdp'
 SUMS = 'private aggregation'
 
@@ -34,7 +37,7 @@ def check_epsilon(each: Stated) -> Said:
     if each.procedure == SUMS:
         yield from _of_releases(each)
         return
-    if mechanism not in (*LAWS, _EGOS):
+    if mechanism not in (*LAWS, *GROUPS, _EGOS):
         yield (
             UNKNOWN,
             f'epsilon: {mechanism!r} is no accountant of pyg_trust: whoever '
@@ -97,18 +100,27 @@ def proved(each: Stated, lines: Lines, claimed: float, delta: float) -> str:
         claimed (float): epsilon, without what is pure.
         delta (float): of the report.
     """
-    law = LAWS[each.values['mechanism']]
-    if law == 'coins':
-        away = each.values.get('relation') == AWAY
-        law = 'withdraw' if away else 'replace'
+    mechanism = each.values['mechanism']
+    law = LAWS.get(mechanism) or GROUPS[mechanism]
     few = fewer(lines, MOST)
-    status = _judged(law, tuple(_exact(each, few, law)), claimed, delta)
+    exact = tuple(_exact(each, few, law))
+    if mechanism in GROUPS:
+        rows = count('units_per_row', each.values.get('units_per_row'), 1)
+        size = count('batch_size', each.values['batch_size'], 1)
+        drawn = None if law == 'coins' else size
+        status = _judged_group(exact, claimed, delta, rows, drawn)
+    else:
+        if law == 'coins':
+            away = each.values.get('relation') == AWAY
+            law = 'withdraw' if away else 'replace'
+        status = _judged(law, exact, claimed, delta)
     # Merged, they are more than what was spent: nothing is refuted.
     return status if few == lines or status == HOLDS else UNPROVED
 
 
 # The steps of a report and those of its ledger are the same, as a rule.
 _judged = lru_cache(maxsize=8)(judge)
+_judged_group = lru_cache(maxsize=8)(judge_group)
 
 
 def _exact(

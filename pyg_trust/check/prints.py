@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel.arrays import fingerprint
+from ..kernel.arrays import fingerprint, named
 from .tensors import Sparse, Tensor
 
 # What a request removes of a graph, by kind.
@@ -26,20 +26,8 @@ def fingerprint_model(state: Mapping[Any, Any]) -> str:
     """
     if not isinstance(state, Mapping):
         raise ValueError("'state' needs to be a dictionary of tensors")
-    pairs = list(_flat('', state))
-    flat = dict(pairs)
-    if len(flat) < len(pairs):
-        raise ValueError('two tensors have one name')
-    parts = [part for name in sorted(flat) for part in (name, flat[name])]
+    parts = named(state, Tensor)
     return fingerprint(*parts) if parts else ''
-
-
-def _flat(above: str, state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            yield f'{above}{name}', value
-        elif isinstance(value, Mapping):
-            yield from _flat(f'{above}{name}.', value)
 
 
 def fingerprint_data(

@@ -4,8 +4,11 @@ from pyg_trust.functional.accounting import (
     calibrate_fdp,
     calibrate_lam,
     fdp_epsilon,
+    group_wor_epsilon,
+    group_wor_profile,
     max_steps,
     rdp_epsilon,
+    rdp_group_wor,
     wor_epsilon,
     wor_epsilon_pld,
     wor_epsilon_rdp,
@@ -32,22 +35,10 @@ from pyg_trust.functional.budget import (
     pagerank_bounds,
     refine_pagerank_bounds,
 )
-from pyg_trust.functional.chebyshev import (
-    Chebyshev,
-    chebyshev,
-)
-from pyg_trust.functional.clustering import (
-    SweepCut,
-    sweep_cut,
-    uniform_signal,
-)
-from pyg_trust.functional.confidence import (
-    clopper_pearson,
-)
-from pyg_trust.functional.diffusion import (
-    diffuse,
-    diffusion_error,
-)
+from pyg_trust.functional.chebyshev import Chebyshev, chebyshev
+from pyg_trust.functional.clustering import SweepCut, sweep_cut, uniform_signal
+from pyg_trust.functional.confidence import clopper_pearson
+from pyg_trust.functional.diffusion import diffuse, diffusion_error
 from pyg_trust.functional.estimates import (
     Plan,
     eps_for,
@@ -116,10 +107,7 @@ from pyg_trust.functional.partition_methods import (
     partition_quality,
     round_partition,
 )
-from pyg_trust.functional.perturbations import (
-    Perturbations,
-    Policy,
-)
+from pyg_trust.functional.perturbations import Perturbations, Policy
 from pyg_trust.functional.poisson import (
     calibrate_poisson,
     poisson_epsilon,
@@ -150,17 +138,9 @@ from pyg_trust.functional.private_propagation import (
     scaled_propagate,
 )
 from pyg_trust.functional.program import linear_program
-from pyg_trust.functional.propagation import (
-    propagate,
-)
-from pyg_trust.functional.queries import (
-    prune_bound,
-    query,
-)
-from pyg_trust.functional.receivers import (
-    choose_receivers,
-    received_lists,
-)
+from pyg_trust.functional.propagation import propagate
+from pyg_trust.functional.queries import prune_bound, query
+from pyg_trust.functional.receivers import choose_receivers, received_lists
 from pyg_trust.functional.removal_bounds import (
     feature_removal_bound,
     node_removal_bound,
@@ -284,6 +264,8 @@ __all__ = [
     'gaussian_profile',
     'graph_fourier',
     'group_probability_bound',
+    'group_wor_epsilon',
+    'group_wor_profile',
     'hash_partition',
     'heat',
     'hessian_solve',
@@ -340,6 +322,7 @@ __all__ = [
     'rdp_epsilon',
     'rdp_fdp',
     'rdp_gaussian',
+    'rdp_group_wor',
     'rdp_poisson',
     'rdp_select',
     'rdp_wang',

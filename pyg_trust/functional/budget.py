@@ -59,11 +59,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.distributed import shared
 from pyg_trust.functional.diffusion import check_alpha
-from pyg_trust.functional.dual_search import (
-    DualSearch,
-    Mirror,
-    pagerank_of,
-)
+from pyg_trust.functional.dual_search import DualSearch, Mirror, pagerank_of
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.functional.policy import policy_iteration

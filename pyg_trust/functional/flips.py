@@ -13,15 +13,9 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.functional.budget import (
-    check_problem,
-    check_targets,
-)
+from pyg_trust.functional.budget import check_problem, check_targets
 from pyg_trust.functional.diffusion import check_alpha, check_logits
-from pyg_trust.functional.dual_search import (
-    DualSearch,
-    pagerank_of,
-)
+from pyg_trust.functional.dual_search import DualSearch, pagerank_of
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Perturbations, Policy
 from pyg_trust.functional.policy import policy_iteration, policy_value

@@ -44,11 +44,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.diffusion import check_alpha
 from pyg_trust.functional.perturbations import Perturbations, Policy
-from pyg_trust.functional.policy import (
-    Optimum,
-    policy_iteration,
-    policy_value,
-)
+from pyg_trust.functional.policy import Optimum, policy_iteration, policy_value
 
 _UNIT = torch.finfo(torch.float64).eps / 2
 

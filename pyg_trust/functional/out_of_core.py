@@ -22,11 +22,7 @@ from tqdm import tqdm
 
 from pyg_trust import _columns as on_disk
 from pyg_trust import distributed, ops
-from pyg_trust._checks import (
-    check_instance,
-    check_integer,
-    check_non_negative,
-)
+from pyg_trust._checks import check_instance, check_integer, check_non_negative
 from pyg_trust._storage import available_memory, checksum, parse_memory
 from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
@@ -382,7 +378,7 @@ def _prepared(
         (
             f'{graph} {rows}; {entries}',
             f'{measure.key} half={half} tol={how.tol} {by_rows}',
-            on_disk.identity(matrix),
+            on_disk.matrix_key(matrix),
         ),
     )
 
@@ -413,7 +409,7 @@ def _agreed(
     )
     if any(key != job.key for key, _ in jobs):
         # Copies of a file have other names.
-        distributed.check_same({'x': on_disk.content(job.matrix)})
+        distributed.check_same({'x': on_disk.matrix_checksum(job.matrix)})
     # The process with the least memory sets the width of blocks.
     fit = min(width for _, width in jobs)
     blocks = math.ceil(job.matrix.shape[1] / fit)

@@ -9,11 +9,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust import rng
-from pyg_trust._checks import (
-    check_integer,
-    check_range,
-    check_tensor,
-)
+from pyg_trust._checks import check_integer, check_range, check_tensor
 from pyg_trust.functional.partition import (
     PARTITIONS,
     check_edges,

@@ -26,11 +26,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import scipy
 
-from pyg_trust._checks import (
-    check_integer,
-    check_number,
-    check_positive,
-)
+from pyg_trust._checks import check_integer, check_number, check_positive
 from pyg_trust.functional.mechanisms import check_delta, numbers
 
 # Below this the first tail is so near to 1 that no ratio is needed.

@@ -53,12 +53,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import clip_factors
 from pyg_trust.functional.private_propagation import FORMS, MARGIN, Noise
-from pyg_trust.kernel.release import (
-    check_sum,
-    fits_float,
-    released,
-    truncated,
-)
+from pyg_trust.kernel.release import check_sum, fits_float, released, truncated
 
 # Of rows: digits after the point and before it. More of them would leave
 # fewer to errors, as the product of both is on the grid of the noise.

@@ -74,9 +74,7 @@ from torch import Tensor
 
 from pyg_trust import ops, rng
 from pyg_trust._building import own_loops
-from pyg_trust._checks import (
-    check_nodes,
-)
+from pyg_trust._checks import check_nodes
 from pyg_trust.functional._exact_blocks import exact_blocks
 from pyg_trust.functional._ranges import (
     check_half,

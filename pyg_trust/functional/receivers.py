@@ -43,11 +43,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import rng
-from pyg_trust._checks import (
-    check_instance,
-    check_rate,
-    check_tensor,
-)
+from pyg_trust._checks import check_instance, check_rate, check_tensor
 from pyg_trust.graph import CSRGraph
 
 # The public key of the hash that chooses receivers.

@@ -26,11 +26,7 @@ in :math:`R` is then at least the true one: every bound below holds whatever
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import (
-    check_instance,
-    check_integer,
-    check_tensor,
-)
+from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.functional.budget import check_budget, dual_bound
 from pyg_trust.functional.diffusion import check_alpha
 from pyg_trust.functional.perturbations import Perturbations

@@ -41,11 +41,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.functional.heads import GAMMA_2, HEADS, LOSSES
-from pyg_trust.functional.rows import (
-    check_rows,
-    max_row_norm,
-    spectral_norm,
-)
+from pyg_trust.functional.rows import check_rows, max_row_norm, spectral_norm
 
 PAPER_GAMMA_2 = {'logistic': 0.25, 'squared': 0.0}
 
@@ -89,7 +85,7 @@ def paper_bound(
     K: Tensor | None = None,
     radius: float | None = None,
 ) -> float:
-    r"""Bound it by Theorem 4.7 of the paper with an :math:`F` that is valid.
+    r"""Bound the residual by Theorem 4.7 of the paper, with a valid :math:`F`.
 
     .. math::
         \sqrt{\sum_c \left( \tfrac14 F \lVert Z' \rVert_2 \lVert p_c \rVert
@@ -122,7 +118,7 @@ def paper_bound(
 def node_removal_bound(
     n: int, lam: float, radius: float, num_graphs: int = 1
 ) -> float:
-    r"""Bound it a priori by Theorem 4.4 and Corollary 4.6, corrected.
+    r"""Bound the residual a priori by Theorem 4.4 and Corollary 4.6.
 
     .. math::
         \frac{4 \gamma_2 m^2 C_1^2 F^3}{\lambda^2 n}, \quad C_1 = F,
@@ -158,7 +154,7 @@ def feature_removal_bound(
     noise_norm: float,
     num_graphs: int = 1,
 ) -> float:
-    r"""Bound it a priori by Theorem 4.3 and Corollary 4.5, corrected.
+    r"""Bound the residual a priori by Theorem 4.3 and Corollary 4.5.
 
     .. math::
         \frac{\gamma_2 m^2 F^3}{\lambda^2 n} \min\left\{ 4 F^2,\;

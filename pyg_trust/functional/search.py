@@ -13,12 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.functional.budget import (
-    check_targets,
-)
-from pyg_trust.functional.dual_search import (
-    pagerank_of,
-)
+from pyg_trust.functional.budget import check_targets
+from pyg_trust.functional.dual_search import pagerank_of
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Perturbations, Policy
 from pyg_trust.functional.policy import policy_value

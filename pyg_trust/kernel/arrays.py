@@ -10,6 +10,7 @@ import hashlib
 import io
 import math
 import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def fingerprint(*parts: Any) -> str:
             part = Tensor(f'torch.{part.dtype}', part)
         if isinstance(part, Tensor):
             header: Any = ('tensor', part.dtype, part.array.shape)
-            content = part.array.tobytes()
+            flat = np.ascontiguousarray(part.array).reshape(-1)
+            content: Any = flat.view(np.uint8)
         elif part is None or isinstance(part, str | int | float):
             header, content = type(part).__name__, repr(part).encode()
         else:
@@ -50,6 +52,36 @@ def fingerprint(*parts: Any) -> str:
         digest.update(repr((header, len(content))).encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def named(state: Mapping[Any, Any], kind: type) -> list[Any]:
+    """List the names and tensors of nested dictionaries, sorted by name.
+
+    Args:
+        state (dict): other values than tensors and dictionaries are left out.
+        kind (type): of the tensors.
+
+    Raises:
+        ValueError: if two tensors have one name.
+    """
+    pairs = list(_flat('', state, kind))
+    flat = dict(pairs)
+    if len(flat) < len(pairs):
+        raise ValueError(
+            "'state' needs to have every tensor under a name of its own: of "
+            "{'a.b': ...} and {'a': {'b': ...}} either may be read"
+        )
+    return [part for name in sorted(flat) for part in (name, flat[name])]
+
+
+def _flat(
+    above: str, state: Mapping[Any, Any], kind: type
+) -> Iterator[tuple[str, Any]]:
+    for name, value in state.items():
+        if isinstance(value, kind):
+            yield f'{above}{name}', value
+        elif isinstance(value, Mapping):
+            yield from _flat(f'{above}{name}.', value, kind)
 
 
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:

@@ -34,7 +34,11 @@ Texts = Iterator[str]
 
 #: The relation whose sentence speaks of somebody who is there or not.
 AWAY = 'add-or-remove-one-graph'
-MECHANISMS = ('pld_wor', 'rdp_wor', 'pld_poisson', 'rdp_fdp')
+#: Accountants, and whether a record may be in several of their units.
+MECHANISMS = {
+    **dict.fromkeys(('pld_wor', 'rdp_wor', 'pld_poisson'), False),
+    **dict.fromkeys(('pld_group_wor', 'pld_group', 'rdp_fdp'), True),
+}
 WITHOUT = ('uniform-without-replacement', 'without replacement')
 FORMS = ('withdraw', 'replace')
 PARTS = ('mu_encoder', 'mu_aggregation', 'mu_head')
@@ -176,7 +180,7 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield 'sample_rates: they are not those of the recorded steps'
     if v['mechanism'] not in MECHANISMS:
         return
-    coins = v['mechanism'] == 'pld_poisson'
+    coins = v['mechanism'] in ('pld_poisson', 'pld_group')
     known = ('poisson',) if coins else WITHOUT
     yield from _one_of('sampling', v['sampling'], known)
     size = count('batch_size', v['batch_size'], 1)
@@ -194,6 +198,8 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
     if 'lam' not in v:
         return
     rows = count('units_per_row', v.get('units_per_row', 1), 1)
+    if rows > 1 and not MECHANISMS[v['mechanism']]:
+        yield f'units_per_row: {v["mechanism"]} is for one unit, not {rows}'
     moves = rows * (1 if v['relation'] == AWAY else 2)
     yield from _same('lam', v['lam'], noise / moves)
     if 'unit' not in v:
@@ -269,6 +275,9 @@ def _of_others(v: Fields, sums: float) -> Texts:
     delta = number('delta', v['delta'])
     mu2 = Fraction(sums) ** 2
     degrees = v['degree_curve']
+    if len(degrees) > 20:
+        yield 'degree_curve: it has more than 20 degrees'
+        return
     claims = [(mu2 * d / v['max_degree'], e) for d, e in degrees]
     if (v['form'] == 'withdraw') != (v['epsilon_replace'] is not None):
         yield 'epsilon_replace: it is of the form of a blank record'

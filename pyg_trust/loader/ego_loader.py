@@ -1,4 +1,4 @@
-"""Batches of ego graphs as a PyG loader, for the bounded-degree baseline."""
+"""Batches of ego graphs as a PyG loader, in graphs of bounded degree."""
 
 from typing import Any
 
@@ -9,9 +9,12 @@ from torch_geometric.data import Data
 from pyg_trust import rng
 from pyg_trust.functional.mechanisms import fdp_terms
 from pyg_trust.loader.step_batches import (
+    POISSON,
+    WITHOUT_REPLACEMENT,
     StepBatches,
     StepLoader,
     check_positive,
+    check_sampling,
     check_step,
 )
 from pyg_trust.sampler.ego_sampler import EgoSampler
@@ -23,7 +26,9 @@ class EgoLoader(StepLoader):
     The baseline of `"Node-Level Differentially Private Graph Neural Networks"
     <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021). Every step
     draws :math:`m` of the :math:`N` roots uniformly without replacement,
-    afresh; a root comes with all nodes from which messages reach it in
+    afresh (or each by a coin of its own, with ``sampling='poisson'``: then
+    :math:`m` is the expected number, and a batch may have any size, also
+    none); a root comes with all nodes from which messages reach it in
     ``num_hops`` layers. These are *copies*: a node can be in many of the
     :math:`N` ego graphs, but if it sends to at most :math:`K` others
     (:class:`~pyg_trust.transforms.BoundedDegree`), messages of it reach no
@@ -36,7 +41,11 @@ class EgoLoader(StepLoader):
     *receivers* of a node have to be few, not its senders: who hears of a row
     is what counts. (The paper's code bounds gradients per node of the joint
     batch, which changes more of them; here each root's own gradient is
-    clipped.)
+    clipped.) A :class:`~pyg_trust.privacy.PrivacyEngine` accounts for that by
+    :class:`~pyg_trust.privacy.GroupAccountant`; coins cost less. Where whole
+    neighbourhoods are not needed, walks
+    (:class:`~pyg_trust.loader.DisjointWalkLoader`) cost far less: there a row
+    is in one subgraph.
 
     A batch looks like one of :class:`DisjointWalkLoader`: roots first,
     ``batch``, ``n_id`` (with repetitions), ``input_id`` and ``batch_size``.
@@ -44,7 +53,7 @@ class EgoLoader(StepLoader):
     Args:
         data (Data): the graph, with an ``edge_index`` without duplicates, on
             the CPU, of bounded degree.
-        batch_size (int): :math:`m`, which is constant.
+        batch_size (int): :math:`m`, which is constant, or the expected size.
         num_hops (int): the number :math:`l` of message-passing layers.
         max_degree (int): :math:`K`, the most receivers of a node.
         input_nodes (Tensor, optional): the roots, as indices or as a mask;
@@ -53,6 +62,8 @@ class EgoLoader(StepLoader):
             :math:`\lfloor N / m \rfloor`. (default: :obj:`None`)
         along (bool): whether messages travel along the edges or against
             them. (default: :obj:`True`)
+        sampling (str): :obj:`'without_replacement'` or :obj:`'poisson'`.
+            (default: :obj:`'without_replacement'`)
         seed (int, optional): the seed. (default: :obj:`None`)
         **kwargs (optional): more arguments of :class:`NodeLoader`; none that
             choose batches.
@@ -75,11 +86,13 @@ class EgoLoader(StepLoader):
         *,
         num_steps: int | None = None,
         along: bool = True,
+        sampling: str = WITHOUT_REPLACEMENT,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         check_positive('batch_size', batch_size)
         check_positive('max_degree', max_degree)
+        check_sampling(sampling)
         self.check_kwargs(kwargs, num_steps=num_steps)
         sampler = EgoSampler(data, num_hops, input_nodes, along=along)
         found = sampler.max_receivers
@@ -97,12 +110,14 @@ class EgoLoader(StepLoader):
         self.num_hops = num_hops
         self.max_degree = max_degree
         self.terms = min(count, fdp_terms(max_degree, num_hops))
+        self.sampling = sampling
         batches = StepBatches(
             batch_size,
             count // batch_size if num_steps is None else num_steps,
             self.num_subgraphs_at,
             self._write,
             rng.derive(rng.resolve(seed), 1),
+            self.sample_rate_at if sampling == POISSON else None,
         )
         super().__init__(data, sampler, batches, sampler.roots, **kwargs)
 
@@ -123,6 +138,7 @@ class EgoLoader(StepLoader):
             'num_hops': self.num_hops,
             'max_degree': self.max_degree,
             'along': self.node_sampler.along,
+            'sampling': self.sampling,
         }
 
     def _write(self, step: int, index: Tensor) -> list[int]:
@@ -130,7 +146,9 @@ class EgoLoader(StepLoader):
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Make a batch of the drawn units."""
-        out = self.node_sampler.sample_roots(torch.as_tensor(index))
+        if not isinstance(index, Tensor):
+            index = torch.tensor(index, dtype=torch.int64)
+        out = self.node_sampler.sample_roots(index)
         return self.filter_fn(out) if self.filter_per_worker else out
 
     def check_batch(
@@ -142,7 +160,7 @@ class EgoLoader(StepLoader):
             batch (Data): a batch, or a part of one, on the CPU.
             step (int): the step, counted from 0 through all epochs.
             count (int, optional): how many roots it needs to have; by default
-                any number up to ``batch_size``. (default: :obj:`None`)
+                any number up to ``most_at``. (default: :obj:`None`)
 
         Returns:
             tuple[Tensor, int]: int64, ``[num_nodes]``, the ego graph of each
@@ -156,14 +174,15 @@ class EgoLoader(StepLoader):
             check_positive('count', count)
         index = batch.get('input_id') if isinstance(batch, Data) else None
         good = False
-        if isinstance(index, Tensor) and index.dim() == 1 and index.numel():
+        if isinstance(index, Tensor) and index.dim() == 1:
             roots = self.node_sampler.roots
             size = index.numel()
-            if int(index.min()) >= 0 and int(index.max()) < roots.numel():
+            if bool(((index >= 0) & (index < roots.numel())).all()):
                 # It names its roots: sample them again and compare.
                 want = self.node_sampler.sample_roots(index)
                 good = (
-                    size <= (count or self.subgraphs_per_batch)
+                    size <= (count or self.most_at(step))
+                    and (size > 0 or self.sampling == POISSON)
                     and (count is None or size == count)
                     and index.unique().numel() == size
                     and _equal(batch.get('n_id'), want.node)

@@ -15,11 +15,7 @@ from torch_geometric.sampler import (
 )
 
 from pyg_trust import rng
-from pyg_trust._checks import (
-    check_choice,
-    check_instance,
-    check_rate,
-)
+from pyg_trust._checks import check_choice, check_instance, check_rate
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.loader.step_batches import (
     POISSON,

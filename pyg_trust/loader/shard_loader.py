@@ -8,10 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from pyg_trust import rng
-from pyg_trust._checks import (
-    check_dtype,
-    check_integer,
-)
+from pyg_trust._checks import check_dtype, check_integer
 from pyg_trust.functional.partition import (
     check_edges,
     check_partition,

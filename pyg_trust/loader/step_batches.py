@@ -15,6 +15,7 @@ from torch_geometric.sampler import BaseSampler
 
 from pyg_trust import rng
 from pyg_trust._checks import check_choice, check_integer
+from pyg_trust.fingerprints import fingerprint
 
 #: Maps a step, how many units there are, and how many of them to draw (an
 #: integer) or with which probability each (a float), to their indices.
@@ -215,6 +216,14 @@ class StepLoader(NodeLoader):
         shape = None if x is None else [list(x.shape), str(x.dtype)]
         edges = self.data.edge_index
         return edges, self.input_nodes, self.data.num_nodes, repr(shape)
+
+    def fingerprint(self) -> str:
+        """Digest the public part of the data.
+
+        Nodes, edges, roots and the shape of features, not their values: a
+        digest of these would tell two neighbouring graphs apart.
+        """
+        return fingerprint(*self.public())
 
     def layout(self) -> str:
         """Return a hash of the units' nodes, to compare processes."""

@@ -3,7 +3,6 @@
 from pyg_trust._moved import moved
 from pyg_trust.privacy.accountant import (
     Accountant,
-    FDPAccountant,
     PLDAccountant,
     PoissonAccountant,
     RDPAccountant,
@@ -13,6 +12,11 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.aggregation import PrivateNodeClassifier
 from pyg_trust.privacy.bounds import ClippedSum
+from pyg_trust.privacy.ego_accounts import (
+    FDPAccountant,
+    GroupAccountant,
+    GroupPoissonAccountant,
+)
 from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
@@ -34,6 +38,8 @@ __all__ = [
     'AdaptiveNorm',
     'ClippedSum',
     'FDPAccountant',
+    'GroupAccountant',
+    'GroupPoissonAccountant',
     'PLDAccountant',
     'PoissonAccountant',
     'PrivacyEngine',

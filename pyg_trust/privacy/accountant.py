@@ -24,11 +24,8 @@ from pyg_trust._checks import (
 )
 from pyg_trust._registry import Registry
 from pyg_trust.functional.accounting import (
-    ORDERS,
-    calibrate_fdp,
     last_that_fits,
     least_noise,
-    rdp_epsilon,
     wor_epsilon,
 )
 from pyg_trust.functional.mechanisms import (
@@ -37,12 +34,12 @@ from pyg_trust.functional.mechanisms import (
     check_q,
     lam_from_opacus,
     lam_to_opacus,
-    rdp_fdp,
     rdp_wor,
     rdp_wor_profile,
 )
 from pyg_trust.functional.poisson import (
     FORMS,
+    check_multiplier,
     poisson_epsilon,
     rdp_poisson,
 )
@@ -52,6 +49,9 @@ SAMPLING = 'uniform-without-replacement'
 POISSON_SAMPLING = 'poisson'
 FDP = 'rdp_fdp'
 POISSON = 'pld_poisson'
+GROUP_WOR, GROUP = 'pld_group_wor', 'pld_group'
+#: Those of ego graphs, which take arguments.
+EGO_ACCOUNTS = (GROUP_WOR, GROUP, FDP)
 History = list[tuple[float, float, int]]
 
 
@@ -107,6 +107,8 @@ class Accountant(IAccountant):
     relation: str = RELATION
     #: How the units of a step are drawn.
     sampling: str = SAMPLING
+    #: How many units a record is in at most.
+    occurrences: int = 1
 
     def __init__(self) -> None:
         self.history = []
@@ -144,7 +146,7 @@ class Accountant(IAccountant):
             TypeError, ValueError: if a number is none or out of range; the
                 history is then as before.
         """
-        line = _checked((noise_multiplier, sample_rate, 1))
+        line = self._line((noise_multiplier, sample_rate, 1))
         self.history = _merged([*self.history, line])
 
     def spend_pure(self, epsilon: float) -> None:
@@ -231,8 +233,7 @@ class Accountant(IAccountant):
         """
         if check_non_negative('epsilon', epsilon) <= self.pure_epsilon:
             return 0
-        self._check_rate(sample_rate)
-        noise, rate, _ = _checked((noise_multiplier, sample_rate, 1))
+        noise, rate, _ = self._line((noise_multiplier, sample_rate, 1))
 
         def fits(steps: int) -> bool:
             history = [*self.history, (noise, rate, steps)]
@@ -242,6 +243,13 @@ class Accountant(IAccountant):
 
     def _check_rate(self, sample_rate: float) -> None:
         check_q(sample_rate, 'sample_rate')
+
+    def _line(self, line: Any) -> tuple[float, float, int]:
+        # A checked line of the history.
+        noise, rate, steps = _checked(line)
+        check_multiplier(noise, self.occurrences)
+        self._check_rate(rate)
+        return noise, rate, steps
 
     def noise_multiplier_for(
         self, epsilon: float, delta: float, *, sample_rate: float, steps: int
@@ -260,15 +268,17 @@ class Accountant(IAccountant):
         """
         rest = _rest(epsilon, self.pure_epsilon)
         rate = check_q(sample_rate, 'sample_rate')
+        self._check_rate(rate)
         check_delta(delta)
         check_integer('steps', steps, 1, numpy=True)
+        k = self.occurrences
 
         def spent(lam: float) -> float:
-            history = [(lam_to_opacus(lam), rate, steps)]
+            history = [(k * lam_to_opacus(lam), rate, steps)]
             return self._epsilon(history, delta) - self.pure_epsilon
 
         what = f'{self.mechanism()!r} with {delta=:g}'
-        return lam_to_opacus(least_noise(spent, rest, 0.01, what))
+        return k * lam_to_opacus(least_noise(spent, rest, 0.01, what))
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)
@@ -319,7 +329,7 @@ class Accountant(IAccountant):
         try:
             # Merged as `step` does, whoever wrote it.
             loaded = _merged(
-                [_checked(line) for line in state_dict['history']]
+                [self._line(line) for line in state_dict['history']]
             )
         except TypeError as error:
             raise ValueError(
@@ -442,122 +452,24 @@ class PoissonAccountant(Accountant):
         self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
     ) -> np.ndarray:
         key = tuple(orders.tolist())
-        return _poisson_rdp(key, sample_rate, noise_multiplier, self.form)
+        return poisson_rdp(key, sample_rate, noise_multiplier, self.form)
 
     def _constants(self) -> dict[str, Any]:
         return {**super()._constants(), 'form': self.form}
 
 
-@ACCOUNTANTS.builtin(FDP)
-class FDPAccountant(Accountant):
-    r"""Accounts for the baseline on bounded-degree graphs.
-
-    See :func:`pyg_trust.functional.rdp_fdp`: :math:`m` of :math:`N` training
-    nodes are drawn, each with an ego graph of its own, and replacing a row
-    changes the gradients of up to ``terms`` of them. The noise multiplier is
-    :math:`2\, \mathrm{terms}\, \lambda`.
-
-    Args:
-        num_nodes (int): the number :math:`N` of training nodes.
-        batch_size (int): the number :math:`m` drawn in each step.
-        terms (int): as :func:`pyg_trust.functional.fdp_terms` gives it.
-    """
-
-    def __init__(self, num_nodes: int, batch_size: int, terms: int) -> None:
-        super().__init__()
-        self.num_nodes = num_nodes
-        self.batch_size = batch_size
-        self.terms = terms
-        rdp_fdp(ORDERS, num_nodes, batch_size, terms, 1.0)
-
-    def _lam(self, noise_multiplier: float) -> float:
-        check_number('noise_multiplier', noise_multiplier)
-        return lam_from_opacus(noise_multiplier / self.terms)
-
-    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Counts one step.
-
-        Args:
-            noise_multiplier (float): Opacus' noise over clipping norm.
-            sample_rate (float): ``batch_size / num_nodes``.
-        """
-        self._lam(noise_multiplier)
-        self._check_rate(sample_rate)
-        super().step(
-            noise_multiplier=noise_multiplier, sample_rate=sample_rate
-        )
-
-    def _check_rate(self, sample_rate: float) -> None:
-        rate = check_number('sample_rate', sample_rate)
-        if rate != self.batch_size / self.num_nodes:
-            raise ValueError(
-                "'sample_rate' needs to be "
-                f'{self.batch_size / self.num_nodes} (got {sample_rate})'
-            )
-
-    def _rdp_of_step(
-        self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
-    ) -> np.ndarray:
-        lam = self._lam(noise_multiplier)
-        return rdp_fdp(
-            orders, self.num_nodes, self.batch_size, self.terms, lam
-        )
-
-    def _rdp(self, noise_multiplier: float) -> np.ndarray:
-        return self._rdp_of_step(np.asarray(ORDERS), noise_multiplier, 1.0)
-
-    def epsilon_of(self, history: History, delta: float) -> float:
-        """By Rényi DP, :func:`pyg_trust.functional.rdp_fdp`.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`(0, 1)`.
-        """
-        check_delta(delta)
-        if not history:
-            return 0.0
-        rdp = sum(n * self._rdp(z) for z, _, n in history)
-        return rdp_epsilon(ORDERS, np.asarray(rdp), delta)
-
-    def noise_multiplier_for(
-        self, epsilon: float, delta: float, *, sample_rate: float, steps: int
-    ) -> float:
-        """The noise multiplier of steps that stay within a budget.
-
-        Args:
-            epsilon (float): the budget.
-            delta (float): in :math:`(0, 1)`.
-            sample_rate (float): ``batch_size / num_nodes``.
-            steps (int): the number of steps.
-        """
-        self._check_rate(sample_rate)
-        lam = calibrate_fdp(
-            _rest(epsilon, self.pure_epsilon),
-            delta,
-            self.num_nodes,
-            self.batch_size,
-            self.terms,
-            steps,
-        )
-        return self.terms * lam_to_opacus(lam)
-
-    def _constants(self) -> dict[str, Any]:
-        return {
-            **super()._constants(),
-            'num_nodes': self.num_nodes,
-            'batch_size': self.batch_size,
-            'terms': self.terms,
-        }
-
-
-def create_accountant(mechanism: str = 'pld_wor') -> Accountant:
+def create_accountant(
+    mechanism: str = 'pld_wor', **arguments: Any
+) -> Accountant:
     """Makes an accountant by its name.
 
     Args:
         mechanism (str): :obj:`'pld_wor'`, :obj:`'rdp_wor'`,
             :obj:`'pld_poisson'` or one that was added to
-            :obj:`pyg_trust.registries.ACCOUNTANTS`.
-            (default: :obj:`'pld_wor'`)
+            :obj:`pyg_trust.registries.ACCOUNTANTS`; with arguments also
+            :obj:`'pld_group_wor'`, :obj:`'pld_group'` and
+            :obj:`'rdp_fdp'`. (default: :obj:`'pld_wor'`)
+        **arguments (Any): of its class.
 
     Example:
         >>> accountant = create_accountant('pld_wor')
@@ -566,10 +478,9 @@ def create_accountant(mechanism: str = 'pld_wor') -> Accountant:
         >>> 3.4 < accountant.get_epsilon(delta=1e-6) < 4.1
         True
     """
-    # That of FDP takes arguments.
-    known = [name for name in ACCOUNTANTS if name != FDP]
+    known = [n for n in ACCOUNTANTS if arguments or n not in EGO_ACCOUNTS]
     check_choice('mechanism', mechanism, known)
-    return ACCOUNTANTS[mechanism]()
+    return ACCOUNTANTS[mechanism](**arguments)
 
 
 def register_accountants() -> None:
@@ -593,10 +504,15 @@ def _least_rdp(
 
 
 @lru_cache(maxsize=256)
-def _poisson_rdp(
-    orders: tuple[float, ...], rate: float, multiplier: float, form: str
+def poisson_rdp(
+    orders: tuple[float, ...],
+    rate: float,
+    multiplier: float,
+    form: str,
+    k: int = 1,
 ) -> np.ndarray:
-    return rdp_poisson(orders, rate, multiplier, form)
+    """:func:`pyg_trust.functional.rdp_poisson`, kept."""
+    return rdp_poisson(orders, rate, multiplier, form, occurrences=k)
 
 
 def _rest(epsilon: float, spent: float) -> float:

@@ -16,7 +16,6 @@ from pyg_trust.privacy.loss_checks import (
     check_criterion,
 )
 from pyg_trust.privacy.pipeline import check_transform
-from pyg_trust.privacy.state import public_fingerprint
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
@@ -155,7 +154,7 @@ def check_group(group: Group, loader: StepLoader) -> None:
         "'data_loader' (its data, arguments, steps and subgraphs; give a "
         "DisjointWalkLoader the same 'seed' in all processes)",
         (
-            public_fingerprint(loader),
+            loader.fingerprint(),
             loader.setting(),
             loader.batch_sampler.num_steps,
             loader.layout(),

@@ -4,6 +4,7 @@
 import inspect
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ from pyg_trust.functional.mechanisms import (
 from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
+from pyg_trust.privacy import state as checkpoints
 from pyg_trust.privacy.accountant import (
     RELATION,
-    FDPAccountant,
 )
 from pyg_trust.privacy.attaching import (
     check_arithmetic,
@@ -41,12 +42,9 @@ from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
 from pyg_trust.privacy.noising import noisy_count, noisy_sums
-from pyg_trust.privacy.norms import AdaptiveNorm
+from pyg_trust.privacy.norms import AdaptiveNorm, NormEstimates
 from pyg_trust.privacy.pipeline import check_tables
 from pyg_trust.privacy.report import PrivacyReport, describe
-from pyg_trust.privacy.spending import Spending
-from pyg_trust.privacy.state import load as load_state
-from pyg_trust.privacy.state import save as save_state
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
@@ -61,7 +59,7 @@ from pyg_trust.privacy.wrappers import (
 )
 
 
-class PrivacyEngine(Spending):
+class PrivacyEngine(NormEstimates):
     r"""Trains any PyG model with differential privacy of feature rows.
 
     Node-level DP-SGD on disjoint random walks, after `"Training
@@ -147,8 +145,10 @@ class PrivacyEngine(Spending):
     Args:
         accountant (str, optional): :obj:`'pld_wor'` (tighter) or
             :obj:`'rdp_wor'` (the paper's) without replacement,
-            :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``, and
-            :obj:`'rdp_fdp'` for an :class:`~pyg_trust.loader.EgoLoader`. By
+            :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``. For
+            an :class:`~pyg_trust.loader.EgoLoader`
+            :obj:`'pld_group_wor'` or :obj:`'rdp_fdp'` (the paper's) without
+            replacement, and :obj:`'pld_group'` by coins. By
             default the first that fits the sampling. One that was added to
             :obj:`pyg_trust.registries.ACCOUNTANTS` goes with the sampling and
             relation that it names; reports then say whose it is.
@@ -215,9 +215,9 @@ class PrivacyEngine(Spending):
             optimizer (torch.optim.Optimizer): with the model's trainable
                 parameters, all of them and no others.
             data_loader (StepLoader): a
-                :class:`~pyg_trust.loader.DisjointWalkLoader` or, for the
-                baseline, an :class:`~pyg_trust.loader.EgoLoader`. It is taken
-                over: iterate over the one returned.
+                :class:`~pyg_trust.loader.DisjointWalkLoader` or, for whole
+                neighbourhoods, an :class:`~pyg_trust.loader.EgoLoader`. It is
+                taken over: iterate over the one returned.
             noise_multiplier (float): :math:`\sigma / C`, as Opacus has it,
                 which is :math:`2\lambda`.
             max_grad_norm (float or AdaptiveNorm): :math:`C`. It has to be
@@ -631,9 +631,7 @@ class PrivacyEngine(Spending):
                 f'{self._group.size}): make it before, or after training'
             )
         training, accountant = self._attached(), self.accountant
-        if accountant.relation != RELATION or isinstance(
-            accountant, FDPAccountant
-        ):
+        if accountant.relation != RELATION or accountant.occurrences > 1:
             raise ValueError(
                 f"'mu' of a release goes on an account of '{RELATION}' with "
                 'batches of disjoint subgraphs '
@@ -674,7 +672,8 @@ class PrivacyEngine(Spending):
         there anything of the features: even a hash of them would tell which
         of two graphs was trained on.
         """
-        return save_state(self)
+        norm = None if self._adaptive is None else self.max_grad_norm
+        return checkpoints.save(self, self._attached(), self._setting(), norm)
 
     def load_state_dict(
         self, state: dict[str, Any], *, rewind: bool = False
@@ -696,7 +695,31 @@ class PrivacyEngine(Spending):
                 or mechanism, or lies behind what was spent. Nothing is
                 changed then.
         """
-        load_state(self, state, rewind)
+        training = self._attached()
+        checkpoints.load(
+            self,
+            training,
+            training.optimizer._step,
+            self._setting(),
+            None if self._adaptive is None else self._set_norm,
+            state,
+            rewind,
+        )
+
+    def _setting(self) -> dict[str, Any]:
+        adaptive = self._adaptive
+        return checkpoints.setting(
+            self,
+            self._attached().model.module,
+            self.clipping,
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=(
+                self.max_grad_norm if adaptive is None else asdict(adaptive)
+            ),
+            loss_reduction=self.loss_reduction,
+            target_epsilon=self.target_epsilon,
+            target_delta=self.target_delta,
+        )
 
     def _training_step(self) -> PrivateStep:
         return self._attached().optimizer._step

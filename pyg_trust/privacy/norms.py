@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,15 +23,13 @@ from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.draws import random_state, set_random_state
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.rehearsal import Decoys, Rehearsal
+from pyg_trust.privacy.spending import Spending
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
     check_layers,
     find_call,
 )
-
-if TYPE_CHECKING:
-    from pyg_trust.privacy.spending import Spending
 
 _PROBED = 32
 
@@ -155,100 +152,126 @@ def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     return low, high
 
 
-def estimate(
-    engine: 'Spending',
-    module: nn.Module,
-    data_loader: StepLoader,
-    criterion: Criterion,
-    percentile: float,
-    epsilon: float | None,
-    bounds: tuple[float, float],
-    public: bool,
-    insist: bool,
-    forward: Forward | None,
-    progress_bar: bool = False,
-) -> float:
-    """See ``PrivacyEngine.estimate_max_grad_norm``, with its arguments.
+class NormEstimates(Spending):
+    """Account that also pays for estimates of the clipping norm."""
 
-    Args:
-        engine (Spending): whose account pays.
-        module (torch.nn.Module): as there.
-        data_loader (StepLoader): as there.
-        criterion (callable): as there.
-        percentile (float): as there.
-        epsilon (float, optional): as there.
-        bounds (tuple[float, float]): as there.
-        public (bool): as there.
-        insist (bool): as there.
-        forward (callable, optional): as there.
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
-    """
-    check_instance('public', public, bool)
-    check_instance('insist', insist, bool)
-    if (epsilon is not None) + public + insist != 1:
-        raise ValueError(
-            "one of 'epsilon' (a private estimate), 'public' and 'insist' "
-            'needs to be given: a percentile of private gradients is not '
-            f'private (got {epsilon}, {public} and {insist})'
-        )
-    low, high = check_bounds(bounds)
-    if not 0 < check_number('percentile', percentile) < 100:
-        raise ValueError(
-            f"'percentile' needs to be in (0, 100) (got {percentile})"
-        )
-    check_instance('module', module, nn.Module)
-    check_instance('data_loader', data_loader, StepLoader)
-    check_callable('criterion', criterion)
-    if forward is not None:
-        check_callable('forward', forward)
-    check_layers(module)
-    if engine._group.current().size > 1:
-        raise RuntimeError(
-            'a clipping norm is estimated in one process, before the others '
-            "are there; 'max_grad_norm=AdaptiveNorm(...)' works in several"
-        )
-    if epsilon is not None:
-        engine._check_process()
-        epsilon = check_positive('epsilon', epsilon)
-        if data_loader.form != 'replace':
+    def estimate_max_grad_norm(
+        self,
+        *,
+        module: nn.Module,
+        data_loader: StepLoader,
+        criterion: Criterion,
+        percentile: float = 50.0,
+        epsilon: float | None = None,
+        bounds: tuple[float, float] = (1e-3, 1e3),
+        public: bool = False,
+        insist: bool = False,
+        forward: Forward | None = None,
+        progress_bar: bool = False,
+    ) -> float:
+        r"""A clipping norm from a percentile of the gradients' norms.
+
+        The percentile itself is a function of private data and must not be
+        used. Say which of these holds:
+
+        - ``epsilon``: a private estimate
+          (:func:`pyg_trust.functional.private_quantile`) that spends it, on
+          top of training; it is on the account before it is returned.
+        - ``public``: the loader has public data. Nothing is spent.
+        - ``insist``: the percentile as it is, with a warning; the report then
+          says that its :math:`\epsilon` leaves this release out.
+
+        Args:
+            module (torch.nn.Module): the model, at weights that were not
+                trained on private data without noise.
+            data_loader (StepLoader): the loader; all units of its first
+                partition are looked at.
+            criterion (callable): ``criterion(output, target)``, a mean of one
+                term per row.
+            percentile (float): in (0, 100). (default: :obj:`50.0`)
+            epsilon (float, optional): what to spend. (default: :obj:`None`)
+            bounds (tuple): the least and the greatest answer.
+                (default: :obj:`(1e-3, 1e3)`)
+            public (bool): as above. (default: :obj:`False`)
+            insist (bool): as above. (default: :obj:`False`)
+            forward (callable, optional): as in :meth:`make_private`.
+                (default: :obj:`None`)
+            progress_bar (bool): whether to show one.
+                (default: :obj:`False`)
+
+        Raises:
+            ValueError: unless exactly one of the three is given, or a number
+                is out of range.
+            BudgetExceededError: if it would exceed the budget of
+                :meth:`make_private`; nothing is spent.
+        """
+        check_instance('public', public, bool)
+        check_instance('insist', insist, bool)
+        if (epsilon is not None) + public + insist != 1:
             raise ValueError(
-                "'epsilon' needs a loader whose neighbours exchange a unit: "
-                'an estimated percentile is not accounted for where one is '
-                'added or removed; use AdaptiveNorm'
+                "one of 'epsilon' (a private estimate), 'public' and 'insist' "
+                'needs to be given: a percentile of private gradients is not '
+                f'private (got {epsilon}, {public} and {insist})'
             )
-        accountant = engine._open(data_loader)
-        ahead = deepcopy(accountant)
-        ahead.spend_pure(epsilon)
-        engine._check_left(ahead, f"'epsilon' = {epsilon:g}")
-    norms = gradient_norms(
-        module, data_loader, criterion, forward, progress_bar
-    )
-    if epsilon is not None:
-        if engine._ledger is not None:
-            engine._ledger.record_pure(epsilon)
-        accountant.spend_pure(epsilon)
-        engine._note_spent()
-        return private_quantile(
-            norms,
-            percentile / 100,
-            epsilon,
-            low,
-            high,
-            engine._noise.random_bytes,
-            data_loader.terms,
+        low, high = check_bounds(bounds)
+        if not 0 < check_number('percentile', percentile) < 100:
+            raise ValueError(
+                f"'percentile' needs to be in (0, 100) (got {percentile})"
+            )
+        check_instance('module', module, nn.Module)
+        check_instance('data_loader', data_loader, StepLoader)
+        check_callable('criterion', criterion)
+        if forward is not None:
+            check_callable('forward', forward)
+        check_layers(module)
+        if self._group.current().size > 1:
+            raise RuntimeError(
+                'a clipping norm is estimated in one process, before the '
+                "others are there; 'max_grad_norm=AdaptiveNorm(...)' works in "
+                'several'
+            )
+        if epsilon is not None:
+            self._check_process()
+            epsilon = check_positive('epsilon', epsilon)
+            if data_loader.form != 'replace':
+                raise ValueError(
+                    "'epsilon' needs a loader whose neighbours exchange a "
+                    'unit: an estimated percentile is not accounted for where '
+                    'one is added or removed; use AdaptiveNorm'
+                )
+            accountant = self._open(data_loader)
+            ahead = deepcopy(accountant)
+            ahead.spend_pure(epsilon)
+            self._check_left(ahead, f"'epsilon' = {epsilon:g}")
+        norms = gradient_norms(
+            module, data_loader, criterion, forward, progress_bar
         )
-    if insist:
-        warnings.warn(
-            'the clipping norm is a percentile of private gradient norms: '
-            'it tells of the data, and no epsilon accounts for it',
-            stacklevel=3,
-        )
-        engine._leaks.append(
-            'NOT COVERED: the clipping norm is a percentile of private '
-            'gradient norms, released without noise'
-        )
-    norms = np.nan_to_num(norms, nan=high, posinf=high)
-    return float(np.percentile(np.clip(norms, low, high), percentile))
+        if epsilon is not None:
+            if self._ledger is not None:
+                self._ledger.record_pure(epsilon)
+            accountant.spend_pure(epsilon)
+            self._note_spent()
+            return private_quantile(
+                norms,
+                percentile / 100,
+                epsilon,
+                low,
+                high,
+                self._noise.random_bytes,
+                data_loader.terms,
+            )
+        if insist:
+            warnings.warn(
+                'the clipping norm is a percentile of private gradient norms: '
+                'it tells of the data, and no epsilon accounts for it',
+                stacklevel=2,
+            )
+            self._leaks.append(
+                'NOT COVERED: the clipping norm is a percentile of private '
+                'gradient norms, released without noise'
+            )
+        norms = np.nan_to_num(norms, nan=high, posinf=high)
+        return float(np.percentile(np.clip(norms, low, high), percentile))
 
 
 def gradient_norms(

@@ -15,7 +15,6 @@ from pyg_trust.kernel.sentences import (
 )
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
 from pyg_trust.privacy.accountant import ACCOUNTANTS, epsilon_over_time
-from pyg_trust.privacy.state import public_fingerprint
 from pyg_trust.report import (
     Guarantee,
     Report,
@@ -200,14 +199,17 @@ class PrivacyReport(Report):
         return '\n'.join(lines)
 
     def _draw(self) -> str:
+        seen = ''
+        if self.units_per_row > 1:
+            seen = f'; at most {self.units_per_row} of all units see a row'
         if self.sampling == 'poisson':
             return (
                 f'Each step draws every unit ({self.unit}) by a coin of its '
-                f'own and divides by {self.batch_size}'
+                f'own and divides by {self.batch_size}{seen}'
             )
         return (
             f'Each step draws {self.batch_size} units ({self.unit}), '
-            f'{self.sampling}'
+            f'{self.sampling}{seen}'
         )
 
     def _clip(self) -> str:
@@ -291,7 +293,7 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             loader.assumptions(),
             engine._noise_kind,
         ),
-        data=public_fingerprint(loader),
+        data=loader.fingerprint(),
         provenance=provenance(
             loss_reduction=engine.loss_reduction,
             sampler=loader.setting(),

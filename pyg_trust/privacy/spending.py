@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import check_integer, check_ledger
@@ -18,19 +17,18 @@ from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
+    EGO_ACCOUNTS,
     FDP,
+    GROUP,
+    GROUP_WOR,
     POISSON,
     POISSON_SAMPLING,
     SAMPLING,
     Accountant,
-    FDPAccountant,
     PoissonAccountant,
     create_accountant,
 )
 from pyg_trust.privacy.group import Group, keyed_bytes
-from pyg_trust.privacy.norms import estimate
-from pyg_trust.privacy.state import public_fingerprint
-from pyg_trust.privacy.validation import Criterion, Forward
 from pyg_trust.privacy.wrappers import Single
 
 _BATCH, _NOISE = 1, 2
@@ -262,7 +260,7 @@ class Spending(Single):
     def _account(self, loader: StepLoader) -> Accountant:
         # The account for a loader, or a new one that is nobody's yet.
         if self._accountant is not None:
-            if public_fingerprint(loader) != self._data:
+            if loader.fingerprint() != self._data:
                 raise ValueError(
                     "'data_loader' needs to have the data of the first one"
                 )
@@ -272,18 +270,22 @@ class Spending(Single):
                     f"'data_loader' needs sampling and relation {self._law}, "
                     f'as the first one (got {law})'
                 )
+            if loader.terms != self._accountant.occurrences:
+                raise ValueError(
+                    "'data_loader' needs units of which a row is in up to "
+                    f'{self._accountant.occurrences}, as the account counts '
+                    f'(got {loader.terms})'
+                )
             return self._accountant
         kind = self._kind
-        if isinstance(loader, EgoLoader) != (kind == FDP):
-            raise ValueError(
-                f"'accountant' needs to be {FDP!r} for an EgoLoader, and for "
-                f'no other (got {kind!r} for a {type(loader).__name__})'
-            )
-        if isinstance(loader, EgoLoader):
-            return FDPAccountant(
-                loader.num_subgraphs, loader.subgraphs_per_batch, loader.terms
-            )
         coins = loader.sampling == POISSON_SAMPLING
+        if isinstance(loader, EgoLoader):
+            return _ego_account(loader, kind, coins)
+        if kind in EGO_ACCOUNTS:
+            raise ValueError(
+                f"'accountant' can be {kind!r} for an EgoLoader alone (got a "
+                f'{type(loader).__name__})'
+            )
         if kind is None:
             kind = POISSON if coins else 'pld_wor'
         if ACCOUNTANTS.is_own(kind):
@@ -322,7 +324,7 @@ class Spending(Single):
         accountant = self._account(loader)
         if self._accountant is not None:
             return accountant
-        data = public_fingerprint(loader)
+        data = loader.fingerprint()
         ledger = None
         try:
 
@@ -362,74 +364,35 @@ class Spending(Single):
         assert self._ledger_path is not None
         return PrivacyLedger(self._ledger_path, header, self._ledger_head)
 
-    def estimate_max_grad_norm(
-        self,
-        *,
-        module: nn.Module,
-        data_loader: StepLoader,
-        criterion: Criterion,
-        percentile: float = 50.0,
-        epsilon: float | None = None,
-        bounds: tuple[float, float] = (1e-3, 1e3),
-        public: bool = False,
-        insist: bool = False,
-        forward: Forward | None = None,
-        progress_bar: bool = False,
-    ) -> float:
-        r"""A clipping norm from a percentile of the gradients' norms.
-
-        The percentile itself is a function of private data and must not be
-        used. Say which of these holds:
-
-        - ``epsilon``: a private estimate
-          (:func:`pyg_trust.functional.private_quantile`) that spends it, on
-          top of training; it is on the account before it is returned.
-        - ``public``: the loader has public data. Nothing is spent.
-        - ``insist``: the percentile as it is, with a warning; the report then
-          says that its :math:`\epsilon` leaves this release out.
-
-        Args:
-            module (torch.nn.Module): the model, at weights that were not
-                trained on private data without noise.
-            data_loader (StepLoader): the loader; all units of its first
-                partition are looked at.
-            criterion (callable): ``criterion(output, target)``, a mean of one
-                term per row.
-            percentile (float): in (0, 100). (default: :obj:`50.0`)
-            epsilon (float, optional): what to spend. (default: :obj:`None`)
-            bounds (tuple): the least and the greatest answer.
-                (default: :obj:`(1e-3, 1e3)`)
-            public (bool): as above. (default: :obj:`False`)
-            insist (bool): as above. (default: :obj:`False`)
-            forward (callable, optional): as in :meth:`make_private`.
-                (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
-
-        Raises:
-            ValueError: unless exactly one of the three is given, or a number
-                is out of range.
-            BudgetExceededError: if it would exceed the budget of
-                :meth:`make_private`; nothing is spent.
-        """
-        return estimate(
-            self,
-            module,
-            data_loader,
-            criterion,
-            percentile,
-            epsilon,
-            bounds,
-            public,
-            insist,
-            forward,
-            progress_bar,
-        )
-
     def close(self) -> None:
         """Closes the ledger's file."""
         if self._ledger is not None:
             self._ledger.close()
+
+
+def _ego_account(
+    loader: EgoLoader, kind: str | None, coins: bool
+) -> Accountant:
+    # A row is in several units: of the accounts of one, none is right.
+    fitting = (GROUP,) if coins else (GROUP_WOR, FDP)
+    if kind not in (None, *fitting):
+        raise ValueError(
+            "'accountant' needs to be "
+            f'{" or ".join(map(repr, fitting))} for an EgoLoader with '
+            f'sampling={loader.sampling!r} (got {kind!r})'
+        )
+    if kind == FDP:
+        return create_accountant(
+            FDP,
+            num_nodes=loader.num_subgraphs,
+            batch_size=loader.subgraphs_per_batch,
+            terms=loader.terms,
+        )
+    return create_accountant(
+        fitting[0],
+        num_roots=loader.num_subgraphs,
+        occurrences=loader.terms,
+    )
 
 
 def _lines(accountant: Accountant) -> Counter[tuple[float, float]]:

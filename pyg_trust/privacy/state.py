@@ -1,33 +1,44 @@
 """Checkpoints of private training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.nn import Module
 
 from pyg_trust._checks import check_positive
 from pyg_trust.noise import SYSTEM
 from pyg_trust.privacy.accountant import Accountant
-from pyg_trust.report import fingerprint
-
-if TYPE_CHECKING:
-    from pyg_trust.privacy.engine import PrivacyEngine
+from pyg_trust.privacy.loading import PrivateTraining
+from pyg_trust.privacy.spending import Spending
+from pyg_trust.privacy.wrappers import PrivateStep
 
 ENTRIES = ('steps', 'ledger', 'setting', 'accountant', 'model', 'optimizer')
 FORMAT = 2
 
 
-def save(engine: 'PrivacyEngine') -> dict[str, Any]:
-    """Everything to go on with, see :meth:`PrivacyEngine.state_dict`."""
-    model, optimizer, _ = engine._attached()
-    adaptive = engine._adaptive is not None
+def save(
+    account: Spending,
+    training: PrivateTraining,
+    settings: dict[str, Any],
+    norm: float | None,
+) -> dict[str, Any]:
+    """Return a checkpoint, see :meth:`PrivacyEngine.state_dict`.
+
+    Args:
+        account (Spending): the account.
+        training (PrivateTraining): model, optimizer and loader.
+        settings (dict): of :func:`setting`.
+        norm (float, optional): the present clipping norm if it adapts.
+    """
+    model, optimizer, _ = training
     return {
-        **({'max_grad_norm': engine.max_grad_norm} if adaptive else {}),
+        **({} if norm is None else {'max_grad_norm': norm}),
         'format': FORMAT,
-        'steps': engine.steps,
-        'ledger': engine.ledger_head or '',
-        'setting': setting(engine),
-        'accountant': deepcopy(engine.accountant.state_dict()),
+        'steps': account.steps,
+        'ledger': account.ledger_head or '',
+        'setting': settings,
+        'accountant': deepcopy(account.accountant.state_dict()),
         'model': {
             name: value.detach().clone()
             for name, value in model.state_dict().items()
@@ -36,11 +47,29 @@ def save(engine: 'PrivacyEngine') -> dict[str, Any]:
     }
 
 
-def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
-    """Goes on from a state, see :meth:`PrivacyEngine.load_state_dict`."""
-    model, optimizer, _ = engine._attached()
+def load(
+    account: Spending,
+    training: PrivateTraining,
+    step: PrivateStep,
+    settings: dict[str, Any],
+    set_norm: Callable[[float], None] | None,
+    state: dict[str, Any],
+    rewind: bool,
+) -> None:
+    """Continue from a state, see :meth:`PrivacyEngine.load_state_dict`.
+
+    Args:
+        account (Spending): the account.
+        training (PrivateTraining): model, optimizer and loader.
+        step (PrivateStep): the optimizer's.
+        settings (dict): of :func:`setting`, at present.
+        set_norm (callable, optional): sets the clipping norm if it adapts.
+        state (dict): of :func:`save`.
+        rewind (bool): as there.
+    """
+    model, optimizer, _ = training
     names = ['format', *ENTRIES]
-    if engine._adaptive is not None:
+    if set_norm is not None:
         names.append('max_grad_norm')
     for name in names:
         if not isinstance(state, dict) or name not in state:
@@ -56,26 +85,26 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
                 f"the state's '{name}' needs to be a dictionary (got "
                 f'{type(state[name]).__name__})'
             )
-    _compare('setting', state['setting'], setting(engine))
-    _check_ledger(engine, state['ledger'])
-    theirs = create_like(engine.accountant)
+    _compare('setting', state['setting'], settings)
+    _check_ledger(account, state['ledger'])
+    theirs = create_like(account.accountant)
     theirs.load_state_dict(state['accountant'])
     if len(theirs) != state['steps']:
         raise ValueError(
             f"the state's 'steps' needs to be {len(theirs)}, the length "
             f'of its history (got {state["steps"]})'
         )
-    if len(theirs) >= engine.steps:
-        ahead = deepcopy(engine.accountant)
+    if len(theirs) >= account.steps:
+        ahead = deepcopy(account.accountant)
         ahead.load_state_dict(state['accountant'])
     else:
         # The account is ahead: does it go on from the state's?
-        theirs.load_state_dict(engine.accountant.state_dict())
-        ahead = engine.accountant
+        theirs.load_state_dict(account.accountant.state_dict())
+        ahead = account.accountant
         if not rewind:
             raise ValueError(
                 f"the state's {state['steps']} steps lie behind the "
-                f"{engine.steps} that were spent, and what was spent can't "
+                f"{account.steps} that were spent, and what was spent can't "
                 "be taken back: load it with 'rewind=True' to go on from "
                 'its weights with these on the account'
             )
@@ -84,12 +113,11 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
         {k: list(v.shape) for k, v in state['model'].items()},
         {k: list(v.shape) for k, v in model.state_dict().items()},
     )
-    norm = engine.max_grad_norm
-    if engine._adaptive is not None:
+    if set_norm is not None:
         norm = check_positive('max_grad_norm', state['max_grad_norm'])
     before = deepcopy(optimizer.state_dict())
     weights = deepcopy(model.state_dict())
-    pins = engine._training_step().pins
+    pins = step.pins
     try:
         try:
             optimizer.optimizer.load_state_dict(deepcopy(state['optimizer']))
@@ -98,19 +126,20 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
             raise ValueError(
                 f"the state's 'optimizer' does not fit: {error}"
             ) from error
-        if engine._ledger is not None:
-            for line in _after(ahead.history, engine._ledger.steps):
-                engine._ledger.record(*line)
-            more = ahead.pure_epsilon - engine._ledger.pure_epsilon
+        if account._ledger is not None:
+            for line in _after(ahead.history, account._ledger.steps):
+                account._ledger.record(*line)
+            more = ahead.pure_epsilon - account._ledger.pure_epsilon
             if more > 0:
-                engine._ledger.record_pure(more)
-        engine.accountant.load_state_dict(ahead.state_dict())
-        engine._note_spent()
-        engine._limit = None
+                account._ledger.record_pure(more)
+        account.accountant.load_state_dict(ahead.state_dict())
+        account._note_spent()
+        account._limit = None
         # Before there are weights that may have seen the present one.
-        engine._fresh_noise()
-        engine._training_step().reset()
-        engine._set_norm(norm)
+        account._fresh_noise()
+        step.reset()
+        if set_norm is not None:
+            set_norm(norm)
         pins.release()
         model.module.load_state_dict(state['model'])
         pins.hold()
@@ -124,63 +153,53 @@ def load(engine: 'PrivacyEngine', state: dict[str, Any], rewind: bool) -> None:
         raise
 
 
-def _check_ledger(engine: 'PrivacyEngine', head: Any) -> None:
+def _check_ledger(account: Spending, head: Any) -> None:
     # A ledger that was behind the checkpoint has lost what was spent since.
     if not isinstance(head, str):
         raise ValueError(
             f"the state's 'ledger' needs to be a text (got "
             f'{type(head).__name__})'
         )
-    if not head or not engine._group.first:
+    if not head or not account._group.first:
         return
-    if engine._ledger is None:
+    if account._ledger is None:
         raise ValueError(
             "the state was made with a ledger: make the engine with 'ledger', "
             'as steps that were taken since are on it alone'
         )
-    if not engine._ledger.has(head):
+    if not account._ledger.has(head):
         raise ValueError(
-            f'the ledger {engine._ledger.path} needs to go on from where the '
+            f'the ledger {account._ledger.path} needs to go on from where the '
             'state was made, and is older or another: what was spent since '
             'would be lost'
         )
 
 
-def setting(engine: 'PrivacyEngine') -> dict[str, Any]:
-    """The settings that have to be equal where a run is resumed."""
-    model = engine._attached().model.module
-    more: dict[str, Any] = {}
-    if engine.clipping != 'flat':
-        more['clipping'] = engine.clipping
-    norm: Any = engine.max_grad_norm
-    if engine._adaptive is not None:
-        norm = asdict(engine._adaptive)
-    if engine._noise_kind != SYSTEM:
-        more['noise'] = engine._noise_kind
+def setting(
+    account: Spending, model: Module, clipping: str, **own: Any
+) -> dict[str, Any]:
+    """Return the settings that have to be equal where a run is resumed.
+
+    Args:
+        account (Spending): the account.
+        model (Module): the model, not wrapped.
+        clipping (str): the way of clipping.
+        **own (Any): further settings of the account.
+    """
+    if clipping != 'flat':
+        own['clipping'] = clipping
+    if account._noise_kind != SYSTEM:
+        own['noise'] = account._noise_kind
     return {
-        **more,
-        'noise_multiplier': engine.noise_multiplier,
-        'max_grad_norm': norm,
-        'loss_reduction': engine.loss_reduction,
-        'target_epsilon': engine.target_epsilon,
-        'target_delta': engine.target_delta,
-        'seeded': engine.seeded,
-        'sampler': engine._loader.setting(),
-        'data': public_fingerprint(engine._loader),
+        **own,
+        'seeded': account.seeded,
+        'sampler': account._loader.setting(),
+        'data': account._loader.fingerprint(),
         'parameters': {
             name: [list(p.shape), str(p.dtype), p.requires_grad]
             for name, p in model.named_parameters()
         },
     }
-
-
-def public_fingerprint(loader: Any) -> str:
-    """A hash of what is public of a loader's data.
-
-    Nodes, edges, roots and what the features look like, not the features: a
-    hash of these in a file would tell two neighbouring graphs apart.
-    """
-    return fingerprint(*loader.public())
 
 
 def create_like(accountant: Accountant) -> Accountant:

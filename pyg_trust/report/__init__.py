@@ -1,15 +1,12 @@
 """Reports: what a procedure promises its user, and how to run it again."""
 
-from pyg_trust.report.base import (
+from pyg_trust.fingerprints import (
     DATA_FIELDS,
-    KINDS,
-    Guarantee,
-    Report,
     fingerprint,
     fingerprint_data,
     fingerprint_model,
-    provenance,
 )
+from pyg_trust.report.base import KINDS, Guarantee, Report, provenance
 from pyg_trust.report.trust import SCHEMA_VERSION, TrustReport, schema
 
 __all__ = [

@@ -8,18 +8,16 @@ What it promises is a :class:`Guarantee`, in the same words for all; a
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch_geometric
 from torch import Tensor
-from torch_geometric.data import Data
 
 import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
@@ -55,126 +53,6 @@ def provenance(**arguments: Any) -> dict[str, Any]:
         'python': platform.python_version(),
         'arguments': arguments,
     }
-
-
-# What numpy has too.
-_PLAIN = (torch.float64, torch.float32, torch.int64, torch.int32, torch.bool)
-
-
-def fingerprint(*parts: Tensor | str | float | None) -> str:
-    """A SHA-256 of tensors (type, shape and values), texts and numbers.
-
-    Args:
-        *parts (Tensor or str or float or None): what to take, in this order.
-
-    Returns:
-        str: 64 hexadecimal digits, the same on every device.
-
-    Example:
-        >>> fingerprint(torch.zeros(2)) == fingerprint(torch.zeros(2, 1))
-        False
-    """
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Tensor):
-            header: Any = ('tensor', str(part.dtype), tuple(part.shape))
-            held = part.detach().cpu().contiguous()
-            if held.dtype not in _PLAIN:
-                held = held.view(-1).view(torch.uint8)
-            content: Any = held.numpy().reshape(-1)
-            size = content.nbytes
-        else:
-            check_instance('parts', part, str, int, float, type(None), Tensor)
-            header, content = type(part).__name__, repr(part).encode()
-            size = len(content)
-        # With its length, so that no two lists of parts look alike.
-        digest.update(repr((header, size)).encode())
-        digest.update(content)
-    return digest.hexdigest()
-
-
-#: What a fingerprint of data takes, of what is there.
-DATA_FIELDS = (
-    'x',
-    'edge_index',
-    'adj_t',
-    'edge_weight',
-    'edge_attr',
-    'y',
-    'n_id',
-    'num_nodes',
-)
-
-
-def fingerprint_data(
-    data: Data | Sequence[Data], fields: Sequence[str] = DATA_FIELDS
-) -> str:
-    """A SHA-256 of a graph, or of several, that anybody can recompute.
-
-    It takes what is handed in as it is: an order of edges is part of it.
-
-    Args:
-        data (Data or list[Data]): the graphs.
-        fields (sequence of str): what to take of each, in this order; what is
-            not there counts as such. (default: :obj:`DATA_FIELDS`)
-    """
-    check_instance('data', data, Data, list, tuple)
-    check_instance('fields', fields, list, tuple)
-    graphs = [data] if isinstance(data, Data) else data
-    parts: list[Tensor | str | int | None] = []
-    for graph in graphs:
-        check_instance('data', graph, Data)
-        for name in fields:
-            check_instance('fields', name, str)
-            found = graph.num_nodes if name == 'num_nodes' else graph.get(name)
-            parts += [name, *_pieces(found)]
-    return fingerprint(*parts)
-
-
-def fingerprint_model(state: Mapping[Any, Any]) -> str:
-    """A SHA-256 of the tensors of a ``state_dict``, in the order of names.
-
-    Args:
-        state (dict): of a module's ``state_dict()``, or a dictionary of
-            these, as of shards; what is no tensor is left out.
-
-    Returns:
-        str: 64 hexadecimal digits; nothing if there is no tensor.
-    """
-    check_instance('state', state, Mapping)
-    pairs = list(_flat('', state))
-    flat = dict(pairs)
-    if len(flat) < len(pairs):
-        raise ValueError(
-            "'state' needs to have every tensor under a name of its own: of "
-            "{'a.b': ...} and {'a': {'b': ...}} either may be read"
-        )
-    parts = [part for name in sorted(flat) for part in (name, flat[name])]
-    return fingerprint(*parts) if parts else ''
-
-
-def _flat(above: str, state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            yield f'{above}{name}', value
-        elif isinstance(value, Mapping):
-            yield from _flat(f'{above}{name}.', value)
-
-
-def _pieces(value: Any) -> list[Tensor | str | int | None]:
-    # Sparse matrices by what they are made of.
-    if hasattr(value, 'csr'):
-        return ['sparse', *value.sizes(), *value.csr()]
-    if not isinstance(value, Tensor) or value.layout == torch.strided:
-        return [value]
-    if value.layout == torch.sparse_coo:
-        value = value.coalesce()
-        inside = [value.indices(), value.values()]
-    elif value.layout == torch.sparse_csc:
-        inside = [value.ccol_indices(), value.row_indices(), value.values()]
-    else:
-        inside = [value.crow_indices(), value.col_indices(), value.values()]
-    return [str(value.layout), *value.shape, *inside]
 
 
 # What a guarantee has a place of its own for.

@@ -128,8 +128,8 @@ def measure_of(diffusion: dict[str, Any]) -> Measure:
     coeffs = diffusion['coeffs']
     if not coeffs or min(coeffs) < 0 or sum(coeffs) == 0:
         raise ValueError(
-            "'coeffs' needs numbers that are not negative, and one above 0, "
-            f'for walks, which exact=False goes (got {coeffs})'
+            "'coeffs' needs non-negative numbers, one of them above 0, for "
+            f'the random walks of exact=False (got {coeffs})'
         )
     return Measure(0, 1, tuple(coeffs))
 

@@ -10,20 +10,12 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
-from pyg_trust._checks import (
-    check_instance,
-    check_integer,
-    check_non_negative,
-)
+from pyg_trust._checks import check_instance, check_integer, check_non_negative
 from pyg_trust._marks import mark
 from pyg_trust._storage import parse_memory
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.estimates import variance_bound
-from pyg_trust.functional.measures import (
-    Measure,
-    make_measure,
-    needs_graph,
-)
+from pyg_trust.functional.measures import Measure, make_measure, needs_graph
 from pyg_trust.functional.out_of_core import propagate_to
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.functional.propagation_checks import (

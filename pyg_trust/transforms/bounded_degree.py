@@ -17,12 +17,12 @@ class BoundedDegree(BaseTransform):
 
     The first step of `"Node-Level Differentially Private Graph Neural
     Networks" <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021;
-    functional name: :obj:`bounded_degree`). What private training needs is
-    that a node's row reaches few others, so the edges that *leave* a node
-    towards its receivers are thinned out: of each node's, :math:`K` are kept
-    uniformly at random, or all if there are no more. Bounding the edges that
-    *enter* would leave a hub in the neighbourhood of everybody. Nothing but
-    the structure and the seed decides; an undirected graph becomes directed.
+    functional name: :obj:`bounded_degree`). In private training a node's row
+    may reach few others only, so the edges that *leave* a node are thinned
+    out: of each node's, :math:`K` are kept uniformly at random, or all if
+    there are fewer. Bounding the edges that *enter* would leave a hub in
+    everybody's neighbourhood. The choice depends on the structure and the seed
+    alone; an undirected graph becomes directed.
     Self-loops are kept and do not count.
 
     All edge attributes follow their edges.

@@ -228,8 +228,8 @@ def _check_silent(
                     "'model' needs to keep nodes apart that no edge joins "
                     f'(got another output for node '
                     f'{int((~same).nonzero()[0, 0])} after changes of nodes '
-                    'which nobody hears in this view): normalization over '
-                    'all nodes breaks the isolation of views'
+                    'that send nothing in this view): normalization over all '
+                    'nodes breaks the isolation of views'
                 )
 
 
@@ -262,9 +262,9 @@ def _check_listeners(
     if bool(bad.any()):
         node = int(keep.nonzero()[bad.nonzero()[0, 0], 0])
         raise ValueError(
-            "'model' needs weights that do not depend on who else "
-            'listens to a node, such as out-degrees (got another output '
-            f'for node {node} in a subgraph of its view)'
+            "'model' needs weights that do not depend on a node's other "
+            'receivers, such as out-degrees (got another output for node '
+            f'{node} in a subgraph of its view)'
         )
 
 

@@ -13,12 +13,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.commit import (
-    EditedInPlace,
-    ObjectLock,
-    editing,
-    synchronized,
-)
+from pyg_trust.commit import EditedInPlace, ObjectLock, editing, synchronized
 from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
 from pyg_trust.functional.incremental import LevelState, SeriesState
 from pyg_trust.functional.measures import Measure

@@ -29,21 +29,10 @@ from pyg_trust._checks import (
 from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.functional.heads import LOSSES
 from pyg_trust.functional.rows import dense_rows, gram
-from pyg_trust.functional.shifts import (
-    gaussian_budget,
-    removal_budget,
-)
+from pyg_trust.functional.shifts import gaussian_budget, removal_budget
 from pyg_trust.kernel.release import check_sum
-from pyg_trust.ledger import (
-    BudgetExceededError,
-    RemovalLedger,
-)
-from pyg_trust.noise import (
-    LEAST_P_VALUE,
-    SecureNoise,
-    SeededNoise,
-    source,
-)
+from pyg_trust.ledger import BudgetExceededError, RemovalLedger
+from pyg_trust.noise import LEAST_P_VALUE, SecureNoise, SeededNoise, source
 from pyg_trust.removal import MODES, RemovalRequest
 from pyg_trust.report import fingerprint_model
 from pyg_trust.transforms import GraphEmbedding
@@ -54,10 +43,7 @@ from pyg_trust.unlearning.scattering_account import (
     paid,
     proved,
 )
-from pyg_trust.unlearning.scattering_reports import (
-    UnlearnReport,
-    VerifyReport,
-)
+from pyg_trust.unlearning.scattering_reports import UnlearnReport, VerifyReport
 from pyg_trust.unlearning.scattering_state import (
     Model,
     Settings,

@@ -23,23 +23,16 @@ from pyg_trust.functional.rows import max_row_norm
 from pyg_trust.functional.shifts import shift_epsilon
 from pyg_trust.functional.wavelets import WAVELETS, frame_bound
 from pyg_trust.kernel import removal
-from pyg_trust.ledger import (
-    coarse,
-)
+from pyg_trust.ledger import coarse
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning.node_checks import settled
 from pyg_trust.unlearning.node_release import check_paid
 from pyg_trust.unlearning.node_report import SAME
-from pyg_trust.unlearning.scattering_reports import (
-    ASSUMPTIONS,
-    UnlearnReport,
-)
+from pyg_trust.unlearning.scattering_reports import ASSUMPTIONS, UnlearnReport
 from pyg_trust.unlearning.scattering_state import Model, Settings
-from pyg_trust.unlearning.training_graphs import (
-    Change,
-)
+from pyg_trust.unlearning.training_graphs import Change
 
 # What a bound adds to an account keeps so many bits: it is a function of what
 # was removed.

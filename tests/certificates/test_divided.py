@@ -383,7 +383,7 @@ class Loud(torch.nn.Module):
 
 def test_models_that_break_isolation_are_refused():
     torch.manual_seed(0)
-    for model, says in ((Normed(), 'keep nodes apart'), (Loud(), 'listens')):
+    for model, says in ((Normed(), 'keep nodes apart'), (Loud(), 'receivers')):
         with pytest.raises(ValueError, match=says):
             Divided(model, 4, 'nodes', seed=0).certify(graph())
     with pytest.raises(ValueError, match='cached'):
@@ -401,7 +401,7 @@ def test_out_degrees_that_early_nodes_do_not_hear_are_found_out():
         late = (group != 0).nonzero().view(-1)[5:]
         for to in (late[:2], torch.stack([inside[1], late[0]])):
             data.edge_index = torch.stack([inside[:1].expand(2), to])
-            with pytest.raises(ValueError, match='listens'):
+            with pytest.raises(ValueError, match='receivers'):
                 Divided(Loud(), 3, 'nodes', seed=seed).certify(data)
 
 

@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust._columns import content
+from pyg_trust._columns import matrix_checksum
 from pyg_trust.functional import (
     appnp,
     out_of_core,
@@ -439,9 +439,9 @@ def test_every_row_of_a_tall_matrix_is_in_its_checksum(row):
     # It is read by panels of 65,536 rows: an unfinished call does not go on
     # with a matrix that differs in any of them.
     x = np.zeros((131073, 1), dtype=np.float32)
-    before = content(x)
+    before = matrix_checksum(x)
     x[row] = 1
-    assert content(x) != before
+    assert matrix_checksum(x) != before
 
 
 def test_files_of_an_unfinished_call_are_hostile(tmp_path, graph, monkeypatch):

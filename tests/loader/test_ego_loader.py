@@ -120,6 +120,30 @@ def test_steps_draw_without_replacement():
 
 
 @pytest.mark.parametrize('workers', [0, 2])
+def test_coins_draw_each_root_by_itself(workers):
+    loader = make_loader(
+        batch_size=2, num_steps=200, sampling='poisson', num_workers=workers
+    )
+    sizes, drawn = [], torch.zeros(40)
+    for step, batch in enumerate(loader):
+        assert loader.check_batch(batch, step)[1] == batch.batch_size
+        assert batch.input_id.unique().numel() == batch.batch_size
+        sizes.append(batch.batch_size)
+        drawn[batch.input_id] += 1
+    assert 0 in sizes
+    assert max(sizes) > 4
+    # Of 8,000 coins of a twentieth: five deviations.
+    assert abs(sum(sizes) - 400) < 5 * 19.5
+    assert drawn.min() > 0
+    assert loader.sample_rate == 2 / 40
+    assert loader.setting()['sampling'] == 'poisson'
+    # Without coins no batch is empty.
+    empty = next(b for b in loader if not b.batch_size)
+    with pytest.raises(ValueError, match='ego graphs of distinct roots'):
+        make_loader().check_batch(empty, 0)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
 def test_same_seed_same_batches(workers):
     first = [b.n_id.tolist() for b in make_loader(num_workers=workers)]
     second = [b.n_id.tolist() for b in make_loader()]

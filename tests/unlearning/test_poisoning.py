@@ -506,7 +506,7 @@ def test_what_looks_like_a_known_model_and_mixes_is_refused(which):
         epochs=1,
         seed=4,
     ).fit(graph())
-    with pytest.raises(ValueError, match=r'nodes apart|listens'):
+    with pytest.raises(ValueError, match=r'nodes apart|receivers'):
         unlearner.certify()
 
 
