@@ -194,7 +194,7 @@ class RemovalLedger:
             'request': request,
             'data': data,
         }
-        link = chain.of_removal(self.head, body)
+        link = chain.link(self.head, *(body[k] for k in chain.REMOVAL))
         entry = LedgerEntry(**body, link=link)
         self._entries.append(entry)
         return entry

@@ -15,7 +15,6 @@ layouts below are those of files that exist.
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .claims import read_json
@@ -42,20 +41,6 @@ class Chain(NamedTuple):
     def head(self) -> str:
         """The hash of the last line, '' without any."""
         return self.links[-1] if self.links else ''
-
-    def with_line(self, body: Any, found: str, wanted: str) -> 'Chain':
-        """Add a line to the lists; broken from where hashes differ.
-
-        Args:
-            body (Any): the content.
-            found (str): the hash that stands in the line.
-            wanted (str): the hash of the line and all before it.
-        """
-        self.bodies.append(body)
-        self.links.append(found)
-        if found == wanted or self.broken:
-            return self
-        return self._replace(broken=len(self.links))
 
 
 def link(before: str, *body: Any) -> str:
@@ -93,7 +78,7 @@ def of_steps(content: bytes, strict: bool = True) -> Chain:
     Raises:
         ValueError: if a line is none.
     """
-    made, before = Chain([], [], 0), ''
+    made = Chain([], [], 0)
     for number, text in enumerate(content.splitlines(), 1):
         try:
             entry = read_json(text.decode())
@@ -106,8 +91,7 @@ def of_steps(content: bytes, strict: bool = True) -> Chain:
                     f'needs to hold lines of JSON: line {number} is none'
                 )
             return made._replace(broken=made.broken or number)
-        made = made.with_line(body, found, link(before, body))
-        before = found
+        made = _added(made, body, found, body)
     return made
 
 
@@ -120,7 +104,7 @@ def of_removals(content: bytes) -> Chain:
     Raises:
         ValueError: if a line has other fields than it should.
     """
-    made, before = Chain([], [], 0), ''
+    made = Chain([], [], 0)
     for number, each in enumerate(read_json(content.decode())['entries'], 1):
         if not isinstance(each, dict) or set(each) != {*REMOVAL, 'link'}:
             raise ValueError(
@@ -129,16 +113,15 @@ def of_removals(content: bytes) -> Chain:
             )
         if not isinstance(each['link'], str):
             raise ValueError(f"'link' needs to be a text in line {number}")
-        made = made.with_line(each, each['link'], of_removal(before, each))
-        before = each['link']
+        made = _added(made, each, each['link'], *(each[k] for k in REMOVAL))
     return made
 
 
-def of_removal(before: str, each: Mapping[str, Any]) -> str:
-    """Hash a line of a removal with the hash of the line before it.
-
-    Args:
-        before (str): the link of the line before, '' for the first.
-        each (dict): with :data:`REMOVAL`.
-    """
-    return link(before, *(each[name] for name in REMOVAL))
+def _added(made: Chain, body: Any, found: str, *parts: Any) -> Chain:
+    # Broken from where the hash is not that of the line and all before it.
+    wanted = link(made.head, *parts)
+    made.bodies.append(body)
+    made.links.append(found)
+    if found == wanted or made.broken:
+        return made
+    return made._replace(broken=len(made.links))
