@@ -43,11 +43,11 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 from pyg_trust.certificates import RobustLoss, ThreatModel, certify
 from pyg_trust.functional import (
     diffuse,
-    dual_bound,
     linear_program,
     pagerank_bounds,
     worst_case_margins,
 )
+from pyg_trust.functional.budget import dual_bound
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import PPNP
 

@@ -274,3 +274,37 @@ def p_value(drawn: Tensor) -> float:
         scipy.special.gammaincc(count, half),
     )
     return float(min(1.0, 2 * min(below, above)))
+
+
+def stream_p_value(drawn: Tensor) -> float:
+    r"""How likely independent Gaussians look as much alike from step to step.
+
+    By three tests, with Bonferroni's correction: the norm of all
+    (:func:`p_value`); every pair of steps, :math:`\langle s_t, s_u \rangle /
+    \lVert s_t \rVert`; and the sums of these over all pairs of one distance.
+    Given the steps before, each of them is a standard Gaussian, so the tests
+    are exact. They find noise that is drawn once and used again, or that one
+    step carries over to a later one.
+
+    Args:
+        drawn (Tensor): float64, ``[num_steps, num_columns]``: a row of what
+            should be standard Gaussians for each step, in their order.
+
+    Example:
+        >>> rows = torch.randn(20, 50, dtype=torch.float64)
+        >>> stream_p_value(torch.cat([rows, rows])) < 1e-9
+        True
+    """
+    least, steps = p_value(drawn), drawn.size(0)
+    if steps < 2:
+        return least
+    norm = drawn.norm(dim=1).clamp(min=torch.finfo(drawn.dtype).tiny)
+    alike = (drawn @ drawn.T / norm).tril(-1)
+    far = [float(alike.abs().max())]
+    far += [
+        abs(float(alike.diagonal(-lag).sum())) / math.sqrt(steps - lag)
+        for lag in range(1, steps)
+    ]
+    tests = 1 + (steps - 1) + steps * (steps - 1) // 2
+    least = min(least, 2 * float(scipy.special.ndtr(-max(far))))
+    return min(1.0, tests * least)

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -1445,333 +1446,119 @@ def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
     return _ops.row_linear(x.contiguous(), panels, columns)
 
 
-@torch.library.register_fake('pyg_trust::propagate')
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    x: Tensor,
-    recv: Tensor,
-    send: Tensor,
-    weights: Tensor,
-    half: bool,
-    scale: Tensor | None,
-    three_term: bool,
-    rows: Tensor | None,
-    order: Tensor | None,
-) -> Tensor:
-    return x.new_empty(x.size(0) if rows is None else rows.numel(), x.size(1))
+# Fake kernels ################################################################
 
 
-@torch.library.register_fake('pyg_trust::propagate_entries')
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    ptr: Tensor,
-    index: Tensor,
-    value: Tensor,
-    columns: int,
-    recv: Tensor,
-    send: Tensor,
-    weights: Tensor,
-    half: bool,
-    scale: Tensor | None,
-    three_term: bool,
-    rows: Tensor | None,
-    order: Tensor | None,
-) -> Tensor:
-    count = recv.numel() if rows is None else rows.numel()
-    return value.new_empty(count, columns)
-
-
-@torch.library.register_fake('pyg_trust::propagate_looped')
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    x: Tensor | None,
-    ptr: Tensor | None,
-    index: Tensor | None,
-    value: Tensor | None,
-    columns: int,
-    recv: Tensor,
-    send: Tensor,
-    weights: Tensor,
-    half: bool,
-    scale: Tensor | None,
-    three_term: bool,
-    rows: Tensor | None,
-    order: Tensor | None,
-    loops: bool,
-    in_place: bool,
-) -> Tensor:
-    count = recv.numel() if rows is None else rows.numel()
-    return recv.new_empty(count, columns)
-
-
-@torch.library.register_fake('pyg_trust::push')
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    scale: Tensor | None,
-    group_ptr: Tensor,
-    group_end: Tensor,
-    pull_rowptr: Tensor,
-    pull_col: Tensor,
-    recv: Tensor,
-    send: Tensor,
-    x: Tensor,
-    eps: Tensor,
-    ratio: Tensor,
-    keep: Tensor,
-    seed: int,
-    first: int,
-    pull_above: float,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor]:
-    size = block_size(x.dtype)
-    blocks = (x.size(1) + size - 1) // size
-    return torch.empty_like(x), x.new_empty(blocks, dtype=torch.int64)
-
-
-@torch.library.register_fake('pyg_trust::push_sparse')
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    scale: Tensor | None,
-    group_ptr: Tensor,
-    group_end: Tensor,
-    send: Tensor,
-    sig_ptr: Tensor,
-    sig_node: Tensor,
-    sig_value: Tensor,
-    eps: Tensor,
-    prune: Tensor,
-    ratio: Tensor,
-    keep: Tensor,
-    seed: int,
-    first: int,
-    top_k: int,
-    threshold: float,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    size = torch.library.get_ctx().new_dynamic_size()
-    return (
-        torch.empty_like(sig_ptr),
-        sig_node.new_empty(size),
-        sig_value.new_empty(size),
-    )
-
-
-@torch.library.register_fake('pyg_trust::disjoint_walks')
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    roots: Tensor,
-    walk_length: int,
-    restarts: int,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
+def _new(n: int = 1) -> Any:
+    # Sizes that only the kernel knows.
     context = torch.library.get_ctx()
+    return [context.new_dynamic_size() for _ in range(n)]
+
+
+def _num_rows(a: Any, n: int) -> int:
+    return n if a.rows is None else a.rows.numel()
+
+
+def _num_blocks(a: Any) -> int:
+    return -(-a.x.size(1) // block_size(a.x.dtype))
+
+
+def _pushed(a: Any) -> tuple[Any, ...]:
+    met, pushed, count = _new(3)
+    shape = a.z.shape[1:]
     return (
-        roots.new_empty(context.new_dynamic_size()),
-        roots.new_empty(context.new_dynamic_size()),
+        a.seeds.new_empty(met),
+        a.z.new_empty((met, *shape)),
+        a.seeds.new_empty(pushed),
+        a.z.new_empty((pushed, *shape)),
+        count,
     )
 
 
-@torch.library.register_fake('pyg_trust::flip_bits')
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    num_cols: int,
-    p_plus: float,
-    p_minus: float,
-    cells: int,
-    seed: int,
-    first: int,
-    num_samples: int,
-) -> tuple[Tensor, Tensor]:
-    context = torch.library.get_ctx()
-    size = (rowptr.numel() - 1) * num_samples + 1
-    return rowptr.new_empty(size), col.new_empty(context.new_dynamic_size())
+def _entries(a: Any) -> tuple[Tensor, ...]:
+    count, nodes = _new(2)
+    return tuple(a.nodes.new_empty(k) for k in (count, count, nodes))
 
 
-@torch.library.register_fake('pyg_trust::policy_iteration')
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    removable: Tensor,
-    budget: Tensor,
-    add_ptr: Tensor,
-    add_col: Tensor,
-    all_pairs: bool,
-    reward: Tensor,
-    bonus: Tensor | None,
-    visit_cost: Tensor | None,
-    step_cost: Tensor | None,
-    root: Tensor | None,
-    removal_cost: Tensor | None,
-    addition_cost: Tensor | None,
-    start: Tensor,
-    goal: Tensor,
-    rounding: float,
-    follow: float,
-    max_iter: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    size = torch.library.get_ctx().new_dynamic_size()
+def _flips(a: Any) -> tuple[Tensor, ...]:
+    (count,) = _new()
     return (
-        torch.empty_like(start),
-        torch.empty_like(start),
-        rowptr.new_empty(start.size(0) + 1),
-        col.new_empty(size),
-        col.new_empty(size),
+        torch.empty_like(a.start),
+        torch.empty_like(a.start),
+        a.rowptr.new_empty(a.start.size(0) + 1),
+        a.col.new_empty(count),
+        a.col.new_empty(count),
     )
 
 
-@torch.library.register_fake('pyg_trust::policy_solve')
-def _(
-    rowptr: Tensor,
-    col: Tensor,
-    flip_ptr: Tensor,
-    flip_row: Tensor,
-    flip_col: Tensor,
-    reward: Tensor,
-    start: Tensor,
-    goal: Tensor,
-    follow: float,
-    back: bool,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(start), torch.empty_like(start)
-
-
-@torch.library.register_fake('pyg_trust::pull_rows')
-def _(
-    start: Tensor,
-    length: Tensor,
-    col: Tensor,
-    list: Tensor | None,
-    x: Tensor,
-    recv: Tensor,
-    send: Tensor,
-    out: Tensor | None,
-    z: Tensor | None,
-    weight: float,
-    place: Tensor | None = None,
-    add: bool = True,
-) -> None:
-    return None
-
-
-@torch.library.register_fake('pyg_trust::touched_rows')
-def _(
-    start: Tensor,
-    length: Tensor,
-    col: Tensor,
-    reads: Tensor,
-    seeds: Tensor,
-    extra: Tensor,
-    stamp: Tensor,
-    mark: int,
-    levels: int,
-    most: float,
-) -> tuple[Tensor, Tensor]:
-    context = torch.library.get_ctx()
+def _sparse(a: Any) -> tuple[Tensor, ...]:
+    (count,) = _new()
     return (
-        seeds.new_empty(context.new_dynamic_size()),
-        seeds.new_empty(context.new_dynamic_size()),
+        torch.empty_like(a.sig_ptr),
+        a.sig_node.new_empty(count),
+        a.sig_value.new_empty(count),
     )
 
 
-@torch.library.register_fake('pyg_trust::entries_at')
-def _(
-    start: Tensor,
-    length: Tensor,
-    col: Tensor,
-    back_start: Tensor,
-    back_length: Tensor,
-    back_col: Tensor,
-    nodes: Tensor,
-    edges: Tensor,
-    both: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    context = torch.library.get_ctx()
-    count = context.new_dynamic_size()
-    return (
-        nodes.new_empty(count),
-        nodes.new_empty(count),
-        nodes.new_empty(context.new_dynamic_size()),
-    )
+def _gradient(a: Any) -> tuple[Tensor, Tensor]:
+    count = a.W.size(1) if a.columns is None else a.columns.numel()
+    return a.Z.new_empty(a.Z.size(1), count), a.Z.new_empty(count)
 
 
-@torch.library.register_fake('pyg_trust::edit_rows')
-def _(
-    start: Tensor,
-    length: Tensor,
-    col: Tensor,
-    row: Tensor,
-    target: Tensor,
-    insert: bool,
-) -> torch.SymInt:
-    return torch.library.get_ctx().new_dynamic_size(min=-1)
+# The results of each op, from the arguments of its schema (csrc/ops.cpp).
+_RESULTS: dict[str, Callable[[Any], Any]] = {
+    'disjoint_walks': lambda a: tuple(a.roots.new_empty(k) for k in _new(2)),
+    'edit_rows': lambda a: torch.library.get_ctx().new_dynamic_size(min=-1),
+    'entries_at': _entries,
+    'flip_bits': lambda a: (
+        a.rowptr.new_empty((a.rowptr.numel() - 1) * a.num_samples + 1),
+        a.col.new_empty(*_new()),
+    ),
+    'loss_change': lambda a: (
+        torch.empty_like(a.W),
+        a.W.new_empty(a.W.size(1)),
+        a.W.new_empty(2),
+    ),
+    'loss_gradient': _gradient,
+    'policy_iteration': _flips,
+    'policy_solve': lambda a: (
+        torch.empty_like(a.start),
+        torch.empty_like(a.start),
+    ),
+    'propagate': lambda a: a.x.new_empty(
+        _num_rows(a, a.x.size(0)), a.x.size(1)
+    ),
+    'propagate_entries': lambda a: a.value.new_empty(
+        _num_rows(a, a.recv.numel()), a.columns
+    ),
+    'propagate_looped': lambda a: a.recv.new_empty(
+        _num_rows(a, a.recv.numel()), a.columns
+    ),
+    'pull_rows': lambda a: None,
+    'push': lambda a: (
+        torch.empty_like(a.x),
+        a.x.new_empty(_num_blocks(a), dtype=torch.int64),
+    ),
+    'push_rows': _pushed,
+    'push_sparse': _sparse,
+    'quasi_newton': lambda a: torch.empty_like(a.grad),
+    'row_linear': lambda a: a.x.new_empty(a.x.size(0), a.columns),
+    'touched_rows': lambda a: tuple(a.seeds.new_empty(k) for k in _new(2)),
+}
 
 
-@torch.library.register_fake('pyg_trust::push_rows')
-def _(
-    start: Tensor,
-    length: Tensor,
-    col: Tensor,
-    seeds: Tensor,
-    recv: Tensor,
-    send: Tensor,
-    theta: float,
-    follow: float,
-    z: Tensor,
-    residue: Tensor,
-    x: Tensor | None = None,
-    alpha: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, torch.SymInt]:
-    context = torch.library.get_ctx()
-    met, pushed = context.new_dynamic_size(), context.new_dynamic_size()
-    return (
-        seeds.new_empty(met),
-        z.new_empty((met, z.size(1))),
-        seeds.new_empty(pushed),
-        z.new_empty((pushed, z.size(1))),
-        context.new_dynamic_size(),
-    )
+def _fake(name: str) -> Callable[..., Any]:
+    def results(*given: Any, **named: Any) -> Any:
+        arguments = getattr(_ops, name).default._schema.arguments
+        by_name = {a.name: a.default_value for a in arguments}
+        order = [a.name for a in arguments]
+        by_name |= dict(zip(order, given, strict=False)) | named
+        return _RESULTS[name](SimpleNamespace(**by_name))
+
+    return results
 
 
-@torch.library.register_fake('pyg_trust::loss_gradient')
-def _(
-    Z: Tensor,
-    Y: Tensor,
-    W: Tensor,
-    head: int,
-    columns: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    count = W.size(1) if columns is None else columns.numel()
-    return Z.new_empty(Z.size(1), count), Z.new_empty(count)
-
-
-@torch.library.register_fake('pyg_trust::loss_change')
-def _(
-    Z: Tensor,
-    Y: Tensor,
-    list: Tensor,
-    old: Tensor,
-    old_Y: Tensor,
-    W: Tensor,
-    head: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return W.new_empty(W.shape), W.new_empty(W.size(1)), W.new_empty(2)
-
-
-@torch.library.register_fake('pyg_trust::quasi_newton')
-def _(grad: Tensor, inverse: Tensor, past: Tensor, count: int) -> Tensor:
-    return grad.new_empty(grad.shape)
-
-
-# A library that was built before it says so where it is called.
-if hasattr(_ops, 'row_linear'):
-
-    @torch.library.register_fake('pyg_trust::row_linear')
-    def _(x: Tensor, panels: Tensor, columns: int) -> Tensor:
-        return x.new_empty(x.size(0), columns)
+for _name in _RESULTS:
+    # A library that was built before an op says so where it is called.
+    if hasattr(_ops, _name):
+        torch.library.register_fake(f'pyg_trust::{_name}', _fake(_name))

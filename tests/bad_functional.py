@@ -23,6 +23,11 @@ from bad_inputs import (
 from bad_table import EXEMPT, FOLDER, entry
 
 from pyg_trust import functional as F
+from pyg_trust.functional.estimates import Plan
+from pyg_trust.functional.halo import HaloGraph
+from pyg_trust.functional.perturbations import Policy
+from pyg_trust.functional.policy import WorstCase
+from pyg_trust.functional.walks import DisjointWalks
 from pyg_trust.graph import CSRGraph
 
 G = torch.Generator().manual_seed(0)
@@ -198,8 +203,8 @@ entry(
 )
 
 
-def policy() -> F.Policy:
-    return F.Policy.from_flips(perturbations(), [torch.tensor([[0], [1]])] * 2)
+def policy() -> Policy:
+    return Policy.from_flips(perturbations(), [torch.tensor([[0], [1]])] * 2)
 
 
 entry(
@@ -277,7 +282,7 @@ entry(
 )
 
 
-def worst() -> F.WorstCase:
+def worst() -> WorstCase:
     logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
     return F.worst_case_margins(logits, perturbations(), 0.2)
 
@@ -1097,13 +1102,13 @@ EXEMPT['functional.HaloGraph'] = 'checked where it is used'
 entry(
     'functional.propagate_halo',
     lambda: {
-        'graph': F.HaloGraph(csr().rowptr, csr().col, 0, N),
+        'graph': HaloGraph(csr().rowptr, csr().col, 0, N),
         'x': rand(N, 2),
         'measure': F.ppr(0.2),
     },
     Row(
         'a part alone',
-        {'graph': F.HaloGraph(csr().rowptr, csr().col, 0, N + 1)},
+        {'graph': HaloGraph(csr().rowptr, csr().col, 0, N + 1)},
         "'graph'",
     ),
     x=values(
@@ -1232,13 +1237,13 @@ entry(
         'graph': csr(),
         'x': rand(N),
         'measure': F.ppr(0.2),
-        'plan': F.Plan(0.1, 3, 0.1),
+        'plan': Plan(0.1, 3, 0.1),
     },
     *PROPAGATE,
     x=SIGNAL,
     plan=either(
         instance(),
-        values(F.Plan(-1.0, 3, 0.1), F.Plan(0.1, 0, 0.1), F.Plan(0.1, 2, 0.1)),
+        values(Plan(-1.0, 3, 0.1), Plan(0.1, 0, 0.1), Plan(0.1, 2, 0.1)),
     ),
     names={'plan': "'(plan|eps|repetitions)'"},
     force_push=FLAG,
@@ -1345,7 +1350,7 @@ entry(
 # Walks
 
 
-def walks() -> F.DisjointWalks:
+def walks() -> DisjointWalks:
     return F.disjoint_walks(csr(), 2, seed=0)
 
 
@@ -1401,13 +1406,13 @@ entry(
     },
     Row(
         'twice',
-        {'walks': F.DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
+        {'walks': DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
         "'walks'",
     ),
     Row('large', {'size': 1}, "'walks'"),
     Row(
         'a missed root',
-        {'walks': F.DisjointWalks(torch.tensor([0, 1]), torch.tensor([0]))},
+        {'walks': DisjointWalks(torch.tensor([0, 1]), torch.tensor([0]))},
         "'walks'",
     ),
     TWICE,

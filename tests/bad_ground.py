@@ -884,11 +884,12 @@ entry(
     count=integer(0),
     rate=number(0, 1, closed='low high'),
 )
-entry(
-    'noise.p_value',
-    lambda: {'drawn': torch.ones((2, 3), dtype=torch.float64)},
-    drawn=tensor(rows=False),
-)
+for name in ('p_value', 'stream_p_value'):
+    entry(
+        f'noise.{name}',
+        lambda: {'drawn': torch.ones((2, 3), dtype=torch.float64)},
+        drawn=tensor(rows=False),
+    )
 
 
 ITEMS = values(

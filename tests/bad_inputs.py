@@ -25,6 +25,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_trust
+from pyg_trust._moved import _MOVED
 from pyg_trust.graph import CSRGraph
 
 PACKAGE = str(Path(pyg_trust.__file__).parent) + os.sep
@@ -52,6 +53,11 @@ def public_names() -> Iterator[tuple[str, Any]]:
             ]
         for name in names:
             yield f'{short}.{name}', getattr(module, name)
+        # Those of modules that were exported in the last release.
+        for name, home in _MOVED.get(short, {}).items():
+            if home.startswith(f'{short}.'):
+                place = importlib.import_module(f'pyg_trust.{home}')
+                yield f'{short}.{name}', getattr(place, name)
 
 
 def entry_points() -> dict[str, Callable[..., Any]]:

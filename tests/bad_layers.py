@@ -55,6 +55,7 @@ from pyg_trust import (
     transforms,
 )
 from pyg_trust import functional as F
+from pyg_trust.functional.walks import DisjointWalks
 
 # Layers ######################################################################
 
@@ -707,12 +708,12 @@ entry(
     lambda: (walk_sampler(), {'walks': walk_sampler().partition()}),
     Row(
         'an unknown node',
-        {'walks': F.DisjointWalks(torch.tensor([0, 1]), torch.tensor([N]))},
+        {'walks': DisjointWalks(torch.tensor([0, 1]), torch.tensor([N]))},
         "'walks",
     ),
     Row(
         'twice',
-        {'walks': F.DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
+        {'walks': DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
         "'walks",
     ),
     walks=instance(),

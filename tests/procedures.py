@@ -19,13 +19,15 @@ from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.functional import (
     bekm,
     blpa,
-    budget_attacks,
-    dual_bound,
     pagerank_bounds,
-    plan,
     ppr,
+)
+from pyg_trust.functional.budget import dual_bound
+from pyg_trust.functional.estimates import (
+    plan,
     propagate_median,
 )
+from pyg_trust.functional.flips import budget_attacks
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import (

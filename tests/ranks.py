@@ -8,7 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pyg_trust.functional import HaloGraph, appnp, propagate_to
+from pyg_trust.functional import (
+    appnp,
+    propagate_to,
+)
+from pyg_trust.functional.halo import HaloGraph
 from pyg_trust.graph import CSRGraph
 
 MEASURE = appnp(0.1)

@@ -308,7 +308,8 @@ def test_a_missing_field_is_named(complete, name):
             continue
         less = {k: v for k, v in values.items() if k != field}
         known = field in claims.PROMISES[name].__dataclass_fields__
-        if known:
+        # Two fields are younger than reports that are to be read.
+        if known and field not in claims.LATER:
             with pytest.raises(ValueError, match=field):
                 claims.claim(name, less)
         else:

@@ -11,6 +11,12 @@ from torch_geometric.nn import GCNConv
 
 from pyg_trust import functional as F
 from pyg_trust import ops, utils
+from pyg_trust.functional.clustering import uniform_signal
+from pyg_trust.functional.estimates import (
+    Plan,
+    propagate_median,
+)
+from pyg_trust.functional.queries import prune_bound
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import APPNP, PPNP, LabelPropagation, SGConv
@@ -125,9 +131,9 @@ def test_bounds_and_medians(device):
     graph = CSRGraph.from_edge_index(there, n)
     measure = F.ppr(0.2, levels=5)
     here(F.variance_bound(graph, signal, measure, 1e-3))
-    here(F.prune_bound(graph, measure, 1e-3))
-    plan = F.Plan(1e-2, 3, 0.1)
-    here(F.propagate_median(graph, signal, measure, plan, seed=1))
+    here(prune_bound(graph, measure, 1e-3))
+    plan = Plan(1e-2, 3, 0.1)
+    here(propagate_median(graph, signal, measure, plan, seed=1))
     nothing_moved(device)
 
 
@@ -145,7 +151,7 @@ def test_query(device, method):
         graph, asked, F.ppr(0.2), eps=1e-2, method=method, seed=1, top_k=4
     )
     again = F.query(
-        graph, F.uniform_signal(asked, n), F.ppr(0.2), eps=1e-2, seed=1
+        graph, uniform_signal(asked, n), F.ppr(0.2), eps=1e-2, seed=1
     )
     # uniform_signal makes its two row pointers on the host.
     assert device.to_device == ['(2,)']

@@ -284,7 +284,10 @@ def test_the_quickstart_passes_every_room_once(part):
     with Paths() as paths:
         part()
     assert paths.found
+    step = Path('kernel/step.py')
     for path in paths.found:
+        # The kernel's step calls the model that it was given, as a user does.
+        path = path[max(i for i, f in enumerate((step, *path)) if f == step) :]
         rooms = [name for name, _ in groupby(room(file) for file in path)]
         floors = [FLOORS.get(name, 0) for name in rooms]
         assert len(set(rooms)) == len(rooms), path

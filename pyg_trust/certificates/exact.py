@@ -72,7 +72,7 @@ def certify_pagerank(
     :obj:`K` steps or an undirected attacker they are bounds. With one they
     are bounded from below by the local worst case under budgets
     :math:`\min(b_v, B)` and by the dual of the relaxed program
-    (:func:`~pyg_trust.functional.dual_bound`). What that leaves open is
+    (:func:`~pyg_trust.functional.budget.dual_bound`). What that leaves open is
     attacked, greedily and with swaps, and where all admissible graphs are few
     they are tried (:obj:`method='auto'`): for a budget of one as a rule.
 
@@ -109,8 +109,8 @@ def certify_pagerank(
             known, which is many times faster. (default: :obj:`False`)
         refine (int): how often targets that are still unknown are tried
             again with upper bounds of PageRank under the global budget
-            (:func:`~pyg_trust.functional.refine_pagerank_bounds`): seconds
-            for each. (default: :obj:`0`)
+            (:func:`~pyg_trust.functional.budget.refine_pagerank_bounds`):
+            seconds for each. (default: :obj:`0`)
         tolerance (float): margins within this of zero are unknown.
             (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the pairs

@@ -1,58 +1,31 @@
-"""Pure functions on tensors and numbers: the mathematics of pyg_trust."""
+"""Pure functions on tensors and numbers: the mathematics of pyg_trust.
 
+The names that most users need; each module has more beside them.
+"""
+
+from pyg_trust._moved import moved
 from pyg_trust.functional.accounting import (
     calibrate_fdp,
-    calibrate_lam,
     fdp_epsilon,
     group_wor_epsilon,
     group_wor_profile,
-    max_steps,
-    rdp_epsilon,
     rdp_group_wor,
     wor_epsilon,
-    wor_epsilon_pld,
-    wor_epsilon_rdp,
 )
-from pyg_trust.functional.aggregate import (
-    attention,
-    fuse,
-    info_nce,
-    majority_vote,
-    mean_probability,
-    reconstruction_loss,
-    weighted_log_probability,
-)
-from pyg_trust.functional.attacks import (
-    AUC,
-    auc_interval,
-    holm,
-    permutation_test,
-)
-from pyg_trust.functional.budget import (
-    BudgetBound,
-    clip_budget,
-    dual_bound,
-    pagerank_bounds,
-    refine_pagerank_bounds,
-)
-from pyg_trust.functional.chebyshev import Chebyshev, chebyshev
-from pyg_trust.functional.clustering import SweepCut, sweep_cut, uniform_signal
+from pyg_trust.functional.aggregate import majority_vote
+from pyg_trust.functional.budget import pagerank_bounds
+from pyg_trust.functional.chebyshev import chebyshev
+from pyg_trust.functional.clustering import sweep_cut
 from pyg_trust.functional.confidence import clopper_pearson
-from pyg_trust.functional.diffusion import diffuse, diffusion_error
+from pyg_trust.functional.diffusion import (
+    diffuse,
+    diffusion_error,
+)
 from pyg_trust.functional.estimates import (
-    Plan,
     eps_for,
-    plan,
-    propagate_median,
     variance_bound,
 )
-from pyg_trust.functional.flips import (
-    SingleFlip,
-    budget_attacks,
-    single_flip_margins,
-)
-from pyg_trust.functional.halo import HaloGraph, propagate_halo
-from pyg_trust.functional.heads import hessian_solve
+from pyg_trust.functional.halo import propagate_halo
 from pyg_trust.functional.measures import (
     Measure,
     appnp,
@@ -68,294 +41,145 @@ from pyg_trust.functional.measures import (
 )
 from pyg_trust.functional.mechanisms import (
     clip_factors,
-    fdp_sensitivity,
-    fdp_terms,
-    gaussian_profile,
     lam_from_opacus,
     lam_to_opacus,
     private_quantile,
-    rdp_coupled,
-    rdp_fdp,
-    rdp_gaussian,
-    rdp_wang,
-    rdp_wor,
-    rdp_wor_profile,
-    wor_profile,
 )
-from pyg_trust.functional.newton import minimize
 from pyg_trust.functional.out_of_core import (
-    MemoryPlan,
     plan_memory,
     propagate_to,
 )
 from pyg_trust.functional.partition import (
-    check_partition,
     hash_partition,
-    partition_from_lists,
     random_partition,
-    shard_limits,
-    shard_sizes,
-    training_graph,
 )
 from pyg_trust.functional.partition_methods import (
-    PartitionLosses,
-    PartitionQuality,
     bekm,
     blpa,
     metis_partition,
-    partition_losses,
-    partition_quality,
-    round_partition,
 )
-from pyg_trust.functional.perturbations import Perturbations, Policy
+from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.functional.poisson import (
     calibrate_poisson,
     poisson_epsilon,
-    poisson_profile,
-    rdp_poisson,
 )
 from pyg_trust.functional.policy import (
-    Optimum,
-    WorstCase,
     policy_iteration,
-    policy_value,
     robust_margins,
     worst_case_margins,
 )
 from pyg_trust.functional.private_accounting import (
-    contraction_mu,
     gaussian_epsilon,
     gaussian_mu,
     gaussian_mu_for,
 )
 from pyg_trust.functional.private_propagation import (
     class_messages,
-    column_norms,
-    energy_weights,
     hop_sensitivity,
     messages,
     private_propagate,
-    scaled_propagate,
 )
 from pyg_trust.functional.program import linear_program
 from pyg_trust.functional.propagation import propagate
-from pyg_trust.functional.queries import prune_bound, query
-from pyg_trust.functional.receivers import choose_receivers, received_lists
+from pyg_trust.functional.queries import query
 from pyg_trust.functional.removal_bounds import (
     feature_removal_bound,
     node_removal_bound,
-    paper_bound,
-    tight_bound,
 )
-from pyg_trust.functional.scattering import (
-    ScatteringPath,
-    graph_fourier,
-    scattering_path,
-    scattering_transform,
-)
-from pyg_trust.functional.scattering_batch import num_paths
-from pyg_trust.functional.selection import draw_runs, rdp_delta, rdp_select
+from pyg_trust.functional.scattering import scattering_transform
 from pyg_trust.functional.shifts import (
-    compose_shifts,
     gaussian_budget,
     removal_budget,
-    shift_epsilon,
 )
 from pyg_trust.functional.smoothing import (
-    FlipRegions,
     certified,
     flip_regions,
-    joint_regions,
     min_probability,
-    min_probability_table,
     worst_case_probability,
 )
 from pyg_trust.functional.voting import (
-    CertifiedVotes,
-    CollectiveVotes,
     certified_mean,
     certified_votes,
     collective_votes,
-    group_probability_bound,
-    survives_votes,
 )
-from pyg_trust.functional.walks import (
-    DisjointWalks,
-    check_walks,
-    disjoint_walks,
-    max_size,
-    min_subgraphs,
-)
+from pyg_trust.functional.walks import disjoint_walks
 from pyg_trust.functional.wavelets import (
     Wavelet,
     frame_bound,
-    frame_bounds,
-    itersine,
-    lazy_walk,
-    monic_cubic,
     wavelet_bank,
 )
 
 __all__ = [
-    'AUC',
-    'BudgetBound',
-    'CertifiedVotes',
-    'Chebyshev',
-    'CollectiveVotes',
-    'DisjointWalks',
-    'FlipRegions',
-    'HaloGraph',
     'Measure',
-    'MemoryPlan',
-    'Optimum',
-    'PartitionLosses',
-    'PartitionQuality',
     'Perturbations',
-    'Plan',
-    'Policy',
-    'ScatteringPath',
-    'SingleFlip',
-    'SweepCut',
     'Wavelet',
-    'WorstCase',
     'appnp',
-    'attention',
-    'auc_interval',
     'bekm',
     'blpa',
-    'budget_attacks',
     'calibrate_fdp',
-    'calibrate_lam',
     'calibrate_poisson',
     'certified',
     'certified_mean',
     'certified_votes',
     'chebyshev',
-    'check_partition',
-    'check_walks',
-    'choose_receivers',
     'class_messages',
-    'clip_budget',
     'clip_factors',
     'clopper_pearson',
     'collective_votes',
-    'column_norms',
-    'compose_shifts',
-    'contraction_mu',
     'diffuse',
     'diffusion_error',
     'disjoint_walks',
-    'draw_runs',
-    'dual_bound',
-    'energy_weights',
     'eps_for',
     'fdp_epsilon',
-    'fdp_sensitivity',
-    'fdp_terms',
     'feature_removal_bound',
     'flip_regions',
     'frame_bound',
-    'frame_bounds',
-    'fuse',
     'gaussian_budget',
     'gaussian_epsilon',
     'gaussian_mu',
     'gaussian_mu_for',
-    'gaussian_profile',
-    'graph_fourier',
-    'group_probability_bound',
     'group_wor_epsilon',
     'group_wor_profile',
     'hash_partition',
     'heat',
-    'hessian_solve',
     'hkpr',
-    'holm',
     'hop_sensitivity',
-    'info_nce',
-    'itersine',
-    'joint_regions',
     'katz',
     'lam_from_opacus',
     'lam_to_opacus',
-    'lazy_walk',
     'linear_program',
     'majority_vote',
     'make_measure',
-    'max_size',
-    'max_steps',
-    'mean_probability',
     'messages',
     'metis_partition',
     'min_probability',
-    'min_probability_table',
-    'min_subgraphs',
-    'minimize',
-    'monic_cubic',
     'node_removal_bound',
-    'num_paths',
     'pagerank',
     'pagerank_bounds',
-    'paper_bound',
-    'partition_from_lists',
-    'partition_losses',
-    'partition_quality',
-    'permutation_test',
-    'plan',
     'plan_memory',
     'poisson_epsilon',
-    'poisson_profile',
     'policy_iteration',
-    'policy_value',
     'ppr',
     'private_propagate',
     'private_quantile',
     'propagate',
     'propagate_halo',
-    'propagate_median',
     'propagate_to',
-    'prune_bound',
     'query',
     'random_partition',
-    'rdp_coupled',
-    'rdp_delta',
-    'rdp_epsilon',
-    'rdp_fdp',
-    'rdp_gaussian',
     'rdp_group_wor',
-    'rdp_poisson',
-    'rdp_select',
-    'rdp_wang',
-    'rdp_wor',
-    'rdp_wor_profile',
-    'received_lists',
-    'reconstruction_loss',
-    'refine_pagerank_bounds',
     'removal_budget',
     'robust_margins',
-    'round_partition',
-    'scaled_propagate',
-    'scattering_path',
     'scattering_transform',
     'sgc',
-    'shard_limits',
-    'shard_sizes',
-    'shift_epsilon',
-    'single_flip_margins',
     'single_target',
-    'survives_votes',
     'sweep_cut',
-    'tight_bound',
-    'training_graph',
     'transition',
-    'uniform_signal',
     'variance_bound',
     'wavelet_bank',
-    'weighted_log_probability',
     'wor_epsilon',
-    'wor_epsilon_pld',
-    'wor_epsilon_rdp',
-    'wor_profile',
     'worst_case_margins',
     'worst_case_probability',
 ]
+
+__getattr__ = moved(__name__)

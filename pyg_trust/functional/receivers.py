@@ -5,8 +5,8 @@ the record of :math:`v` sends its message to its own list :math:`L_v` with
 weights whose squares sum to at most :math:`D`, by default 1. A node that
 trains has a label, so that a prediction for it tells nothing new, but it takes
 its part of that energy. Let :math:`R` be a **public** set of *receivers*. With
-:func:`~pyg_trust.functional.energy_weights` of the lists :math:`L_v \cap R`
-(:func:`received_lists`),
+:func:`~pyg_trust.functional.private_propagation.energy_weights` of the lists
+:math:`L_v \cap R` (:func:`received_lists`),
 
 .. math::
     W_{wv} = \min\Big(1, \sqrt{D / |L_v \cap R|}\Big)
@@ -81,7 +81,8 @@ def choose_receivers(train: Tensor, share: float) -> Tensor:
 def received_lists(graph: CSRGraph, receivers: Tensor) -> CSRGraph:
     r"""Return each node's list :math:`L_v \cap R`, receivers alone.
 
-    Take :func:`~pyg_trust.functional.energy_weights` of the result, in
+    Take :func:`~pyg_trust.functional.private_propagation.energy_weights` of
+    the result, in
     :func:`~pyg_trust.functional.private_propagate`; the module has the proof.
 
     Args:

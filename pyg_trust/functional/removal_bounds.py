@@ -1,6 +1,7 @@
 r"""Bounds of the residual that a step of removal adds.
 
-The objective :math:`L_b` is that of :func:`~pyg_trust.functional.minimize`.
+The objective :math:`L_b` is that of
+:func:`~pyg_trust.functional.newton.minimize`.
 
 **The update** (`Pan et al. 2023 <https://arxiv.org/abs/2211.03216>`_,
 Algorithm 2): :math:`w' = w + p`, :math:`p = H^{-1} \Delta`, :math:`H =

@@ -38,8 +38,8 @@ def rdp_delta(
 ) -> float:
     r"""Convert Rényi DP to the least :math:`\delta` of an :math:`\epsilon`.
 
-    The inverse of :func:`pyg_trust.functional.rdp_epsilon` (`Balle et al.
-    2020, Theorem 21 <https://arxiv.org/abs/1905.09982>`_):
+    The inverse of :func:`pyg_trust.functional.accounting.rdp_epsilon` (`Balle
+    et al. 2020, Theorem 21 <https://arxiv.org/abs/1905.09982>`_):
 
     .. math::
         \log \delta = \min_a\; (a - 1) \left(g(a) - \epsilon

@@ -1,6 +1,7 @@
 r"""Shifted Gaussian noise: the privacy loss of a residual.
 
-The objective :math:`L_b` is that of :func:`~pyg_trust.functional.minimize`.
+The objective :math:`L_b` is that of
+:func:`~pyg_trust.functional.newton.minimize`.
 
 **The certificate** (``noise='output'``). Minimise with :math:`b = 0`, keep the
 result secret, and release it with *fresh* Gaussian noise, :math:`W + s\, \Xi`,

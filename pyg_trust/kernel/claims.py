@@ -27,6 +27,7 @@ _COMMON = {
     'vouched': ('who states it, if it is not this package', ''),
     'more': ('further settings, by name', {}),
 }
+LATER = ('checked', 'arithmetic')  # '' in reports that had not yet these
 #: The kinds of claims, by the procedure that makes the promise.
 PROMISES: dict[str, Any] = {}
 
@@ -62,6 +63,8 @@ PrivateTraining = _promise(
     pure_epsilon='nats, of releases without delta',
     seeded='whether noise and batches come from a seed',
     ledger_head='SHA-256 of the ledger; None without one',
+    checked='units that were run alone: always, sampled (k of n) or not',
+    arithmetic='what holds to the last bit: exact, sums or float',
 )
 Search = _promise(
     *('Search', 'search for settings of private training', 'privacy'),
@@ -252,16 +255,15 @@ def claim(procedure: str, values: Mapping[str, Any]) -> Any:
         raise ValueError(f'{procedure!r} is no procedure of pyg_trust')
     kind = PROMISES[procedure]
     known = [each.name for each in fields(kind) if each.name != 'more']
-    missing = set(known) - set(values) - set(_COMMON)
-    if missing:
+    values = {**{name: '' for name in LATER if name in known}, **values}
+    if missing := set(known) - set(values) - set(_COMMON):
         raise ValueError(f'the field {min(missing)!r} is missing')
     texts = [*values.get('notes', ()), *values.get('limits', ())]
     texts.append(values.get('vouched', ''))
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("'notes', 'limits' and 'vouched' need to be texts")
     more = {name: values[name] for name in values if name not in known}
-    named = {name: values[name] for name in known if name in values}
-    return kind(more=more, **named)
+    return kind(more=more, **{n: values[n] for n in known if n in values})
 
 
 def values(made: Any) -> dict[str, Any]:

@@ -195,6 +195,13 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
         other = [z for z, *_ in lines]
     if other:
         yield f'noise {noise:.6g} is claimed, {other[0]:.6g} is recorded'
+    some = re.fullmatch(r'sampled \((\d+) of (\d+)\)', v.get('checked', ''))
+    ways = ('', 'always', 'at verify', 'not', some and some[0])
+    yield from _one_of('checked', v.get('checked', ''), ways)
+    if some and not 0 < int(some[1]) <= int(some[2]) <= v['steps']:
+        yield f'checked: {some[0]} are claimed of {v["steps"]}'
+    kinds = ('', 'exact', 'sums', 'float')
+    yield from _one_of('arithmetic', v.get('arithmetic', ''), kinds)
     if 'lam' not in v:
         return
     rows = count('units_per_row', v.get('units_per_row', 1), 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .claims import PROMISES, finite
+from .claims import LATER, PROMISES, finite
 from .fields import CONFIRMED
 
 SEEDED = (
@@ -86,7 +86,7 @@ def _settings(claim: Any) -> str:
     known: list[str] = []
     alone: list[str] = []
     for name, value in sorted({**pairs, **claim.more}.items()):
-        if name in _UNSAID:
+        if name in _UNSAID or (name in LATER and value == ''):
             continue
         text = json.dumps(finite(value), sort_keys=True)
         if len(text) > 66:
@@ -137,6 +137,11 @@ TRAINING = (
     'new process draws another',
 )
 
+RUN_ALONE = (
+    'a unit adds to a step what it adds when it is run alone; run alone were '
+    'all units (always), or one drawn in secret in k of n steps (sampled): '
+)
+
 
 def protected_unit(relation: str) -> str:
     """The unit in which neighbours differ, to stand after 'any one'.
@@ -159,11 +164,14 @@ def _training(c: Any) -> Words:
             'the rate, and the number that sums are divided by',
         ),
     }
+    exact = c.arithmetic == 'exact' and c.checked
+    alone = [RUN_ALONE + c.checked] if c.checked else []
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
-        f'({c.epsilon:.4g}, {c.delta:g})-differentially private in any one '
+        f'({c.epsilon:.4g}, {c.delta:g})-differentially private'
+        f'{", in exact arithmetic," if exact else ""} in any one '
         f'{protected_unit(c.relation)}',
-        (*TRAINING, NO_LEDGER if c.ledger_head is None else LEDGER),
+        (*TRAINING, NO_LEDGER if c.ledger_head is None else LEDGER, *alone),
         limits.get(
             c.relation,
             (

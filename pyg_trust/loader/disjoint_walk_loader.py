@@ -155,7 +155,7 @@ class DisjointWalkLoader(WholeUnitLoader):
             otherwise.
         ValueError: if :obj:`batch_size` is more than :math:`M` (with
             :obj:`resample_every`, than the least it can be,
-            :func:`pyg_trust.functional.min_subgraphs`), and as
+            :func:`pyg_trust.functional.walks.min_subgraphs`), and as
             :func:`pyg_trust.functional.disjoint_walks`.
     """
 

@@ -120,12 +120,13 @@ def learned_partition(
         L_{\text{struct}} + \lambda_{\text{time}} L_{\text{time}} +
         \lambda_{\text{sem}} L_{\text{sem}}
 
-    of :func:`pyg_trust.functional.partition_losses`, with the right sign of
+    of :func:`pyg_trust.functional.partition_methods.partition_losses`, with
+    the right sign of
     the entropy, by AdamW, until the loss has not fallen by :obj:`tol` of
     itself for :obj:`patience` epochs. (After the 10 to 30 epochs at a rate of
     0.001 that the paper names, :math:`P` is still uniform.) Then
-    :func:`~pyg_trust.functional.round_partition` makes shards of it: argmax
-    leaves shards empty.
+    :func:`~pyg_trust.functional.partition_methods.round_partition` makes
+    shards of it: argmax leaves shards empty.
 
     It sees the training graph and training labels only. Pass nothing else.
 
@@ -146,7 +147,8 @@ def learned_partition(
         max_epochs (int): the most epochs. (default: :obj:`300`)
         patience (int): as above. (default: :obj:`30`)
         tol (float): as above. (default: :obj:`1e-3`)
-        slack (float): as in :func:`pyg_trust.functional.shard_limits`.
+        slack (float): as in
+            :func:`pyg_trust.functional.partition.shard_limits`.
             (default: :obj:`0.1`)
         seed (int, optional): the seed. (default: :obj:`None`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
@@ -156,7 +158,8 @@ def learned_partition(
 
     Raises:
         TypeError, ValueError: as
-            :func:`pyg_trust.functional.shard_limits`; if a node has no label.
+            :func:`pyg_trust.functional.partition.shard_limits`; if a node has
+            no label.
     """
     _check_graph(x, edge_index, y)
     shard_limits(x.size(0), num_shards, slack)

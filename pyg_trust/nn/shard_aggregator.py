@@ -125,7 +125,7 @@ class ShardAggregator(torch.nn.Module):
 class MeanAggregator(ShardAggregator):
     """Mean of probabilities, as in SISA.
 
-    See :func:`pyg_trust.functional.mean_probability`.
+    See :func:`pyg_trust.functional.aggregate.mean_probability`.
     """
 
     def forward(self, outputs: Tensor) -> Tensor:
@@ -159,8 +159,8 @@ class LBAggregator(ShardAggregator):
     (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
     2022) by Adam, with :math:`a` clamped and normalised after every step, and
     keeps the best epoch. See
-    :func:`pyg_trust.functional.weighted_log_probability` for what is wrong in
-    the public code.
+    :func:`pyg_trust.functional.aggregate.weighted_log_probability` for what is
+    wrong in the public code.
 
     Args:
         epochs (int): the number of epochs. (default: :obj:`50`)
@@ -253,8 +253,9 @@ class AttentiveAggregator(ShardAggregator):
         L = \mathrm{CE} + \lambda_c L_{\text{contra}} + \lambda_r
         L_{\text{recon}}
 
-    of :func:`pyg_trust.functional.info_nce` and
-    :func:`pyg_trust.functional.reconstruction_loss`, both with the signs that
+    of :func:`pyg_trust.functional.aggregate.info_nce` and
+    :func:`pyg_trust.functional.aggregate.reconstruction_loss`, both with the
+    signs that
     the paper's text asks for. A node's local view deactivates each sub-model
     with probability one half, and at least one stays; the other node :math:`v`
     is another one of the batch; :math:`v^+` is a neighbour in another shard
@@ -423,7 +424,8 @@ class AttentiveAggregator(ShardAggregator):
         Args:
             outputs (Tensor): as in :meth:`ShardAggregator.fit`.
             mask (Tensor, optional): as in
-                :func:`pyg_trust.functional.fuse`. (default: :obj:`None`)
+                :func:`pyg_trust.functional.aggregate.fuse`. (default:
+                :obj:`None`)
         """
         return aggregate.fuse(*self._parts(outputs), mask)
 

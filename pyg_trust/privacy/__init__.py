@@ -8,7 +8,6 @@ from pyg_trust.privacy.accountant import (
     RDPAccountant,
     WORAccountant,
     create_accountant,
-    register_accountants,
 )
 from pyg_trust.privacy.aggregation import PrivateNodeClassifier
 from pyg_trust.privacy.bounds import ClippedSum
@@ -28,7 +27,6 @@ from pyg_trust.privacy.planning import (
     compare_samplings,
     propose,
     search,
-    search_epsilon,
 )
 from pyg_trust.privacy.report import PrivacyReport
 from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
@@ -59,9 +57,7 @@ __all__ = [
     'compare_samplings',
     'create_accountant',
     'propose',
-    'register_accountants',
     'search',
-    'search_epsilon',
 ]
 
 __getattr__ = moved(__name__)

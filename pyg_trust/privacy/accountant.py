@@ -189,8 +189,9 @@ class Accountant(IAccountant):
         r"""Rényi DP of everything so far, at each order.
 
         Of a step that draws without replacement it is the least of
-        :func:`~pyg_trust.functional.rdp_wor` and
-        :func:`~pyg_trust.functional.rdp_wor_profile`; of a release that is
+        :func:`~pyg_trust.functional.mechanisms.rdp_wor` and
+        :func:`~pyg_trust.functional.mechanisms.rdp_wor_profile`; of a release
+        that is
         :math:`\epsilon`-DP, :math:`\min(\epsilon, a \epsilon^2 / 2)` (`Bun and
         Steinke 2016, Proposition 3.3 <https://arxiv.org/abs/1605.02065>`_).
         An accountant of the user's own gives none, unless it says how.
@@ -257,8 +258,8 @@ class Accountant(IAccountant):
         r"""Opacus' noise multiplier of steps that stay within a budget.
 
         Never above :obj:`epsilon`, and within one percent of it (see
-        :func:`pyg_trust.functional.calibrate_lam`). What :meth:`spend_pure`
-        counted is taken off; steps before are not.
+        :func:`pyg_trust.functional.accounting.calibrate_lam`). What
+        :meth:`spend_pure` counted is taken off; steps before are not.
 
         Args:
             epsilon (float): the budget.
@@ -394,7 +395,7 @@ class WORAccountant(Accountant):
 class PLDAccountant(WORAccountant):
     """Accounts with privacy loss distributions: tighter, the default.
 
-    See :func:`pyg_trust.functional.wor_epsilon_pld`.
+    See :func:`pyg_trust.functional.accounting.wor_epsilon_pld`.
     """
 
     _method = 'pld_wor'
@@ -404,7 +405,7 @@ class PLDAccountant(WORAccountant):
 class RDPAccountant(WORAccountant):
     """Accounts with Rényi DP, as Ayle et al. 2023 do.
 
-    See :func:`pyg_trust.functional.wor_epsilon_rdp`.
+    See :func:`pyg_trust.functional.accounting.wor_epsilon_rdp`.
     """
 
     _method = 'rdp_wor'
@@ -421,7 +422,7 @@ class PoissonAccountant(Accountant):
 
     Args:
         form (str): :obj:`'replace'` or :obj:`'withdraw'`, see
-            :func:`pyg_trust.functional.poisson_profile`. (default:
+            :func:`pyg_trust.functional.poisson.poisson_profile`. (default:
             :obj:`'replace'`)
 
     Example:
@@ -511,7 +512,7 @@ def poisson_rdp(
     form: str,
     k: int = 1,
 ) -> np.ndarray:
-    """:func:`pyg_trust.functional.rdp_poisson`, kept."""
+    """:func:`pyg_trust.functional.poisson.rdp_poisson`, kept."""
     return rdp_poisson(orders, rate, multiplier, form, occurrences=k)
 
 

@@ -119,7 +119,8 @@ class PrivateNodeClassifier(NoCopies):
     **Who receives.** Under ``'node'`` a list has an energy of 1, however many
     nodes are on it. Nodes that train have labels and need no prediction, but
     most messages go to them. So where most nodes train only a fifth of these
-    receive sums (:func:`~pyg_trust.functional.choose_receivers`; the mask and
+    receive sums (:func:`~pyg_trust.functional.receivers.choose_receivers`; the
+    mask and
     a hash of ids choose), the head trains on that fifth, and the others, the
     nodes that don't train among them, receive the energy of the rest
     (:mod:`pyg_trust.functional.receivers`, with the proof that the

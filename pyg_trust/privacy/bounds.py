@@ -6,6 +6,7 @@ by which ``kernel/clip.py`` makes integers of it.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.nn.functional import pad
 
 from pyg_trust.functional.mechanisms import row_norms
 from pyg_trust.kernel import clip
+from pyg_trust.kernel.step import Share
 
 
 @dataclass(eq=False)
@@ -33,6 +35,23 @@ class Sizes:
     tau: Tensor
     kappa: Tensor
     weight: Tensor
+
+    def share(self, unit: int, factor: float, integers: Any) -> Share:
+        """What a subgraph has added, with its bounds.
+
+        Args:
+            unit (int): its number.
+            factor (float): what its gradient was multiplied with.
+            integers (iterable of Tensor): int64, what it has added.
+        """
+        return Share(
+            [part.cpu().numpy() for part in integers],
+            factor,
+            *(
+                float(each[unit])
+                for each in (self.n, self.tau, self.kappa, self.weight)
+            ),
+        )
 
     def enough(self) -> float:
         """A clipping norm that clips none."""
@@ -60,6 +79,8 @@ class Clipped:
         factors (Tensor): float64, what they were multiplied with.
         rounding (Tensor): float64, by how much what each adds is away from
             its gradient times its factor, at most.
+        share (Share, optional): what one subgraph has added.
+            (default: :obj:`None`)
     """
 
     integers: dict[str, Tensor]
@@ -67,6 +88,7 @@ class Clipped:
     norms: Tensor
     factors: Tensor
     rounding: Tensor
+    share: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +109,8 @@ class ClippedSum:
         factors (Tensor): float64, what gradients were multiplied with.
         rounding (Tensor): float64, how far what a subgraph adds may be from
             its gradient times its factor.
+        share (Share, optional): what the subgraph that was asked for has
+            added (``kernel/step.py``). (default: :obj:`None`)
     """
 
     sums: dict[str, Tensor]
@@ -97,6 +121,7 @@ class ClippedSum:
     grid: float
     factors: Tensor
     rounding: Tensor
+    share: Share | None = None
 
     @classmethod
     def of(
@@ -122,6 +147,7 @@ class ClippedSum:
             grid,
             clipped.factors,
             clipped.rounding,
+            clipped.share,
         )
 
 

@@ -294,13 +294,17 @@ class Book:
         sizes.n = bound.sqrt().nan_to_num(torch.inf) * _UP
         return sizes
 
-    def sums(self, factors: Tensor, norm: float) -> dict[str, Tensor]:
+    def sums(
+        self, factors: Tensor, norm: float, only: Tensor | None = None
+    ) -> dict[str, Tensor]:
         r"""The sum of the gradients, each times its factor, in integers.
 
         Args:
             factors (Tensor): float64, ``[num_subgraphs]``; a gradient whose
                 factor is zero is left out, finite or not.
             norm (float): the clipping norm, which the grid follows.
+            only (Tensor, optional): int64: all others have the factor zero.
+                (default: :obj:`None`)
 
         Returns:
             dict[str, Tensor]: int64, by the name of each parameter.
@@ -325,7 +329,7 @@ class Book:
                     part += value.view(part.shape)
             out[id(base.base)] += total
         if several:
-            for chunk, grads in self._gradients(several):
+            for chunk, grads in self._gradients(several, only):
                 for param, value in grads.items():
                     add_truncated(out[param], value, factors[chunk], norm)
         return {self.recorder.names[i]: value for i, value in out.items()}
@@ -499,14 +503,17 @@ class Book:
         return total.to(cluster.weight.dtype).view(shape)
 
     def _gradients(
-        self, several: set[int]
+        self, several: set[int], only: Tensor | None = None
     ) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
         # The gradients of parameters that are used in several ways.
         params = [p for p in self.recorder.params if id(p) in several]
         bases = [b for b in self.bases if self._params(b) & several]
         size = sum(p.numel() for p in params)
         size += sum(b.base.numel() for b in bases)
-        everything = torch.arange(self.num_subgraphs, device=params[0].device)
+        everything = only
+        if everything is None:
+            device = params[0].device
+            everything = torch.arange(self.num_subgraphs, device=device)
         for chunk in everything.split(max(1, _CHUNK // size)):
             n = chunk.numel()
             out = {id(p): p.new_zeros(n, *p.shape) for p in params}
@@ -572,6 +579,7 @@ def clipped_sum(
     num_subgraphs: int,
     norm: float,
     automatic: bool = False,
+    of: int | None = None,
 ) -> Clipped:
     """The clipped sum and the norms, of what was recorded.
 
@@ -583,6 +591,8 @@ def clipped_sum(
         norm (float): the clipping norm; infinity to clip nothing.
         automatic (bool): whether short gradients are made longer.
             (default: :obj:`False`)
+        of (int, optional): the subgraph of which to tell what it has added.
+            (default: :obj:`None`)
     """
     with torch.no_grad():
         book = Book(recorder, outputs, grads, num_subgraphs)
@@ -592,7 +602,15 @@ def clipped_sum(
         factors = factors_of(sizes, norm, automatic)
         integers = book.sums(factors, norm)
         rounding = factors * sizes.tau + clip.grid(norm) * sizes.kappa
-        return Clipped(integers, norm, sizes.norms, factors, rounding)
+        share = None
+        if of is not None:
+            only = torch.tensor([of], device=factors.device)
+            mine = torch.zeros_like(factors).index_copy_(
+                0, only, factors[only]
+            )
+            added = book.sums(mine, norm, only)
+            share = sizes.share(of, float(factors[of]), added.values())
+        return Clipped(integers, norm, sizes.norms, factors, rounding, share)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -55,8 +55,31 @@ def set_random_state(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-class KeepDraws(Watch):
-    """Keeps the masks of dropout, and notes if anything else is drawn.
+def fresh_state(before: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The same states, or if something was drawn since, other ones.
+
+    Made of one number that is drawn now, so that what is drawn from them is
+    nothing that was drawn before, or will be after.
+
+    Args:
+        before (list[Tensor]): of :func:`random_state`.
+        device (torch.device): of the module.
+    """
+    now = random_state(device)
+    if all(map(torch.equal, now, before)):
+        return before
+    seed = int(torch.randint(2**62, ()))
+    now = random_state(device)
+    torch.default_generator.manual_seed(seed)
+    if device.type == 'cuda':
+        torch.cuda.manual_seed(seed)
+    made = random_state(device)
+    set_random_state(now, device)
+    return made
+
+
+class Masks:
+    """The masks of dropout, and whether anything else was drawn.
 
     Args:
         tracker (RowTracker): knows whose the rows are.
@@ -64,7 +87,6 @@ class KeepDraws(Watch):
     """
 
     def __init__(self, tracker: RowTracker, device: torch.device) -> None:
-        super().__init__()
         self.tracker = tracker
         self.device = device
         self.masks: list[Mask] = []
@@ -77,6 +99,47 @@ class KeepDraws(Watch):
         same = zip(now, self._states, strict=True)
         self.complete &= all(torch.equal(a, b) for a, b in same)
 
+    def drop(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor | None:
+        """The result of a dropout whose mask is kept; else :obj:`None`.
+
+        Args:
+            func (callable): a function of torch.
+            args (tuple): its arguments.
+            kwargs (dict): its named arguments.
+        """
+        if func not in _DROPOUT:
+            return None
+        x, p, inplace = _dropout(*args, **kwargs)
+        found = self.tracker.get(x)
+        if not p > 0 or found is None:
+            return None
+        self.look()
+        value = F.dropout(torch.ones_like(x), p)
+        self._states = random_state(self.device)
+        self.masks.append(Mask(value, *found))
+        out = x.mul_(value) if inplace else x * value
+        self.tracker.set(out, *found)
+        return out
+
+
+class KeepDraws(Watch):
+    """Keeps the masks of dropout, and notes if anything else is drawn.
+
+    Args:
+        tracker (RowTracker): knows whose the rows are.
+        device (torch.device): of the module.
+    """
+
+    def __init__(self, tracker: RowTracker, device: torch.device) -> None:
+        super().__init__()
+        self.tracker = tracker
+        self.draws = Masks(tracker, device)
+
     def call(
         self,
         func: Callable[..., Any],
@@ -84,24 +147,16 @@ class KeepDraws(Watch):
         kwargs: dict[str, Any],
     ) -> Any:
         """Keeps the masks of dropout, and follows the rest."""
-        if func in _DROPOUT:
-            x, p, inplace = _dropout(*args, **kwargs)
-            found = self.tracker.get(x)
-            if p > 0 and found is not None:
-                self.look()
-                value = F.dropout(torch.ones_like(x), p)
-                self._states = random_state(self.device)
-                self.masks.append(Mask(value, *found))
-                out = x.mul_(value) if inplace else x * value
-                self.tracker.set(out, *found)
-                return out
+        dropped = self.draws.drop(func, args, kwargs)
+        if dropped is not None:
+            return dropped
         out = func(*args, **kwargs)
         name = getattr(func, '__name__', '')
         if name != '__get__':
             try:
                 self.tracker.follow(name, args, kwargs, out)
             except Conflict:
-                self.complete = False
+                self.draws.complete = False
         return out
 
 

@@ -135,16 +135,16 @@ class FDPAccountant(Accountant):
     r"""Accounts for the baseline on bounded-degree graphs, as its paper does.
 
     :class:`GroupAccountant` has a smaller :math:`\epsilon` for the same
-    steps. See :func:`pyg_trust.functional.rdp_fdp`: :math:`m` of :math:`N`
-    training nodes are drawn, each with an ego graph of its own, and replacing
-    a row changes the gradients of up to ``terms`` of them. The noise
-    multiplier is
-    :math:`2\, \mathrm{terms}\, \lambda`.
+    steps. See :func:`pyg_trust.functional.mechanisms.rdp_fdp`: :math:`m` of
+    :math:`N` training nodes are drawn, each with an ego graph of its own, and
+    replacing a row changes the gradients of up to ``terms`` of them. The noise
+    multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
 
     Args:
         num_nodes (int): the number :math:`N` of training nodes.
         batch_size (int): the number :math:`m` drawn in each step.
-        terms (int): as :func:`pyg_trust.functional.fdp_terms` gives it.
+        terms (int): as :func:`pyg_trust.functional.mechanisms.fdp_terms` gives
+            it.
     """
 
     def __init__(self, num_nodes: int, batch_size: int, terms: int) -> None:
@@ -178,7 +178,7 @@ class FDPAccountant(Accountant):
         return self._rdp_of_step(np.asarray(ORDERS), noise_multiplier, 1.0)
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """By Rényi DP, :func:`pyg_trust.functional.rdp_fdp`.
+        """By Rényi DP, :func:`pyg_trust.functional.mechanisms.rdp_fdp`.
 
         Args:
             history (list): as in :class:`Accountant`.

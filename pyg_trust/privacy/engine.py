@@ -31,6 +31,7 @@ from pyg_trust.privacy import state as checkpoints
 from pyg_trust.privacy.accountant import (
     RELATION,
 )
+from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
     check_arithmetic,
     check_group,
@@ -185,6 +186,7 @@ class PrivacyEngine(NormEstimates):
     ) -> None:
         super().__init__(accountant, seed, ledger, ledger_head, noise)
         self._training: PrivateTraining | None = None
+        self._releases = 0
         self._adaptive: AdaptiveNorm | None = None
 
     def make_private(
@@ -206,6 +208,7 @@ class PrivacyEngine(NormEstimates):
         public: Sequence[str] = (),
         clipping: str = 'flat',
         exact: bool = False,
+        isolation: str = 'followed',
     ) -> PrivateTraining:
         r"""Makes a model, an optimizer and a loader private.
 
@@ -258,8 +261,16 @@ class PrivacyEngine(NormEstimates):
                 below it (:func:`pyg_trust.functional.clip_factors`).
                 (default: :obj:`'flat'`)
             exact (bool): whether to refuse what is not exact to the last
-                bit, by name. Without it, the report's ``arithmetic`` says
+                bit, by name; a model that is not is run on every unit alone,
+                with a warning. Without it, the report's ``arithmetic`` says
                 what it is. (default: :obj:`False`)
+            isolation (str): :obj:`'followed'` computes all units of a batch
+                together, and runs one of each step, drawn in secret, alone
+                as well: if it adds something else then, beyond rounding, the
+                step is refused before its noise is drawn, and so are all
+                that would follow. :obj:`'construction'` runs every unit
+                alone, by :mod:`pyg_trust.kernel.step`, which takes tens of
+                times as long. (default: :obj:`'followed'`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -287,6 +298,7 @@ class PrivacyEngine(NormEstimates):
             public=public,
             clipping=clipping,
             exact=exact,
+            isolation=isolation,
         )
         if isinstance(max_grad_norm, AdaptiveNorm):
             size = data_loader.subgraphs_per_batch
@@ -399,6 +411,7 @@ class PrivacyEngine(NormEstimates):
         public: Sequence[str] = (),
         clipping: str = 'flat',
         exact: bool = False,
+        isolation: str = 'followed',
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
         check_choice('clipping', clipping, CLIPPINGS)
@@ -427,6 +440,12 @@ class PrivacyEngine(NormEstimates):
                 check_callable(name, value)
         check_instance('trust_loss', trust_loss, bool)
         check_instance('exact', exact, bool)
+        check_choice('isolation', isolation, ISOLATIONS)
+        if trust_loss and isolation == 'construction':
+            raise ValueError(
+                "'isolation' can't be 'construction' with trust_loss=True: "
+                'the loss of a unit is then not known without the others'
+            )
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
             check_positive('target_epsilon', target_epsilon)
@@ -448,10 +467,12 @@ class PrivacyEngine(NormEstimates):
         step.by_unit = data_loader.by_unit
         mean = loss_reduction == 'mean'
         step.exactness.prepare(data_loader, mean, trust_loss, exact)
+        step.isolation = isolation
+        step.exactness.alone = isolation == 'construction'
         if withdraws:  # How many come is private.
             step.decoys.num_units = data_loader.subgraphs_per_batch
         probe(step, data_loader, forward, criterion)
-        step.exactness.check()
+        step.fall_back(trust_loss)
         return step
 
     def _attach(
@@ -652,6 +673,7 @@ class PrivacyEngine(NormEstimates):
         accountant.step(noise_multiplier=2 * lam, sample_rate=1.0)
         self._note_spent()
         self._limit = None
+        self._releases += 1
         # An epoch in progress has counted its steps without this one.
         training.loader._turn += 1
         self._leaks.append(

@@ -28,6 +28,8 @@ class Exactness:
     def __init__(self, gradients: SubgraphGradients) -> None:
         self.gradients = gradients
         self.insists = False
+        #: Whether every unit is run alone (``kernel/step.py``).
+        self.alone = False
         #: What losses computed of rows.
         self.loss: set[str] = set()
         # Whether losses divide by a number that differs between neighbours.
@@ -54,6 +56,8 @@ class Exactness:
     def reasons(self) -> tuple[str, ...]:
         """Why a unit may add something else beside other units; or none."""
         gradients, why = self.gradients, []
+        if self.alone:
+            return self._of_loss()
         trained = gradients.parameters().values()
         if any(p.device.type != 'cpu' for p in trained):
             why.append('a GPU chooses its kernels by the whole batch')
@@ -71,6 +75,10 @@ class Exactness:
                 f'{", ".join(map(repr, foreign))} may round a row otherwise '
                 'in a batch of another size'
             )
+        return (*why, *self._of_loss())
+
+    def _of_loss(self) -> tuple[str, ...]:
+        why = []
         if self._trusted:
             why.append('the loss is not followed (trust_loss=True)')
         if self._mean:

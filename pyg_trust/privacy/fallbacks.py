@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from pyg_trust.kernel import clip
+from pyg_trust.kernel.step import Share
 from pyg_trust.privacy.bounds import (
     Clipped,
     Sizes,
@@ -50,6 +51,8 @@ class Total:
         num_subgraphs (int): how many subgraphs there are.
         norm (float): the clipping norm.
         automatic (bool): whether short gradients are made longer.
+        of (int, optional): the subgraph of which to tell what it has added.
+            (default: :obj:`None`)
     """
 
     def __init__(
@@ -58,7 +61,10 @@ class Total:
         num_subgraphs: int,
         norm: float,
         automatic: bool,
+        of: int | None = None,
     ) -> None:
+        self.of = of
+        self.share: Share | None = None
         self.params = params
         self._sums = {
             name: torch.zeros_like(p, dtype=torch.int64)
@@ -107,6 +113,13 @@ class Total:
         for name, value in grads.items():
             add_truncated(self._sums[name], value, factors, self.norm)
         self._factors[subgraphs] = factors
+        here = subgraphs == (-1 if self.of is None else self.of)
+        for at in here.nonzero().view(-1).tolist():
+            row = slice(at, at + 1)
+            mine = {n: torch.zeros_like(s) for n, s in self._sums.items()}
+            for name, value in grads.items():
+                add_truncated(mine[name], value[row], factors[row], self.norm)
+            self.share = sizes.share(at, float(factors[at]), mine.values())
 
     def result(self) -> Clipped:
         """The clipped sum of all that was added."""
@@ -123,6 +136,7 @@ class Total:
             self.norms,
             self._factors,
             torch.full_like(self.norms, lost),
+            self.share,
         )
 
 
@@ -199,6 +213,7 @@ def functorch(
     norm: float,
     automatic: bool,
     chunk_size: int,
+    of: int | None = None,
 ) -> Clipped:
     r"""Vmap of the gradient of one subgraph, over subgraphs of one size.
 
@@ -214,11 +229,12 @@ def functorch(
         norm (float): as of :class:`Total`.
         automatic (bool): as of :class:`Total`.
         chunk_size (int): how many subgraphs at a time.
+        of (int, optional): as of :class:`Total`. (default: :obj:`None`)
 
     Raises:
         Unsupported: if the module cannot be vmapped.
     """
-    total = Total(params, call.num_subgraphs, norm, automatic)
+    total = Total(params, call.num_subgraphs, norm, automatic, of)
     for subgraphs in _by_shape(call):
         if not bool(torch.isin(call.owner, subgraphs[:1]).any()):
             total.norms[subgraphs] = 0

@@ -40,14 +40,14 @@ not seen either. The report says so among its assumptions.
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
 from pyg_trust.privacy.draws import random_state
@@ -96,6 +96,24 @@ class Step(NamedTuple):
     out: Any
     node: str | None
     states: list[Tensor] | None
+
+
+def plainly(step: Step, find: Callable[[Any], Any]) -> Any:
+    """Does an operation again, on numbers that nothing follows.
+
+    Args:
+        step (Step): the operation.
+        find (callable): maps a slot to its tensor, and all else to itself.
+    """
+    args, kwargs = tree_map(find, step.args), tree_map(find, step.kwargs)
+    try:
+        made = step.func(*args, **kwargs)
+    except Exception:
+        # What it says may tell of the values.
+        _refuse(f"'{base_name(step.func)}' has raised an error on them")
+    if base_name(step.func) in _EMPTY:
+        made.zero_()
+    return made
 
 
 class Watch:

@@ -293,10 +293,10 @@ class Tape:
         if isinstance(self._mode, Recorder):
             self._gradients.own_rules |= self._mode.own
             self._gradients.foreign |= self._mode.foreign
-        if isinstance(self._mode, KeepDraws):
-            self._mode.look()
-            if self._mode.complete:
-                self._masks = self._mode.masks
+        if self._mode is not None:
+            self._mode.draws.look()
+            if self._mode.draws.complete:
+                self._masks = self._mode.draws.masks
             return
         now = random_state(self._owner.device)
         if all(map(torch.equal, now, self._random_state)):
@@ -312,6 +312,7 @@ class Tape:
         max_grad_norm: float,
         output_owner: Tensor | Sequence[Tensor] | None = None,
         clipping: str = 'flat',
+        of: int | None = None,
     ) -> ClippedSum:
         r"""The sum of the clipped gradients of the subgraphs.
 
@@ -330,6 +331,8 @@ class Tape:
                 (default: :obj:`None`)
             clipping (str): :obj:`'flat'` or :obj:`'automatic'`. (default:
                 :obj:`'flat'`)
+            of (int, optional): the subgraph of which to tell what it has
+                added. (default: :obj:`None`)
 
         Raises:
             TypeError, ValueError: on wrong arguments, and if a method that
@@ -340,6 +343,8 @@ class Tape:
             raise RuntimeError('The tape is blank: the module was not called')
         max_grad_norm = check_max_grad_norm(max_grad_norm)
         check_choice('clipping', clipping, CLIPPINGS)
+        if of is not None:
+            check_integer('of', of, 0, self._num_subgraphs - 1)
         automatic = clipping == 'automatic'
         outputs, grads, owners = self._checked(
             output, grad_output, output_owner
@@ -361,6 +366,7 @@ class Tape:
                     self._num_subgraphs,
                     max_grad_norm,
                     automatic,
+                    of,
                 )
                 return ClippedSum.of(clipped, params, method, reason)
             if method == 'functorch':
@@ -373,6 +379,7 @@ class Tape:
                     max_grad_norm,
                     automatic,
                     gradients.chunk_size,
+                    of,
                 )
                 return ClippedSum.of(clipped, params, method, reason)
         except Unsupported as error:
@@ -386,7 +393,7 @@ class Tape:
         gradients.together |= method != 'loop'
         chunk_size = 0 if method == 'loop' else gradients.chunk_size
         total = fallbacks.Total(
-            params, self._num_subgraphs, max_grad_norm, automatic
+            params, self._num_subgraphs, max_grad_norm, automatic, of
         )
         apart = self._masks is not None and self._places(outputs) is not None
         part = self._extracted if apart else self._masked

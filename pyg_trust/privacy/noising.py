@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust.kernel import clip
+from pyg_trust.kernel.step import release
 
 
 def cells_of(noise: Any, shape: tuple[int, ...]) -> Tensor:
@@ -39,14 +40,15 @@ def noisy_sums(
     Returns:
         list[Tensor]: float64.
     """
-    step, _ = clip.noise_grid(multiplier, norm, sum(map(_size, totals)))
-    ratio = clip.grid(norm) / step
+    made = release(
+        [total.cpu().numpy() for total in totals],
+        lambda count: cells_of(noise, (count,)).cpu().numpy(),
+        multiplier,
+        norm,
+    )
     return [
-        # Integers below 2^53, which float64 has.
-        (_on_grid(total, ratio) + cells_of(noise, total.shape).to(total))
-        .double()
-        .mul_(step)
-        for total in totals
+        torch.from_numpy(each).to(total.device)
+        for each, total in zip(made, totals, strict=True)
     ]
 
 
@@ -60,12 +62,3 @@ def noisy_count(count: float, noise: Any, std: float) -> float:
     """
     step, _ = clip.noise_grid(2 * std, 0.5, 1)
     return (round(count / step) + int(cells_of(noise, (1,))[0])) * step
-
-
-def _on_grid(total: Tensor, ratio: float) -> Tensor:
-    # As clip.on_noise_grid.
-    return (total.double() * ratio).round_().to(torch.int64)
-
-
-def _size(total: Tensor) -> int:
-    return total.numel()

@@ -19,7 +19,7 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust.functional.mechanisms import private_quantile
-from pyg_trust.loader import StepLoader
+from pyg_trust.loader import DisjointWalkLoader, StepLoader
 from pyg_trust.privacy.draws import random_state, set_random_state
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.rehearsal import Decoys, Rehearsal
@@ -311,7 +311,10 @@ def gradient_norms(
             loss = criterion(leaf[: seen.size], seen.shown.y[: seen.size])
         (found_grad,) = torch.autograd.grad(loss, leaf)
         set_random_state(state, device)
-        tape_of = SubgraphGradients(module).record(owner, count)
+        gradients = SubgraphGradients(module)
+        # To the bit, where the sizes of units may differ between neighbours.
+        gradients.rowwise = not isinstance(loader, DisjointWalkLoader)
+        tape_of = gradients.record(owner, count)
         with torch.enable_grad(), tape_of as tape:
             out = call(module, batch)
         grad = seen.gradient(found_grad, out) * seen.size

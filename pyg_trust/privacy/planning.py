@@ -272,8 +272,8 @@ def search_epsilon(
 ) -> float:
     r""":math:`\epsilon` of the best of a random number of runs.
 
-    By :func:`pyg_trust.functional.rdp_select`, whichever accountant is given:
-    selection is analysed by Rényi DP.
+    By :func:`pyg_trust.functional.selection.rdp_select`, whichever accountant
+    is given: selection is analysed by Rényi DP.
 
     Args:
         bound (Accountant): what each run spends at most.

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_trust.privacy import rowwise
 from pyg_trust.privacy.calls import Unsupported, Watch
+from pyg_trust.privacy.draws import Masks
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.rows import (
     FAILURES,
@@ -95,6 +96,9 @@ class Recorder(Watch):
     ) -> None:
         super().__init__()
         self.rowwise = rowwise
+        device = next(iter(params.values())).device
+        #: The masks of dropout.
+        self.draws = Masks(tracker, device)
         #: Functions that may round a row otherwise in another batch.
         self.foreign: set[str] = set()
         self.tracker = tracker
@@ -137,6 +141,9 @@ class Recorder(Watch):
             ]
             if weights:
                 return self._use(func, name, args, kwargs, weights)
+        dropped = self.draws.drop(func, args, kwargs)
+        if dropped is not None:
+            return dropped
         out = self.compute(func, name, args, kwargs)
         try:
             self.tracker.follow(name, args, kwargs, out)

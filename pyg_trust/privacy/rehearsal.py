@@ -3,8 +3,9 @@ r"""A loss is computed on rows that are made up, then again on the batch's.
 A loss is the user's own code, and can read what a model, a hook or a function
 kept of the forward pass: an attribute, a list, a global, a number. Such a
 value may be made of all rows of a batch, and nothing tells where it came from.
-So there is none: the model is called with rows that are made up, and the loss
-is computed of its outputs and of features that are made up as well. Labels
+So there is none: the model is called with a few subgraphs of rows that are
+made up, and the loss is computed of its outputs, as often as the batch has
+subgraphs, and of features that are made up as well. Labels
 that are integers are the batch's, as those that are ignored are counted. What
 it takes from this call, values, shapes or errors, is then of no private row.
 That it reads the data by its batch alone is an assumption, and in the report.
@@ -29,6 +30,7 @@ place says nothing of the others.
 
 import copy
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +38,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
+from pyg_trust.privacy.calls import Call
 from pyg_trust.privacy.draws import set_random_state
 from pyg_trust.privacy.flow import (
     NAMES,
@@ -47,6 +50,7 @@ from pyg_trust.privacy.flow import (
     follow,
     follow_batch,
     gradient,
+    plainly,
     private_rows,
 )
 from pyg_trust.privacy.validation import BatchCall, in_training
@@ -54,6 +58,8 @@ from pyg_trust.privacy.validation import BatchCall, in_training
 _SEED = 0
 # The nodes of a graph that is made up: a ring.
 _NODES = 8
+# The subgraphs that a model is called with, to see what it returns.
+_FEW = 2
 # What torch keeps in each module.
 _OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
@@ -234,6 +240,8 @@ class Rehearsal:
         self.by_unit = by_unit
         self._out: Followed | None = None
         self._seen: list[str] = []
+        # The places of graphs, where they are not their numbers.
+        self._at: Tensor | None = None
         self._marked: list[tuple[Any, Any, Tensor, Followed]] = []
         if by_unit:
             self._made = decoys.graphs(self.batch, count)
@@ -291,7 +299,9 @@ class Rehearsal:
         old = [value for *_, value in _kept(module)]
         before = set(map(id, old))
         with torch.enable_grad():
-            out = call(module, self._made)
+            out = self._few(module, call)
+            if out is None:
+                out = call(module, self._made)
         for name, place, key, value in _kept(module):
             if id(value) in before:
                 continue
@@ -308,6 +318,25 @@ class Rehearsal:
                 self.watch.kept[value] = name
         self._out = follow(out.detach(), self._rows(out), self.watch)
         return self._out
+
+    def _few(self, module: nn.Module, call: BatchCall) -> Tensor | None:
+        # Of few subgraphs, over and over: nothing but the shape matters. None
+        # if that can't be told of few.
+        owner = self._made.batch if self.by_unit else self.owner
+        if self.size <= _FEW:
+            return None
+        args, kwargs = call.arguments(self._made)
+        count = owner.bincount(minlength=self.size)
+        largest = count.topk(_FEW).indices.sort().values
+        try:
+            whole = Call(module, args, kwargs, owner, self.size)
+            few, nodes = whole.extract(largest)
+            out = few.run()
+            rows = {_FEW: self.size, nodes.numel(): owner.numel()}[len(out)]
+        except Exception:
+            # The same on all of them says what is wrong, if anything is.
+            return None
+        return out.detach()[torch.arange(rows, device=out.device) % len(out)]
 
     def restore(self) -> None:
         """Gives the model back what it kept, and the loss may not read."""
@@ -348,6 +377,7 @@ class Rehearsal:
             return self._again(grad, out, rows, {})
         found = torch.zeros_like(out)
         places = _places(self.count, self.size)
+        self._at = places[0]
         # Each graph in its place, among graphs that are made up.
         for turn in range(int(places[1].max()) + 1 if self.count else 0):
             here = (places[1] == turn).nonzero().view(-1).to(out.device)
@@ -413,6 +443,74 @@ class Rehearsal:
                     continue
                 handed._value = value._value
         return found
+
+    def pull(
+        self, grad: Tensor, unit: int, scale: float = 1
+    ) -> Callable[[Tensor], Tensor]:
+        """The gradient of a subgraph's term, by a loss that sees no other.
+
+        Its operations are done again on outputs and rows that are made up, but
+        for those of the subgraph; all labels are its own.
+
+        Args:
+            grad (Tensor): as of :meth:`gradient`, which was called before.
+            unit (int): the subgraph.
+            scale (float): what the gradient is multiplied with.
+                (default: :obj:`1`)
+
+        Returns:
+            callable: maps its outputs to the gradient by them.
+        """
+        shown = self._out
+        assert shown is not None
+        rows = self._rows(shown)
+        at = unit if self._at is None else int(self._at[unit])
+        here = (rows == at).nonzero().view(-1)
+        values = {}
+        for name, whose, _ in self._roots.values():
+            made = self.batch[name]
+            seen = name in self._seen
+            if seen or (not self.by_unit and name not in NAMES):
+                own = made[unit : unit + 1] if seen else made[whose == unit]
+                made = self._made[name].clone()
+                if name == 'y' and not own.is_floating_point() and len(own):
+                    made = own[:1].expand(len(whose), *own.shape[1:]).clone()
+                made[whose == (at if seen else unit)] = own
+            values[name] = made
+
+        def pulled(out: Tensor) -> Tensor:
+            made = shown._value.clone()
+            made[here] = out
+            return self._plainly(grad, made, values)[here] * scale
+
+        return pulled
+
+    def _plainly(
+        self, grad: Tensor, out: Tensor, values: dict[str, Tensor]
+    ) -> Tensor:
+        # All operations once more, on numbers that nothing follows.
+        assert self.watch.steps is not None
+        assert self._out is not None
+        assert isinstance(grad, Followed)
+        now: dict[Slot, Any] = {self._out._slot: out}
+
+        def find(value: Any) -> Any:
+            if not isinstance(value, Slot):
+                return value
+            if value not in now:
+                now[value] = values[self._roots[value][0]].clone()
+            return now[value]
+
+        with torch.random.fork_rng(_cuda(out)), torch.no_grad():
+            for step in self.watch.steps:
+                if step.states is not None:
+                    set_random_state(step.states, out.device)
+                made = plainly(step, find)
+                pairs = zip(
+                    tree_leaves(step.out), tree_leaves(made), strict=True
+                )
+                now.update((s, v) for s, v in pairs if isinstance(s, Slot))
+        return now[grad._slot]
 
     def reveal(self) -> None:
         """Puts the batch's own rows into what was handed out.

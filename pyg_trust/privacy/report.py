@@ -10,6 +10,7 @@ from pyg_trust.kernel import clip
 from pyg_trust.kernel.sentences import (
     LEDGER,
     NO_LEDGER,
+    RUN_ALONE,
     TRAINING,
     protected_unit,
 )
@@ -23,6 +24,12 @@ from pyg_trust.report import (
 )
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
+
+APART = (
+    'the model treats subgraphs apart on every data, as it did on the random '
+    'features that it was tested with, and its attributes and code stay as '
+    'they were then'
+)
 
 
 def vouched(mechanism: str) -> str:
@@ -91,6 +98,10 @@ class PrivacyReport(Report):
             adds hold to the last bit, :obj:`'sums'` if noise and sums do,
             :obj:`'float'` if a source of bits or an accountant is somebody
             else's, and of old reports.
+        isolation (str): in which steps units were run alone
+            (``kernel/step.py``), to see that each adds what it adds by
+            itself: :obj:`'always'` all of them, :obj:`'sampled (k of n)'`
+            one of each of :math:`k` of :math:`n` steps, or :obj:`'not'`.
         rho (float): by how much more than the account counts the noise is,
             for what rounding to its grid adds.
         grid_exponent (int): the noise's grid is its standard deviation times
@@ -127,14 +138,17 @@ class PrivacyReport(Report):
     epsilon_renyi: float | None = None
     checked: tuple[str, ...] = ()
     arithmetic: str = 'float'
+    isolation: str = 'not'
     rho: float = 0.0
     grid_exponent: int = -32
 
     def guarantee(self) -> Guarantee:
         """The differential privacy of the released weights."""
+        values = self.numbers()
+        values['checked'] = values.pop('isolation')
         return stated(
             'private training',
-            {**self.numbers(), 'vouched': vouched(self.mechanism)},
+            {**values, 'vouched': vouched(self.mechanism)},
             assumptions=self.assumptions,
             data=self.data,
             origin=self.provenance,
@@ -243,6 +257,10 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             f'NOT CHECKED: epsilon{said_by(mechanism)}: its sampling, its '
             'relation and its proof are of whoever wrote it'
         )
+    isolation = _isolation(engine)
+    notes.append(RUN_ALONE + isolation)
+    if isolation != 'always':
+        notes.append(APART)
     why = step.exactness.reasons()
     if why:
         notes.append(
@@ -277,6 +295,7 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         lam=engine.noise_multiplier / moves,
         noise_std=engine._gradient_multiplier * engine.max_grad_norm,
         arithmetic=_arithmetic(engine, why),
+        isolation=isolation,
         rho=clip.noise_grid(
             engine._gradient_multiplier,
             engine.max_grad_norm,
@@ -313,6 +332,16 @@ def _arithmetic(engine: Any, why: tuple[str, ...]) -> str:
     if own or NOISES.is_own(engine._noise_kind):
         return 'float'
     return 'sums' if why else 'exact'
+
+
+def _isolation(engine: Any) -> str:
+    step, steps = engine._training_step(), engine.steps - engine._releases
+    alone = step.constructed + step.checked
+    if step.disagrees:
+        return 'not'
+    if step.constructed == steps and step.isolation == 'construction':
+        return 'always'
+    return f'sampled ({alone} of {steps})' if alone else 'not'
 
 
 def _renyi(accountant: Any, delta: float) -> float | None:
@@ -374,9 +403,6 @@ def assumptions(
         'buffers and attributes of the model hold nothing of private data '
         '(tables with a row per node, and what is looked up by names or '
         'places of nodes, are refused)',
-        'the model treats subgraphs apart on every data, as it did on the '
-        'random features that it was tested with, and its attributes and code '
-        'stay as they were then',
         'the loss reads private data by the batch and the outputs alone, and '
         'carries nothing private from step to step, also not what a model '
         'kept of an earlier one: it is computed on outputs for made-up rows, '

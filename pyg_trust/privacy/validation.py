@@ -181,7 +181,16 @@ class BatchCall:
 
     def __call__(self, module: nn.Module, batch: Data) -> Tensor:
         """Calls a model with the attributes of another batch."""
-        return module(*_fill(self.args, batch), **_fill(self.kwargs, batch))
+        args, kwargs = self.arguments(batch)
+        return module(*args, **kwargs)
+
+    def arguments(self, batch: Data) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a model is called with for another batch.
+
+        Args:
+            batch (Data): the batch.
+        """
+        return _fill(self.args, batch), _fill(self.kwargs, batch)
 
     @property
     def key(self) -> str:

@@ -18,16 +18,26 @@ kind.
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
 from pyg_trust.commit import ObjectLock, editing
-from pyg_trust.privacy.draws import random_state, set_random_state
+from pyg_trust.kernel import step
+from pyg_trust.kernel.step import Share
+from pyg_trust.privacy.alone import DISAGREES, Alone, CrossCheck, Draw
+from pyg_trust.privacy.calls import Call
+from pyg_trust.privacy.draws import (
+    fresh_state,
+    random_state,
+    set_random_state,
+)
 from pyg_trust.privacy.exactness import Exactness
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES
@@ -102,6 +112,12 @@ class PrivateStep:
         self.decoys = Decoys()
         self.counts = False
         self.exactness = Exactness(gradients)
+        self.isolation = 'followed'
+        #: Steps in which every unit was run alone, and one of them.
+        self.constructed = self.checked = 0
+        #: Whether a unit has added something else than it does alone.
+        self.disagrees = False
+        self._draw, self._check = Draw(), CrossCheck()
         self.gradients = gradients
         self.module = gradients.module
         self.parameters = parameters
@@ -126,11 +142,15 @@ class PrivateStep:
         self._stage = 'idle'
         self._units = self._below = self._total = 0
         self._sums: list[Tensor] | None = None
+        # How units of the step's parts were checked.
+        self._how: set[str] = set()
         self._drop_tape()
 
     def notes(self) -> list[str]:
         """The report's notes on the loss, the layers and the optimizer."""
         notes = []
+        if self.disagrees:
+            notes.append(f'DOES NOT HOLD: {DISAGREES}')
         if self.trust_loss:
             notes.append(
                 'NOT CHECKED: that the loss is one term per subgraph, each of '
@@ -205,6 +225,8 @@ class PrivateStep:
         Returns:
             Data: the batch to hand out, in which rows are followed.
         """
+        if self.disagrees:
+            raise RuntimeError(DISAGREES)
         self._drop_tape()
         # Whoever writes into what is handed out does not change these.
         self._plain = batch.clone()
@@ -256,6 +278,7 @@ class PrivateStep:
             self._states = random_state(self._owner.device)
             before = buffer_versions(self.module)
             shown = self._rehearsal.call(self.module, call)
+            self._states = fresh_state(self._states, self._owner.device)
             self._check_buffers(before)
             self._settings = settings(self.module)
             self._tape, self._stage = _LATER, 'called'
@@ -345,26 +368,135 @@ class PrivateStep:
         # An interrupt from here on ends the step: nothing is added twice, and
         # after a refusal, which tells of the data, no other loss is tried.
         self._stage = 'interrupted'
+        back = grad
         if self._rehearsal is not None:
             grad = self._perform(self._rehearsal, grad)
         if count == 0:
             self._add([torch.zeros_like(p).long() for p in self.parameters])
             return
+        self.fall_back(self._rehearsal is None)
+        scale = 1
+        if self.loss_reduction == 'mean':
+            shown = self._rehearsal
+            scale = count if shown is None else shown.size
+        if self.isolation == 'construction':
+            self._construct(back, scale)
+            return
         out = self._out
         assert out is not None
         owner = self._rows(out)
-        self.exactness.check()
-        if self.loss_reduction == 'mean':
-            shown = self._rehearsal
-            grad = grad * (count if shown is None else shown.size)
-        norm = self.max_grad_norm
-        assert isinstance(self._tape, Tape)
-        clipped = self._tape.clipped_sum(out, grad, norm, owner, self.clipping)
+        norm, tape = self.max_grad_norm, self._tape
+        assert isinstance(tape, Tape)
+        unit = self._draw.of(self._units, count, self._total)
+        clipped = tape.clipped_sum(
+            out, grad * scale, norm, owner, self.clipping, unit
+        )
+        if unit is not None:
+            self._compare(tape, unit, clipped.share, back, grad, scale)
         # Is released with noise by a norm that adapts, and by nothing else.
         below = int((clipped.norms <= norm).sum()) if self.counts else 0
         self._add(
             [clipped.integers[name] for name in self._names], count, below
         )
+
+    def fall_back(self, trusted: bool) -> None:
+        """Runs units alone from now on, if they are exact in no other way.
+
+        Args:
+            trusted (bool): whether the loss is left unchecked, so that there
+                is none of a unit alone.
+
+        Raises:
+            ValueError: if they are not exact then either.
+        """
+        exactness = self.exactness
+        found = exactness.reasons() if exactness.insists else ()
+        if found and not exactness.alone and not trusted:
+            exactness.alone = True
+            if not exactness.reasons():
+                self.isolation = 'construction'
+                warnings.warn(
+                    f'every unit is run alone, as {"; ".join(found)}: this is '
+                    'exact, and takes tens of times as long',
+                    stacklevel=5,
+                )
+                return
+            exactness.alone = False
+        exactness.check()
+
+    def _compare(
+        self,
+        tape: Tape,
+        unit: int,
+        share: Share | None,
+        back: Tensor,
+        grad: Tensor,
+        scale: int,
+    ) -> None:
+        # What a unit has added, and what it adds alone.
+        call, rehearsal, masks = tape._call, self._rehearsal, tape._masks
+        assert call is not None
+        if share is None or masks is None:
+            # It has none, or random numbers that it does not draw again.
+            self._how.add('not')
+            return
+        if rehearsal is not None:
+            by = rehearsal.pull(back, unit, scale)
+        else:
+            rows = self._rows(grad) == unit
+
+            def by(out: Tensor) -> Tensor:
+                return grad[rows] * scale
+
+        if not self._check.passes(
+            Alone(call),
+            unit,
+            masks,
+            by,
+            share,
+            self.max_grad_norm,
+            self.clipping == 'automatic',
+            settings(self.module),
+        ):
+            self.disagrees = True
+            raise RuntimeError(DISAGREES)
+        self._how.add('checked')
+
+    def _construct(self, back: Tensor, scale: int) -> None:
+        # Each unit by itself, as the kernel has it.
+        rehearsal, units = self._rehearsal, self._units_alone()
+        assert rehearsal is not None
+        norm, automatic = self.max_grad_norm, self.clipping == 'automatic'
+        totals = [
+            np.zeros(tuple(p.shape), dtype=np.int64) for p in self.parameters
+        ]
+        below = 0
+        for number in range(self._count):
+            found = units.gradients(
+                number, rehearsal.pull(back, number, scale)
+            )
+            step.add(totals, step.adds(found, norm, automatic))
+            below += step.length(found) <= norm
+        device = self._owner.device
+        self._how.add('construction')
+        self._add(
+            [torch.from_numpy(total).to(device) for total in totals],
+            self._count,
+            below if self.counts else 0,
+        )
+
+    def _units_alone(self) -> Alone:
+        # Their random numbers are those of the call, and of themselves.
+        assert self._call is not None
+        assert self._plain is not None
+        device = self._owner.device
+        now = random_state(device)
+        set_random_state(self._states, device)
+        key = int(torch.randint(2**62, ()))
+        set_random_state(now, device)
+        args, kwargs = self._call.arguments(self._plain)
+        call = Call(self.module, args, kwargs, self._owner, self._count)
+        return Alone(call, key)
 
     def _perform(self, rehearsal: Rehearsal, grad: Tensor) -> Tensor:
         # The gradient by the outputs on the batch.
@@ -378,13 +510,7 @@ class PrivateStep:
                     f"loss.backward(), which runs it (got another '{name}')"
                 )
         if self._count:
-            device = self._owner.device
-            now = random_state(device)
-            set_random_state(self._states, device)
-            with torch.enable_grad():
-                out = self._run(self._call)
-            set_random_state(now, device)
-            grad = rehearsal.gradient(grad, out)
+            grad = rehearsal.gradient(grad, self._outputs(self._call))
         numbers = rehearsal.numbers()
         if self._numbers is not None:
             self.numbers_changed += numbers != self._numbers
@@ -393,6 +519,33 @@ class PrivateStep:
         self.exactness.loss |= rehearsal.watch.names
         rehearsal.reveal()
         return grad
+
+    def _outputs(self, call: BatchCall) -> Tensor:
+        # Of the model, on the batch.
+        if self.isolation == 'construction':
+            before, units = buffer_versions(self.module), self._units_alone()
+            parts = [units.outputs(i) for i in range(self._count)]
+            out = parts[0].new_empty(0)
+            nodes = self._owner.bincount(minlength=self._count).tolist()
+            sizes = [len(part) if part.dim() else 0 for part in parts]
+            if len({part.shape[1:] for part in parts}) == 1:
+                out = torch.cat(parts)
+            if sizes == nodes and not self.by_unit:
+                # Those of a unit lie side by side: each to its own place.
+                order = self._owner.argsort(stable=True)
+                out = torch.empty_like(out).index_copy_(0, order, out)
+            elif sizes != [1] * self._count:
+                out = out[:0]
+            check_output(out, self._owner.numel(), self._count, self.by_unit)
+            self._check_buffers(before)
+            return out
+        device = self._owner.device
+        now = random_state(device)
+        set_random_state(self._states, device)
+        with torch.enable_grad():
+            out = self._run(call)
+        set_random_state(now, device)
+        return out
 
     def _add(self, sums: list[Tensor], count: int = 0, below: int = 0) -> None:
         if self._sums is not None:
@@ -427,9 +580,13 @@ class PrivateStep:
             return False
         assert self._sums is not None
         sums, units, below = self._sums, self._units, self._below
+        how, self._how = self._how, set()
         self._sums, self._units, self._below = None, 0, 0
         self._stage = 'done'
         noisy = self.add_noise(sums, units, below)
+        # Of a step without units, nothing is there to be checked.
+        self.constructed += how == {'construction'}
+        self.checked += not units or 'checked' in how
         for i, (parameter, grad) in enumerate(
             zip(self.parameters, noisy, strict=True)
         ):

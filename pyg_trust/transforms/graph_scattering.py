@@ -285,7 +285,7 @@ class GFT(GraphEmbedding):
     r"""The graph Fourier embedding (functional name: :obj:`graph_fourier`).
 
     The baseline of the paper; see
-    :func:`~pyg_trust.functional.graph_fourier`.
+    :func:`~pyg_trust.functional.scattering.graph_fourier`.
 
     Args:
         num_bands (int, optional): the number of frequency bands whose energy

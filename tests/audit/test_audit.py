@@ -6,7 +6,8 @@ import torch
 from scipy.stats import norm
 
 from pyg_trust.audit import audit_training, empirical_epsilon
-from pyg_trust.functional import gaussian_profile, lam_to_opacus
+from pyg_trust.functional import lam_to_opacus
+from pyg_trust.functional.mechanisms import gaussian_profile
 from pyg_trust.kernel import clip
 from pyg_trust.privacy import (
     PrivacyEngine,

@@ -19,7 +19,10 @@ from pyg_trust.audit import (
     audit_removal,
 )
 from pyg_trust.audit.statistics import told_apart
-from pyg_trust.functional import holm, permutation_test
+from pyg_trust.functional.attacks import (
+    holm,
+    permutation_test,
+)
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import (

@@ -6,9 +6,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from pyg_trust import functional as F
 from pyg_trust import rng
 from pyg_trust.audit import membership_inference
+from pyg_trust.functional.attacks import auc_interval
 
 
 def test_auc_is_the_share_of_ordered_pairs():
@@ -16,7 +16,7 @@ def test_auc_is_the_share_of_ordered_pairs():
     for decimals in (0, 1, 8):
         x = torch.randn(37, generator=gen).round(decimals=decimals) + 0.5
         y = torch.randn(53, generator=gen).round(decimals=decimals) + 0.5
-        found = F.auc_interval(x, y).value
+        found = auc_interval(x, y).value
         above = (x[:, None] > y).double() + (x[:, None] == y).double() / 2
         assert found == pytest.approx(float(above.mean()))
         label = [1] * 37 + [0] * 53
@@ -32,7 +32,7 @@ def test_interval_is_that_of_delong():
     first = sum((v - mean) ** 2 for v in (1 / 3, 5 / 6, 5 / 6, 1)) / 3
     second = sum((w - mean) ** 2 for w in (1, 3 / 4, 1 / 2)) / 2
     half = NormalDist().inv_cdf(0.95) * math.sqrt(first / 4 + second / 3)
-    found = F.auc_interval(x, y, level=0.9)
+    found = auc_interval(x, y, level=0.9)
     assert found.value == pytest.approx(mean)
     assert found.low == pytest.approx(mean - half)
     assert found.high == 1  # cut
@@ -46,7 +46,7 @@ def test_interval_covers(shift):
     for _ in range(400):
         x = torch.randn(60, generator=gen) + shift
         y = torch.randn(80, generator=gen)
-        _, low, high = F.auc_interval(x, y)
+        _, low, high = auc_interval(x, y)
         covered += low <= truth <= high
     # Five standard deviations of a binomial around 0.95.
     assert abs(covered / 400 - 0.95) < 5 * math.sqrt(0.95 * 0.05 / 400)
@@ -54,11 +54,11 @@ def test_interval_covers(shift):
 
 def test_interval_of_samples_that_say_nothing_of_their_spread():
     half = math.sqrt(math.log(2 / 0.05) / (2 * 30))
-    apart = F.auc_interval(torch.arange(30) + 100.0, torch.arange(50.0))
+    apart = auc_interval(torch.arange(30) + 100.0, torch.arange(50.0))
     assert apart == pytest.approx((1, 1 - half, 1))
-    apart = F.auc_interval(torch.arange(50.0), torch.arange(30) + 100.0)
+    apart = auc_interval(torch.arange(50.0), torch.arange(30) + 100.0)
     assert apart == pytest.approx((0, 0, half))
-    equal = F.auc_interval(torch.ones(50), torch.ones(30))
+    equal = auc_interval(torch.ones(50), torch.ones(30))
     assert equal == pytest.approx((0.5, 0.5 - half, 0.5 + half))
 
 

@@ -12,11 +12,11 @@ from pyg_trust.certificates.bounds import Solver
 from pyg_trust.certificates.deployed import Deployed
 from pyg_trust.functional import (
     Perturbations,
-    dual_bound,
     linear_program,
     pagerank_bounds,
     search,
 )
+from pyg_trust.functional.budget import dual_bound
 from pyg_trust.functional.dual_search import (
     Mirror,
 )

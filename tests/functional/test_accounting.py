@@ -12,6 +12,25 @@ from scipy.stats import hypergeom, norm
 
 from pyg_trust import functional as dp
 from pyg_trust.functional import accounting, mechanisms, pld
+from pyg_trust.functional.accounting import (
+    calibrate_lam,
+    max_steps,
+    rdp_epsilon,
+    wor_epsilon_pld,
+    wor_epsilon_rdp,
+)
+from pyg_trust.functional.mechanisms import (
+    fdp_sensitivity,
+    fdp_terms,
+    gaussian_profile,
+    rdp_coupled,
+    rdp_fdp,
+    rdp_gaussian,
+    rdp_wang,
+    rdp_wor,
+    rdp_wor_profile,
+    wor_profile,
+)
 
 # Of ../shared/oracles/dp/accounting.json, for machines without it:
 # (q, lam, T, delta, lower bound, pessimistic PLD, least-of-three RDP).
@@ -66,7 +85,7 @@ def test_gaussian_profile_by_integration():
 
         zero = eps * lam**2 + 0.5
         want, _ = quad(stick, zero, zero + 40 * lam, epsabs=1e-13)
-        assert dp.gaussian_profile(eps, lam) == pytest.approx(
+        assert gaussian_profile(eps, lam) == pytest.approx(
             want, rel=1e-7, abs=1e-11
         )
 
@@ -78,7 +97,7 @@ def test_profile_bounds_every_tiny_instance(worst):
     for _ in range(40):
         p, q, width, rate, lam = neighbours(rng, worst)
         for eps in (-1.0, -0.2, 0.0, 0.05, 0.3, 1.0, 2.0):
-            bound = dp.wor_profile(eps, rate, lam)
+            bound = wor_profile(eps, rate, lam)
             found = [
                 np.maximum(a - math.exp(eps) * b, 0).sum() * width
                 for a, b in ((p, q), (q, p))
@@ -96,10 +115,10 @@ def test_rdp_bounds_every_tiny_instance():
     for _ in range(40):
         p, q, width, rate, lam = neighbours(rng, worst=rng.random() < 0.5)
         for bound in (
-            dp.rdp_wang(orders, rate, lam),
-            dp.rdp_coupled(orders, rate, lam),
-            dp.rdp_gaussian(orders, lam),
-            dp.rdp_wor_profile(orders, rate, lam),
+            rdp_wang(orders, rate, lam),
+            rdp_coupled(orders, rate, lam),
+            rdp_gaussian(orders, lam),
+            rdp_wor_profile(orders, rate, lam),
         ):
             for a, most in zip(orders, bound, strict=True):
                 for u, v in ((p, q), (q, p)):
@@ -121,7 +140,7 @@ def test_pld_bounds_two_different_steps():
         )
         width = 400 * steps[0][2] * steps[1][2]
         for delta in (1e-2, 1e-4):
-            eps = dp.wor_epsilon_pld(history, delta)
+            eps = wor_epsilon_pld(history, delta)
             for u, v in ((p, q), (q, p)):
                 found = np.maximum(u - math.exp(eps) * v, 0).sum() * width
                 assert found <= delta * (1 + 1e-3)
@@ -136,11 +155,11 @@ def test_pld_without_sampling_is_the_gaussian(lam, steps, delta):
     total = lam / math.sqrt(steps)
 
     def gap(eps):
-        return dp.gaussian_profile(eps, total) - delta
+        return gaussian_profile(eps, total) - delta
 
     top = 40 / total + 1 / total**2
     want = brentq(gap, 0, top, xtol=1e-12)
-    found = dp.wor_epsilon_pld([(lam, 1.0, steps)], delta)
+    found = wor_epsilon_pld([(lam, 1.0, steps)], delta)
     assert want <= found
     if steps < 10**5 or delta > 1e-8:
         # Beyond, the allowance for rounding is no longer small.
@@ -149,9 +168,9 @@ def test_pld_without_sampling_is_the_gaussian(lam, steps, delta):
 
 def test_pld_of_one_step_is_the_profile():
     for q, lam, delta in ((0.3, 0.7, 1e-3), (0.01, 1.0, 1e-6)):
-        eps = dp.wor_epsilon_pld([(lam, q, 1)], delta)
-        assert dp.wor_profile(eps, q, lam) <= delta
-        assert dp.wor_profile(eps * 0.999, q, lam) > delta
+        eps = wor_epsilon_pld([(lam, q, 1)], delta)
+        assert wor_profile(eps, q, lam) <= delta
+        assert wor_profile(eps * 0.999, q, lam) > delta
 
 
 def test_central_moments_against_exact_sums():
@@ -192,10 +211,10 @@ def test_oracle_orders(oracle):
     for row in oracle['per_order']:
         orders, q, lam = row['orders'], row['q'], row['lam']
         for name, found in {
-            'rdp_gauss': dp.rdp_gaussian(orders, lam),
-            'rdp_coupled': dp.rdp_coupled(orders, q, lam),
-            'rdp_tight_profile': dp.rdp_wor_profile(orders, q, lam),
-            'rdp_wor_wang2019': dp.rdp_wang(orders, q, lam),
+            'rdp_gauss': rdp_gaussian(orders, lam),
+            'rdp_coupled': rdp_coupled(orders, q, lam),
+            'rdp_tight_profile': rdp_wor_profile(orders, q, lam),
+            'rdp_wor_wang2019': rdp_wang(orders, q, lam),
         }.items():
             want = np.array(row[name])
             if name == 'rdp_wor_wang2019' and lam == 8:
@@ -212,7 +231,7 @@ def test_oracle_rdp(oracle):
         q = min(1.0, row['m'] / row['M_min'])
         lam = row['noise_multiplier_lambda']
         for T, cell in row['T'].items():
-            found = dp.wor_epsilon_rdp([(lam, q, int(T))], row['delta'])
+            found = wor_epsilon_rdp([(lam, q, int(T))], row['delta'])
             want = cell['eps_min_wor_gauss_coupled']
             if lam == 8 and cell['order'] >= 49:
                 # dp-accounting takes B(l) by repeated differences in
@@ -231,10 +250,10 @@ def test_oracle_small_rate(oracle):
     for row in oracle['small_rate']:
         lam, q = row['noise_multiplier_lambda'], row['m'] / row['M_min']
         history = [(lam, q, row['T'])]
-        assert dp.wor_epsilon_rdp(history, row['delta']) == pytest.approx(
+        assert wor_epsilon_rdp(history, row['delta']) == pytest.approx(
             row['eps_dpacc_wor'], rel=1e-6
         )
-        found = dp.wor_epsilon_pld(history, row['delta'])
+        found = wor_epsilon_pld(history, row['delta'])
         assert row['eps_lower_bound'] <= found
         assert found <= 1.001 * row['eps_pld_wor_pessimistic']
 
@@ -242,7 +261,7 @@ def test_oracle_small_rate(oracle):
 def test_oracle_pld(oracle):
     for row in oracle['pld']:
         history = [(row['lam'], row['q'], row['T'])]
-        found = dp.wor_epsilon_pld(history, row['delta'])
+        found = wor_epsilon_pld(history, row['delta'])
         assert row['eps_lower_bound'] <= found
         assert found <= 1.001 * row['eps_wor_pld_upper']
         if (row['q'], row['lam'], row['T']) == (0.4, 4.0, 50):
@@ -252,16 +271,16 @@ def test_oracle_pld(oracle):
 def test_oracle_steps(oracle):
     for row in oracle['t_max_eps8']:
         args = (8.0, row['delta'], row['q'], row['lam'])
-        assert dp.max_steps(*args, method='rdp_wor') == row['min3']
+        assert max_steps(*args, method='rdp_wor') == row['min3']
         # The oracle stopped its own search within a percent.
-        assert row['pld'] <= dp.max_steps(*args) <= 1.015 * row['pld']
+        assert row['pld'] <= max_steps(*args) <= 1.015 * row['pld']
 
 
 def test_oracle_fdp(oracle):
     for row in oracle['fdp_multiterm']:
         terms, lam = row['terms'], row['noise_multiplier_lambda']
-        assert dp.fdp_terms(row['K'], row['layers']) == terms
-        assert lam * dp.fdp_sensitivity(
+        assert fdp_terms(row['K'], row['layers']) == terms
+        assert lam * fdp_sensitivity(
             row['K'], row['layers'], 1.0
         ) == pytest.approx(row['sigma_over_C'])
         found = dp.fdp_epsilon(
@@ -277,10 +296,10 @@ def test_fdp_by_enumeration():
         * math.exp(a * (a - 1) * r**2 / (2 * lam**2 * terms**2))
         for r in range(terms + 1)
     )
-    found = dp.rdp_fdp([a], N, m, terms, lam)[0]
+    found = rdp_fdp([a], N, m, terms, lam)[0]
     assert found == pytest.approx(math.log(moment) / (a - 1), rel=1e-12)
-    assert dp.fdp_terms(1, 3) == 4
-    assert dp.fdp_sensitivity(3, 2, 0.5) == 13.0
+    assert fdp_terms(1, 3) == 4
+    assert fdp_sensitivity(3, 2, 0.5) == 13.0
 
 
 def test_trap_1_lam_is_not_sigma_over_clip():
@@ -305,20 +324,20 @@ def test_trap_2_lam_as_noise_multiplier_halves_the_noise():
 
 def test_trap_3_never_worse_than_no_amplification():
     q, lam, T, delta = 0.974, 8.0, 200, 1e-7
-    rdp = T * dp.rdp_wang(accounting.ORDERS, q, lam)
-    assert dp.rdp_epsilon(accounting.ORDERS, rdp, delta) > 20
-    plain = T * dp.rdp_gaussian(accounting.ORDERS, lam)
-    plain = dp.rdp_epsilon(accounting.ORDERS, plain, delta)
+    rdp = T * rdp_wang(accounting.ORDERS, q, lam)
+    assert rdp_epsilon(accounting.ORDERS, rdp, delta) > 20
+    plain = T * rdp_gaussian(accounting.ORDERS, lam)
+    plain = rdp_epsilon(accounting.ORDERS, plain, delta)
     assert plain == pytest.approx(10.87, abs=0.01)
     assert dp.wor_epsilon([(lam, q, T)], delta, 'rdp_wor') <= plain
     for q in (0.3, 0.5, 0.7, 0.99, 1.0):
-        least = dp.rdp_wor(accounting.ORDERS, q, lam)
-        assert (least <= dp.rdp_gaussian(accounting.ORDERS, lam)).all()
+        least = rdp_wor(accounting.ORDERS, q, lam)
+        assert (least <= rdp_gaussian(accounting.ORDERS, lam)).all()
 
 
 def test_trap_4_continuous_at_full_sampling():
-    near = dp.max_steps(8.0, 1e-7, 0.99997, 4.0, method='rdp_wor')
-    assert near == dp.max_steps(8.0, 1e-7, 1.0, 4.0, method='rdp_wor') == 29
+    near = max_steps(8.0, 1e-7, 0.99997, 4.0, method='rdp_wor')
+    assert near == max_steps(8.0, 1e-7, 1.0, 4.0, method='rdp_wor') == 29
     near = dp.wor_epsilon([(4.0, 0.99997, 29)], 1e-7)
     assert near == pytest.approx(
         dp.wor_epsilon([(4.0, 1.0, 29)], 1e-7), rel=1e-4
@@ -365,9 +384,9 @@ def test_pld_is_at_most_rdp():
 
 def test_coarser_grid_is_more_pessimistic(monkeypatch):
     history = [(1.0, 0.05, 100)]
-    fine = dp.wor_epsilon_pld(history, 1e-5)
+    fine = wor_epsilon_pld(history, 1e-5)
     monkeypatch.setattr(pld, '_MAX_CELLS', 600)
-    coarse = dp.wor_epsilon_pld(history, 1e-5)
+    coarse = wor_epsilon_pld(history, 1e-5)
     assert fine < coarse < 1.5 * fine
 
 
@@ -375,26 +394,26 @@ def test_coarser_grid_is_more_pessimistic(monkeypatch):
 @pytest.mark.parametrize('epsilon', [0.5, 8.0, 40.0])
 def test_calibration(method, epsilon):
     for q, steps in ((0.01, 1000), (0.4, 100)):
-        lam = dp.calibrate_lam(epsilon, 1e-6, q, steps, method=method)
+        lam = calibrate_lam(epsilon, 1e-6, q, steps, method=method)
         spent = dp.wor_epsilon([(lam, q, steps)], 1e-6, method)
         assert 0.99 * epsilon <= spent <= epsilon
 
 
 def test_calibration_that_is_impossible_or_free():
     with pytest.raises(ValueError, match="'epsilon' can't be reached"):
-        dp.calibrate_lam(1e-3, 1e-6, 0.4, 10, method='rdp_wor')
-    assert dp.calibrate_lam(1e6, 1e-6, 0.4, 1) == mechanisms.MIN_LAM
+        calibrate_lam(1e-3, 1e-6, 0.4, 10, method='rdp_wor')
+    assert calibrate_lam(1e6, 1e-6, 0.4, 1) == mechanisms.MIN_LAM
 
 
 @pytest.mark.parametrize('method', accounting.METHODS)
 def test_max_steps(method):
     history = [(2.0, 0.1, 20)]
-    steps = dp.max_steps(3.0, 1e-6, 0.2, 3.0, method=method, history=history)
+    steps = max_steps(3.0, 1e-6, 0.2, 3.0, method=method, history=history)
     for more, within in ((0, True), (1, False)):
         whole = [*history, (3.0, 0.2, steps + more)]
         assert (dp.wor_epsilon(whole, 1e-6, method) <= 3.0) is within
     assert steps > 0
-    assert dp.max_steps(0.1, 1e-6, 1.0, 0.5, method=method) == 0
+    assert max_steps(0.1, 1e-6, 1.0, 0.5, method=method) == 0
 
 
 STEP = (1.0, 0.5, 1)
@@ -402,36 +421,36 @@ BAD = [
     (dp.lam_from_opacus, (0.0,), ValueError, 'lam'),
     (dp.lam_from_opacus, ('2',), TypeError, 'noise_multiplier'),
     (dp.lam_to_opacus, (math.nan,), ValueError, 'lam'),
-    (dp.gaussian_profile, (math.inf, 1.0), ValueError, 'epsilon'),
-    (dp.gaussian_profile, (1.0, -1.0), ValueError, 'lam'),
-    (dp.wor_profile, (1.0, 0.0, 1.0), ValueError, "'q'"),
-    (dp.wor_profile, (1.0, 1.1, 1.0), ValueError, "'q'"),
-    (dp.wor_profile, (1.0, True, 1.0), TypeError, "'q'"),
-    (dp.wor_profile, (math.nan, 0.5, 1.0), ValueError, 'epsilon'),
-    (dp.rdp_gaussian, ([], 1.0), ValueError, 'orders'),
-    (dp.rdp_wang, ([1.0], 0.5, 1.0), ValueError, 'orders'),
-    (dp.rdp_coupled, ([math.inf], 0.5, 1.0), ValueError, 'orders'),
-    (dp.rdp_wor, ([2.0], math.nan, 1.0), ValueError, "'q'"),
-    (dp.rdp_wor_profile, ([2.0], 0.5, math.inf), ValueError, 'lam'),
-    (dp.rdp_epsilon, ([2.0], [1.0, 2.0], 0.1), ValueError, 'rdp'),
-    (dp.rdp_epsilon, ([2.0], [math.nan], 0.1), ValueError, 'rdp'),
-    (dp.rdp_epsilon, ([2.0], [1.0], 1.0), ValueError, 'delta'),
+    (gaussian_profile, (math.inf, 1.0), ValueError, 'epsilon'),
+    (gaussian_profile, (1.0, -1.0), ValueError, 'lam'),
+    (wor_profile, (1.0, 0.0, 1.0), ValueError, "'q'"),
+    (wor_profile, (1.0, 1.1, 1.0), ValueError, "'q'"),
+    (wor_profile, (1.0, True, 1.0), TypeError, "'q'"),
+    (wor_profile, (math.nan, 0.5, 1.0), ValueError, 'epsilon'),
+    (rdp_gaussian, ([], 1.0), ValueError, 'orders'),
+    (rdp_wang, ([1.0], 0.5, 1.0), ValueError, 'orders'),
+    (rdp_coupled, ([math.inf], 0.5, 1.0), ValueError, 'orders'),
+    (rdp_wor, ([2.0], math.nan, 1.0), ValueError, "'q'"),
+    (rdp_wor_profile, ([2.0], 0.5, math.inf), ValueError, 'lam'),
+    (rdp_epsilon, ([2.0], [1.0, 2.0], 0.1), ValueError, 'rdp'),
+    (rdp_epsilon, ([2.0], [math.nan], 0.1), ValueError, 'rdp'),
+    (rdp_epsilon, ([2.0], [1.0], 1.0), ValueError, 'delta'),
     (dp.wor_epsilon, ([STEP], 0.0), ValueError, 'delta'),
     (dp.wor_epsilon, ([STEP], 1e-11), ValueError, 'delta'),
     (dp.wor_epsilon, ([STEP], 1e-5, 'rdp'), ValueError, 'method'),
     (dp.wor_epsilon, ([(1.0, 0.5, -1)], 1e-5), ValueError, 'steps'),
     (dp.wor_epsilon, ([(1.0, 0.5, 1.5)], 1e-5), TypeError, 'steps'),
     (dp.wor_epsilon, ([(1e-3, 0.5, 1)], 1e-5), ValueError, 'lam'),
-    (dp.calibrate_lam, (0.0, 1e-5, 0.5, 1), ValueError, 'epsilon'),
-    (dp.calibrate_lam, (1.0, 1e-5, 0.5, 0), ValueError, 'steps'),
-    (dp.calibrate_lam, (1.0, 2.0, 0.5, 1), ValueError, 'delta'),
-    (dp.max_steps, (math.inf, 1e-5, 0.5, 1.0), ValueError, 'epsilon'),
-    (dp.max_steps, (1.0, 1e-5, 2.0, 1.0), ValueError, "'q'"),
-    (dp.fdp_terms, (0, 1), ValueError, "'K'"),
-    (dp.fdp_terms, (2, -1), ValueError, 'layers'),
-    (dp.fdp_sensitivity, (2, 1, 0.0), ValueError, 'max_grad_norm'),
-    (dp.rdp_fdp, ([2.0], 10, 11, 3, 1.0), ValueError, "'m'"),
-    (dp.rdp_fdp, ([2.0], 10, 5, 11, 1.0), ValueError, "'terms'"),
+    (calibrate_lam, (0.0, 1e-5, 0.5, 1), ValueError, 'epsilon'),
+    (calibrate_lam, (1.0, 1e-5, 0.5, 0), ValueError, 'steps'),
+    (calibrate_lam, (1.0, 2.0, 0.5, 1), ValueError, 'delta'),
+    (max_steps, (math.inf, 1e-5, 0.5, 1.0), ValueError, 'epsilon'),
+    (max_steps, (1.0, 1e-5, 2.0, 1.0), ValueError, "'q'"),
+    (fdp_terms, (0, 1), ValueError, "'K'"),
+    (fdp_terms, (2, -1), ValueError, 'layers'),
+    (fdp_sensitivity, (2, 1, 0.0), ValueError, 'max_grad_norm'),
+    (rdp_fdp, ([2.0], 10, 11, 3, 1.0), ValueError, "'m'"),
+    (rdp_fdp, ([2.0], 10, 5, 11, 1.0), ValueError, "'terms'"),
     (dp.fdp_epsilon, (10, 5, 3, 1.0, -1, 1e-5), ValueError, 'steps'),
 ]
 

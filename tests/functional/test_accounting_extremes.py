@@ -9,13 +9,13 @@ import math
 import pytest
 
 from pyg_trust.functional import (
-    contraction_mu,
     gaussian_epsilon,
     gaussian_mu,
     gaussian_mu_for,
     poisson_epsilon,
     wor_epsilon,
 )
+from pyg_trust.functional.private_accounting import contraction_mu
 
 mp = pytest.importorskip('mpmath')
 

@@ -7,6 +7,14 @@ import torch
 
 from pyg_trust import functional as F
 from pyg_trust import rng
+from pyg_trust.functional.aggregate import (
+    attention,
+    fuse,
+    info_nce,
+    mean_probability,
+    reconstruction_loss,
+    weighted_log_probability,
+)
 
 
 def logits(shards=5, num_nodes=30, classes=4, seed=0):
@@ -16,7 +24,7 @@ def logits(shards=5, num_nodes=30, classes=4, seed=0):
 
 def test_mean_is_that_of_probabilities():
     outputs = logits()
-    found = F.mean_probability(outputs)
+    found = mean_probability(outputs)
     for u in range(30):
         for c in range(4):
             shares = [
@@ -26,14 +34,14 @@ def test_mean_is_that_of_probabilities():
             assert float(found[u, c]) == pytest.approx(sum(shares) / 5)
     # A confident shard against two that are not: no geometric mean.
     outputs = torch.tensor([[[0.0, 50.0]], [[0.5, 0.0]], [[0.5, 0.0]]])
-    assert int(F.mean_probability(outputs).argmax()) == 1
+    assert int(mean_probability(outputs).argmax()) == 1
 
 
 def test_majority_counts_votes_first():
     outputs = logits(6, 200, 3)
     found = F.majority_vote(outputs)
     torch.testing.assert_close(found.sum(1), torch.ones(200).double())
-    mean = F.mean_probability(outputs)
+    mean = mean_probability(outputs)
     ties = 0
     for u in range(200):
         votes = [int(row.argmax()) for row in outputs[:, u]]
@@ -59,14 +67,14 @@ def test_majority_breaks_exact_ties_by_the_first_class():
 def test_weighted_log_probability():
     outputs = logits()
     weight = torch.tensor([0.1, 0.2, 0.0, 0.3, 0.4]).double()
-    found = F.weighted_log_probability(outputs, weight)
+    found = weighted_log_probability(outputs, weight)
     p = outputs.softmax(-1)
     product = torch.ones(30, 4).double()
     for i in range(5):
         product *= p[i] ** weight[i]
     torch.testing.assert_close(found.exp(), product)
     one = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0]).double()
-    found = F.weighted_log_probability(outputs, one).softmax(-1)
+    found = weighted_log_probability(outputs, one).softmax(-1)
     torch.testing.assert_close(found, p[2])
 
 
@@ -86,7 +94,7 @@ def test_attention_is_a_linear_layer_per_shard():
     outputs = logits()
     layers = [torch.nn.Linear(4, 3).double() for _ in range(5)]
     vector = torch.randn(3).double()
-    score, hidden = F.attention(
+    score, hidden = attention(
         outputs,
         torch.stack([layer.weight.t() for layer in layers]),
         torch.stack([layer.bias for layer in layers]),
@@ -101,15 +109,15 @@ def test_attention_is_a_linear_layer_per_shard():
 def test_fuse():
     values = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[5.0, 5.0]]])
     score = torch.tensor([[0.0, math.log(3), -50.0]])
-    found = F.fuse(values, score)
+    found = fuse(values, score)
     torch.testing.assert_close(found, torch.tensor([[0.25, 0.75]]))
     # Weights sum to one under a mask as well.
     mask = torch.tensor([[True, False, False]])
-    assert F.fuse(values, score, mask).tolist() == [[1, 0]]
+    assert fuse(values, score, mask).tolist() == [[1, 0]]
     outputs, score = logits(), torch.randn(30, 5).double()
     mask = torch.rand(30, 5, generator=rng.generator(1)) < 0.5
     mask[:, 2] = True
-    found = F.fuse(outputs, score, mask)
+    found = fuse(outputs, score, mask)
     for u in range(30):
         some = mask[u]
         wanted = score[u, some].softmax(0) @ outputs[some, u]
@@ -118,7 +126,7 @@ def test_fuse():
 
 def test_info_nce_by_hand():
     # Cosines 0.6, 0 and -1, temperature 1/2.
-    found = F.info_nce(
+    found = info_nce(
         torch.tensor([[2.0, 0.0]]),
         torch.tensor([[3.0, 4.0]]),
         torch.tensor([[0.0, 1.0]]),
@@ -140,14 +148,14 @@ def test_info_nce_pulls_views_together_and_nodes_apart():
     angle = torch.linspace(0, math.pi, 20)
     fixed = turned(torch.zeros(20))
     other = turned(torch.full((20,), 2.0))
-    loss = F.info_nce(fixed, turned(angle), other, other)
+    loss = info_nce(fixed, turned(angle), other, other)
     assert bool((loss.diff() > 0).all())
     for first, second in ((turned(angle), other), (other, turned(angle))):
-        loss = F.info_nce(fixed, turned(torch.full((20,), 0.3)), first, second)
+        loss = info_nce(fixed, turned(torch.full((20,), 0.3)), first, second)
         assert bool((loss.diff() < 0).all())
     # A step down its gradient does the same.
     part = turned(torch.tensor([1.0])).requires_grad_()
-    F.info_nce(fixed[:1], part, other[:1], other[:1]).sum().backward()
+    info_nce(fixed[:1], part, other[:1], other[:1]).sum().backward()
     step = part.detach() - 0.1 * part.grad
     cosine = torch.nn.functional.cosine_similarity
     assert float(cosine(fixed[:1], step)) > math.cos(1.0)
@@ -155,14 +163,14 @@ def test_info_nce_pulls_views_together_and_nodes_apart():
 
 def test_reconstruction_by_hand():
     # Cosines with the neighbour 0.6 and with the stranger 0.8.
-    found = F.reconstruction_loss(
+    found = reconstruction_loss(
         torch.tensor([[2.0, 0.0]]),
         torch.tensor([[3.0, 4.0]]),
         torch.tensor([[8.0, 6.0]]),
     )
     assert float(found) == pytest.approx(0.8 - 0.6 + 1)
     # A neighbour at 1 and a stranger at -1: 1 - 2 < 0.
-    found = F.reconstruction_loss(
+    found = reconstruction_loss(
         torch.tensor([[2.0, 0.0]]),
         torch.tensor([[3.0, 0.0]]),
         torch.tensor([[-1.0, 0.0]]),
@@ -173,31 +181,31 @@ def test_reconstruction_by_hand():
 def test_reconstruction_pulls_neighbours_together():
     angle = torch.linspace(0, math.pi / 2, 20)
     fixed, other = turned(torch.zeros(20)), turned(torch.full((20,), 1.0))
-    loss = F.reconstruction_loss(fixed, turned(angle), other)
+    loss = reconstruction_loss(fixed, turned(angle), other)
     assert bool((loss.diff() > 0).all())
-    loss = F.reconstruction_loss(fixed, other, turned(angle))
+    loss = reconstruction_loss(fixed, other, turned(angle))
     assert bool((loss.diff() < 0).all())
 
 
 @pytest.mark.parametrize(
     ('match', 'run'),
     [
-        ("'outputs'", lambda o: F.mean_probability(o[0])),
+        ("'outputs'", lambda o: mean_probability(o[0])),
         ("'outputs'", lambda o: F.majority_vote(o[0])),
-        ("'outputs'", lambda o: F.weighted_log_probability(o[0], o[0, 0])),
+        ("'outputs'", lambda o: weighted_log_probability(o[0], o[0, 0])),
         (
             "'weight' needs to have the shape",
-            lambda o: F.weighted_log_probability(o, torch.ones(4)),
+            lambda o: weighted_log_probability(o, torch.ones(4)),
         ),
         (
             "'weight'",
-            lambda o: F.attention(
+            lambda o: attention(
                 o, torch.ones(4, 4, 2), torch.ones(5, 2), torch.ones(2)
             ),
         ),
         (
             "'bias'",
-            lambda o: F.attention(
+            lambda o: attention(
                 o, torch.ones(5, 4, 2), torch.ones(5, 3), torch.ones(2)
             ),
         ),

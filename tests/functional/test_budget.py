@@ -13,16 +13,20 @@ from exhaustive import (
 
 from pyg_trust.functional import (
     Perturbations,
-    Policy,
-    budget_attacks,
-    clip_budget,
-    dual_bound,
     linear_program,
     pagerank_bounds,
-    policy_value,
+)
+from pyg_trust.functional.budget import (
+    clip_budget,
+    dual_bound,
     refine_pagerank_bounds,
+)
+from pyg_trust.functional.flips import (
+    budget_attacks,
     single_flip_margins,
 )
+from pyg_trust.functional.perturbations import Policy
+from pyg_trust.functional.policy import policy_value
 
 ALPHA = 0.15
 NODES = torch.arange(5)

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from pyg_trust import functional as F
+from pyg_trust.functional.clustering import uniform_signal
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import make_graph
 
@@ -58,7 +59,7 @@ def test_the_whole_graph_is_no_cluster():
 
 
 def test_uniform_signal():
-    row = F.uniform_signal(torch.tensor([4, 1]), 6).to_dense()
+    row = uniform_signal(torch.tensor([4, 1]), 6).to_dense()
     assert row.tolist() == [[0, 0.5, 0, 0, 0.5, 0]]
 
 
@@ -104,4 +105,4 @@ def test_sweep_cut_refuses(error, match, args, kwargs):
 )
 def test_uniform_signal_refuses(error, match, seeds):
     with pytest.raises(error, match=match):
-        F.uniform_signal(seeds, 4)
+        uniform_signal(seeds, 4)

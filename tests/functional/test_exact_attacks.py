@@ -9,7 +9,6 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust.functional import (
-    HaloGraph,
     Measure,
     appnp,
     chebyshev,
@@ -22,6 +21,7 @@ from pyg_trust.functional import (
     propagate_to,
     transition,
 )
+from pyg_trust.functional.halo import HaloGraph
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.testing import dense_operator
 from pyg_trust.transforms import AGP

@@ -11,7 +11,12 @@ from scipy.stats import hypergeom
 
 from pyg_trust import functional as dp
 from pyg_trust.functional import poisson
-from pyg_trust.functional.accounting import ORDERS
+from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
+from pyg_trust.functional.mechanisms import wor_profile
+from pyg_trust.functional.poisson import (
+    poisson_profile,
+    rdp_poisson,
+)
 
 # Profiles of one step by root finding: k, q, z, and delta by epsilon.
 AT = (-1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0)
@@ -60,12 +65,12 @@ FAR = [
 def test_profiles_are_those_of_the_oracle():
     for row in PROFILES:
         k, q, z = row[:3]
-        found = [dp.poisson_profile(e, q, z, occurrences=k) for e in AT]
+        found = [poisson_profile(e, q, z, occurrences=k) for e in AT]
         assert found == pytest.approx(row[3:], rel=1e-9, abs=0)
     for row in FAR:
         k, q, z = row[:3]
         for e, want in zip((-0.5, 0.0, 0.5, 1.0, 2.0), row[3:], strict=True):
-            found = dp.poisson_profile(e, q, z, occurrences=k)
+            found = poisson_profile(e, q, z, occurrences=k)
             # Below, what counts as infinite is more than the profile.
             assert found == pytest.approx(want, rel=1e-9, abs=2e-21)
             assert found >= want * (1 - 1e-9)
@@ -119,7 +124,7 @@ def test_another_program_composes_the_pair():
 
     k, q, z, steps, delta, width = 7, 0.1, 9.0, 30, 1e-5, 1e-3
     at = np.arange(-1000, 1001)
-    profile = [dp.poisson_profile(e, q, z, occurrences=k) for e in at * width]
+    profile = [poisson_profile(e, q, z, occurrences=k) for e in at * width]
     falling = np.maximum.accumulate(profile[::-1])[::-1]
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots(width, at, falling)
     want = pmf.self_compose(steps).get_epsilon_for_delta(delta)
@@ -133,7 +138,7 @@ def test_one_occurrence_is_a_disjoint_unit():
     assert found == pytest.approx(dp.wor_epsilon(history, 1e-5), rel=1e-9)
     for epsilon in (-1.0, 0.0, 0.4, 2.0):
         found = dp.group_wor_profile(epsilon, 4, 20, 1, 1.3)
-        want = dp.wor_profile(epsilon, 0.2, 1.3)
+        want = wor_profile(epsilon, 0.2, 1.3)
         assert found == pytest.approx(want, rel=1e-12)
     # The search for an outcome, where there is a closed form.
     loss = np.linspace(0, 6, 50)
@@ -196,7 +201,7 @@ def test_no_gradients_are_worse_than_the_pair_of_coins():
     logs = np.array([-1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0])
     for k, q, z in itertools.product((1, 2, 3), (0.05, 0.3, 0.7), (0.6, 1.5)):
         worst = np.array(
-            [dp.poisson_profile(e, q, z, occurrences=k) for e in logs]
+            [poisson_profile(e, q, z, occurrences=k) for e in logs]
         )
         made = itertools.islice(instances(k, rng), 17)
         found = [plane(*each, q, z, np.exp(logs)) for each in made]
@@ -265,7 +270,7 @@ def test_the_trap_is_known_and_cannot_be_asked_for():
     assert found == pytest.approx(2.0e-3, rel=0.05)
     for name in ('weights', 'num_roots', 'm', 'law'):
         with pytest.raises(TypeError, match=name):
-            dp.poisson_profile(0.5, 0.05, 4.0, occurrences=5, **{name: 1000})
+            poisson_profile(0.5, 0.05, 4.0, occurrences=5, **{name: 1000})
 
 
 # Renyi divergences ###########################################################
@@ -286,7 +291,7 @@ def test_renyi_divergences_of_coins():
         return math.log(total / z / math.sqrt(2 * math.pi)) / (a - 1)
 
     for k, q, z in ((2, 0.1, 2.0), (5, 0.3, 4.0)):
-        found = dp.rdp_poisson([1.5, 4.0], q, z, occurrences=k)
+        found = rdp_poisson([1.5, 4.0], q, z, occurrences=k)
         want = [direct(a, k, q, z) for a in (1.5, 4.0)]
         assert found == pytest.approx(want, rel=1e-9)
 
@@ -315,14 +320,14 @@ def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z):
 
 def test_renyi_is_a_looser_account():
     for k, z, steps in ((5, 8.2, 100), (40, 40.0, 50)):
-        rdp = steps * dp.rdp_poisson(ORDERS[::8], 0.05, z, occurrences=k)
+        rdp = steps * rdp_poisson(ORDERS[::8], 0.05, z, occurrences=k)
         exact = dp.poisson_epsilon([(z, 0.05, steps)], 1e-5, occurrences=k)
-        found = dp.rdp_epsilon(ORDERS[::8], rdp, 1e-5)
+        found = rdp_epsilon(ORDERS[::8], rdp, 1e-5)
         assert exact < found < 1.3 * exact
         rdp = steps * dp.rdp_group_wor(ORDERS[::8], 0.05, z / 2, 2000, k)
         history = [(z / 2, 0.05, steps)]
         exact = dp.group_wor_epsilon(history, 1e-5, 2000, k)
-        found = dp.rdp_epsilon(ORDERS[::8], rdp, 1e-5)
+        found = rdp_epsilon(ORDERS[::8], rdp, 1e-5)
         assert exact < found < 1.3 * exact
 
 
@@ -331,14 +336,14 @@ def test_renyi_is_a_looser_account():
 
 def test_a_record_that_is_away_is_in_one_unit():
     for ask in (
-        lambda: dp.poisson_profile(1.0, 0.1, 4.0, 'withdraw', occurrences=2),
+        lambda: poisson_profile(1.0, 0.1, 4.0, 'withdraw', occurrences=2),
         lambda: dp.poisson_epsilon(
             [(4.0, 0.1, 5)], 1e-5, 'withdraw', occurrences=2
         ),
         lambda: dp.calibrate_poisson(
             1.0, 1e-5, 0.1, 5, form='withdraw', occurrences=2
         ),
-        lambda: dp.rdp_poisson([2.0], 0.1, 4.0, 'withdraw', occurrences=2),
+        lambda: rdp_poisson([2.0], 0.1, 4.0, 'withdraw', occurrences=2),
     ):
         with pytest.raises(ValueError, match="'occurrences' needs to be 1"):
             ask()

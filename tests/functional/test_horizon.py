@@ -13,8 +13,12 @@ from exhaustive import (
     random_problem,
 )
 
-from pyg_trust.functional import Perturbations, Policy, policy_iteration
+from pyg_trust.functional import (
+    Perturbations,
+    policy_iteration,
+)
 from pyg_trust.functional.horizon import Horizon, Prices
+from pyg_trust.functional.perturbations import Policy
 
 ALPHA = 0.2
 

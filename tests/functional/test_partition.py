@@ -9,6 +9,18 @@ import torch
 from pyg_trust import functional as F
 from pyg_trust import rng
 from pyg_trust.functional import partition_methods
+from pyg_trust.functional.partition import (
+    check_partition,
+    partition_from_lists,
+    shard_limits,
+    shard_sizes,
+    training_graph,
+)
+from pyg_trust.functional.partition_methods import (
+    partition_losses,
+    partition_quality,
+    round_partition,
+)
 
 pytestmark = pytest.mark.sparse
 
@@ -34,12 +46,12 @@ def make(name, num_nodes=NODES):
         pairs = torch.randint(size, (2, start.numel()), generator=gen) + start
         bridge = torch.arange(SHARDS - 1) * size
         pairs = torch.cat([pairs, torch.stack([bridge, bridge + size])], 1)
-    return F.training_graph(pairs, torch.arange(num_nodes), num_nodes)
+    return training_graph(pairs, torch.arange(num_nodes), num_nodes)
 
 
 def check_balance(shard, num_shards, slack=0.1):
-    sizes = F.check_partition(shard, num_shards, shard.numel())
-    low, high = F.shard_limits(shard.numel(), num_shards, slack)
+    sizes = check_partition(shard, num_shards, shard.numel())
+    low, high = shard_limits(shard.numel(), num_shards, slack)
     assert low <= int(sizes.min())
     assert int(sizes.max()) <= high
     return sizes
@@ -51,14 +63,14 @@ def check_balance(shard, num_shards, slack=0.1):
 def test_limits():
     # The cap of GraphEraser for Cora: 94.75 + 0.005 (1895 - 94.75) = 103.75,
     # rounded up there and down here.
-    assert F.shard_limits(1895, 20, 0.095) == (86, 103)
-    assert F.shard_limits(1895, 20, 0.0) == (94, 95)
-    assert F.shard_limits(5, 5) == (1, 1)
-    assert F.shard_limits(7, 5, 0.99) == (1, 2)
-    assert F.shard_limits(9, 1) == (9, 9)
+    assert shard_limits(1895, 20, 0.095) == (86, 103)
+    assert shard_limits(1895, 20, 0.0) == (94, 95)
+    assert shard_limits(5, 5) == (1, 1)
+    assert shard_limits(7, 5, 0.99) == (1, 2)
+    assert shard_limits(9, 1) == (9, 9)
     for num_nodes in range(1, 300, 7):
         for num_shards in range(1, min(num_nodes, 40) + 1):
-            low, high = F.shard_limits(num_nodes, num_shards)
+            low, high = shard_limits(num_nodes, num_shards)
             # Every size between them can be met.
             assert 1 <= low <= num_nodes / num_shards <= high
             if num_nodes >= 7 * num_shards:
@@ -68,10 +80,10 @@ def test_limits():
 @pytest.mark.parametrize(
     ('error', 'match', 'run'),
     [
-        (ValueError, "'num_shards'.*at most 3", lambda: F.shard_limits(3, 4)),
-        (ValueError, "'num_shards'.*at least 1", lambda: F.shard_limits(3, 0)),
-        (TypeError, "'num_shards'", lambda: F.shard_limits(3, 2.0)),
-        (ValueError, "'slack'", lambda: F.shard_limits(3, 2, 1.0)),
+        (ValueError, "'num_shards'.*at most 3", lambda: shard_limits(3, 4)),
+        (ValueError, "'num_shards'.*at least 1", lambda: shard_limits(3, 0)),
+        (TypeError, "'num_shards'", lambda: shard_limits(3, 2.0)),
+        (ValueError, "'slack'", lambda: shard_limits(3, 2, 1.0)),
         (ValueError, "'num_shards'", lambda: F.random_partition(3, 4)),
         (
             ValueError,
@@ -118,27 +130,27 @@ def test_limits():
         (
             ValueError,
             "'score'",
-            lambda: F.round_partition(torch.tensor([[1.0, torch.inf]])),
+            lambda: round_partition(torch.tensor([[1.0, torch.inf]])),
         ),
-        (ValueError, "'score'", lambda: F.round_partition(torch.rand(3))),
+        (ValueError, "'score'", lambda: round_partition(torch.rand(3))),
         (
             ValueError,
             r"'y'.*in \[0, 2\).*\(got 0 to 2\)",
-            lambda: F.partition_losses(
+            lambda: partition_losses(
                 torch.rand(3, 2), make('no_edges', 3), torch.arange(3), 2
             ),
         ),
         (
             ValueError,
             r"'y' needs to have the shape \[3\]",
-            lambda: F.partition_losses(
+            lambda: partition_losses(
                 torch.rand(3, 2), make('no_edges', 3), torch.arange(2), 2
             ),
         ),
         (
             ValueError,
             "'edge_index'.*got 0 to 3",
-            lambda: F.partition_losses(
+            lambda: partition_losses(
                 torch.rand(3, 2), torch.tensor([[0], [3]]), torch.ones(3), 2
             ),
         ),
@@ -151,7 +163,7 @@ def test_partitions_refuse(error, match, run):
 
 def test_check_partition():
     good = torch.tensor([0, 1, 1])
-    assert F.check_partition(good, 2, 3).tolist() == [1, 2]
+    assert check_partition(good, 2, 3).tolist() == [1, 2]
     for error, match, shard in [
         (TypeError, 'int64', good.int()),
         (TypeError, 'int64', [0, 1, 1]),
@@ -161,13 +173,13 @@ def test_check_partition():
         (ValueError, r'shards \[1\] are empty', torch.zeros(3).long()),
     ]:
         with pytest.raises(error, match=match):
-            F.check_partition(shard, 2, 3)
+            check_partition(shard, 2, 3)
 
 
 def test_partition_from_lists():
     index = torch.tensor([9, 4, 7])
     a, b = torch.tensor([7]), torch.tensor([4, 9])
-    assert F.partition_from_lists([a, b], index).tolist() == [1, 1, 0]
+    assert partition_from_lists([a, b], index).tolist() == [1, 1, 0]
     for match, shards in [
         ('node 4 is left out', [a, b[1:]]),
         ('node 7 is named twice', [a, torch.tensor([4, 7, 9])]),
@@ -175,21 +187,21 @@ def test_partition_from_lists():
         ('empty', [torch.tensor([7, 4, 9]), torch.tensor([])]),
     ]:
         with pytest.raises(ValueError, match=match):
-            F.partition_from_lists(shards, index)
+            partition_from_lists(shards, index)
 
 
 def test_partition_from_lists_takes_integers():
     index = torch.tensor([9, 4, 7])
-    found = F.partition_from_lists([[7], [4, 9]], index)
+    found = partition_from_lists([[7], [4, 9]], index)
     assert found.tolist() == [1, 1, 0]
     for wrong in (torch.tensor([7.0]), torch.tensor([True])):
         with pytest.raises(TypeError, match="'shards' needs to hold integers"):
-            F.partition_from_lists([wrong, [4, 9]], index)
+            partition_from_lists([wrong, [4, 9]], index)
 
 
 def test_training_graph_is_induced_and_simple():
     edge_index = torch.tensor([[0, 5, 5, 2, 2, 3], [5, 0, 2, 2, 1, 3]])
-    found = F.training_graph(edge_index, torch.tensor([5, 2, 0]), 6)
+    found = training_graph(edge_index, torch.tensor([5, 2, 0]), 6)
     assert sorted(found.t().tolist()) == [[0, 1], [0, 2], [1, 0], [2, 0]]
 
 
@@ -200,7 +212,7 @@ def test_random_partition_is_equal_and_uniform():
     shard = F.random_partition(1895, 20, seed=3)
     assert torch.equal(shard, F.random_partition(1895, 20, seed=3))
     assert not torch.equal(shard, F.random_partition(1895, 20, seed=4))
-    sizes = F.check_partition(shard, 20, 1895)
+    sizes = check_partition(shard, 20, 1895)
     assert int(sizes.max()) - int(sizes.min()) == 1
     # Every node falls anywhere, and larger shards are no fixed ones.
     count = torch.zeros(7, 3)
@@ -235,9 +247,7 @@ def test_the_key_of_the_hash_is_secret_unless_given():
 
 
 def test_hash_is_uniform():
-    sizes = F.shard_sizes(
-        F.hash_partition(torch.arange(20000), 20, seed=9), 20
-    )
+    sizes = shard_sizes(F.hash_partition(torch.arange(20000), 20, seed=9), 20)
     # Chi squared with 19 degrees of freedom: 43.8 at 0.001.
     assert float((sizes - 1000).square().sum() / 1000) < 43.8
 
@@ -248,7 +258,7 @@ def test_hash_is_uniform():
 def greedy(score, slack):
     """The definition, pair by pair, then node by node."""
     num_nodes, num_shards = score.shape
-    low, high = F.shard_limits(num_nodes, num_shards, slack)
+    low, high = shard_limits(num_nodes, num_shards, slack)
     pairs = [
         (-float(score[u, i]), u, i)
         for u in range(num_nodes)
@@ -293,13 +303,13 @@ def test_rounding_is_greedy(kind):
         elif kind == 'skewed':
             # argmax would put all nodes into one shard.
             score[:, -1] += 10
-        shard = F.round_partition(score, slack=slack)
+        shard = round_partition(score, slack=slack)
         assert shard.tolist() == greedy(score, slack)
         check_balance(shard, num_shards, slack)
 
 
 def test_rounding_of_uniform_scores_leaves_no_shard_empty():
-    shard = F.round_partition(torch.full((100, 20), 0.05))
+    shard = round_partition(torch.full((100, 20), 0.05))
     check_balance(shard, 20)
 
 
@@ -506,7 +516,7 @@ def test_losses_are_those_of_the_dense_definitions(name):
     A = torch.zeros(30, 30, dtype=torch.float64)
     A[edge_index[0], edge_index[1]] = 1
     wanted = dense_losses(P, A, torch.eye(4, dtype=torch.float64)[y])
-    found = F.partition_losses(P, edge_index, y, 4)
+    found = partition_losses(P, edge_index, y, 4)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -517,7 +527,7 @@ def test_losses_of_a_hard_partition_are_counts():
     shard = torch.arange(40) % 3
     y = torch.arange(40) % 5
     hard = torch.eye(3, dtype=torch.float64)[shard]
-    found = F.partition_losses(hard, edge_index, y, 5)
+    found = partition_losses(hard, edge_index, y, 5)
     time = struct = entropy = 0.0
     for i in range(3):
         inside = int(((shard[row] == i) & (shard[col] == i)).sum())
@@ -530,7 +540,7 @@ def test_losses_of_a_hard_partition_are_counts():
     assert float(found.time) == pytest.approx(time)
     assert float(found.struct) == pytest.approx(struct)
     assert float(found.sem) == pytest.approx(-entropy)
-    quality = F.partition_quality(shard, 3, edge_index, y)
+    quality = partition_quality(shard, 3, edge_index, y)
     assert quality.balance == pytest.approx(14 * 3 / 40)
     assert quality.cut == pytest.approx(
         float((shard[row] != shard[col]).double().mean())
@@ -544,14 +554,14 @@ def test_losses_have_gradients_everywhere():
     score = torch.randn(12, 3, generator=rng.generator(0)).double()
 
     def losses(score):
-        return F.partition_losses(score.softmax(1), edge_index, y, 4)
+        return partition_losses(score.softmax(1), edge_index, y, 4)
 
     assert torch.autograd.gradcheck(losses, score.requires_grad_())
     # An empty shard, edges nowhere: numbers, no NaN.
     hard = torch.zeros(12, 3, dtype=torch.float64)
     hard[:, 0] = 1
     hard.requires_grad_()
-    found = F.partition_losses(hard, make('no_edges', 12), y, 4)
+    found = partition_losses(hard, make('no_edges', 12), y, 4)
     sum(found).backward()
     assert bool(hard.grad.isfinite().all())
     assert found.struct.item() == 0
@@ -564,7 +574,7 @@ def test_entropy_has_the_sign_of_the_text():
     mixed = torch.eye(2)[torch.arange(20) // 10]
     pure = torch.eye(2)[y]
     edges = make('no_edges', 20)
-    good = F.partition_losses(mixed, edges, y, 2).sem
-    bad = F.partition_losses(pure, edges, y, 2).sem
+    good = partition_losses(mixed, edges, y, 2).sem
+    bad = partition_losses(pure, edges, y, 2).sem
     assert float(good) == pytest.approx(-torch.tensor(2.0).log())
     assert float(bad) == pytest.approx(0, abs=1e-6)

@@ -10,6 +10,10 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from pyg_trust import functional as dp
+from pyg_trust.functional.poisson import (
+    poisson_profile,
+    rdp_poisson,
+)
 
 
 def direct(epsilon, q, z, first, second):
@@ -34,10 +38,10 @@ def direct(epsilon, q, z, first, second):
 def test_profiles_are_the_divergences_of_their_pairs(q, z):
     for epsilon in (-1.0, 0.0, 0.3, 2.0):
         want = direct(epsilon, q, z, 1, -1)
-        found = dp.poisson_profile(epsilon, q, z)
+        found = poisson_profile(epsilon, q, z)
         assert found == pytest.approx(want, rel=1e-5, abs=1e-11)
         want = max(direct(epsilon, q, z, 1, 0), direct(epsilon, q, z, 0, 1))
-        found = dp.poisson_profile(epsilon, q, z, 'withdraw')
+        found = poisson_profile(epsilon, q, z, 'withdraw')
         assert found == pytest.approx(want, rel=1e-5, abs=1e-11)
 
 
@@ -66,7 +70,7 @@ def test_no_pair_of_gradients_is_worse_than_the_antipodal_one(q, z):
         for r, s, t in itertools.product((0.4, 1.0), (0.0, 0.7, 1.0), steps)
     ]
     for epsilon in (-0.5, 0.0, 0.4, 1.5):
-        worst = dp.poisson_profile(epsilon, q, z)
+        worst = poisson_profile(epsilon, q, z)
         found = [plane(epsilon, q, z, *pair) for pair in pairs]
         assert max(found) <= worst + 2e-4
         # It is one of them: the bound is attained.
@@ -145,13 +149,13 @@ def test_renyi_divergences():
         return math.log(total) / (a - 1)
 
     for q, z in ((0.01, 1.0), (0.3, 0.7), (1.0, 2.0)):
-        found = dp.rdp_poisson([2, 5, 20], q, z, 'withdraw')
+        found = rdp_poisson([2, 5, 20], q, z, 'withdraw')
         want = [integer(a, q, z) for a in (2, 5, 20)]
         assert found == pytest.approx(want, rel=1e-6)
-        replaced = dp.rdp_poisson([2, 5, 20], q, z)
+        replaced = rdp_poisson([2, 5, 20], q, z)
         assert (replaced > found * (1 - 1e-9)).all()
     # q = 1: two Gaussians 2/z apart.
-    found = dp.rdp_poisson([3.0], 1.0, 2.0)
+    found = rdp_poisson([3.0], 1.0, 2.0)
     assert found[0] == pytest.approx(3.0 * (2 / 2.0) ** 2 / 2, rel=1e-9)
 
 

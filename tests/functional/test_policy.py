@@ -14,13 +14,13 @@ from exhaustive import (
 
 from pyg_trust.functional import (
     Perturbations,
-    Policy,
     diffuse,
     policy_iteration,
-    policy_value,
     robust_margins,
     worst_case_margins,
 )
+from pyg_trust.functional.perturbations import Policy
+from pyg_trust.functional.policy import policy_value
 from pyg_trust.graph import CSRGraph
 
 ALPHA = 0.15

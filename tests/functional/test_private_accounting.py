@@ -10,14 +10,14 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from pyg_trust.functional import (
-    contraction_mu,
     gaussian_epsilon,
     gaussian_mu,
     gaussian_mu_for,
     hop_sensitivity,
     wor_epsilon,
-    wor_epsilon_pld,
 )
+from pyg_trust.functional.accounting import wor_epsilon_pld
+from pyg_trust.functional.private_accounting import contraction_mu
 
 # Of the oracle: sensitivities, deviations, delta, mu and epsilon.
 ROWS = [

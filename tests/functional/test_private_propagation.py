@@ -12,16 +12,18 @@ from pyg_trust.functional import (
     Measure,
     appnp,
     class_messages,
-    column_norms,
-    energy_weights,
     hop_sensitivity,
     messages,
     ppr,
     private_propagate,
     propagate,
-    scaled_propagate,
     sgc,
     single_target,
+)
+from pyg_trust.functional.private_propagation import (
+    column_norms,
+    energy_weights,
+    scaled_propagate,
 )
 from pyg_trust.graph import CSRGraph
 

@@ -8,8 +8,12 @@ from scipy.stats import binom, norm
 
 from pyg_trust import functional as F
 from pyg_trust import ops
-from pyg_trust.functional import Measure, propagation
+from pyg_trust.functional import Measure, estimates, propagation
+from pyg_trust.functional.estimates import (
+    propagate_median,
+)
 from pyg_trust.functional.propagation import push_levels
+from pyg_trust.functional.queries import prune_bound
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import UNDIRECTED, dense_operator, make_graph
 
@@ -545,7 +549,7 @@ def test_pruned_queries_are_within_their_bound(name, eps):
     lost = exact.to_dense() - pruned
     assert lost.min() >= -1e-15
     assert lost.max() > 0
-    bound = F.prune_bound(graph, measure, eps)
+    bound = prune_bound(graph, measure, eps)
     assert (lost <= bound + 1e-15).all()
 
 
@@ -555,7 +559,7 @@ def test_no_prune_bound_without_a_proof():
         (make_graph('path'), Measure(0.2, 0.3, (0, 1))),
     ):
         with pytest.raises(ValueError, match='no bound is known'):
-            F.prune_bound(graph, measure, 1e-3)
+            prune_bound(graph, measure, 1e-3)
 
 
 def test_query_top_k_and_threshold():
@@ -809,7 +813,7 @@ def test_eps_for_refuses(match, args, kwargs):
 
 @pytest.mark.parametrize('failure', [0.2, 0.01, 1e-6])
 def test_plan_meets_its_failure_rate_at_the_least_cost(failure):
-    plan = F.plan(0.01, 5, failure=failure)
+    plan = estimates.plan(0.01, 5, failure=failure)
     assert plan.repetitions % 2 == 1
     # Chebyshev's bound for one run, then the binomial tail of the median.
     chance = plan.eps / F.eps_for(0.01, 5, failure=0.5) * 0.5
@@ -826,7 +830,7 @@ def test_plan_meets_its_failure_rate_at_the_least_cost(failure):
 def test_median_keeps_the_promise_of_its_plan():
     graph = make_graph('random')
     measure = F.ppr(0.3, levels=5)
-    plan = F.plan(0.02, 5, relative_error=0.3, failure=0.01)
+    plan = estimates.plan(0.02, 5, relative_error=0.3, failure=0.01)
     assert plan.repetitions > 1
     x = torch.zeros(40, dtype=torch.float64)
     x[5] = 1
@@ -834,14 +838,12 @@ def test_median_keeps_the_promise_of_its_plan():
     large = exact > 0.02
     failures = torch.zeros(40)
     for seed in range(100):
-        z = F.propagate_median(
+        z = propagate_median(
             graph, x, measure, plan, seed=seed, force_push=True
         )
         failures += (z - exact).abs() > 0.3 * exact
     assert failures[large].max() / 100 <= 0.01
-    again = F.propagate_median(
-        graph, x, measure, plan, seed=99, force_push=True
-    )
+    again = propagate_median(graph, x, measure, plan, seed=99, force_push=True)
     assert torch.equal(again, z)
 
 
@@ -959,7 +961,7 @@ def test_no_bound_for_operators_made_larger():
     with pytest.raises(ValueError, match='no variance bound is known'):
         F.variance_bound(graph, torch.rand(40), measure, 1e-3)
     with pytest.raises(ValueError, match='no bound is known'):
-        F.prune_bound(graph, measure, 1e-3)
+        prune_bound(graph, measure, 1e-3)
 
 
 @pytest.mark.parametrize('force_push', [False, True])

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from pyg_trust.functional import (
-    choose_receivers,
-    energy_weights,
     hop_sensitivity,
     private_propagate,
+)
+from pyg_trust.functional.private_propagation import energy_weights
+from pyg_trust.functional.receivers import (
+    choose_receivers,
     received_lists,
 )
 from pyg_trust.graph import CSRGraph

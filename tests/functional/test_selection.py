@@ -7,14 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import gammaln
 
-from pyg_trust.functional import (
+from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
+from pyg_trust.functional.mechanisms import rdp_gaussian
+from pyg_trust.functional.selection import (
     draw_runs,
     rdp_delta,
-    rdp_epsilon,
-    rdp_gaussian,
     rdp_select,
 )
-from pyg_trust.functional.accounting import ORDERS
 
 LAWS = [(3.0, 1.0), (10.0, 1.0), (5.0, 0.0), (20.0, 0.5), (4.0, 3.0)]
 # Epsilon at delta 1e-5 by dp-accounting 0.6: RepeatAndSelectDpEvent of 40

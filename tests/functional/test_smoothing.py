@@ -12,12 +12,15 @@ import torch
 from pyg_trust.functional import (
     certified,
     flip_regions,
-    joint_regions,
     min_probability,
-    min_probability_table,
     worst_case_probability,
 )
-from pyg_trust.functional.smoothing import FlipRegions, regions_at
+from pyg_trust.functional.smoothing import (
+    FlipRegions,
+    joint_regions,
+    min_probability_table,
+    regions_at,
+)
 
 ORACLES = 'oracles/any_model_certificates'
 

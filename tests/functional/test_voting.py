@@ -11,6 +11,8 @@ from pyg_trust.functional import (
     certified_mean,
     certified_votes,
     collective_votes,
+)
+from pyg_trust.functional.voting import (
     group_probability_bound,
     survives_votes,
 )

@@ -7,7 +7,12 @@ import torch
 from scipy.stats import chi2
 
 from pyg_trust import functional as F
-from pyg_trust.functional import DisjointWalks
+from pyg_trust.functional.walks import (
+    DisjointWalks,
+    check_walks,
+    max_size,
+    min_subgraphs,
+)
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import make_graph
 
@@ -161,7 +166,7 @@ def test_invariants_by_brute_force(name, length, restarts):
             nodes = list(chain(*subgraphs))
             assert len(nodes) == len(set(nodes))
             assert set(mask.nonzero().view(-1).tolist()) <= set(nodes)
-            least = F.min_subgraphs(int(mask.sum()), length, restarts)
+            least = min_subgraphs(int(mask.sum()), length, restarts)
             assert least <= walks.num_subgraphs == len(subgraphs)
             assert walks.roots.tolist() == [s[0] for s in subgraphs]
             for subgraph in subgraphs:
@@ -179,13 +184,13 @@ def test_least_number_of_subgraphs_is_attained():
         ).num_subgraphs
         for seed in range(50)
     }
-    assert min(counts) == 1 == F.min_subgraphs(3, 1, 5)
-    assert F.min_subgraphs(140, 2) == 47
-    assert F.min_subgraphs(140, 1) == 70
-    assert F.min_subgraphs(140, 2, 2) == 28
-    assert F.min_subgraphs(7, 0) == 7
-    assert F.min_subgraphs(9, 2) == 3
-    assert F.max_size(2, 3) == 7
+    assert min(counts) == 1 == min_subgraphs(3, 1, 5)
+    assert min_subgraphs(140, 2) == 47
+    assert min_subgraphs(140, 1) == 70
+    assert min_subgraphs(140, 2, 2) == 28
+    assert min_subgraphs(7, 0) == 7
+    assert min_subgraphs(9, 2) == 3
+    assert max_size(2, 3) == 7
 
 
 def test_weights_and_order_of_edges_do_not_matter():
@@ -226,8 +231,8 @@ def walks(*subgraphs):
 
 
 def test_check_accepts_what_is_right():
-    F.check_walks(walks([0, 1], [3]), 4)
-    F.check_walks(walks([0, 1], [3]), 4, 2, roots=torch.tensor([0, 1, 3]))
+    check_walks(walks([0, 1], [3]), 4)
+    check_walks(walks([0, 1], [3]), 4, 2, roots=torch.tensor([0, 1, 3]))
 
 
 @pytest.mark.parametrize(
@@ -251,15 +256,15 @@ def test_check_accepts_what_is_right():
 def test_check_refuses_what_breaks_privacy(bad, size, roots, match):
     roots = None if roots is None else torch.tensor(roots)
     with pytest.raises(ValueError, match=match):
-        F.check_walks(bad, 4, size, roots=roots)
+        check_walks(bad, 4, size, roots=roots)
 
 
 def test_check_refuses_other_types():
     good = walks([0, 1])
     with pytest.raises(TypeError, match=r'walks[.]node'):
-        F.check_walks(good._replace(node=good.node.int()), 4)
+        check_walks(good._replace(node=good.node.int()), 4)
     with pytest.raises(TypeError, match=r'walks[.]ptr'):
-        F.check_walks(good._replace(ptr=[0, 2]), 4)
+        check_walks(good._replace(ptr=[0, 2]), 4)
 
 
 @pytest.mark.parametrize(
@@ -297,4 +302,4 @@ def test_bad_graphs():
         F.disjoint_walks(torch.zeros(2, 0, dtype=torch.int64), 1)
     for number, error in ((0, ValueError), (2.0, TypeError)):
         with pytest.raises(error, match='num_roots'):
-            F.min_subgraphs(number, 1)
+            min_subgraphs(number, 1)

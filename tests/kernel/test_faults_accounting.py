@@ -21,9 +21,9 @@ from pyg_trust.functional import (
     poisson,
     poisson_epsilon,
     private_accounting,
-    rdp_epsilon,
     wor_epsilon,
 )
+from pyg_trust.functional.accounting import rdp_epsilon
 from pyg_trust.kernel.accounting import judge, judge_mu
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import PrivateAGP, aggregation_report, private_agp

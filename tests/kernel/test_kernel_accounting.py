@@ -9,10 +9,10 @@ import pytest
 from pyg_trust.functional import (
     gaussian_epsilon,
     poisson_epsilon,
-    poisson_profile,
     wor_epsilon,
-    wor_profile,
 )
+from pyg_trust.functional.mechanisms import wor_profile
+from pyg_trust.functional.poisson import poisson_profile
 from pyg_trust.kernel import accounting as kernel
 
 # (rate, noise, steps, delta, epsilon): of

@@ -7,6 +7,7 @@ import pytest
 
 from pyg_trust import functional as dp
 from pyg_trust.functional import gaussian_epsilon
+from pyg_trust.functional.poisson import poisson_profile
 from pyg_trust.kernel import accounting, groups
 from pyg_trust.kernel.groups import judge_group
 
@@ -27,12 +28,12 @@ def test_coins_have_the_profile_of_their_pair(k, q, z):
     law = groups.coins(k)
     for epsilon in (0.0, 0.25, 1.0, 3.0):
         (low, high), (less, most) = at(law, epsilon, q, z)
-        want = dp.poisson_profile(epsilon, q, z, occurrences=k)
+        want = poisson_profile(epsilon, q, z, occurrences=k)
         assert low <= high <= low + 1e-30
         assert high == pytest.approx(want, rel=1e-9, abs=1e-20)
         # The slope of the profile in e^epsilon.
         one, two = (
-            dp.poisson_profile(epsilon + side * 1e-5, q, z, occurrences=k)
+            poisson_profile(epsilon + side * 1e-5, q, z, occurrences=k)
             for side in (1, -1)
         )
         slope = (two - one) / (2e-5 * math.exp(epsilon))

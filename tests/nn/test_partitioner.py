@@ -5,6 +5,12 @@ import torch
 
 from pyg_trust import functional as F
 from pyg_trust import rng
+from pyg_trust.functional.partition import (
+    check_partition,
+    shard_limits,
+    training_graph,
+)
+from pyg_trust.functional.partition_methods import partition_quality
 from pyg_trust.nn import (
     ShardPartitioner,
     learned_partition,
@@ -21,7 +27,7 @@ def make():
     pairs = torch.randint(NODES, (2, 9000), generator=gen)
     inside = group[pairs[0]] == group[pairs[1]]
     keep = inside | (torch.rand(9000, generator=gen) < 0.03)
-    edge_index = F.training_graph(pairs[:, keep], torch.arange(NODES), NODES)
+    edge_index = training_graph(pairs[:, keep], torch.arange(NODES), NODES)
     x = torch.eye(SHARDS)[group] + torch.randn(NODES, SHARDS, generator=gen)
     return x, edge_index, group
 
@@ -46,9 +52,9 @@ def test_it_cuts_few_edges(data):
     x, edge_index, _ = data
     y = torch.arange(NODES) % 3
     shard = learned_partition(x, edge_index, y, SHARDS, seed=0)
-    quality = F.partition_quality(shard, SHARDS, edge_index, y)
+    quality = partition_quality(shard, SHARDS, edge_index, y)
     random = F.random_partition(NODES, SHARDS, seed=0)
-    chance = F.partition_quality(random, SHARDS, edge_index, y)
+    chance = partition_quality(random, SHARDS, edge_index, y)
     assert quality.cut < chance.cut / 2
     assert quality.balance <= 1.15
     assert torch.equal(
@@ -65,7 +71,7 @@ def test_a_strong_weight_raises_the_entropy_of_labels(data):
         shard = learned_partition(
             x, edge_index, y, SHARDS, sem_weight=weight, seed=1
         )
-        return F.partition_quality(shard, SHARDS, edge_index, y)
+        return partition_quality(shard, SHARDS, edge_index, y)
 
     printed, none, right = quality(-20.0), quality(0.0), quality(20.0)
     assert right.entropy > none.entropy + 0.3
@@ -83,7 +89,7 @@ def test_a_strong_weight_of_time_leaves_few_edges_in_a_shard(data):
         shard = learned_partition(
             x, edge_index, y, SHARDS, time_weight=weight, seed=1
         )
-        return F.partition_quality(shard, SHARDS, edge_index, y).cut
+        return partition_quality(shard, SHARDS, edge_index, y).cut
 
     assert cut(1.0) > cut(0.0) + 0.2
 
@@ -105,7 +111,7 @@ def test_the_scale_of_features_does_not_matter(data):
     # A power of two changes no digit.
     tiny = learned_partition(x / 2**12, *args, seed=2)
     assert torch.equal(tiny, shard)
-    F.check_partition(learned_partition(0 * x, *args, seed=2), SHARDS)
+    check_partition(learned_partition(0 * x, *args, seed=2), SHARDS)
 
 
 def test_one_shard_is_everyone():
@@ -121,12 +127,12 @@ def test_it_balances_any_graph(name):
     others = torch.arange(1, 50)
     pairs = torch.stack([torch.zeros_like(others), others])
     pairs = pairs[:, : 0 if name == 'no_edges' else None]
-    edge_index = F.training_graph(pairs, torch.arange(50), 50)
+    edge_index = training_graph(pairs, torch.arange(50), 50)
     shard = learned_partition(
         torch.ones(50, 2), edge_index, torch.arange(50) % 2, 7, seed=0
     )
-    sizes = F.check_partition(shard, 7, 50)
-    assert int(sizes.max()) <= F.shard_limits(50, 7)[1]
+    sizes = check_partition(shard, 7, 50)
+    assert int(sizes.max()) <= shard_limits(50, 7)[1]
 
 
 @pytest.mark.slow

@@ -5,8 +5,11 @@ import copy
 import pytest
 import torch
 
-from pyg_trust import functional as F
 from pyg_trust import rng
+from pyg_trust.functional.aggregate import (
+    info_nce,
+    weighted_log_probability,
+)
 from pyg_trust.nn import (
     AttentiveAggregator,
     LBAggregator,
@@ -118,7 +121,7 @@ def test_lbaggr_keeps_its_best_epoch():
     outputs, y, index = make()[:3]
 
     def objective(weight):
-        logits = F.weighted_log_probability(outputs[:, index], weight)
+        logits = weighted_log_probability(outputs[:, index], weight)
         loss = torch.nn.functional.cross_entropy(logits, y[index])
         return float(loss + weight.norm())
 
@@ -204,7 +207,7 @@ def test_contrast_brings_views_of_a_node_together():
         with torch.no_grad():
             whole, part = fitted.fused(outputs), fitted.fused(outputs, mask)
         return float(
-            F.info_nce(whole, part, whole.roll(7, 0), part.roll(7, 0)).mean()
+            info_nce(whole, part, whole.roll(7, 0), part.roll(7, 0)).mean()
         )
 
     # The mean of four fits: a single one moves by as much.

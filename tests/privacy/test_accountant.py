@@ -14,8 +14,8 @@ from pyg_trust.privacy import (
     PLDAccountant,
     RDPAccountant,
     create_accountant,
-    register_accountants,
 )
+from pyg_trust.privacy.accountant import register_accountants
 
 KINDS = [PLDAccountant, RDPAccountant]
 

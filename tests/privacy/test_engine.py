@@ -14,9 +14,9 @@ from torch_geometric.nn import GCNConv
 
 from pyg_trust.functional import (
     fdp_epsilon,
-    max_steps,
     wor_epsilon,
 )
+from pyg_trust.functional.accounting import max_steps
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import PrivacyEngine, SubgraphGradients

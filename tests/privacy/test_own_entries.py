@@ -14,8 +14,8 @@ from pyg_trust.privacy import (
     SubgraphGradients,
     create_accountant,
     propose,
-    search_epsilon,
 )
+from pyg_trust.privacy.planning import search_epsilon
 from pyg_trust.registries import ACCOUNTANTS, LAYER_RULES, NOISES
 from pyg_trust.report import TrustReport
 

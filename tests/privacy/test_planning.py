@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, global_add_pool
 
-from pyg_trust.functional import rdp_epsilon, rdp_fdp, rdp_select
-from pyg_trust.functional.accounting import ORDERS
+from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
+from pyg_trust.functional.mechanisms import rdp_fdp
+from pyg_trust.functional.selection import rdp_select
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import GraphLoader
 from pyg_trust.noise import SEEDED
@@ -22,8 +23,8 @@ from pyg_trust.privacy import (
     create_accountant,
     propose,
     search,
-    search_epsilon,
 )
+from pyg_trust.privacy.planning import search_epsilon
 
 
 @pytest.mark.parametrize('accountant', ['pld_wor', 'rdp_wor'])

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from pyg_trust.functional import choose_receivers
 from pyg_trust.functional.private_descent import (
     linear_sums,
     unit_rows,
     whole_rows,
 )
+from pyg_trust.functional.receivers import choose_receivers
 from pyg_trust.noise import SeededNoise
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation, row_models
 from pyg_trust.transforms import PrivateAGP

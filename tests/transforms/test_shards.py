@@ -10,6 +10,12 @@ from torch_geometric.datasets import Planetoid
 
 from pyg_trust import functional as F
 from pyg_trust import rng
+from pyg_trust.functional.partition import (
+    check_partition,
+    shard_limits,
+    training_graph,
+)
+from pyg_trust.functional.partition_methods import partition_quality
 from pyg_trust.nn import learned_partition, partition_embedding
 from pyg_trust.transforms import Shards
 from pyg_trust.transforms.shards import PARTITIONS
@@ -43,9 +49,9 @@ def test_shards_are_those_of_the_training_nodes(method):
         assert torch.equal(data[key], value)
         assert torch.equal(out[key], value)
     assert bool((out.shard[~data.train_mask] == -1).all())
-    sizes = F.check_partition(out.shard[data.train_mask], SHARDS)
+    sizes = check_partition(out.shard[data.train_mask], SHARDS)
     if method != 'hash':
-        low, high = F.shard_limits(int(data.train_mask.sum()), SHARDS)
+        low, high = shard_limits(int(data.train_mask.sum()), SHARDS)
         assert low <= int(sizes.min()) <= int(sizes.max()) <= high
         assert float(sizes.max() / sizes.double().mean()) <= 1.15
     assert torch.equal(transform(data).shard, out.shard)
@@ -59,7 +65,7 @@ def test_shards_are_those_of_the_training_nodes(method):
 def test_shards_are_the_functions():
     data = make_data()
     index = data.train_mask.nonzero().view(-1)
-    edge_index = F.training_graph(data.edge_index, index, NODES)
+    edge_index = training_graph(data.edge_index, index, NODES)
     x, y = data.x[index], data.y[index]
     embedding = partition_embedding(x, edge_index, y, seed=rng.derive(7, 0))
     wanted = {
@@ -145,15 +151,15 @@ def test_on_the_real_thing(method, shared, tmp_path_factory):
     data.train_mask = data.train_mask < 0.7
     kwargs = {'max_epochs': 10} if method == 'learned' else {}
     shard = Shards(20, method, seed=0, **kwargs)(data).shard
-    sizes = F.check_partition(shard[data.train_mask], 20).double()
+    sizes = check_partition(shard[data.train_mask], 20).double()
     assert float(sizes.max() / sizes.mean()) <= 1.15
     index = data.train_mask.nonzero().view(-1)
-    edge_index = F.training_graph(data.edge_index, index, data.num_nodes)
+    edge_index = training_graph(data.edge_index, index, data.num_nodes)
     args = 20, edge_index, data.y[index]
-    quality = F.partition_quality(shard[index], *args)
+    quality = partition_quality(shard[index], *args)
     random = F.random_partition(index.numel(), 20, seed=0)
     # All of them cut fewer edges than chance does.
-    assert quality.cut < F.partition_quality(random, *args).cut - 0.1
+    assert quality.cut < partition_quality(random, *args).cut - 0.1
     if method == 'bekm':
         # The trap: logits cluster by class.
         assert quality.entropy < 0.7

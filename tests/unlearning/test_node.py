@@ -17,15 +17,15 @@ from pyg_trust import noise
 from pyg_trust.commit import StaleStateError
 from pyg_trust.functional import (
     Measure,
-    gaussian_profile,
     propagate,
     removal_budget,
-    shift_epsilon,
 )
 from pyg_trust.functional import heads as H
 from pyg_trust.functional import newton as N
 from pyg_trust.functional.dynamic_graph import DynamicGraph
 from pyg_trust.functional.incremental import LevelState
+from pyg_trust.functional.mechanisms import gaussian_profile
+from pyg_trust.functional.shifts import shift_epsilon
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,

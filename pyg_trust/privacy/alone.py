@@ -1,0 +1,203 @@
+"""Units of a batch, each run by itself, as ``kernel/step.py`` has it.
+
+For ``isolation='construction'`` all of them are; else one that is drawn in
+secret, to see whether it adds alone what it has added beside the others.
+"""
+
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyg_trust.kernel import step
+from pyg_trust.privacy.calls import Call
+from pyg_trust.privacy.draws import Mask, UseDraws
+
+ISOLATIONS = ('followed', 'construction')
+# How often a gradient is looked for within the reach of rounding.
+_TRIES = 24
+DISAGREES = (
+    'a unit that was run alone does not add to the clipped sum what it has '
+    'added beside the others, so that epsilon may not hold. The step was '
+    'refused before its noise was drawn: nothing of it was spent or released, '
+    'and this engine takes no more steps. Which unit it is stays secret, and '
+    'that there is one tells of the data. Report this as a defect '
+    "(SECURITY.md); isolation='construction' runs every unit alone"
+)
+
+
+class Draw:
+    """One unit of a step, drawn in secret."""
+
+    def __init__(self) -> None:
+        self._at: int | None = None
+
+    def of(self, first: int, count: int, total: int) -> int | None:
+        """The unit's number in a part of the step, if it is there.
+
+        Nothing of torch or of a seed decides it.
+
+        Args:
+            first (int): how many units were in the parts before.
+            count (int): how many are in this one.
+            total (int): how many the step has.
+        """
+        if first == 0 or self._at is None:
+            self._at = secrets.randbelow(total) if total else None
+        if self._at is None or not first <= self._at < first + count:
+            return None
+        return self._at - first
+
+
+class Alone:
+    """The units of one call of a model.
+
+    Args:
+        call (Call): of the model, on all units.
+        key (int): of ``kernel/step.py``. (default: :obj:`0`)
+    """
+
+    def __init__(self, call: Call, key: int = 0) -> None:
+        self.call = call
+        self.module = call.module
+        self.key = key
+
+    def unit(self, number: int) -> step.Unit:
+        """The arguments of the call that are of a unit.
+
+        Args:
+            number (int): of the unit.
+        """
+        at = torch.tensor([number], device=self.call.owner.device)
+        part, _ = self.call.extract(at)
+        return part.map(lambda name, value: value)
+
+    def gradients(self, number: int, pull: step.Pull) -> list[step.Floats]:
+        """The gradient of a unit, by the kernel.
+
+        Args:
+            number (int): of the unit.
+            pull (callable): of ``kernel/step.py``.
+        """
+        unit = self.unit(number)
+        return step.alone(self.module, unit, pull, self.key)
+
+    def outputs(self, number: int) -> Tensor:
+        """What the model returns for a unit, by the kernel.
+
+        Args:
+            number (int): of the unit.
+        """
+        twin, unit = step.twin(self.module), self.unit(number)
+        return step.outputs(twin, unit, self.key).detach()
+
+
+class CrossCheck:
+    """Compares what was added for a unit with what it adds alone."""
+
+    def __init__(self) -> None:
+        self._twin: nn.Module | None = None
+        self._set: dict[str, str] = {}
+
+    def passes(
+        self,
+        units: Alone,
+        number: int,
+        masks: list[Mask],
+        pull: step.Pull,
+        share: step.Share,
+        norm: float,
+        automatic: bool,
+        settings: dict[str, str],
+    ) -> bool:
+        """Whether it is the same, as far as rounding tells.
+
+        A number that is rounded otherwise may fall on the other side of zero:
+        then the same is looked for at weights and features that are rounded
+        otherwise as well.
+
+        Args:
+            units (Alone): of the batch.
+            number (int): the unit.
+            masks (list[Mask]): of dropout, for all units.
+            pull (callable): of ``kernel/step.py``.
+            share (Share): what was added.
+            norm (float): the clipping norm.
+            automatic (bool): whether short gradients are made longer.
+            settings (dict): of the model: another copy is made of another.
+        """
+        unit = units.unit(number)
+        chosen = torch.zeros(
+            units.call.num_subgraphs, dtype=torch.bool
+        ).index_fill_(0, torch.tensor([number]), True)
+        chosen = chosen.to(units.call.owner.device)
+
+        rounding = max(
+            torch.finfo(p.dtype).eps / 2
+            for p in units.module.parameters()
+            if p.requires_grad
+        )
+        for attempt in range(_TRIES):
+            if attempt or self._twin is None or self._set != settings:
+                self._twin, self._set = step.twin(units.module), settings
+            twin, own = self._twin, unit
+            if attempt > 1:
+                twin, own = _shaken(units.module, unit, rounding)
+            with UseDraws(masks, chosen) if masks else nullcontext():
+                out = step.outputs(twin, own, 0)
+            found = step.gradient(twin, out, pull(out.detach()))
+            if step.agree(share, found, norm, rounding, automatic):
+                return True
+        self._twin = None
+        return False
+
+
+def _shaken(
+    module: nn.Module, unit: Any, rounding: float
+) -> tuple[nn.Module, Any]:
+    # Of a copy, as if the last bits had been rounded otherwise.
+    generator = torch.Generator().manual_seed(
+        int.from_bytes(os.urandom(7), 'big')
+    )
+
+    def shake(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        if value.layout != torch.strided:
+            return value
+        by = torch.randn(value.shape, generator=generator).to(value)
+        return value.detach() * (1 + 4 * rounding * by)
+
+    made = step.twin(module)
+    made = _own_weights(made, shake)
+    return made, _map(unit, shake)
+
+
+def _own_weights(module: nn.Module, shake: Callable[[Any], Any]) -> nn.Module:
+    # Parameters of its own, in the same places: shared ones stay shared.
+    made: dict[int, nn.Parameter] = {}
+    for layer in module.modules():
+        for name, old in layer._parameters.items():
+            if old is None:
+                continue
+            if id(old) not in made:
+                made[id(old)] = nn.Parameter(shake(old), old.requires_grad)
+            layer._parameters[name] = made[id(old)]
+    return module
+
+
+def _map(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_map(item, leaf) for item in value)
+    if isinstance(value, dict):
+        return {key: _map(item, leaf) for key, item in value.items()}
+    if hasattr(value, 'to_dict'):
+        made = value.clone()
+        for key, item in value.to_dict().items():
+            made[key] = leaf(item)
+        return made
+    return leaf(value)
