@@ -518,22 +518,92 @@ def test_a_huge_epsilon_is_not_proved_soon(epsilon):
     assert judge_mu(1, epsilon, 1e-5) == 'not proved'
 
 
-@pytest.mark.parametrize('name', ['samples', 'changes'])
+LONG = 20_000
+
+
+def many_samples(values):
+    values['num_samples'] = 10**8
+    for row in values['tallies']:
+        row[1:4] = [6 * 10**7, 4 * 10**7, 0]
+
+
+def many_patterns(values):
+    values['certified'] = {'edges_added_999_deleted_999': 0}
+    values['answered'] = {}
+    for row in values['tallies']:
+        row[4:] = [1000] * len(row[4:])
+
+
+def many_counts(values):
+    # A bound of each takes some milliseconds, and all of them minutes.
+    values['targets'] = values['num_samples'] = 2 * LONG
+    values['tallies'] = [
+        [1, LONG + i, LONG - i, 0, 46, 20, 28, 32] for i in range(LONG)
+    ]
+
+
+def many_changes(values):
+    values['answered'] = {}
+    values['certified'] = {
+        f'edges_added_{i}_deleted_{j}': 0 for i in range(99) for j in range(99)
+    }
+    values['targets'] = 1000
+    row = values['tallies'][0]
+    values['tallies'] = [
+        [1, *row[1:4], 46, 20 + i, *row[6:]] for i in range(999)
+    ]
+
+
+@pytest.mark.parametrize(
+    'change', [many_samples, many_patterns, many_counts, many_changes]
+)
 def test_votes_that_take_long_are_not_proved_soon(
-    certificates, tmp_path, name
+    certificates, tmp_path, change
 ):
     whole = certificates('SmoothedCertificate')
     values = whole['guarantees'][0]['values']
     values['seeded'] = False
-    if name == 'samples':
-        values['num_samples'] = 10**8
-        for row in values['tallies']:
-            row[1:4] = [6 * 10**7, 4 * 10**7, 0]
-    else:
-        values['certified'] = {'edges_added_999_deleted_999': 0}
-        values['answered'] = {}
-        for row in values['tallies']:
-            row[4:] = [1000] * len(row[4:])
+    change(values)
     start = time.process_time()
     assert checked(tmp_path, reworded(whole)) in (FAILED, OPEN)
     assert time.process_time() - start < 10
+
+
+def test_votes_for_many_changes_are_counted_once(certificates, tmp_path):
+    # Each number of changes read all rows.
+    whole = certificates('VoteCertificate')
+    values = whole['guarantees'][0]['values']
+    values['targets'] = LONG
+    values['tallies'] = [[1, 4, 0, -1, 0] for _ in range(LONG)]
+    values['certified'] = {str(i): 0 for i in range(LONG)}
+    start = time.process_time()
+    assert checked(tmp_path, reworded(whole)) == OPEN
+    assert time.process_time() - start < 10
+
+
+def test_a_curve_of_many_degrees_is_refused_soon(certificates, tmp_path):
+    # Each has an epsilon of its own.
+    whole = certificates('AggregationReport')
+    values = whole['guarantees'][0]['values']
+    values.update(relation='node_incident', max_degree=4, seeded=False)
+    values['degree_curve'] = [[i, 5.0] for i in range(1, LONG)]
+    start = time.process_time()
+    assert checked(tmp_path, reworded(whole)) == FAILED
+    assert time.process_time() - start < 10
+
+
+def test_a_name_that_is_there_twice_among_many_is_found_soon(tmp_path):
+    # By counting each name among all others.
+    names = ','.join(f'"a{i}":1' for i in range(10 * LONG))
+    (tmp_path / 'trust.json').write_text(f'{{{names},"a{LONG}":2}}')
+    start = time.process_time()
+    with pytest.raises(ValueError, match='is there twice'):
+        check_report(tmp_path / 'trust.json')
+    assert time.process_time() - start < 10
+
+
+def test_a_report_of_many_promises_is_refused(certificates, tmp_path, capsys):
+    whole = certificates('VoteCertificate')
+    whole['guarantees'] *= 101
+    assert checked(tmp_path, whole) == OPEN
+    assert 'it has more than 100 promises' in capsys.readouterr().err

@@ -541,6 +541,7 @@ def _voted(c: Any) -> Words:
             'the model without division',
             *UNSEEN,
             'changes of the training data',
+            'changes of what a transform reads beside features (x) and edges',
             *_OPEN[c.by],
         ),
     )
