@@ -71,9 +71,8 @@ def of_steps(content: bytes, strict: bool = True) -> Chain:
 
     Args:
         content (bytes): of the file.
-        strict (bool): refuse a line that is no JSON with ``body`` and
-            ``link``; else it breaks the chain, and nothing after it is read.
-            (default: :obj:`True`)
+        strict (bool): refuse a line that is none; else it breaks the chain,
+            and is the last that is read. (default: :obj:`True`)
 
     Raises:
         ValueError: if a line is none.
@@ -106,13 +105,11 @@ def of_removals(content: bytes) -> Chain:
     """
     made = Chain([], [], 0)
     for number, each in enumerate(read_json(content.decode())['entries'], 1):
-        if not isinstance(each, dict) or set(each) != {*REMOVAL, 'link'}:
+        whole = isinstance(each, dict) and set(each) == {*REMOVAL, 'link'}
+        if not (whole and isinstance(each['link'], str)):
             raise ValueError(
-                f"'entries' need to have {(*REMOVAL, 'link')}: line {number} "
-                'has not'
+                f"'entries' need {REMOVAL}, 'link': line {number}"
             )
-        if not isinstance(each['link'], str):
-            raise ValueError(f"'link' needs to be a text in line {number}")
         made = _added(made, each, each['link'], *(each[k] for k in REMOVAL))
     return made
 
