@@ -107,9 +107,7 @@ def of_removals(content: bytes) -> Chain:
     for number, each in enumerate(read_json(content.decode())['entries'], 1):
         whole = isinstance(each, dict) and set(each) == {*REMOVAL, 'link'}
         if not (whole and isinstance(each['link'], str)):
-            raise ValueError(
-                f"'entries' need {REMOVAL}, 'link': line {number}"
-            )
+            raise ValueError(f"'entries' need {REMOVAL}: line {number}")
         made = _added(made, each, each['link'], *(each[k] for k in REMOVAL))
     return made
 
