@@ -440,8 +440,8 @@ def _smoothed(c: Any) -> Words:
     )
     if answers:
         answers = (
-            f' ({answers} also have an answer, each in each run with '
-            f'probability {1 - c.alpha:.6g} at least)'
+            f' ({answers} also have an answer, each in each run that is not '
+            f'refused, with probability {1 - c.alpha:.6g} at least)'
         )
     each = 'all together' if c.per == 'all' else 'each of them by itself'
     return Words(
