@@ -19,17 +19,20 @@ package (of which it takes public attributes, those that torch's layers and
 explainers compute with, and methods that an attribute hides: others are
 caches).
 
-**What it does not cover.** Attributes of objects that are written in C, files,
-networks, clocks and environment variables that the code reads, attributes of
-modules that it imports, the versions of libraries (they are in the origin),
-and hooks of the whole process that are registered later
+**What it does not cover.** Objects that are written in C and can't be
+pickled, files, networks, clocks and environment variables that the code reads,
+attributes of modules that it imports, the versions of libraries (they are in
+the origin), and hooks of the whole process that are registered later
 (``check_process`` refuses what is there).
 """
 
+import copyreg
 import enum
 import functools
+import random
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -293,6 +296,10 @@ class _Walk:
             self.parts.append(value.__name__)
         elif isinstance(value, type):
             self._class(value)
+        elif isinstance(value, torch.Generator):
+            self.parts.append(value.get_state())
+        elif isinstance(value, random.Random):
+            self._items(value.getstate())
         else:
             self._object(value)
 
@@ -339,7 +346,23 @@ class _Walk:
         if library:
             kept = (Tensor, np.ndarray, list, tuple, dict, set, *_PLAIN)
             held = {k: v for k, v in held.items() if isinstance(v, kept)}
+            if not hasattr(value, '__dict__'):
+                self._written(value)
         self._attributes(held, library, kind)
+
+    def _written(self, value: Any) -> None:
+        # What an object that is written in C would be made of again: queues,
+        # counters, iterators, generators, patterns.
+        reduce = copyreg.dispatch_table.get(type(value))
+        try:
+            made = value.__reduce_ex__(2) if reduce is None else reduce(value)
+        # Locks, files and others that are of this process alone.
+        except Exception:
+            return
+        made = made if isinstance(made, tuple) else (made,)
+        for number, item in enumerate(made):
+            # Items come as iterators of their own.
+            self.take(str(number), item if number < 3 else list(item or ()))
 
     def _attributes(
         self, held: Mapping[str, Any], library: bool, kind: type
@@ -423,7 +446,12 @@ _READ = (
     type,
     CSRGraph,
     Data,
+    Module,
     Tensor,
+    np.ndarray,
+    np.generic,
+    bytearray,
+    deque,
     list,
     tuple,
     dict,

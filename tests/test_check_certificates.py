@@ -20,9 +20,16 @@ from recount_votes import bounds_again, radius_again, stays_again
 from scipy.optimize import linprog
 from scipy.stats import binom
 from torch.nn import functional as F
+from torch_geometric.data import Data
 
 from pyg_trust.__main__ import main
-from pyg_trust.certificates import ThreatModel, certify, smoothed, votes
+from pyg_trust.certificates import (
+    BitFlips,
+    ThreatModel,
+    certify,
+    smoothed,
+    votes,
+)
 from pyg_trust.check import FAILS, HOLDS, UNKNOWN, UNPROVED, check_report
 from pyg_trust.functional import voting
 from pyg_trust.functional.confidence import clopper_pearson
@@ -98,6 +105,38 @@ def test_every_certificate_has_a_line_that_holds_and_one_that_does_not_hide(
 def test_one_target_more_than_the_votes_allow_fails(honest, tmp_path, name):
     (text,) = failures(tmp_path, more(honest(name)))
     assert 'by the recorded votes' in text
+
+
+def test_one_answer_more_than_the_votes_allow_fails(tmp_path):
+    # As many as are certified passed unseen before.
+    class Held(torch.nn.Module):
+        def forward(self, x, edge_index):
+            degree = edge_index[0].bincount(minlength=len(x))[:, None]
+            out = torch.cat([degree > 0, degree == 0], 1)
+            return out.float()
+
+    ends = torch.arange(3)
+    pairs = torch.stack([ends, ends + 1])
+    data = Data(
+        x=torch.ones(4, 1), edge_index=torch.cat([pairs, pairs.flip(0)], 1)
+    )
+    noise, options = BitFlips(edges=(0.0, 0.25)), {'num_selection': 50}
+    answered = []
+    for classes in ('all', 'one'):
+        report = certify(
+            *(Held(), data, noise), num_samples=300, classes=classes, **options
+        )
+        whole = json.loads(TrustReport.of(report).to_json())
+        assert not failures(tmp_path, whole)
+        values = parts(whole)[1]
+        for name, stay in values['certified'].items():
+            claimed = values['answered'][name]
+            answered += [claimed, stay]
+            lie = copy.deepcopy(whole)
+            parts(lie)[1]['answered'][name] = claimed + 1
+            (text,) = failures(tmp_path, reworded(lie))
+            assert 'have an answer' in text
+    assert len(set(answered)) > 1
 
 
 @pytest.mark.parametrize('name', CERTIFICATES)

@@ -25,16 +25,16 @@ from pyg_trust._identity import (
     identity,
 )
 from pyg_trust.certificates.sampling import (
-    APART,
     check_uncached,
-    differ,
     evaluating,
     fresh_copy,
 )
 from pyg_trust.certificates.votes import is_right
 from pyg_trust.functional.voting import (
+    APART,
     certified_mean,
     certified_votes,
+    differ,
     tallies,
 )
 from pyg_trust.report import (
@@ -373,8 +373,8 @@ class Divided(Module):
         elif task == 'graphs':
             lines.append(
                 'views gave the same outputs alone as among others (within '
-                f'{APART:g} of the largest): the extreme ones, and some of '
-                'every batch drawn at random'
+                f'{APART:g} of how far apart they are): the extreme ones, and '
+                'some of every batch drawn at random'
             )
         elif self.division.by == 'nodes':
             lines.append(
@@ -402,6 +402,7 @@ class Divided(Module):
                 model, transform = copy.deepcopy(fresh) or (None, None)
                 if model is None:
                     raise ValueError(_STATEFUL)
+                made = made.clone()
                 made = made if transform is None else transform(made)
                 inputs = [made.x, made.edge_index]
                 if task == 'graphs':
@@ -421,11 +422,18 @@ class Divided(Module):
         return out
 
     def _shown(self, view: Data) -> Tensor:
-        made = view if self.transform is None else self.transform(view)
+        # What a model or transform writes to is no other view's.
+        made = view.clone()
+        made = made if self.transform is None else self.transform(made)
+        if made.num_nodes != view.num_nodes:
+            raise ValueError(
+                "'transform' needs to keep all nodes of a view, whose classes "
+                f'are voted on (got {made.num_nodes} of {view.num_nodes})'
+            )
         return self._call(made)
 
     def _view(self, data: Data, number: int) -> Data:
-        view = self.division.view(data, number)
+        view = self.division.view(data, number).clone()
         return view if self.transform is None else self.transform(view)
 
     def _nodes(self, data: Data) -> Tensor:
@@ -433,10 +441,10 @@ class Divided(Module):
             group = self.division.node_groups(data)
             check_apart(self._shown, data, group)
         made = [
-            self._call(self._view(data, i))
+            self._shown(self.division.view(data, i))
             for i in range(self.division.num_views)
         ]
-        if not _same(made[0], self._call(self._view(data, 0))):
+        if not _same(made[0], self._shown(self.division.view(data, 0))):
             raise ValueError(_RANDOM_MODEL)
         return torch.stack(made)
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from pyg_trust.certificates.lazy import LinearFeatures
 from pyg_trust.functional.ragged import pointer
+from pyg_trust.functional.voting import differ
 from pyg_trust.graph import quiet_sparse, sparse_rows
 from pyg_trust.transforms.flip_bits import (
     KINDS,
@@ -23,8 +24,6 @@ from pyg_trust.transforms.flip_bits import (
 
 # Bytes of the copies that go through the model together.
 _BYTES = 2**28
-#: How far outputs may move with the batch, relative to the largest.
-APART = 1e-4
 # How many copies show whether sparse matrices change an output.
 _TRIED = 3
 # How many copies have to be those of the clean graph to be suspicious.
@@ -558,23 +557,6 @@ def _same(one: Tensor, two: Tensor) -> bool:
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
     )
-
-
-def differ(one: Tensor, two: Tensor) -> bool:
-    """Whether outputs are others, by more than rounding in a batch.
-
-    Args:
-        one (Tensor): outputs.
-        two (Tensor): outputs of what may be the same.
-    """
-    if one.shape != two.shape:
-        return True
-    finite = one.isfinite()
-    if not torch.equal(finite, two.isfinite()):
-        return True
-    scale = one[finite].abs().max() if bool(finite.any()) else one.new_ones(1)
-    apart = (one - two)[finite].abs()
-    return bool((apart > APART * scale).any())
 
 
 def _rows(

@@ -153,7 +153,9 @@ class SmoothedCertificate(SpeaksOf, Report):
         its own, may still abstain there, as that class may be likeliest by
         little. Here it does not: with these numbers of samples, a run on any
         admissible graph returns the class, each of them with probability
-        :math:`1 - \alpha` (:obj:`alpha`) at least.
+        :math:`1 - \alpha` (:obj:`alpha`) at least. (A run that is refused with
+        a :class:`ValueError`, as one in which noise shows in no output, has no
+        answer.)
 
         Args:
             edges (tuple[int, int]): as in :meth:`certified`.

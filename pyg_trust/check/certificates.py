@@ -13,7 +13,15 @@ import numpy as np
 from ..kernel import collective
 from ..kernel.claims import amount, count
 from ..kernel.proofs import BROKEN, MOST, ROBUST, differences, digest, prove
-from ..kernel.votes import bounds, level, radius, regions, stays, table
+from ..kernel.votes import (
+    Answers,
+    bounds,
+    level,
+    radius,
+    regions,
+    stays,
+    table,
+)
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 
 # Seconds of sums over votes (squares of samples, and as much for each), of
@@ -121,6 +129,8 @@ def _smoothed_counts(
     alpha = float(values['alpha'])
     for name in set(values['answered']) - set(values['certified']):
         yield FAILS, f'{name}: they are answered, and nothing is certified'
+    if values['answered'] and values['look']:
+        yield FAILS, 'a run that ended early has no answers to promise'
     known: dict[tuple[int, int], tuple[Fraction, Fraction]] = {}
     pairs, patterns = {(row[1], row[2]) for row in rows}, 0
     if (
@@ -134,15 +144,15 @@ def _smoothed_counts(
             known[top, runner_up] = bounds(
                 *(top, runner_up, samples, classes, alpha, values['classes'])
             )
+    chosen = count('num_selection', values['num_selection'], 1)
+    answered = Answers(samples, chosen, alpha, values['classes'], tolerance)
     for name, claimed in values['certified'].items():
-        if values['answered'].get(name, 0) > claimed:
-            yield FAILS, f'{name}: more are answered than stay'
         match = _BUDGET.fullmatch(name)
         if match is None:
             yield FAILS, f'{name!r} is no number of changes'
             continue
         kind, budget = match[1], (int(match[2]), int(match[3]))
-        again = 0
+        again = answer = 0
         groups: dict[tuple[Change, ...], list[list[int]]] = {}
         for row in rows:
             groups.setdefault(_changes(values, row, kind, budget), []).append(
@@ -161,11 +171,25 @@ def _smoothed_counts(
                 for pair in {(row[1], row[2]) for row in part}
             }
             again += sum(row[0] for row in part if stay[row[1], row[2]])
+            answer += sum(
+                row[0]
+                for row in part
+                if stay[pair := (row[1], row[2])]
+                and answered.holds(known[pair][0], made)
+            )
+        said = f'for up to {budget[0]} added and {budget[1]} deleted of the '
+        said += kind
         yield (
             HOLDS if 0 <= claimed <= again else FAILS,
-            f'{claimed} stay for up to {budget[0]} added and {budget[1]} '
-            f'deleted of the {kind}, {again} by the recorded votes',
+            f'{claimed} stay {said}, {again} by the recorded votes',
         )
+        if name in values['answered']:
+            told = count(name, values['answered'][name])
+            yield (
+                HOLDS if 0 <= told <= answer else FAILS,
+                f'{told} have an answer {said}, {answer} by the recorded '
+                'votes',
+            )
 
 
 def _changes(

@@ -26,6 +26,11 @@ from pyg_trust._checks import (
 )
 
 TIES = ('any', 'first')
+#: How far logits may move with the batch, relative to how far apart they are.
+APART = 1e-4
+# What rounding may move them by, relative to the largest of a row, and the
+# share of rows in which it may turn a vote.
+_ROUNDED, _TURNED = 2.0**-17, 0.01
 
 
 class CertifiedVotes(NamedTuple):
@@ -164,6 +169,59 @@ def certified_mean(
     stays = (left > tolerance).all(2)
     counts = _count(p.argmax(2), classes)
     return CertifiedVotes(predicted, stays.sum(0) - 1, counts)
+
+
+def strays(one: Tensor, two: Tensor) -> Tensor:
+    """Where logits are others, by more than rounding in a batch.
+
+    Votes are decided by how far logits of a row are from its largest. So an
+    entry may move by a part of that, or of what is usual between the first
+    two: a class that is masked by a huge number says nothing of the others,
+    nor does a huge row.
+
+    Args:
+        one (Tensor): logits, ``[num, num_classes]``.
+        two (Tensor): those of what may be the same.
+
+    Returns:
+        Tensor: bool, ``[num, num_classes]``.
+    """
+    old, new = one.detach().cpu().double(), two.detach().cpu().double()
+    finite = old.isfinite()
+    held = old.where(finite, -math.inf)
+    top = held.amax(1, keepdim=True)
+    gap = top - held
+    size = top.abs()
+    # How far the second is behind, if there is one.
+    second = size
+    if old.size(1) > 1:
+        second = gap.nan_to_num(math.inf).topk(2, largest=False).values[:, 1:]
+        second = second.where(second.isfinite(), size)
+    sure = second[second.isfinite()]
+    usual = float(sure.median()) if sure.numel() else 0.0
+    allowed = torch.maximum(gap, second).clamp(min=usual) * APART
+    allowed = torch.maximum(allowed, size * _ROUNDED)
+    moved = finite & ~((old - new).abs() <= allowed)
+    return moved | (finite != new.isfinite())
+
+
+def differ(one: Tensor, two: Tensor) -> bool:
+    """Whether logits are others, by more than rounding in a batch.
+
+    Args:
+        one (Tensor): logits, the classes last.
+        two (Tensor): those of what may be the same.
+    """
+    if one.shape != two.shape:
+        return True
+    if not one.numel():
+        return False
+    one, two = (each.reshape(-1, one.size(-1)) for each in (one, two))
+    if bool(strays(one, two).any()):
+        return True
+    kept = one.isfinite().all(1)
+    turned = (one.argmax(1) != two.argmax(1))[kept]
+    return bool(turned.sum() > _TURNED * len(one))
 
 
 def tallies(*columns: Tensor) -> list[list[int]]:

@@ -443,8 +443,8 @@ def _smoothed(c: Any) -> Words:
     )
     if answers:
         answers = (
-            f' ({answers} also have an answer, each in each run with '
-            f'probability {1 - c.alpha:.6g} at least)'
+            f' ({answers} also have an answer, each in each run that is not '
+            f'refused, with probability {1 - c.alpha:.6g} at least)'
         )
     each = 'all together' if c.per == 'all' else 'each of them by itself'
     return Words(
@@ -541,6 +541,7 @@ def _voted(c: Any) -> Words:
             'the model without division',
             *UNSEEN,
             'changes of the training data',
+            'changes of what a transform reads beside features (x) and edges',
             *_OPEN[c.by],
         ),
     )

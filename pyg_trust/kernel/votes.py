@@ -19,6 +19,11 @@ order of :math:`c / d`, from the top, the last one in part. In fractions.
 **Two classes.** The class stays if its least probability exceeds one half,
 or the most that any other can have.
 
+**Answers.** A later run finds the class by more than half of :math:`m` copies
+and bounds it above one half by :math:`n` others, but for a chance of
+:math:`P[\mathrm{Bin}(m, p) \le m / 2] + P[\mathrm{Bin}(n, p) < k]`, where
+:math:`k` is the least count with such a bound.
+
 **Views and shards.** Each of :math:`k` changed votes may go from the class to
 another one. With counts :math:`a` against :math:`b` the class stays while
 :math:`a - k > b + k`, or they are equal and ties are for the first of the
@@ -41,6 +46,8 @@ Change = tuple[int, int, Number, Number]
 BITS = 160
 # pi is less.
 PI = Fraction(3141592653589793239, 10**18)
+# Bounds in floats are off by less.
+SURE = Fraction(1, 2**38)
 
 
 def up(a: int, b: int) -> int:
@@ -233,6 +240,86 @@ def stays(
         return True
     high = min(upper, 1 - lower) + Fraction(tolerance)
     return kept > 1 - least(1 - min(high, Fraction(1)), parts)
+
+
+def needed(n: int, level: Number, tolerance: Number) -> int:
+    """The least count of n whose bound is above one half, and n + 1 if none.
+
+    Args:
+        n (int): how many vote.
+        level (float): of the bound.
+        tolerance (float): of the sampler, which is taken off.
+    """
+    half = Fraction(1, 2) + Fraction(tolerance) + SURE
+    low, high = n // 2, n + 1
+    while low < high:
+        middle = (low + high) // 2
+        if proves(n, middle, half, level):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def answers(p: Fraction, n: int, k: int, m: int, failure: Number) -> bool:
+    """Whether a class of probability p has an answer, but for a failure.
+
+    Args:
+        p (Fraction): at least so much.
+        n (int): how many bound its probability.
+        k (int): of :func:`needed`.
+        m (int): how many choose the class.
+        failure (float): with which probability it may have none.
+    """
+    if p <= Fraction(1, 2):
+        return False
+    missed = tail_up(n, n - k + 1, 1 - p) + tail_up(m, m - m // 2, 1 - p)
+    return missed <= Fraction(failure)
+
+
+class Answers:
+    """Of which bounds the classifier answers, in one run but for alpha.
+
+    Args:
+        samples (int): how many bound the probability of the class.
+        selection (int): how many choose it.
+        alpha (float): the level of all bounds of a target together.
+        classes (str): ``'all'`` or ``'one'``.
+        tolerance (float): of the sampler.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        selection: int,
+        alpha: Number,
+        classes: str,
+        tolerance: Number,
+    ) -> None:
+        self.tolerance, self.alpha = Fraction(tolerance), Fraction(alpha)
+        share = self.alpha / (2 if classes == 'all' else 1)
+        count = needed(samples, share, tolerance)
+        self.run = samples, count, selection, self.alpha
+        # More has an answer, less has none.
+        self.enough, self.few = Fraction(2), Fraction(0)
+
+    def holds(
+        self, bound: Fraction, parts: Sequence[tuple[Fraction, Fraction]]
+    ) -> bool:
+        """Whether there is an answer at every admissible change.
+
+        Args:
+            bound (Fraction): the first of :func:`bounds`.
+            parts (list): of :func:`regions`.
+        """
+        low = max(bound - self.tolerance, Fraction(0))
+        left = least(low, parts) - self.tolerance
+        if self.few < left < self.enough:
+            if answers(left, *self.run):
+                self.enough = left
+            else:
+                self.few = left
+        return left >= self.enough
 
 
 # Views and shards ###########################################################

@@ -193,8 +193,7 @@ def test_no_certified_class_of_any_features_changes():
 
 def joint_unsorted(lower, upper, noise, budget):
     # The published code takes pairs of regions in their own order.
-    from pyg_trust.functional import flip_regions
-    from pyg_trust.functional.smoothing import FlipRegions
+    from pyg_trust.functional.smoothing import FlipRegions, flip_regions
 
     one = flip_regions(*budget[:2], *noise.edges)
     two = flip_regions(*budget[2:], *noise.features)

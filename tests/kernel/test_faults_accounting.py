@@ -23,7 +23,6 @@ from pyg_trust.functional import (
     private_accounting,
     wor_epsilon,
 )
-from pyg_trust.functional.accounting import rdp_epsilon
 from pyg_trust.kernel.accounting import judge, judge_mu
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import PrivateAGP, aggregation_report, private_agp
@@ -39,7 +38,7 @@ def gaussian():
 
 def by_renyi():
     orders = [1 + i / 10 for i in range(1, 300)]
-    claim = rdp_epsilon(orders, [a / 8 for a in orders], DELTA)
+    claim = accounting.rdp_epsilon(orders, [a / 8 for a in orders], DELTA)
     return judge_mu(Fraction(1, 4), claim, DELTA)
 
 
@@ -90,7 +89,7 @@ FAULTS = {
     ),
     'a conversion without delta': (
         by_renyi,
-        rdp_epsilon,
+        accounting.rdp_epsilon,
         '- (math.log(delta) + np.log(a)) / (a - 1)',
         '- np.log(a) / (a - 1)',
     ),

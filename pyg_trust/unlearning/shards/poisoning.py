@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import check_choice, check_integer, check_tensor
+from pyg_trust._identity import check_process, identity
 from pyg_trust.functional.voting import (
     CollectiveVotes,
     certified_mean,
@@ -34,7 +35,7 @@ from pyg_trust.unlearning.shards.products import blocks, rows_of_nonzeros
 from pyg_trust.unlearning.shards.training import Shard
 
 INFERENCE = ('isolated', 'clean')
-# Means are deployed in float32: what they are apart at least.
+# What sums of probabilities of all shards are apart at least.
 _APART = 1e-5
 _SHOWN = (1, 2, 3, 5)
 # Features of which at most this share is not zero are multiplied sparsely.
@@ -256,12 +257,24 @@ def certify_shards(
             "'aggregator' needs to be 'majority' or 'mean' for certificates: "
             f'one that is fitted has seen all shards (got {aggregator!r})'
         )
+    check_process()
+    if identity(aggregator) != identity(type(aggregator)()):
+        raise ValueError(
+            "'aggregator' needs to be as it was made for certificates (got "
+            f'{aggregator!r} with hooks, or with attributes of its own): it '
+            'may return other classes'
+        )
     if num_classes is None:
         raise ValueError(
             "'num_classes' needs to be given to the unlearner for "
             'certificates: one new label would change all models (got None)'
         )
     names = data.n_id if nodes is None else name_tensor('nodes', nodes)
+    if names.unique().numel() < max(names.numel(), 1):
+        raise ValueError(
+            "'nodes' needs to hold different names, at least one "
+            f'(got {names.tolist()[:5]})'
+        )
     rows = rows_of(data.n_id, names)
     group = rng.derive_each(partition.seed, data.n_id) % partition.num_shards
     trained = data.shard >= 0
@@ -290,8 +303,12 @@ def certify_shards(
         # Ties are lost: means of probabilities break them.
         made = certified_votes(votes, outputs.size(2) + 1)
     else:
-        chance = outputs.double().softmax(2)
-        made = certified_mean(chance, tolerance=_APART)
+        # Deployed are means in the dtype of the models.
+        shards, eps = outputs.size(0), torch.finfo(outputs.dtype).eps
+        made = certified_mean(
+            outputs.double().softmax(2),
+            tolerance=max(_APART, shards * (shards + 8) * eps),
+        )
     predicted = _deployed(aggregator, outputs, made.counts)
     sure = predicted == made.predicted
     return PoisonCertificate(
