@@ -188,14 +188,14 @@ class RemovalLedger:
                 f'{action} would spend {spent:.6g} of a budget of '
                 f'{self.budget:.6g}'
             )
-        before = self._entries[-1].link if self._entries else ''
-        entry = LedgerEntry(
-            action,
-            float(spent),
-            request,
-            data,
-            chain.link(before, action, float(spent), request, data),
-        )
+        body: dict[str, Any] = {
+            'action': action,
+            'spent': float(spent),
+            'request': request,
+            'data': data,
+        }
+        link = chain.link(self.head, *(body[k] for k in chain.REMOVAL))
+        entry = LedgerEntry(**body, link=link)
         self._entries.append(entry)
         return entry
 
@@ -232,7 +232,7 @@ class RemovalLedger:
             )
         made = RemovalLedger(self.budget)
         for number, line in enumerate(lines):
-            fields = ('action', 'spent', 'request', 'data', 'link')
+            fields = (*chain.REMOVAL, 'link')
             if not isinstance(line, dict) or set(line) != set(fields):
                 raise ValueError(
                     f"'state' needs to have {fields} in line {number} of its "
@@ -441,31 +441,29 @@ class PrivacyLedger:
         with open(self.path, 'rb') as stream:
             content = stream.read()
         whole = content.rfind(b'\n') + 1
-        lines = content[:whole].splitlines()
-        account = _Account()
-        for number, text in enumerate(lines):
+        found, account = chain.of_steps(content[:whole], False), _Account()
+        broken = found.broken
+        for number, body in enumerate(found.bodies[1:], 2):
+            if 0 < broken <= number:
+                break
             try:
-                entry = json.loads(text)
-                body, link = entry['body'], entry['link']
-                expected = chain.link(account.last, body)
-                if link != expected:
-                    raise ValueError
-                if number:
-                    account.add(body)
+                account.add(body)
             except (ArithmeticError, KeyError, TypeError, ValueError):
-                raise ValueError(
-                    f'line {number + 1} of the ledger {self.path} was changed'
-                ) from None
-            if not number and body != self._header:
-                raise ValueError(
-                    f'the ledger {self.path} is of another mechanism: it has '
-                    f'{_differing(body, self._header)}'
-                )
-            account.links.append(link)
+                broken = number
+        if broken:
+            raise ValueError(
+                f'line {broken} of the ledger {self.path} was changed'
+            )
+        if found.bodies and found.bodies[0] != self._header:
+            raise ValueError(
+                f'the ledger {self.path} is of another mechanism: it has '
+                f'{_differing(found.bodies[0], self._header)}'
+            )
+        account.links += found.links
         if whole < len(content):
             os.ftruncate(self._file, whole)
         account.end = whole
-        if not lines:
+        if not account.links:
             self._write(account, self._header)
             # A new file is durable once its name is.
             files.sync_folder(self.path.resolve().parent)
@@ -492,9 +490,7 @@ class PrivacyLedger:
 
     def _write(self, account: '_Account', body: dict[str, Any]) -> None:
         self._check_place()
-        link = chain.link(account.last, body)
-        text = json.dumps({'body': body, 'link': link}) + '\n'
-        data = text.encode()
+        link, data = chain.line(account.last, body)
         end = os.lseek(self._file, 0, os.SEEK_END)
         if end != account.end:
             raise ValueError(

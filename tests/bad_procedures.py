@@ -163,7 +163,9 @@ entry(
     epsilon=POSITIVE,
     steps=COUNT,
     slack=POSITIVE,
-    accountant=choice(),
+    accountant=choice(none=True),
+    sampling=choice(),
+    terms=integer(1, 20),
 )
 RUNS = number(1, 500, closed='low high')
 SHAPE = number(0, 10, closed='low high')

@@ -15,7 +15,6 @@ layouts below are those of files that exist.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .claims import read_json
@@ -55,16 +54,44 @@ def link(before: str, *body: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def of_steps(content: bytes) -> Chain:
-    """Read a file with one JSON a line: private steps and releases.
+def line(before: str, body: Any) -> tuple[str, bytes]:
+    """Write a line of steps and releases: its link, and the JSON.
+
+    Args:
+        before (str): the link of the line before, '' for the first.
+        body (Any): plain values.
+    """
+    made = link(before, body)
+    text = json.dumps({'body': body, 'link': made}) + '\n'
+    return made, text.encode()
+
+
+def of_steps(content: bytes, strict: bool = True) -> Chain:
+    """Read a file with one :func:`line` after the other.
 
     Args:
         content (bytes): of the file.
+        strict (bool): refuse a line that is none; else it breaks the chain,
+            and is the last that is read. (default: :obj:`True`)
 
     Raises:
-        ValueError: if a line is no JSON with ``body`` and ``link``.
+        ValueError: if a line is none.
     """
-    return _chained(_lines(content), lambda body: (body,))
+    made = Chain([], [], 0)
+    for number, text in enumerate(content.splitlines(), 1):
+        try:
+            entry = read_json(text.decode())
+            body, found = entry['body'], entry['link']
+        except (LookupError, RecursionError, TypeError, ValueError):
+            body = found = None
+        if not isinstance(found, str):
+            if strict:
+                raise ValueError(
+                    f'needs to hold lines of JSON: line {number} is none'
+                )
+            return made._replace(broken=made.broken or number)
+        made = _added(made, body, found, body)
+    return made
 
 
 def of_removals(content: bytes) -> Chain:
@@ -76,41 +103,20 @@ def of_removals(content: bytes) -> Chain:
     Raises:
         ValueError: if a line has other fields than it should.
     """
-    state = read_json(content.decode())
-    pairs = []
-    for number, line in enumerate(state['entries'], 1):
-        if not isinstance(line, dict) or set(line) != {*REMOVAL, 'link'}:
-            raise ValueError(
-                f"'entries' need to have {(*REMOVAL, 'link')}: line {number} "
-                'has not'
-            )
-        pairs.append((line, line['link']))
-    return _chained(pairs, _parts)
-
-
-def _parts(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(line[name] for name in REMOVAL)
-
-
-def _lines(content: bytes) -> Iterator[tuple[Any, str]]:
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            entry = read_json(line.decode())
-            yield entry['body'], entry['link']
-        except (LookupError, RecursionError, TypeError, ValueError):
-            raise ValueError(
-                f'needs to hold lines of JSON: line {number} is none'
-            ) from None
-
-
-def _chained(pairs: Iterable[tuple[Any, str]], parts: Any) -> Chain:
-    made, before = Chain([], [], 0), ''
-    for number, (body, found) in enumerate(pairs, 1):
-        if not isinstance(found, str):
-            raise ValueError(f"'link' needs to be a text in line {number}")
-        if found != link(before, *parts(body)) and not made.broken:
-            made = made._replace(broken=number)
-        made.bodies.append(body)
-        made.links.append(found)
-        before = found
+    made = Chain([], [], 0)
+    for number, each in enumerate(read_json(content.decode())['entries'], 1):
+        whole = isinstance(each, dict) and set(each) == {*REMOVAL, 'link'}
+        if not (whole and isinstance(each['link'], str)):
+            raise ValueError(f"'entries' need {REMOVAL}: line {number}")
+        made = _added(made, each, each['link'], *(each[k] for k in REMOVAL))
     return made
+
+
+def _added(made: Chain, body: Any, found: str, *parts: Any) -> Chain:
+    # Broken from where the hash is not that of the line and all before it.
+    wanted = link(made.head, *parts)
+    made.bodies.append(body)
+    made.links.append(found)
+    if found == wanted or made.broken:
+        return made
+    return made._replace(broken=len(made.links))

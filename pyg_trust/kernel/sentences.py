@@ -316,10 +316,7 @@ def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
             ', if Theorem 3 of Guo et al. holds here, which it does not in '
             'general'
         )
-    checked = (
-        'how the residual, of which all else is made, was checked: '
-        f'{c.residual_checked}'
-    )
+    checked = f'how the residual was checked: {c.residual_checked}'
     return Words(
         promise,
         (*(_OUTPUT if c.noise == 'output' else OBJECTIVE), checked),

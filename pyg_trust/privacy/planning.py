@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,11 @@ from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.noise import SEEDED
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
-    FDP,
+    EGO_ACCOUNTS,
+    GROUP,
+    GROUP_WOR,
+    POISSON,
+    POISSON_SAMPLING,
     RELATION,
     Accountant,
     create_accountant,
@@ -43,6 +48,12 @@ from pyg_trust.report.charts import Chart
 Train = Callable[[Any], tuple[PrivacyEngine, float]]
 
 _NUMBER, _CHOICE = 0, 1
+# By law of batches: the accountants of disjoint units and of groups.
+LAWS = {
+    'without_replacement': ('pld_wor', GROUP_WOR),
+    'poisson': (POISSON, GROUP),
+}
+BEST = 'best'
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,11 @@ class Proposal(Report):
         mechanism (str): the accountant.
         noise_per_step (float): the standard deviation of the noise on each
             number of the mean gradient, in units of the clipping norm.
+        sampling (str): what a loader's ``sampling`` needs to be.
+        terms (int): how many units a row is in at most.
+        num_units (int, optional): :math:`M`.
+        candidates (tuple): sampling, batch size, noise multiplier and noise
+            per step of all that were looked at.
     """
 
     batch_size: int
@@ -69,6 +85,26 @@ class Proposal(Report):
     delta: float
     mechanism: str
     noise_per_step: float
+    sampling: str = 'without_replacement'
+    terms: int = 1
+    num_units: int | None = None
+    candidates: tuple[tuple[str, int, float, float], ...] = ()
+
+    def explain(self) -> str:
+        """The plan, and the line of code that follows from it."""
+        size, law = self.batch_size, self.sampling
+        loader = f'batch_size={size}, walk_length=1, sampling={law!r}'
+        loader = f'DisjointWalkLoader(data, {loader})'
+        if self.terms > 1:
+            loader = f'EgoLoader(..., batch_size={size}, sampling={law!r})'
+        return (
+            f'{self.steps} steps of {size} units with the noise multiplier '
+            f'{self.noise_multiplier:.4g} spend epsilon {self.epsilon:.4g} at '
+            f'delta {self.delta:g}. Replace NeighborLoader(...) or another '
+            f'loader by {loader}: of {len(self.candidates)} plans that were '
+            'computed from public numbers it is the smallest batch whose '
+            'noise is within the slack of the least.'
+        )
 
     def chart(self) -> Chart:
         """How epsilon would grow with the steps."""
@@ -89,13 +125,19 @@ class Proposal(Report):
 
     def accountant(self) -> Accountant:
         """An account on which all steps were taken, as for :func:`search`."""
-        made = create_accountant(self.mechanism)
+        made = _account(self.mechanism, self.num_units, self.terms)
         for _ in range(self.steps):
             made.step(
                 noise_multiplier=self.noise_multiplier,
                 sample_rate=self.sample_rate,
             )
         return made
+
+
+def _account(name: str, num_units: int | None, terms: int) -> Accountant:
+    if name not in (GROUP_WOR, GROUP):
+        return create_accountant(name)
+    return create_accountant(name, num_roots=num_units, occurrences=terms)
 
 
 def propose(
@@ -105,7 +147,9 @@ def propose(
     *,
     steps: int = 60,
     slack: float = 0.1,
-    accountant: str = 'pld_wor',
+    accountant: str | None = None,
+    sampling: str = BEST,
+    terms: int = 1,
 ) -> Proposal:
     r"""Proposes batch size and noise for a budget, without looking at data.
 
@@ -114,7 +158,9 @@ def propose(
     the rate :math:`q = m / M` within the budget. It falls with :math:`m`,
     steeply at first and hardly in the end. The smallest of twenty batch sizes
     is taken whose noise is at most ``1 + slack`` times that of
-    :math:`m = M`: a larger one costs time and gains little.
+    :math:`m = M`: a larger one costs time and gains little. Both laws of
+    batches are tried, and the plan says which to give to the loader; one for
+    coins spends more if batches are drawn without replacement.
 
     For the rest, rules that need no data either: features with rows of norm
     one (each row by itself), no bias in the layer that classifies (its
@@ -129,9 +175,14 @@ def propose(
         delta (float): in :math:`(0, 1)`.
         steps (int): how many steps are planned. (default: :obj:`60`)
         slack (float): as above. (default: :obj:`0.1`)
-        accountant (str): :obj:`'pld_wor'`, :obj:`'rdp_wor'` or, for loaders
-            with ``sampling='poisson'``, :obj:`'pld_poisson'`.
-            (default: :obj:`'pld_wor'`)
+        accountant (str, optional): of disjoint units, such as
+            :obj:`'rdp_wor'`; by default the tightest of each law that is
+            tried. (default: :obj:`None`)
+        sampling (str): :obj:`'without_replacement'`, :obj:`'poisson'`, or
+            :obj:`'best'` for what needs less noise; with an
+            :obj:`accountant`, its own. (default: :obj:`'best'`)
+        terms (int): how many units a row is in at most,
+            ``EgoLoader.terms``. (default: :obj:`1`)
 
     Raises:
         TypeError, ValueError: if a number is out of range, or no noise is
@@ -139,37 +190,67 @@ def propose(
 
     Example:
         >>> plan = propose(847, epsilon=8.0, delta=1e-4)
-        >>> plan.epsilon <= 8 and 100 < plan.batch_size < 847
+        >>> plan.epsilon <= 8 and 80 < plan.batch_size < 100
         True
+        >>> plan.sampling
+        'poisson'
     """
     check_integer('num_subgraphs', num_subgraphs, 1)
     check_positive('epsilon', epsilon)
     check_delta(delta)
     check_integer('steps', steps, 1)
     check_positive('slack', slack)
-    check_choice(
-        'accountant', accountant, [n for n in ACCOUNTANTS if n != FDP]
-    )
-    account = create_accountant(accountant)
-
-    def multiplier(size: int) -> float:
-        rate = size / num_subgraphs
-        return account.noise_multiplier_for(
-            epsilon, delta, sample_rate=rate, steps=steps
+    check_choice('sampling', sampling, (*LAWS, BEST))
+    check_integer('terms', terms, 1)
+    if terms > num_subgraphs:
+        raise ValueError(
+            f"'terms' needs to be at most the {num_subgraphs} units (got "
+            f'{terms})'
         )
+    laws = LAWS if sampling == BEST else {sampling: LAWS[sampling]}
+    names = {law: each[terms > 1] for law, each in laws.items()}
+    if accountant is not None:
+        check_choice(
+            'accountant',
+            accountant,
+            [name for name in ACCOUNTANTS if name not in EGO_ACCOUNTS],
+        )
+        if terms > 1:
+            raise ValueError(
+                "'accountant' can't be given with several 'terms', whose "
+                f'accounts are {GROUP_WOR!r} and {GROUP!r} (got '
+                f'{accountant!r})'
+            )
+        coins = create_accountant(accountant).sampling == POISSON_SAMPLING
+        names = {(*LAWS,)[coins]: accountant}
+    tried: dict[tuple[str, int], float] = {}
+
+    def per_step(law: str, size: int) -> float:
+        if (law, size) not in tried:
+            account = _account(names[law], num_subgraphs, terms)
+            tried[law, size] = account.noise_multiplier_for(
+                epsilon, delta, sample_rate=size / num_subgraphs, steps=steps
+            )
+        return tried[law, size] / size
 
     # Smallest first; the noise of the whole is the reference.
-    limit = (1 + slack) * multiplier(num_subgraphs) / num_subgraphs
+    limit = (1 + slack) * min(per_step(law, num_subgraphs) for law in names)
     sizes = sorted({math.ceil(num_subgraphs * k / 20) for k in range(1, 21)})
-    low, high = 0, len(sizes) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if multiplier(sizes[middle]) / sizes[middle] <= limit:
-            high = middle
-        else:
-            low = middle + 1
-    size = sizes[low]
-    found, rate = multiplier(size), size / num_subgraphs
+    ends = []
+    for law in names:
+        low, high = 0, len(sizes) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if per_step(law, sizes[middle]) <= limit:
+                high = middle
+            else:
+                low = middle + 1
+        ends.append((sizes[low], per_step(law, sizes[low]), law))
+    size = min(ends)[0]
+    # The other law at this size, too: neither is worse than what is taken.
+    law = min(names, key=lambda each: per_step(each, size))
+    found, rate = tried[law, size], size / num_subgraphs
+    account = _account(names[law], num_subgraphs, terms)
     account.history = [(found, rate, steps)]
     return Proposal(
         batch_size=size,
@@ -178,8 +259,14 @@ def propose(
         sample_rate=rate,
         epsilon=account.get_epsilon(delta),
         delta=float(delta),
-        mechanism=accountant,
+        mechanism=names[law],
         noise_per_step=found / size,
+        sampling=law,
+        terms=terms,
+        num_units=num_subgraphs,
+        candidates=tuple(
+            (each, m, z, z / m) for (each, m), z in sorted(tried.items())
+        ),
     )
 
 
@@ -232,6 +319,8 @@ def compare_samplings(
 ) -> SamplingReport:
     r"""Tells which law of batches costs less, before anything is trained.
 
+    Deprecated: :func:`propose` tries both laws.
+
     For neighbours of which one has a row, or a graph, replaced.
 
     Args:
@@ -239,14 +328,12 @@ def compare_samplings(
         noise_multiplier (float): Opacus' :math:`\sigma / C`.
         steps (int): how many.
         delta (float): in :math:`(0, 1)`.
-
-    Example:
-        >>> report = compare_samplings(0.05, 2.0, 100, 1e-5)
-        >>> report.better
-        'poisson'
-        >>> report.poisson < 0.55 * report.without_replacement
-        True
     """
+    warnings.warn(
+        'compare_samplings is deprecated: propose tries both laws',
+        DeprecationWarning,
+        stacklevel=2,
+    )
     check_integer('steps', steps, 1)
     check_delta(delta)
     found = []

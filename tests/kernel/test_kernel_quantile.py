@@ -4,6 +4,7 @@ import itertools
 import math
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -102,3 +103,15 @@ def test_an_epsilon_whose_exponential_is_0_leaves_every_answer(epsilon):
     assert min(made) > 0
     source = np.random.default_rng(0).bytes
     assert 0 <= quantile.pick(made, source) < 3
+
+
+def test_the_ratio_of_two_weights_is_rounded_up_and_not_by_much():
+    # Right above a whole number, where a float is at it, or below it.
+    answers = quantile.candidates(0.01, 10.0)
+    for m in range(2**30, 2**32, 2**27 - 1):
+        step = -math.log(m / 2**32)
+        made = quantile.weights(np.array([1.0]), 0.1, 2 * step, answers, 1)
+        a = min(made)
+        with mpmath.workdps(60):
+            exact = mpmath.exp(-mpmath.mpf(step)) * 2**32
+            assert exact <= a <= exact + 1 + mpmath.mpf(2) ** -14

@@ -132,7 +132,7 @@ def test_budgets_and_plans_are_those_of_the_stranger():
     left = account.remaining_steps(1.0, 1e-5, **more)
     assert left == PLDAccountant().remaining_steps(2.0, 1e-5, **more)
     plan = propose(100, 1.0, 1e-5, steps=10, accountant='mine')
-    again = propose(100, 2.0, 1e-5, steps=10)
+    again = propose(100, 2.0, 1e-5, steps=10, accountant='pld_wor')
     assert plan.noise_multiplier == pytest.approx(again.noise_multiplier)
     assert 0.99 <= plan.epsilon <= 1
     account.step(**more)

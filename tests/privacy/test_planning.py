@@ -52,7 +52,9 @@ def test_a_proposal_keeps_its_budget_and_is_the_smallest(accountant, epsilon):
 
 def test_a_proposal_is_what_the_engine_takes(private):
     setup = private()
-    plan = propose(setup.loader.num_subgraphs, 4.0, 1e-3, steps=5)
+    law = 'without_replacement'
+    count = setup.loader.num_subgraphs
+    plan = propose(count, 4.0, 1e-3, steps=5, sampling=law)
     again = private(
         loader={'batch_size': plan.batch_size},
         noise_multiplier=plan.noise_multiplier,
@@ -62,6 +64,55 @@ def test_a_proposal_is_what_the_engine_takes(private):
     tiny = propose(1, 1.0, 1e-5, steps=1)
     assert tiny.batch_size == 1
     assert tiny.sample_rate == 1
+
+
+@pytest.mark.parametrize('terms', [1, 5])
+def test_no_candidate_is_better_than_the_proposal(terms):
+    plans = {
+        law: propose(2000, 4.0, 1e-5, steps=40, terms=terms, sampling=law)
+        for law in ('best', 'without_replacement', 'poisson')
+    }
+    best = plans['best']
+    count = {law: len(plan.candidates) for law, plan in plans.items()}
+    assert count['best'] >= max(count.values())
+    for law in ('without_replacement', 'poisson'):
+        account = create_accountant(
+            ('pld_wor' if law != 'poisson' else 'pld_poisson')
+            if terms == 1
+            else ('pld_group_wor' if law != 'poisson' else 'pld_group'),
+            **({} if terms == 1 else {'num_roots': 2000, 'occurrences': 5}),
+        )
+        assert best.batch_size <= plans[law].batch_size
+        noise = account.noise_multiplier_for(
+            4.0, 1e-5, sample_rate=best.sample_rate, steps=40
+        )
+        assert best.noise_multiplier <= noise
+        # All candidates are what their accounts ask for.
+        for name, size, z, each in best.candidates:
+            if name == law:
+                again = account.noise_multiplier_for(
+                    4.0, 1e-5, sample_rate=size / 2000, steps=40
+                )
+                assert z == pytest.approx(again, rel=1e-12)
+                assert each == z / size
+                # What is smaller is beyond the slack, or not better.
+                assert size >= best.batch_size or each > best.noise_per_step
+    one = best.accountant()
+    assert one.occurrences == terms
+    assert one.get_epsilon(1e-5) == pytest.approx(best.epsilon)
+    assert 3.96 <= best.epsilon <= 4
+    text = best.explain()
+    assert f'sampling={best.sampling!r}' in text
+    assert 'NeighborLoader' in text
+
+
+def test_several_terms_have_accounts_of_their_own():
+    with pytest.raises(ValueError, match="'accountant' can't be given"):
+        propose(100, 1.0, 1e-5, terms=3, accountant='rdp_wor')
+    with pytest.raises(ValueError, match="'sampling'"):
+        propose(100, 1.0, 1e-5, sampling='shuffle')
+    with pytest.raises(ValueError, match="'accountant'"):
+        propose(100, 1.0, 1e-5, accountant='pld_group')
 
 
 def run(private, seed=None, **arguments):

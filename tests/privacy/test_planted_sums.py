@@ -1,0 +1,142 @@
+"""Faults in fast sums, found by whole numbers that know of none of them.
+
+Of the rows that a step records, the kernel makes the integers of every unit;
+the fast way has to add these, whatever is wrong with it.
+"""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pyg_trust.kernel import clip
+from pyg_trust.privacy import SubgraphGradients, clipping, noising, rowwise
+
+C, UNITS = 1.0, 2400
+
+
+def step(model, x, owner, rowwise=False):
+    """The clipped sum, and the integers of the kernel for the same rows."""
+    gradients = SubgraphGradients(model, 'bookkeeping')
+    gradients.rowwise = rowwise
+    kept = {}
+    true = clipping.Book.sums
+
+    def keep(self, factors, norm, *rest):
+        kept['rows'], kept['factors'] = self, factors
+        return true(self, factors, norm, *rest)
+
+    clipping.Book.sums = keep
+    try:
+        with gradients.record(owner, UNITS) as tape:
+            out = model(x)
+        found = tape.clipped_sum(out, torch.ones_like(out) * 3, C)
+    finally:
+        clipping.Book.sums = true
+    wanted = 0
+    (base,) = kept['rows'].bases
+    for cluster in base.clusters:
+        gamma, a = (
+            t[0].double().numpy() for t in (cluster.grads, cluster.inputs)
+        )
+        c = kept['factors'][cluster.owners[0]].numpy()
+        alpha, inner = clip.rows(gamma, a, c, C)
+        # Python's own integers.
+        whole = [v.astype(np.int64).astype(object) for v in (alpha, inner)]
+        wanted = wanted + whole[0].T @ whole[1]
+    return found, wanted
+
+
+def rows():
+    # All point one way: their sum is above 2^53.
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(UNITS, 2, generator=generator) / 8
+    x[:, 0] += 1
+    return x, torch.arange(UNITS)
+
+
+def agrees(**more):
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1, bias=False)
+    found, wanted = step(model, *rows(), **more)
+    return found.integers['weight'].tolist() == wanted.tolist()
+
+
+def test_the_fast_sum_is_that_of_whole_numbers():
+    assert agrees()
+    assert agrees(rowwise=True)
+
+
+def planted(monkeypatch, change):
+    true = clipping.Book._integers
+
+    def wrong(self, cluster, factors, norm):
+        for value in true(self, cluster, factors, norm):
+            yield change(value)
+
+    monkeypatch.setattr(clipping.Book, '_integers', wrong)
+
+
+def large_blocks(monkeypatch):
+    monkeypatch.setattr(clipping, '_BLOCK', 2400)
+
+
+def float32_total(monkeypatch):
+    planted(monkeypatch, lambda value: value.float().long())
+
+
+def int32_total(monkeypatch):
+    planted(monkeypatch, lambda value: value.int().long())
+
+
+def one_unit_less(monkeypatch):
+    true = clipping.Book._integers
+
+    def wrong(self, cluster, factors, norm):
+        factors = factors.clone()
+        factors[17] = 0
+        yield from true(self, cluster, factors, norm)
+
+    monkeypatch.setattr(clipping.Book, '_integers', wrong)
+
+
+@pytest.mark.parametrize(
+    'fault', [large_blocks, float32_total, int32_total, one_unit_less]
+)
+def test_a_fault_of_the_fast_sum_is_found(fault, monkeypatch):
+    assert agrees()
+    fault(monkeypatch)
+    assert not agrees()
+
+
+def test_noise_of_every_rank_is_found():
+    # Two ranks hand out the sum of one draw, and not of two.
+    class Cells:
+        def __init__(self):
+            self.drawn = 0
+
+        def cells(self, shape):
+            self.drawn += 1
+            return torch.full(shape, self.drawn << 40)
+
+    noise, total = Cells(), torch.tensor([5 << 43])
+    (once,) = noising.noisy_sums([total], noise, 1.0, C)
+    (again,) = noising.noisy_sums([total], noise, 1.0, C)
+    g, _ = clip.noise_grid(1.0, C, 1)
+    assert round(float((once - 5 * C) / g)) - (1 << 40) in (-1, 0, 1)
+    assert float(again - once) == pytest.approx((1 << 40) * g, rel=1e-9, abs=0)
+
+
+def alike():
+    """Whether rows have the same bits alone and beside others."""
+    x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    whole, _ = rowwise.call(F.silu, 'silu', (x,), {})
+    each = [rowwise.call(F.silu, 'silu', (row,), {})[0] for row in x.split(1)]
+    return torch.equal(whole, torch.cat(each))
+
+
+def test_a_function_that_is_not_filled_up_is_found(monkeypatch):
+    assert alike()
+    monkeypatch.setattr(rowwise, '_PADDED', rowwise._PADDED - {'silu'})
+    assert not alike()
