@@ -1,6 +1,7 @@
 """Bad inputs of certificates for any model."""
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -641,6 +642,19 @@ entry(
     'certificates.Witness',
     lambda: {'arrays': dict(exact().proof.arrays)},
     arrays=values(3, 'x', None, [1], {'a': 1}),
+)
+
+
+EXEMPT['certificates.Witness.of'] = 'made by what certifies'
+entry(
+    'certificates.Witness.prove',
+    lambda: (exact().proof, {'most': 1e9}),
+    most=values('a', None, [1], True, math.nan),
+)
+entry(
+    'certificates.CollectiveCertificate.verify',
+    lambda: (field(), {'witness': field().proof}),
+    witness=instance(none=True),
 )
 
 

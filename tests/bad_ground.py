@@ -1056,6 +1056,8 @@ entry(
     state=values(3, None, 'a', [3]),
 )
 EXEMPT['check.Finding'] = RESULT
+for name in ('', '.spend_gaussian', '.get_epsilon'):
+    EXEMPT[f'account.TrainingAccount{name}'] = 'a protocol'
 
 entry('testing.make_graph', lambda: {'name': 'path'}, name=choice())
 entry(

@@ -404,6 +404,7 @@ entry(
     max_physical_batch_size=integer(1, none=True),
     target_epsilon=POSITIVE,
     target_delta=UNIT,
+    isolation=choice(),
     method=choice(),
     forward=instance(none=True),
     criterion=instance(none=True),
@@ -623,6 +624,7 @@ entry(
     max_grad_norm=number(0, math.inf, closed='high'),
     output_owner=tensor(low=0, high=1, none=True),
     clipping=choice(),
+    of=integer(0, none=True),
 )
 
 # Unlearning ##################################################################

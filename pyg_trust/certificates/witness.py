@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_instance, check_number
 from pyg_trust.kernel import proofs
 
 # A larger one is left out of a certificate.
@@ -64,6 +64,8 @@ class Witness:
             ValueError: if it is no witness.
             OverflowError: if it is more work than that.
         """
+        if math.isnan(check_number('most', most)):
+            raise ValueError("'most' can't be NaN")
         return proofs.prove(self.arrays, most)
 
     def save(self, path: str | os.PathLike) -> None:

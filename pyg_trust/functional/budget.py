@@ -155,7 +155,8 @@ def pagerank_bounds(
     check_positive('tol', tol)
     check_targets(targets, perturbations.num_nodes)
     return bounds_and_vectors(
-        *(perturbations, targets, alpha, cost, tol, over_ranks, progress_bar)
+        *(perturbations, targets, alpha, cost, tol, over_ranks),
+        progress_bar=progress_bar,
     )[0]
 
 
@@ -166,8 +167,8 @@ def bounds_and_vectors(
     cost: str,
     tol: float = 1e-9,
     over_ranks: bool = False,
-    progress_bar: bool = False,
     keep: bool = False,
+    progress_bar: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Bounds as of :func:`pagerank_bounds`, and at all nodes if asked for.
 
@@ -178,9 +179,9 @@ def bounds_and_vectors(
         cost (str): which bounds.
         tol (float): how far they are rounded up.
         over_ranks (bool): whether processes share the rows.
-        progress_bar (bool): whether to show one.
         keep (bool): whether to return them at all nodes, float64,
             ``[num_active, num_nodes]``.
+        progress_bar (bool): whether to show one.
     """
     active = perturbations.active
     n = perturbations.num_nodes

@@ -373,7 +373,7 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
     """Refuse arrays that are no proof.
 
     Args:
-        arrays (dict): of :data:`ARRAYS`.
+        arrays (dict): of ``ARRAYS``.
 
     Raises:
         ValueError: if one is missing, of another kind, or does not fit.
@@ -426,7 +426,7 @@ def setting(arrays: Mapping[str, np.ndarray]) -> str:
     """Digest what a proof is about, but for data and weights.
 
     Args:
-        arrays (dict): of :data:`ARRAYS`.
+        arrays (dict): of ``ARRAYS``.
     """
     names = ('weights', 'a', 'b', 'self_loops', 'along', 'lam', 'std')
     return fingerprint(str(arrays['head']), *(arrays[n] for n in names))

@@ -9,10 +9,10 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import REAL, check_instance, check_tensor
 from pyg_trust._degrees import tells_degrees
+from pyg_trust._fingerprints import fingerprint
 from pyg_trust._marks import marked
 from pyg_trust.account import ReleaseAccount, register_release
 from pyg_trust.distributed import rank_and_size
-from pyg_trust.fingerprints import fingerprint
 from pyg_trust.functional.private_accounting import gaussian_epsilon
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms.aggregation_report import Relation

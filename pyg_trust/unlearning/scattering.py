@@ -790,7 +790,7 @@ class ScatteringClassifier:
         progress_bar: bool,
         tol: float | None = None,
     ) -> tuple[Model, int]:
-        return self._settings.solved(model, start, progress_bar, tol)
+        return self._settings.solved(model, start, tol, progress_bar)
 
 
 def _largest(one: Tensor, two: Tensor) -> float:

@@ -101,10 +101,19 @@ class Settings(NamedTuple):
         self,
         model: Model,
         start: Tensor | None,
-        progress_bar: bool,
         tol: float | None = None,
+        progress_bar: bool = False,
     ) -> tuple[Model, int]:
-        """Solve to a residual below tol; return the model and the steps."""
+        """Solve to a residual below tol; return the model and the steps.
+
+        Args:
+            model (Model): with its graphs.
+            start (Tensor, optional): the weights to start at; zero if
+                :obj:`None`.
+            tol (float, optional): of the residual. (default: the
+                classifier's)
+            progress_bar (bool): whether to show one. (default: ``False``)
+        """
         train = model.train
         solution = minimize(
             train.Z,
@@ -216,7 +225,7 @@ def unpacked(
         )
     if settings.noise == 'output':
         # From zero: of the graphs, a function of what remains.
-        model, _ = settings.solved(model, None, bar)
+        model, _ = settings.solved(model, None, progress_bar=bar)
         if settings.noise_p_value(model) < LEAST_P_VALUE:
             raise ValueError(
                 'the weights of the state are not those of its ledger: '
