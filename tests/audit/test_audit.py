@@ -14,6 +14,7 @@ from pyg_trust.privacy import (
     noising,
 )
 from pyg_trust.privacy.gradients import Tape
+from pyg_trust.privacy.wrappers import PrivateStep
 
 CANARIES = 1600
 
@@ -66,6 +67,11 @@ def test_claims_hold(arguments):
         assert report.epsilon_lower > 0.25 * report.epsilon_claimed
 
 
+def unchecked(monkeypatch):
+    # No unit is run alone as well: an audit has to find the fault by itself.
+    monkeypatch.setattr(PrivateStep, '_compare', lambda *_: None)
+
+
 def half_the_noise(monkeypatch):
     # T2: lam given where 2 lam belongs.
     cells = noising.cells_of
@@ -86,6 +92,7 @@ def larger_clipping(monkeypatch):
     'break_it', [half_the_noise, no_clipping, larger_clipping]
 )
 def test_broken_engines_are_found(break_it, monkeypatch):
+    unchecked(monkeypatch)
     report = audit(lambda *_: break_it(monkeypatch))
     assert report.violated
     assert report.epsilon_lower > report.epsilon_claimed
@@ -93,7 +100,7 @@ def test_broken_engines_are_found(break_it, monkeypatch):
 
 def test_clipping_per_node_is_found(monkeypatch):
     # What Opacus does on PyG's layers: each row of a Linear is clipped.
-    def per_node(self, output, grad, max_grad_norm, owner, clipping):
+    def per_node(self, output, grad, max_grad_norm, *_):
         x = self._call.bound.arguments['x']
         edge_index = self._call.bound.arguments['edge_index']
         inner = x.index_add(0, edge_index[1], x[edge_index[0]])
@@ -102,7 +109,10 @@ def test_clipping_per_node_is_found(monkeypatch):
         rows = rows * (max_grad_norm / size).clamp(max=1)
         total = torch.nan_to_num(rows).sum(0, keepdim=True).double()
         integers = (total / clip.grid(max_grad_norm)).round().long()
-        return type('Sum', (), {'integers': {'nn.weight': integers}})
+        found = {'integers': {'nn.weight': integers}, 'share': None}
+        return type('Sum', (), found)
+
+    unchecked(monkeypatch)
 
     def make(module, optimizer, loader):
         made = attach()(module, optimizer, loader)
