@@ -96,20 +96,20 @@ FAULTS = {
     'the noise of another norm': (
         wor,
         accounting._pair,
-        'mu = 1 / lam',
-        'mu = 1 / (2 * lam)',
+        'mu = j / lam',
+        'mu = j / (2 * lam)',
     ),
     'losses rounded down': (
         wor,
         accounting._pair,
-        'mass[n + 1 :] += in_p - lower',
-        'mass[n:-1] += in_p - lower',
+        'mass[count + 1 :] += in_p - lower',
+        'mass[count:-1] += in_p - lower',
     ),
     'half of the outcomes with the unit': (
         wor,
         accounting._pair,
-        'tail_p = q * scipy',
-        'tail_p = q / 2 * scipy',
+        'tail_p = q * tail_p',
+        'tail_p = q / 2 * tail_p',
     ),
     'a step less': (wor, pld.compose, '** count', '** (count - 1)'),
     'the last phase alone': (
@@ -139,8 +139,8 @@ FAULTS = {
     'a unit that moves the sum by half': (
         replaced,
         poisson._tail,
-        '(shift - x)',
-        '(shift / 2 - x)',
+        '(at - x)',
+        '(at / 2 - x)',
     ),
     'a unit that moves the sum once': (
         replaced,
