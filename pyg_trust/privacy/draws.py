@@ -1,5 +1,6 @@
 """The random numbers of a forward pass: left out, kept, and used again."""
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,20 +56,28 @@ def set_random_state(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-def fresh_state(before: list[Tensor], device: torch.device) -> list[Tensor]:
+def fresh_state(
+    before: list[Tensor], device: torch.device, secret: bool = False
+) -> list[Tensor]:
     """The same states, or if something was drawn since, other ones.
 
     Made of one number that is drawn now, so that what is drawn from them is
-    nothing that was drawn before, or will be after.
+    nothing that was drawn before, or will be after. Where the sizes of units
+    are private, the masks of others move with them: whoever knew torch's seed
+    would see that, so the operating system has a share in the number.
 
     Args:
         before (list[Tensor]): of :func:`random_state`.
         device (torch.device): of the module.
+        secret (bool): whether nobody may know the number. (default:
+            :obj:`False`)
     """
     now = random_state(device)
     if all(map(torch.equal, now, before)):
         return before
     seed = int(torch.randint(2**62, ()))
+    if secret:
+        seed ^= secrets.randbits(62)
     now = random_state(device)
     torch.default_generator.manual_seed(seed)
     if device.type == 'cuda':

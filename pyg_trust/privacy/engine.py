@@ -468,6 +468,7 @@ class PrivacyEngine(NormEstimates):
         mean = loss_reduction == 'mean'
         step.exactness.prepare(data_loader, mean, trust_loss, exact)
         step.isolation = isolation
+        step.secret = step.gradients.rowwise and not self.seeded
         step.exactness.alone = isolation == 'construction'
         if withdraws:  # How many come is private.
             step.decoys.num_units = data_loader.subgraphs_per_batch

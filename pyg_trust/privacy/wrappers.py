@@ -113,6 +113,8 @@ class PrivateStep:
         self.counts = False
         self.exactness = Exactness(gradients)
         self.isolation = 'followed'
+        #: Whether random numbers of the batch may be known to nobody.
+        self.secret = False
         #: Steps in which every unit was run alone, and one of them.
         self.constructed = self.checked = 0
         #: Whether a unit has added something else than it does alone.
@@ -278,7 +280,9 @@ class PrivateStep:
             self._states = random_state(self._owner.device)
             before = buffer_versions(self.module)
             shown = self._rehearsal.call(self.module, call)
-            self._states = fresh_state(self._states, self._owner.device)
+            self._states = fresh_state(
+                self._states, self._owner.device, self.secret
+            )
             self._check_buffers(before)
             self._settings = settings(self.module)
             self._tape, self._stage = _LATER, 'called'
