@@ -314,7 +314,6 @@ def sharded(model):
     if model._state is None:
         return None
     state = without_chance(model.state_dict())
-    state.pop('work')
     return {**state, 'outputs': model.outputs}
 
 

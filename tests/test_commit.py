@@ -60,7 +60,7 @@ def test_a_stale_state_is_not_written(tmp_path):
     # Says what was done, and what is to be done again.
     with pytest.raises(StaleStateError) as error:
         commit.save(path, two)
-    assert "did retrain {'0': {'nodes': [1]}}" in str(error.value)
+    assert "recorded retrain {'0': {'nodes': [1]}}" in str(error.value)
     assert "not saved: retrain {'0': {'nodes': [2]}}" in str(error.value)
     assert 'load()' in str(error.value)
     # An older state of the same line, and a line of its own.

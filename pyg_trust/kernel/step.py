@@ -298,6 +298,7 @@ def agree(
     norm: float,
     unit: float,
     automatic: bool = False,
+    spread: float = 0.0,
 ) -> bool:
     r"""Tell whether fast code added what a unit adds alone.
 
@@ -307,6 +308,8 @@ def agree(
         norm (float): :math:`C`, of this step.
         unit (float): :math:`u`, of the numbers that were recorded.
         automatic (bool): as of :func:`adds`. (default: :obj:`False`)
+        spread (float): how far rounding alone was seen to move the gradient.
+            (default: :obj:`0.0`)
     """
     c, n, tau = share.factor, share.n, share.tau
     given = np.array([[n], [tau], [share.kappa], [share.weight]])
@@ -321,10 +324,12 @@ def agree(
         return False
     if c == 0:
         return not any(part.any() for part in share.integers)
-    e = REACH * unit * (n + _WIDE * tau)
+    e = REACH * unit * (n + _WIDE * tau) + spread
     if not length(gradient) <= n + e:
         return False
     off = length(
         part * step - c * g for part, g in zip(integers, gradient, strict=True)
     )
-    return off <= c * (tau + e) + step * share.kappa
+    # Every entry was rounded to the grid besides.
+    cells = math.sqrt(sum(part.size for part in integers))
+    return off <= c * (tau + e) + step * (share.kappa + cells)

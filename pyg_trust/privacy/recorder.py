@@ -96,7 +96,8 @@ class Recorder(Watch):
     ) -> None:
         super().__init__()
         self.rowwise = rowwise
-        device = next(iter(params.values())).device
+        of = (param.device for param in params.values())
+        device = next(of, torch.device('cpu'))
         #: The masks of dropout.
         self.draws = Masks(tracker, device)
         #: Functions that may round a row otherwise in another batch.
