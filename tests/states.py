@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 
 import torch
 
@@ -25,6 +26,8 @@ def same(one, two):
         return len(one) == len(two) and all(map(same, one, two))
     if hasattr(one, '__dataclass_fields__'):
         return same(vars(one), vars(two))
+    if isinstance(one, float) and math.isnan(one):
+        return isinstance(two, float) and math.isnan(two)
     return one == two
 
 
