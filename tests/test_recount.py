@@ -77,6 +77,7 @@ def coins(**changes):
     form = 'withdraw' if relation.startswith('add') else 'replace'
     fields = {
         'mechanism': 'pld_poisson',
+        'sampling': 'poisson',
         'relation': relation,
         'epsilon': 1.02 * poisson_epsilon(lines, DELTA, form),
         'noise_multiplier': 2 * LAM,
@@ -172,7 +173,8 @@ def test_sums_over_neighbours_are_proved_from_mu(tmp_path):
     values['mu'] *= 0.5  # and what the sums have stays
     path.write_text(forged(reworded(whole)))
     (text,) = failures(path)
-    assert 'its parts' in text
+    mu = values['mu']
+    assert f'mu: {mu:.6g} is claimed, other fields make {2 * mu:.6g}' in text
 
 
 @pytest.mark.parametrize('mu', [0.0, 1e-6, 0.3, 4.0])
@@ -314,4 +316,4 @@ def test_a_rate_that_no_number_of_units_has_fails(tmp_path):
     )
     found = check_report(saved(tmp_path, lie))
     texts = [each.text for each in found if each.status == FAILS]
-    assert any('not that of 50 units' in text for text in texts)
+    assert any('no whole number of units' in text for text in texts)

@@ -187,7 +187,7 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
     for _, rate, _ in lines:
         units = size / rate
         if not coins and not math.isclose(units, round(units), rel_tol=1e-6):
-            yield f'batch_size: no rate is {rate:.6g} of units, {size} drawn'
+            yield f'batch_size: {size} at {rate:.6g}: no whole number of units'
     # A release beside the training is at rate 1, with noise of its own.
     noise = number('noise_multiplier', v['noise_multiplier'])
     other = [z for z, q, _ in lines if q < 1 and not same(z, noise)]
