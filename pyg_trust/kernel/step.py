@@ -52,13 +52,15 @@ whether this is what the unit adds alone, as far as rounding tells:
     c = \mathrm{factors}(n, \tau, \kappa, w, C), \quad
     g' \lVert I \rVert \le C, \quad
     \lVert g \rVert \le n + e, \quad
-    \lVert g' I - c\, g \rVert \le c\, (\tau + e) + g' \kappa,
+    \lVert g' I - c\, g \rVert \le c\, (\tau + e) + g' (\kappa + \sqrt d),
 
-where :math:`e = 2^{10} u\, (n + 2^{23} \tau)` is for recorded floats that are
-rounded otherwise beside other units: :math:`u` is the unit of rounding, and
-:math:`2^{23} \tau` is at least :math:`\sum_r |\gamma_r| |a_r|`. Code that adds
-each unit as this says is correct up to that; code that doesn't is found with
-the share of units for which it does not, in each step.
+where :math:`e = 2^{10} u\, (n + 2^{23} \tau) + s` is for recorded floats that
+are rounded otherwise beside other units: :math:`u` is the unit of rounding,
+:math:`2^{23} \tau` is at least :math:`\sum_r |\gamma_r| |a_r|`, and :math:`s`
+is how far rounding was seen to move the gradient, 0 if nobody measured it.
+:math:`\sqrt d` is for truncation. Code that adds each unit as this says is
+correct up to that; code that doesn't is found with the share of units for
+which it does not, in each step.
 """
 
 import copy
@@ -324,6 +326,8 @@ def agree(
         return False
     if c == 0:
         return not any(part.any() for part in share.integers)
+    if not math.isfinite(spread):
+        spread = 0.0  # overflow is no rounding, and excuses nothing
     e = REACH * unit * (n + _WIDE * tau) + spread
     if not length(gradient) <= n + e:
         return False

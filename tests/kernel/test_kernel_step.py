@@ -348,6 +348,30 @@ def test_nothing_else_agrees():
         assert not agrees(gradient, integers=[wrong])
 
 
+def test_rounding_that_was_seen_excuses_no_more_than_itself():
+    rng = np.random.default_rng(6)
+    share, gradient = honest(rng)
+    far = [1.02 * g for g in gradient]
+    apart = 0.02 * step.length(gradient)
+    assert not step.agree(share, far, C, U)
+    assert step.agree(share, far, C, U, spread=1.1 * apart)
+    assert not step.agree(share, far, C, U, spread=0.5 * apart)
+    # A unit whose numbers overflow would else excuse whatever was added.
+    for spread in (math.inf, math.nan):
+        assert not step.agree(share, far, C, U, spread=spread)
+        assert step.agree(share, gradient, C, U, spread=spread)
+
+
+def test_truncation_is_a_cell_for_every_entry_at_most():
+    gradient = [np.array([0.3, -0.4])]
+    bounds = [np.array([v]) for v in (0.5 * (1 + 2.0**-50), 0.0, 0.0, 0.0)]
+    c = float(clip.factors(*bounds, C)[0])
+    cells = np.trunc(c * gradient[0] / clip.grid(C)).astype(np.int64)
+    for off, right in ((0, True), (2**10, False)):
+        share = step.Share([cells - off], c, *(float(v[0]) for v in bounds))
+        assert step.agree(share, gradient, C, 2.0**-60) is right
+
+
 def test_no_more_than_the_norm_agrees():
     # Bounds so wide that all else would.
     wide = [np.array([v]) for v in (1.0, 0.5, 1e11, 0.0)]
