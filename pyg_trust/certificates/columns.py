@@ -5,10 +5,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust.certificates.problem import Problem
-from pyg_trust.functional.budget import (
-    dual_bound,
-    pagerank_bounds,
-)
+from pyg_trust.functional.budget import dual_bound, pagerank_bounds
 from pyg_trust.functional.flips import budget_attacks
 from pyg_trust.functional.policy import policy_iteration
 from pyg_trust.functional.program import linear_program

@@ -15,11 +15,12 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    Count,
+    Fraction,
+    Rate,
     check_choice,
-    check_fraction,
-    check_instance,
     check_integer,
-    check_rate,
+    validated,
 )
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import propagate
@@ -141,6 +142,7 @@ def plan(
     return best
 
 
+@validated
 def propagate_median(
     graph: CSRGraph,
     x: Tensor,
@@ -172,7 +174,6 @@ def propagate_median(
     """
     check_signal(x, prepare_graph(graph, measure))
     check_finite_signal(x)
-    check_instance('plan', plan, Plan)
     check_eps(plan.eps)
     if check_integer('repetitions', plan.repetitions, 1) % 2 == 0:
         raise ValueError(
@@ -193,12 +194,13 @@ def propagate_median(
     return torch.stack(runs).median(0).values
 
 
+@validated
 def eps_for(
-    delta: float,
-    levels: int,
+    delta: Rate,
+    levels: Count,
     *,
-    relative_error: float = 0.1,
-    failure: float = 0.01,
+    relative_error: Fraction = 0.1,
+    failure: Fraction = 0.01,
     bound: str = 'tight',
 ) -> float:
     r"""Return the quantum that guarantees a relative error above a threshold.
@@ -227,17 +229,7 @@ def eps_for(
         bound (str): :obj:`'tight'`, which needs :math:`\gamma = 1` (see the
             text of this module), or :obj:`'paper'`.
             (default: :obj:`'tight'`)
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
-    check_rate('delta', delta)
-    check_integer('levels', levels, 1)
-    for name, value in (
-        ('relative_error', relative_error),
-        ('failure', failure),
-    ):
-        check_fraction(name, value)
     factors = {'tight': levels, 'paper': levels * (levels + 1) / 2}
     check_choice('bound', bound, factors)
     return failure * relative_error**2 * delta / factors[bound]

@@ -12,18 +12,13 @@ residual after an update is bounded in :mod:`.removal_bounds`.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_trust._checks import (
-    check_choice,
-    check_integer,
-    check_positive,
-    check_tensor,
-)
+from pyg_trust._checks import Natural, OneOf, Positive, check_tensor, validated
 from pyg_trust.functional.heads import (
     LOSSES,
     Factor,
@@ -244,17 +239,18 @@ class Solution(NamedTuple):
     iterations: int
 
 
+@validated
 def minimize(
     Z: Tensor,
     Y: Tensor,
     B: Tensor,
-    lam: float,
-    loss: str = 'logistic',
+    lam: Positive,
+    loss: Annotated[str, OneOf(tuple(LOSSES))] = 'logistic',
     *,
     W: Tensor | None = None,
     K: Tensor | None = None,
-    tol: float = 1e-10,
-    max_iter: int = 100,
+    tol: Positive = 1e-10,
+    max_iter: Natural = 100,
     progress_bar: bool = False,
 ) -> Solution:
     r"""Minimises an objective by Newton's method, to a residual of :obj:`tol`.
@@ -302,10 +298,7 @@ def minimize(
     if W is not None:
         check_tensor('W', W, torch.float64, shape, finite=True)
     check_tensor('Z', Z, torch.float64, (n, d))
-    check_choice('loss', loss, tuple(LOSSES))
-    check_positive('tol', tol)
-    check_integer('max_iter', max_iter, 0)
-    mu = check_positive('lam', lam) * n
+    mu = lam * n
     if n > d:
         K = None
     elif K is None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.functional.budget import check_targets
+from pyg_trust._checks import Natural, validated
+from pyg_trust.functional.budget import Rewards, Targets
 from pyg_trust.functional.dual_search import pagerank_of
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Perturbations, Policy
@@ -155,16 +155,17 @@ class Exhaustive:
         self.upper[here, reference] = math.inf
 
 
+@validated
 def greedy_attacks(
     perturbations: Perturbations,
-    reward: Tensor,
-    targets: Tensor,
-    global_budget: int,
+    reward: Rewards,
+    targets: Targets,
+    global_budget: Natural,
     alpha: float,
     *,
     normalization: str = 'rw',
     undirected: bool = False,
-    swaps: int = 1,
+    swaps: Natural = 1,
     progress_bar: bool = False,
 ) -> list[Tensor]:
     r"""Build attacks by the best flip, again and again, then by swaps.
@@ -194,13 +195,7 @@ def greedy_attacks(
         list[Tensor]: per column the directed edges to flip, ``[2,
         num_flips]``.
     """
-    check_instance('perturbations', perturbations, Perturbations)
     n = perturbations.num_nodes
-    check_targets(targets, n)
-    shape = (targets.numel(), n)
-    check_tensor('reward', reward, torch.float64, shape, finite=True)
-    check_integer('global_budget', global_budget, 0)
-    check_integer('swaps', swaps, 0)
     horizon = Horizon(alpha, None, normalization)
     used = perturbations
     if used.all_pairs and n > 1500:

@@ -9,7 +9,7 @@ labels: compare it with a plain model that is trained on them alone.
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,16 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_choice,
+    Count,
+    NotNegative,
+    OneOf,
+    Positive,
     check_distinct,
     check_integer,
-    check_non_negative,
     check_positive,
     check_range,
     check_tensor,
+    validated,
 )
 from pyg_trust._registry import Registry
 from pyg_trust.functional import aggregate
@@ -232,6 +235,7 @@ class LBAggregator(ShardAggregator):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+@validated
 class AttentiveAggregator(ShardAggregator):
     r"""Attentive fusion of the sub-models, with contrastive losses on request.
 
@@ -276,35 +280,22 @@ class AttentiveAggregator(ShardAggregator):
         batch_size (int): the number of nodes per step. (default: :obj:`64`)
         lr (float): the learning rate of AdamW. (default: :obj:`0.01`)
         weight_decay (float): its weight decay. (default: :obj:`1e-5`)
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     def __init__(
         self,
-        fusion: str = 'align',
+        fusion: Annotated[str, OneOf(FUSIONS)] = 'align',
         *,
-        contra_weight: float = 0.0,
-        recon_weight: float = 0.0,
-        temperature: float = 0.5,
-        hidden_channels: int = 64,
-        epochs: int = 5,
-        batch_size: int = 64,
-        lr: float = 0.01,
-        weight_decay: float = 1e-5,
+        contra_weight: NotNegative = 0.0,
+        recon_weight: NotNegative = 0.0,
+        temperature: Positive = 0.5,
+        hidden_channels: Count = 64,
+        epochs: Count = 5,
+        batch_size: Count = 64,
+        lr: Positive = 0.01,
+        weight_decay: NotNegative = 1e-5,
     ) -> None:
         super().__init__()
-        check_choice('fusion', fusion, FUSIONS)
-        for name, value in (
-            ('contra_weight', contra_weight),
-            ('recon_weight', recon_weight),
-            ('weight_decay', weight_decay),
-        ):
-            check_non_negative(name, value)
-        check_positive('temperature', temperature)
-        check_integer('hidden_channels', hidden_channels, 1)
-        _check_training(epochs, batch_size, lr)
         self.fusion = fusion
         self.contra_weight = contra_weight
         self.recon_weight = recon_weight

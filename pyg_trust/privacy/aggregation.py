@@ -16,8 +16,12 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import (
+    Count,
+    Fraction,
+    Natural,
+    Positive,
+    Rate,
     check_instance,
-    check_integer,
     check_ledger,
     check_nodes,
     check_number,
@@ -25,6 +29,7 @@ from pyg_trust._checks import (
     check_range,
     check_rate,
     check_tensor,
+    validated,
 )
 from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
 from pyg_trust.commit import ObjectLock, editing, synchronized
@@ -95,6 +100,7 @@ _ENTRIES = (
 )
 
 
+@validated
 class PrivateNodeClassifier(NoCopies):
     r"""Classifies nodes with private edges or nodes, and private predictions.
 
@@ -205,9 +211,6 @@ class PrivateNodeClassifier(NoCopies):
             :class:`~pyg_trust.privacy.PrivacyEngine`.
             (default: :obj:`None`)
 
-    Raises:
-        TypeError, ValueError: on a wrong argument.
-
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> data = Data(
@@ -228,9 +231,9 @@ class PrivateNodeClassifier(NoCopies):
     def __init__(
         self,
         relation: str = 'node',
-        epsilon: float = 8.0,
-        delta: float = 1e-5,
-        hops: int = 1,
+        epsilon: Positive = 8.0,
+        delta: Fraction = 1e-5,
+        hops: Count = 1,
         shares: Sequence[float] | None = None,
         encoder: nn.Module | None = None,
         head: nn.Module | None = None,
@@ -238,24 +241,22 @@ class PrivateNodeClassifier(NoCopies):
         *,
         form: str | None = None,
         directed: bool = False,
-        max_degree: int | None = None,
+        max_degree: Count | None = None,
         measure: Measure | None = None,
-        smoothing: int | None = None,
-        train_receivers: float | None = None,
-        steps: int = 60,
-        lr: float = 0.1,
-        epochs: int = 150,
-        num_classes: int | None = None,
+        smoothing: Natural | None = None,
+        train_receivers: Rate | None = None,
+        steps: Count = 60,
+        lr: Positive = 0.1,
+        epochs: Count = 150,
+        num_classes: Count | None = None,
         seed: int | None = None,
         ledger_head: str | None = None,
     ) -> None:
         self.relation = make_relation(relation, form, directed, max_degree)
-        self.epsilon = check_positive('epsilon', epsilon)
-        self.delta = check_delta(delta)
+        self.epsilon = epsilon
+        self.delta = delta
         self.limit = gaussian_mu_for(self.epsilon, self.delta)
-        self.hops = check_integer('hops', hops, 1)
-        if measure is not None:
-            check_instance('measure', measure, Measure)
+        self.hops = hops
         if (relation == 'feature' and hops != 1) or (
             relation != 'feature' and measure is not None
         ):
@@ -266,7 +267,6 @@ class PrivateNodeClassifier(NoCopies):
         self.measure = TWO_HOPS if measure is None else measure
         self._own_messages = measure is not None
         if smoothing is not None:
-            check_integer('smoothing', smoothing, 0)
             if smoothing and relation != 'feature':
                 raise ValueError(
                     "'smoothing' reads edges after the release, which are "
@@ -283,11 +283,9 @@ class PrivateNodeClassifier(NoCopies):
             if module is not None:
                 check_module(name, module, private=relation != 'edge')
         self.encoder, self.head = encoder, head
-        self.steps = check_integer('steps', steps, 1)
-        self.lr = check_positive('lr', lr)
-        self.epochs = check_integer('epochs', epochs, 1)
-        if num_classes is not None:
-            check_integer('num_classes', num_classes, 1)
+        self.steps = steps
+        self.lr = lr
+        self.epochs = epochs
         self.num_classes = num_classes
         check_ledger(ledger, ledger_head)
         self.ledger, self.ledger_head = ledger, ledger_head

@@ -12,25 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from pyg_trust._checks import (
+    Count,
+    Fraction,
+    Positive,
     check_callable,
     check_choice,
     check_instance,
     check_integer,
-    check_number,
     check_positive,
+    validated,
 )
-from pyg_trust.functional.mechanisms import (
-    CLIPPINGS,
-    check_delta,
-    check_lam,
-)
+from pyg_trust.functional.mechanisms import CLIPPINGS, check_delta, check_lam
 from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
 from pyg_trust.privacy import state as checkpoints
-from pyg_trust.privacy.accountant import (
-    RELATION,
-)
+from pyg_trust.privacy.accountant import RELATION
 from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
     check_arithmetic,
@@ -189,18 +186,19 @@ class PrivacyEngine(NormEstimates):
         self._releases = 0
         self._adaptive: AdaptiveNorm | None = None
 
+    @validated
     def make_private(
         self,
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: StepLoader,
-        noise_multiplier: float,
+        noise_multiplier: Positive,
         max_grad_norm: float | AdaptiveNorm,
         loss_reduction: str = 'mean',
-        max_physical_batch_size: int | None = None,
-        target_epsilon: float | None = None,
-        target_delta: float | None = None,
+        max_physical_batch_size: Count | None = None,
+        target_epsilon: Positive | None = None,
+        target_delta: Fraction | None = None,
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
@@ -280,8 +278,7 @@ class PrivacyEngine(NormEstimates):
                 Nothing is changed then.
         """
         self._check_free(module, optimizer, data_loader)
-        lam = check_number('noise_multiplier', noise_multiplier)
-        check_lam(lam / (2 * data_loader.terms))
+        check_lam(noise_multiplier / (2 * data_loader.terms))
         step = self._prepare(
             module,
             optimizer,
@@ -302,7 +299,7 @@ class PrivacyEngine(NormEstimates):
         )
         if isinstance(max_grad_norm, AdaptiveNorm):
             size = data_loader.subgraphs_per_batch
-            max_grad_norm.gradient_multiplier(lam, size)
+            max_grad_norm.gradient_multiplier(noise_multiplier, size)
         self._open(data_loader)
         self._target = None, None  # not one of an interrupted call
         if target_epsilon is not None and target_delta is not None:
@@ -312,17 +309,18 @@ class PrivacyEngine(NormEstimates):
             step, optimizer, data_loader, noise_multiplier, max_grad_norm
         )
 
+    @validated
     def make_private_with_epsilon(
         self,
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: StepLoader,
-        target_epsilon: float,
-        target_delta: float,
+        target_epsilon: Positive,
+        target_delta: Fraction,
         max_grad_norm: float | AdaptiveNorm,
-        steps: int | None = None,
-        epochs: int | None = None,
+        steps: Count | None = None,
+        epochs: Count | None = None,
         **kwargs: Any,
     ) -> PrivateTraining:
         r"""Makes them private with just enough noise for a budget.
@@ -366,10 +364,7 @@ class PrivacyEngine(NormEstimates):
                 )
         if steps is None:
             assert epochs is not None
-            check_integer('epochs', epochs, 1)
             steps = epochs * data_loader.batch_sampler.num_steps
-        check_integer('steps', steps, 1)
-        target_epsilon = check_positive('target_epsilon', target_epsilon)
         step = self._prepare(
             module,
             optimizer,
@@ -624,7 +619,8 @@ class PrivacyEngine(NormEstimates):
         centred = noisy_count(inside - found / 2, self._noise, std)
         return self._adaptive.next(norm, 0.5 + centred / size)
 
-    def spend_gaussian(self, mu: float) -> None:
+    @validated
+    def spend_gaussian(self, mu: Positive) -> None:
         r"""Counts a release of Gaussian noise beside the steps, beforehand.
 
         It is on the account as a step at rate 1 with
@@ -645,7 +641,7 @@ class PrivacyEngine(NormEstimates):
             ValueError: if the account is of other neighbours than a row that
                 is replaced; nothing is spent.
         """
-        lam = check_lam(1 / check_positive('mu', mu))
+        lam = check_lam(1 / mu)
         self._check_process()
         if self._group.current().size > 1:
             raise RuntimeError(

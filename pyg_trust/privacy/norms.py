@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pyg_trust._checks import (
-    check_callable,
-    check_fraction,
-    check_instance,
-    check_number,
+    Fraction,
+    Number,
+    Positive,
     check_positive,
+    validated,
 )
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
@@ -34,6 +35,7 @@ from pyg_trust.privacy.validation import (
 _PROBED = 32
 
 
+@validated
 @dataclass(frozen=True)
 class AdaptiveNorm:
     r"""A clipping norm that follows a quantile of the gradients' norms.
@@ -80,23 +82,19 @@ class AdaptiveNorm:
         True
     """
 
-    initial: float = 1.0
-    quantile: float = 0.5
-    rate: float = 0.2
-    noise_std: float | None = None
+    initial: Positive = 1.0
+    quantile: Fraction = 0.5
+    rate: Positive = 0.2
+    noise_std: Positive | None = None
     bounds: tuple[float, float] = (1e-6, 1e6)
 
     def __post_init__(self) -> None:
-        check_positive('rate', self.rate)
         low, high = check_bounds(self.bounds)
-        if not low <= check_positive('initial', self.initial) <= high:
+        if not low <= self.initial <= high:
             raise ValueError(
                 f"'initial' needs to be in 'bounds' (got {self.initial} and "
                 f'{self.bounds})'
             )
-        check_fraction('quantile', self.quantile)
-        if self.noise_std is not None:
-            check_positive('noise_std', self.noise_std)
 
     def count_std(self, noise_multiplier: float, batch_size: int) -> float:
         """The noise :math:`s` on the count.
@@ -115,8 +113,9 @@ class AdaptiveNorm:
             )
         return float(self.noise_std)
 
+    @validated
     def gradient_multiplier(
-        self, noise_multiplier: float, batch_size: int
+        self, noise_multiplier: Positive, batch_size: int
     ) -> float:
         """The noise :math:`z_g` on the gradients, in units of :math:`C`.
 
@@ -124,7 +123,6 @@ class AdaptiveNorm:
             noise_multiplier (float): :math:`z`, of the account.
             batch_size (int): :math:`m`.
         """
-        check_positive('noise_multiplier', noise_multiplier)
         count = self.count_std(noise_multiplier, batch_size)
         rest = 1 - (noise_multiplier / (2 * count)) ** 2
         return noise_multiplier / math.sqrt(rest)
@@ -155,14 +153,15 @@ def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
 class NormEstimates(Spending):
     """Account that also pays for estimates of the clipping norm."""
 
+    @validated
     def estimate_max_grad_norm(
         self,
         *,
         module: nn.Module,
         data_loader: StepLoader,
         criterion: Criterion,
-        percentile: float = 50.0,
-        epsilon: float | None = None,
+        percentile: Annotated[float, Number(0, 100)] = 50.0,
+        epsilon: Positive | None = None,
         bounds: tuple[float, float] = (1e-3, 1e3),
         public: bool = False,
         insist: bool = False,
@@ -205,8 +204,6 @@ class NormEstimates(Spending):
             BudgetExceededError: if it would exceed the budget of
                 :meth:`make_private`; nothing is spent.
         """
-        check_instance('public', public, bool)
-        check_instance('insist', insist, bool)
         if (epsilon is not None) + public + insist != 1:
             raise ValueError(
                 "one of 'epsilon' (a private estimate), 'public' and 'insist' "
@@ -214,15 +211,6 @@ class NormEstimates(Spending):
                 f'private (got {epsilon}, {public} and {insist})'
             )
         low, high = check_bounds(bounds)
-        if not 0 < check_number('percentile', percentile) < 100:
-            raise ValueError(
-                f"'percentile' needs to be in (0, 100) (got {percentile})"
-            )
-        check_instance('module', module, nn.Module)
-        check_instance('data_loader', data_loader, StepLoader)
-        check_callable('criterion', criterion)
-        if forward is not None:
-            check_callable('forward', forward)
         check_layers(module)
         if self._group.current().size > 1:
             raise RuntimeError(
@@ -232,7 +220,6 @@ class NormEstimates(Spending):
             )
         if epsilon is not None:
             self._check_process()
-            epsilon = check_positive('epsilon', epsilon)
             if data_loader.form != 'replace':
                 raise ValueError(
                     "'epsilon' needs a loader whose neighbours exchange a "
@@ -264,7 +251,7 @@ class NormEstimates(Spending):
             warnings.warn(
                 'the clipping norm is a percentile of private gradient norms: '
                 'it tells of the data, and no epsilon accounts for it',
-                stacklevel=2,
+                stacklevel=3,
             )
             self._leaks.append(
                 'NOT COVERED: the clipping norm is a percentile of private '

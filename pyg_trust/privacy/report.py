@@ -16,12 +16,7 @@ from pyg_trust.kernel.sentences import (
 )
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
 from pyg_trust.privacy.accountant import ACCOUNTANTS, epsilon_over_time
-from pyg_trust.report import (
-    Guarantee,
-    Report,
-    fingerprint_model,
-    provenance,
-)
+from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 

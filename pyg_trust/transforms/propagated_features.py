@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
-    check_instance,
+    Fraction,
+    Positive,
     check_nodes,
-    check_positive,
     check_range,
     check_tensor,
+    validated,
 )
 from pyg_trust.commit import EditedInPlace, ObjectLock, editing, synchronized
 from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
@@ -22,6 +23,7 @@ from pyg_trust.graph import CSRGraph
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
+@validated
 class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
@@ -83,11 +85,9 @@ class PropagatedFeatures(EditedInPlace):
         x: Tensor,
         measure: Measure,
         *,
-        alpha: float | None = None,
-        theta: float | None = None,
+        alpha: Fraction | None = None,
+        theta: Positive | None = None,
     ) -> None:
-        check_instance('graph', graph, CSRGraph)
-        check_instance('measure', measure, Measure)
         if graph.is_weighted or graph.has_duplicates:
             raise ValueError(
                 "'graph' needs to be unweighted and without duplicate edges"
@@ -109,10 +109,6 @@ class PropagatedFeatures(EditedInPlace):
         shape = (graph.num_nodes, 'num_columns')
         self._dtype = dtypes if theta is None else dtypes[1:]
         check_tensor('x', x, self._dtype, shape, finite=True)
-        if alpha is not None and not 0 < check_positive('alpha', alpha) < 1:
-            raise ValueError(f"'alpha' needs to be in (0, 1) (got {alpha})")
-        if theta is not None:
-            check_positive('theta', theta)
         self._begin(graph, x, measure, alpha, theta)
 
     def _begin(
