@@ -81,6 +81,10 @@ class StepBatches(Sampler[list[int]]):
         """
         self._kept = {k: v for k, v in self._kept.items() if k >= steps}
 
+    def drawn_after(self, steps: int) -> bool:
+        """Return whether units were drawn beyond the first steps."""
+        return any(step >= steps for step in self._kept)
+
     def __getstate__(self) -> dict[str, Any]:
         # Workers collate batches of drawn units and draw none.
         return {**self.__dict__, 'choose': None, '_kept': {}}
