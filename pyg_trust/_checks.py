@@ -34,7 +34,10 @@ Declared = TypeVar('Declared', bound=Callable[..., Any])
 
 def _type_error(name: str, need: str, value: Any) -> TypeError:
     got = type(value).__name__
-    return TypeError(f"'{name}' needs to be {need} (got {got})")
+    advice = ''
+    if got == 'HeteroData' and 'homogeneous' in need:
+        advice = ': HeteroData.to_homogeneous() makes one'
+    return TypeError(f"'{name}' needs to be {need} (got {got}){advice}")
 
 
 class Constraint:
@@ -139,13 +142,22 @@ class OneOf(Constraint):
         return value
 
 
+# What a class is called where its name says too little.
+_NAMES = {
+    'Data': 'homogeneous torch_geometric.data.Data',
+    'Module': 'torch.nn.Module',
+    'type': 'class',
+}
+
+
 class Is(Constraint):
     """Object of some classes; their ``_sizes`` name attributes of a size."""
 
     def __init__(self, *kinds: type) -> None:
         self.kinds = kinds
         self.sizes = sum((getattr(k, '_sizes', ()) for k in kinds), ())
-        wanted = ' or '.join(kind.__name__ for kind in kinds)
+        names = [_NAMES.get(kind.__name__, kind.__name__) for kind in kinds]
+        wanted = ' or '.join(names)
         self.need = f'{"an" if wanted[0] in "AEIO" else "a"} {wanted}'
 
     def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
