@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import (
@@ -98,6 +98,17 @@ _ENTRIES = (
     'released',
     'smoothed',
 )
+
+
+class _Task(NamedTuple):
+    # What a fit reads of its data; the key tells data apart.
+    graph: CSRGraph
+    x: Tensor
+    y: Tensor
+    train: Tensor
+    val: Tensor | None
+    classes: int
+    key: str
 
 
 @validated
@@ -337,6 +348,7 @@ class PrivateNodeClassifier(NoCopies):
         return self._account
 
     @editing
+    @validated
     def fit(self, data: Data) -> 'PrivateNodeClassifier':
         """Trains, and releases the sums of :obj:`data`.
 
@@ -357,71 +369,69 @@ class PrivateNodeClassifier(NoCopies):
             BudgetExceededError: if the budget does not allow it. Nothing is
                 spent then.
         """
-        if isinstance(data, HeteroData) or not isinstance(data, Data):
-            raise TypeError(
-                "'data' needs to be a homogeneous "
-                f'torch_geometric.data.Data (got {type(data).__name__})'
+        task = self._read(data)
+        if task.key == self._fitted:
+            return self
+        check_alone()
+        self._probe(task.x, task.classes, task.graph)
+        self._tell(task.classes)
+        account = self._open(task.graph.num_nodes)
+        with account.lock:
+            # All or nothing: no budget goes into half of a model.
+            account.check(math.hypot(*self.mus))
+            self._fit(task, account)
+        if self.seed is None:
+            warn_of_other_releases(
+                *(self.relation, task.graph, fingerprint(*_parts(task.x))),
+                *(account, self.delta, 5),
             )
+        return self
+
+    def _read(self, data: Data) -> _Task:
         # Noise is drawn, and models are, on the CPU.
         graph = release_graph(data, self.relation).to('cpu')
         x = check_own(data, 'x', self.relation).cpu()
-        y, train, val, classes = self._labels(data, graph.num_nodes)
         # Labels that are not read are 0 by now.
+        y, train, val, classes = self._labels(data, graph.num_nodes)
         masks = (train,) if val is None else (train, val)
         setting = (graph.rowptr, graph.col, y, *masks)
         key = fingerprint(*setting, *_parts(x), repr(classes))
-        if key == self._fitted:
-            return self
-        check_alone()
-        self._probe(x, classes, graph)
-        self._tell(classes)
-        account = self._open(graph.num_nodes)
-        mus = self.mus
-        with account.lock:
-            # All or nothing: no budget goes into half of a model.
-            account.check(math.hypot(*mus))
-            # Refuses graphs that its measure is not for.
-            feature = self.relation.name == 'feature'
-            scales = columns(graph, self.measure) if feature else None
-            self._round(graph, classes, scales)
-            source = noise.source(
-                None
-                if self.seed is None
-                else rng.derive(self.seed, len(account.lines))
+        return _Task(graph, x, y, train, val, classes, key)
+
+    def _fit(self, task: _Task, account: ReleaseAccount) -> None:
+        # Encoder, messages, release, head: each pays before it draws noise.
+        graph, classes = task.graph, task.classes
+        # Refuses graphs that its measure is not for.
+        feature = self.relation.name == 'feature'
+        scales = columns(graph, self.measure) if feature else None
+        self._round(graph, classes, scales)
+        seed = self.seed
+        source = noise.source(
+            None if seed is None else rng.derive(seed, len(account.lines))
+        )
+        before = self._released, self._smoothed
+        try:
+            encoder = self._model('encoder', task.x.size(1), classes)
+            encoder = self._train(encoder, task, self.mus[0], source)
+            own = posteriors(outputs(encoder, task.x, self._private))
+            messages = told(task.y, own, task.train)
+            receivers = self._receivers(task.train)
+            self._released = self._release(
+                graph, messages, source, receivers, scales
             )
-            before = self._released, self._smoothed
-            try:
-                encoder = self._train(
-                    self._model('encoder', x.size(1), classes),
-                    *(x, y, train, val, classes, mus[0], source, False),
-                )
-                own = posteriors(outputs(encoder, x, self._private))
-                receivers = self._receivers(train)
-                self._released = self._release(
-                    *(graph, told(y, own, train), source, receivers),
-                    scales,
-                )
-                self._smoothed = self._smooth(graph)
-                read = self._columns(own)
-                self._head = self._train(
-                    self._model('head', read.size(1), classes),
-                    *(read, y, train & receivers, val, classes),
-                    *(mus[2], source, True),
-                )
-                self._encoder, self._own = encoder, own
-                self._num_features = x.size(1)
-                self._num_nodes, self.num_classes = graph.num_nodes, classes
-                self._fitted = key
-            except BaseException:
-                # What was paid stays paid; predictions stay those before.
-                self._released, self._smoothed = before
-                raise
-        if self.seed is None:
-            warn_of_other_releases(
-                *(self.relation, graph, fingerprint(*_parts(x)), account),
-                *(self.delta, 4),
-            )
-        return self
+            self._smoothed = self._smooth(graph)
+            read = self._columns(own)
+            head = self._model('head', read.size(1), classes)
+            rows = task._replace(x=read, train=task.train & receivers)
+            self._head = self._train(head, rows, self.mus[2], source, True)
+            self._encoder, self._own = encoder, own
+            self._num_features = task.x.size(1)
+            self._num_nodes, self.num_classes = graph.num_nodes, classes
+            self._fitted = task.key
+        except BaseException:
+            # What was paid stays paid; predictions stay those before.
+            self._released, self._smoothed = before
+            raise
 
     @synchronized
     def logits(self, x: Tensor | None = None) -> Tensor:
@@ -875,26 +885,23 @@ class PrivateNodeClassifier(NoCopies):
     def _train(
         self,
         module: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        train: Tensor,
-        val: Tensor | None,
-        classes: int,
+        task: _Task,
         mu: float,
         source: SecureNoise | SeededNoise,
-        small: bool,
+        small: bool = False,
     ) -> nn.Module:
+        x, y, train = task.x, task.y, task.train
         if not self._private:
             # Wide rows of features, or a few columns.
             lr, decay = (0.02, 1e-4) if small else (0.01, 5e-4)
             return train_freely(
-                module, x, y, train, val, self.epochs, lr, decay
+                module, x, y, train, task.val, self.epochs, lr, decay
             )
         assert self._account is not None
         z = descent_noise(mu, self.steps, self.relation.form)
         self._account.spend(mu)
         return train_privately(
-            *(module, rows_of(x, train), y[train], classes, source, z),
+            *(module, rows_of(x, train), y[train], task.classes, source, z),
             *(self.steps, self.lr),
         )
 
