@@ -274,4 +274,5 @@ def test_no_file_of_the_kernel_is_long():
     assert step <= 350, sizes
     # Witnesses of global budgets, broken nodes and programs are 600 of them.
     assert sum(sizes.values()) - says - step <= 4500, sizes
-    assert says <= 1600, sizes
+    # 40 of them are granted to pairs by their specification.
+    assert says <= 1640, sizes
