@@ -109,6 +109,7 @@ CAPABILITIES = {
         'functional.search',
         'functional.walks',
         'functional.private',
+        'functional.links',
         'functional.receivers',
     ),
     'Certificates': (

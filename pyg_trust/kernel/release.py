@@ -202,16 +202,16 @@ def sensitivity(
 
 
 def pair_mus(
-    directed: bool, row_std: float, count_std: float, z: float, steps: int
+    row_std: float, count_std: float, z: float, steps: int, directed: bool
 ) -> tuple[float, float, float]:
     r"""Return :math:`\mu` in one edge of rows, of their count, and of steps.
 
     Args:
-        directed (bool): whether edges are arcs.
         row_std (float): :math:`s`.
         count_std (float): :math:`c`.
         z (float): noise multiplier of a step.
         steps (int): :math:`T`.
+        directed (bool): whether edges are arcs.
     """
     moved = sensitivity('edge', directed, 'either')
     return moved / row_std, 1 / count_std, math.sqrt(steps) / z

@@ -76,6 +76,7 @@ _TENSORS = {
     'deviation': ('features',),
     'weight': ('columns',),
 }
+_ENTRIES = ('format', 'setting', 'history', 'ledger', 'count', 'negatives')
 _REFUSED = {
     'node': 'own lists need a scorer that reads released rows alone',
     'node_incident': 'a node of degree D moves D examples at every step, for '
@@ -515,7 +516,7 @@ class PrivateLinkPredictor(NoCopies):
         lines = list(self._account.lines)
         row_std, count_std, z = self.noise_stds
         directed = self.relation.directed
-        parts = pair_mus(directed, row_std, count_std, z, self.steps)
+        parts = pair_mus(row_std, count_std, z, self.steps, directed)
         for mu in parts:
             own = [m for m in lines if math.isclose(m, mu, rel_tol=1e-9)]
             lines.remove(own[0])
@@ -571,7 +572,7 @@ class PrivateLinkPredictor(NoCopies):
                 present account. Nothing is changed then.
         """
         check_instance('state', state, dict)
-        for name in ('format', 'setting', 'history', 'ledger', 'count'):
+        for name in _ENTRIES:
             if name not in state:
                 raise ValueError(f"'state' needs an entry '{name}'")
         if (state['format'], state['setting']) != (_FORMAT, self._setting()):
@@ -579,9 +580,10 @@ class PrivateLinkPredictor(NoCopies):
                 f"'state' needs to be of the format {_FORMAT} and of a "
                 f'predictor with the same arguments (got {state["setting"]})'
             )
-        made, sizes = {}, {}
+        made: dict[str, Tensor] = {}
+        sizes: dict[str, int] = {}
         for name, shape in _TENSORS.items():
-            value = state.get(name)
+            value = state.get(name, torch.zeros(()))
             check_tensor('state', value, torch.float64, shape, finite=True)
             for dim, size in zip(shape, value.shape, strict=True):
                 if sizes.setdefault(dim, size) != size:
@@ -594,7 +596,7 @@ class PrivateLinkPredictor(NoCopies):
         if (sizes['features'], sizes['columns']) != (features, features + 1):
             raise ValueError(f"'state' needs {features} features of a pair")
         count = check_number('state', state['count'])
-        negatives = check_integer('state', state.get('negatives'), 1)
+        negatives = check_integer('state', state['negatives'], 1)
         lines = check_history(state['history'], math.hypot(*self.mus))
         for mu in self.mus:
             if not any(math.isclose(m, mu, rel_tol=1e-9) for m in lines):

@@ -321,11 +321,11 @@ def test_the_account_is_that_of_the_oracle(shared):
     assert rows
     for row in rows:
         parts = pair_mus(
-            row['form'] == 'directed',
             row['row_std'],
             row['count_std'],
             row['head_noise_multiplier'],
             row['steps'],
+            row['form'] == 'directed',
         )
         assert math.hypot(*parts) == pytest.approx(row['mu'], rel=1e-9)
         for mu, share in zip(parts, row['shares'], strict=True):
