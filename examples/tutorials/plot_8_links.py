@@ -1,5 +1,5 @@
 """Score links, and keep every link private
-==========================================
+========================================
 
 Who will know whom? A model that answers has learned from who does. Here every
 friendship is protected by differential privacy, both as an edge that messages
@@ -47,6 +47,7 @@ for epsilon in budgets:
 figure, axis = plt.subplots(layout='constrained')
 axis.plot(budgets, areas, 'o-')
 axis.set(xscale='log', xlabel='epsilon of an edge', ylabel='AUC')
+plt.show()
 
 # %%
 # A trap
