@@ -316,8 +316,8 @@ def _of_others(v: Fields, sums: float) -> Texts:
 def _links(v: Fields, arguments: Fields, history: Fields) -> Texts:
     yield from _one_of('relation', v['relation'], ('edge',))
     names = ('row_std', 'count_std', 'noise_multiplier')
-    stds = [number(name, v[name], above=0.0) for name in names]
-    made = pair_mus(*stds, count('steps', v['steps'], 1), v['directed'])
+    s, c, z = (number(name, v[name], above=0.0) for name in names)
+    made = pair_mus(s, c, z, count('steps', v['steps'], 1), v['directed'])
     *parts, others = [amount('mu_parts', mu) for mu in v['mu_parts']]
     yield from _same('mu', v['mu'], math.hypot(*made, others))
     if not all(map(same, parts, made)) or len(parts) != len(made):
