@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..kernel import chain
+from ..kernel import chain, proofs
 from ..kernel.accounting import judge_mu
 from ..kernel.arrays import read_arrays
 from ..kernel.claims import PROMISES, amount, claim, number, read_json, same
@@ -110,7 +110,7 @@ def check_report(
         'ledger': (_read_ledger, _check_ledger),
         'model': (_read_model, _check_model),
         'data': (_read_data, _check_data),
-        'witness': (read_arrays, check_witness),
+        'witness': (proofs.load, check_witness),
     }
     for name, (reader, check) in readers.items():
         file = handed[name]
