@@ -34,6 +34,7 @@ NOT_RUN = ('all', 'common')
 # What tells a benchmark where the real graphs are, and which folder it wants.
 DATA = {
     'certificates': ('--data', '.'),
+    'check': ('--data', '.'),
     'exact': ('--data', '.'),
     'node_unlearning': ('--root', '.'),
     'scattering': ('--root', 'TU'),

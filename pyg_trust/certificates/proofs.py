@@ -165,28 +165,23 @@ def _values(
             *(problem.budget, problem.horizon, cost),
         )
         if problem.is_priced and cost == 'pagerank':
-            held = problem.reference[k]
-            start = torch.stack(
-                [
-                    problem.local[pair]
-                    for pair in zip(
-                        held.tolist(), against.tolist(), strict=True
-                    )
-                ]
-            )
+            mine, other = k[which], against[which]
+            pairs = torch.stack([problem.reference[mine], other], 1).tolist()
             search.share(
                 Mirror.of(made),
-                start,
-                problem.clean(k, against),
+                torch.stack([problem.local[y, c] for y, c in pairs]),
+                problem.clean(mine, other),
                 problem.sign_only,
                 tol=1e-9,
                 max_iter=60,
                 rounds=4,
             )
             assert search.shares is not None
-            multipliers = search.multiplier
+            multipliers[which] = search.multiplier
             # Floats whose sum is below one, as the kernel adds them.
-            shares = torch.cat(list(search.shares), dim=1) * (1 - 2**-48)
+            found_shares = torch.cat(list(search.shares), 1) * (1 - 2**-48)
+            shares = signal.new_zeros((len(columns), found_shares.size(1)))
+            shares[which] = found_shares
         if problem.horizon.K is None:
             every = torch.arange(which.numel())
             for block in made.column_blocks(which.numel()):

@@ -135,11 +135,10 @@ def program(attack: Attack) -> Program:
         made.at_most(0, {'ends': ends, 'added': -2 * _ones(1)})
     made.at_most(1, each)
     if attackers is not None:
-        eye = scipy.sparse.csr_array(
-            scipy.sparse.eye_array(caps[rows[0]].size)
-        )
-        made.add('x', np.ones(eye.shape[0]))
-        made.at_most(attackers, {'x': _ones(eye.shape[0])})
+        nodes = caps[rows[0]].size
+        eye = scipy.sparse.csr_array(scipy.sparse.eye_array(nodes))
+        made.add('x', np.ones(nodes))
+        made.at_most(attackers, {'x': _ones(nodes)})
         for kind in rows:
             most = np.minimum(caps[kind], budget[kind])
             made.at_most(0, {f'b{kind}': eye, 'x': -_needs(eye, most)})

@@ -119,12 +119,8 @@ def fragile(graphs: Graphs) -> np.ndarray:
 
 def known(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     """Return an array of a witness, of the kind that its name says."""
-    (dim, kind), found = ARRAYS[name], arrays.get(name)
-    if (
-        found is None
-        or found.ndim != dim
-        or not found.dtype.str[1:].startswith(kind)
-    ):
+    (dim, kind), found = ARRAYS[name], arrays.get(name, np.array(None))
+    if found.ndim != dim or not found.dtype.str[1:].startswith(kind):
         raise ValueError(f'the witness holds another array as {name!r}')
     if kind == 'f8' and not np.isfinite(found).all():
         raise ValueError(f'the witness holds what is no number: {name!r}')
@@ -133,9 +129,10 @@ def known(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
 
 def attacker(arrays: Mapping[str, np.ndarray]) -> Graphs:
     """Return the graphs of a witness, checked."""
-    graphs = Graphs(*(known(arrays, name) for name in Graphs._fields))
+    parts: list[Any] = [known(arrays, name) for name in Graphs._fields]
+    graphs = Graphs(*parts)._replace(all_pairs=bool(parts[-1]))
     check(graphs)
-    return graphs._replace(all_pairs=bool(graphs.all_pairs))
+    return graphs
 
 
 def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
@@ -320,21 +317,20 @@ def lower(
     columns = arrays['columns'].T.tolist()
     nodes = targets[arrays['columns'][0]]
     upper = reached(arrays, graphs, model, nodes)
-    directed = bool(arrays['undirected']) and not arrays['shares'].size
-    budget = int(arrays['global_budget']) * (1 + directed)
+    budget, shared = int(arrays['global_budget']), arrays['shares'].size > 0
     for i, (place, c, visits) in enumerate(columns):
         y = int(held[place])
         if c == y:
             continue
+        part = arrays['shares'][i] if shared and not visits else None
+        directed = bool(arrays['undirected']) and part is None
         score = bound_within(
             *(graphs, model, logits[:, c], logits[:, y]),
             arrays['values'][i] if limit else None,
             int(nodes[i]),
             float(arrays['multipliers'][i]),
             upper[visits][i],
-            budget,
-            bool(visits),
-            arrays['shares'][i] if arrays['shares'].size else None,
+            *(budget * (1 + directed), bool(visits), part),
         )
         keep(place, c, score)
     return made
@@ -426,6 +422,7 @@ def attacked(
         need (Fraction): the tolerance.
     """
     logits, ptr = arrays['logits'], arrays['flips_ptr']
+    targets, held = arrays['targets'].tolist(), arrays['reference'].tolist()
     off = slacks(arrays, graphs, model)
     of = arrays['flips_of']
     for which in np.unique(of[of >= 0]).tolist():
@@ -438,10 +435,7 @@ def attacked(
         guess = scores(one, model, logits)
         known: dict[tuple[int, int], tuple[list[int], int]] = {}
         for place in np.flatnonzero(of == which).tolist():
-            u, y = (
-                int(arrays['targets'][place]),
-                int(arrays['reference'][place]),
-            )
+            u, y = targets[place], held[place]
             rest = guess[u].copy()
             rest[y] = -np.inf
             c = int(rest.argmax())
