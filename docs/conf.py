@@ -120,6 +120,7 @@ CAPABILITIES = {
         'functional.search',
         'functional.walks',
         'functional.private',
+        'functional.links',
         'functional.receivers',
     ),
     'Certificates': (
