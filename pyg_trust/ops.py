@@ -1273,7 +1273,7 @@ def live_edit(
     arcs: Tensor,
     loops: Tensor,
     nodes: Tensor,
-    names: int,
+    num_nodes: int,
     named: Tensor,
     values: Tensor,
 ) -> int:
@@ -1284,7 +1284,7 @@ def live_edit(
         arcs (Tensor): int64, ``[3, m]``, of :func:`live_net`.
         loops (Tensor): int64, likewise.
         nodes (Tensor): int64, likewise.
-        names (int): how many names there are from now on.
+        num_nodes (int): how many names there are from now on.
         named (Tensor): int64, each once: nodes that get other features.
         values (Tensor): as the features, one row for each.
 
@@ -1293,14 +1293,14 @@ def live_edit(
         changed.
     """
     x = _check_live(state)[8]
-    check_integer('names', names, 0, x.size(0))
+    check_integer('num_nodes', num_nodes, 0, x.size(0))
     dtype, count = torch.int64, _size(named)
     return _ops.live_edit.default(
         state,
         _check_host('arcs', arcs, dtype, 3, _size(arcs) // 3),
         _check_host('loops', loops, dtype, _size(loops)),
         _check_host('nodes', nodes, dtype, _size(nodes)),
-        names,
+        num_nodes,
         _check_host('named', named, dtype, count),
         _check_host('values', values, x.dtype, count, x.size(1)),
     )

@@ -90,12 +90,12 @@ class Step(NamedTuple):
 
 
 class Sums:
-    """Graph, features and sums.
+    r"""Graph, features and sums.
 
     Args:
         graph (CSRGraph): unweighted, without duplicates, on the CPU.
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; copied.
-        measure (Measure): with fixed weights and :math:`a + b \\ge 1`.
+        measure (Measure): with fixed weights and :math:`a + b \ge 1`.
         bound (float): :math:`B`, of all features that will ever come.
             (default: :obj:`16.0`)
         bits (int): :math:`f`. (default: :obj:`40`)
@@ -445,7 +445,7 @@ class Sums:
     def _too_many(self, node: str, name: str) -> ValueError:
         return ValueError(
             f"'{name}' needs less than {self.most:.0f} neighbours of a node, "
-            f"for bits={self.bits} and bound={self.bound} (got more at {node})"
+            f'for bits={self.bits} and bound={self.bound} (got more at {node})'
             ": take a smaller 'bits' or 'bound'"
         )
 
@@ -462,8 +462,12 @@ class Sums:
                 )
             if why == 1:
                 raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
-            alive = {*self.alive.nonzero().view(-1).tolist()}
-            u = v if u in alive else u
+            there = self.alive.new_zeros(names)
+            there[: self.num_nodes] = self.alive
+            for past, node, _ in events[:, :at].t().tolist():
+                if past in (_COME, _GO):
+                    there[node] = past == _COME
+            u = v if bool(there[u]) else u
         raise ValueError(f'node {u} is not there{_GONE}')
 
 
