@@ -266,11 +266,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor(b!) z) -> ()");
   // Plays events (kind, u, v), int64 [3, k], of which nothing changes yet: the
   // arcs (row, target, sign) that differ in the end, sorted, int64 [3, m]; the
-  // nodes whose own loop and that themselves come or go, int64; and -1, or four
-  // times the first that does not fit, and why.
+  // nodes whose own loop and that themselves come or go, int64; all that are
+  // touched, sorted; and -1, or four times the first that does not fit, and why.
   m.def(
       "live_net(Tensor[] state, Tensor events, float most) "
-      "-> (Tensor, Tensor, Tensor, int)");
+      "-> (Tensor, Tensor, Tensor, Tensor, int)");
   // Puts these in force, `names` and the features of `named`, and sends the
   // differences. Returns 0, or how much a pool lacks: then nothing has changed.
   m.def(

@@ -1183,22 +1183,25 @@ def edit_rows(
     )
 
 
-_LIVE = (
-    *2 * (torch.int64, torch.int32, torch.int64),
-    *(torch.int64, torch.bool, None, torch.int64, torch.int32, torch.int32),
-    *(torch.int64, torch.float64),
-)
+_LIVE = [
+    [
+        *2 * (torch.int64, torch.int32, torch.int64),
+        *(torch.int64, torch.bool, real, torch.int64, torch.int32),
+        *(torch.int32, torch.int64, torch.float64),
+    ]
+    for real in REAL
+]
 
 
 def _check_live(state: list[Tensor]) -> list[Tensor]:
     check_instance('state', state, list)
     if [type(part) for part in state] != 14 * [Tensor]:
         raise TypeError("'state' needs 14 tensors, as 'Sums' has them")
-    _value_dtype('state', state[8])
-    for part, dtype in zip(state, _LIVE, strict=True):
-        if part.dtype != dtype and dtype is not None:
-            raise TypeError(f"'state' needs {dtype} (got {part.dtype})")
-        if not (part.is_cpu and part.is_contiguous()):
+    dtypes = [part.dtype for part in state]
+    if dtypes not in _LIVE:
+        raise TypeError(f"'state' needs the dtypes of 'Sums' (got {dtypes})")
+    for part in state:
+        if not (part.is_contiguous() and part.is_cpu):
             raise ValueError("'state' needs contiguous tensors on the CPU")
     return state
 
@@ -1244,7 +1247,7 @@ def live_rows(
 
 def live_net(
     state: list[Tensor], events: Tensor, most: float
-) -> tuple[Tensor, Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Play events, and return the changes that are left in the end.
 
     Args:
@@ -1255,17 +1258,17 @@ def live_net(
         most (float): so many neighbours of a node are refused.
 
     Returns:
-        tuple[Tensor, Tensor, Tensor, int]: arcs (row, target, 1 or -1),
-        sorted; nodes whose own loop, and nodes that come or go; and -1, or
-        ``4 * position + reason`` of the first event that does not fit:
-        0 its node, 1 its edge is missing, 2 its edge is there, and 3 (with a
-        node in place of the position) too many neighbours.
+        tuple[Tensor, Tensor, Tensor, Tensor, int]: arcs (row, target, 1 or
+        -1), sorted; nodes whose own loop, and nodes that come or go; all
+        nodes that are touched; and -1, or ``4 * position + reason`` of the
+        first event that does not fit: 0 its node, 1 its edge is missing, 2
+        its edge is there, and 3 (with a node in place of the position) too
+        many neighbours.
     """
     events = _check_host('events', events, torch.int64, 3, _size(events) // 3)
-    arcs, loops, nodes, at = _ops.live_net.default(
+    return _ops.live_net.default(
         _check_live(state), events, check_number('most', most)
     )
-    return arcs, loops, nodes, at
 
 
 def live_edit(
@@ -1604,10 +1607,10 @@ def _entries(a: Any) -> tuple[Tensor, ...]:
 
 
 def _netted(a: Any) -> tuple[Any, ...]:
-    arcs, loops, nodes = _new(3)
+    arcs, *rest = _new(4)
     at = torch.library.get_ctx().new_dynamic_size(min=-1)
     of = a.events.new_empty
-    return of(3, arcs), of(loops), of(nodes), at
+    return of(3, arcs), *(of(count) for count in rest), at
 
 
 def _flips(a: Any) -> tuple[Tensor, ...]:

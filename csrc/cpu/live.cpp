@@ -658,9 +658,10 @@ int64_t live_edit(const State& state,
 }
 
 // Plays events on rows that stay as they are; what has changed in the end.
-std::tuple<Tensor, Tensor, Tensor, int64_t> live_net(const State& state,
-                                                     const Tensor& events,
-                                                     double most) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> live_net(
+    const State& state,
+    const Tensor& events,
+    double most) {
   const Pool out(state[kRows], state[kCol], state[kFree]);
   const Pool into(state[kBackRows], state[kBackCol], state[kBackFree]);
   const auto* how = state[kHow].const_data_ptr<double>();
@@ -704,7 +705,7 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> live_net(const State& state,
   };
   const auto refused = [&](int64_t k, Reason reason) {
     const Tensor none = lists({});
-    return std::make_tuple(none, none, none, k * 4 + reason);
+    return std::make_tuple(none, none, none, none, k * 4 + reason);
   };
   for (int64_t k = 0; k < count; ++k) {
     const int64_t u = kind[count + k], v = kind[2 * count + k];
@@ -777,15 +778,23 @@ std::tuple<Tensor, Tensor, Tensor, int64_t> live_net(const State& state,
     to[size + k] = made[k].target;
     to[2 * size + k] = made[k].sign;
   }
+  std::vector<int64_t> touched;
+  for (const Arc& each : made)
+    touched.push_back(each.row), touched.push_back(each.target);
+  for (int64_t k = 0; k < count; ++k)
+    if (kind[k] == kChangeNode || kind[k] == kAddNode)
+      touched.push_back(kind[count + k]);
   const auto flips = [&](const auto& map) {
     std::vector<int64_t> found;
     for (const auto& [v, state] : map)
       if (state.was != state.is)
         found.push_back(v);
-    std::sort(found.begin(), found.end());
+    touched.insert(touched.end(), found.begin(), found.end());
     return lists(found);
   };
-  return {changed, flips(loops), flips(lives), -1};
+  const Tensor turned = flips(loops), moved = flips(lives);
+  tidy(touched);
+  return {changed, turned, moved, lists(touched), -1};
 }
 
 }  // namespace

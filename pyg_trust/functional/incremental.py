@@ -56,7 +56,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust._checks import is_finite
+from pyg_trust._checks import check_range, is_finite
 from pyg_trust.functional._ranges import known_norms
 from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
 from pyg_trust.functional.measures import Measure
@@ -636,6 +636,9 @@ class EditedSeries:
 
     def _play(self, step: Step) -> list[Tensor]:
         graph, state, journal = self.graph, self.state, self.state.journal
+        count = graph.num_nodes + (0 if step.new is None else len(step.new))
+        for edges in (step.cut, step.edges):
+            check_range('edge_index', edges, count, 'the nodes')
         names = torch.empty(0, dtype=torch.int64)
         changed = [graph.remove(step.gone, step.cut, journal)]
         if changed[0].numel():

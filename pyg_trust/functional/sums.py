@@ -44,7 +44,7 @@ to :math:`d_v`, and :math:`(\max n_v)^L 2^f B` has to stay below.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -315,15 +315,14 @@ class Sums:
         if not events:
             return _NONE, first
         played = events[0] if len(events) == 1 else torch.cat(events, dim=1)
-        arcs, loops, lives, at = ops.live_net(self._state, played, self.most)
+        *net, changed, at = ops.live_net(self._state, played, self.most)
         if at >= 0:
             self._refuse(played, at // 4, at % 4, names)
         nodes, x = _NONE, self._state[_X][:0]
         if named:
             nodes, x = _last(torch.cat(named), torch.cat(values))
-        self._put(arcs, loops, lives, names, nodes, x)
-        changed = torch.cat([arcs[0], arcs[1], loops, lives, nodes])
-        return changed.unique(), first
+        self._put(*net, names, nodes, x)
+        return changed, first
 
     def mend(self) -> None:
         """Compute the sums anew if an edit broke off among them."""
@@ -342,7 +341,7 @@ class Sums:
         before, edits = self.num_nodes, int(self._clock[_EDITS])
         if names > self._state[_SLOT].numel():
             self._grow(names)
-        old = self._state[_X][nodes]
+        old = self._state[_X][nodes] if nodes.numel() else x
         try:
             self._edit(arcs, loops, lives, names, nodes, x)
         except BaseException:
@@ -353,7 +352,7 @@ class Sums:
                 self._edit(back, loops, lives, before, nodes, old)
             raise
 
-    def _edit(self, *args: Tensor | int) -> None:
+    def _edit(self, *args: Any) -> None:
         if self._clock[_FULL]:
             owner = self._state[_OWNER].numel()
             self._slots_to(owner)
@@ -374,7 +373,7 @@ class Sums:
     # Memory #################################################################
 
     @property
-    def _clock(self) -> 'torch._numpy.ndarray':
+    def _clock(self) -> Any:
         return self._state[_CLOCK].numpy()
 
     @property

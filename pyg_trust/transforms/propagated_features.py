@@ -11,7 +11,6 @@ from pyg_trust._checks import (
     check_integer,
     check_nodes,
     check_positive,
-    check_range,
     check_tensor,
 )
 from pyg_trust.commit import EditedInPlace, ObjectLock, editing, synchronized
@@ -319,7 +318,7 @@ class PropagatedFeatures(EditedInPlace):
         dtype, columns = self._live.x.dtype, self._live.num_columns
         check_tensor('x', x, dtype, ('k', columns), finite=True)
         first = self._live.num_nodes
-        edges = self._edges(edge_index, first + x.size(0))
+        edges = self._edges(edge_index)
         self._play(Step(new=x, edges=edges))
         return torch.arange(first, first + x.size(0))
 
@@ -366,8 +365,6 @@ class PropagatedFeatures(EditedInPlace):
             )
         return nodes
 
-    def _edges(self, edge_index: Tensor, count: int | None = None) -> Tensor:
+    def _edges(self, edge_index: Tensor) -> Tensor:
         check_tensor('edge_index', edge_index, torch.int64, (2, 'k'))
-        n = self._live.num_nodes if count is None else count
-        check_range('edge_index', edge_index, n, 'the nodes')
         return edge_index
