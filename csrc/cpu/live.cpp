@@ -7,10 +7,6 @@
 //
 // With L = 2, senders of many receivers ("heavy") are not in S_0: slot[u] is
 // the row of `held` with their q_0, which is added where a sum is read.
-//
-// Row v is `length[v]` ascending entries from start[v] on, in a block of
-// room[v] = 2^k entries; free blocks of a size are a list, which goes by
-// negative numbers through them. So is all that is free: no name stays behind.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -21,11 +17,11 @@
 #include <cstdint>
 #include <optional>
 #include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include "dispatch.h"
 #include "parallel.h"
+#include "pool.h"
 
 namespace pyg_trust {
 namespace {
@@ -37,23 +33,7 @@ using torch::stable::Tensor;
 constexpr double kMagic = 6755399441055744.0;
 constexpr int64_t kMagicBits = std::bit_cast<int64_t>(kMagic);
 constexpr int64_t kHalf = int64_t{1} << 51;
-constexpr int64_t kLeast = 4;  // entries of the smallest block
-constexpr int64_t kEnd = 40;   // free[kEnd]: where the unused part begins
 constexpr int64_t kColumns = 64;
-
-// What an event is, and why one is refused.
-enum Kind : int64_t {
-  kRemoveEdge,
-  kInsertEdge,
-  kRemoveNode,
-  kAddNode,
-  kChangeNode
-};
-enum Reason : int64_t { kNode, kMissing, kThere, kDegree };
-// Of `clock`: names, edits so far, whether one broke off in the sums, and
-// whether a heavy sender found no slot.
-enum Clock : int64_t { kNames, kEdits, kBroken, kFull };
-
 double power(int64_t degree, double e) {
   if (e == 0)
     return 1;
@@ -109,122 +89,6 @@ void fetch(const T* row, int64_t count) {
   for (int64_t c = 0; c < count; c += 64 / int64_t{sizeof(T)})
     __builtin_prefetch(row + c);
 }
-
-void tidy(std::vector<int64_t>& values) {
-  std::sort(values.begin(), values.end());
-  values.erase(std::unique(values.begin(), values.end()), values.end());
-}
-
-struct Arc {
-  int64_t row, target, sign;
-};
-
-// Rows in a pool of blocks: `rows` is int64 [3, n], start, length and room.
-struct Pool {
-  int64_t *start, *length, *room;
-  int32_t* col;
-  int64_t* free;
-  int64_t size;
-
-  Pool(const Tensor& rows, const Tensor& entries, const Tensor& lists)
-      : start(rows.mutable_data_ptr<int64_t>()),
-        length(start + rows.size(1)),
-        room(length + rows.size(1)),
-        col(entries.mutable_data_ptr<int32_t>()),
-        free(lists.mutable_data_ptr<int64_t>()),
-        size(entries.numel()) {}
-
-  const int32_t* begin(int64_t v) const { return col + start[v]; }
-  const int32_t* end(int64_t v) const { return begin(v) + length[v]; }
-
-  static int64_t block(int64_t count) {
-    return std::max<int64_t>(kLeast, std::bit_ceil<uint64_t>(count));
-  }
-
-  // How much of the pool an edit by sorted arcs may need at most.
-  int64_t needs(const std::vector<Arc>& arcs) const {
-    int64_t need = 0;
-    for (size_t k = 0; k < arcs.size();) {
-      const int64_t v = arcs[k].row;
-      int64_t count = length[v];
-      for (; k < arcs.size() && arcs[k].row == v; ++k)
-        count += arcs[k].sign;
-      if (count > room[v])
-        need += block(count);
-    }
-    return std::max<int64_t>(0, free[kEnd] + need - size);
-  }
-
-  // Moves row v to a block of `count` entries at least; the old one is free.
-  void move(int64_t v, int64_t count) {
-    const int64_t wanted = block(count);
-    int64_t& head = free[std::countr_zero<uint64_t>(wanted)];
-    int64_t at = head;
-    if (at >= 0) {
-      // The list: -1 at its end, else -2 - the next block over kLeast.
-      head = col[at] == -1 ? -1 : (-2 - int64_t{col[at]}) * kLeast;
-      col[at] = -1;
-    } else {
-      at = free[kEnd];
-      free[kEnd] += wanted;
-    }
-    std::copy(begin(v), end(v), col + at);
-    if (room[v]) {
-      std::fill(col + start[v], col + start[v] + room[v], -1);
-      int64_t& list = free[std::countr_zero<uint64_t>(room[v])];
-      if (list >= 0)
-        col[start[v]] = static_cast<int32_t>(-2 - list / kLeast);
-      list = start[v];
-    }
-    start[v] = at;
-    room[v] = wanted;
-  }
-
-  // Plays arcs, sorted, each once, that fit; there is room in the pool.
-  void edit(const std::vector<Arc>& arcs) {
-    for (size_t k = 0; k < arcs.size();) {
-      const int64_t v = arcs[k].row;
-      size_t stop = k;
-      int64_t more = 0;
-      for (; stop < arcs.size() && arcs[stop].row == v; ++stop)
-        more += arcs[stop].sign > 0;
-      int32_t* entry = col + start[v];
-      const int64_t before = length[v];
-      int64_t to = 0;
-      size_t m = k;
-      for (int64_t from = 0; from < before; ++from) {
-        while (m < stop && (arcs[m].sign > 0 || arcs[m].target < entry[from]))
-          ++m;
-        if (m < stop && arcs[m].target == entry[from])
-          ++m;
-        else
-          entry[to++] = entry[from];
-      }
-      std::fill(entry + to, entry + before, -1);
-      length[v] = to;
-      if (to + more > room[v])
-        move(v, to + more);
-      entry = col + start[v];
-      int64_t from = to - 1;
-      length[v] = to = to + more;
-      for (size_t m = stop; m-- > k;) {
-        if (arcs[m].sign < 0)
-          continue;
-        while (from >= 0 && entry[from] > arcs[m].target)
-          entry[--to] = entry[from--];
-        entry[--to] = static_cast<int32_t>(arcs[m].target);
-      }
-      k = stop;
-    }
-  }
-};
-
-// The tensors of an object of functional/sums.py, in this order.
-enum Part : size_t {
-  kRows, kCol, kFree, kBackRows, kBackCol, kBackFree, kClock, kFlags,
-  kFeatures, kSums, kSlot, kOwner, kHeld, kHow
-};
-using State = std::vector<Tensor>;
 
 // Graph, features and sums of such an object.
 template <typename scalar_t>
@@ -656,147 +520,6 @@ int64_t live_edit(const State& state,
   });
   return need;
 }
-
-// Plays events on rows that stay as they are; what has changed in the end.
-std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> live_net(
-    const State& state,
-    const Tensor& events,
-    double most) {
-  const Pool out(state[kRows], state[kCol], state[kFree]);
-  const Pool into(state[kBackRows], state[kBackCol], state[kBackFree]);
-  const auto* how = state[kHow].const_data_ptr<double>();
-  const bool both = out.start == into.start;
-  const bool along = how[4] != 0, self_loops = how[5] != 0;
-  const int64_t before = state[kClock].const_data_ptr<int64_t>()[kNames];
-  const int64_t count = events.size(1);
-  const auto* kind = events.const_data_ptr<int64_t>();
-  const bool* alive = state[kFlags].const_data_ptr<bool>();
-  const bool* own = alive + state[kFlags].size(1);
-  int64_t names = before;
-  const int64_t base = before + count + 1;
-  struct Held {
-    bool was, is;
-  };
-  std::unordered_map<int64_t, Held> arcs, loops, lives;
-  std::unordered_map<int64_t, std::vector<int64_t>> put;
-  const auto flag = [&](auto& map, const bool* held, int64_t v) -> Held& {
-    const bool was = v < before && held[v];
-    return map.try_emplace(v, Held{was, was}).first->second;
-  };
-  const auto there = [&](int64_t v) {
-    return v >= 0 && v < names && flag(lives, alive, v).is;
-  };
-  const auto arc = [&](int64_t u, int64_t v) -> Held& {
-    if (both && u > v)
-      std::swap(u, v);
-    const auto [at, made] = arcs.try_emplace(u * base + v, Held{});
-    if (made && u < before && v < before) {
-      const bool was = std::binary_search(out.begin(u), out.end(u),
-                                          static_cast<int32_t>(v));
-      at->second = {was, was};
-    }
-    return at->second;
-  };
-  const auto lists = [&](const std::vector<int64_t>& found) {
-    Tensor made = torch::stable::new_empty(
-        events, {static_cast<int64_t>(found.size())});
-    std::copy(found.begin(), found.end(), made.mutable_data_ptr<int64_t>());
-    return made;
-  };
-  const auto refused = [&](int64_t k, Reason reason) {
-    const Tensor none = lists({});
-    return std::make_tuple(none, none, none, none, k * 4 + reason);
-  };
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t u = kind[count + k], v = kind[2 * count + k];
-    if (kind[k] == kAddNode) {
-      ++names;
-      flag(lives, alive, u).is = true;
-      if (self_loops)
-        arc(u, u).is = true;
-    } else if (kind[k] == kChangeNode) {
-      if (!there(u))
-        return refused(k, kNode);
-    } else if (kind[k] == kRemoveNode) {
-      if (!there(u))
-        return refused(k, kNode);
-      flag(lives, alive, u).is = false;
-      if (u < before) {
-        for (const int32_t* at = out.begin(u); at < out.end(u); ++at)
-          arc(u, *at).is = false;
-        for (const int32_t* at = into.begin(u); at < into.end(u); ++at)
-          arc(*at, u).is = false;
-      }
-      for (const int64_t key : put[u])
-        arcs[key].is = false;
-      arc(u, u).is = false;
-      flag(loops, own, u).is = false;
-    } else {
-      const bool insert = kind[k] == kInsertEdge;
-      if (!there(u) || !there(v))
-        return refused(k, insert ? kNode : kMissing);
-      Held& edge = u == v ? flag(loops, own, u) : arc(u, v);
-      if (edge.is == insert)
-        return refused(k, insert ? kThere : kMissing);
-      edge.is = insert;
-      if (u == v && !self_loops)
-        arc(u, u).is = insert;
-      if (insert && u != v) {
-        const bool turn = both && u > v;
-        const int64_t key = turn ? v * base + u : u * base + v;
-        put[u].push_back(key);
-        put[v].push_back(key);
-      }
-    }
-  }
-  std::vector<Arc> made;
-  for (const auto& [key, state] : arcs) {
-    if (state.was == state.is)
-      continue;
-    const int64_t u = key / base, v = key % base, sign = state.is ? 1 : -1;
-    made.push_back({u, v, sign});
-    if (both && u != v)
-      made.push_back({v, u, sign});
-  }
-  std::sort(made.begin(), made.end(), [](const Arc& p, const Arc& q) {
-    return std::tie(p.row, p.target) < std::tie(q.row, q.target);
-  });
-  // No receiver may have more senders than its sum has bits for.
-  std::unordered_map<int64_t, int64_t> more;
-  for (const Arc& each : made)
-    more[along ? each.target : each.row] += each.sign;
-  for (const auto& [v, by] : more) {
-    const int64_t now = v < before ? (along ? into : out).length[v] : 0;
-    if (by > 0 && static_cast<double>(now + by) >= most)
-      return refused(v, kDegree);
-  }
-  const auto size = static_cast<int64_t>(made.size());
-  Tensor changed = torch::stable::new_empty(events, {3, size});
-  auto* to = changed.mutable_data_ptr<int64_t>();
-  for (int64_t k = 0; k < size; ++k) {
-    to[k] = made[k].row;
-    to[size + k] = made[k].target;
-    to[2 * size + k] = made[k].sign;
-  }
-  std::vector<int64_t> touched;
-  for (const Arc& each : made)
-    touched.push_back(each.row), touched.push_back(each.target);
-  for (int64_t k = 0; k < count; ++k)
-    if (kind[k] == kChangeNode || kind[k] == kAddNode)
-      touched.push_back(kind[count + k]);
-  const auto flips = [&](const auto& map) {
-    std::vector<int64_t> found;
-    for (const auto& [v, state] : map)
-      if (state.was != state.is)
-        found.push_back(v);
-    touched.insert(touched.end(), found.begin(), found.end());
-    return lists(found);
-  };
-  const Tensor turned = flips(loops), moved = flips(lives);
-  tidy(touched);
-  return {changed, turned, moved, lists(touched), -1};
-}
-
 }  // namespace
 }  // namespace pyg_trust
 
@@ -804,5 +527,4 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("live_build", TORCH_BOX(&pyg_trust::live_build));
   m.impl("live_rows", TORCH_BOX(&pyg_trust::live_rows));
   m.impl("live_edit", TORCH_BOX(&pyg_trust::live_edit));
-  m.impl("live_net", TORCH_BOX(&pyg_trust::live_net));
 }
