@@ -44,7 +44,8 @@ struct Pool {
   int64_t* free;
   int64_t size;
 
-  Pool(const torch::stable::Tensor& rows, const torch::stable::Tensor& entries, const torch::stable::Tensor& lists)
+  using Tensor = torch::stable::Tensor;
+  Pool(const Tensor& rows, const Tensor& entries, const Tensor& lists)
       : start(rows.mutable_data_ptr<int64_t>()),
         length(start + rows.size(1)),
         room(length + rows.size(1)),
