@@ -315,13 +315,14 @@ class Sums:
         if not events:
             return _NONE, first
         played = events[0] if len(events) == 1 else torch.cat(events, dim=1)
-        *net, changed, at = ops.live_net(self._state, played, self.most)
+        net = ops.live_net(self._state, played, self.most)
+        arcs, loops, lives, changed, at = net
         if at >= 0:
             self._refuse(played, at // 4, at % 4, names)
         nodes, x = _NONE, self._state[_X][:0]
         if named:
             nodes, x = _last(torch.cat(named), torch.cat(values))
-        self._put(*net, names, nodes, x)
+        self._put(arcs, loops, lives, names, nodes, x)
         return changed, first
 
     def mend(self) -> None:
