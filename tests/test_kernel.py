@@ -40,6 +40,7 @@ BASES = {
         },
     ),
     'exact certificate': (1000, {'proofs': None}),
+    'collective certificate, of its votes': (300, {'collective': None}),
     'smoothed, divided and shard votes': (650, {'votes': None}),
     'certified removal': (
         1050,
