@@ -110,6 +110,7 @@ CAPABILITIES = {
         'functional.search',
         'functional.walks',
         'functional.private',
+        'functional.links',
         'functional.receivers',
     ),
     'Certificates': (
