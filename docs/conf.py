@@ -100,6 +100,7 @@ CAPABILITIES = {
         'functional.queries',
         'functional.clustering',
         'functional.incremental',
+        'functional.sums',
         'functional.out_of_core',
         'functional.halo',
         'utils',
