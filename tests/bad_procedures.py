@@ -725,22 +725,13 @@ for name in ('predict', 'score'):
 entry(
     'unlearning.ScatteringClassifier',
     lambda: {'transform': scattering()},
-    Row(
-        'an epsilon beyond 1',
-        {'noise': 'objective', 'epsilon': 1.5},
-        "'epsilon'",
-    ),
-    Row('another accounting', {'accounting': 'bound'}, "'accounting'"),
     transform=instance(),
     lam=POSITIVE,
-    noise=choice(),
     release_std=POSITIVE,
-    noise_std=NOT_NEGATIVE,
     epsilon=POSITIVE,
     num_classes=integer(2, none=True),
     loss=choice(),
     mode=choice(),
-    accounting=choice(),
     on_exceed=choice(),
     tol=POSITIVE,
 )

@@ -7,17 +7,15 @@ from pyg_trust.unlearning.baselines import (
 from pyg_trust.unlearning.node import (
     NodeClassifier,
 )
-from pyg_trust.unlearning.node_report import (
+from pyg_trust.unlearning.reports import (
     NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
+    UnlearnReport,
+    VerifyReport,
 )
 from pyg_trust.unlearning.scattering import (
     ScatteringClassifier,
-)
-from pyg_trust.unlearning.scattering_reports import (
-    UnlearnReport,
-    VerifyReport,
 )
 from pyg_trust.unlearning.shards import (
     BatchPlan,

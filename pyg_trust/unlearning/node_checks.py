@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pyg_trust.kernel import removal
-from pyg_trust.unlearning.node_release import Model
+from pyg_trust.unlearning.certified import proved
+from pyg_trust.unlearning.node_solving import Model
 from pyg_trust.unlearning.node_state import NodeState, Settings
 
 
@@ -72,16 +73,19 @@ def setting(settings: Settings, std: float) -> str:
     return removal.setting(_settings(settings, std))
 
 
-def proved(model: Model, std: float, claimed: bool) -> dict[str, Any]:
-    """What the kernel proves of the last release: fields of a report.
+def proved_by_kernel(
+    model: Model, std: float, claimed: bool
+) -> dict[str, Any]:
+    """Prove the last release by the kernel: fields of a report.
 
     Args:
         model (Model): with its data, weights and ledger.
         std (float): of the noise of a release.
-        claimed (bool): whether the residual was found to be within its bound.
+        claimed (bool): whether the residual was measured to be within its
+            bound.
 
     Raises:
-        RuntimeError: if that was found, and the kernel refutes it.
+        RuntimeError: if it was, and the kernel refutes it.
     """
     arrays, spent = evidence(model, std), model.ledger.spent
     # A release of spent 0 is compared with a fit by this program.
@@ -92,35 +96,7 @@ def proved(model: Model, std: float, claimed: bool) -> dict[str, Any]:
     except ValueError:
         # The data still hold a removed item, which the report says elsewhere.
         return {}
-    most = spent * std * model.data.mu
-    return settled(found, most, spent, claimed)
-
-
-def settled(
-    found: removal.Proof, most: float, spent: float, claimed: bool
-) -> dict[str, Any]:
-    """Fields of a report, from what the kernel finds.
-
-    Args:
-        found (Proof): of the kernel.
-        most (float): what the residual may be.
-        spent (float): the shift that is paid for.
-        claimed (bool): whether the residual was found to be within its bound.
-
-    Raises:
-        RuntimeError: if that was found, and the kernel refutes it. Where
-            rounding alone is in the way, nothing is proved.
-    """
-    if claimed and found.residual.least > most:
-        raise RuntimeError(
-            f'the kernel finds a residual above {found.residual.least:.6g}, '
-            f'where {most:.6g} is claimed: this is a bug of pyg_trust'
-        )
-    return {
-        'proved': found.shift <= spent,
-        'proved_residual': found.residual.most,
-        'proved_shift': found.shift,
-    }
+    return proved(found, spent * std * model.data.mu, spent, claimed)
 
 
 def feature_error(
@@ -144,15 +120,6 @@ def feature_error(
     row = fresh.place[place[data.names[there]]]
     gap = data.Z[there] - fresh.Z[row]  # type: ignore[index]
     return max(error, float(gap.abs().max())), 0.0
-
-
-def labels(margin: Tensor) -> Tensor:
-    """The positions of the classes with the largest margins.
-
-    Args:
-        margin (Tensor): ``[k, num_outputs]``.
-    """
-    return margin.view(-1) > 0 if margin.size(1) == 1 else margin.argmax(1)
 
 
 def still_named(model: Model) -> tuple[str, ...]:

@@ -246,6 +246,11 @@ class NodeState:
         return self.settings.lam * self.num_train
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """The number of features and of outputs."""
+        return self.levels.x.size(1), self.Y.size(1)
+
+    @property
     def feature_error(self) -> float:
         """The error of the features to be added to a residual: zero.
 

@@ -1,0 +1,489 @@
+"""Reports of the classifiers with certified removal."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pyg_trust.noise import SEEDED
+from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import stated, with_verification
+from pyg_trust.report.charts import Chart, verified
+
+_Report = TypeVar('_Report', bound='RemovalReport')
+
+SAME = (
+    'rounding hides more than the budget: this release was retrained from '
+    'what remains alone, and is compared with a fit by the same program on '
+    'it, in place of the exact solution; that it was may tell one bit of what '
+    'was removed',
+)
+
+
+class RemovalReport(Report):
+    """Base of the reports of removals: their verification and claim."""
+
+    assumptions: tuple[str, ...]
+    data: str
+    origin: dict[str, Any]
+    weights: str
+    verification: Any
+
+    def verified(self: _Report, found: Any) -> _Report:
+        """Add the findings of a verification, for the page of the report.
+
+        Args:
+            found (VerifyReport or NodeVerifyReport): of the classifier's
+                ``verify()``, after this removal and before the next.
+
+        Raises:
+            TypeError: if it is none.
+            ValueError: if it is of other weights.
+        """
+        return with_verification(self, found, self._verification)
+
+    @property
+    def _verification(self) -> type[Report]:
+        raise NotImplementedError
+
+    def _stated(
+        self,
+        what: str,
+        residuals: dict[str, list[float]],
+        checked: list[str],
+        **values: Any,
+    ) -> Guarantee:
+        # The claim, with what both kinds of classifiers say alike.
+        given = self.origin.get('arguments', {})
+        found = self.verification
+        proved = found is not None and found.proved
+        if found is not None:
+            checked = [*checked, found.told()]
+        return stated(
+            what,
+            {
+                **self.numbers(),
+                **values,
+                'lam': given.get('lam'),
+                'target_epsilon': given.get('epsilon'),
+                'residual_checked': (
+                    'by the kernel, at verify()'
+                    if proved
+                    else 'not by the kernel'
+                ),
+            },
+            assumptions=self.assumptions,
+            data=self.data,
+            origin=self.origin,
+            history=residuals,
+            checked=tuple(checked),
+            model=self.weights,
+        )
+
+
+class VerificationReport(Report):
+    """Base of the reports of verifications: a sentence and a chart."""
+
+    ok: bool
+    residual: float
+    bound: float
+    distance_to_retrain: float
+    distance_bound: float
+    leftovers: tuple[str, ...]
+    proved: bool
+    proved_residual: float
+
+    def told(self) -> str:
+        """State the findings in one sentence."""
+        left = '; '.join(self.leftovers) or 'nothing that was removed'
+        proof = 'the kernel does not prove it'
+        if self.proved:
+            proof = (
+                'the kernel proves a residual of at most '
+                f'{self.proved_residual:.3g}'
+            )
+        return (
+            f'verify() {"found" if self.ok else "FAILED, and found"}, from '
+            f'{self._of} a residual of {self.residual:.3g} (allowed '
+            f'{self.bound:.3g}), exact retraining '
+            f'{self.distance_to_retrain:.3g} away (allowed '
+            f'{self.distance_bound:.3g}), and left in memory: {left}; {proof}'
+        )
+
+    @property
+    def _of(self) -> str:
+        raise NotImplementedError
+
+    def chart(self) -> Chart:
+        """Draw measured values as shares of their bounds."""
+        return verified(
+            self.ok,
+            residual=(self.residual, self.bound),
+            distance=(self.distance_to_retrain, self.distance_bound),
+        )
+
+
+@dataclass(frozen=True)
+class NodeUnlearnReport(RemovalReport):
+    r"""The result of a removal, and the certificate of its release.
+
+    Args:
+        action (str): ``'hold'`` (the weights already fit what remains),
+            ``'step'`` (one step), ``'refine'`` (more) or ``'retrain'`` (from
+            zero).
+        request (dict): the names of what was removed.
+        rows_touched (int): rows of features that may have changed.
+        train_rows_touched (int): those of them that the model is trained on.
+        stale_rows (int): rows that are kept and out of date: none, as rows
+            outside of the training set are computed when they are asked for.
+        num_train (int): how many training nodes remain.
+        gradient_change (float): the residual before the first step.
+        residual (float): the residual :math:`\lVert \nabla L(W, D')
+            \rVert_F`, as measured; 0 where the bound is.
+        feature_error (float): what the error of features adds to it at most;
+            0 where they are exact.
+        bound (float): of the residual at exact features, with all that
+            rounding can hide, as it is paid for; 0 where the release was
+            retrained and is compared with a fit by the same program.
+        budget (float): what the bound may be at most.
+        distance_bound (float): of the distance to exact retraining, before
+            the noise: :math:`\text{bound} / (\lambda n)`.
+        epsilon (float): of this release, at :obj:`delta`.
+        epsilon_transcript (float): of all releases since the fit together.
+        delta (float): as given to the classifier.
+        iterations (int): the number of steps.
+        noise (str): ``'output'`` or ``'objective'``.
+        release_std (float): the standard deviation of the noise.
+        secure (bool): whether the noise came from the operating system.
+        assumptions (tuple[str, ...]): what the certificate rests on.
+        data (str): a digest, as in the ledger.
+        origin (dict): versions and settings.
+        weights (str): SHA-256 of the released weights, as a ``state_dict``
+            with the one entry ``weight``.
+        history (tuple[float, ...]): the bounds of all releases since the fit,
+            in units of the budget.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
+        setting (str): a digest of propagation, head, penalty and deviation
+            of the noise.
+        verification (NodeVerifyReport, optional): as :meth:`verified` adds
+            it.
+    """
+
+    action: str
+    request: dict[str, Any]
+    rows_touched: int
+    train_rows_touched: int
+    stale_rows: int
+    num_train: int
+    gradient_change: float
+    residual: float
+    feature_error: float
+    bound: float
+    budget: float
+    distance_bound: float
+    epsilon: float
+    epsilon_transcript: float
+    delta: float
+    iterations: int
+    noise: str
+    release_std: float
+    secure: bool
+    assumptions: tuple[str, ...]
+    data: str
+    origin: dict[str, Any]
+    weights: str = ''
+    history: tuple[float, ...] = ()
+    ledger_head: str = ''
+    setting: str = ''
+    verification: 'NodeVerifyReport | None' = None
+
+    @property
+    def _verification(self) -> type[Report]:
+        return NodeVerifyReport
+
+    def guarantee(self) -> Guarantee:
+        """How close the release is to one that never saw what was removed."""
+        measured = (
+            'the gradient residual before the noise was measured on the '
+            f'{self.num_train} training nodes that remain: {self.residual:.3g}'
+            f', which counts as {self.bound:.3g} of {self.budget:.3g}'
+        )
+        if self.bound == 0:
+            measured = 'the weights were retrained from what remains alone'
+        residuals = [*(share * self.budget for share in self.history[:-1])]
+        return self._stated(
+            'certified removal from a node classifier',
+            {'gradient residual': [*residuals, self.bound]},
+            [
+                f'{self.rows_touched} rows of features were computed again '
+                'from the graph that remains',
+                measured,
+            ],
+            request={'0': self.request},
+            seeded=not self.secure,
+        )
+
+
+@dataclass(frozen=True)
+class NodePlan(Report):
+    """A dry run of a removal: its action, and the rows that it would touch.
+
+    Args:
+        action (str): ``'hold'`` or ``'refine'`` (one step or more).
+        rows_touched (int): as in :class:`NodeUnlearnReport`.
+        train_rows_touched (int): as in :class:`NodeUnlearnReport`.
+        num_train (int): how many training nodes would remain.
+        gradient_change (float): the residual before the first step.
+    """
+
+    action: str
+    rows_touched: int
+    train_rows_touched: int
+    num_train: int
+    gradient_change: float
+
+    def chart(self) -> Chart:
+        """How many rows of features the request touches."""
+        return Chart(
+            f'Forgetting would touch {self.train_rows_touched} of '
+            f'{self.num_train} training rows ({self.action})',
+            bars={
+                'rows touched': self.rows_touched,
+                'of the training set': self.train_rows_touched,
+                'training rows that remain': self.num_train,
+            },
+            xlabel='rows',
+        )
+
+
+@dataclass(frozen=True)
+class NodeVerifyReport(VerificationReport):
+    r"""The findings of :meth:`NodeClassifier.verify`.
+
+    Args:
+        ok (bool): whether everything below is as it has to be.
+        feature_error (float): the largest difference of the features from
+            those of a computation from scratch on what remains: 0, to the
+            bit, for exact features; for ``features='push'`` the Frobenius
+            norm of the error.
+        feature_error_bound (float): what it may be.
+        residual (float): recomputed from scratch, with all that rounding can
+            hide.
+        bound (float): the bound of it that the ledger holds.
+        bound_holds (bool): whether the residual is at most the bound.
+        distance_to_retrain (float): from the weights before the noise to
+            those of exact retraining.
+        distance_bound (float): what the residual allows it to be.
+        noise_p_value (float): how likely Gaussian noise of the standard
+            deviation :obj:`release_std` is as far from what it has to be as
+            that on the released weights (chi-squared, two-sided); less than
+            1e-9 is not accepted. 1 with ``noise='objective'``, if what is
+            released are the weights.
+        agreement (float): the share of the nodes that the released weights
+            and exact retraining classify alike.
+        frozen_factor (bool): whether the factored Hessian is older than the
+            last removal, which :meth:`NodeClassifier.flush` changes.
+        leftovers (tuple[str, ...]): what still holds something removed.
+        weights (str): SHA-256 of the released weights.
+        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
+            ledger has of this release, from what remains alone. It can't for
+            ``features='push'``, ``noise='objective'``, and a release that is
+            compared with a fit by the same program.
+        proved_residual (float): the residual as the kernel bounds it, from
+            features that it computes itself; infinite where it can't.
+        proved_shift (float): likewise, the shift of the release over its
+            noise.
+    """
+
+    ok: bool
+    feature_error: float
+    feature_error_bound: float
+    residual: float
+    bound: float
+    bound_holds: bool
+    distance_to_retrain: float
+    distance_bound: float
+    noise_p_value: float
+    agreement: float
+    frozen_factor: bool
+    leftovers: tuple[str, ...]
+    weights: str = ''
+    proved: bool = False
+    proved_residual: float = math.inf
+    proved_shift: float = math.inf
+
+    @property
+    def _of(self) -> str:
+        return (
+            f'what remains alone: features off by {self.feature_error:.3g} '
+            f'(allowed {self.feature_error_bound:.3g}),'
+        )
+
+
+@dataclass(frozen=True)
+class UnlearnReport(RemovalReport):
+    r"""The result of a removal, and the certificate of the model after it.
+
+    Keep reports as private as the data: residuals are functions of what was
+    removed, and no part of the release.
+
+    Args:
+        action (str): :obj:`'refine'` (solved exactly; with
+            ``noise='objective'`` for the stored noise), :obj:`'step'` (one
+            Newton step) or :obj:`'retrain'` (solved exactly with fresh
+            :math:`b`).
+        request (dict): the names of what was removed.
+        mode (str): :obj:`'delete'` or :obj:`'mask'`.
+        noise (str): :obj:`'output'` or :obj:`'objective'`.
+        seeded (bool): whether the noise came from an explicit seed, and hides
+            nothing from who knows or guesses it.
+        accounting (str): how the bound was found.
+        graphs_embedded (int): how many graphs were embedded again.
+        num_graphs (int): how many training graphs remain.
+        empty_classes (tuple[int, ...]): classes without a training graph.
+        residual (float): the gradient residual as measured, before noise.
+        bound (float): what the ledger holds: with ``noise='output'`` the
+            bound :math:`m` of the shift over the noise, else the bound of the
+            residual.
+        budget (float): what the bound may be at most.
+        distance_bound (float): how far the solution is from that of exact
+            retraining at most, before noise, in the Frobenius norm:
+            :math:`\Delta`.
+        release_std (float): the standard deviation of the noise on the
+            released weights; 0 with ``noise='objective'``.
+        epsilon (float): of this release, at :obj:`delta`.
+        epsilon_transcript (float): of all releases since the fit together, at
+            :obj:`delta`; infinite with ``noise='objective'``, which says
+            nothing about more than one.
+        delta (float): as given to the classifier.
+        releases (int): how many releases these are.
+        iterations (int): Newton steps taken.
+        increments (dict): with ``noise='objective'``, bounds of the residual
+            that the certified step added or would have added: ``tight``,
+            ``paper`` (Theorem 4.7), and the worst cases ``node`` (Theorem
+            4.4, Corollary 4.6) and ``feature`` (Theorem 4.3, Corollary 4.5);
+            those that the accounting computes and the request allows.
+        assumptions (tuple[str, ...]): what the certificate rests on.
+        data (str): the root of the seals of the data that remain, as in the
+            ledger.
+        origin (dict): versions and settings.
+        weights (str): SHA-256 of the released weights, as a ``state_dict``
+            with the one entry ``weight``.
+        history (tuple[float, ...]): the bounds of all releases since the fit.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
+        verification (VerifyReport, optional): as :meth:`verified` adds it.
+    """
+
+    action: str
+    request: dict[str, Any]
+    mode: str
+    noise: str
+    seeded: bool
+    accounting: str
+    graphs_embedded: int
+    num_graphs: int
+    empty_classes: tuple[int, ...]
+    residual: float
+    bound: float
+    budget: float
+    distance_bound: float
+    release_std: float
+    epsilon: float
+    epsilon_transcript: float
+    delta: float
+    releases: int
+    iterations: int
+    increments: dict[str, float]
+    assumptions: tuple[str, ...]
+    data: str
+    origin: dict[str, Any]
+    weights: str = ''
+    history: tuple[float, ...] = ()
+    ledger_head: str = ''
+    verification: 'VerifyReport | None' = None
+
+    @property
+    def _verification(self) -> type[Report]:
+        return VerifyReport
+
+    def guarantee(self) -> Guarantee:
+        """How close the model is to one that never saw what was removed."""
+        output = self.noise == 'output'
+        what = 'shift over noise' if output else 'gradient residual'
+        return self._stated(
+            'certified removal',
+            {what: list(self.history)},
+            [
+                f'the gradient residual before the noise: {self.residual:.3g},'
+                f' measured on the {self.num_graphs} graphs that remain'
+            ],
+        )
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
+
+
+@dataclass(frozen=True)
+class VerifyReport(VerificationReport):
+    r"""The findings of :meth:`~.ScatteringClassifier.verify`.
+
+    Args:
+        ok (bool): whether everything below is as it has to be.
+        seeded (bool): as in :class:`UnlearnReport`.
+        residual (float): the gradient residual before noise, recomputed from
+            the graphs that remain, rounding included.
+        bound (float): the bound of it that the ledger stands for.
+        bound_holds (bool): whether the residual is at most the bound.
+        embedding_error (float): the largest difference of the cached
+            embeddings and their inner products from those recomputed from
+            the graphs that remain.
+        distance_to_retrain (float): the Frobenius norm of the difference
+            between the solution, before noise, and the exact one on the data
+            that remain (with the same :math:`b`).
+        distance_bound (float): what the residual allows it to be,
+            :math:`\lVert r \rVert / (\lambda n)`.
+        noise_p_value (float): how likely Gaussian noise of the standard
+            deviation :obj:`release_std` is as far from what it has to be as
+            that on the released weights (chi-squared, two-sided); less than
+            1e-9 is not accepted. 1 with ``noise='objective'``.
+        agreement (float): the share of the remaining graphs that the released
+            weights and exact retraining classify alike.
+        sealed (bool): whether the graphs are those that the ledger seals.
+        leftovers (tuple[str, ...]): what still holds, or could hold,
+            something that was removed.
+        weights (str): SHA-256 of the released weights.
+        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
+            ledger has of this release, of embeddings that were made anew. It
+            can't with ``noise='objective'``.
+        proved_residual (float): the residual as the kernel bounds it;
+            infinite where it can't.
+        proved_shift (float): likewise, the shift of the release over its
+            noise.
+    """
+
+    ok: bool
+    seeded: bool
+    residual: float
+    bound: float
+    bound_holds: bool
+    embedding_error: float
+    distance_to_retrain: float
+    distance_bound: float
+    noise_p_value: float
+    agreement: float
+    sealed: bool
+    leftovers: tuple[str, ...]
+    weights: str = ''
+    proved: bool = False
+    proved_residual: float = math.inf
+    proved_shift: float = math.inf
+
+    @property
+    def _of(self) -> str:
+        return 'the graphs that remain alone:'
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
