@@ -488,7 +488,7 @@ class GINClassifier:
     def fit(
         self, graphs: Sequence[Data], *, progress_bar: bool = False
     ) -> 'GINClassifier':
-        """Trains from scratch.
+        """Train from scratch.
 
         Args:
             graphs (list[Data]): the training graphs, labelled 0, 1, ...
@@ -502,7 +502,7 @@ class GINClassifier:
     def remove(
         self, request: RemovalRequest, *, progress_bar: bool = False
     ) -> None:
-        """Deletes what the request names and trains from scratch.
+        """Delete the named items and train from scratch.
 
         Args:
             request (RemovalRequest): in the names that :meth:`fit` saw.
@@ -526,7 +526,7 @@ class GINClassifier:
         self._train(graphs, progress_bar)
 
     def predict(self, graphs: Sequence[Data]) -> Tensor:
-        """The labels of graphs: int64, ``[num_graphs]``.
+        """Return the labels of graphs: int64, ``[num_graphs]``.
 
         Args:
             graphs (list[Data]): the graphs.
@@ -539,7 +539,7 @@ class GINClassifier:
             return self._logits(net, *inputs).argmax(1)
 
     def score(self, graphs: Sequence[Data]) -> float:
-        """The share of graphs that are classified as their ``y``.
+        """Return the share of graphs that are classified as their ``y``.
 
         Args:
             graphs (list[Data]): the graphs.

@@ -262,7 +262,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def fit(
         self, data: Data, train_nodes: Tensor | None = None
     ) -> 'NodeClassifier':
-        """Propagates and trains; nodes are named by their positions.
+        """Propagate, train and release; nodes are named by their positions.
 
         Keeps copies of what it needs of the graph. A second call starts over,
         with a new ledger. If anything was removed before, it may come back
@@ -336,7 +336,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @synchronized
     def decision_function(self, nodes: Tensor | None = None) -> Tensor:
-        """The margins by the released weights: ``[k]`` or ``[k, C]``.
+        """Compute margins by the released weights: ``[k]`` or ``[k, C]``.
 
         One for two classes with one output, else one per class.
 
@@ -352,7 +352,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         return margin.view(-1) if margin.size(1) == 1 else margin
 
     def predict(self, nodes: Tensor | None = None) -> Tensor:
-        """The labels of nodes: int64, ``[k]``.
+        """Predict the labels of nodes: int64, ``[k]``.
 
         Args:
             nodes (Tensor, optional): as in :meth:`decision_function`.
@@ -361,7 +361,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         return self._labels(self.decision_function(nodes))
 
     def predict_proba(self, nodes: Tensor | None = None) -> Tensor:
-        """The probabilities of the classes: ``[k, num_classes]``.
+        """Predict the probabilities of the classes: ``[k, num_classes]``.
 
         For :obj:`'ovr'` with more than two classes those of the outputs,
         scaled to sum to one.
@@ -379,7 +379,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @synchronized
     def score(self, nodes: Tensor, y: Tensor) -> float:
-        """The share of nodes that are classified as their label.
+        """Return the share of nodes that are classified as their label.
 
         Args:
             nodes (Tensor): int64 indices or a mask.
@@ -415,7 +415,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def remove(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodeUnlearnReport:
-        """Forgets what the request names, and makes one release.
+        """Remove the named items and make one release.
 
         Edits the graph, recomputes the rows that this touches, follows with
         the weights until the residual is a hundredth of the budget, and adds
@@ -452,7 +452,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def plan(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodePlan:
-        """A dry run of :meth:`remove`; everything is as before.
+        """Estimate the work of :meth:`remove`, and change nothing.
 
         Costs the features of a removal, and no step.
 
@@ -480,7 +480,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @editing
     def flush(self) -> 'NodeClassifier':
-        """Makes all but the release a function of what remains, to the bit.
+        """Make all but the release anew, a function of the remaining data.
 
         Graph, features, weights and the factor of the Hessian are made anew,
         as by a :meth:`load`. It costs a fit.
@@ -500,7 +500,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @synchronized
     def verify(self) -> NodeVerifyReport:
-        """Checks the classifier against what remains.
+        """Check the classifier against the remaining data.
 
         Computes the features from scratch, measures the residual on them,
         solves exactly and compares; tests whether the released weights are

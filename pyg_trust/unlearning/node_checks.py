@@ -13,9 +13,10 @@ from pyg_trust.unlearning.node_state import NodeState, Settings
 
 
 def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
-    """What the kernel proves a release from, or :obj:`None` if it can't.
+    """Collect the arrays from which the kernel proves a release.
 
-    It has no theorem for linear terms and for infinite series.
+    For linear terms and infinite series, for which the kernel has no theorem,
+    return :obj:`None`.
 
     Args:
         model (Model): with its data and weights.
@@ -64,7 +65,7 @@ def _settings(settings: Settings, std: float) -> dict[str, np.ndarray]:
 
 
 def setting(settings: Settings, std: float) -> str:
-    """A digest of what a proof is about, but for data and weights.
+    """Hash the settings of a proof: all but data and weights.
 
     Args:
         settings (Settings): of the classifier.
@@ -102,7 +103,7 @@ def proved_by_kernel(
 def feature_error(
     data: NodeState, fresh: NodeState, ids: Tensor
 ) -> tuple[float, float]:
-    """The error of the features, and what it may be.
+    """Compute the error of the features, and its bound.
 
     Args:
         data (NodeState): what is held.
@@ -123,7 +124,7 @@ def feature_error(
 
 
 def still_named(model: Model) -> tuple[str, ...]:
-    """Items that the ledger lists as removed and the data still hold.
+    """List the items that are removed by the ledger and still in the data.
 
     Args:
         model (Model): with its ledger.

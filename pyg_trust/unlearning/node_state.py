@@ -77,7 +77,7 @@ class Change(NamedTuple):
 
 
 class ColumnProblem(NamedTuple):
-    r"""The objective at exact features, of which estimates alone are held.
+    r"""Objective at exact features, with estimates alone in memory.
 
     The gradient comes from two solves of as many columns as there are outputs
     (:func:`~pyg_trust.functional.feature_errors.column_residual`), cut off
@@ -148,7 +148,7 @@ class ColumnProblem(NamedTuple):
         return Gradient(value, Residual(measured, measured + missing))
 
     def factor(self, W: Tensor) -> Factor:
-        """The Hessian at the estimates.
+        """Factor the Hessian at the estimates.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
@@ -252,14 +252,14 @@ class NodeState:
 
     @property
     def feature_error(self) -> float:
-        """The error of the features to be added to a residual: zero.
+        """The error of the features that a residual has to include: zero.
 
         Where estimates are held, the residual comes from exact solves.
         """
         return 0.0
 
     def problem(self, goal: float, B: Tensor | None = None) -> Problem:
-        """The objective that training minimises.
+        """Return the objective that training minimises.
 
         Args:
             goal (float): the residual that matters.
@@ -277,7 +277,7 @@ class NodeState:
         return ColumnProblem(self.levels, train, Y, self.mu, head, goal, B)
 
     def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
-        """The margins of nodes, at the exact features of the graph now.
+        """Compute the margins of nodes, at exact present features.
 
         Args:
             weight (Tensor): ``[d, num_outputs]``.
@@ -291,7 +291,7 @@ class NodeState:
     # Forgetting #############################################################
 
     def check(self, part: Part) -> None:
-        """Refuses what can't be forgotten; nothing changes.
+        """Refuse a request that can't be done; change nothing.
 
         Args:
             part (Part): what to forget.
@@ -327,7 +327,7 @@ class NodeState:
             )
 
     def forget(self, part: Part, W: Tensor, old: Gradient | None) -> Change:
-        """Edits graph, features and training rows.
+        """Remove the named items from graph, features and training rows.
 
         Follows the gradient at the weights by the rows that change alone,
         with the rounding of that in its bound.
@@ -413,7 +413,7 @@ class NodeState:
             tensor.index_fill_(0, at, value)
 
     def compact(self) -> None:
-        """Lets rows go that do not count any more; no way back is noted."""
+        """Delete the rows that were dropped; this can't be undone."""
         keep = self.names >= 0
         names = self.names[keep]
         place = torch.full_like(self.place, -1)
@@ -496,7 +496,7 @@ class NodeState:
     # Looking back ###########################################################
 
     def scratch(self) -> tuple['NodeState', Tensor]:
-        """A state of what remains, computed anew, with names from 0.
+        """Compute a state of the remaining data anew, with names from 0.
 
         Returns:
             tuple[NodeState, Tensor]: the state, and the present names of its
@@ -518,7 +518,7 @@ class NodeState:
         )
 
     def leftovers(self) -> tuple[str, ...]:
-        """The traces of removed data that are still held, or could be."""
+        """List traces of removed data, and tensors that could hold them."""
         found = []
         gone = (~self.graph.alive).nonzero().view(-1)
         levels = self.levels
@@ -564,7 +564,7 @@ class NodeState:
         return tuple(found)
 
     def blocks(self, nodes: Tensor | None = None) -> dict[int, str]:
-        """Digests of what is held of ``BLOCK`` neighbouring names each.
+        """Hash the data of each block of ``BLOCK`` neighbouring names.
 
         They have no salt: seal them.
 
@@ -596,7 +596,7 @@ class NodeState:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """All that it takes to make it again: nothing that was removed."""
+        """Return the remaining data, to make the state again."""
         there = self.names >= 0
         y = torch.full((self.graph.num_nodes,), -1)
         y[self.names[there]] = self.y[there]
@@ -613,7 +613,7 @@ class NodeState:
     def from_dict(
         cls, settings: Settings, classes: tuple[int, ...], held: dict[str, Any]
     ) -> 'NodeState':
-        """The state that :meth:`to_dict` has written down, computed anew.
+        """Compute a state from the result of :meth:`to_dict`.
 
         Args:
             settings (Settings): what does not depend on the data.
@@ -633,7 +633,7 @@ class NodeState:
         )
 
     def rebuilt(self) -> 'NodeState':
-        """A state that is a function of what remains, and of nothing else."""
+        """Compute the state anew: a function of the remaining data alone."""
         return self.from_dict(self.settings, self.classes, self.to_dict())
 
 

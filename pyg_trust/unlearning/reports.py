@@ -19,14 +19,66 @@ SAME = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
 class RemovalReport(Report):
-    """Base of the reports of removals: their verification and claim."""
+    r"""Base of the reports of removals: their verification and claim.
 
+    Keep reports as private as the data: residuals are functions of what was
+    removed, and no part of the release.
+
+    Args:
+        action (str): ``'hold'`` (the weights already fit what remains),
+            ``'step'`` (one step), ``'refine'`` (solved from the old weights)
+            or ``'retrain'`` (solved from zero, on features made anew).
+        request (dict): the names of what was removed.
+        residual (float): the residual :math:`\lVert \nabla L(W, D')
+            \rVert_F` before the noise, as measured; 0 where the release is
+            compared with a fit by the same program.
+        bound (float): the amount that is paid for; see the subclass.
+        budget (float): what the bound may be at most.
+        distance_bound (float): of the distance to exact retraining, before
+            the noise, in the Frobenius norm.
+        epsilon (float): of this release, at :obj:`delta`.
+        epsilon_transcript (float): of all releases since the fit together, at
+            :obj:`delta`; infinite with ``noise='objective'``, which says
+            nothing about more than one.
+        delta (float): as given to the classifier.
+        iterations (int): the number of Newton steps.
+        noise (str): ``'output'``, or ``'objective'`` of
+            :mod:`~pyg_trust.unlearning.baselines`.
+        release_std (float): the standard deviation of the noise.
+        assumptions (tuple[str, ...]): what the certificate rests on.
+        data (str): the root of the seals of the data that remain, as in the
+            ledger.
+        origin (dict): versions and settings.
+        weights (str): SHA-256 of the released weights, as a ``state_dict``
+            with the one entry ``weight``.
+        history (tuple[float, ...]): the bounds of all releases since the fit.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
+        verification (VerificationReport, optional): as :meth:`verified` adds
+            it.
+    """
+
+    action: str
+    request: dict[str, Any]
+    residual: float
+    bound: float
+    budget: float
+    distance_bound: float
+    epsilon: float
+    epsilon_transcript: float
+    delta: float
+    iterations: int
+    noise: str
+    release_std: float
     assumptions: tuple[str, ...]
     data: str
     origin: dict[str, Any]
-    weights: str
-    verification: Any
+    weights: str = ''
+    history: tuple[float, ...] = ()
+    ledger_head: str = ''
+    verification: 'VerificationReport | None' = None
 
     def verified(self: _Report, found: Any) -> _Report:
         """Add the findings of a verification, for the page of the report.
@@ -80,17 +132,53 @@ class RemovalReport(Report):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
 class VerificationReport(Report):
-    """Base of the reports of verifications: a sentence and a chart."""
+    """Base of the reports of verifications: a sentence and a chart.
+
+    Args:
+        ok (bool): whether everything below is as it has to be.
+        residual (float): the residual before the noise, measured again on
+            features that were made anew.
+        bound (float): the bound of it that the ledger stands for.
+        bound_holds (bool): whether the residual is at most the bound.
+        distance_to_retrain (float): the Frobenius norm of the difference
+            between the weights before the noise and those of exact
+            retraining.
+        distance_bound (float): what the residual allows it to be.
+        noise_p_value (float): how likely Gaussian noise of the standard
+            deviation :obj:`release_std` is as far from what it has to be as
+            that on the released weights (chi-squared, two-sided); less than
+            1e-9 is not accepted. 1 with ``noise='objective'``, if what is
+            released are the weights.
+        agreement (float): the share of the remaining items that the released
+            weights and exact retraining classify alike.
+        leftovers (tuple[str, ...]): what still holds, or could hold,
+            something that was removed.
+        weights (str): SHA-256 of the released weights.
+        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
+            ledger has of this release, from what remains alone. It can't for
+            ``features='push'``, ``noise='objective'``, and a release that is
+            compared with a fit by the same program.
+        proved_residual (float): the residual as the kernel bounds it;
+            infinite where it can't.
+        proved_shift (float): likewise, the shift of the release over its
+            noise.
+    """
 
     ok: bool
     residual: float
     bound: float
+    bound_holds: bool
     distance_to_retrain: float
     distance_bound: float
+    noise_p_value: float
+    agreement: float
     leftovers: tuple[str, ...]
-    proved: bool
-    proved_residual: float
+    weights: str = ''
+    proved: bool = False
+    proved_residual: float = math.inf
+    proved_shift: float = math.inf
 
     def told(self) -> str:
         """State the findings in one sentence."""
@@ -122,87 +210,43 @@ class VerificationReport(Report):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeUnlearnReport(RemovalReport):
     r"""The result of a removal, and the certificate of its release.
 
+    The bound is of the residual at exact features, with all that rounding can
+    hide, as it is paid for; 0 where the release was retrained and is compared
+    with a fit by the same program. The history is in units of the budget.
+
     Args:
-        action (str): ``'hold'`` (the weights already fit what remains),
-            ``'step'`` (one step), ``'refine'`` (more) or ``'retrain'`` (from
-            zero).
-        request (dict): the names of what was removed.
         rows_touched (int): rows of features that may have changed.
         train_rows_touched (int): those of them that the model is trained on.
         stale_rows (int): rows that are kept and out of date: none, as rows
             outside of the training set are computed when they are asked for.
         num_train (int): how many training nodes remain.
         gradient_change (float): the residual before the first step.
-        residual (float): the residual :math:`\lVert \nabla L(W, D')
-            \rVert_F`, as measured; 0 where the bound is.
-        feature_error (float): what the error of features adds to it at most;
-            0 where they are exact.
-        bound (float): of the residual at exact features, with all that
-            rounding can hide, as it is paid for; 0 where the release was
-            retrained and is compared with a fit by the same program.
-        budget (float): what the bound may be at most.
-        distance_bound (float): of the distance to exact retraining, before
-            the noise: :math:`\text{bound} / (\lambda n)`.
-        epsilon (float): of this release, at :obj:`delta`.
-        epsilon_transcript (float): of all releases since the fit together.
-        delta (float): as given to the classifier.
-        iterations (int): the number of steps.
-        noise (str): ``'output'`` or ``'objective'``.
-        release_std (float): the standard deviation of the noise.
+        feature_error (float): what the error of features adds to the residual
+            at most; 0 where they are exact.
         secure (bool): whether the noise came from the operating system.
-        assumptions (tuple[str, ...]): what the certificate rests on.
-        data (str): a digest, as in the ledger.
-        origin (dict): versions and settings.
-        weights (str): SHA-256 of the released weights, as a ``state_dict``
-            with the one entry ``weight``.
-        history (tuple[float, ...]): the bounds of all releases since the fit,
-            in units of the budget.
-        ledger_head (str): a digest of all lines of the ledger up to this
-            removal.
         setting (str): a digest of propagation, head, penalty and deviation
             of the noise.
-        verification (NodeVerifyReport, optional): as :meth:`verified` adds
-            it.
     """
 
-    action: str
-    request: dict[str, Any]
     rows_touched: int
     train_rows_touched: int
     stale_rows: int
     num_train: int
     gradient_change: float
-    residual: float
     feature_error: float
-    bound: float
-    budget: float
-    distance_bound: float
-    epsilon: float
-    epsilon_transcript: float
-    delta: float
-    iterations: int
-    noise: str
-    release_std: float
     secure: bool
-    assumptions: tuple[str, ...]
-    data: str
-    origin: dict[str, Any]
-    weights: str = ''
-    history: tuple[float, ...] = ()
-    ledger_head: str = ''
     setting: str = ''
-    verification: 'NodeVerifyReport | None' = None
 
     @property
     def _verification(self) -> type[Report]:
         return NodeVerifyReport
 
     def guarantee(self) -> Guarantee:
-        """How close the release is to one that never saw what was removed."""
+        """State how close the release is to one without the removed items."""
         measured = (
             'the gradient residual before the noise was measured on the '
             f'{self.num_train} training nodes that remain: {self.residual:.3g}'
@@ -243,7 +287,7 @@ class NodePlan(Report):
     gradient_change: float
 
     def chart(self) -> Chart:
-        """How many rows of features the request touches."""
+        """Draw how many rows of features the request touches."""
         return Chart(
             f'Forgetting would touch {self.train_rows_touched} of '
             f'{self.num_train} training rows ({self.action})',
@@ -256,61 +300,23 @@ class NodePlan(Report):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeVerifyReport(VerificationReport):
     r"""The findings of :meth:`NodeClassifier.verify`.
 
     Args:
-        ok (bool): whether everything below is as it has to be.
         feature_error (float): the largest difference of the features from
             those of a computation from scratch on what remains: 0, to the
             bit, for exact features; for ``features='push'`` the Frobenius
             norm of the error.
         feature_error_bound (float): what it may be.
-        residual (float): recomputed from scratch, with all that rounding can
-            hide.
-        bound (float): the bound of it that the ledger holds.
-        bound_holds (bool): whether the residual is at most the bound.
-        distance_to_retrain (float): from the weights before the noise to
-            those of exact retraining.
-        distance_bound (float): what the residual allows it to be.
-        noise_p_value (float): how likely Gaussian noise of the standard
-            deviation :obj:`release_std` is as far from what it has to be as
-            that on the released weights (chi-squared, two-sided); less than
-            1e-9 is not accepted. 1 with ``noise='objective'``, if what is
-            released are the weights.
-        agreement (float): the share of the nodes that the released weights
-            and exact retraining classify alike.
         frozen_factor (bool): whether the factored Hessian is older than the
             last removal, which :meth:`NodeClassifier.flush` changes.
-        leftovers (tuple[str, ...]): what still holds something removed.
-        weights (str): SHA-256 of the released weights.
-        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
-            ledger has of this release, from what remains alone. It can't for
-            ``features='push'``, ``noise='objective'``, and a release that is
-            compared with a fit by the same program.
-        proved_residual (float): the residual as the kernel bounds it, from
-            features that it computes itself; infinite where it can't.
-        proved_shift (float): likewise, the shift of the release over its
-            noise.
     """
 
-    ok: bool
     feature_error: float
     feature_error_bound: float
-    residual: float
-    bound: float
-    bound_holds: bool
-    distance_to_retrain: float
-    distance_bound: float
-    noise_p_value: float
-    agreement: float
     frozen_factor: bool
-    leftovers: tuple[str, ...]
-    weights: str = ''
-    proved: bool = False
-    proved_residual: float = math.inf
-    proved_shift: float = math.inf
 
     @property
     def _of(self) -> str:
@@ -320,95 +326,44 @@ class NodeVerifyReport(VerificationReport):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UnlearnReport(RemovalReport):
     r"""The result of a removal, and the certificate of the model after it.
 
-    Keep reports as private as the data: residuals are functions of what was
-    removed, and no part of the release.
+    The bound is that of the shift over the noise; with ``noise='objective'``
+    of the residual.
 
     Args:
-        action (str): :obj:`'refine'` (solved exactly; with
-            ``noise='objective'`` for the stored noise), :obj:`'step'` (one
-            Newton step) or :obj:`'retrain'` (solved exactly with fresh
-            :math:`b`).
-        request (dict): the names of what was removed.
         mode (str): :obj:`'delete'` or :obj:`'mask'`.
-        noise (str): :obj:`'output'` or :obj:`'objective'`.
         seeded (bool): whether the noise came from an explicit seed, and hides
             nothing from who knows or guesses it.
-        accounting (str): how the bound was found.
+        accounting (str): how the bound was made.
         graphs_embedded (int): how many graphs were embedded again.
         num_graphs (int): how many training graphs remain.
         empty_classes (tuple[int, ...]): classes without a training graph.
-        residual (float): the gradient residual as measured, before noise.
-        bound (float): what the ledger holds: with ``noise='output'`` the
-            bound :math:`m` of the shift over the noise, else the bound of the
-            residual.
-        budget (float): what the bound may be at most.
-        distance_bound (float): how far the solution is from that of exact
-            retraining at most, before noise, in the Frobenius norm:
-            :math:`\Delta`.
-        release_std (float): the standard deviation of the noise on the
-            released weights; 0 with ``noise='objective'``.
-        epsilon (float): of this release, at :obj:`delta`.
-        epsilon_transcript (float): of all releases since the fit together, at
-            :obj:`delta`; infinite with ``noise='objective'``, which says
-            nothing about more than one.
-        delta (float): as given to the classifier.
-        releases (int): how many releases these are.
-        iterations (int): Newton steps taken.
+        releases (int): how many releases there were since the fit.
         increments (dict): with ``noise='objective'``, bounds of the residual
             that the certified step added or would have added: ``tight``,
             ``paper`` (Theorem 4.7), and the worst cases ``node`` (Theorem
             4.4, Corollary 4.6) and ``feature`` (Theorem 4.3, Corollary 4.5);
             those that the accounting computes and the request allows.
-        assumptions (tuple[str, ...]): what the certificate rests on.
-        data (str): the root of the seals of the data that remain, as in the
-            ledger.
-        origin (dict): versions and settings.
-        weights (str): SHA-256 of the released weights, as a ``state_dict``
-            with the one entry ``weight``.
-        history (tuple[float, ...]): the bounds of all releases since the fit.
-        ledger_head (str): a digest of all lines of the ledger up to this
-            removal.
-        verification (VerifyReport, optional): as :meth:`verified` adds it.
     """
 
-    action: str
-    request: dict[str, Any]
     mode: str
-    noise: str
     seeded: bool
     accounting: str
     graphs_embedded: int
     num_graphs: int
     empty_classes: tuple[int, ...]
-    residual: float
-    bound: float
-    budget: float
-    distance_bound: float
-    release_std: float
-    epsilon: float
-    epsilon_transcript: float
-    delta: float
     releases: int
-    iterations: int
     increments: dict[str, float]
-    assumptions: tuple[str, ...]
-    data: str
-    origin: dict[str, Any]
-    weights: str = ''
-    history: tuple[float, ...] = ()
-    ledger_head: str = ''
-    verification: 'VerifyReport | None' = None
 
     @property
     def _verification(self) -> type[Report]:
         return VerifyReport
 
     def guarantee(self) -> Guarantee:
-        """How close the model is to one that never saw what was removed."""
+        """State how close the model is to one without the removed items."""
         output = self.noise == 'output'
         what = 'shift over noise' if output else 'gradient residual'
         return self._stated(
@@ -425,60 +380,21 @@ class UnlearnReport(RemovalReport):
         return f'{SEEDED}\n{table}' if self.seeded else table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerifyReport(VerificationReport):
     r"""The findings of :meth:`~.ScatteringClassifier.verify`.
 
     Args:
-        ok (bool): whether everything below is as it has to be.
         seeded (bool): as in :class:`UnlearnReport`.
-        residual (float): the gradient residual before noise, recomputed from
-            the graphs that remain, rounding included.
-        bound (float): the bound of it that the ledger stands for.
-        bound_holds (bool): whether the residual is at most the bound.
         embedding_error (float): the largest difference of the cached
             embeddings and their inner products from those recomputed from
             the graphs that remain.
-        distance_to_retrain (float): the Frobenius norm of the difference
-            between the solution, before noise, and the exact one on the data
-            that remain (with the same :math:`b`).
-        distance_bound (float): what the residual allows it to be,
-            :math:`\lVert r \rVert / (\lambda n)`.
-        noise_p_value (float): how likely Gaussian noise of the standard
-            deviation :obj:`release_std` is as far from what it has to be as
-            that on the released weights (chi-squared, two-sided); less than
-            1e-9 is not accepted. 1 with ``noise='objective'``.
-        agreement (float): the share of the remaining graphs that the released
-            weights and exact retraining classify alike.
         sealed (bool): whether the graphs are those that the ledger seals.
-        leftovers (tuple[str, ...]): what still holds, or could hold,
-            something that was removed.
-        weights (str): SHA-256 of the released weights.
-        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
-            ledger has of this release, of embeddings that were made anew. It
-            can't with ``noise='objective'``.
-        proved_residual (float): the residual as the kernel bounds it;
-            infinite where it can't.
-        proved_shift (float): likewise, the shift of the release over its
-            noise.
     """
 
-    ok: bool
     seeded: bool
-    residual: float
-    bound: float
-    bound_holds: bool
     embedding_error: float
-    distance_to_retrain: float
-    distance_bound: float
-    noise_p_value: float
-    agreement: float
     sealed: bool
-    leftovers: tuple[str, ...]
-    weights: str = ''
-    proved: bool = False
-    proved_residual: float = math.inf
-    proved_shift: float = math.inf
 
     @property
     def _of(self) -> str:

@@ -277,7 +277,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def fit(
         self, graphs: Sequence[Data], *, progress_bar: bool = False
     ) -> 'ScatteringClassifier':
-        """Embeds, fits and releases; graphs are named by their positions.
+        """Embed, fit and release; graphs are named by their positions.
 
         Keeps copies of what it needs of the graphs (edges, features, label).
         A second call starts over, with fresh noise and a new ledger. If
@@ -335,7 +335,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def decision_function(
         self, graphs: Data | Sequence[Data], *, progress_bar: bool = False
     ) -> Tensor:
-        """The margins: ``[num_graphs]`` for two classes, else one per class.
+        """Compute margins: ``[num_graphs]`` for two classes, or per class.
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
@@ -350,7 +350,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def predict(
         self, graphs: Data | Sequence[Data], *, progress_bar: bool = False
     ) -> Tensor:
-        """The labels of graphs: int64, ``[num_graphs]``.
+        """Return the labels of graphs: int64, ``[num_graphs]``.
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
@@ -363,7 +363,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def predict_proba(
         self, graphs: Data | Sequence[Data], *, progress_bar: bool = False
     ) -> Tensor:
-        """The probabilities of the classes: ``[num_graphs, num_classes]``.
+        """Predict the probabilities: ``[num_graphs, num_classes]``.
 
         The logistic function of the margins, for more than two classes scaled
         to sum to one.
@@ -387,7 +387,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def score(
         self, graphs: Sequence[Data], *, progress_bar: bool = False
     ) -> float:
-        """The share of graphs that are classified as their ``y``.
+        """Return the share of graphs that are classified as their ``y``.
 
         Args:
             graphs (list[Data]): the graphs.
@@ -423,7 +423,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def remove(
         self, request: RemovalRequest, *, progress_bar: bool = False
     ) -> UnlearnReport:
-        r"""Forgets what the request names, and releases the weights anew.
+        r"""Remove the named items and release the weights anew.
 
         Embeds the touched graphs again and solves by Newton's method from the
         old weights. If anything fails or interrupts it, classifier and ledger
@@ -456,7 +456,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     @synchronized
     def verify(self, *, progress_bar: bool = False) -> VerifyReport:
-        """Checks the classifier against the data that remain.
+        """Check the classifier against the remaining data.
 
         Embeds every remaining graph again, measures the residual, solves
         exactly (with the same :math:`b`) and compares; tests whether the
@@ -519,7 +519,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool = False
     ) -> None:
-        """Takes over a saved state.
+        """Take over a saved state.
 
         Args:
             state (dict): of :meth:`state_dict` of a classifier with the same
@@ -534,7 +534,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         self._load(state, progress_bar)
 
     def load(self, path: str | Path, *, progress_bar: bool = False) -> None:
-        """Takes over what :meth:`save` has written.
+        """Take over the state that :meth:`save` has written.
 
         Args:
             path (str or Path): of the file.

@@ -1,4 +1,4 @@
-"""States of an unlearner of shards, and how they are built.
+"""Construction of the states of a sharded unlearner.
 
 Training nodes are divided, a model is trained on every shard, all of them are
 run on the present graph, and the aggregator learns from that. A removal does
@@ -72,7 +72,7 @@ _STAGE = 3
 
 
 class Building(Stateful):
-    """The part of an unlearner that builds its states."""
+    """Mixin of an unlearner: builds its states."""
 
     model_factory: Callable[[], Module]
     num_classes: int | None

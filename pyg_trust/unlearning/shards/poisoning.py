@@ -1,4 +1,4 @@
-"""Certificates of shards: what poisoned nodes can't change."""
+"""Certificates of shards against poisoned nodes."""
 
 import copy
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ _SPARSE = 1 / 16
 
 @dataclass(frozen=True)
 class PoisonCertificate(Report):
-    r"""Which classes so many poisoned nodes can't change.
+    r"""Certified predictions under poisoning of the training nodes.
 
     Model :math:`i` is a function of the training nodes of shard :math:`i`
     alone, and the shard of a node depends on its name alone: whatever happens
@@ -81,10 +81,10 @@ class PoisonCertificate(Report):
     """How partition and models were tried out on this run."""
 
     def certified(self, nodes: int) -> Tensor:
-        """Whose class stays whatever so many other nodes do.
+        """Return the targets whose class survives so many changed nodes.
 
         Args:
-            nodes (int): how many are poisoned.
+            nodes (int): the number of poisoned nodes.
 
         Returns:
             Tensor: bool, ``[num_targets]``.
@@ -92,27 +92,27 @@ class PoisonCertificate(Report):
         return self.radius >= check_integer('nodes', nodes, 0)
 
     def certified_ratio(self, nodes: int) -> float:
-        """The share of targets whose class stays.
+        """Return the share of targets whose class is certified.
 
         Args:
-            nodes (int): how many are poisoned.
+            nodes (int): the number of poisoned nodes.
         """
         return float(self.certified(nodes).double().mean())
 
     def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
-        """The share of targets that stay and are right.
+        """Return the share of targets that are certified and right.
 
         Args:
             labels (Tensor): the true classes of the nodes in :obj:`n_id`:
                 int64, ``[num_nodes]``.
-            nodes (int): how many are poisoned.
+            nodes (int): the number of poisoned nodes.
         """
         check_tensor('labels', labels, torch.int64, (self.n_id.numel(),))
         right = labels[rows_of(self.n_id, self.targets)] == self.predicted
         return float((self.certified(nodes) & right).double().mean())
 
     def survives(self, suspects: Any) -> Tensor:
-        """Whose class stays if these very nodes were poisoned.
+        """Return the targets whose class survives if given nodes are poisoned.
 
         Only the number of their *shards* counts, and by a majority only
         which ones. Targets that are suspects themselves are not covered at
@@ -131,7 +131,7 @@ class PoisonCertificate(Report):
         shards = self.group[rows_of(self.n_id, names)].unique()
         if self.aggregator == 'majority':
             made = survives_votes(self.votes, self.num_classes, shards)
-            # Where silence leads, another class answers.
+            # A target without a vote answers by another class.
             made &= self.radius >= 0
         else:
             made = self.radius >= shards.numel()
@@ -142,10 +142,10 @@ class PoisonCertificate(Report):
     def collective(
         self, shards: int, *, max_sets: int = 20000
     ) -> CollectiveVotes:
-        """How many classes stay at once, as the shards are corrupted for all.
+        """Bound the number of classes that one attack on all can't change.
 
         Args:
-            shards (int): how many are.
+            shards (int): the number of corrupted shards.
             max_sets (int): as in
                 :func:`~pyg_trust.functional.collective_votes`.
                 (default: :obj:`20000`)
@@ -158,14 +158,14 @@ class PoisonCertificate(Report):
                 "'aggregator' needs to be 'majority' to count votes "
                 f'(got {self.aggregator!r})'
             )
-        # Where silence leads, another class answers, which a vote may turn.
+        # A target without a vote answers by another class, which a vote may turn.
         voted = self.votes[:, self.radius >= 0]
         return collective_votes(
             voted, self.num_classes, shards, max_sets=max_sets
         )
 
     def chart(self) -> Chart:
-        """The share of targets that stays, by the number of changes."""
+        """Draw the certified share of targets by the number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -190,7 +190,7 @@ class PoisonCertificate(Report):
         return tallies(top, other, torch.full_like(top, -1), rest)
 
     def guarantee(self) -> Guarantee:
-        """That voted classes stay, under which attacks."""
+        """State which attacks the voted classes survive."""
         return stated(
             'certificate against poisoning, by shards',
             {

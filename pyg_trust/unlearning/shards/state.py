@@ -1,4 +1,4 @@
-"""State of an unlearner of shards: what it is, and how it is kept."""
+"""State of a sharded unlearner, in memory and in files."""
 
 import copy
 import json
@@ -44,14 +44,14 @@ from pyg_trust.unlearning.store import ShardStore
 
 
 class Stage(NamedTuple):
-    """One stage of a shard but the last, and the seal of all it has seen."""
+    """A stage of a shard before the last, with the seal of its data."""
 
     key: str
     weights: dict[str, Tensor]
 
 
 class Checkpoint(NamedTuple):
-    """One trained shard, and the seal of all it was trained on."""
+    """A trained shard, with the seal of its data."""
 
     key: str
     n_id: Tensor
@@ -59,20 +59,20 @@ class Checkpoint(NamedTuple):
     stages: tuple[Stage, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As it is saved."""
+        """Convert to plain values, to be saved."""
         found = self._asdict()
         found['stages'] = [stage._asdict() for stage in self.stages]
         return found
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> 'Checkpoint':
-        """The inverse of :meth:`plain`."""
+        """Invert :meth:`plain`."""
         stages = tuple(Stage(**stage) for stage in plain.get('stages', ()))
         return cls(**{**plain, 'stages': stages})
 
 
 class Work(NamedTuple):
-    """What training took, as this object has seen it.
+    """Training times that this object has measured.
 
     In no file: it tells which shards were trained again, and when.
     """
@@ -84,10 +84,10 @@ class Work(NamedTuple):
     stage_seconds: tuple[tuple[float | None, ...], ...]
 
     def times(self) -> list[list[float]] | None:
-        """What every stage of every shard takes, as far as it is known.
+        """Return the known times of every stage of every shard.
 
-        The mean of the others where nobody has seen it; :obj:`None` where
-        that is not known either.
+        Unknown times are the mean of the known ones of the stage; without
+        any, the result is :obj:`None`.
         """
         means = []
         for column in zip(*self.stage_seconds, strict=True):
@@ -135,7 +135,7 @@ class State(NamedTuple):
 
     @property
     def sealed(self) -> str:
-        """A digest, for a line of the ledger, of all that a file has."""
+        """A digest of all that a file holds, for a line of the ledger."""
         learnt = {
             'aggregator': self.aggregator.state_dict(),
             'shards': {
@@ -161,7 +161,7 @@ class State(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the last line of the ledger stands for all that there is."""
+        """Whether the last line of the ledger stands for this state."""
         # Lines of version 0.1 stand for the data alone.
         return self.ledger.entries[-1].data in (self.sealed, self.seals.root)
 
@@ -171,7 +171,7 @@ _Self = TypeVar('_Self', bound='Stateful')
 
 
 class Stateful:
-    """The part of an unlearner that keeps, saves and loads its state."""
+    """Mixin of an unlearner: keeps, saves and loads its state."""
 
     num_shards: int
     trainer: str
@@ -190,7 +190,7 @@ class Stateful:
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
-        """Everything it takes to go on, one checkpoint per shard.
+        """Return all that it takes to continue, one checkpoint per shard.
 
         It contains the remaining data, their salts and the seed. Guard it
         like the data, and destroy older states after a removal: they hold
@@ -203,7 +203,7 @@ class Stateful:
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool = False
     ) -> None:
-        """Takes over a saved state.
+        """Take over a saved state.
 
         Args:
             state (dict): of :meth:`state_dict` of an unlearner with the same
@@ -220,7 +220,7 @@ class Stateful:
 
     @synchronized
     def save(self, folder: str | Path | None = None) -> None:
-        """Writes the state to a folder, at once or not at all.
+        """Write the state to a folder, whole or not at all.
 
         Args:
             folder (str or Path, optional): where; by default the folder of
@@ -244,7 +244,7 @@ class Stateful:
         *,
         progress_bar: bool = False,
     ) -> _Self:
-        """Takes over the state in a folder.
+        """Take over the state in a folder.
 
         Of the folder of the class, deletes what is not part of that state: a
         process may have been killed before it could.
@@ -272,7 +272,7 @@ class Stateful:
 
     @synchronized
     def purge(self, folder: str | Path | None = None) -> tuple[str, ...]:
-        """Deletes the checkpoints that hold what was removed.
+        """Delete the checkpoints that hold removed items.
 
         Only of use with ``keep_history=True``: otherwise every change ends
         with that. These are all in the folder that are not part of the state
@@ -665,7 +665,7 @@ class Stateful:
 
 
 def hash_of_shards(state: State) -> str:
-    """A SHA-256 of the weights of all shards, as ``shard_state`` gives them.
+    """Hash the weights of all shards, as ``shard_state`` gives them.
 
     Args:
         state (State): of an unlearner.
