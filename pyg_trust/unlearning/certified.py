@@ -9,17 +9,15 @@ noise, account, predictions and saved states are those of
 **The promise.** The reference is retraining on what remains, :math:`D'`, with
 the same settings, *exactly*, released with noise: :math:`W^*(D') + s\,\Xi`.
 The classifier keeps its weights :math:`W` secret and releases :math:`W +
-s\,\Xi`, with fresh noise for every release. With :math:`\beta` a bound of the
-residual, :math:`\lVert W - W^* \rVert_F \le \Delta = \beta / (\lambda n')`, so
-the release is that of the reference shifted by at most :math:`\Delta`, and the
-two are :math:`(\varepsilon, \delta)`-indistinguishable, both ways, by the
-profile of the Gaussian mechanism at :math:`m = \Delta / s`
-(:func:`.gaussian_budget`). All outputs are one vector with one budget.
+s\,\Xi`, with fresh noise for every release. The residual of :math:`W` is
+measured, and bounds the distance to :math:`W^*(D')`; so the two releases are
+:math:`(\varepsilon, \delta)`-indistinguishable, both ways, and releases
+compose, also when requests are chosen by looking at earlier ones
+(:mod:`pyg_trust.functional.shifts` has the proof). The reference is then to
+retrain exactly after every request, under the same transcript.
 
-Releases compose to :math:`\sqrt{\sum_j m_j^2}`, also when requests are chosen
-by looking at earlier releases: given those, the next is a shift again, of a
-size that was fixed beforehand. The reference is then to retrain exactly after
-every request, under the same transcript.
+Threads take turns. A file that another object has changed since this one read
+it is not written over (:class:`~pyg_trust.commit.StaleStateError`).
 """
 
 from collections.abc import Callable
@@ -31,6 +29,7 @@ from torch import Tensor
 
 from pyg_trust import commit, noise, rng
 from pyg_trust._checks import check_choice, check_instance, check_positive
+from pyg_trust._states import FORMAT, check_settings, check_state, reading
 from pyg_trust.commit import Lineage, ObjectLock, synchronized
 from pyg_trust.functional.heads import Residual
 from pyg_trust.functional.shifts import (
@@ -173,6 +172,7 @@ class CertifiedClassifier(Generic[M]):
         """
         model = self._fitted
         return {
+            'format': FORMAT,
             'config': self._config(),
             'classes': model.classes,
             'lineage': list(model.lineage.names),
@@ -216,30 +216,16 @@ class CertifiedClassifier(Generic[M]):
 
     def _load(self, state: dict[str, Any], progress_bar: bool = False) -> None:
         check_instance('state', state, dict)
-        try:
+        check_state(state, (), (1, FORMAT))
+        with reading():
             self._model = self._unpacked(state, progress_bar)
-        except (
-            AttributeError,
-            IndexError,
-            KeyError,
-            RuntimeError,
-            TypeError,
-        ) as error:
-            raise ValueError(
-                "'state' needs to be what state_dict() returns "
-                f'({type(error).__name__}: {error})'
-            ) from error
 
     def _unpacked(self, state: dict[str, Any], progress_bar: bool) -> M:
         config, mine = dict(state['config']), self._config()
         if 'noise_std' not in mine:
             # Of 0.1, where it played no part.
             config.pop('noise_std', None)
-        if config != mine:
-            raise ValueError(
-                'the state was saved with other arguments (got '
-                f'{config}, need {mine})'
-            )
+        check_settings('config', config, mine)
         # Two branches may have equal ledgers: each has released weights with
         # noise of its own, and neither counts those of the other.
         present = self._model

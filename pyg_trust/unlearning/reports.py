@@ -2,14 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
-from pyg_trust.report.base import stated, with_verification
+from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart, verified
-
-_Report = TypeVar('_Report', bound='RemovalReport')
 
 SAME = (
     'rounding hides more than the budget: this release was retrained from '
@@ -20,7 +18,7 @@ SAME = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemovalReport(Report):
+class RemovalReport(Verifiable):
     r"""Base of the reports of removals: their verification and claim.
 
     Keep reports as private as the data: residuals are functions of what was
@@ -79,23 +77,6 @@ class RemovalReport(Report):
     history: tuple[float, ...] = ()
     ledger_head: str = ''
     verification: 'VerificationReport | None' = None
-
-    def verified(self: _Report, found: Any) -> _Report:
-        """Add the findings of a verification, for the page of the report.
-
-        Args:
-            found (VerifyReport or NodeVerifyReport): of the classifier's
-                ``verify()``, after this removal and before the next.
-
-        Raises:
-            TypeError: if it is none.
-            ValueError: if it is of other weights.
-        """
-        return with_verification(self, found, self._verification)
-
-    @property
-    def _verification(self) -> type[Report]:
-        raise NotImplementedError
 
     def _stated(
         self,

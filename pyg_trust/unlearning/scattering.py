@@ -136,18 +136,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         report = model.remove(RemovalRequest(nodes={3: [0, 5]}))
         assert model.verify().ok
 
-    **The guarantee.** Every fit and every :meth:`remove` ends with a release:
-    the solution, plus fresh Gaussian noise of the standard deviation
-    :obj:`release_std` from the operating system. The solution is within
-    :math:`\Delta = \beta / (\lambda n)` of the one that exact training on the
-    remaining data gives, where :math:`\beta` bounds the gradient residual,
-    which is measured. So the release is :math:`(\varepsilon,
+    **The promise** is in :mod:`pyg_trust.unlearning.certified`: every fit and
+    every :meth:`remove` ends with a release that is :math:`(\varepsilon,
     \delta)`-indistinguishable from that of exact training without what was
-    removed, with the exact profile of the Gaussian mechanism at :math:`m =
-    \Delta / s`, for any :math:`\varepsilon > 0`. Its releases since the fit
-    compose to :math:`\sqrt{\sum_j m_j^2}`, also if requests were chosen by
-    looking at earlier releases. The report states both. :attr:`weight` and
-    all predictions are of the present release; asking again costs nothing.
+    removed. :attr:`weight` and all predictions are of the present release;
+    asking again costs nothing.
 
     It does not cover the pair of releases before and after, nor what reports,
     earlier states or backups reveal. Labels of graphs that lost a part stay.
@@ -159,10 +152,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     an exact solve takes milliseconds: retraining is as cheap
     (``benchmarks/unlearning.py`` measures it), and both are about a thousand
     times cheaper than retraining a network.
-
-    **Threads and processes.** Threads take turns. A file that another object
-    has changed since this one read it is not written over
-    (:class:`~pyg_trust.commit.StaleStateError`).
 
     Args:
         transform (GraphEmbedding): embeds the graphs; a

@@ -148,6 +148,7 @@ def to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     parts['rest'] = {
         key: packed[key]
         for key in (
+            'format',
             'config',
             'seed',
             'seeded',

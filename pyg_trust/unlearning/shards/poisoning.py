@@ -158,7 +158,8 @@ class PoisonCertificate(Report):
                 "'aggregator' needs to be 'majority' to count votes "
                 f'(got {self.aggregator!r})'
             )
-        # A target without a vote answers by another class, which a vote may turn.
+        # A target without a vote answers by another class; a vote may change
+        # that.
         voted = self.votes[:, self.radius >= 0]
         return collective_votes(
             voted, self.num_classes, shards, max_sets=max_sets

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.report import Guarantee, Report
-from pyg_trust.report.base import stated, with_verification
+from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart
 
 ASSUMPTIONS = (
@@ -69,7 +69,7 @@ class ShardPlan(Report):
 
 
 @dataclass(frozen=True)
-class ShardRemovalReport(Report):
+class ShardRemovalReport(Verifiable):
     """The result of a removal, and its cost.
 
     Args:
@@ -131,18 +131,9 @@ class ShardRemovalReport(Report):
     ledger_head: str = ''
     verification: 'ShardVerifyReport | None' = None
 
-    def verified(self, found: 'ShardVerifyReport') -> 'ShardRemovalReport':
-        """Add the findings of a verification, for the page of the report.
-
-        Args:
-            found (ShardVerifyReport): of :meth:`ShardedUnlearner.verify`,
-                after this removal and before the next.
-
-        Raises:
-            TypeError: if it is none.
-            ValueError: if it is of other weights.
-        """
-        return with_verification(self, found, ShardVerifyReport)
+    @property
+    def _verification(self) -> type[Report]:
+        return ShardVerifyReport
 
     def chart(self) -> Chart:
         """Draw the removal's time, by part."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer, check_number
+from pyg_trust._states import FORMAT, check_settings, check_state, reading
 from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.distributed import check_same, from_first
 from pyg_trust.ledger import (
@@ -397,6 +398,7 @@ class Stateful:
 
     def _packed(self, state: State) -> dict[str, Any]:
         return {
+            'format': FORMAT,
             'config': self._config(),
             'seed': state.seed,
             'seeded': state.seeded,
@@ -419,15 +421,11 @@ class Stateful:
         }
 
     def _unpacked(self, packed: dict[str, Any], progress_bar: bool) -> State:
-        try:
+        with reading():
             return self._unpack(packed, progress_bar)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ValueError(
-                "'state' needs to be what state_dict() returns "
-                f'({type(error).__name__}: {error})'
-            ) from error
 
     def _unpack(self, packed: dict[str, Any], progress_bar: bool) -> State:
+        check_state(packed, ('config',), (1, FORMAT))
         self._choose_products()
         if packed['config'].get('version') != self.recipe.version:
             raise ValueError(
@@ -435,11 +433,7 @@ class Stateful:
                 f'differ (got {packed["config"].get("version", "0.1.0")}, '
                 f'need {self.recipe.version}): fit anew'
             )
-        if packed['config'] != self._config():
-            raise ValueError(
-                'the state was saved with other arguments (got '
-                f'{packed["config"]}, need {self._config()})'
-            )
+        check_settings('config', packed['config'], self._config())
         if not fits_partition(packed['partition'], self._given) and (
             self._state is None
             or not fits_partition(packed['partition'], self._state.partition)
