@@ -59,15 +59,12 @@ def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
             f'{type(found).__name__})'
         )
     for name in (*expected, *found):
-        if name not in found or found[name] != expected.get(name, _NONE):
+        if found.get(name) != expected.get(name):
             raise ValueError(
                 f"'state' was saved with other arguments: '{what}' needs to "
                 f"have '{name}' = {expected.get(name)!r} (got "
                 f'{found.get(name)!r})'
             )
-
-
-_NONE = object()
 
 
 @contextlib.contextmanager

@@ -808,6 +808,7 @@ def datasets(shared, tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('name', ['PROTEINS', 'IMDB-BINARY'])
 def test_bounds_hold_on_real_removals(datasets, name, mode):
