@@ -223,7 +223,7 @@ class CertifiedClassifier(Generic[M]):
     def _unpacked(self, state: dict[str, Any], progress_bar: bool) -> M:
         config, mine = dict(state['config']), self._config()
         if 'noise_std' not in mine:
-            # Of 0.1, where it played no part.
+            # States of 0.1 have it, without an effect.
             config.pop('noise_std', None)
         check_settings('config', config, mine)
         # Two branches may have equal ledgers: each has released weights with
@@ -302,7 +302,7 @@ class CertifiedClassifier(Generic[M]):
             return torch.sigmoid(torch.stack([-margin, margin], dim=1))
         if self._head == 'softmax':
             return margin.softmax(1)
-        # As log-probabilities, so that tiny ones do not all vanish.
+        # In logarithms, so that tiny probabilities do not all vanish.
         return torch.nn.functional.logsigmoid(margin).softmax(1)
 
     # Noise ##################################################################
@@ -365,7 +365,7 @@ class CertifiedClassifier(Generic[M]):
         return size + self.budget * self.release_std
 
     def _check_grid(self, outputs: int) -> None:
-        # By what no data change, so that no removal is refused for it.
+        # Depends on no data, so that no removal is refused for it.
         size = self._largest(outputs)
         release.check_sum(size, self.release_std, 'release_std')
 

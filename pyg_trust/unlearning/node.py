@@ -83,7 +83,7 @@ class Step(NamedTuple):
     W: Tensor
     gradient: Gradient
     factor: Factor
-    # Of the residual; that of the gradient where it was measured.
+    # A bound of the residual: that of the gradient where it is measured.
     bound: float
 
 
@@ -389,7 +389,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         nodes = check_nodes('nodes', nodes, y.numel())
         return float((self.predict(nodes) == y[nodes]).double().mean())
 
-    # Data are edited in place: who reads them waits for the end of an edit.
+    # Data are edited in place: readers wait for the end of an edit.
 
     @property
     @synchronized
@@ -513,7 +513,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         problem = fresh.problem(self._goal(data), model.B)
         residual = problem.gradient(model.W).norm
         measured, upper = residual
-        # Of exact retraining, without noise.
+        # Exact retraining, without noise.
         exact = self._solved(fresh, model.B)
         error, most = feature_error(data, fresh, ids)
         every = torch.arange(ids.numel())
@@ -524,10 +524,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             lambda weight: fresh.margins(weight, every),
         )
         bound = found['bound']
-        # Solved again they may end where rounding is left, at another bit.
+        # A second solve may end at other bits, where rounding is all that is
+        # left.
         holds = upper <= bound or measured <= upper - measured
         if bound == 0:
-            # It was retrained: the same again.
+            # The release was retrained: compare with a fit.
             holds = measured <= max(self._goal(data), upper - measured)
         leftovers = (*data.leftovers(), *still_named(model))
         if model.seals.differing(data.blocks()) or not model.is_sealed:
@@ -617,8 +618,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     # Private ################################################################
 
     def _settle(self) -> None:
-        # Ends an edit: backwards, unless its model is in place. Where an
-        # interrupt ends this, whoever comes next goes on with it.
+        # End an edit: undo it, unless its model is in place. If an interrupt
+        # ends this, the next caller continues it.
         if self._editing is None:
             return
         journal = self._editing.data.journal
@@ -681,7 +682,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             if self.on_exceed == 'raise':
                 other = " or on_exceed='refine'"
                 raise self._exceeded(data, bound, other)
-            # From where steps got to Newton's may be lost on a plateau.
+            # From the present weights Newton's method may stall on a plateau.
             starts = [W, torch.zeros_like(W)] * (self.on_exceed == 'refine')
             for origin in starts:
                 action = 'refine'
@@ -693,7 +694,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 if spent <= self.budget:
                     break
             else:
-                # As a fit does, of data that were made anew.
+                # As a fit does, on data that are made anew.
                 action = 'retrain'
                 B = self._linear(data.shape, model.releases)
                 W, gradient, factor, more = self._solved(data.rebuilt(), B)
@@ -705,7 +706,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             if measured > max(goal, upper - measured):
                 raise self._exceeded(data, bound)
             # Rounding hides more than the budget, and these weights are those
-            # that a fit of what remains has, whatever was there before.
+            # of a fit of the remaining data, independent of the removed data.
             bound = spent = 0.0
         excess = model.excess + max(0, iterations - FEW_STEPS)
         if factor is model.factor and (
@@ -733,10 +734,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             secure=model.secure and self._seed is None,
         )
         self._check_shift(data.num_train, W, bound, spent)
-        # How it was done tells what was removed: no line says it.
+        # The action depends on the removed data: no line names it.
         ledger.record('measured', spent, request, new.sealed)
         if spent > 0:
-            # As it is paid for: another number says more of the data.
+            # The bound that is paid for: a smaller one tells more of the data.
             paid = self._allowed(spent - self._grid(data.shape), data.mu)
             bound = max(bound, paid)
         return new, NodeUnlearnReport(
@@ -747,7 +748,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             stale_rows=0,
             num_train=data.num_train,
             gradient_change=start.norm.measured,
-            # 0 beside a fit by the same program, which has it too.
+            # 0 if compared with a fit by the same program, which has it too.
             residual=gradient.norm.measured * (spent > 0),
             feature_error=data.feature_error,
             bound=bound,
@@ -807,8 +808,8 @@ def _part(request: Any) -> Part:
 
 
 def _names(change: Change, part: Part) -> Tensor:
-    # Of all nodes of which something held has changed, some twice. A loop
-    # that is an edge changes no neighbour.
+    # The nodes whose data have changed, some twice. A self-loop changes no
+    # neighbour.
     ends = (node for edge in part.arcs for node in edge)
     named = (*part.nodes, *part.features, *part.labels, *ends)
     return torch.cat([torch.tensor(named).long(), change.structure])

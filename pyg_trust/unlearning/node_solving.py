@@ -40,7 +40,7 @@ class Model(NamedTuple):
     releases: int
     # Whether all noise so far came from the operating system.
     secure: bool
-    # Steps beyond the few of a fresh factor, since the factor was made.
+    # Steps since the factor was made, beyond FEW_STEPS for each removal.
     excess: int = 0
 
     @property
@@ -145,7 +145,7 @@ class NodeSolver(CertifiedClassifier[Model]):
         )
 
     def _solved(self, data: NodeState, B: Tensor | None) -> Refined:
-        # From zero: of data that were made anew, a function of what remains.
+        # From zero: on data made anew, a function of the remaining data.
         W, goal = (
             torch.zeros(data.shape, dtype=torch.float64),
             self._goal(data),
@@ -155,31 +155,31 @@ class NodeSolver(CertifiedClassifier[Model]):
     def _weights(
         self, data: NodeState, B: Tensor | None, released: Tensor
     ) -> tuple[Tensor, Gradient]:
-        # The weights before the noise, of data that were made anew.
+        # The weights before the noise, on data that were made anew.
         return self._solved(data, B)[:2]
 
     def _factor(self, data: NodeState, W: Tensor, B: Tensor | None) -> Factor:
         return data.problem(self._goal(data), B).factor(W)
 
     def _goal(self, data: NodeState) -> float:
-        # What steps aim at: most releases spend a small part of the budget,
-        # their grid included.
+        # The residual that steps aim at: most releases spend a small part of
+        # the budget, their grid included.
         share = 1 - self._grid(data.shape) / (PART * self.budget)
-        # By what rounding may add, below what the account has for them.
+        # Lower by a margin for rounding.
         part = PART * max(share, 0.5) * (1 - 2.0**-40)
         return part * self._allowed(self.budget, data.mu)
 
     def _spent(self, data: NodeState, bound: float) -> float:
-        # In units of the budget. The same for all releases that meet the goal,
-        # and rounded up for others, so that the ledger says little of the
-        # data: where in between a residual lies tests guesses of them.
+        # In units of the budget. Constant for all releases that meet the goal,
+        # and rounded up for others: the exact residual would allow guesses of
+        # the data to be tested.
         grid = self._grid(data.shape)
         spent = self._spends(bound, data.mu) + grid
         if spent > self.budget:
             return spent
         goal = self._spends(self._goal(data), data.mu) + grid
         least = PART * self.budget
-        # Of a coarse grid it is more than that, by public numbers.
+        # A coarse grid needs more than that, by public numbers.
         least = least if goal <= least else coarse(goal)
         return min(least if spent <= goal else coarse(spent), self.budget)
 

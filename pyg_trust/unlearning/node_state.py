@@ -120,7 +120,7 @@ class ColumnProblem(NamedTuple):
         scale = grow * size * GAMMA_1[head] * grow * float(signal.norm())
         scale += grow * size * most
         tail = 1e-3
-        # Of features that are all removed nothing is missing.
+        # If all features are removed, nothing is missing.
         if scale > 0:
             tail = min(max(self.goal / (8 * scale), 1e-15), tail)
         margin = state.solve(signal, tail)[self.train]
@@ -134,7 +134,7 @@ class ColumnProblem(NamedTuple):
             drift += float(self.B.norm())
         value = x.t() @ state.solve(spread, tail, adjoint=True) + rest
         measured = float(value.norm())
-        # Sums of a row round by its length, on every level.
+        # The rounding of a sum grows with the length of a row, on every level.
         levels = math.log(tail) / math.log1p(-min(state.alpha, 0.999)) + 1
         degree = int(state.graph.degree.max()) + 8
         tail += UNIT * (levels * degree + x.size(1) + 8)
@@ -381,7 +381,7 @@ class NodeState:
         new, gone = sizes.tolist()
         square = self.square
         if square is not None:
-            # With what rounding may hide of it.
+            # Include the rounding.
             shift = new - gone + 1e-10 * (new + gone)
             square = max(0.0, square + shift) + 4 * UNIT * square
         self._resize(square)
@@ -397,7 +397,7 @@ class NodeState:
         self.square = square
 
     def _drop(self, rows: Tensor) -> None:
-        # Training rows, but for their features.
+        # Drop training rows, except for their features.
         gone, count, members = self.names[rows], self.num_train, self.members
         self.journal.note(lambda: setattr(self, 'num_train', count))
         self.journal.note(lambda: setattr(self, 'members', members))
@@ -443,7 +443,7 @@ class NodeState:
         if few and graph.has_all(part.edges):
             return
         edges = _edges(part.edges)
-        # Either direction will do.
+        # Either direction suffices.
         there = graph.has_edges(edges)
         if not graph.undirected:
             there |= graph.has_edges(edges.flip(0))
@@ -476,8 +476,8 @@ class NodeState:
         mu: float,
         old: Gradient,
     ) -> Gradient:
-        # So many rows, of these norms and of their slopes, change the gradient
-        # by `value`; and there is `mu` more.
+        # `count` rows of these norms, and of such slopes, change the gradient
+        # by `value`, and the penalty by `mu`.
         value.add_(old.value).add_(W, alpha=mu)
         weight = _norm(W)
         missing = hidden_by(
@@ -487,7 +487,7 @@ class NodeState:
             self.settings.head,
             (abs(mu) + self.mu) * weight,
         )
-        # Adding matrices rounds by the last bits of the sums.
+        # Adding matrices rounds the last bits of the sums.
         measured = _norm(value)
         missing += old.norm.upper - old.norm.measured
         missing += 4 * UNIT * (measured + old.norm.measured)
@@ -580,7 +580,7 @@ class NodeState:
         for block in sorted({node // BLOCK for node in nodes.tolist()}):
             held = slice(block * BLOCK, (block + 1) * BLOCK)
             place = self.place[held]
-            # Row after row, without the room behind each.
+            # Row after row, without the spare room behind each.
             count = length[held]
             end = count.cumsum()
             at = np.arange(end[-1]) + (start[held] - end + count).repeat(count)

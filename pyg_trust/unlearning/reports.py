@@ -85,7 +85,7 @@ class RemovalReport(Verifiable):
         checked: list[str],
         **values: Any,
     ) -> Guarantee:
-        # The claim, with what both kinds of classifiers say alike.
+        # The claim, with the fields that both kinds of classifiers share.
         given = self.origin.get('arguments', {})
         found = self.verification
         proved = found is not None and found.proved

@@ -64,7 +64,7 @@ class Model(NamedTuple):
     train: TrainingGraphs
     # The linear term of the objective: zero with noise on the output.
     B: Tensor
-    # The solution, and its release.
+    # The solution, and the released weights.
     W: Tensor
     released: Tensor
     draws: int
@@ -308,7 +308,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return self
 
     def _paid_fit(self, model: Model, upper: float, spent: float) -> Model:
-        # The release of a fit, on its account.
+        # Pay for a fit and release it.
         if spent > self.budget:
             least = self.release_std * spent / self.budget
             raise ValueError(
@@ -478,7 +478,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             model, solved.W, (residual, own), lambda weight: fresh @ weight
         )
         bound = found['bound']
-        # Re-embedding rounds differently: once more the rounding of both.
+        # Embedding again rounds differently: allow for the rounding of both.
         holds = measured <= bound + 2 * (upper - measured)
         traces = self._leftovers()
         sealed = model.is_sealed and not train.seals.differing(
@@ -616,13 +616,13 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         )
 
     def _weights(self, model: Model, progress_bar: bool) -> Model:
-        # From zero: of the graphs, a function of what remains.
+        # From zero: a function of the remaining graphs.
         if not model.is_sealed:
             return model
         return self._solved(model, None, progress_bar)[0]
 
     def _released(self, model: Model) -> Model:
-        # With fresh noise on the solution, once.
+        # Add fresh noise to the solution, once.
         released = self._release(model.W, model.draws)
         return model._replace(released=released, draws=model.draws + 1)
 
@@ -633,7 +633,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         progress_bar: bool,
         tol: float | None = None,
     ) -> tuple[Model, int]:
-        # To a residual below tol, and in how many steps.
+        # Solve to a residual below tol; return the number of steps too.
         train = model.train
         solution = minimize(
             train.Z,
@@ -672,7 +672,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         request: RemovalRequest,
         progress_bar: bool,
     ) -> tuple[Model, Step]:
-        # The solution of what remains, paid for.
+        # Solve for the remaining graphs, and account for it.
         action, model = 'refine', old._replace(train=change.left)
         model, iterations = self._solved(model, old.W, progress_bar)
         measured, upper = self._residual(model)
@@ -686,7 +686,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 "smaller 'tol' or a larger 'release_std'"
             )
         if spent > self.budget:
-            # As a fit of what remains, and to what the budget allows.
+            # As a fit of the remaining graphs, to a residual within the
+            # budget.
             action, left = 'retrain', change.left
             anew = self._keeper.design(
                 left.graphs, left.classes, left.seals, progress_bar
@@ -701,13 +702,13 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             spent = self._shift(model, upper, tol)
             if spent > self.budget:
                 # Rounding hides more than the budget, and these weights are
-                # those that a fit has, whatever was there before.
+                # those of a fit of the remaining graphs.
                 spent = 0.0
         self._check_shift(model.num_items, model.W, upper, spent)
         return model, Step(action, iterations, measured, spent, {})
 
     def _line(self, step: Step) -> str:
-        # How the weights were made tells what was removed: no line says it.
+        # The action depends on the removed data: no line names it.
         return 'measured'
 
     def _described(
@@ -731,7 +732,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             graphs_embedded=len(change.touched),
             num_graphs=model.num_items,
             empty_classes=model.train.empty_classes,
-            # 0 beside a fit by the same program, which has it too.
+            # 0 if compared with a fit by the same program, which has it too.
             residual=step.residual * (spent > 0),
             bound=spent,
             budget=self.budget,
@@ -768,7 +769,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         }
 
     def _proved(self, again: Model, claimed: bool) -> dict[str, Any]:
-        # The proof of the kernel, of embeddings that were made anew.
+        # Prove the release by the kernel, on embeddings that were made anew.
         Z, spent = again.train.Z, again.ledger.spent
         if not spent or Z.numel() > MOST:
             return {}
@@ -813,7 +814,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
 
 def _largest(one: Tensor, two: Tensor) -> float:
-    # Of the differences, row block by row block if sparse.
+    # The largest difference, by blocks of rows if sparse.
     if one.layout == torch.strided:
         return float((one - two).abs().max())
     largest = 0.0

@@ -129,8 +129,8 @@ class ShardStore:
             digest = hashlib.sha256(content).hexdigest()
             file = f'{name}-{digest[:16]}.pt'
             entries[name] = {'file': file, 'sha256': digest}
-            # A file of this name may have been cut short by a power failure
-            # of old, or changed: it is only kept if it is what it should be.
+            # A file of this name may have been cut short by a power failure,
+            # or changed: keep it only if its digest is right.
             if _digest_of(self.folder / file) != digest:
                 files.write(self.folder / file, content)
         manifest = {'format': _FORMAT, 'files': entries, **plain}

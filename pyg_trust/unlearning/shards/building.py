@@ -79,11 +79,11 @@ class Building(Stateful):
     num_workers: int | None
     trainer: str
     _auto_adj: bool
-    # What outputs took that somebody asked for.
+    # Seconds of outputs that were computed on request.
     _asked_seconds: float
 
     def _checked(self, partition: Any) -> Any:
-        # As given, but nothing that somebody else could change.
+        # Copies, so that the caller can't change them.
         if isinstance(partition, str):
             PARTITIONS.find('partition', partition)
             Shards(self.num_shards, partition, seed=0)
@@ -129,7 +129,7 @@ class Building(Stateful):
             made.shard = partition(light).shard
             return made
         if isinstance(partition, Shards):
-            # As it has to be possible after any removal.
+            # It has to be possible after any removal.
             shard = hash_partition(
                 data.n_id[index],
                 self.num_shards,
@@ -208,7 +208,7 @@ class Building(Stateful):
     def _estimate(
         self, work: Work, data: Data, first: dict[int, int]
     ) -> tuple[dict[str, float], float]:
-        # From what each part took last; over the same of all shards.
+        # From the last times of each part, over those of all shards.
         times = work.times()
         if times is None:
             whole = dict.fromkeys(range(self.num_shards), 0)
@@ -251,7 +251,7 @@ class Building(Stateful):
                 f'shape [num_nodes, {num_classes}], one per class '
                 f'(got {kind_of(out)})'
             )
-        # What it does not say is written below.
+        # The rest is written below.
         empty = State(
             seed=self._seed,
             seeded=self._seeded,
@@ -320,7 +320,7 @@ class Building(Stateful):
                 names, clock[:-1], clock[1:], strict=True
             )
         }
-        # All that is none of the others.
+        # The time of everything else.
         seconds['handling'] += (
             time.perf_counter() - started - (clock[-1] - clock[0])
         )
@@ -478,7 +478,8 @@ class Building(Stateful):
         return learn is not ShardAggregator._learn
 
     def _present(self, state: State, progress_bar: bool = False) -> Tensor:
-        # The outputs on the present graph; kept, if nobody was faster.
+        # The outputs on the present graph; kept, unless another thread was
+        # faster.
         if state.outputs is not None:
             return state.outputs
         started = time.perf_counter()
@@ -492,7 +493,7 @@ class Building(Stateful):
         return outputs
 
     def _choose_products(self) -> None:
-        # By what kind of layers a model has, which no data change.
+        # By the kinds of layers of a model, which do not depend on data.
         if not self._auto_adj:
             return
         with seeded(0):
@@ -502,7 +503,7 @@ class Building(Stateful):
         self.recipe = replace(self.recipe, sparse_adj=chosen)
 
     def _sample(self, data: Data) -> Tensor:
-        # By hashes of names: those that stay do not change when others go.
+        # By hashes of names: a removal does not change those that stay.
         index = (data.shard >= 0).nonzero().view(-1)
         order = rng.derive_each(
             rng.derive(self._seed, _SAMPLE), data.n_id[index]
@@ -515,7 +516,7 @@ class Building(Stateful):
     ) -> ShardAggregator:
         aggregator = copy.deepcopy(self._aggregator)
         if outputs is None:
-            # One that has nothing to learn.
+            # An aggregator without parameters.
             return aggregator.eval()
         with single_thread(), torch.enable_grad():
             return aggregator.fit(

@@ -67,7 +67,7 @@ def _is_apart(part: Module) -> bool:
         if callable(value) and not isinstance(value, Module | type):
             return False
     if isinstance(part, MessagePassing):
-        # One that keeps its first graph would hear that one alone.
+        # A layer that caches its first graph would ignore all others.
         return can_multiply(part) and not getattr(part, 'cached', False)
-    # What writes to its input may write to the features.
+    # A layer that writes to its input may write to the features.
     return type(part) in _BY_ROWS and not getattr(part, 'inplace', False)

@@ -63,8 +63,8 @@ def from_plain_data(plain: dict[str, Any]) -> Data:
     return data
 
 
-def _told(value: Any) -> Any:
-    # Without what an object keeps for itself.
+def plain_argument(value: Any) -> Any:
+    """Convert an argument to plain values, without private attributes."""
     if isinstance(value, RemovalRequest):
         return value.to_dict()
     return plain_partition(value) if isinstance(value, Shards) else value

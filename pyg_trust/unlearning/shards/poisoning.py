@@ -131,7 +131,7 @@ class PoisonCertificate(Report):
         shards = self.group[rows_of(self.n_id, names)].unique()
         if self.aggregator == 'majority':
             made = survives_votes(self.votes, self.num_classes, shards)
-            # A target without a vote answers by another class.
+            # Where most models do not vote, another class is the answer.
             made &= self.radius >= 0
         else:
             made = self.radius >= shards.numel()
@@ -158,8 +158,8 @@ class PoisonCertificate(Report):
                 "'aggregator' needs to be 'majority' to count votes "
                 f'(got {self.aggregator!r})'
             )
-        # A target without a vote answers by another class; a vote may change
-        # that.
+        # Where most models do not vote, another class is the answer, and one
+        # vote may change it.
         voted = self.votes[:, self.radius >= 0]
         return collective_votes(
             voted, self.num_classes, shards, max_sets=max_sets
@@ -179,9 +179,9 @@ class PoisonCertificate(Report):
         )
 
     def _tallies(self) -> list[list[int]]:
-        # How many targets, then the votes for the class and the most for
-        # another one, which wins a tie, and the other votes. Where silence
-        # leads, nothing is certified.
+        # The number of targets, then the votes for the class, the most for
+        # another one, which wins a tie, and the other votes. Where most models
+        # do not vote, nothing is certified.
         kept = self.radius >= 0
         one_hot = torch.nn.functional.one_hot(self.votes, self.num_classes)
         counts, voted = one_hot.sum(0)[kept], self.predicted[kept, None]
@@ -290,14 +290,14 @@ def certify_shards(
         outputs = _isolated(data, outputs, group, live, run)
     if nodes is not None:
         outputs = outputs[:, rows]
-    # Whatever is not finite says nothing.
+    # An output that is not finite counts as no vote.
     finite = outputs.isfinite().all(2, keepdim=True)
     if not bool(finite.all()):
         outputs = torch.where(finite, outputs, 0.0)
     votes = outputs.argmax(2)
-    # Equal logits, as of a shard without training nodes, are no vote. Counted
-    # as one for a class of their own, they promise no more than there is: to
-    # silence a shard costs the class less than to turn it.
+    # Equal logits, as of a shard without training nodes, are no vote. They
+    # count as one for a class of their own, which is sound: a silent shard
+    # costs the class less than one that votes for another.
     votes[(outputs == outputs[..., :1]).all(2)] = outputs.size(2)
     kind = kinds[type(aggregator)]
     if kind == 'majority':
@@ -330,7 +330,7 @@ def certify_shards(
 
 
 def _checks(inference: str, apart: bool) -> tuple[str, ...]:
-    # What stops a certificate where it does not hold, and so was found.
+    # The checks that a certificate has passed, for its report.
     lines = [
         'the shard of every training node is the hash of its name, computed '
         'again',
@@ -362,8 +362,7 @@ def _deployed(
 def _isolated(
     data: Data, like: Tensor, group: Tensor, live: list[int], run: ViewRunner
 ) -> Tensor:
-    # What each model says that hears its own group alone; zeros of shards
-    # that are empty.
+    # Outputs of each model on its own group alone; zeros for empty shards.
     data = copy.copy(data)
     if data.x.layout == torch.sparse_csr:
         # As the models were trained.
@@ -376,7 +375,7 @@ def _isolated(
         ):
             sparse, is_sparse = None, torch.zeros_like(is_sparse)
     if not run.apart:
-        # Whatever an unknown model writes to, the unlearner keeps its own.
+        # An unknown model may write to its inputs: hand it copies.
         data.x = data.x.clone()
         first = live[0]
         rows = sparse if is_sparse[first] else None
@@ -412,13 +411,13 @@ def _isolated(
 def _sparse_groups(
     x: Tensor, group: Tensor, num_groups: int
 ) -> tuple[Tensor | None, Tensor]:
-    # The features as CSR, if there is a group in which they are mostly zero,
-    # and which groups these are. Each decides for itself, so that a node
-    # changes how the model of its own group rounds, and no other.
+    # The features as CSR for the groups in which they are mostly zero, and
+    # these groups. Each group decides for itself, so that a node changes the
+    # rounding of the model of its own group alone.
     none = None, torch.zeros(num_groups, dtype=torch.bool)
     if x.layout != torch.strided or x.dim() != 2:
         return none
-    # About how many, which decides what is computed first, and nothing else.
+    # An estimate, which decides the order of computation alone.
     some = x[::16]
     few = int(some.count_nonzero()) < some.numel() / 4
     sparse = rows_of_nonzeros(x) if few else None

@@ -139,7 +139,7 @@ class Removing(Building):
         queue = (*state.queue, request)
         light = without_features(state.data)
         self._without(light, RemovalRequest.batch(queue))
-        # A clock that was set back makes nobody wait longer.
+        # A clock that was set back does not prolong a wait.
         now = max((self._from_first(self._now), *state.arrived))
         arrived = (*state.arrived, now)
         self._commit(state._replace(queue=queue, arrived=arrived))
@@ -325,8 +325,8 @@ class Removing(Building):
     def _kept(
         self, state: State, data: Data, shard: int, count: int
     ) -> tuple[Stage, ...]:
-        # The stages of a shard that have seen nothing of what is removed: the
-        # key of the last of them says so.
+        # The stages of a shard that have not seen removed items, by the key of
+        # the last of them.
         stages = state.checkpoints[shard].stages[:count]
         if not stages:
             return ()

@@ -165,7 +165,7 @@ class Recording(TorchDispatchMode):
         for value in _leaves(out):
             if isinstance(value, Tensor):
                 if func.overloadpacket in _EMPTY:
-                    # Filled in every epoch: it may stay where it is.
+                    # Filled in every epoch: its memory can be reused.
                     self._outside.update(_places([value]))
                     self._kept += value.untyped_storage().nbytes()
                 self._made(value)
@@ -226,7 +226,7 @@ class Recording(TorchDispatchMode):
                 [names.of(v) for v in args]
                 + [f'{name}={names.of(v)}' for name, v in kwargs.items()]
             )
-            # What is written to has its name already.
+            # A tensor that is written to has its name already.
             new = {v for v in _values(out) if not v.constant} - seen
             seen |= new
             left = f'{_target(out, new, names)} = ' if new else ''
@@ -241,7 +241,7 @@ class Recording(TorchDispatchMode):
         return given['run']
 
     def _folded(self) -> list[tuple[Any, Any, Any, Any]] | None:
-        # Without what is the same in every epoch, and what nobody looks at.
+        # Without operations that are constant or whose results are not used.
         fixed = {
             value
             for key, value in self._values.items()
@@ -343,7 +343,7 @@ def _places(tensors: list[Tensor]) -> set[int]:
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
     if 'batch_norm' in func.name():
-        # Its schema does not say that it writes statistics.
+        # Its schema does not name the statistics that it writes.
         return [v for v in _leaves([args, kwargs]) if isinstance(v, Tensor)]
     found: list[Tensor] = []
     if not func._schema.is_mutable:

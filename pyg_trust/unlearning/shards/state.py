@@ -28,12 +28,12 @@ from pyg_trust.seals import (
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.graph import named_items
 from pyg_trust.unlearning.shards.packing import (
-    _told,
     fits_partition,
     from_files,
     from_plain_data,
     in_force,
     kept_partition,
+    plain_argument,
     plain_data,
     plain_settings,
     remembered,
@@ -120,7 +120,7 @@ class State(NamedTuple):
     data: Data
     num_classes: int
     checkpoints: tuple[Checkpoint, ...]
-    # None where nobody asked for them yet.
+    # None before they are asked for.
     outputs: Tensor | None
     aggregator: ShardAggregator
     ledger: RemovalLedger
@@ -197,7 +197,7 @@ class Stateful:
         like the data, and destroy older states after a removal: they hold
         what was removed.
         """
-        # Copies: nobody is to reach what is in force.
+        # Copies: the caller can't change the state in force.
         return copy.deepcopy(self._packed(self._fitted))
 
     @editing
@@ -310,7 +310,7 @@ class Stateful:
 
     @property
     def _unseen(self) -> Work:
-        # Nobody has measured anything.
+        # No times are known.
         stages = max(1, len(self.recipe.slices))
         return Work({}, self.trainer, ((None,) * stages,) * self.num_shards)
 
@@ -325,10 +325,10 @@ class Stateful:
         return self._state.seeded
 
     def _contents(self, data: Data, shards: Iterable[int]) -> dict[int, str]:
-        # What is sealed of some shards and of the graph around them: the data
-        # that a model is trained on, and how.
+        # The contents to be sealed of some shards and of the graph around
+        # them: the training data of a model, and the settings of its training.
         recipe = json.dumps(self.recipe.plain())
-        # Whose features were removed is sealed with the whole graph: models
+        # The mask of removed features is sealed with the whole graph: models
         # are not trained on it.
         light = copy.copy(data)
         if 'x_removed' in light:
@@ -337,7 +337,7 @@ class Stateful:
         for shard, part in self._parts(light, shards).items():
             found[shard] = content(part, recipe, self._shard_seed(shard))
             found |= self._stage_contents(shard, part)
-        # What the shards cover needs no second reading.
+        # The features of the shards are covered already.
         rest = copy.copy(data)
         rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
         found[self.num_shards] = content(rest)
@@ -369,8 +369,8 @@ class Stateful:
         )
 
     def _stage_item(self, shard: int, stage: int) -> int:
-        # The name among the seals of what a stage has seen. Those of shards,
-        # and of the graph around them, come first.
+        # The name of a stage's data among the seals. Those of shards, and of
+        # the graph around them, come first.
         stages = len(self.recipe.slices) - 1
         return self.num_shards + 1 + shard * stages + stage
 
@@ -583,7 +583,7 @@ class Stateful:
         if not self.over_ranks:
             return
         before = None if self._state is None else self._state.lineage.names
-        given = {key: _told(value) for key, value in given.items()}
+        given = {key: plain_argument(value) for key, value in given.items()}
         check_same({'call': call, **given, 'state': before})
 
     def _leftovers(self, state: State) -> tuple[str, ...]:

@@ -259,7 +259,7 @@ def train(
         for shard in tqdm(shards, disable=not progress_bar, desc='shards'):
             clock = [time.perf_counter()]
             module, made = build(factory, shard), []
-            # A copy may share what a function of it holds.
+            # A copy may share state with a function of the model.
             fresh = build(factory, shard)
             for state in train_stages(module, shard, recipe, fresh):
                 made.append(state)
@@ -629,7 +629,7 @@ def train_alone(
     other = seeded(rng.derive(shard.seed, _OTHER))
     with other, layers, _quiet(), torch.enable_grad():
         repeat(step, recipe.epochs, replay)
-    # As they lie in memory in any other model.
+    # In the memory layout of any other model.
     for leaf in leaves:
         leaf.data = leaf.detach().contiguous()
     return snapshot(module)
@@ -714,7 +714,7 @@ def _train_in_processes(
                 packed = io.BytesIO(future.result())
                 states[futures[future]] = torch.load(packed, weights_only=True)
         except BaseException:
-            # Nobody waits for the shards in progress.
+            # The shards in progress are not waited for.
             workers = set(multiprocessing.active_children()) - others
             for process in workers:
                 process.terminate()

@@ -323,7 +323,7 @@ class ShardedUnlearner(Removing):
         self.num_workers = num_workers
         self.over_ranks = over_ranks
         check_instance('keep_history', keep_history, bool)
-        # Absolute: a change of the working directory is none of the folder.
+        # Absolute: independent of the working directory.
         self.folder = None if folder is None else Path(folder).absolute()
         self.keep_history = keep_history
         self._lock = ObjectLock()
