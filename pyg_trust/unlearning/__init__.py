@@ -1,12 +1,8 @@
 """Unlearning: models that forget on request."""
 
 from pyg_trust._moved import moved
-from pyg_trust.unlearning.baselines import (
-    GINClassifier,
-)
-from pyg_trust.unlearning.node import (
-    NodeClassifier,
-)
+from pyg_trust.unlearning.baselines import GINClassifier
+from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.reports import (
     NodePlan,
     NodeUnlearnReport,
@@ -14,9 +10,7 @@ from pyg_trust.unlearning.reports import (
     UnlearnReport,
     VerifyReport,
 )
-from pyg_trust.unlearning.scattering import (
-    ScatteringClassifier,
-)
+from pyg_trust.unlearning.scattering import ScatteringClassifier
 from pyg_trust.unlearning.shards import (
     BatchPlan,
     PoisonCertificate,
@@ -26,9 +20,7 @@ from pyg_trust.unlearning.shards import (
     ShardReport,
     ShardVerifyReport,
 )
-from pyg_trust.unlearning.store import (
-    ShardStore,
-)
+from pyg_trust.unlearning.store import ShardStore
 
 __all__ = [
     'BatchPlan',

@@ -30,12 +30,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust._moved import retired
-from pyg_trust.commit import (
-    EditedInPlace,
-    Lineage,
-    editing,
-    synchronized,
-)
+from pyg_trust.commit import EditedInPlace, Lineage, editing, synchronized
 from pyg_trust.functional.heads import HEADS, Factor, Gradient, Problem
 from pyg_trust.functional.measures import Measure, make_measure, needs_graph
 from pyg_trust.functional.newton import refine
@@ -53,11 +48,7 @@ from pyg_trust.unlearning.node_checks import (
 )
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
 from pyg_trust.unlearning.node_solving import Model, NodeSolver
-from pyg_trust.unlearning.node_state import (
-    Change,
-    NodeState,
-    Settings,
-)
+from pyg_trust.unlearning.node_state import Change, NodeState, Settings
 from pyg_trust.unlearning.reports import (
     SAME,
     NodePlan,

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from pyg_trust import report
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.dynamic_graph import (
-    FEW,
-    DynamicGraph,
-    Edit,
-    Journal,
-)
+from pyg_trust.functional.dynamic_graph import FEW, DynamicGraph, Edit, Journal
 from pyg_trust.functional.heads import (
     GAMMA_1,
     UNIT,

@@ -20,11 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import files
-from pyg_trust._checks import (
-    check_choice,
-    check_integer,
-    check_tensor,
-)
+from pyg_trust._checks import check_choice, check_integer, check_tensor
 from pyg_trust._moved import retired
 from pyg_trust.commit import Lineage, editing, synchronized
 from pyg_trust.functional.heads import LOSSES, Objective, Residual

@@ -26,15 +26,11 @@ from pyg_trust.functional.partition import (
     shard_sizes,
 )
 from pyg_trust.kernel import shards as kernel
-from pyg_trust.ledger import (
-    RemovalLedger,
-)
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.report import provenance
-from pyg_trust.seals import (
-    Seals,
-)
+from pyg_trust.seals import Seals
 from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
     as_shard,
@@ -43,10 +39,7 @@ from pyg_trust.unlearning.shards.graph import (
     without_features,
 )
 from pyg_trust.unlearning.shards.inference import evaluate_all
-from pyg_trust.unlearning.shards.packing import (
-    described,
-    plain_settings,
-)
+from pyg_trust.unlearning.shards.packing import described, plain_settings
 from pyg_trust.unlearning.shards.products import can_multiply, select_rows
 from pyg_trust.unlearning.shards.slices import induced, slice_numbers
 from pyg_trust.unlearning.shards.state import (

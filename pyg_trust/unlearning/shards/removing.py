@@ -21,9 +21,7 @@ from pyg_trust.unlearning.shards.graph import (
     touched_shards,
     without_features,
 )
-from pyg_trust.unlearning.shards.packing import (
-    described,
-)
+from pyg_trust.unlearning.shards.packing import described
 from pyg_trust.unlearning.shards.products import clear_rows, select_rows
 from pyg_trust.unlearning.shards.reports import (
     ASSUMPTIONS,
@@ -33,11 +31,7 @@ from pyg_trust.unlearning.shards.reports import (
     ShardReport,
 )
 from pyg_trust.unlearning.shards.slices import touched_slices
-from pyg_trust.unlearning.shards.state import (
-    Stage,
-    State,
-    hash_of_shards,
-)
+from pyg_trust.unlearning.shards.state import Stage, State, hash_of_shards
 from pyg_trust.unlearning.shards.waiting import BatchPlan, batch_plan
 
 

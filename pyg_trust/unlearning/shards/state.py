@@ -14,17 +14,11 @@ from pyg_trust._checks import check_instance, check_integer, check_number
 from pyg_trust._states import FORMAT, check_settings, check_state, reading
 from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.distributed import check_same, from_first
-from pyg_trust.ledger import (
-    RemovalLedger,
-)
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model
-from pyg_trust.seals import (
-    Seals,
-    content,
-    sealed,
-)
+from pyg_trust.seals import Seals, content, sealed
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.graph import named_items
 from pyg_trust.unlearning.shards.packing import (

@@ -29,9 +29,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.commit import ObjectLock, editing, synchronized
-from pyg_trust.functional.partition import (
-    check_shards,
-)
+from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import (
@@ -49,25 +47,15 @@ from pyg_trust.unlearning.shards.graph import (
     without_features,
 )
 from pyg_trust.unlearning.shards.inference import ViewRunner
-from pyg_trust.unlearning.shards.packing import (
-    Forgotten,
-    described,
-)
+from pyg_trust.unlearning.shards.packing import Forgotten, described
 from pyg_trust.unlearning.shards.poisoning import (
     PoisonCertificate,
     certify_shards,
 )
 from pyg_trust.unlearning.shards.removing import Removing
-from pyg_trust.unlearning.shards.reports import (
-    ShardReport,
-    ShardVerifyReport,
-)
+from pyg_trust.unlearning.shards.reports import ShardReport, ShardVerifyReport
 from pyg_trust.unlearning.shards.slices import check_slices
-from pyg_trust.unlearning.shards.state import (
-    Checkpoint,
-    State,
-    hash_of_shards,
-)
+from pyg_trust.unlearning.shards.state import Checkpoint, State, hash_of_shards
 from pyg_trust.unlearning.shards.training import (
     Recipe,
     check_trainer,
