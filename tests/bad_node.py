@@ -28,7 +28,7 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_procedures import damaged
+from bad_procedures import damaged_or_old
 from bad_table import EXEMPT, entry
 from torch_geometric.data import Data
 
@@ -417,7 +417,7 @@ entry(
     Row('other weights', {'state': state(weight=9.0)}, 'state'),
     Row('no data', {'state': state(data={})}, 'state'),
     names={'state': 'state'},
-    state=damaged,
+    state=damaged_or_old,
 )
 entry(
     'unlearning.NodeClassifier.save',

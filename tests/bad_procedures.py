@@ -26,6 +26,7 @@ from bad_inputs import (
     anything,
     choice,
     damaged,
+    damaged_or_old,
     data,
     either,
     instance,
@@ -779,7 +780,7 @@ entry(
     Row('other weights', {'state': classifier_state(W=9.0)}, 'state'),
     Row('no graphs', {'state': classifier_state(graphs={})}, 'state'),
     names={'state': 'state'},
-    state=damaged,
+    state=damaged_or_old,
 )
 entry(
     'unlearning.ScatteringClassifier.save',
@@ -1013,7 +1014,7 @@ entry(
     'unlearning.ShardedUnlearner.load_state_dict',
     lambda: (unlearner(), {'state': fitted_unlearner().state_dict()}),
     names={'state': 'state'},
-    state=damaged,
+    state=damaged_or_old,
 )
 FOLDERS = values(3, 1.5, ['a'])
 
