@@ -413,7 +413,7 @@ class PrivateLinkPredictor(NoCopies):
             # All or nothing: no budget goes into half of a model.
             account.check(math.hypot(*mus))
             for std in self.noise_stds:
-                check_sum(MOST_PAIRS, std, 'epsilon')
+                check_sum(MOST_PAIRS, std, "the noise of 'epsilon'")
             source = noise.source(
                 None
                 if self.seed is None
