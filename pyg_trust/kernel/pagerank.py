@@ -331,7 +331,8 @@ def apart(
     go, come = (int(np.minimum(x, budget).max()) for x in (lost, won))
     best = np.full(n, -(2**62))
     for more in range(-go, come + 1):
-        full = np.maximum(degree + more, 1)
+        # Of rows that reach no such size, nothing is used.
+        full = np.clip(degree + more, 1, max(1, int(sizes(graphs)[1].max())))
         base = own(model, root, signal, full) - (-total) // full
         (l_ptr, l_sum), (w_ptr, w_sum) = (
             sums(side, full, n) for side in (lose, win)
