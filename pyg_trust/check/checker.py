@@ -310,7 +310,7 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
         return
     header = lines.bodies[0] if lines.bodies else {}
     releases = header.get('mechanism') == 'gaussian'
-    if each.kind != 'privacy' or (each.procedure == SUMS) != releases:
+    if each.kind != 'privacy' or (each.procedure in SUMS) != releases:
         if each.values.get('ledger_head') is not None:
             yield UNKNOWN, 'ledger: the file is of another procedure'
         return
@@ -357,7 +357,7 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
     for z, q in steps:
         pair = number('spent', z, above=0.0), number('spent', q, above=0.0)
         counts[pair] = counts.get(pair, 0) + 1
-    wanted = values.get('releases' if each.procedure == SUMS else 'steps')
+    wanted = values.get('releases' if each.procedure in SUMS else 'steps')
     yield (
         HOLDS if len(steps) == wanted else FAILS,
         f'ledger: {len(steps)} lines were paid for, {wanted} are claimed',
@@ -368,9 +368,9 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
     )
     lines = [(z, q, n) for (z, q), n in counts.items()]
     status = UNPROVED
-    if each.procedure != SUMS and values.get('mechanism') in LAWS:
+    if each.procedure not in SUMS and values.get('mechanism') in LAWS:
         status = proved(each, lines, claimed, delta)
-    elif each.procedure == SUMS:
+    elif each.procedure in SUMS:
         # A release counts as a step at rate 1 with noise of 2 / mu.
         spent = together(2 / z for z, _, n in lines for _ in range(n))
         status = judge_mu(spent, claimed, delta)
