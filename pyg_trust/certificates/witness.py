@@ -123,7 +123,7 @@ class Proved:
         """Prove the certificate again from its witness.
 
         Nothing is solved, and nothing is used of the code that found the
-        certificate: the kernel (:mod:`pyg_trust.kernel`) proves each number
+        certificate: the kernel (``pyg_trust.kernel``) proves each number
         in integers that round outwards.
 
         Args:
