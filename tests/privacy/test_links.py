@@ -386,7 +386,7 @@ def test_a_state_goes_on_and_spends_nothing(tmp_path):
 @pytest.mark.parametrize(
     ('name', 'value'),
     [
-        ('format', 2),
+        ('format', 3),
         ('history', []),
         ('history', [0.1, 0.1, 9.0]),
         ('setting', {}),
