@@ -136,6 +136,7 @@ CAPABILITIES = {
         'functional.smoothing',
         'functional.confidence',
         'functional.collective',
+        'functional.ranks',
         'functional.voting',
     ),
     'Unlearning': (

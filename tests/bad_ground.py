@@ -1048,7 +1048,7 @@ entry(
     ledger=values(3, 1.5, ['a']),
     model=values(3, 1.5, ['a']),
     data=values(3, 1.5, ['a']),
-    witness=values(3, 1.5, ['a']),
+    witness=values(3, 1.5, [3]),
 )
 entry(
     'report.fingerprint_model',
