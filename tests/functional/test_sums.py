@@ -503,6 +503,7 @@ def test_room_that_is_free_names_nobody():
     gone = ~state.alive
     assert not state.x[gone].any()
     assert not state.degree[gone].any()
+    assert not state._state[7][1, : state.num_nodes][gone].any()
 
 
 def test_features_of_before_there_were_bounds_are_read():
