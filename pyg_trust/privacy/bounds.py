@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyg_trust.functional.mechanisms import row_norms
 from pyg_trust.kernel import clip
@@ -18,6 +19,8 @@ from pyg_trust.kernel.step import Share
 
 # So many rows at a time, as memory has to hold them in float64.
 _ROWS = 2**10
+#: What the rows of matrices are filled up to.
+VECTOR = 16
 
 
 @dataclass(eq=False)
@@ -282,21 +285,30 @@ def exact_blocks(tops: Tensor) -> Iterator[slice]:
 
 def gram(grads: Tensor, inners: Tensor) -> Tensor:
     """Squared norms: [n, s, rows] and [n, s, cols] to [n], float64."""
+    products = _products(_vectors(grads)).double()
+    products = products * _products(_vectors(inners))
     # In two steps: of one matrix alone several threads add up parts.
-    products = _products(grads).double() * _products(inners)
     return products.sum(2).sum(1)
 
 
 def between(grads: Tensor, inners: Tensor) -> Tensor:
     """Gradients: [n, s, rows] and [n, s, cols] to [n, rows, cols]."""
+    rows, cols = grads.size(2), inners.size(2)
+    grads, inners = _vectors(grads), _vectors(inners)
     if grads.size(1) <= clip.BLOCK:
-        return torch.bmm(grads.mT, inners)
+        return torch.bmm(grads.mT, inners)[:, :rows, :cols]
     shape = (grads.size(0), grads.size(2), inners.size(2))
     made = grads.new_zeros(shape, dtype=torch.float64)
     for first in range(0, grads.size(1), clip.BLOCK):
         part = slice(first, first + clip.BLOCK)
         made += torch.bmm(grads[:, part].mT, inners[:, part])
-    return made
+    return made[:, :rows, :cols]
+
+
+def _vectors(rows: Tensor) -> Tensor:
+    # Each begins where a vector does: bits depend on no place in the batch.
+    more = -rows.size(2) % VECTOR
+    return pad(rows, (0, more)) if more else rows
 
 
 def _products(rows: Tensor) -> Tensor:

@@ -31,8 +31,9 @@ order, threads or company. The bounds of norms that they rest on:
   gradient itself, :math:`n \le` computed :math:`+ \gamma_{s + 8} T` of
   :math:`s \le 256` rows at a time.
 
-Numbers of a subgraph are computed in matrices of the shape that its own rows
-have, never padded to those of others.
+Numbers of a subgraph are computed in matrices of a shape that follows from how
+many rows it has, never from those of others: up to 8 rows their own, then the
+next power of two or three quarters of it, filled up with zeros.
 """
 
 import math
@@ -47,6 +48,7 @@ from torch import Tensor
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.kernel import clip
 from pyg_trust.privacy.bounds import (
+    VECTOR,
     Clipped,
     Sizes,
     add_truncated,
@@ -68,8 +70,8 @@ _CHUNK = 2**22
 # So many numbers are added up one after another in the type of the rows, and
 # blocks of them in float64.
 _BLOCK = clip.BLOCK
-# What every row is filled up to; up to how many rows have just their room.
-_VECTOR, _EXACT = 16, 8
+# Up to how many rows have just their room.
+_EXACT = 8
 # What float64 loses in sums of a step, generously.
 _UP = 1 + 2.0**-30
 
@@ -87,10 +89,10 @@ class _Layout:
     in_place: bool  # whether rows are so already
 
     def filled(self, tensor: Tensor) -> Tensor:
-        # All rooms, with zeros where nobody is, in whole vectors.
-        # Each begins where a vector does: bits depend on no place in a batch.
+        # All rooms, with zeros where nobody is.
+        # In whole vectors: bits depend on no place in the batch.
         length = tensor.size(1)
-        width = length + -length % _VECTOR
+        width = length + -length % VECTOR
         begins = tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
         if self.in_place and width == length and begins:
             return tensor

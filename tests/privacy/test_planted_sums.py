@@ -175,7 +175,39 @@ def test_products_have_their_bits_whoever_else_has_as_many_rows():
     torch.set_num_threads(2)
     try:
         every = gram(grads, inners)
-        each = [gram(g[None], a[None]) for g, a in zip(grads, inners, strict=True)]
+        each = [
+            gram(g[None], a[None]) for g, a in zip(grads, inners, strict=True)
+        ]
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(every, torch.cat(each))
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_units_of_any_size_add_alone_what_they_add_beside_others(dtype):
+    # By Gram matrices, by gradients, and where rows cancel.
+    sizes = torch.tensor([*range(1, 34), 40, 300, 3, 17])
+    owner = torch.arange(len(sizes)).repeat_interleave(sizes)
+    generator = torch.Generator().manual_seed(0)
+    owner = owner[torch.randperm(len(owner), generator=generator)]
+    x = torch.randn(len(owner), 40, generator=generator).to(dtype)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 33), nn.Tanh(), nn.Linear(33, 3))
+    model = model.to(dtype)
+
+    def added(rows, owner, count, of):
+        gradients = SubgraphGradients(model, 'bookkeeping')
+        gradients.rowwise = True
+        with gradients.record(owner, count) as tape:
+            out = model(rows)
+        pull = torch.where(rows[:, :1] > 0, 1.0, -1.0).to(out).expand_as(out)
+        return tape.clipped_sum(out, pull.contiguous(), C, of=of).share
+
+    for unit in (0, 7, 8, 16, 23, 24, 33, 34, 36):
+        here = owner == unit
+        many = added(x, owner, len(sizes), unit)
+        alone = added(x[here], owner[here] * 0, 1, 0)
+        assert (many.factor, many.n) == (alone.factor, alone.n)
+        assert (many.tau, many.kappa) == (alone.tau, alone.kappa)
+        for a, b in zip(many.integers, alone.integers, strict=True):
+            assert (a == b).all()
