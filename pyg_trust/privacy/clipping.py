@@ -479,7 +479,8 @@ class Book:
             for of, to in self._chunks(here, at, room, rows, cols):
                 whole = every and len(of) == len(at)
                 value = between(*(v if whole else v[of] for v in part))
-                found = lengths(value.reshape(len(to), -1))[0]
+                value = value[:, :rows, :cols].reshape(len(to), -1)
+                found = lengths(value)[0]
                 small = (room + 8) * math.sqrt(rows * cols) * tiny
                 less = lost(min(room, _BLOCK) + 8, unit) * terms[to]
                 square[to] = found.square()
