@@ -545,16 +545,16 @@ class Book:
                 if id(base.base) in out:
                     out[id(base.base)] += whole
                     continue
-                of = self._of(base)
+                made_of = self._of(base)
                 pulled = torch.autograd.grad(
                     base.base,
-                    of,
+                    made_of,
                     whole,
                     retain_graph=True,
                     allow_unused=True,
                     is_grads_batched=True,
                 )
-                for param, grad in zip(of, pulled, strict=True):
+                for param, grad in zip(made_of, pulled, strict=True):
                     if grad is not None:
                         out[id(param)] += grad
             yield chunk, out
