@@ -139,7 +139,8 @@ TRAINING = (
 
 RUN_ALONE = (
     'a unit adds to a step what it adds when it is run alone; run alone were '
-    'all units (always), or one drawn in secret in k of n steps (sampled): '
+    'all units (always), or one drawn in secret in k of n steps, if there is '
+    'one that the model runs on alone (sampled): '
 )
 
 
