@@ -1,6 +1,7 @@
 """Checks of the parts of a training that is to become private."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -223,12 +224,15 @@ def check_totals(found: Tensor, drawn: int) -> None:
         )
 
 
-def check_arithmetic(loader: StepLoader, multiplier: float) -> None:
+def check_arithmetic(
+    loader: StepLoader, multiplier: float, parameters: Sequence[Tensor]
+) -> None:
     """Makes sure that sums and noise are exact in integers.
 
     Args:
         loader (StepLoader): draws the units of a step.
         multiplier (float): the noise on the gradients over the clipping norm.
+        parameters (sequence of Tensor): what is trained.
 
     Raises:
         ValueError: if a batch is too large for that, or torch was set to
@@ -245,6 +249,15 @@ def check_arithmetic(loader: StepLoader, multiplier: float) -> None:
             f'bits (got up to {units} units and a multiplier of '
             f'{multiplier:g})'
         )
+    count = sum(p.numel() for p in parameters)
+    try:
+        clip.noise_grid(multiplier, 1.0, count)
+    except ValueError:
+        raise ValueError(
+            f"'noise_multiplier' is too large for {count} parameters: the "
+            'grid of the noise is then coarser than what is clipped (got '
+            f'{multiplier:g})'
+        ) from None
     if torch.get_float32_matmul_precision() != 'highest':
         raise ValueError(
             'float32 products need all their digits: call '

@@ -39,6 +39,7 @@ from pyg_trust.privacy.attaching import (
     check_totals,
     probe,
 )
+from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
@@ -424,7 +425,9 @@ class PrivacyEngine(NormEstimates):
                     f'{clipping!r})'
                 )
             norm = norm.initial
-        norm = check_positive('max_grad_norm', norm)
+        norm = check_norm(
+            'max_grad_norm', check_positive('max_grad_norm', norm)
+        )
         check_choice('loss_reduction', loss_reduction, REDUCTIONS)
         if max_physical_batch_size is not None:
             check_integer(
@@ -491,7 +494,7 @@ class PrivacyEngine(NormEstimates):
         multiplier = float(noise_multiplier)
         if adaptive is not None:
             multiplier = adaptive.gradient_multiplier(multiplier, size)
-        check_arithmetic(data_loader, multiplier)
+        check_arithmetic(data_loader, multiplier, step.parameters)
         group = self._group
         group.same_weights(step.module)
         key = group.key()

@@ -20,6 +20,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
+from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.draws import random_state, set_random_state
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.rehearsal import Decoys, Rehearsal
@@ -89,6 +90,8 @@ class AdaptiveNorm:
     def __post_init__(self) -> None:
         check_positive('rate', self.rate)
         low, high = check_bounds(self.bounds)
+        for bound in (low, high):
+            check_norm('bounds', bound)
         if not low <= check_positive('initial', self.initial) <= high:
             raise ValueError(
                 f"'initial' needs to be in 'bounds' (got {self.initial} and "

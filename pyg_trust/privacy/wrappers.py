@@ -43,7 +43,12 @@ from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.pins import Pins
 from pyg_trust.privacy.pipeline import check_names
-from pyg_trust.privacy.rehearsal import Decoys, Rehearsal, settings
+from pyg_trust.privacy.rehearsal import (
+    Decoys,
+    Rehearsal,
+    forgetting,
+    settings,
+)
 from pyg_trust.privacy.validation import (
     BatchCall,
     buffer_versions,
@@ -553,7 +558,9 @@ class PrivateStep:
         device = self._owner.device
         now = random_state(device)
         set_random_state(self._states, device)
-        with torch.enable_grad():
+        # What is kept of private rows would be in copies of the model, and in
+        # the loss of another step.
+        with torch.enable_grad(), forgetting(self.module):
             out = self._run(call)
         set_random_state(now, device)
         return out

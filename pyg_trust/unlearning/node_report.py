@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from pyg_trust.kernel.sentences import outwards
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated, with_verification
 from pyg_trust.report.charts import Chart, verified
@@ -43,7 +44,9 @@ def told(proved: bool, residual: float) -> str:
         residual (float): from above.
     """
     if proved:
-        return f'the kernel proves a residual of at most {residual:.3g}'
+        return (
+            f'the kernel proves a residual of at most {outwards(residual, 3)}'
+        )
     return 'the kernel does not prove it'
 
 

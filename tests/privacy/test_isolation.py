@@ -553,9 +553,7 @@ def test_which_steps_had_no_unit_is_not_in_the_report(isolation):
     # Whether a graph is there is private, and so is whether a batch is empty.
     loader = {'relation': 'add_remove', 'sampling': 'poisson'}
     loader['sample_rate'] = 1e-9
-    training = Training(
-        'graphs', Pooled(), loader=loader, isolation=isolation
-    )
+    training = Training('graphs', Pooled(), loader=loader, isolation=isolation)
     for _ in range(3):
         training.step()
     wanted = {'followed': 'sampled (3 of 3)', 'construction': 'always'}
