@@ -224,6 +224,24 @@ def check_totals(found: Tensor, drawn: int) -> None:
         )
 
 
+def check_grid(name: str, multiplier: float, count: int) -> None:
+    """Refuse noise on a grid that is coarser than what it hides.
+
+    Args:
+        name (str): of the argument that is too large.
+        multiplier (float): the noise over what one unit adds at most.
+        count (int): how many numbers are released.
+    """
+    try:
+        clip.noise_grid(multiplier, 1.0, count)
+    except ValueError:
+        raise ValueError(
+            f"'{name}' is too large for {count} numbers: the grid of the "
+            'noise is then coarser than what it hides (got a noise of '
+            f'{multiplier:g} times the clipping norm)'
+        ) from None
+
+
 def check_arithmetic(
     loader: StepLoader, multiplier: float, parameters: Sequence[Tensor]
 ) -> None:
@@ -249,15 +267,9 @@ def check_arithmetic(
             f'bits (got up to {units} units and a multiplier of '
             f'{multiplier:g})'
         )
-    count = sum(p.numel() for p in parameters)
-    try:
-        clip.noise_grid(multiplier, 1.0, count)
-    except ValueError:
-        raise ValueError(
-            f"'noise_multiplier' is too large for {count} parameters: the "
-            'grid of the noise is then coarser than what is clipped (got '
-            f'{multiplier:g})'
-        ) from None
+    check_grid(
+        'noise_multiplier', multiplier, sum(p.numel() for p in parameters)
+    )
     if torch.get_float32_matmul_precision() != 'highest':
         raise ValueError(
             'float32 products need all their digits: call '

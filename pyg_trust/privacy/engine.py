@@ -34,6 +34,7 @@ from pyg_trust.privacy.accountant import (
 from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
     check_arithmetic,
+    check_grid,
     check_group,
     check_parts,
     check_totals,
@@ -493,6 +494,9 @@ class PrivacyEngine(NormEstimates):
             size = data_loader.subgraphs_per_batch
         multiplier = float(noise_multiplier)
         if adaptive is not None:
+            check_grid(
+                'noise_std', 2 * adaptive.count_std(multiplier, size), 1
+            )
             multiplier = adaptive.gradient_multiplier(multiplier, size)
         check_arithmetic(data_loader, multiplier, step.parameters)
         group = self._group
