@@ -207,20 +207,22 @@ def probe(
         check_criterion(criterion, out, batch.y, step.loss_reduction)
 
 
-def check_totals(found: Tensor, drawn: int) -> None:
+def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:
     """Makes sure that sums are of all units that were drawn, and not too many.
 
     Args:
         found (Tensor): the number of units they are of.
         drawn (int): that of units drawn.
+        multiplier (float): the noise on them over the clipping norm.
 
     Raises:
         RuntimeError: if they are not.
     """
-    if int(found) != drawn or drawn > clip.MOST_UNITS:
+    most = int(clip.MOST_UNITS * min(1.0, multiplier))
+    if int(found) != drawn or drawn > most:
         raise RuntimeError(
             'a clipped sum is of other units than were drawn, or of more than '
-            f'{clip.MOST_UNITS}; the step was not taken'
+            f'{most}; the step was not taken'
         )
 
 

@@ -603,12 +603,11 @@ class PrivacyEngine(NormEstimates):
         self._pay(step)
         norm = self.max_grad_norm
         *totals, found, inside = self._group.total(sums, units, below)
-        self._group.of_first(lambda: check_totals(found, drawn))
+        multiplier = self._gradient_multiplier
+        self._group.of_first(lambda: check_totals(found, drawn, multiplier))
         noisy = [total.double() * clip.grid(norm) for total in totals]
         if self._group.adds_noise:
-            noisy = noisy_sums(
-                totals, self._noise, self._gradient_multiplier, norm
-            )
+            noisy = noisy_sums(totals, self._noise, multiplier, norm)
             norm = self._next_norm(norm, int(inside), int(found))
         *noisy, shared = self._group.spread(noisy, norm)
         self._set_norm(float(shared))

@@ -258,6 +258,13 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             f'NOT CHECKED: epsilon{said_by(mechanism)}: its sampling, its '
             'relation and its proof are of whoever wrote it'
         )
+    kind = type(loader)
+    if kind.__module__.split('.')[0] != __name__.split('.')[0]:
+        notes.append(
+            'NOT CHECKED: how units are made and drawn, and which data are '
+            f'neighbours: the loader is {kind.__module__}.'
+            f'{kind.__qualname__}, which is not of this package'
+        )
     isolation = _isolation(engine)
     notes.append(RUN_ALONE + isolation)
     if isolation != 'always':

@@ -8,7 +8,13 @@ import torch
 from torch import nn
 from torch_geometric.nn import GCNConv
 
-from pyg_trust.privacy import create_accountant, planning, search
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy import (
+    PrivacyEngine,
+    create_accountant,
+    planning,
+    search,
+)
 
 
 class Keeping(nn.Module):
@@ -138,3 +144,29 @@ def test_a_run_that_spends_all_of_the_bound_and_no_more_is_paid_for(private):
     paid = planning.rdp_select(orders, most, 3.0, 1.0)
     wanted = planning.rdp_epsilon(orders, paid, 1e-3)
     assert planning.search_epsilon(bound, 1e-3, 3.0) == wanted
+
+
+class Modest(DisjointWalkLoader):
+    """Says that it draws less than it does."""
+
+    def sample_rate_at(self, step):
+        return super().sample_rate_at(step) / 100
+
+
+def test_a_loader_of_somebody_else_is_named_in_the_report(private):
+    ours = private().engine.report(1e-3)
+    assert not any('not of this package' in text for text in ours.assumptions)
+    net, engine = GCNConv(5, 3), PrivacyEngine()
+    engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=Modest(private().data, 8, 2),
+        noise_multiplier=4.0,
+        max_grad_norm=1.0,
+    )
+    said = engine.report(1e-3).guarantee()
+    assert any(
+        'NOT CHECKED: how units are made and drawn' in text
+        and 'Modest, which is not of this package' in text
+        for text in said.assumptions
+    )

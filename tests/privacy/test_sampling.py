@@ -407,7 +407,7 @@ def test_a_norm_adapts_where_float32_ends():
     train(made)
     assert 1e-53 < engine.max_grad_norm < 1e-47
     with pytest.raises(ValueError, match=r"'noise_std' is too large"):
-        setup(loader, max_grad_norm=AdaptiveNorm(noise_std=1e9))
+        setup(max_grad_norm=AdaptiveNorm(noise_std=1e9))
     for bounds in ((1e-70, 1.0), (1.0, 1e70)):
         with pytest.raises(ValueError, match=r"'bounds' .* exact"):
             AdaptiveNorm(bounds=bounds)
