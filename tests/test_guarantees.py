@@ -3,12 +3,14 @@
 import ast
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 
 import jsonschema
 import pytest
 import torch
+from auditing import above
 from guarantees import MADE
 from package import import_all, reports
 
@@ -99,6 +101,9 @@ def said(fields):
             ways |= set(re.findall(r'(?<=_)\d+', leaf))
         elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
             ways |= {f'{leaf:.{k}g}' for k in (3, 4, 6)} | {str(leaf)}
+            # Rounded to where less is promised.
+            up = leaf if 0 < leaf < math.inf else 1.0
+            ways |= {above(up, k) for k in (3, 4, 6)}
     return ways
 
 
