@@ -34,6 +34,7 @@ NOT_RUN = ('all', 'common')
 # What tells a benchmark where the real graphs are, and which folder it wants.
 DATA = {
     'certificates': ('--data', '.'),
+    'check': ('--data', '.'),
     'exact': ('--data', '.'),
     'facebook100': ('--data', 'facebook100'),
     'node_unlearning': ('--root', '.'),

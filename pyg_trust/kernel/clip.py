@@ -57,10 +57,8 @@ that neighbours are at most :math:`2 \sqrt{d}\, g` further apart. With
 \sqrt{d}\, z\, 2^{-31}`, and paid if it is at most :math:`\rho\, C`: with
 :math:`s = 1.001\, a < 1/2` and :math:`\rho = s / (1 - s)` the account keeps
 :math:`z`.
-
-**Range.** Norms from :math:`2^{-200}` to :math:`2^{200}`, and gradients below
-:math:`2^{800}`: smaller factors would have fewer digits than the last ones
-that are given away.
+For norms from :math:`2^{-200}` to :math:`2^{200}` and gradients below
+:math:`2^{800}` all factors have 53 bits; others count as not finite.
 """
 
 import math
@@ -79,8 +77,7 @@ BLOCK = 256
 MOST_UNITS = 2**18
 #: Rows with larger numbers count as not finite; smaller ones lose digits.
 HUGE, TINY = 2.0**400, 2.0**-300
-#: Clipping norms are between these; gradients from HUGE^2 on count as not
-#: finite, too.
+#: Clipping norms are between these.
 NORMS = 2.0**-200, 2.0**200
 _NOISE_BITS = 32
 
@@ -193,9 +190,6 @@ def noise_grid(
         multiplier (float): :math:`z`.
         norm (float): :math:`C`.
         count (int): :math:`d`, how many numbers are released.
-
-    Raises:
-        ValueError: if the grid is too coarse for so little, or no double.
     """
     share = 1.001 * math.sqrt(count) * math.ldexp(multiplier, 1 - _NOISE_BITS)
     if not (share < 0.5 and NORMS[0] <= norm <= NORMS[1]):

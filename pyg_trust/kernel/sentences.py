@@ -108,10 +108,6 @@ def _pair(epsilon: float, delta: float) -> str:
     return f'({outwards(epsilon)}, {outwards(delta, 6)})'
 
 
-def _sure(share: float) -> str:
-    return outwards(share, 6, False)
-
-
 def _limit(target: float | None) -> float:
     return math.inf if target is None else target
 
@@ -252,22 +248,10 @@ def _sums(c: Any) -> Words:
     else:
         what += ' are'
     unit = unit_of_sums(c.relation, c.form, c.directed, c.max_degree)
-    ledger = (
-        'this object made all releases of these data: without a ledger '
-        'nothing else is counted'
-        if c.ledger_head is None
-        else 'the ledger is the only account of these data: no copy of it was '
-        'spent as well, and no older one was put back'
-    )
     return Words(
         f'{what} {_pair(c.epsilon, c.delta)}-differentially private in one '
         + unit,
-        (
-            'which calls had the same data is known: the first release of '
-            'data costs, the next is free, and the number of releases '
-            f'({c.releases}) tells which were alike',
-            ledger,
-        ),
+        _once(c),
         (
             'all arguments',
             'ids and number of nodes',
@@ -282,6 +266,35 @@ def _sums(c: Any) -> Words:
                 else []
             ),
         ),
+        {'epsilon': c.epsilon},
+        {'epsilon': _limit(c.target_epsilon)},
+    )
+
+
+def _once(c: Any) -> tuple[str, str]:
+    return (
+        'which calls had the same data is known: the first release of data '
+        'costs, the next is free, and the number of releases '
+        f'({c.releases}) tells which were alike',
+        'this object made all releases of these data: without a ledger '
+        'nothing else is counted'
+        if c.ledger_head is None
+        else 'the ledger is the only account of these data: no copy of it was '
+        'spent as well, and no older one was put back',
+    )
+
+
+@_of('PrivateLinks')
+def _links(c: Any) -> Words:
+    return Words(
+        f'the noisy sums of 1 hop over {c.num_nodes:,} nodes, a noisy number '
+        f'of edges, {c.steps} noisy gradients of a scorer of pairs and every '
+        f'score of every pair, together, are {_pair(c.epsilon, c.delta)}-'
+        'differentially private in one '
+        f'{unit_of_sums("edge", "either", c.directed, None)}; an edge counts '
+        'as a message and as an example',
+        _once(c),
+        ('all arguments, ids, number of nodes and features: known to all',),
         {'epsilon': c.epsilon},
         {'epsilon': _limit(c.target_epsilon)},
     )
@@ -448,12 +461,14 @@ def _smoothed(c: Any) -> Words:
     if answers:
         answers = (
             f' ({answers} also have an answer, each in each run that is not '
-            f'refused, with probability {_sure(1 - c.alpha)} at least)'
+            'refused, with probability '
+            f'{outwards(1 - c.alpha, 6, False)} at least)'
         )
     each = 'all together' if c.per == 'all' else 'each of them by itself'
     return Words(
         f"the smoothed classifier's class stays, of {c.targets} {c.task}: "
-        f'{"; ".join(parts)}; with confidence {_sure(c.confidence)}, {each} '
+        f'{"; ".join(parts)}; with confidence '
+        f'{outwards(c.confidence, 6, False)}, {each} '
         f'({c.num_abstained} abstain)',
         (
             'predictions are those of the smoothed classifier (the likeliest '
@@ -488,7 +503,7 @@ def _collective(c: Any) -> Words:
         f'classifier stay at once, for up to {c.edges[0]} added and '
         f'{c.edges[1]} deleted edges, {c.features[0]} added and '
         f'{c.features[1]} deleted entries of the features{at_most} together, '
-        f'with confidence {_sure(c.confidence)}',
+        f'with confidence {outwards(c.confidence, 6, False)}',
         (
             'predictions are those of the smoothed classifier',
             f'the model has at most {c.hops} rounds of messages, weighted by '
