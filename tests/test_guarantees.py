@@ -41,8 +41,9 @@ def test_every_guarantee_of_the_package_is_a_claim():
     for path in SOURCES:
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and path.parent.name != 'report':
-                name = getattr(call.func, 'id', '')
-                if name in calls:
+                func = call.func
+                name = getattr(func, 'id', getattr(func, 'attr', ''))
+                if (name := name.lstrip('_')) in calls:
                     calls[name].append(ast.unparse(call.args[0]))
     assert not calls['Guarantee']
     said = {ast.literal_eval(t) for t in calls['stated'] if "'" in t}
