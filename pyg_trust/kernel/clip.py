@@ -77,8 +77,7 @@ BLOCK = 256
 MOST_UNITS = 2**18
 #: Rows with larger numbers count as not finite; smaller ones lose digits.
 HUGE, TINY = 2.0**400, 2.0**-300
-#: Clipping norms are between these.
-NORMS = 2.0**-200, 2.0**200
+NORMS = 2.0**-200, 2.0**200  #: clipping norms are between these
 _NOISE_BITS = 32
 
 
