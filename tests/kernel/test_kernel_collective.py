@@ -122,8 +122,11 @@ def most_broken(attack):
     return worst
 
 
+BUDGETS = [2, 1, 1], [1, 2, 3], [2, 1, 0]
+
+
 def tiny(seed, additions, attackers):
-    """Four targets, three items of two kinds, and budgets of 1 and 2."""
+    """Four targets, three items of two kinds, and small budgets."""
     draw = np.random.default_rng(seed)
     owner = np.array([0, 0, 2, 3, 1, 3])
     points = draw.integers(0, 3, (6, 2 + additions))
@@ -134,7 +137,7 @@ def tiny(seed, additions, attackers):
     ]
     near = scipy.sparse.csr_array((draw.random((4, 3)) < 0.4).astype(float))
     return kernel.Attack(
-        *(owner, points, seen, [2, 1, 1][: 2 + additions]),
+        *(owner, points, seen, BUDGETS[seed % 3][: 2 + additions]),
         [draw.integers(1, 3, 3) for _ in range(2)],
         near if additions else None,
         attackers,
