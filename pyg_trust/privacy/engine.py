@@ -27,11 +27,13 @@ from pyg_trust.privacy.accountant import RELATION
 from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
     check_arithmetic,
+    check_grid,
     check_group,
     check_parts,
     check_totals,
     probe,
 )
+from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
@@ -416,7 +418,9 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                     f'{clipping!r})'
                 )
             norm = norm.initial
-        norm = check_positive('max_grad_norm', norm)
+        norm = check_norm(
+            'max_grad_norm', check_positive('max_grad_norm', norm)
+        )
         if (target_epsilon is None) != (target_delta is None):
             raise ValueError(
                 "'target_epsilon' and 'target_delta' need to be given "
@@ -470,8 +474,11 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             size = data_loader.subgraphs_per_batch
         multiplier = float(noise_multiplier)
         if adaptive is not None:
+            check_grid(
+                'noise_std', 2 * adaptive.count_std(multiplier, size), 1
+            )
             multiplier = adaptive.gradient_multiplier(multiplier, size)
-        check_arithmetic(data_loader, multiplier)
+        check_arithmetic(data_loader, multiplier, step.parameters)
         group = self._group
         group.same_weights(step.module)
         key = group.key()
@@ -576,12 +583,11 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         self._pay(step)
         norm = self.max_grad_norm
         *totals, found, inside = self._group.total(sums, units, below)
-        self._group.of_first(lambda: check_totals(found, drawn))
+        multiplier = self._gradient_multiplier
+        self._group.of_first(lambda: check_totals(found, drawn, multiplier))
         noisy = [total.double() * clip.grid(norm) for total in totals]
         if self._group.adds_noise:
-            noisy = noisy_sums(
-                totals, self._noise, self._gradient_multiplier, norm
-            )
+            noisy = noisy_sums(totals, self._noise, multiplier, norm)
             norm = self._next_norm(norm, int(inside), int(found))
         *noisy, shared = self._group.spread(noisy, norm)
         self._set_norm(float(shared))
