@@ -238,7 +238,7 @@ def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
 @MEASURES.builtin('katz')
 @validated
 def katz(
-    beta: Positive,
+    beta: float,
     graph: CSRGraph,
     *,
     levels: Natural | None = None,
@@ -275,7 +275,7 @@ def katz(
             directed graph, where :math:`(A / \lambda)^L` may be large.
     """
     radius = graph.spectral_radius
-    if not beta * radius < 1 - 1e-12:
+    if not (beta > 0 and beta * radius < 1 - 1e-12 and beta < math.inf):
         limit = math.inf if radius == 0 else 1 / radius
         raise ValueError(
             "'beta' needs to be in (0, 1/lambda_max), which is "
