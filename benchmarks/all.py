@@ -34,7 +34,9 @@ NOT_RUN = ('all', 'common')
 # What tells a benchmark where the real graphs are, and which folder it wants.
 DATA = {
     'certificates': ('--data', '.'),
+    'check': ('--data', '.'),
     'exact': ('--data', '.'),
+    'facebook100': ('--data', 'facebook100'),
     'node_unlearning': ('--root', '.'),
     'scattering': ('--root', 'TU'),
     'sharding': ('--root', '.'),
@@ -168,6 +170,10 @@ def main() -> None:
             option, folder = DATA[name]
             if args.data is None:
                 sections.setdefault(which, 'Not run: needs `--data`.')
+                write(args.out, sections)
+                continue
+            if not (args.data / folder).is_dir():
+                sections.setdefault(which, f'Not run: needs `DATA/{folder}`.')
                 write(args.out, sections)
                 continue
             arguments += [option, str(args.data / folder)]

@@ -249,6 +249,34 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "edit_rows(Tensor start, Tensor(a!) length, Tensor(b!) col, Tensor row, "
       "Tensor target, bool insert) -> int");
 
+  // Features of a changing graph by exact sums of integers (cpu/live.cpp). The
+  // state, 14 tensors: rows (int64 [3, n]: start, length, room), col (int32, a
+  // pool) and its lists of free blocks (int64 [41]); the same three of the rows
+  // of the other direction, or the same tensors; clock (int64 [4]: names, edits,
+  // broken, no slot left); alive and own loops (bool [2, n]); x (real [n, C]); sums (int64
+  // [levels kept, n, C]); of heavy senders slot (int32 [n]), owner (int32 [k])
+  // and what they send (int64 [k, C]); and float64 [6]: a, b, the grid, from
+  // where on a sender is heavy, along, self-loops. Names are below clock[0].
+  //
+  // All sums from graph and features.
+  m.def("live_build(Tensor(a!)[] state) -> ()");
+  // sum_i weights[i] P^i x of nodes (all names if none), in float64 [k, C].
+  m.def(
+      "live_rows(Tensor(a!)[] state, Tensor weights, Tensor? list, "
+      "Tensor(b!) z) -> ()");
+  // Plays events (kind, u, v), int64 [3, k], of which nothing changes yet: the
+  // arcs (row, target, sign) that differ in the end, sorted, int64 [3, m]; the
+  // nodes whose own loop and that themselves come or go, int64; all that are
+  // touched, sorted; and -1, or four times the first that does not fit, and why.
+  m.def(
+      "live_net(Tensor[] state, Tensor events, float most) "
+      "-> (Tensor, Tensor, Tensor, Tensor, int)");
+  // Puts these in force, `names` and the features of `named`, and sends the
+  // differences. Returns 0, or how much a pool lacks: then nothing has changed.
+  m.def(
+      "live_edit(Tensor(a!)[] state, Tensor arcs, Tensor loops, Tensor nodes, "
+      "int names, Tensor named, Tensor values) -> int");
+
   // Pushes residues of z = alpha sum_i follow^i P^i x until each row of R is
   // within its limit, theta times the root of the row's length. Returns the
   // rows that changed as they were before, (node, R) and (node, z), and the

@@ -89,6 +89,7 @@ CAPABILITIES = {
         'functional.queries',
         'functional.clustering',
         'functional.incremental',
+        'functional.sums',
         'functional.out_of_core',
         'functional.halo',
         'utils',
@@ -109,6 +110,7 @@ CAPABILITIES = {
         'functional.search',
         'functional.walks',
         'functional.private',
+        'functional.links',
         'functional.receivers',
     ),
     'Certificates': (

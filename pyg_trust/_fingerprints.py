@@ -40,6 +40,18 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
     return arrays.fingerprint(*map(_array, parts))
 
 
+def stored(x: Tensor) -> list[Tensor]:
+    """Return the tensors that make a dense or sparse one.
+
+    Args:
+        x (Tensor): of any layout.
+    """
+    if x.layout == torch.strided:
+        return [x]
+    coo = x.to_sparse_coo().coalesce()
+    return [coo.indices(), coo.values()]
+
+
 def _array(part: Any) -> Any:
     if not isinstance(part, Tensor):
         return part

@@ -216,6 +216,38 @@ class ReleaseAccount(NoCopies):
                 # What was interrupted is spent if it is in the file.
                 self._spent = _releases(self._ledger)
 
+    def resume(self, lines: list[float], head: str) -> None:
+        r"""Goes on from the lines of a checkpoint.
+
+        Args:
+            lines (list[float]): :math:`\mu` of every release.
+            head (str): the digest of its ledger; empty without one.
+
+        Raises:
+            ValueError: if they don't continue the present ones.
+        """
+        check_instance('lines', lines, list)
+        lines = [check_positive('lines', mu) for mu in lines]
+        check_instance('head', head, str)
+        with self.lock:
+            present = list(self.lines)
+            shorter = min(len(present), len(lines))
+            if not all(map(_close, present[:shorter], lines[:shorter])):
+                raise ValueError(
+                    "'lines' need to continue the present account: what was "
+                    "spent can't be taken back"
+                )
+            if head and len(lines) > len(present) and self._ledger:
+                raise ValueError(
+                    "'lines' are of a ledger that has some which this one has "
+                    'not: it is older or another'
+                )
+            more = lines[shorter:]
+            if more:
+                self.check(math.hypot(*more))
+            for mu in more:
+                self.spend(mu)
+
     def close(self) -> None:
         """Closes the ledger's file."""
         if self._ledger is not None:
@@ -301,6 +333,10 @@ class PaidNoise:
             raise RuntimeError('all draws that were planned are spent')
         self._spend(self._mus.pop(0))
         return self._source.cells(shape)
+
+
+def _close(one: float, two: float) -> bool:
+    return math.isclose(one, two, rel_tol=1e-12)
 
 
 def _releases(ledger: PrivacyLedger) -> list[float]:

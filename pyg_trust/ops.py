@@ -1183,6 +1183,132 @@ def edit_rows(
     )
 
 
+_LIVE = [
+    [
+        *2 * (torch.int64, torch.int32, torch.int64),
+        *(torch.int64, torch.bool, real, torch.int64, torch.int32),
+        *(torch.int32, torch.int64, torch.float64),
+    ]
+    for real in REAL
+]
+
+
+def _check_live(state: list[Tensor]) -> list[Tensor]:
+    check_instance('state', state, list)
+    if [type(part) for part in state] != 14 * [Tensor]:
+        raise TypeError("'state' needs 14 tensors, as 'Sums' has them")
+    dtypes = [part.dtype for part in state]
+    if dtypes not in _LIVE:
+        raise TypeError(f"'state' needs the dtypes of 'Sums' (got {dtypes})")
+    for part in state:
+        if not (part.is_contiguous() and part.is_cpu):
+            raise ValueError("'state' needs contiguous tensors on the CPU")
+    return state
+
+
+def live_build(state: list[Tensor]) -> None:
+    """Sums of integers over the neighbours of all nodes, in place.
+
+    Args:
+        state (list[Tensor]): 14 tensors, as ``csrc/ops.cpp`` lists them; of
+            :class:`~pyg_trust.functional.sums.Sums`.
+    """
+    _ops.live_build.default(_check_live(state))
+
+
+def live_rows(
+    state: list[Tensor], weights: Tensor, nodes: Tensor | None, z: Tensor
+) -> None:
+    r"""Rows of :math:`z = \sum_i w_i P^i x`, from the sums of a state.
+
+    Args:
+        state (list[Tensor]): as in :func:`live_build`.
+        weights (Tensor): float64, ``[num_levels + 1]``.
+        nodes (Tensor, optional): int64; all names if :obj:`None`.
+        z (Tensor): float64, a row for each: it is written.
+    """
+    columns = _check_live(state)[8].size(1)
+    count = int(state[6][0])
+    if nodes is not None:
+        nodes = _check_host('nodes', nodes, torch.int64, _size(nodes))
+        check_range('nodes', nodes, count, 'the nodes')
+        count = nodes.numel()
+    levels = state[9].size(0)
+    size = _size(weights)
+    if levels != max(size - 2, 0) or not size:
+        raise ValueError(f"'weights' needs those of {levels + 1} levels")
+    _ops.live_rows.default(
+        state,
+        _check_host('weights', weights, torch.float64, size),
+        nodes,
+        _check_own('z', z, torch.float64, count, columns),
+    )
+
+
+def live_net(
+    state: list[Tensor], events: Tensor, most: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Play events, and return the changes that are left in the end.
+
+    Args:
+        state (list[Tensor]): as in :func:`live_build`; it stays as it is.
+        events (Tensor): int64, ``[3, k]``: kind (0 and 1: an edge goes or
+            comes; 2 and 3: a node, the next name; 4: features change), and
+            the ends of an edge or the node twice.
+        most (float): so many neighbours of a node are refused.
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor, Tensor, int]: arcs (row, target, 1 or
+        -1), sorted; nodes whose own loop, and nodes that come or go; all
+        nodes that are touched; and -1, or ``4 * position + reason`` of the
+        first event that does not fit: 0 its node, 1 its edge is missing, 2
+        its edge is there, and 3 (with a node in place of the position) too
+        many neighbours.
+    """
+    events = _check_host('events', events, torch.int64, 3, _size(events) // 3)
+    return _ops.live_net.default(
+        _check_live(state), events, check_number('most', most)
+    )
+
+
+def live_edit(
+    state: list[Tensor],
+    arcs: Tensor,
+    loops: Tensor,
+    nodes: Tensor,
+    num_nodes: int,
+    named: Tensor,
+    values: Tensor,
+) -> int:
+    """Put the changes of :func:`live_net` in force, sums included, in place.
+
+    Args:
+        state (list[Tensor]): as in :func:`live_build`.
+        arcs (Tensor): int64, ``[3, m]``, of :func:`live_net`.
+        loops (Tensor): int64, likewise.
+        nodes (Tensor): int64, likewise.
+        num_nodes (int): how many names there are from now on.
+        named (Tensor): int64, each once: nodes that get other features.
+        values (Tensor): as the features, one row for each.
+
+    Returns:
+        int: 0, or how many entries a pool of rows lacks: then nothing has
+        changed.
+    """
+    x = _check_live(state)[8]
+    check_integer('num_nodes', num_nodes, 0, x.size(0))
+    dtype, count = torch.int64, _size(named)
+    return _ops.live_edit.default(
+        state,
+        _check_host('arcs', arcs, dtype, 3, _size(arcs) // 3),
+        _check_host('loops', loops, dtype, _size(loops)),
+        _check_host('nodes', nodes, dtype, _size(nodes)),
+        num_nodes,
+        _check_host('named', named, dtype, count),
+        _check_host('values', values, x.dtype, count, x.size(1)),
+    )
+
+
 def push_rows(
     rows: OpenRows,
     seeds: Tensor,
@@ -1480,6 +1606,13 @@ def _entries(a: Any) -> tuple[Tensor, ...]:
     return tuple(a.nodes.new_empty(k) for k in (count, count, nodes))
 
 
+def _netted(a: Any) -> tuple[Any, ...]:
+    arcs, *rest = _new(4)
+    at = torch.library.get_ctx().new_dynamic_size(min=-1)
+    of = a.events.new_empty
+    return of(3, arcs), *(of(count) for count in rest), at
+
+
 def _flips(a: Any) -> tuple[Tensor, ...]:
     (count,) = _new()
     return (
@@ -1514,6 +1647,10 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
         a.rowptr.new_empty((a.rowptr.numel() - 1) * a.num_samples + 1),
         a.col.new_empty(*_new()),
     ),
+    'live_build': lambda a: None,
+    'live_edit': lambda a: torch.library.get_ctx().new_dynamic_size(),
+    'live_net': _netted,
+    'live_rows': lambda a: None,
     'loss_change': lambda a: (
         torch.empty_like(a.W),
         a.W.new_empty(a.W.size(1)),

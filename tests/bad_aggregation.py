@@ -164,6 +164,13 @@ for name in ('check', 'spend'):
         mu=POSITIVE,
     )
 entry(
+    'account.ReleaseAccount.resume',
+    lambda: (spent(), {'lines': [0.1, 0.2], 'head': ''}),
+    Row('too much', {'lines': [0.1, 10.0]}, "'mu'"),
+    lines=values(3, None, 'a', ['a'], [0.0], [-1.0]),
+    head=values(3, None),
+)
+entry(
     'account.register_release',
     lambda: {'secret': ['x'], 'unit': 'edge', 'account': 'a', 'mu': 1.0},
     secret=values(3, None, 'a', [1.0]),
@@ -348,6 +355,95 @@ def loaded() -> tuple[privacy.PrivateNodeClassifier, dict[str, Any]]:
 entry(
     'privacy.PrivateNodeClassifier.load_state_dict',
     loaded,
+    state=values(3, None, 'a', {}, {'format': 1}),
+)
+
+# Links #######################################################################
+
+
+def predictor() -> privacy.PrivateLinkPredictor:
+    return privacy.PrivateLinkPredictor('edge', 8.0, 1e-3, steps=2)
+
+
+def split() -> Data:
+    made = plain()
+    made.edge_label_index = undirected()[:, :2]
+    made.edge_label = torch.ones(2)
+    return made
+
+
+def changed_split(**changes: Any) -> Data:
+    made = split()
+    for name, value in changes.items():
+        made[name] = value
+    return made
+
+
+EXEMPT['privacy.LinkReport'] = RESULT
+entry(
+    'privacy.PrivateLinkPredictor',
+    lambda: {},
+    Row('of nodes', {'relation': 'node'}, "'relation'"),
+    Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
+    relation=choice(),
+    epsilon=POSITIVE,
+    delta=UNIT,
+    ledger=LEDGER,
+    shares=values(3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), ('a', 'b', 'c')),
+    dim=COUNT,
+    message_dim=values('a', 1.5, 0, 33),
+    steps=COUNT,
+    lr=MAYBE,
+    num_neg=integer(1, none=True),
+    leave_out=values(3, None, 'a'),
+    directed=values(3, None, 'a'),
+    ledger_head=HEAD,
+)
+entry(
+    'privacy.PrivateLinkPredictor.fit',
+    lambda: (predictor(), {'data': split()}),
+    Row(
+        'rejected',
+        {'data': changed_split(edge_label=torch.zeros(2))},
+        "'edge_label'|'data'",
+    ),
+    Row(
+        'no edge',
+        {'data': changed_split(edge_label_index=torch.tensor([[0], [0]]))},
+        "'edge_label_index'",
+    ),
+    data=data(),
+)
+entry(
+    'privacy.PrivateLinkPredictor.score',
+    lambda: (
+        predictor().fit(split()),
+        {'edge_label_index': torch.tensor([[0], [1]])},
+    ),
+    edge_label_index=values(
+        3,
+        None,
+        torch.tensor([0, 1]),
+        torch.tensor([[0], [9]]),
+        torch.tensor([[0], [-1]]),
+        torch.rand(2, 1),
+    ),
+)
+entry(
+    'privacy.PrivateLinkPredictor.report',
+    lambda: (predictor().fit(split()), {'delta': 1e-3}),
+    delta=number(0, 1, none=True),
+)
+
+
+def saved() -> tuple[privacy.PrivateLinkPredictor, dict[str, Any]]:
+    model = predictor().fit(split())
+    return model, {'state': model.state_dict()}
+
+
+entry(
+    'privacy.PrivateLinkPredictor.load_state_dict',
+    saved,
     state=values(3, None, 'a', {}, {'format': 1}),
 )
 

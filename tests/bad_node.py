@@ -35,6 +35,7 @@ from torch_geometric.data import Data
 from pyg_trust import transforms, unlearning
 from pyg_trust.functional import Measure, katz, sgc
 from pyg_trust.functional.dynamic_graph import DynamicGraph
+from pyg_trust.functional.sums import Sums
 from pyg_trust.removal import RemovalRequest
 
 # Ops #########################################################################
@@ -209,6 +210,74 @@ entry(
     names={'grad': "'(grad|inverse|past)'", 'past': "'(past|count)'"},
 )
 
+
+def live() -> list[torch.Tensor]:
+    return Sums(csr(), ones(N, 2), sgc(2))._state
+
+
+EVENTS = torch.tensor([[4], [1], [1]])
+NONE = torch.empty(0, dtype=torch.int64)
+STATES = (
+    Row('a tuple', {'state': ()}, "'state'"),
+    Row('too few', {'state': live()[1:]}, "'state'"),
+    Row('shifted', {'state': [*live()[1:], live()[0]]}, "'state'"),
+    Row(
+        'not contiguous',
+        {'state': [live()[0].t().contiguous().t(), *live()[1:]]},
+        "'state'",
+    ),
+)
+entry(
+    'ops.live_build',
+    lambda: {'state': live()},
+    *STATES,
+    state=instance(),
+)
+entry(
+    'ops.live_rows',
+    lambda: {
+        'state': live(),
+        'weights': ones(3),
+        'nodes': NODES,
+        'z': ones(2, 2),
+    },
+    *STATES,
+    Row('levels', {'weights': ones(2)}, "'weights'"),
+    state=instance(),
+    weights=tensor(finite=False),
+    nodes=tensor(rows=False, low=0, high=N - 1, none=True, finite=False),
+    z=tensor(finite=False, columns=True),
+    names={'nodes': "'(nodes|z)'"},
+)
+entry(
+    'ops.live_net',
+    lambda: {'state': live(), 'events': EVENTS, 'most': 9.0},
+    *STATES,
+    state=instance(),
+    events=tensor(finite=False),
+    most=values('half', None, [0.5]),
+)
+entry(
+    'ops.live_edit',
+    lambda: {
+        'state': live(),
+        'arcs': EVENTS[:, :0],
+        'loops': NONE,
+        'nodes': NONE,
+        'num_nodes': N,
+        'named': NODES,
+        'values': ones(2, 2),
+    },
+    *STATES,
+    state=instance(),
+    arcs=tensor(finite=False),
+    loops=LIST,
+    nodes=LIST,
+    num_nodes=integer(0, N),
+    named=tensor(rows=False, finite=False),
+    values=tensor(finite=False, columns=True),
+)
+
 # Features of a changing graph ################################################
 
 
@@ -242,10 +311,32 @@ entry(
     Row('theta alone', {'alpha': None}, "'alpha' and 'theta'"),
     Row('katz', {'measure': katz(0.01, csr())}, "'measure'"),
     Row('a + b', {'measure': Measure(0.5, 1, (1.0,))}, "'measure'"),
+    Row(
+        'powers that grow',
+        {'measure': Measure(0.5, 0, (1.0,)), 'alpha': None, 'theta': None},
+        "'measure'",
+    ),
+    Row(
+        'beyond the bound',
+        {'x': 17 * ones(N, 2), 'alpha': None, 'theta': None},
+        "'x'",
+    ),
+    Row(
+        'many neighbours',
+        {'bound': 2.0**60, 'bits': 1, 'alpha': None, 'theta': None},
+        "'(graph|bits)'",
+    ),
+    Row(
+        'a grid too fine',
+        {'bits': 48, 'alpha': None, 'theta': None},
+        "'bits'",
+    ),
     Row('float32', {'x': torch.ones(N, 2)}, "'x'"),
     x=tensor(),
     alpha=UNIT,
     theta=POSITIVE,
+    bound=POSITIVE,
+    bits=integer(1, 51),
 )
 for name, edges in (
     ('insert_edges', missing),

@@ -166,6 +166,7 @@ entry(
     accountant=choice(none=True),
     sampling=choice(),
     terms=integer(1, 20),
+    passes=number(0, none=True),
 )
 RUNS = number(1, 500, closed='low high')
 SHAPE = number(0, 10, closed='low high')

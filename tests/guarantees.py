@@ -31,6 +31,7 @@ from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn import PPNP
 from pyg_trust.privacy import (
     PrivacyEngine,
+    PrivateLinkPredictor,
     compare_samplings,
     create_accountant,
     propose,
@@ -208,8 +209,14 @@ def aggregated(folder):
     return transform.report(), {}
 
 
+def linked(folder):
+    model = PrivateLinkPredictor(epsilon=1.0, delta=1e-3, steps=2, seed=1)
+    return model.fit(cycle(20)).report(), {}
+
+
 MADE = {
     'AggregationReport': aggregated,
+    'LinkReport': linked,
     'AGP, exact': propagated,
     'AGP, sampled': lambda folder: propagated(folder, eps=1e-3, seed=7),
     'AGP, cut': lambda folder: propagated(folder, level_tol=0.125, half=True),

@@ -26,6 +26,7 @@ from pyg_trust.__main__ import main
 from pyg_trust.certificates import (
     BitFlips,
     ThreatModel,
+    Witness,
     certify,
     smoothed,
     votes,
@@ -576,6 +577,53 @@ def test_an_exact_certificate_is_proved_from_its_witness(tmp_path):
     assert coded(tmp_path, whole, witness) == 2
 
 
+def test_each_certificate_is_proved_from_the_file_of_its_digest(tmp_path):
+    # Of two in one report, the other one was said to FAIL.
+    (one, first), (two, second) = proved(tmp_path), proved(tmp_path, 1)
+    TrustReport.of(one, two).save(tmp_path / 'both.json')
+
+    def found(*files):
+        arguments = [f'--witness={file}' for file in files]
+        code = main(['check', str(tmp_path / 'both.json'), *arguments])
+        report = check_report(tmp_path / 'both.json', witness=[*files])
+        return code, [
+            (each.status, each.text[:1])
+            for each in report
+            if 'witness' in each.text
+        ]
+
+    holds = [('holds', '1')] * 2, [('holds', '2')] * 2
+    lacks = [('not proved', '1')], [('not proved', '2')]
+    assert found(first, second) == (0, holds[0] + holds[1])
+    assert found(second, first) == (0, holds[0] + holds[1])
+    assert found(first) == (2, holds[0] + lacks[1])
+    assert found(second) == (2, lacks[0] + holds[1])
+    # A file of neither is named.
+    other = proved(tmp_path, 2)[1]
+    strange = [('FAILS', 'w')]
+    assert found(first, second, other) == (1, holds[0] + holds[1] + strange)
+    assert found(other) == (1, lacks[0] + lacks[1] + strange)
+    for wrong in (3, [first, 3]):
+        with pytest.raises(TypeError, match="'witness'"):
+            check_report(tmp_path / 'both.json', witness=wrong)
+
+
+def test_a_collective_certificate_is_found_among_witnesses(tmp_path):
+    exact, first = proved(tmp_path)
+    made, _ = MADE['CollectiveCertificate'](tmp_path)
+    made.proof.save(tmp_path / 'second.npz')
+    TrustReport.of(exact, made).save(tmp_path / 'both.json')
+    found = check_report(
+        tmp_path / 'both.json', witness=[tmp_path / 'second.npz', first]
+    )
+    said = [
+        (each.status, each.text[:1])
+        for each in found
+        if 'witness' in each.text
+    ]
+    assert said == [('holds', '1')] * 2 + [('holds', '2')]
+
+
 @pytest.mark.parametrize('undirected', [False, True])
 @pytest.mark.parametrize('scenario', ['additions', 'both'])
 def test_additions_are_in_the_witness(tmp_path, scenario, undirected):
@@ -617,9 +665,7 @@ def test_more_than_a_witness_proves_does_not_hold(tmp_path, lie, code):
 def test_what_is_wrong_in_a_witness_by_one_bit_is_noticed(tmp_path):
     report, witness = proved(tmp_path)
     whole = json.loads(TrustReport.of(report).to_json())
-    with np.load(witness) as file:
-        arrays = dict(file)
-    arrays['scores'] = arrays['scores'].copy()
+    arrays = Witness.load(witness).arrays
     arrays['scores'][0, 0] = np.nextafter(arrays['scores'][0, 0], 9.0)
     np.savez(tmp_path / 'other.npz', **arrays)
     assert coded(tmp_path, whole, tmp_path / 'other.npz') == 1

@@ -22,6 +22,7 @@ from pyg_trust.transforms import PrivateAGP
 
 PROCEDURES = {
     'AggregationReport',
+    'LinkReport',
     'AGP, cut',
     'AGP, sampled',
     'Certificate, global',
@@ -95,6 +96,7 @@ ELSEWHERE = ('request',)
 # which of the hostile values.
 LESS = {
     'private aggregation': {'delta': [1]},
+    'private link prediction': {'delta': [1]},
     'private training': {'delta': [1]},
     'certified removal from a node classifier': {
         'epsilon': [1],
@@ -346,6 +348,7 @@ def test_a_forger_who_words_it_anew_is_told_apart_by_numbers(
     whole = complete()
     lies = {
         'private aggregation': {'epsilon': 0.5},
+        'private link prediction': {'epsilon': 0.5},
         'certified removal from a node classifier': {'epsilon': 1e-12},
         'certified removal': {'distance_bound': 0.0},
         'certificate by smoothing': {'alpha': 0.5},

@@ -293,7 +293,9 @@ class Solver(Problem):
         open_[here, self.reference] = False
         which = open_.any(1).nonzero().view(-1)
         costs = ['visits'] if method == 'lp' or cost == 'visits' else []
-        costs += ['pagerank'] if not costs else []
+        if not costs or (method == 'lp' and self.is_priced):
+            # A program's price is per direction: an edge's may prove more.
+            costs.insert(0, 'pagerank')
         if cost == 'best' and method != 'lp' and not self.undirected:
             costs.append('visits')
         if (
@@ -307,7 +309,7 @@ class Solver(Problem):
         for number, charged in enumerate(costs):
             if number > 0 and wanted is not None:
                 break
-            if number > 0:
+            if number > 0 and method != 'lp':
                 open_ &= self.open_pairs()
                 which = self.unknown()
             if which.numel() == 0:
@@ -327,7 +329,8 @@ class Solver(Problem):
             bounds += 2.0**-39 / self.alpha
             if vectors is not None:
                 self.vectors[charged] = vectors
-            self.try_columns(which, open_, bounds, method, charged, sign_only)
+            way = 'dual' if charged == 'pagerank' else method
+            self.try_columns(which, open_, bounds, way, charged, sign_only)
             if number == 0:
                 kept = which, bounds
         assert kept is not None

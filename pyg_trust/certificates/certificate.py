@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
+from pyg_trust._checks import check_integer, check_tensor
 from pyg_trust._identity import SpeaksOf
-from pyg_trust.certificates.witness import Witness
+from pyg_trust.certificates.witness import Proved, Witness
 from pyg_trust.kernel import proofs
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
@@ -19,7 +19,7 @@ ROBUST, UNKNOWN, BROKEN = 1, 0, -1
 
 
 @dataclass(frozen=True)
-class Certificate(SpeaksOf, Report):
+class Certificate(Proved, SpeaksOf, Report):
     r"""Bounds of the worst-case margins of some nodes.
 
     The worst-case margin of a node is the smallest margin of its reference
@@ -97,35 +97,15 @@ class Certificate(SpeaksOf, Report):
     witness_digest: str = ''
     """SHA-256 of :attr:`proof`, or why there is none."""
     proof: Witness | None = field(default=None, repr=False, compare=False)
-    """What :meth:`verify` proves the certificate from: it holds the logits
-    and the edges, so it is in no report. :meth:`~Witness.save` it beside."""
+    """What :meth:`verify` proves each robust and each broken node from, by
+    :mod:`pyg_trust.kernel.proofs`. There is none for a large graph; it proves
+    fewer nodes where :obj:`refine` was needed, or where all graphs were
+    tried. It holds the logits and the edges, so it is in no report:
+    :meth:`~Witness.save` it beside."""
 
-    def verify(self, witness: Witness | None = None) -> str:
-        """Prove robust and broken nodes again, by integers rounded outwards.
-
-        Nothing is solved again, and nothing of what found the certificate is
-        used (:mod:`pyg_trust.kernel.proofs`).
-
-        Args:
-            witness (Witness, optional): read from a file, by default
-                :attr:`proof`. (default: :obj:`None`)
-
-        Returns:
-            str: ``'holds'``; ``'FAILS'`` if the witness is that of another
-            certificate; ``'not proved'`` if there is none, or it proves fewer
-            nodes (of a large graph, of :obj:`refine`, or where all graphs
-            were tried).
-
-        Raises:
-            ValueError: if the witness is damaged.
-        """
-        witness = self.proof if witness is None else witness
-        if witness is None:
-            return 'not proved'
-        check_instance('witness', witness, Witness)
-        arrays = witness.arrays
+    def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
         proofs.read(arrays)
-        same = proofs.digest(arrays) == self.witness_digest and (
+        return (
             np.array_equal(arrays['targets'], self.targets.numpy())
             and np.array_equal(arrays['reference'], self.reference.numpy())
             and np.array_equal(arrays['budget'], self.local_budget.numpy())
@@ -133,11 +113,11 @@ class Certificate(SpeaksOf, Report):
             and self.num_broken == int(self.broken.sum())
             and not list(proofs.differences(arrays, self._fields()))
         )
-        if not same:
-            return 'FAILS'
-        found = torch.tensor(witness.prove(), dtype=torch.int8)
+
+    def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
+        found = torch.tensor(proofs.prove(arrays), dtype=torch.int8)
         sure = (self.status == UNKNOWN) | (found == self.status)
-        return 'holds' if bool(sure.all()) else 'not proved'
+        return bool(sure.all())
 
     def _fields(self) -> dict[str, Any]:
         return {

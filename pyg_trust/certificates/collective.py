@@ -26,17 +26,16 @@ from pyg_trust._identity import (
 )
 from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.certificates.votes import SmoothedCertificate
-from pyg_trust.certificates.witness import MOST_BYTES, Witness
+from pyg_trust.certificates.witness import MOST_BYTES, Proved, Witness
 from pyg_trust.functional.collective import (
     Matrix,
+    broken_bound,
     edge_field,
     frontier,
     receptive_field,
-    solved_bound,
 )
 from pyg_trust.functional.smoothing import check_radius
 from pyg_trust.kernel import collective as kernel
-from pyg_trust.kernel import proofs
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
@@ -48,7 +47,7 @@ _WIDE = 6
 
 
 @dataclass(frozen=True)
-class CollectiveCertificate(SpeaksOf, Report):
+class CollectiveCertificate(Proved, SpeaksOf, Report):
     """How many predictions stay, in one perturbed graph for all.
 
     Args:
@@ -77,9 +76,12 @@ class CollectiveCertificate(SpeaksOf, Report):
         seeded (bool): whether its copies came from an explicit seed: then
             nothing is certified.
         witness_digest (str): SHA-256 of :attr:`proof`, or why there is none.
-        proof (Witness, optional): what :meth:`verify` proves the bound from:
-            frontiers, fields and multipliers. It tells who is near to whom,
-            so it is in no report: :meth:`~Witness.save` it beside.
+        proof (Witness, optional): what :meth:`verify` proves the bound from,
+            by :mod:`pyg_trust.kernel.collective`: frontiers, fields and
+            multipliers of the linear program, which prove less than
+            :obj:`exact` shows. Fields and certificates one by one are taken
+            as they were. It tells who is near to whom, so it is in no report:
+            :meth:`~Witness.save` it beside.
     """
 
     num_targets: int
@@ -106,38 +108,14 @@ class CollectiveCertificate(SpeaksOf, Report):
     witness_digest: str = ''
     proof: Witness | None = field(default=None, repr=False, compare=False)
 
-    def verify(self, witness: Witness | None = None) -> str:
-        """Prove again how many can break together, by weak duality.
+    def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
+        kernel.read(arrays)
+        return not list(kernel.differences(arrays, vars(self)))
 
-        No program is solved: any multipliers give a bound, and the kernel
-        (:mod:`pyg_trust.kernel.collective`) computes it in whole numbers. The
-        fields of nodes and the certificates one by one are taken as they
-        were.
-
-        Args:
-            witness (Witness, optional): read from a file, by default
-                :attr:`proof`. (default: :obj:`None`)
-
-        Returns:
-            str: ``'holds'``; ``'FAILS'`` if the witness is that of another
-            certificate; ``'not proved'`` if there is none, or it proves more
-            to break (of ``exact=True``).
-
-        Raises:
-            ValueError: if the witness is damaged.
-        """
-        witness = self.proof if witness is None else witness
-        if witness is None:
-            return 'not proved'
-        check_instance('witness', witness, Witness)
-        found = kernel.prove(witness.arrays)
-        if proofs.digest(witness.arrays) != self.witness_digest or list(
-            kernel.differences(witness.arrays, vars(self))
-        ):
-            return 'FAILS'
+    def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
+        found = kernel.prove(arrays)
         most = max(self.counted - math.floor(found), self.one_by_one)
-        proved = found <= self.bound and self.guaranteed <= most
-        return 'holds' if proved else 'not proved'
+        return found <= self.bound and self.guaranteed <= most
 
     @property
     def ratio(self) -> float:
@@ -358,26 +336,16 @@ def certify_collective(
         index: Any = (slice(None), *point)
         sure[index] = mask.numpy()
     owner, points = frontier(sure)
-    held = counts[owner]
-    bound, multipliers = 0.0, np.zeros(0)
-    near = fields.near[rows] if budgets['edges'][0] else None
-    if axes:
-        bound, multipliers = solved_bound(
-            *(owner[held], points[held], reach, limits, caps),
-            *(near, attackers, limited, exact),
-        )
-    proof, found_digest = _witness(
-        {
-            'owner': owner[held],
-            'points': points[held],
-            'budget': limits,
-            'num_targets': rows.size,
-            'attackers': -1 if attackers is None else attackers,
-            'rows': limited,
-        },
-        multipliers,
-        *(reach, caps, near),
+    # Nothing changes without a budget, and nobody breaks.
+    held = counts[owner] & bool(axes)
+    attack = kernel.Attack(
+        *(owner[held], points[held], reach, limits, caps),
+        fields.near[rows] if budgets['edges'][0] else None,
+        attackers,
+        limited,
     )
+    bound, multipliers = broken_bound(attack, exact)
+    proof, found_digest = _witness(attack, rows.size, multipliers)
     last: Any = (slice(None), *limits)
     alone = sure[last] & counts
     total = int(counts.sum())
@@ -414,15 +382,20 @@ def certify_collective(
 
 
 def _witness(
-    numbers: dict[str, Any],
-    multipliers: np.ndarray,
-    reach: list[Matrix],
-    caps: list[np.ndarray],
-    near: Matrix | None,
+    attack: kernel.Attack, num_targets: int, multipliers: np.ndarray
 ) -> tuple[Witness | None, str]:
     # What the kernel computes the bound from.
-    for i, (seen, most) in enumerate(zip(reach, caps, strict=True)):
-        numbers[f'caps{i}'] = most
+    most, near = attack.attackers, attack.additions
+    numbers: dict[str, Any] = {
+        'owner': attack.owner,
+        'points': attack.points,
+        'budget': attack.budget,
+        'num_targets': num_targets,
+        'attackers': -1 if most is None else most,
+        'rows': attack.rows,
+    }
+    for i, seen in enumerate(attack.reach):
+        numbers[f'caps{i}'] = attack.caps[i]
         numbers[f'ptr{i}'], numbers[f'items{i}'] = seen.indptr, seen.indices
     if near is not None:
         numbers['near_ptr'], numbers['near'] = near.indptr, near.indices

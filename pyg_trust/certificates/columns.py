@@ -5,10 +5,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust.certificates.problem import Problem
-from pyg_trust.functional.budget import (
-    dual_bound,
-    pagerank_bounds,
-)
+from pyg_trust.functional.budget import dual_bound
 from pyg_trust.functional.flips import budget_attacks
 from pyg_trust.functional.policy import policy_iteration
 from pyg_trust.functional.program import linear_program
@@ -40,22 +37,19 @@ class Columns:
             zip(held.tolist(), self.against.tolist(), strict=True)
         ):
             start[i] = problem.local[pair]
-        priced, upper = problem.is_priced, self.upper
-        if method == 'lp' and priced:
-            # The program charges visits, and an edge is priced by PageRank.
-            upper = pagerank_bounds(
-                problem.perturbations, problem.targets, alpha
-            )[self.k]
-        if method != 'lp' or priced:
+        priced = problem.is_priced
+        if method == 'lp':
+            made, multiplier = self.programs(start, bar)
+        else:
             found = dual_bound(
                 problem.perturbations,
                 self.signal,
                 self.targets,
-                upper,
+                self.upper,
                 # Without a price per edge an undirected flip is two.
                 budget * (1 + (problem.undirected and not priced)),
                 alpha,
-                cost='pagerank' if priced else cost,
+                cost=cost,
                 K=problem.horizon.K,
                 normalization=problem.horizon.normalization,
                 undirected=priced,
@@ -64,19 +58,12 @@ class Columns:
                 clean=problem.clean(self.k, self.against),
             )
             made, multiplier = found.bound, found.multiplier
-            proof, cost = (made, multiplier), 'pagerank' if priced else cost
-        if method != 'lp':
             bar.update(self.k.numel())
-        if method == 'lp':
-            program, multiplier = self.programs(start, bar)
-            # Its price is per direction: that of an edge may prove more.
-            proof, cost = (program, multiplier), 'visits'
-            made = program.minimum(made) if priced else program
         self.proofs = [
             (k, c, cost, price, bound)
             for k, c, price, bound in zip(
                 *(self.k.tolist(), self.against.tolist()),
-                *(proof[1].tolist(), proof[0].tolist()),
+                *(multiplier.tolist(), made.tolist()),
                 strict=True,
             )
         ]

@@ -1,5 +1,6 @@
 """The witness of an exact certificate, from what was solved."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -49,7 +50,9 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
     none = torch.zeros((0, n), dtype=torch.float64)
     scores, values, shares = none, none, none.new_zeros((0, 0))
     if limit:
-        scores = torch.stack(list(problem.local.values())) * problem.alpha
+        scores = _rounded(
+            problem, torch.stack(list(problem.local.values())) * problem.alpha
+        )
     multipliers = none.new_zeros(0)
     upper = none.new_zeros((0, len(charged)))
     if columns:
@@ -59,7 +62,12 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
             [problem.priced[pair].upper[rows] for pair in columns]
         )
     reach = [none, *(problem.vectors[x] for x in _COSTS if x in names)]
-    flips = [torch.zeros((2, 0), dtype=torch.int64), *problem.witnesses]
+    # In the order of their numbers, as a file holds them.
+    flips = [torch.zeros((2, 0), dtype=torch.int64)]
+    flips += [
+        pairs[:, (pairs[0] * n + pairs[1]).argsort()]
+        for pairs in problem.witnesses
+    ]
     counts = [pairs.size(1) for pairs in problem.witnesses]
     arrays = {
         'rowptr': made.graph.rowptr,
@@ -98,6 +106,20 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
     return Witness.of(
         arrays,
         {'normalization': deployed.normalization, 'dtype': deployed.kind},
+    )
+
+
+def _rounded(problem: Problem, values: Tensor) -> Tensor:
+    # Up to units that a file holds in five bytes. A bound moves by one of
+    # them over alpha: by 2^-33 at most, of any score and of the largest.
+    lower = (problem.lower - problem.slack).amin(1) - problem.tolerance
+    if bool(((lower > 0) & (lower < 1e-9)).any()):
+        return values
+    top = math.frexp(float(values.abs().max()))[1]
+    places = 33 - min(top, 0) - math.floor(math.log2(problem.alpha))
+    return torch.ldexp(
+        torch.ldexp(values, torch.tensor(places)).ceil(),
+        torch.tensor(-places),
     )
 
 
@@ -143,28 +165,23 @@ def _values(
             *(problem.budget, problem.horizon, cost),
         )
         if problem.is_priced and cost == 'pagerank':
-            held = problem.reference[k]
-            start = torch.stack(
-                [
-                    problem.local[pair]
-                    for pair in zip(
-                        held.tolist(), against.tolist(), strict=True
-                    )
-                ]
-            )
+            mine, other = k[which], against[which]
+            pairs = torch.stack([problem.reference[mine], other], 1).tolist()
             search.share(
                 Mirror.of(made),
-                start,
-                problem.clean(k, against),
+                torch.stack([problem.local[y, c] for y, c in pairs]),
+                problem.clean(mine, other),
                 problem.sign_only,
                 tol=1e-9,
                 max_iter=60,
                 rounds=4,
             )
             assert search.shares is not None
-            multipliers = search.multiplier
+            multipliers[which] = search.multiplier
             # Floats whose sum is below one, as the kernel adds them.
-            shares = torch.cat(list(search.shares), dim=1) * (1 - 2**-48)
+            found_shares = torch.cat(list(search.shares), 1) * (1 - 2**-48)
+            shares = signal.new_zeros((len(columns), found_shares.size(1)))
+            shares[which] = found_shares
         if problem.horizon.K is None:
             every = torch.arange(which.numel())
             for block in made.column_blocks(which.numel()):
@@ -176,4 +193,6 @@ def _values(
                 )
     if problem.horizon.K is not None:
         values = values[:0]
+    else:
+        values = _rounded(problem, values)
     return multipliers, values, shares

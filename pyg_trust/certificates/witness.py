@@ -75,11 +75,12 @@ class Witness:
             path (str): of the file, which may not be there yet.
         """
         check_instance('path', path, str, os.PathLike)
-        held = io.BytesIO()
-        values: dict[str, Any] = self.arrays
-        np.savez(held, **values)
+        content = _file(_small(self.arrays))
+        if proofs.digest(proofs.load(content)) != proofs.digest(self.arrays):
+            # What holds no certificate may have no small form.
+            content = _file(self.arrays)
         with open(path, 'xb') as file:
-            file.write(held.getvalue())
+            file.write(content.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> 'Witness':
@@ -93,16 +94,12 @@ class Witness:
         """
         check_instance('path', path, str, os.PathLike)
         try:
-            with np.load(Path(path), allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        except FileNotFoundError:
-            raise
-        except Exception as error:
+            return cls(proofs.load(Path(path)))
+        except ValueError as error:
             raise ValueError(
                 f"'path' needs to be a witness, whole and undamaged "
                 f'({Path(path).name}: {error})'
             ) from None
-        return cls(arrays)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Witness):
@@ -114,3 +111,115 @@ class Witness:
 
     def __repr__(self) -> str:
         return f'Witness(digest={self.digest[:16]!r})'
+
+
+class Proved:
+    """A certificate that its witness proves again."""
+
+    proof: Witness | None
+    witness_digest: str
+
+    def verify(self, witness: Witness | None = None) -> str:
+        """Prove the certificate again from its witness.
+
+        Nothing is solved, and nothing is used of the code that found the
+        certificate: the kernel (:mod:`pyg_trust.kernel`) proves each number
+        in integers that round outwards.
+
+        Args:
+            witness (Witness, optional): read from a file, by default
+                :attr:`proof`. (default: :obj:`None`)
+
+        Returns:
+            str: ``'holds'``; ``'FAILS'`` if the witness is that of another
+            certificate; ``'not proved'`` if there is none, or it proves less
+            than the certificate says.
+
+        Raises:
+            ValueError: if the witness is damaged.
+        """
+        witness = self.proof if witness is None else witness
+        if witness is None:
+            return 'not proved'
+        check_instance('witness', witness, Witness)
+        about = self._is_about(witness.arrays)
+        if not about or proofs.digest(witness.arrays) != self.witness_digest:
+            return 'FAILS'
+        return 'holds' if self._follows(witness.arrays) else 'not proved'
+
+    def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
+        # Whether the fields are those of a witness that is whole.
+        raise NotImplementedError
+
+    def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
+        # Whether the kernel proves what the fields say.
+        raise NotImplementedError
+
+
+def _file(arrays: dict[str, Any]) -> io.BytesIO:
+    held = io.BytesIO()
+    np.savez(held, **arrays)
+    return held
+
+
+def _small(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Make arrays as narrow as their values allow; ``proofs.load`` widens."""
+    made: dict[str, np.ndarray] = {}
+    for name, value in arrays.items():
+        if value.dtype == np.int64 and value.size:
+            made[name] = value.astype(
+                np.promote_types(
+                    np.min_scalar_type(value.min()),
+                    np.min_scalar_type(value.max()),
+                )
+            )
+        elif value.dtype == np.float64 and value.ndim and value.size:
+            made.update(_units(name, value))
+        else:
+            made[name] = value
+    bits = _bits(arrays)
+    if bits is not None:
+        del made['flips'], made['flips_ptr']
+        made['flips.bits'] = bits
+    return made
+
+
+def _units(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
+    # Whole numbers of at most six bytes, if they are the same floats.
+    if not (np.abs(value) < 2.0**100).all():
+        return {name: value}
+    single = value.astype(np.float32)
+    if np.array_equal(single, value):
+        return {name: single}
+    mantissa, exponent = np.frexp(value)
+    whole = np.ldexp(mantissa, 53).astype(np.int64)
+    lowest = np.frexp((whole & -whole).astype(float))[1] + exponent
+    places = int(54 - lowest[whole != 0].min())
+    units = np.ldexp(value, places)
+    top = float(np.abs(units).max())
+    if top >= 2.0**47 or ((value == 0) & np.signbit(value)).any():
+        return {name: value}
+    width = (math.frexp(top)[1] + 8) // 8
+    held = units.astype('<i8')[..., None].view(np.uint8)[..., :width]
+    return {
+        f'{name}.units': held.copy(),
+        f'{name}.places': np.array(places, dtype=np.int16),
+    }
+
+
+def _bits(arrays: dict[str, np.ndarray]) -> np.ndarray | None:
+    # Which of the fragile edges flip in each graph.
+    try:
+        graphs, _ = proofs.read(arrays)
+    except ValueError:
+        return None
+    edges, (row, col) = proofs.fragile(graphs), arrays['flips']
+    key, count = row * len(graphs.budget) + col, np.diff(arrays['flips_ptr'])
+    # No more bits than numbers that they stand for.
+    few = len(count) * len(edges) <= 64 * key.size
+    if not few or not np.isin(key, edges).all():
+        return None
+    bits = np.zeros((len(count), len(edges)), dtype=bool)
+    at = np.repeat(np.arange(len(count)), count)
+    bits[at, np.searchsorted(edges, key)] = True
+    return np.packbits(bits, axis=1)

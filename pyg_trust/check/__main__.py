@@ -26,7 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     check.add_argument('--model', type=Path, help='weights by torch.save')
     check.add_argument('--data', type=Path, help='remaining data, likewise')
     check.add_argument(
-        '--witness', type=Path, help='of an exact certificate, .npz'
+        '--witness',
+        type=Path,
+        action='append',
+        help='of an exact or a collective certificate, .npz; once for each',
     )
     args = parser.parse_args(arguments)
     try:

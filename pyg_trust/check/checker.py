@@ -15,11 +15,11 @@ all of them can make them agree: what has to be believed then is the copy of
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..kernel import chain
+from ..kernel import chain, proofs
 from ..kernel.accounting import judge_mu
 from ..kernel.arrays import read_arrays
 from ..kernel.claims import PROMISES, amount, claim, number, read_json, same
@@ -55,7 +55,7 @@ def check_report(
     ledger: str | Path | None = None,
     model: str | Path | None = None,
     data: str | Path | None = None,
-    witness: str | Path | None = None,
+    witness: str | Path | Sequence[str | Path] | None = None,
 ) -> list[Finding]:
     """Checks a saved trust report, and the files that belong to it.
 
@@ -75,7 +75,9 @@ def check_report(
             ``save_for_check()`` of a node classifier wrote, an ``.npz``, of
             which the residual is proved. (default: :obj:`None`)
         witness (str or Path, optional): of the proof of an exact certificate,
-            as ``report.proof.save()`` wrote it. (default: :obj:`None`)
+            as ``report.proof.save()`` wrote it, or a list of these: each
+            proves the certificate that names its digest.
+            (default: :obj:`None`)
 
     Raises:
         ValueError: if a file is not what it should be.
@@ -86,7 +88,9 @@ def check_report(
         'data': data,
         'witness': witness,
     }
-    for name, file in {'path': path, **handed}.items():
+    files = witness if isinstance(witness, list | tuple) else [witness]
+    named = {'path': path, 'ledger': ledger, 'model': model, 'data': data}
+    for name, file in [*named.items(), *(('witness', x) for x in files)]:
         if not isinstance(file, str | Path) and (name == 'path' or file):
             raise TypeError(
                 f'{name!r} needs to be a path (got {type(file).__name__})'
@@ -110,10 +114,9 @@ def check_report(
         'ledger': (_read_ledger, _check_ledger),
         'model': (_read_model, _check_model),
         'data': (_read_data, _check_data),
-        'witness': (read_arrays, check_witness),
     }
     for name, (reader, check) in readers.items():
-        file = handed[name]
+        file = named[name]
         if file is None:
             continue
         content = _read(name, file, reader)
@@ -124,7 +127,36 @@ def check_report(
         found += [one for part in parts for one in part] or [
             Finding(UNKNOWN, f'no guarantee speaks of a {name}')
         ]
+    if witness is not None:
+        found += _check_witnesses(stated, files)
     return found
+
+
+def _check_witnesses(
+    stated: list[Stated], files: Sequence[Any]
+) -> Iterator[Finding]:
+    # A file belongs to the certificate that names its digest.
+    held = {}
+    for file in files:
+        arrays = _read('witness', file, proofs.load)
+        held[proofs.digest(arrays)] = Path(file).name, arrays
+    named = [str(each.values.get('witness_digest', '')) for each in stated]
+    if not any(named):
+        yield Finding(UNKNOWN, 'no guarantee speaks of a witness')
+        return
+    for number_, (each, digest) in enumerate(
+        zip(stated, named, strict=True), 1
+    ):
+        said: Said = iter(())
+        if digest in held:
+            said = _said(check_witness, each, held[digest][1])
+        elif _is_digest(digest):
+            text = 'witness: no file that was handed in has its digest'
+            said = iter([(UNPROVED, text)])
+        yield from _findings(number_, each, said)
+    for digest in held.keys() - set(named):
+        text = f'witness: {held[digest][0]} is that of another certificate'
+        yield Finding(FAILS, text)
 
 
 def _findings(at: int, each: Stated, said: Said | list[Any]) -> list[Finding]:
@@ -278,7 +310,7 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
         return
     header = lines.bodies[0] if lines.bodies else {}
     releases = header.get('mechanism') == 'gaussian'
-    if each.kind != 'privacy' or (each.procedure == SUMS) != releases:
+    if each.kind != 'privacy' or (each.procedure in SUMS) != releases:
         if each.values.get('ledger_head') is not None:
             yield UNKNOWN, 'ledger: the file is of another procedure'
         return
@@ -325,7 +357,7 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
     for z, q in steps:
         pair = number('spent', z, above=0.0), number('spent', q, above=0.0)
         counts[pair] = counts.get(pair, 0) + 1
-    wanted = values.get('releases' if each.procedure == SUMS else 'steps')
+    wanted = values.get('releases' if each.procedure in SUMS else 'steps')
     yield (
         HOLDS if len(steps) == wanted else FAILS,
         f'ledger: {len(steps)} lines were paid for, {wanted} are claimed',
@@ -336,9 +368,9 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
     )
     lines = [(z, q, n) for (z, q), n in counts.items()]
     status = UNPROVED
-    if each.procedure != SUMS and values.get('mechanism') in LAWS:
+    if each.procedure not in SUMS and values.get('mechanism') in LAWS:
         status = proved(each, lines, claimed, delta)
-    elif each.procedure == SUMS:
+    elif each.procedure in SUMS:
         # A release counts as a step at rate 1 with noise of 2 / mu.
         spent = together(2 / z for z, _, n in lines for _ in range(n))
         status = judge_mu(spent, claimed, delta)

@@ -21,7 +21,7 @@ LAWS = {'pld_wor': 'wor', 'rdp_wor': 'wor', 'pld_poisson': 'coins'}
 # Where a row is in several units.
 GROUPS = {'pld_group_wor': 'wor', 'pld_group': 'coins'}
 _EGOS = 'rdp_fdp'
-SUMS = 'private aggregation'
+SUMS = ('private aggregation', 'private link prediction')
 
 
 def check_epsilon(each: Stated) -> Said:
@@ -34,7 +34,7 @@ def check_epsilon(each: Stated) -> Said:
         iterator: a status and a text for everything that was looked at.
     """
     mechanism = each.values.get('mechanism')
-    if each.procedure == SUMS:
+    if each.procedure in SUMS:
         yield from _of_releases(each)
         return
     if mechanism not in (*LAWS, *GROUPS, _EGOS):

@@ -572,29 +572,42 @@ def least_noise(
     spent: Callable[[float], float], epsilon: float, tol: float, what: str
 ) -> float:
     """Search the least noise, up to a tolerance, within a budget."""
-    high = 1.0
-    while (loss := spent(high)) > epsilon:
-        high *= 2
-        if high > 1e6:
-            raise ValueError(
-                f"'epsilon' can't be reached by {what}, however large the "
-                f'noise (got {epsilon})'
-            )
-    while high > MIN_LAM:
-        low = max(high / 2, MIN_LAM)
-        if (value := spent(low)) > epsilon:
-            break
-        high, loss = low, value
-    else:
-        return high
-    while loss < (1 - tol) * epsilon and high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        value = spent(middle)
-        if value <= epsilon:
-            high, loss = middle, value
+    # The cost of the noise at both ends of the bracket.
+    low, high = (0.0, math.inf), (math.inf, 0.0)
+    at, side = 1.0, 0
+    while True:
+        loss = spent(at)
+        if loss > epsilon:
+            low, side = (at, loss), min(side, 0) - 1
+            if at > 1e6:
+                raise ValueError(
+                    f"'epsilon' can't be reached by {what}, however large "
+                    f'the noise (got {epsilon})'
+                )
         else:
-            low = middle
-    return high
+            high, side = (at, loss), max(side, 0) + 1
+        near = max(low[0] * (1 + 1e-9), MIN_LAM)
+        if high[1] >= (1 - tol) * epsilon or high[0] <= near:
+            return high[0]
+        at = _next_noise(low, high, (1 - tol / 2) * epsilon, abs(side) > 2)
+
+
+def _next_noise(
+    low: tuple[float, float],
+    high: tuple[float, float],
+    goal: float,
+    slow: bool,
+) -> float:
+    # Costs fall about as a power of the noise: a secant of the logarithms.
+    # Where one end stays for long, or costs nothing or too much, the middle.
+    if not math.isfinite(high[0]):
+        return low[0] * min(max(low[1] / goal, 1.1), 4.0)
+    if low[0] == 0:
+        return max(high[0] * min(max(high[1] / goal, 0.25), 0.9), MIN_LAM)
+    share = 0.5
+    if not slow and high[1] > 0 and math.isfinite(low[1]):
+        share = math.log(low[1] / goal) / math.log(low[1] / high[1])
+    return low[0] * (high[0] / low[0]) ** min(max(share, 0.05), 0.95)
 
 
 def last_that_fits(fits: Callable[[int], bool]) -> int:

@@ -6,14 +6,12 @@ Klicpera and Günnemann 2021), with a tighter relaxation, a bound that does not
 trust the solver, and receptive fields that know of degrees.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import scipy.sparse
 from torch import Tensor
 
 from pyg_trust._checks import check_integer
-from pyg_trust.kernel.collective import Matrix, program, value
+from pyg_trust.kernel.collective import Attack, Matrix, program, value
 
 
 def receptive_field(edge_index: Tensor, num_nodes: int, hops: int) -> Matrix:
@@ -97,19 +95,8 @@ def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def broken_bound(
-    owner: np.ndarray,
-    points: np.ndarray,
-    reach: Sequence[Matrix],
-    budget: Sequence[int],
-    caps: Sequence[np.ndarray],
-    num_targets: int,
-    *,
-    additions: Matrix | None = None,
-    attackers: int | None = None,
-    rows: Sequence[int] = (),
-    exact: bool = False,
-    time_limit: float = 60.0,
-) -> float:
+    attack: Attack, exact: bool = False, time_limit: float = 60.0
+) -> tuple[float, np.ndarray]:
     r"""Bound from above how many targets one budget can break at once.
 
     The program is that of :mod:`pyg_trust.kernel.collective`. The points of a
@@ -118,73 +105,23 @@ def broken_bound(
     computes a bound, which holds whatever they are.
 
     Args:
-        owner (numpy.ndarray): whose points they are, ``[num_points]``.
-        points (numpy.ndarray): int, ``[num_points, num_kinds]``.
-        reach (list[csr_array]): by kind, ``[num_targets, num_items]``.
-        budget (list[int]): by kind, :math:`R_d`.
-        caps (list[numpy.ndarray]): by kind, ``[num_items]``: how often an item
-            can change.
-        num_targets (int): the number of targets.
-        additions (scipy.sparse.csr_array, optional): at which nodes
-            :math:`B_v` the ends of added edges are seen, ``[num_targets,
-            num_nodes]``. Then added edges are one more kind, the last column
-            of :obj:`points` and the last :obj:`budget`, which :obj:`reach`
-            and :obj:`caps` don't have. (default: :obj:`None`)
-        attackers (int, optional): the most items of all :obj:`rows` together
-            that can change. (default: :obj:`None`)
-        rows (list[int]): the kinds, by number, whose items are the nodes.
-            (default: :obj:`()`)
+        attack (Attack): the budget, the points of targets, and what they see.
         exact (bool): whether to solve the integer program, up to a time
-            limit; its dual bound is returned. (default: :obj:`False`)
+            limit; its dual bound is returned. No multipliers prove it.
+            (default: :obj:`False`)
         time_limit (float): in seconds. (default: :obj:`60.0`)
 
     Returns:
-        float: the bound; at most its floor, with 1e-6 to spare, can break.
-    """
-    return solved_bound(
-        *(owner, points, reach, budget, caps, additions, attackers, rows),
-        exact,
-        time_limit,
-    )[0]
-
-
-def solved_bound(
-    owner: np.ndarray,
-    points: np.ndarray,
-    reach: Sequence[Matrix],
-    budget: Sequence[int],
-    caps: Sequence[np.ndarray],
-    additions: Matrix | None,
-    attackers: int | None,
-    rows: Sequence[int],
-    exact: bool,
-    time_limit: float = 60.0,
-) -> tuple[float, np.ndarray]:
-    """The bound of :func:`broken_bound`, and the multipliers that prove it.
-
-    Args:
-        owner (numpy.ndarray): as there, as all others.
-        points (numpy.ndarray): budgets.
-        reach (list[csr_array]): what is seen.
-        budget (list[int]): in all.
-        caps (list[numpy.ndarray]): of items.
-        additions (scipy.sparse.csr_array, optional): of added edges.
-        attackers (int, optional): the most items.
-        rows (list[int]): the kinds whose items are nodes.
-        exact (bool): whether to solve the integer program, of whose bound
-            there are no multipliers.
-        time_limit (float): in seconds.
+        tuple[float, numpy.ndarray]: the bound (at most its floor, with 1e-6
+        to spare, can break) and the multipliers of the linear program.
     """
     from scipy import optimize  # slow to import
 
-    within = (points <= np.asarray(budget)).all(1)
-    owner, points = owner[within], points[within]
-    if owner.size == 0:
+    attack = attack.within()
+    if attack.owner.size == 0:
         return 0.0, np.zeros(0)
-    most = float(np.unique(owner).size)
-    made = program(
-        *(owner, points, reach, budget, caps, additions, attackers, rows)
-    )
+    most = float(np.unique(attack.owner).size)
+    made = program(attack)
     solved = optimize.linprog(
         -made.gain,
         A_ub=made.matrix,

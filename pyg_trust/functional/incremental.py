@@ -49,22 +49,26 @@ in the error.)
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust._checks import is_finite
+from pyg_trust._checks import check_range, is_finite
 from pyg_trust.functional._ranges import known_norms
 from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.ragged import pointer, ranges
+from pyg_trust.functional.sums import Step
+from pyg_trust.graph import CSRGraph
 
 # From so much of all edges on, a level is computed as a whole.
 WHOLE_ABOVE = 1 / 3
 # Up to this number of degrees, their powers are computed one by one.
 FEW = 64
+_NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 
 
 def degree_power(degree: Tensor, exponent: float) -> Tensor:
@@ -537,3 +541,118 @@ class SeriesState(_State):
         self.journal.note(lambda: left.index_copy_(0, nodes, residue))
         self._interrupted = False
         return nodes, count
+
+
+class EditedSeries:
+    """Graph and :class:`SeriesState` of it, edited as one.
+
+    Args:
+        graph (CSRGraph): unweighted, without duplicates.
+        x (Tensor): as in :class:`SeriesState`.
+        measure (Measure): likewise.
+        alpha (float): likewise.
+        theta (float): likewise.
+        directed (bool): as in :class:`.DynamicGraph`.
+            (default: :obj:`False`)
+        gone (Tensor, optional): int64: names that are there no more.
+            (default: :obj:`None`)
+    """
+
+    def __init__(
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        measure: Measure,
+        alpha: float,
+        theta: float,
+        directed: bool = False,
+        gone: Tensor | None = None,
+    ) -> None:
+        self.graph = DynamicGraph(
+            graph, measure.self_loops, measure.along, directed
+        )
+        if gone is not None and gone.numel():
+            self.graph.remove(gone, _NO_EDGES, Journal())
+        self.state = SeriesState(self.graph, x, measure, alpha, theta)
+        self.measure = measure
+        self.undirected = self.graph.undirected
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of names, those of removed nodes included."""
+        return self.graph.num_nodes
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the features."""
+        return self.state.x.size(1)
+
+    @property
+    def x(self) -> Tensor:
+        """The features."""
+        return self.state.x
+
+    @property
+    def alive(self) -> Tensor:
+        """Bool: the names that are there."""
+        return self.graph.alive
+
+    @property
+    def error_bound(self) -> float:
+        """As of :class:`SeriesState`."""
+        return self.state.error_bound
+
+    def edge_index(self) -> Tensor:
+        """The edges by name, without added self-loops: ``[2, m]``."""
+        return self.graph.edge_index()
+
+    def rows(self, nodes: Tensor | None = None) -> Tensor:
+        """As of :class:`SeriesState`.
+
+        Args:
+            nodes (Tensor, optional): int64. (default: :obj:`None`)
+        """
+        return self.state.rows(nodes)
+
+    def play(self, steps: Sequence[Step]) -> tuple[Tensor, int]:
+        """As :meth:`.Sums.play`.
+
+        Args:
+            steps (list[Step]): the edits.
+        """
+        self.mend()
+        first = self.num_nodes
+        try:
+            touched = [part for step in steps for part in self._play(step)]
+        except BaseException:
+            self.mend()
+            raise
+        self.state.journal.clear()
+        return torch.cat(touched).unique(), first
+
+    def mend(self) -> None:
+        """Undo an edit that was interrupted."""
+        self.state.undo()
+
+    def _play(self, step: Step) -> list[Tensor]:
+        graph, state, journal = self.graph, self.state, self.state.journal
+        count = graph.num_nodes + (0 if step.new is None else len(step.new))
+        for edges in (step.cut, step.edges):
+            check_range('edge_index', edges, count, 'the nodes')
+        names = torch.empty(0, dtype=torch.int64)
+        changed = [graph.remove(step.gone, step.cut, journal)]
+        if changed[0].numel():
+            state.update(Edit(changed[0], step.gone))
+        if step.new is not None and step.new.size(0):
+            names = graph.grow(step.new.size(0), journal)
+            state.grow(names.numel())
+        changed += [graph.insert(step.edges, journal), names]
+        if changed[1].numel() + names.numel():
+            both = torch.cat([changed[1], names]).unique()
+            state.update(Edit(both, names), step.new)
+        if step.x is not None and step.nodes.numel():
+            for node in step.nodes[~graph.alive[step.nodes]].tolist()[:1]:
+                raise ValueError(f'node {node} is not there')
+            state.update(Edit(names[:0], step.nodes), step.x)
+            changed.append(step.nodes)
+        return changed

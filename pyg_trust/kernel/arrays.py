@@ -4,6 +4,7 @@
 equal, or a collision of SHA-256 is known: each part is hashed behind its type,
 shape and length, so that no two lists make the same bytes. :func:`read_arrays`
 returns no more numbers than the file has bytes, and executes nothing of it.
+A file may hold narrow numbers: :func:`widened` returns the same values.
 """
 
 import hashlib
@@ -84,11 +85,11 @@ def _flat(
             yield from _flat(f'{above}{name}.', value, kind)
 
 
-def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
+def read_arrays(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
     """Read the arrays of an ``.npz``, none of which is larger than its file.
 
     Args:
-        path (str or Path): of the file.
+        path (str or Path): of the file, or the file itself.
 
     Raises:
         ValueError: if it is none, is compressed or damaged, or holds objects.
@@ -112,6 +113,46 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
     if len(made) < len(entries):
         raise ValueError('two arrays have one name')
     return made
+
+
+def widened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return integers as int64 and floats as float64.
+
+    Arrays ``x.units``, uint8 ``[..., bytes of a number]``, and ``x.places``
+    become ``x``: whole numbers, lowest byte first, in units of 2^-places.
+    Other names with a dot are left as they are.
+
+    Args:
+        arrays (dict): by name.
+
+    Raises:
+        ValueError: if units have no places, or more than 48 bits.
+    """
+    made = {}
+    for name, value in arrays.items():
+        start, _, code = name.partition('.')
+        kind = {'i': np.int64, 'u': np.int64, 'f': np.float64}.get(
+            value.dtype.kind
+        )
+        if code == 'units':
+            made[start] = _floats(value, arrays.get(f'{start}.places'))
+        elif not code and kind is not None:
+            made[name] = value.astype(kind)
+        elif code != 'places':
+            made[name] = value
+    return made
+
+
+def _floats(units: np.ndarray, places: np.ndarray | None) -> np.ndarray:
+    width = units.shape[-1] if units.ndim else 0
+    if units.dtype != np.uint8 or not 0 < width <= 6 or places is None:
+        raise ValueError('an array of units is of another kind')
+    if places.shape or places.dtype.kind != 'i' or abs(int(places)) > 2000:
+        raise ValueError('the units of an array are none')
+    wide = np.zeros((*units.shape[:-1], 8), dtype=np.uint8)
+    wide[..., 8 - width :] = units
+    whole = wide.view('<i8')[..., 0] >> (64 - 8 * width)
+    return np.ldexp(whole.astype(float), -int(places))
 
 
 def _array(content: bytes) -> np.ndarray:

@@ -47,11 +47,22 @@ def _promise(name: str, procedure: str, kind: str, **units: str) -> type:
     return made
 
 
+_SPENT = {
+    'epsilon': 'nats, of everything released',
+    'delta': 'probability',
+    'target_epsilon': 'nats, what may be spent; None without a limit',
+    'seeded': 'whether anything secret comes from a seed',
+    'ledger_head': 'SHA-256 of the ledger; None without one',
+}
+_RELEASES = {
+    'mu': 'sensitivity over noise, of everything',
+    'directed': 'whether edges are arcs',
+    'releases': 'lines of the account',
+    'num_nodes': 'count, public',
+    **_SPENT,
+}
 PrivateTraining = _promise(
     *('PrivateTraining', 'private training', 'privacy'),
-    epsilon='nats, of everything released',
-    delta='probability',
-    target_epsilon='nats, the budget; None without one',
     steps='count',
     relation='which data are neighbours',
     sampling='how units are drawn',
@@ -61,10 +72,9 @@ PrivateTraining = _promise(
     noise_multiplier='deviation of the noise over the clipping norm',
     account='noise multiplier, rate, number of steps',
     pure_epsilon='nats, of releases without delta',
-    seeded='whether noise and batches come from a seed',
-    ledger_head='SHA-256 of the ledger; None without one',
     checked='units that were run alone: always, sampled (k of n) or not',
     arithmetic='what holds to the last bit: exact, sums or float',
+    **_SPENT,
 )
 Search = _promise(
     *('Search', 'search for settings of private training', 'privacy'),
@@ -80,31 +90,29 @@ Search = _promise(
 )
 PrivateSums = _promise(
     *('PrivateSums', 'private aggregation', 'privacy'),
-    epsilon='nats, of everything released',
-    delta='probability',
-    target_epsilon='nats, the budget; None without one',
-    mu='sensitivity over noise, of everything',
-    mu_encoder='the same, of the encoder',
+    mu_encoder='sensitivity over noise, of the encoder',
     mu_aggregation='the same, of the sums',
     mu_head='the same, of the head',
     relation='which data are neighbours',
     form='withdraw, replace or either',
-    directed='whether edges are arcs',
     max_degree='edges of a node; None without a limit',
     hops='sums of a release',
-    releases='lines of the account',
-    num_nodes='count, public',
     receivers='nodes whose rows hold sums',
     rows='which rows may be published',
     raw_columns='whether the first columns are raw rows',
     predictions='whether weights and predictions are released',
-    seeded='whether noise comes from a seed',
-    ledger_head='SHA-256 of the ledger; None without one',
+    **_RELEASES,
+)
+PrivateLinks = _promise(
+    *('PrivateLinks', 'private link prediction', 'privacy'),
+    mu_parts='sensitivity over noise, of rows, count, scorer and others',
+    steps='noisy gradients of the scorer',
+    **_RELEASES,
 )
 _REMOVED = {
+    **_SPENT,
     'request': 'names of what was removed, by graph',
     'noise': 'output or objective',
-    'seeded': 'whether noise comes from a seed',
     'residual': 'norm of the gradient, as measured',
     'bound': 'what counts as spent',
     'budget': 'what the bound may be',
@@ -112,12 +120,9 @@ _REMOVED = {
     'release_std': 'deviation of the noise on a weight',
     'epsilon': 'nats, of this release',
     'epsilon_transcript': 'nats, of all releases since the fit',
-    'target_epsilon': 'nats, what a release may have',
-    'delta': 'probability',
     'lam': 'weight of the penalty',
     'history': 'what every release spent',
     'residual_checked': 'by what the residual was checked',
-    'ledger_head': 'SHA-256 of the ledger',
 }
 NodeRemoval = _promise(
     'NodeRemoval',

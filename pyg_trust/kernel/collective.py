@@ -42,6 +42,38 @@ import scipy.sparse
 Matrix: TypeAlias = scipy.sparse.csr_array
 
 
+class Attack(NamedTuple):
+    """What an attacker can change, and at which changes each target breaks.
+
+    Args:
+        owner (ndarray): whose points they are, ``[num_points]``.
+        points (ndarray): int64, ``[num_points, num_kinds]``.
+        reach (list[csr_array]): M by kind, ``[num_targets, num_items]``.
+        budget (list[int]): R by kind.
+        caps (list[ndarray]): by kind, how often an item can change.
+        additions (csr_array, optional): B, ``[num_targets, num_nodes]``: then
+            added edges are one more kind, the last one of :obj:`points` and
+            :obj:`budget`.
+        attackers (int, optional): the most items of all :obj:`rows` together
+            that can change.
+        rows (list[int]): the kinds, by number, whose items are the nodes.
+    """
+
+    owner: np.ndarray
+    points: np.ndarray
+    reach: Sequence[Matrix]
+    budget: Sequence[int]
+    caps: Sequence[np.ndarray]
+    additions: Matrix | None = None
+    attackers: int | None = None
+    rows: Sequence[int] = ()
+
+    def within(self) -> 'Attack':
+        """Leave out the points that no budget reaches."""
+        kept = (self.points <= np.asarray(self.budget)).all(1)
+        return self._replace(owner=self.owner[kept], points=self.points[kept])
+
+
 class Program(NamedTuple):
     """max c x, such that A x <= h and 0 <= x <= u.
 
@@ -58,33 +90,13 @@ class Program(NamedTuple):
     upper: np.ndarray
 
 
-def program(
-    owner: np.ndarray,
-    points: np.ndarray,
-    reach: Sequence[Matrix],
-    budget: Sequence[int],
-    caps: Sequence[np.ndarray],
-    additions: Matrix | None,
-    attackers: int | None,
-    rows: Sequence[int],
-) -> Program:
+def program(attack: Attack) -> Program:
     """Build the program.
 
     Args:
-        owner (ndarray): whose points they are, ``[num_points]``, at least
-            one.
-        points (ndarray): int64, ``[num_points, num_kinds]``, none above the
-            budget.
-        reach (list[csr_array]): M by kind, ``[num_targets, num_items]``.
-        budget (list[int]): R by kind.
-        caps (list[ndarray]): by kind, how often an item can change.
-        additions (csr_array, optional): B, ``[num_targets, num_nodes]``: then
-            added edges are one more kind, the last one of :obj:`points` and
-            :obj:`budget`.
-        attackers (int, optional): the most items of all :obj:`rows` together
-            that can change.
-        rows (list[int]): the kinds, by number, whose items are the nodes.
+        attack (Attack): with at least one point, none above the budget.
     """
+    owner, points, reach, budget, caps, additions, attackers, rows = attack
     who, place = np.unique(owner, return_inverse=True)
     one = scipy.sparse.csr_array(
         (np.ones(owner.size), (place, np.arange(owner.size))),
@@ -98,62 +110,47 @@ def program(
         near[points[:, -1] > 0] = 0.0
     made.add('y', near, gain=1.0)
     for kind in kinds:
-        most = np.minimum(caps[kind], budget[kind]).astype(float)
+        most = np.minimum(caps[kind], budget[kind])
         made.add(f'b{kind}', most)
-        made.at_most(float(budget[kind]), {f'b{kind}': _ones(most.size)})
-        made.at_most(
-            np.zeros(who.size),
-            {'y': _needs(one, points[:, kind]), f'b{kind}': -reach[kind][who]},
-        )
+        made.at_most(budget[kind], {f'b{kind}': _ones(most.size)})
+        need = _needs(one, points[:, kind])
+        made.at_most(0, {'y': need, f'b{kind}': -reach[kind][who]})
     each = {'y': one}
     if additions is not None:
-        made.add('wide', float(budget[-1] > 0) * np.ones(owner.size), 1.0)
-        made.add('added', np.array([float(budget[-1])]))
-        ends = np.full(additions.shape[1], float(budget[-1]))
-        made.add('ends', ends)
+        made.add('wide', (budget[-1] > 0) * np.ones(owner.size), 1.0)
+        made.add('added', np.array([budget[-1]]))
+        made.add('ends', np.full(additions.shape[1], budget[-1]))
         each['wide'] = one
         column = scipy.sparse.csr_array(np.ones((who.size, 1)))
         for kind in kinds:
-            need = _needs(one, points[:, kind])
-            made.add(f'all{kind}', np.array([float(budget[kind])]))
-            made.at_most(
-                0.0, {f'all{kind}': _ones(1), f'b{kind}': -_ones(caps[kind])}
-            )
-            made.at_most(
-                np.zeros(who.size),
-                {'y': need, 'wide': need, f'all{kind}': -column},
-            )
+            need, every = _needs(one, points[:, kind]), f'all{kind}'
+            made.add(every, np.array([budget[kind]]))
+            some = {f'b{kind}': -_ones(caps[kind].size)}
+            made.at_most(0, {every: _ones(1), **some})
+            made.at_most(0, {'y': need, 'wide': need, every: -column})
         need = _needs(one, np.maximum(points[:, -1], 1))
-        made.at_most(np.zeros(who.size), {'wide': need, 'added': -column})
-        made.at_most(
-            np.zeros(who.size), {'wide': one, 'ends': -additions[who]}
-        )
-        made.at_most(0.0, {'ends': _ones(ends), 'added': -2 * _ones(1)})
-    made.at_most(np.ones(who.size), each)
+        made.at_most(0, {'wide': need, 'added': -column})
+        made.at_most(0, {'wide': one, 'ends': -additions[who]})
+        ends = _ones(additions.shape[1])
+        made.at_most(0, {'ends': ends, 'added': -2 * _ones(1)})
+    made.at_most(1, each)
     if attackers is not None:
-        made.add('x', np.ones(caps[rows[0]].size))
-        made.at_most(float(attackers), {'x': _ones(caps[rows[0]])})
+        nodes = caps[rows[0]].size
+        eye = scipy.sparse.csr_array(scipy.sparse.eye_array(nodes))
+        made.add('x', np.ones(nodes))
+        made.at_most(attackers, {'x': _ones(nodes)})
         for kind in rows:
-            most = np.minimum(caps[kind], budget[kind]).astype(float)
-            made.at_most(
-                np.zeros(most.size),
-                {
-                    f'b{kind}': scipy.sparse.eye_array(most.size).tocsr(),
-                    'x': -scipy.sparse.diags_array(most).tocsr(),
-                },
-            )
+            most = np.minimum(caps[kind], budget[kind])
+            made.at_most(0, {f'b{kind}': eye, 'x': -_needs(eye, most)})
     return made.program()
 
 
-def _ones(size: int | np.ndarray) -> Matrix:
-    count = size if isinstance(size, int) else size.size
-    return scipy.sparse.csr_array(np.ones((1, count)))
+def _ones(size: int) -> Matrix:
+    return scipy.sparse.csr_array(np.ones((1, size)))
 
 
 def _needs(one: Matrix, amount: np.ndarray) -> Matrix:
-    return scipy.sparse.csr_array(
-        one @ scipy.sparse.diags_array(amount.astype(float))
-    )
+    return scipy.sparse.csr_array(one.multiply(amount.astype(float)))
 
 
 class _Blocks:
@@ -170,12 +167,11 @@ class _Blocks:
         self.upper[name] = upper.astype(float)
         self.gain.append(np.full(upper.size, gain))
 
-    def at_most(
-        self, right: float | np.ndarray, row: dict[str, Matrix]
-    ) -> None:
-        """Rows: the sum over blocks is at most so much."""
-        self.rows.append(row)
-        self.right.append(np.atleast_1d(right))
+    def at_most(self, right: int, rows: dict[str, Matrix]) -> None:
+        """Rows: each sum over blocks is at most so much."""
+        self.rows.append(rows)
+        count = next(iter(rows.values())).shape[0]
+        self.right.append(np.full(count, float(right)))
 
     def program(self) -> Program:
         """All rows and blocks."""
@@ -232,7 +228,23 @@ def value(multipliers: np.ndarray, made: Program) -> Fraction:
 
 
 def prove(arrays: Mapping[str, np.ndarray]) -> Fraction:
-    """The most targets that break together, of a witness.
+    """Bound how many targets break together, from a witness.
+
+    Args:
+        arrays (dict): as :func:`read` takes them, and ``multipliers``.
+
+    Raises:
+        ValueError: if it is no witness.
+    """
+    attack = read(arrays).within()
+    if not len(attack.owner):
+        return Fraction(0)
+    broken = len(np.unique(attack.owner))
+    return min(value(arrays['multipliers'], program(attack)), Fraction(broken))
+
+
+def read(arrays: Mapping[str, np.ndarray]) -> Attack:
+    """Return the attack of a witness.
 
     Args:
         arrays (dict): ``owner``, ``points``, ``budget``, ``num_targets``,
@@ -264,8 +276,12 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Fraction:
         or len(budget) != kinds + added
     ):
         raise ValueError('the witness holds points of other kinds')
-    rows = arrays['rows'].tolist()
-    if any(kind >= kinds for kind in rows) or (arrays['owner'] >= count).any():
+    rows, most = arrays['rows'].tolist(), int(arrays['attackers'])
+    if (
+        any(kind >= kinds for kind in rows)
+        or (arrays['owner'] >= count).any()
+        or (most >= 0 and not rows)
+    ):
         raise ValueError('the witness has no such kinds or targets')
     seen = [
         _matrix(arrays[f'ptr{i}'], arrays[f'items{i}'], count, x.size)
@@ -275,19 +291,13 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Fraction:
     if added:
         size = int(arrays['num_nodes'])
         near = _matrix(arrays['near_ptr'], arrays['near'], count, size)
-    owner, most = arrays['owner'], int(arrays['attackers'])
-    within = (points <= budget).all(1)
-    if not within.any():
-        return Fraction(0)
-    made = program(
-        *(owner[within], points[within], seen, budget.tolist()),
+    return Attack(
+        *(arrays['owner'], points, seen, budget.tolist()),
         [arrays[f'caps{i}'] for i in range(kinds)],
         near,
         None if most < 0 else most,
         rows,
     )
-    broken = len(np.unique(owner[within]))
-    return min(value(arrays['multipliers'], made), Fraction(broken))
 
 
 def _matrix(
@@ -314,7 +324,7 @@ def differences(
     """What fields of a certificate promise that its witness is not about.
 
     Args:
-        arrays (dict): as :func:`prove` has accepted them.
+        arrays (dict): as :func:`read` has accepted them.
         values (dict): the fields by name.
     """
     edges, features = values['edges'], values['features']

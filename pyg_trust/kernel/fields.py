@@ -27,7 +27,7 @@ from typing import Any
 from .accounting import HOLDS, judge_mu
 from .claims import amount, count, number, same
 from .noise import DIGEST, SHIFT
-from .release import sensitivity
+from .release import pair_mus, sensitivity
 
 Fields = Mapping[str, Any]
 Texts = Iterator[str]
@@ -65,6 +65,9 @@ CONFIRMED = {
         'mu_aggregation mu_head mu_edge epsilon_replace degree_curve relation '
         'form directed max_degree hops releases rows raw_columns predictions '
         'seeded sensitivity noise_stds arithmetic grid_exponent table',
+        'private link prediction': 'epsilon delta target_epsilon mu mu_parts '
+        'relation directed steps releases seeded row_std count_std '
+        'noise_multiplier arithmetic grid_exponent table',
         'certified removal from a node classifier': _REMOVAL
         + 'num_train seeded secure',
         'certified removal': _REMOVAL + 'releases',
@@ -94,6 +97,7 @@ _NAMES = {
 }
 _OTHERS = {
     'private aggregation': ('delta', 'mu'),
+    'private link prediction': ('delta',),
     'propagation': ('levels',),
     'exact removal by shards': ('aggregator',),
 }
@@ -149,6 +153,9 @@ def contradictions(
             yield f'{field}: the run had {found!r}, {claimed!r} is claimed'
     if values.get('grid_exponent', -SHIFT) != -SHIFT:
         yield f'grid_exponent: no noise is on a grid of {-SHIFT} but this'
+    exact = 'exact', DIGEST
+    if 'table' in known and (values['arithmetic'], values['table']) != exact:
+        yield 'arithmetic: no noise of the kernel has another table'
     yield from _RULES[procedure](values, arguments, history)
 
 
@@ -239,8 +246,6 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield f'max_degree: there is none of the relation {about!r}'
     if v['receivers'] > v['num_nodes']:
         yield 'receivers: they are more than the nodes'
-    if v['arithmetic'] != 'exact' or v['table'] != DIGEST:
-        yield 'arithmetic: no noise of the kernel has another table'
     # Seeds and engines of a transform are in its arguments.
     run = dict(given(arguments))
     if (run.get('seed') is not None) > bool(v['seeded']):
@@ -306,6 +311,19 @@ def _of_others(v: Fields, sums: float) -> Texts:
         least = moved * sums / v['sensitivity']
         if not v['mu_edge'] >= least * (1 - 1e-9):
             yield f'mu_edge: it is at least {least:.6g}'
+
+
+def _links(v: Fields, arguments: Fields, history: Fields) -> Texts:
+    yield from _one_of('relation', v['relation'], ('edge',))
+    names = ('row_std', 'count_std', 'noise_multiplier')
+    s, c, z = (number(name, v[name], above=0.0) for name in names)
+    made = pair_mus(s, c, z, count('steps', v['steps'], 1), v['directed'])
+    *parts, others = [amount('mu_parts', mu) for mu in v['mu_parts']]
+    yield from _same('mu', v['mu'], math.hypot(*made, others))
+    if not all(map(same, parts, made)) or len(parts) != len(made):
+        yield 'mu_parts: noise and steps make others'
+    if (count('releases', v['releases'], 3) > 3) != (others > 0):
+        yield 'releases: what is beside three of them is in mu_parts'
 
 
 # Removal #####################################################################
@@ -418,6 +436,7 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'private training': _training,
     'search for settings of private training': _search,
     'private aggregation': _sums,
+    'private link prediction': _links,
     'certified removal from a node classifier': _removed,
     'certified removal': _removed,
     'exact removal by shards': _shards,

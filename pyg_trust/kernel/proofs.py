@@ -20,14 +20,17 @@ true. They decide only how much is proved.
 """
 
 import hashlib
+import io
 import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
+from .arrays import read_arrays, widened
 from .pagerank import (
     KINDS,
     Graphs,
@@ -46,6 +49,8 @@ ROBUST, UNKNOWN, BROKEN = 1, 0, -1
 MOST = 2**31
 # Float steps that look for a vector of one graph.
 STEPS = 10_000
+# Flips that a file may hold as bits.
+MOST_FLIPS = 2**26
 
 # What a witness holds: the name of each array, its dimensions and its kind.
 ARRAYS = {
@@ -75,6 +80,61 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
     return made.hexdigest()
 
 
+def load(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
+    """Read a witness from a file, in which numbers may be narrow.
+
+    ``flips.bits`` holds a row of bits for each graph, one for each of
+    :func:`fragile`, and becomes ``flips`` and ``flips_ptr``.
+
+    Args:
+        path (str or Path): of the file, or the file itself.
+
+    Raises:
+        ValueError: if it is damaged, or holds flips of no edges.
+    """
+    arrays = widened(read_arrays(path))
+    packed = arrays.pop('flips.bits', None)
+    if packed is None:
+        return arrays
+    graphs = attacker(arrays)
+    edges = fragile(graphs)
+    if packed.dtype != np.uint8 or packed.shape[1:] != (-(-len(edges) // 8),):
+        raise ValueError('the witness holds flips of other edges')
+    bits = np.unpackbits(packed, axis=1, count=len(edges))
+    if int(bits.sum()) > MOST_FLIPS:
+        raise ValueError('the witness holds too many flips')
+    arrays['flips_ptr'] = np.cumsum([0, *bits.sum(1).tolist()])
+    key = edges[np.nonzero(bits)[1]]
+    arrays['flips'] = np.stack(np.divmod(key, len(graphs.budget)))
+    return arrays
+
+
+def fragile(graphs: Graphs) -> np.ndarray:
+    """The listed edges that may flip, as numbers ``i * n + j`` that rise."""
+    n, row = len(graphs.budget), rows(graphs)
+    gone = (row * n + graphs.col)[graphs.removable]
+    come = graphs.pairs[0] * n + graphs.pairs[1]
+    return np.sort(np.concatenate([gone, come]))
+
+
+def known(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Return an array of a witness, of the kind that its name says."""
+    (dim, kind), found = ARRAYS[name], arrays.get(name, np.array(None))
+    if found.ndim != dim or not found.dtype.str[1:].startswith(kind):
+        raise ValueError(f'the witness holds another array as {name!r}')
+    if kind == 'f8' and not np.isfinite(found).all():
+        raise ValueError(f'the witness holds what is no number: {name!r}')
+    return found
+
+
+def attacker(arrays: Mapping[str, np.ndarray]) -> Graphs:
+    """Return the graphs of a witness, checked."""
+    parts: list[Any] = [known(arrays, name) for name in Graphs._fields]
+    graphs = Graphs(*parts)._replace(all_pairs=bool(parts[-1]))
+    check(graphs)
+    return graphs
+
+
 def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
     """Return the graphs and the model of a witness.
 
@@ -89,21 +149,10 @@ def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
             'the witness has other arrays than those of a certificate of '
             'this version: certify again'
         )
-    for name, (dim, kind) in ARRAYS.items():
-        found = arrays[name]
-        if found.ndim != dim or not found.dtype.str[1:].startswith(kind):
-            raise ValueError(f'the witness holds another array as {name!r}')
-        if kind == 'f8' and not np.isfinite(found).all():
-            raise ValueError(f'the witness holds what is no number: {name!r}')
-    graphs = Graphs(
-        arrays['rowptr'],
-        arrays['col'],
-        arrays['removable'],
-        arrays['budget'],
-        arrays['pairs'],
-        bool(arrays['all_pairs']),
-    )
-    n, logits = check(graphs), arrays['logits']
+    for name in ARRAYS:
+        known(arrays, name)
+    graphs, logits = attacker(arrays), arrays['logits']
+    n = len(graphs.budget)
     K, normalization = int(arrays['K']), str(arrays['normalization'])
     alpha = float(arrays['alpha'])
     model = Model(alpha, None if K < 0 else K, normalization)
@@ -126,13 +175,11 @@ def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
         'flips_of': (count,),
     }
     shares = many, len(graphs.col) + graphs.pairs.shape[1]
+    classes = logits.shape[1]
     limits = [
-        *(
-            (arrays['targets'], 0, n),
-            (arrays['reference'], 0, logits.shape[1]),
-        ),
-        *((pairs, 0, logits.shape[1]), (columns[:1], 0, count)),
-        *((columns[1:2], 0, logits.shape[1]), (columns[2:], 0, 2)),
+        *((arrays['targets'], 0, n), (arrays['reference'], 0, classes)),
+        *((pairs, 0, classes), (columns[:1], 0, count)),
+        *((columns[1:2], 0, classes), (columns[2:], 0, 2)),
         *((charged[:1], 0, n), (charged[1:], 0, 2)),
         *((arrays['flips'], 0, n), (flips_of, -1, graphs_found)),
     ]
@@ -167,8 +214,7 @@ def work(
         graphs (Graphs): of :func:`read`.
         model (Model): likewise.
     """
-    degree = np.diff(graphs.rowptr)
-    small, large = sizes(graphs)
+    degree, (small, large) = np.diff(graphs.rowptr), sizes(graphs)
     lost, won = degree - small, large - degree
     numbers = len(graphs.col) + graphs.pairs.shape[1] + len(degree)
     ways = (1 + int(lost.max())) * (1 + int(won.max()))
@@ -186,11 +232,9 @@ def work(
 
 def tries(model: Model) -> int:
     """How many steps find the scores of a graph."""
-    return (
-        math.ceil(min(40 / model.alpha, STEPS))
-        if model.K is None
-        else (model.K)
-    )
+    if model.K is not None:
+        return model.K
+    return math.ceil(min(40 / model.alpha, STEPS))
 
 
 def prove(
@@ -273,21 +317,20 @@ def lower(
     columns = arrays['columns'].T.tolist()
     nodes = targets[arrays['columns'][0]]
     upper = reached(arrays, graphs, model, nodes)
-    directed = bool(arrays['undirected']) and not arrays['shares'].size
-    budget = int(arrays['global_budget']) * (1 + directed)
+    budget, shared = int(arrays['global_budget']), arrays['shares'].size > 0
     for i, (place, c, visits) in enumerate(columns):
         y = int(held[place])
         if c == y:
             continue
+        part = arrays['shares'][i] if shared and not visits else None
+        directed = bool(arrays['undirected']) and part is None
         score = bound_within(
             *(graphs, model, logits[:, c], logits[:, y]),
             arrays['values'][i] if limit else None,
             int(nodes[i]),
             float(arrays['multipliers'][i]),
             upper[visits][i],
-            budget,
-            bool(visits),
-            arrays['shares'][i] if arrays['shares'].size else None,
+            *(budget * (1 + directed), bool(visits), part),
         )
         keep(place, c, score)
     return made
@@ -379,6 +422,7 @@ def attacked(
         need (Fraction): the tolerance.
     """
     logits, ptr = arrays['logits'], arrays['flips_ptr']
+    targets, held = arrays['targets'].tolist(), arrays['reference'].tolist()
     off = slacks(arrays, graphs, model)
     of = arrays['flips_of']
     for which in np.unique(of[of >= 0]).tolist():
@@ -391,10 +435,7 @@ def attacked(
         guess = scores(one, model, logits)
         known: dict[tuple[int, int], tuple[list[int], int]] = {}
         for place in np.flatnonzero(of == which).tolist():
-            u, y = (
-                int(arrays['targets'][place]),
-                int(arrays['reference'][place]),
-            )
+            u, y = targets[place], held[place]
             rest = guess[u].copy()
             rest[y] = -np.inf
             c = int(rest.argmax())
@@ -429,20 +470,6 @@ def scores(graphs: Graphs, model: Model, logits: np.ndarray) -> np.ndarray:
 # What a report says of it ###################################################
 
 
-def additions(arrays: Mapping[str, np.ndarray]) -> tuple[int, int]:
-    """How many edges between distinct nodes are absent, and may be added.
-
-    Args:
-        arrays (dict): as :func:`read` has accepted them.
-    """
-    n = len(arrays['budget'])
-    row = np.repeat(np.arange(n), np.diff(arrays['rowptr']))
-    absent = n * (n - 1) - int((row != arrays['col']).sum())
-    if bool(arrays['all_pairs']):
-        return absent, absent
-    return absent, int((arrays['pairs'][0] != arrays['pairs'][1]).sum())
-
-
 def differences(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
 ) -> Iterator[str]:
@@ -453,6 +480,8 @@ def differences(
         values (dict): the fields by name.
     """
     K, most = int(arrays['K']), int(arrays['global_budget'])
+    graphs = attacker(arrays)
+    n, row = len(graphs.budget), rows(graphs)
     about = {
         'targets': len(arrays['targets']),
         'K': None if K < 0 else K,
@@ -466,15 +495,14 @@ def differences(
     for name, found in about.items():
         if values[name] != found:
             yield f'{name} is {found!r}, {values[name]!r} is claimed'
-    row = np.repeat(
-        np.arange(len(arrays['budget'])), np.diff(arrays['rowptr'])
-    )
-    loops = (row == arrays['col']) & ~arrays['removable']
-    if values['self_loops'] and loops.sum() < len(arrays['budget']):
+    loops = (row == graphs.col) & ~graphs.removable
+    if values['self_loops'] and loops.sum() < n:
         yield 'self_loops is claimed, and there are rows without'
     if len(set(arrays['targets'].tolist())) < len(arrays['targets']):
         yield 'a target is there twice'
-    absent, addable = additions(arrays)
+    absent = n * (n - 1) - int((row != graphs.col).sum())
+    listed = int((graphs.pairs[0] != graphs.pairs[1]).sum())
+    addable = absent if graphs.all_pairs else listed
     if values['scenario'] in ('additions', 'both') and addable < absent:
         yield (
             f'{addable} of {absent} absent edges can be added, '

@@ -42,6 +42,22 @@ square of that is :math:`\|w\|^2 \|m\|^2 + \|w'\|^2 \|m'\|^2 - 2 (w^\top
 w')(m^\top m') \le 2 D + 2 D / (C - 1)`, as weights are not negative. An arc is
 one message, an undirected edge is two, in different rows: :math:`\sqrt{2}`.
 
+**Pairs** (:func:`pair_mus`). Let :math:`S = A m + \mathcal{N}(0, s^2 I)` with
+messages of norm at most 1; :math:`K = |E| + \mathcal{N}(0, c^2)`; and for
+:math:`t = 1, \ldots, T` let :math:`G_t = \sum_{e \in E} \mathrm{clip}_C(g_t(
+\phi_e)) + \mathcal{N}(0, z^2 C^2 I)`, where each edge is in the sum **once**,
+and :math:`\phi_e` and :math:`g_t` are functions of :math:`S, K, G_1, \ldots,
+G_{t-1}`, of the pair and of what is public. Then all of these together are
+:math:`\mu`-GDP in one edge, with :math:`\mu^2 = \Delta^2 / s^2 + 1 / c^2 + T /
+z^2` and :math:`\Delta` as above. *Proof.* Given what was released before,
+:math:`E` and :math:`E \setminus e` differ in one summand of each :math:`G_t`,
+of norm at most :math:`C`, in one of :math:`K`, and by :math:`\Delta` in
+:math:`A m`; Gaussian releases compose so adaptively. Steps that add gradients
+of public pairs, or divide by :math:`K`, are post-processing; to divide by
+:math:`|E|`, or to leave edges out of the public pairs, is none. On the grid a
+summand is truncated, so that it is not longer, and :math:`|E|` is counted by
+one truncated number.
+
 **Interface.** All take and return numpy arrays and plain numbers.
 
 * :func:`grid`: :math:`g` of a standard deviation, refused where not exact;
@@ -49,7 +65,8 @@ one message, an undirected edge is two, in different rows: :math:`\sqrt{2}`.
 * :func:`check_sum`, :func:`fits_float`: how long sums may grow;
 * :func:`widened`: a standard deviation that pays for rounding;
 * :func:`released`: :math:`g (k + N)`;
-* :func:`sensitivity`: by how much neighbours move a sum.
+* :func:`sensitivity`: by how much neighbours move a sum;
+* :func:`pair_mus`: what sums, a count and steps on pairs spend of an edge.
 """
 
 import math
@@ -182,3 +199,19 @@ def sensitivity(
         return moved
     classes = max(2, num_classes or 2)
     return math.sqrt(2 * classes / (classes - 1)) * moved
+
+
+def pair_mus(
+    row_std: float, count_std: float, z: float, steps: int, directed: bool
+) -> tuple[float, float, float]:
+    r"""Return :math:`\mu` in one edge of rows, of their count, and of steps.
+
+    Args:
+        row_std (float): :math:`s`.
+        count_std (float): :math:`c`.
+        z (float): noise multiplier of a step.
+        steps (int): :math:`T`.
+        directed (bool): whether edges are arcs.
+    """
+    moved = sensitivity('edge', directed, 'either')
+    return moved / row_std, 1 / count_std, math.sqrt(steps) / z

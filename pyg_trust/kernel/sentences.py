@@ -236,22 +236,10 @@ def _sums(c: Any) -> Words:
     else:
         what += ' are'
     unit = unit_of_sums(c.relation, c.form, c.directed, c.max_degree)
-    ledger = (
-        'this object made all releases of these data: without a ledger '
-        'nothing else is counted'
-        if c.ledger_head is None
-        else 'the ledger is the only account of these data: no copy of it was '
-        'spent as well, and no older one was put back'
-    )
     return Words(
         f'{what} ({c.epsilon:.4g}, {c.delta:g})-differentially private in one '
         f'{unit}',
-        (
-            'which calls had the same data is known: the first release of '
-            'data costs, the next is free, and the number of releases '
-            f'({c.releases}) tells which were alike',
-            ledger,
-        ),
+        _once(c),
         (
             'all arguments',
             'ids and number of nodes',
@@ -266,6 +254,35 @@ def _sums(c: Any) -> Words:
                 else []
             ),
         ),
+        {'epsilon': c.epsilon},
+        {'epsilon': _limit(c.target_epsilon)},
+    )
+
+
+def _once(c: Any) -> tuple[str, str]:
+    return (
+        'which calls had the same data is known: the first release of data '
+        'costs, the next is free, and the number of releases '
+        f'({c.releases}) tells which were alike',
+        'this object made all releases of these data: without a ledger '
+        'nothing else is counted'
+        if c.ledger_head is None
+        else 'the ledger is the only account of these data: no copy of it was '
+        'spent as well, and no older one was put back',
+    )
+
+
+@_of('PrivateLinks')
+def _links(c: Any) -> Words:
+    return Words(
+        f'the noisy sums of 1 hop over {c.num_nodes:,} nodes, a noisy number '
+        f'of edges, {c.steps} noisy gradients of a scorer of pairs and every '
+        f'score of every pair, together, are ({c.epsilon:.4g}, {c.delta:g})-'
+        'differentially private in one '
+        f'{unit_of_sums("edge", "either", c.directed, None)}; an edge counts '
+        'as a message and as an example',
+        _once(c),
+        ('all arguments, ids, number of nodes and features: known to all',),
         {'epsilon': c.epsilon},
         {'epsilon': _limit(c.target_epsilon)},
     )

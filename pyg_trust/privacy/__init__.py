@@ -18,6 +18,7 @@ from pyg_trust.privacy.ego_accounts import (
 )
 from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
+from pyg_trust.privacy.links import LinkReport, PrivateLinkPredictor
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.planning import (
@@ -38,10 +39,12 @@ __all__ = [
     'FDPAccountant',
     'GroupAccountant',
     'GroupPoissonAccountant',
+    'LinkReport',
     'PLDAccountant',
     'PoissonAccountant',
     'PrivacyEngine',
     'PrivacyReport',
+    'PrivateLinkPredictor',
     'PrivateLoader',
     'PrivateModule',
     'PrivateNodeClassifier',

@@ -9,7 +9,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
@@ -26,6 +25,7 @@ from pyg_trust._checks import (
     check_rate,
     check_tensor,
 )
+from pyg_trust._fingerprints import fingerprint, stored
 from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
 from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.measures import Measure
@@ -63,7 +63,8 @@ from pyg_trust.privacy.row_models import (
     train_freely,
     train_privately,
 )
-from pyg_trust.report import fingerprint, provenance
+from pyg_trust.privacy.state import check_history, check_shares
+from pyg_trust.report import provenance
 from pyg_trust.transforms.aggregation_report import (
     AggregationReport,
     make_relation,
@@ -371,7 +372,7 @@ class PrivateNodeClassifier(NoCopies):
         # Labels that are not read are 0 by now.
         masks = (train,) if val is None else (train, val)
         setting = (graph.rowptr, graph.col, y, *masks)
-        key = fingerprint(*setting, *_parts(x), repr(classes))
+        key = fingerprint(*setting, *stored(x), repr(classes))
         if key == self._fitted:
             return self
         check_alone()
@@ -420,7 +421,7 @@ class PrivateNodeClassifier(NoCopies):
                 raise
         if self.seed is None:
             warn_of_other_releases(
-                *(self.relation, graph, fingerprint(*_parts(x)), account),
+                *(self.relation, graph, fingerprint(*stored(x)), account),
                 *(self.delta, 4),
             )
         return self
@@ -604,37 +605,9 @@ class PrivateNodeClassifier(NoCopies):
         rho = check_number('state', state.get('rho', 0.0))
         if not 0 <= rho <= 0.01:
             raise ValueError(f"'state' needs a 'rho' in [0, .01] (got {rho})")
-        lines = state['history']
-        check_instance('state', lines, list)
-        lines = [check_positive('state', mu) for mu in lines]
         needed = math.hypot(*self.mus)
-        if math.hypot(*lines) < needed * (1 - 1e-9):
-            raise ValueError(
-                "'state' needs a 'history' that pays for the rows and weights "
-                f'it holds (got mu {math.hypot(*lines):.6g}, need '
-                f'{needed:.6g})'
-            )
-        account = self._open(n)
-        with account.lock:
-            present = list(account.lines)
-            shorter = min(len(present), len(lines))
-            if not np.allclose(
-                present[:shorter], lines[:shorter], rtol=1e-12, atol=0
-            ):
-                raise ValueError(
-                    "'state' needs to continue the present account: what was "
-                    "spent can't be taken back"
-                )
-            if state['ledger'] and len(lines) > len(present) and self.ledger:
-                raise ValueError(
-                    "'state' was made with a ledger that has lines which this "
-                    'one has not: it is older or another'
-                )
-            more = lines[shorter:]
-            if more:
-                account.check(math.hypot(*more))
-            for mu in more:
-                account.spend(mu)
+        lines = check_history(state['history'], needed)
+        self._open(n).resume(lines, state['ledger'])
         self._encoder, self._head = encoder, head
         self._released = [row.clone() for row in state['released']]
         self._smoothed = [row.clone() for row in state['smoothed']]
@@ -911,20 +884,7 @@ def _check_shares(
                 f'and head read no edges and cost nothing (got {shares})'
             )
         return 0.0, 1.0, 0.0
-    if shares is None:
-        return _SHARES
-    if isinstance(shares, str) or not isinstance(shares, Sequence):
-        raise TypeError(
-            f"'shares' needs to be three numbers (got {type(shares).__name__})"
-        )
-    made = [check_number('shares', share) for share in shares]
-    fine = len(made) == 3 and all(0 < share < 1 for share in made)
-    if not fine or not math.isclose(sum(made), 1.0, rel_tol=1e-9):
-        raise ValueError(
-            "'shares' needs to be three positive numbers that sum to 1, for "
-            f'encoder, sums and head (got {shares})'
-        )
-    return made[0], made[1], made[2]
+    return check_shares(shares, _SHARES, 'encoder, sums and head')
 
 
 def _check_receivers(
@@ -940,10 +900,3 @@ def _check_receivers(
             f'hops={hops})'
         )
     return float(share)
-
-
-def _parts(x: Tensor) -> list[Tensor]:
-    if x.layout == torch.strided:
-        return [x]
-    coo = x.to_sparse_coo().coalesce()
-    return [coo.indices(), coo.values()]

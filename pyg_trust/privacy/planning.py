@@ -150,6 +150,7 @@ def propose(
     accountant: str | None = None,
     sampling: str = BEST,
     terms: int = 1,
+    passes: float | None = None,
 ) -> Proposal:
     r"""Proposes batch size and noise for a budget, without looking at data.
 
@@ -183,6 +184,10 @@ def propose(
             :obj:`accountant`, its own. (default: :obj:`'best'`)
         terms (int): how many units a row is in at most,
             ``EgoLoader.terms``. (default: :obj:`1`)
+        passes (float, optional): how many times all units are seen, instead
+            of :obj:`steps`: a larger batch then takes fewer steps, and plans
+            are compared by the noise :math:`z / (m \sqrt T)` of the mean of
+            all :math:`T` of them. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: if a number is out of range, or no noise is
@@ -202,6 +207,8 @@ def propose(
     check_positive('slack', slack)
     check_choice('sampling', sampling, (*LAWS, BEST))
     check_integer('terms', terms, 1)
+    if passes is not None:
+        check_positive('passes', passes)
     if terms > num_subgraphs:
         raise ValueError(
             f"'terms' needs to be at most the {num_subgraphs} units (got "
@@ -225,31 +232,39 @@ def propose(
         names = {(*LAWS,)[coins]: accountant}
     tried: dict[tuple[str, int], float] = {}
 
-    def per_step(law: str, size: int) -> float:
+    def count(size: int) -> int:
+        if passes is None:
+            return steps
+        return max(1, math.ceil(passes * num_subgraphs / size))
+
+    def noise_of(law: str, size: int) -> float:
         if (law, size) not in tried:
             account = _account(names[law], num_subgraphs, terms)
             tried[law, size] = account.noise_multiplier_for(
-                epsilon, delta, sample_rate=size / num_subgraphs, steps=steps
+                epsilon,
+                delta,
+                sample_rate=size / num_subgraphs,
+                steps=count(size),
             )
-        return tried[law, size] / size
+        return tried[law, size] / size / math.sqrt(count(size))
 
     # Smallest first; the noise of the whole is the reference.
-    limit = (1 + slack) * min(per_step(law, num_subgraphs) for law in names)
+    limit = (1 + slack) * min(noise_of(law, num_subgraphs) for law in names)
     sizes = sorted({math.ceil(num_subgraphs * k / 20) for k in range(1, 21)})
-    ends = []
+    ends: list[int] = []
     for law in names:
         low, high = 0, len(sizes) - 1
         while low < high:
             middle = (low + high) // 2
-            if per_step(law, sizes[middle]) <= limit:
+            if noise_of(law, sizes[middle]) <= limit:
                 high = middle
             else:
                 low = middle + 1
-        ends.append((sizes[low], per_step(law, sizes[low]), law))
-    size = min(ends)[0]
+        ends.append(sizes[low])
+    size = min(ends)
     # The other law at this size, too: neither is worse than what is taken.
-    law = min(names, key=lambda each: per_step(each, size))
-    found, rate = tried[law, size], size / num_subgraphs
+    law = min(names, key=lambda each: noise_of(each, size))
+    found, rate, steps = tried[law, size], size / num_subgraphs, count(size)
     account = _account(names[law], num_subgraphs, terms)
     account.history = [(found, rate, steps)]
     return Proposal(

@@ -1,6 +1,6 @@
 """Propagated features of a changing graph."""
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import torch
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from pyg_trust._checks import (
     check_instance,
+    check_integer,
     check_nodes,
     check_positive,
-    check_range,
     check_tensor,
 )
 from pyg_trust.commit import EditedInPlace, ObjectLock, editing, synchronized
-from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
-from pyg_trust.functional.incremental import LevelState, SeriesState
+from pyg_trust.functional.incremental import EditedSeries
 from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.sums import BITS, BOUND, Step, Sums
 from pyg_trust.graph import CSRGraph
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -25,10 +25,12 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
-    Edges, nodes and features come and go, and only the rows that this touches
-    are computed again: those within :math:`L` hops. They have the bits of a
-    computation from scratch, after any history
-    (:mod:`pyg_trust.functional.incremental`).
+    Edges, nodes and features come and go at thousands of edits a second. Sums
+    over neighbours are kept as integers on the grid :math:`2^{-f}`, so an edit
+    sends differences along the edges of the nodes that it changes, and the
+    features have the bits of a computation from scratch, after any history and
+    with any number of threads (:mod:`pyg_trust.functional.sums`). The last
+    level is computed when rows are read.
 
     .. code-block:: python
 
@@ -46,25 +48,34 @@ class PropagatedFeatures(EditedInPlace):
     before; it is computed anew where it is read.
 
     Names never change, and those of removed nodes are not used again. If an
-    edit fails or is interrupted, everything is as before. Threads take turns;
-    a signal handler can't use it during an edit. On the CPU; memory
-    :math:`(L + 2) N d` numbers for :math:`L` levels, :math:`3 N d` for the
-    series.
+    edit fails or is interrupted, everything is as before, or all of it is
+    done. Threads take turns; a signal handler can't use it during an edit. On
+    the CPU; memory a column and node: 4 or 8 bytes of features and 8 for each
+    level but the last (the series: 24).
 
     Args:
         graph (CSRGraph): unweighted, without duplicate edges.
         x (Tensor): float32 or float64 (the series: float64),
             ``[num_nodes, num_columns]``; copied.
-        measure (Measure): with fixed weights, so no Katz; of the series, its
-            :math:`a` and :math:`b` count, with :math:`a + b = 1`.
+        measure (Measure): with fixed weights, so no Katz, and
+            :math:`a + b \ge 1`; of the series, its :math:`a` and :math:`b`
+            count, with :math:`a + b = 1`.
         alpha (float, optional): of the series, in :math:`(0, 1)`.
             (default: :obj:`None`)
         theta (float, optional): of the series: residues above
             :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
+        bound (float): the largest magnitude that an entry of a feature may
+            ever have. It is declared and not measured, so that no refusal
+            tells of other rows. (default: :obj:`16.0`)
+        bits (int): :math:`f`, from 1 to 51. A node may have less than
+            :math:`2^{62 - f} /` :obj:`bound` neighbours; for signals along
+            the edges of a directed graph less than the :math:`L`-th root of
+            this. (default: :obj:`40`)
 
     Raises:
         TypeError, ValueError: on another graph, measure or shape, NaN or
-            infinity, or one of :obj:`alpha` and :obj:`theta` alone.
+            infinity, entries beyond :obj:`bound`, a node of too many
+            neighbours, or one of :obj:`alpha` and :obj:`theta` alone.
 
     Example:
         >>> from pyg_trust.functional import sgc
@@ -72,7 +83,7 @@ class PropagatedFeatures(EditedInPlace):
         >>> graph = CSRGraph.from_edge_index(path, num_nodes=3)
         >>> features = PropagatedFeatures(graph, torch.eye(3), sgc(1))
         >>> features.remove_edges(torch.tensor([[0], [1]]))
-        3
+        2
         >>> features.rows(torch.tensor([0]))
         tensor([[1., 0., 0.]])
     """
@@ -85,6 +96,8 @@ class PropagatedFeatures(EditedInPlace):
         *,
         alpha: float | None = None,
         theta: float | None = None,
+        bound: float = BOUND,
+        bits: int = BITS,
     ) -> None:
         check_instance('graph', graph, CSRGraph)
         check_instance('measure', measure, Measure)
@@ -113,7 +126,9 @@ class PropagatedFeatures(EditedInPlace):
             raise ValueError(f"'alpha' needs to be in (0, 1) (got {alpha})")
         if theta is not None:
             check_positive('theta', theta)
-        self._begin(graph, x, measure, alpha, theta)
+        check_positive('bound', bound)
+        check_integer('bits', bits, 1, 51)
+        self._begin(graph, x, measure, alpha, theta, bound, bits)
 
     def _begin(
         self,
@@ -122,54 +137,70 @@ class PropagatedFeatures(EditedInPlace):
         measure: Measure,
         alpha: float | None,
         theta: float | None,
-        gone: Tensor = _NONE,
+        bound: float,
+        bits: int,
         directed: bool = False,
+        gone: Tensor = _NONE,
     ) -> None:
         # From these arguments alone, independently of any earlier state.
-        self._graph = DynamicGraph(
-            graph, measure.self_loops, measure.along, directed
-        )
-        if gone.numel():
-            none = _NONE.view(1, 0).expand(2, 0)
-            self._graph.remove(gone, none, Journal())
-        self._state: LevelState | SeriesState
+        self._live: Sums | EditedSeries
         if alpha is None or theta is None:
-            self._state = LevelState(self._graph, x, measure)
+            self._live = Sums(
+                graph,
+                x,
+                measure,
+                bound=bound,
+                bits=bits,
+                directed=directed,
+                gone=gone,
+            )
         else:
-            self._state = SeriesState(self._graph, x, measure, alpha, theta)
-        self._journal = self._state.journal = Journal()
-        self._z: Tensor | None = None
-        self._stale = torch.ones(graph.num_nodes, dtype=torch.bool)
+            self._live = EditedSeries(
+                graph, x, measure, alpha, theta, directed, gone
+            )
+        self._how = {'alpha': alpha, 'theta': theta}
+        self._how |= {'bound': bound, 'bits': bits}
         self._lock = ObjectLock()
 
     @synchronized
     def __getstate__(self) -> dict[str, Any]:
-        # The pickle is a function of the present data: stale rows, spare room
-        # in the lists and residues would reveal the history.
+        # The pickle is a function of the present data: which nodes are heavy,
+        # spare room in the lists and residues would reveal the history.
         self._settle()
-        state, graph = self._state, self._graph
+        live = self._live
         return {
             'dtype': self._dtype,
-            'edge_index': graph.edge_index(),
-            'x': state.x,
-            'measure': state.measure,
-            'alpha': getattr(state, 'alpha', None),
-            'theta': getattr(state, 'theta', None),
-            'alive': graph.alive,
-            'directed': not graph.undirected,
+            'edge_index': live.edge_index(),
+            'x': live.x.clone(),
+            'measure': live.measure,
+            'alive': live.alive.clone(),
+            'directed': not live.undirected,
+            **self._how,
         }
 
     def __setstate__(self, held: dict[str, Any]) -> None:
         self._dtype = held['dtype']
-        alive = held['alive']
+        alive, x = held['alive'], held['x']
+        graph = CSRGraph.from_edge_index(held['edge_index'], alive.numel())
+        # Of before there was a grid: one that has these features in range.
+        most = max(float(x.abs().max()) if x.numel() else 0.0, BOUND)
+        size = math.ceil(math.log2(most))
+        ends = held['edge_index'].unbind()
+        rows = [int(end.bincount(minlength=1).max()) for end in ends]
+        power = held['measure'].levels if held['directed'] else 1
+        longest = math.ceil(power * math.log2(2 + max(rows)))
+        bits = min(BITS, 51 - size, 61 - size - longest)
+        bound = held.get('bound', 2.0**size)
         self._begin(
-            CSRGraph.from_edge_index(held['edge_index'], alive.numel()),
-            held['x'],
+            graph,
+            x,
             held['measure'],
             held['alpha'],
             held['theta'],
-            (~alive).nonzero().view(-1),
+            bound,
+            held.get('bits', bits),
             held['directed'],
+            (~alive).nonzero().view(-1),
         )
 
     @property
@@ -177,35 +208,33 @@ class PropagatedFeatures(EditedInPlace):
     def graph(self) -> CSRGraph:
         """The present graph; removed nodes have no edges."""
         self._settle()
-        return self._graph.to_csr()
+        live = self._live
+        return CSRGraph.from_edge_index(live.edge_index(), live.num_nodes)
 
     @property
     @synchronized
     def nodes(self) -> Tensor:
         """Names of the present nodes: int64, ascending."""
         self._settle()
-        return self._graph.alive.nonzero().view(-1)
+        return self._live.alive.nonzero().view(-1)
 
     @property
     @synchronized
     def num_nodes(self) -> int:
         """Number of names, those of removed nodes included."""
         self._settle()
-        return self._graph.num_nodes
-
-    @property
-    @synchronized
-    def stale_rows(self) -> int:
-        """Number of rows that the next read has to compute."""
-        self._settle()
-        return int((self._stale & self._graph.alive).sum())
+        return self._live.num_nodes
 
     @property
     @synchronized
     def error_bound(self) -> float:
-        """Bound of all rows' error, in the Frobenius norm; 0 if exact."""
+        """Bound of all rows' error in the Frobenius norm.
+
+        Against the measure in real arithmetic. For finite levels it covers
+        the grid and all rounding, that of the result to its dtype too.
+        """
         self._settle()
-        return self._state.error_bound
+        return self._live.error_bound
 
     @editing
     def rows(self, nodes: Tensor | None = None) -> Tensor:
@@ -218,19 +247,9 @@ class PropagatedFeatures(EditedInPlace):
         Raises:
             ValueError: on a node that was removed.
         """
-        self._settle()
         if nodes is None:
-            wanted = torch.arange(self._graph.num_nodes)
-        else:
-            wanted = self._there('nodes', nodes)
-        if isinstance(self._state, SeriesState):
-            return self._state.rows(wanted)
-        if self._z is None:
-            self._z = torch.zeros_like(self._state.x)
-        missing = wanted[self._stale[wanted]].unique()
-        self._z[missing] = self._state.rows(missing)
-        self._stale[missing] = False
-        return self._z[wanted]
+            return self._live.rows()
+        return self._live.rows(self._there('nodes', nodes))
 
     @editing
     def insert_edges(self, edge_index: Tensor) -> int:
@@ -241,13 +260,13 @@ class PropagatedFeatures(EditedInPlace):
                 either direction means both.
 
         Returns:
-            int: how many rows are touched.
+            int: how many nodes get another degree, neighbour or feature.
 
         Raises:
             ValueError: if an end is not there, or an edge is there already.
         """
         edges = self._edges(edge_index)
-        return self._edit(lambda: self._insert(edges))
+        return self._play(Step(edges=edges))
 
     @editing
     def remove_edges(self, edge_index: Tensor) -> int:
@@ -257,13 +276,13 @@ class PropagatedFeatures(EditedInPlace):
             edge_index (Tensor): as in :meth:`insert_edges`.
 
         Returns:
-            int: how many rows are touched.
+            int: how many nodes get another degree, neighbour or feature.
 
         Raises:
             ValueError: if an edge is not there.
         """
         edges = self._edges(edge_index)
-        return self._edit(lambda: self._remove(_NONE, edges))
+        return self._play(Step(cut=edges))
 
     @editing
     def remove_nodes(self, nodes: Tensor) -> int:
@@ -273,14 +292,13 @@ class PropagatedFeatures(EditedInPlace):
             nodes (Tensor): int64 indices or a mask.
 
         Returns:
-            int: how many rows are touched.
+            int: how many nodes get another degree, neighbour or feature.
 
         Raises:
             ValueError: if a node is not there.
         """
         nodes = self._there('nodes', nodes).unique()
-        none = _NONE.view(1, 0).expand(2, 0)
-        return self._edit(lambda: self._remove(nodes, none))
+        return self._play(Step(gone=nodes))
 
     @editing
     def insert_nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -297,28 +315,12 @@ class PropagatedFeatures(EditedInPlace):
         Raises:
             ValueError: as :meth:`insert_edges`.
         """
-        self._settle()
-        check_tensor('x', x, self._state.x.dtype, ('k', self._columns))
-        check_tensor('x', x, self._dtype, ('k', self._columns), finite=True)
-        count, first = x.size(0), self._graph.num_nodes
-        edges = self._edges(edge_index, first + count)
-        names = torch.arange(first, first + count)
-
-        def change() -> tuple[Edit, Tensor]:
-            self._graph.grow(count, self._journal)
-            self._state.grow(count)
-            stale = self._stale
-            self._journal.note(lambda: setattr(self, '_stale', stale))
-            z = self._z
-            if z is not None:
-                self._journal.note(lambda: setattr(self, '_z', z))
-                self._z = torch.cat([z, z.new_zeros((count, z.size(1)))])
-            self._stale = torch.cat([stale, names >= 0])
-            structure = self._graph.insert(edges, self._journal)
-            return Edit(torch.cat([structure, names]).unique(), names), x
-
-        self._edit(change)
-        return names
+        dtype, columns = self._live.x.dtype, self._live.num_columns
+        check_tensor('x', x, dtype, ('k', columns), finite=True)
+        first = self._live.num_nodes
+        edges = self._edges(edge_index)
+        self._play(Step(new=x, edges=edges))
+        return torch.arange(first, first + x.size(0))
 
     @editing
     def update_features(self, nodes: Tensor, x: Tensor) -> int:
@@ -329,61 +331,31 @@ class PropagatedFeatures(EditedInPlace):
             x (Tensor): their features, ``[k, num_columns]``.
 
         Returns:
-            int: how many rows are touched.
+            int: how many nodes get another degree, neighbour or feature.
         """
         nodes = self._there('nodes', nodes)
         if nodes.unique().numel() != nodes.numel():
             raise ValueError("'nodes' needs to have each node once")
-        shape = (nodes.numel(), self._columns)
-        check_tensor('x', x, self._state.x.dtype, shape, finite=True)
-        return self._edit(lambda: (Edit(_NONE, nodes), x))
+        shape = (nodes.numel(), self._live.num_columns)
+        check_tensor('x', x, self._live.x.dtype, shape, finite=True)
+        return self._play(Step(nodes=nodes, x=x))
 
     def __repr__(self) -> str:
         return (
-            f'{type(self).__name__}({self._state.measure}, '
-            f'num_nodes={self._graph.num_nodes}, num_columns={self._columns})'
+            f'{type(self).__name__}({self._live.measure}, '
+            f'num_nodes={self._live.num_nodes}, '
+            f'num_columns={self._live.num_columns})'
         )
 
-    @property
-    def _columns(self) -> int:
-        return self._state.x.size(1)
-
     def _settle(self) -> None:
-        # Undo an interrupted edit.
-        self._journal.undo()
+        # End an interrupted edit.
+        self._live.mend()
 
-    def _edit(self, change: Callable[[], tuple[Edit, Tensor | None]]) -> int:
-        self._settle()
-        try:
-            edit, x = change()
-            touched = self._state.update(edit, x)
-            stale = self._stale.clone()
-            stale[slice(None) if touched.nodes is None else touched.nodes] = (
-                True
-            )
-        except BaseException:
-            self._settle()
-            raise
-        # In this order: computing a row once too often does no harm.
-        self._stale = stale
-        self._journal.clear()
-        if self._z is not None and touched.nodes is not None:
-            # Erase the outdated rows.
-            self._z.index_fill_(0, touched.nodes, 0)
-        elif touched.nodes is None:
-            self._z = None
-        return touched.rows
-
-    def _insert(self, edges: Tensor) -> tuple[Edit, None]:
-        return Edit(self._graph.insert(edges, self._journal), _NONE), None
-
-    def _remove(self, nodes: Tensor, edges: Tensor) -> tuple[Edit, None]:
-        structure = self._graph.remove(nodes, edges, self._journal)
-        return Edit(structure, nodes), None
+    def _play(self, step: Step) -> int:
+        return self._live.play([step])[0].numel()
 
     def _there(self, name: str, nodes: Tensor) -> Tensor:
-        self._settle()
-        alive = self._graph.alive
+        alive = self._live.alive
         nodes = check_nodes(name, nodes, alive.numel())
         gone = ~alive[nodes]
         if bool(gone.any()):
@@ -393,9 +365,6 @@ class PropagatedFeatures(EditedInPlace):
             )
         return nodes
 
-    def _edges(self, edge_index: Tensor, count: int | None = None) -> Tensor:
-        self._settle()
+    def _edges(self, edge_index: Tensor) -> Tensor:
         check_tensor('edge_index', edge_index, torch.int64, (2, 'k'))
-        n = self._graph.num_nodes if count is None else count
-        check_range('edge_index', edge_index, n, 'the nodes')
         return edge_index

@@ -95,6 +95,112 @@ def test_a_file_brings_it_back(tmp_path):
             Witness.load(tmp_path / name)
 
 
+@pytest.mark.parametrize('threat', [*SCENARIOS, {'global_budget': 2}], ids=str)
+def test_a_file_is_small_and_holds_the_same(tmp_path, threat):
+    report = certificate(**threat)
+    report.proof.save(tmp_path / 'w.npz')
+    found = Witness.load(tmp_path / 'w.npz')
+    assert found == report.proof
+    for name, value in report.proof.arrays.items():
+        assert found.arrays[name].dtype == value.dtype
+        assert np.array_equal(found.arrays[name], value)
+    # As files were written before.
+    np.savez(tmp_path / 'wide.npz', **report.proof.arrays)
+    assert Witness.load(tmp_path / 'wide.npz') == report.proof
+    sizes = [(tmp_path / f'{x}.npz').stat().st_size for x in ('w', 'wide')]
+    assert sizes[0] < sizes[1]
+
+
+def test_what_has_no_small_form_is_saved_as_it_is(tmp_path):
+    report = certificate()
+    for number, changes in enumerate(
+        (
+            {'scores': lambda x: x * np.nan},
+            {'scores': lambda x: x * 1e200},
+            {'scores': lambda x: x * 0 - 0.0},
+            {'scores': lambda x: np.where(x > 0, 2.0**-90, x)},
+            {'scores': lambda x: x * 2.0**60},
+            {'logits': lambda x: x[:0]},
+            {'flips': lambda x: x + 99},
+            {'flips': lambda x: x[:, ::-1]},
+            {'flips_ptr': lambda x: x[:-1]},
+            {'rowptr': lambda x: x * 2},
+            {'budget': lambda x: x - 2**40},
+        )
+    ):
+        made = spoiled(report, **changes)
+        made.save(tmp_path / f'{number}.npz')
+        found = Witness.load(tmp_path / f'{number}.npz')
+        assert found.digest == made.digest
+
+
+@pytest.mark.parametrize(
+    'spoil',
+    [
+        lambda a: {'flips.bits': a['flips.bits'][:, :-1]},
+        lambda a: {'flips.bits': a['flips.bits'].astype(np.int64)},
+        lambda a: {'flips.bits': a['flips.bits'][0]},
+        lambda a: {'rowptr': a['rowptr'] * 200},
+        lambda a: {'rowptr': a['rowptr'][:0]},
+        lambda a: {'pairs': a['pairs'][0]},
+        lambda a: {'budget': a['budget'].astype(np.float32)},
+        lambda a: {'removable': None},
+        lambda a: {'scores.places': None},
+        # More flips than a file may hold.
+        lambda a: {},
+    ],
+)
+def test_a_file_of_other_flips_is_refused(tmp_path, spoil, monkeypatch):
+    report = certificate()
+    report.proof.save(tmp_path / 'w.npz')
+    with np.load(tmp_path / 'w.npz') as file:
+        arrays = dict(file)
+    changes = spoil(arrays)
+    arrays = {k: v for k, v in {**arrays, **changes}.items() if v is not None}
+    np.savez(tmp_path / 'other.npz', **arrays)
+    if not changes:
+        assert Witness.load(tmp_path / 'other.npz') == report.proof
+        total = report.proof.arrays['flips'].shape[1]
+        monkeypatch.setattr(kernel, 'MOST_FLIPS', total)
+        assert Witness.load(tmp_path / 'other.npz') == report.proof
+        monkeypatch.setattr(kernel, 'MOST_FLIPS', total - 1)
+    with pytest.raises(ValueError, match="'path'"):
+        Witness.load(tmp_path / 'other.npz')
+
+
+@pytest.mark.parametrize('scale', [1e-6, 1.0, 1e3])
+def test_rounding_loses_a_billionth_of_a_margin_at_most(scale):
+    # Of scores that the file rounds, and of the proof; and no status.
+    data = people()
+    logits = torch.randn(40, 3, dtype=torch.float64) * scale
+    threat = ThreatModel(data, local_budget=1)
+    report = certify(logits, threat, tolerance=0.0)
+    assert report.verify() == 'holds'
+    held = report.proof.arrays
+    proved = kernel.lower(held, *kernel.read(held))
+    top = float(logits.abs().max())
+    # By units of the file, and by the kernel's of 45 bits.
+    most = 2.0**-32 * min(1.0, top) + 2.0**-36 * top
+    assert scale != 1.0 or most < 1e-9
+    for k, margins in enumerate(proved):
+        for c, margin in margins.items():
+            lost = float(report.class_margins[k, c]) - float(margin)
+            assert -1e-12 * scale < lost < most
+    # Five or six bytes are enough for every score.
+    assert not (np.ldexp(held['scores'], 47 - 10) % 1).any() or scale < 1
+
+
+def test_scores_that_decide_by_a_hair_are_not_rounded():
+    # The least margin is above the tolerance by 1e-10: units would take it.
+    data, logits = people(), torch.randn(40, 3, dtype=torch.float64)
+    threat = ThreatModel(data, local_budget=1)
+    report = certify(logits, threat)
+    least = float(report.lower[report.robust].min())
+    made = certify(logits, threat, tolerance=least - 1e-11)
+    assert made.num_robust == report.num_robust
+    assert made.verify() == 'holds'
+
+
 def test_witnesses_are_equal_by_what_they_hold():
     one, two = certificate().proof, certificate().proof
     assert one == two
@@ -224,6 +330,13 @@ WITHIN = [
         'normalization': 'sym',
     },
     {'global_budget': 2, 'fragile': 'both', 'method': 'lp'},
+    # On 7e01f49 not proved: prices of edges were in no witness.
+    {
+        'global_budget': 2,
+        'fragile': 'both',
+        'undirected': True,
+        'method': 'lp',
+    },
     {'global_budget': 1},
     {'global_budget': 1, 'undirected': True},
 ]

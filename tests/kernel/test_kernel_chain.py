@@ -243,3 +243,68 @@ def test_arrays_have_the_size_that_they_say(tmp_path, shape, match):
         archive.writestr('x', good)
     with pytest.raises(ValueError, match='one name'):
         arrays.read_arrays(path)
+
+
+# Narrow numbers of files #####################################################
+
+
+def narrow(**changes):
+    """Numbers in three bytes, lowest first, in units of 2^-3."""
+    whole = [[5, -7, 0], [-(2**23), 2**23 - 1, 1]]
+    code = [
+        [list(x.to_bytes(3, 'little', signed=True)) for x in row]
+        for row in whole
+    ]
+    made = {
+        'x.units': np.array(code, dtype=np.uint8),
+        'x.places': np.array(3, dtype=np.int16),
+        'n': np.array([0, 255], dtype=np.uint8),
+        'm': np.array([[-1]], dtype=np.int16),
+        'f': np.array([0.1], dtype=np.float32),
+        'on': np.array([True]),
+        'a.bits': np.array([7], dtype=np.uint8),
+        **changes,
+    }
+    return {k: v for k, v in made.items() if v is not None}, whole
+
+
+def test_narrow_numbers_are_widened_to_the_same_values():
+    made, whole = narrow()
+    found = arrays.widened(made)
+    assert set(found) == {'x', 'n', 'm', 'f', 'on', 'a.bits'}
+    assert found['x'].tolist() == [[v / 8 for v in row] for row in whole]
+    assert found['n'].tolist() == [0, 255]
+    assert found['m'].tolist() == [[-1]]
+    assert found['f'].tolist() == [float(np.float32(0.1))]
+    assert found['on'].dtype == bool
+    assert found['a.bits'].dtype == np.uint8
+    kinds = {name: found[name].dtype for name in ('x', 'n', 'm', 'f')}
+    assert kinds == {
+        **dict.fromkeys('xf', np.float64),
+        **dict.fromkeys('nm', np.int64),
+    }
+    # What an older file holds stays as it is; big-endian is no other number.
+    wide = {'n': np.array([2**60]), 'f': np.array([np.nan, -0.0])}
+    assert arrays.widened(wide)['n'].tolist() == [2**60]
+    assert arrays.widened(wide)['f'].tobytes() == wide['f'].tobytes()
+    found = arrays.widened({'n': np.array([3], dtype='>i4')})
+    assert found['n'].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'x.places': None},
+        {'x.places': np.array([3])},
+        {'x.places': np.array(3.0)},
+        {'x.places': np.array(2**40)},
+        {'x.units': np.zeros((2, 0), dtype=np.uint8)},
+        {'x.units': np.zeros((2, 7), dtype=np.uint8)},
+        {'x.units': np.zeros((2, 3), dtype=np.int8)},
+        {'x.units': np.array(3, dtype=np.uint8)},
+    ],
+    ids=str,
+)
+def test_units_of_another_kind_are_refused(changes):
+    with pytest.raises(ValueError, match='units'):
+        arrays.widened(narrow(**changes)[0])

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 from scipy.optimize import linprog
 
-from pyg_trust.functional.collective import solved_bound
+from pyg_trust.functional.collective import broken_bound
 from pyg_trust.kernel import collective as kernel
 
 
@@ -32,21 +32,14 @@ def problem(seed, additions=False, attackers=None):
             float
         )
     rows = [0, 1] if attackers else []
-    return (
-        owner,
-        points,
-        seen,
-        [2] * (2 + additions),
-        caps,
-        near,
-        attackers,
-        (rows),
+    return kernel.Attack(
+        *(owner, points, seen, [2] * (2 + additions)),
+        *(caps, near, attackers, rows),
     )
 
 
-def within(owner, points, seen, budget, *more):
-    few = (points <= np.asarray(budget)).all(1)
-    return kernel.program(owner[few], points[few], seen, budget, *more)
+def within(attack):
+    return kernel.program(attack.within())
 
 
 CASES = [(False, None), (True, None), (False, 2), (True, 3)]
@@ -55,7 +48,7 @@ CASES = [(False, None), (True, None), (False, 2), (True, 3)]
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('seed', range(3))
 def test_any_multipliers_bound_the_program_in_rationals(seed, case):
-    made = within(*problem(seed, *case))
+    made = within(problem(seed, *case))
     optimum = -linprog(
         -made.gain,
         A_ub=made.matrix,
@@ -89,9 +82,9 @@ def test_any_multipliers_bound_the_program_in_rationals(seed, case):
 
 def test_the_solver_s_multipliers_lose_nothing():
     for seed in range(4):
-        args = problem(seed)
-        bound, held = solved_bound(*args, False)
-        made = within(*args)
+        attack = problem(seed)
+        bound, held = broken_bound(attack)
+        made = within(attack)
         fun = linprog(
             -made.gain,
             A_ub=made.matrix,
@@ -100,7 +93,7 @@ def test_the_solver_s_multipliers_lose_nothing():
         ).fun
         assert bound == pytest.approx(-fun, abs=1e-9)
         assert Fraction(bound) >= min(
-            kernel.value(held, made), len(np.unique(args[0]))
+            kernel.value(held, made), len(np.unique(attack.owner))
         )
 
 
@@ -108,9 +101,7 @@ def witness(seed, additions=False, attackers=None):
     owner, points, seen, budget, caps, near, most, rows = problem(
         seed, additions, attackers
     )
-    _, held = solved_bound(
-        *(owner, points, seen, budget, caps, near, most, rows), False
-    )
+    _, held = broken_bound(problem(seed, additions, attackers))
     made = {
         'owner': owner,
         'points': points,
@@ -131,7 +122,7 @@ def witness(seed, additions=False, attackers=None):
 @pytest.mark.parametrize('case', CASES)
 def test_a_witness_proves_the_bound_of_the_program(case):
     for seed in range(3):
-        bound, _ = solved_bound(*problem(seed, *case), False)
+        bound, _ = broken_bound(problem(seed, *case))
         assert bound - 1e-9 <= kernel.prove(witness(seed, *case)) <= bound
 
 
@@ -152,6 +143,7 @@ def test_a_witness_proves_the_bound_of_the_program(case):
         ('multipliers', lambda x: x[:-1]),
         ('multipliers', lambda x: x.astype(np.float32)),
         ('rows', lambda x: x + 5),
+        ('rows', lambda x: x[:0]),
         ('attackers', lambda x: x - 9),
         ('num_targets', lambda x: x + 1),
         ('num_nodes', lambda x: x + 2**50),

@@ -10,8 +10,12 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, global_add_pool
 
-from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
-from pyg_trust.functional.mechanisms import rdp_fdp
+from pyg_trust.functional.accounting import (
+    ORDERS,
+    least_noise,
+    rdp_epsilon,
+)
+from pyg_trust.functional.mechanisms import MIN_LAM, rdp_fdp
 from pyg_trust.functional.selection import rdp_select
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import GraphLoader
@@ -104,6 +108,53 @@ def test_no_candidate_is_better_than_the_proposal(terms):
     text = best.explain()
     assert f'sampling={best.sampling!r}' in text
     assert 'NeighborLoader' in text
+
+
+def test_a_plan_for_passes_takes_fewer_steps_with_larger_batches():
+    plan = propose(2000, 16.0, 1e-5, passes=3)
+    assert plan.steps == math.ceil(3 * 2000 / plan.batch_size)
+    assert plan.accountant().get_epsilon(1e-5) <= 16
+    # By the noise of the mean of all steps: of any size it is no less.
+    laws = {'poisson': 'pld_poisson', 'without_replacement': 'pld_wor'}
+
+    def noise(law, size):
+        steps = math.ceil(3 * 2000 / size)
+        z = create_accountant(laws[law]).noise_multiplier_for(
+            16.0, 1e-5, sample_rate=size / 2000, steps=steps
+        )
+        return z / size / math.sqrt(steps)
+
+    whole = min(noise(law, 2000) for law in laws)
+    assert noise(plan.sampling, plan.batch_size) <= 1.1 * whole
+    below = plan.batch_size - 100
+    assert min(noise(law, below) for law in laws) > 1.08 * whole
+    with pytest.raises(ValueError, match="'passes'"):
+        propose(2000, 4.0, 1e-5, passes=0)
+
+
+@pytest.mark.parametrize('goal', [0.05, 1.0, 8.0])
+@pytest.mark.parametrize('power', [0.7, 1, 2.3])
+def test_a_search_for_noise_asks_a_dozen_times_at_most(goal, power):
+    asked = []
+
+    def spent(noise):
+        asked.append(noise)
+        # A power of the noise, with a step; infinite where there is little.
+        return math.inf if noise < 0.1 else (3 / noise) ** power + 0.01
+
+    found = least_noise(spent, goal, 0.01, 'it')
+    assert found in asked
+    assert 0.99 * goal <= spent(found) <= goal
+    assert len(asked) <= 12
+
+
+def test_a_search_for_noise_ends_at_the_least_and_where_none_is_enough():
+    assert least_noise(lambda noise: 0.0, 1.0, 0.01, 'it') == MIN_LAM
+    # A jump over the budget: the upper side of it.
+    found = least_noise(lambda z: 2.0 if z < 5 else 0.1, 1.0, 0.01, 'it')
+    assert 5 <= found <= 5 * (1 + 1e-8)
+    with pytest.raises(ValueError, match="can't be reached by it"):
+        least_noise(lambda noise: 2.0, 1.0, 0.01, 'it')
 
 
 def test_several_terms_have_accounts_of_their_own():

@@ -565,15 +565,3 @@ def test_pickled_features_do_not_tell_what_was_there(series):
     for other in made[1:]:
         assert same(other, made[0])
         assert repr(other) == repr(made[0])
-
-
-def test_rows_out_of_date_are_not_kept_in_memory():
-    data = community(4.0)
-    features = PropagatedFeatures(CSRGraph.from_data(data), data.x, sgc(1))
-    features.rows()
-    u, v = data.edge_index[:, 0].tolist()
-    features.remove_edges(torch.tensor([[u], [v]]))
-    assert features.stale_rows
-    kept = features._z
-    assert kept is not None
-    assert not kept[features._stale].any()

@@ -1,0 +1,163 @@
+"""Edits of a graph a second: sums of integers against rows computed again.
+
+edges     one edge inserted or deleted at a time, and batches of 1,000, on a
+          power-law graph: `PropagatedFeatures` against the rows within two
+          hops computed again (`LevelState`, as the class was before 0.13),
+          interleaved, CPU seconds; the bits of a fresh start at the end.
+read      one row of the features, and all of them; a fresh build.
+
+    python benchmarks/living.py --nodes 170000 --edges 2400000
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median, quantiles
+
+import numpy as np
+import torch
+from common import power_law, result
+from torch import Tensor
+
+from pyg_trust.functional import Measure, sgc
+from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit
+from pyg_trust.functional.incremental import LevelState
+from pyg_trust.functional.sums import Step
+from pyg_trust.graph import CSRGraph
+from pyg_trust.transforms import PropagatedFeatures
+
+PARTS = ('edges', 'read')
+
+
+class Before:
+    """The edits of `PropagatedFeatures` before there were sums."""
+
+    def __init__(self, graph: CSRGraph, x: Tensor, measure: Measure) -> None:
+        self.graph = DynamicGraph(graph, measure.self_loops)
+        self.state = LevelState(self.graph, x, measure)
+        self.stale = torch.zeros(graph.num_nodes, dtype=torch.bool)
+
+    def edit(self, cut: Tensor, join: Tensor) -> None:
+        """Remove some edges and insert others."""
+        journal, none = self.state.journal, cut[0, :0]
+        parts = []
+        if cut.numel():
+            parts.append(self.graph.remove(none, cut, journal))
+        if join.numel():
+            parts.append(self.graph.insert(join, journal))
+        structure = torch.cat(parts).unique()
+        touched = self.state.update(Edit(structure, none))
+        stale = self.stale.clone()
+        stale[slice(None) if touched.nodes is None else touched.nodes] = True
+        self.stale = stale
+        journal.clear()
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """CPU seconds of a call."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def edges_to_play(edges: Tensor, n: int, count: int) -> tuple[Tensor, Tensor]:
+    """Edges to delete and pairs to insert, each once."""
+    rng = np.random.default_rng(1)
+    one = edges[:, edges[0] < edges[1]]
+    cut = one[:, torch.from_numpy(rng.permutation(one.size(1))[:count])]
+    pairs = torch.from_numpy(rng.integers(0, n, (2, 2 * count)))
+    pairs = pairs[:, pairs[0] < pairs[1]].unique(dim=1)
+    there = torch.isin(pairs[0] * n + pairs[1], one[0] * n + one[1])
+    join = pairs[:, ~there]
+    return cut, join[:, torch.randperm(join.size(1))]
+
+
+def run_edges(nodes: int, edges: int, columns: int, measure: Measure) -> None:
+    """One by one, and in batches."""
+    pairs = power_law(nodes, edges, exponent=2.2)
+    graph = CSRGraph.from_edge_index(pairs, nodes)
+    x = torch.randn(nodes, columns)
+    degree = torch.bincount(pairs[0])
+    print(f'{measure}: {nodes} nodes, {pairs.size(1)} directed edges, '
+          f'largest degree {int(degree.max())}')  # fmt: skip
+    features = PropagatedFeatures(graph, x, measure)
+    before = Before(graph, x, measure)
+    cut, join = edges_to_play(pairs, nodes, 20_000)
+    ours: list[float] = []
+    theirs: list[float] = []
+    at = 0
+    for _ in range(20):
+        for k in range(at, at + 100):
+            some = join[:, k : k + 1], cut[:, k : k + 1]
+            ours.append(seconds(lambda e=some: features.insert_edges(e[0])))
+            ours.append(seconds(lambda e=some: features.remove_edges(e[1])))
+            if k < at + 2:
+                none = some[0][:, :0]
+                for call in ((none, some[0]), (some[1], none)):
+                    theirs.append(seconds(lambda c=call: before.edit(*c)))
+        at += 100
+    rate, old = len(ours) / sum(ours), len(theirs) / sum(theirs)
+    p99 = 1e3 * quantiles(ours, n=100)[98]
+    print(f'one by one {rate:.0f}/s, before {old:.0f}/s, p99 {p99:.2f} ms, '
+          f'median {1e6 * median(ours):.0f} us')  # fmt: skip
+    result('single events, times before', rate / old, 50)
+    result('p99 of a single event, ms', p99, 1, at_most=True)
+    ours, theirs = [], []
+    for k in range(10):
+        part = slice(at + 500 * k, at + 500 * (k + 1))
+        step = Step(cut=cut[:, part], edges=join[:, part])
+        ours.append(seconds(lambda s=step: features._live.play([s])))
+        if k < 4:
+            both = cut[:, part], join[:, part]
+            theirs.append(seconds(lambda b=both: before.edit(*b)))
+    rate, old = 1000 / median(ours), 1000 / median(theirs)
+    print(f'batches of 1,000: {rate:.0f} events/s, before {old:.0f}/s')
+    result('batches of 1,000, times before', rate / old, 10)
+    result('batches of 1,000, events a second', rate, 25_000)
+    again = PropagatedFeatures(features.graph, x, measure)
+    assert torch.equal(again.rows(), features.rows())
+
+
+def run_read(nodes: int, edges: int, columns: int) -> None:
+    """Rows and builds."""
+    pairs = power_law(nodes, edges, exponent=2.2)
+    graph = CSRGraph.from_edge_index(pairs, nodes)
+    x = torch.randn(nodes, columns)
+    made: list[float] = []
+    old: list[float] = []
+    for _ in range(3):
+        made.append(seconds(lambda: PropagatedFeatures(graph, x, sgc(2))))
+        old.append(seconds(lambda: Before(graph, x, sgc(2))))
+    features = PropagatedFeatures(graph, x, sgc(2))
+    rng = np.random.default_rng(2)
+    rows = [
+        seconds(lambda v=v: features.rows(torch.tensor([v])))
+        for v in rng.integers(0, nodes, 300).tolist()
+    ]
+    print(f'a row {1e6 * median(rows):.0f} us, all rows '
+          f'{seconds(features.rows):.2f} s, build {median(made):.2f} s, '
+          f'before {median(old):.2f} s')  # fmt: skip
+    result('build, times before', median(made) / median(old), 2, at_most=True)
+    result('a row, us', 1e6 * median(rows), 431, at_most=True)
+
+
+def main() -> None:
+    """Run the parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--part', choices=PARTS, action='append')
+    parser.add_argument('--nodes', type=int, default=170_000)
+    parser.add_argument('--edges', type=int, default=2_400_000)
+    parser.add_argument('--columns', type=int, default=128)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    size = args.nodes, args.edges, args.columns
+    parts = args.part or PARTS
+    if 'edges' in parts:
+        run_edges(*size, sgc(2))
+        run_edges(*size, Measure(1, 0, (0.0, 0.0, 1.0), name='walk'))
+    if 'read' in parts:
+        run_read(*size)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,530 @@
+// Propagated features of a changing graph by exact sums of integers: with the
+// grid 2^-f, degrees d, r = d^-a, s = d^-b (0^-e = 0, d^0 = 1),
+//   q_0(u) = rint(2^f s_u x_u),  S_i(v) = sum over u -> v of q_i(u),
+//   q_{i+1}(v) = rint(r_v s_v S_i(v)),  y_{i+1}(v) = r_v 2^-f S_i(v).
+// Addition of integers is associative: differences may be sent along edges in
+// any order, and the sums are those of a fresh start. S_0 .. S_{L-2} are kept.
+//
+// With L = 2, senders of many receivers ("heavy") are not in S_0: slot[u] is
+// the row of `held` with their q_0, which is added where a sum is read.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "dispatch.h"
+#include "parallel.h"
+#include "pool.h"
+
+namespace pyg_trust {
+namespace {
+
+using torch::stable::Tensor;
+
+// Doubles near this one are integers, which their last bits hold: it converts
+// integers below 2^51 by an addition, and rounds to nearest, ties to even.
+constexpr double kMagic = 6755399441055744.0;
+constexpr int64_t kMagicBits = std::bit_cast<int64_t>(kMagic);
+constexpr int64_t kHalf = int64_t{1} << 51;
+constexpr int64_t kColumns = 64;
+double power(int64_t degree, double e) {
+  if (e == 0)
+    return 1;
+  if (degree == 0)
+    return 0;
+  const auto d = static_cast<double>(degree);
+  return e == 0.5 ? 1 / std::sqrt(d) : e == 1 ? 1 / d : std::pow(d, -e);
+}
+
+// out = rint(scale * in), of numbers.
+template <typename scalar_t>
+void to_grid(const scalar_t* in, double scale, int64_t count, int64_t* out) {
+  uint64_t wide = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    const double value = scale * static_cast<double>(in[c]);
+    out[c] = std::bit_cast<int64_t>(value + kMagic) - kMagicBits;
+    wide |= static_cast<uint64_t>(out[c] + kHalf);
+  }
+  if (wide >> 52)
+    for (int64_t c = 0; c < count; ++c)
+      out[c] = std::llrint(scale * static_cast<double>(in[c]));
+}
+
+// The same, of integers; may be in place.
+void to_grid(const int64_t* in, double scale, int64_t count, int64_t* out) {
+  uint64_t wide = 0;
+  for (int64_t c = 0; c < count; ++c)
+    wide |= static_cast<uint64_t>(in[c] + kHalf);
+  if (wide >> 52) {
+    for (int64_t c = 0; c < count; ++c)
+      out[c] = std::llrint(scale * static_cast<double>(in[c]));
+    return;
+  }
+  // Here |scale| <= 1, so that what comes out is no larger.
+  for (int64_t c = 0; c < count; ++c) {
+    const double value = std::bit_cast<double>(in[c] + kMagicBits) - kMagic;
+    out[c] = std::bit_cast<int64_t>(scale * value + kMagic) - kMagicBits;
+  }
+}
+
+void add(int64_t* to, const int64_t* from, int64_t count) {
+  for (int64_t c = 0; c < count; ++c)
+    to[c] += from[c];
+}
+
+void subtract(int64_t* to, const int64_t* from, int64_t count) {
+  for (int64_t c = 0; c < count; ++c)
+    to[c] -= from[c];
+}
+
+template <typename T>
+void fetch(const T* row, int64_t count) {
+  for (int64_t c = 0; c < count; c += 64 / int64_t{sizeof(T)})
+    __builtin_prefetch(row + c);
+}
+
+// Graph, features and sums of such an object.
+template <typename scalar_t>
+struct Live {
+  Pool out, into;
+  bool along;
+  int64_t *clock, names, columns, levels, stride, slots, *sums, *held;
+  int32_t *slot, *owner;
+  double a, b, grid, heavy;
+  scalar_t* x;
+
+  explicit Live(const State& state)
+      : out(state[kRows], state[kCol], state[kFree]),
+        into(state[kBackRows], state[kBackCol], state[kBackFree]),
+        clock(state[kClock].mutable_data_ptr<int64_t>()),
+        names(clock[kNames]),
+        columns(state[kFeatures].size(1)),
+        levels(state[kSums].size(0)),
+        stride(state[kSums].size(1) * columns),
+        slots(state[kOwner].numel()),
+        sums(state[kSums].mutable_data_ptr<int64_t>()),
+        held(state[kHeld].mutable_data_ptr<int64_t>()),
+        slot(state[kSlot].mutable_data_ptr<int32_t>()),
+        owner(state[kOwner].mutable_data_ptr<int32_t>()),
+        x(state[kFeatures].mutable_data_ptr<scalar_t>()) {
+    const auto* how = state[kHow].const_data_ptr<double>();
+    a = how[0];
+    b = how[1];
+    grid = how[2];
+    heavy = how[3];
+    along = how[4] != 0;
+  }
+
+  const Pool& sending() const { return along ? out : into; }
+  const Pool& receiving() const { return along ? into : out; }
+  int64_t* sum(int64_t level, int64_t v) const {
+    return sums + level * stride + v * columns;
+  }
+
+  // q_level of a node of this degree, of the columns from `first` on.
+  void sent(int64_t level,
+            int64_t v,
+            int64_t degree,
+            int64_t* to,
+            int64_t first,
+            int64_t count) const {
+    const double s = power(degree, b);
+    if (level == 0)
+      to_grid(x + v * columns + first, s * grid, count, to);
+    else
+      to_grid(sum(level - 1, v) + first, power(degree, a) * s, count, to);
+  }
+  void sent(int64_t level, int64_t v, int64_t degree, int64_t* to) const {
+    sent(level, v, degree, to, 0, columns);
+  }
+
+  // Adds what heavy senders of v send on level 0.
+  void add_heavy(int64_t v, int64_t* to) const {
+    const int32_t* row = receiving().begin(v);
+    const int64_t count = receiving().length[v];
+    for (int64_t e = 0; e < count; ++e)
+      if (slot[row[e]] >= 0)
+        add(to, held + slot[row[e]] * columns, columns);
+  }
+
+  // Adds `sign` times a row to a level of the receivers in [low, high) of u.
+  void send(int64_t level,
+            int64_t u,
+            const int64_t* what,
+            bool minus = false,
+            int64_t low = 0,
+            int64_t high = INT32_MAX) const {
+    const int32_t* end = sending().end(u);
+    const int32_t* at = std::lower_bound(sending().begin(u), end, low);
+    for (; at < end && *at < high; ++at) {
+      if (at + 6 < end)
+        fetch(sum(level, at[6]), columns);
+      if (minus)
+        subtract(sum(level, *at), what, columns);
+      else
+        add(sum(level, *at), what, columns);
+    }
+  }
+
+  void forget_slot(int64_t u) const {
+    std::fill_n(held + slot[u] * columns, columns, 0);
+    owner[slot[u]] = -1;
+    slot[u] = -1;
+  }
+
+  // Takes u out of the sums, or back in, if that has become worth it.
+  void weigh(int64_t u, int64_t* room) const {
+    const auto count = static_cast<double>(sending().length[u]);
+    if (slot[u] >= 0 ? 2 * count > heavy : count <= heavy)
+      return;
+    sent(0, u, out.length[u], room);
+    if (slot[u] >= 0) {
+      send(0, u, room);
+      forget_slot(u);
+      return;
+    }
+    const int32_t* end = owner + slots;
+    const int32_t* place = std::find(const_cast<const int32_t*>(owner), end, -1);
+    if (place == end) {
+      clock[kFull] = 1;  // it stays in the sums
+      return;
+    }
+    send(0, u, room, true);
+    slot[u] = static_cast<int32_t>(place - owner);
+    owner[slot[u]] = static_cast<int32_t>(u);
+    std::copy_n(room, columns, held + slot[u] * columns);
+  }
+
+  // All sums of a level, or of the last one, times weight * r * 2^-f, into z.
+  void whole(int64_t level, double* z, double weight) const {
+    const Pool& rows = receiving();
+    std::vector<int64_t> sent_rows(names * std::min(columns, kColumns));
+    for (int64_t first = 0; first < columns; first += kColumns) {
+      const int64_t count = std::min(kColumns, columns - first);
+      constexpr int64_t task = 256;
+      const int64_t tasks = (names + task - 1) / task;
+      parallel_tasks(tasks, names * count, [&] {
+        return [&](int64_t k) {
+          for (int64_t v = k * task; v < std::min(names, (k + 1) * task); ++v)
+            sent(level, v, out.length[v], &sent_rows[v * count], first, count);
+        };
+      });
+      parallel_tasks(tasks, names * count, [&] {
+        return [&, total = std::vector<int64_t>(count)](int64_t k) mutable {
+          for (int64_t v = k * task; v < std::min(names, (k + 1) * task); ++v) {
+            std::fill(total.begin(), total.end(), 0);
+            const int32_t* row = rows.begin(v);
+            const int64_t length = rows.length[v];
+            for (int64_t e = 0; e < length; ++e) {
+              const int64_t u = row[e];
+              if (e + 8 < length)
+                fetch(&sent_rows[row[e + 8] * count], count);
+              if (z || level || slot[u] < 0)
+                add(total.data(), &sent_rows[u * count], count);
+            }
+            if (z)
+              for (int64_t c = 0; c < count; ++c)
+                z[v * columns + first + c] +=
+                    weight * (power(out.length[v], a) / grid *
+                              static_cast<double>(total[c]));
+            else
+              std::copy(total.begin(), total.end(), sum(level, v) + first);
+          }
+        };
+      });
+    }
+  }
+
+  // Adds heavy senders to S_0 of all nodes, or takes them away.
+  void heavy_everywhere(bool minus) const {
+    constexpr int64_t task = 4096;
+    parallel_tasks((names + task - 1) / task, names * columns, [&] {
+      return [&](int64_t k) {
+        for (int64_t s = 0; s < slots; ++s)
+          if (owner[s] >= 0)
+            send(0, owner[s], held + s * columns, minus, k * task,
+                 (k + 1) * task);
+      };
+    });
+  }
+
+  void build() const {
+    std::fill_n(slot, names, -1);
+    std::fill_n(owner, slots, -1);
+    std::fill_n(held, slots * columns, 0);
+    int64_t next = 0;
+    for (int64_t v = 0; levels == 1 && v < names && next < slots; ++v)
+      if (sending().length[v] > heavy) {
+        slot[v] = static_cast<int32_t>(next);
+        owner[next] = static_cast<int32_t>(v);
+        sent(0, v, out.length[v], held + next++ * columns);
+      }
+    for (int64_t level = 0; level < levels; ++level)
+      whole(level, nullptr, 0);
+  }
+
+  // One edit of the sums; rows and features are edited already.
+  void follow(std::vector<int64_t> senders,
+              std::vector<int64_t> old,
+              const std::vector<int64_t>& degrees,
+              const std::vector<Arc>& arcs,
+              const std::vector<char>& changed) const {
+    const std::vector<int64_t> named = senders;
+    std::vector<int64_t> more(old.size()), receivers, next;
+    std::vector<char> moved = changed;
+    const auto place = [&](int64_t u) {
+      return std::lower_bound(senders.begin(), senders.end(), u) -
+             senders.begin();
+    };
+    for (int64_t level = 0; level < levels; ++level) {
+      for (size_t j = 0; j < senders.size(); ++j) {
+        if (!moved[j])
+          continue;
+        const int64_t u = senders[j];
+        int64_t* row = &more[j * columns];
+        sent(level, u, out.length[u], row);
+        if (level == 0 && slot[u] >= 0) {
+          std::copy_n(row, columns, held + slot[u] * columns);
+          moved[j] = 0;
+          continue;
+        }
+        subtract(row, &old[j * columns], columns);
+        moved[j] = std::any_of(row, row + columns, [](auto q) { return q; });
+      }
+      std::vector<int64_t> other;
+      if (level + 1 < levels) {
+        next = named;
+        for (size_t j = 0; j < senders.size(); ++j)
+          if (moved[j])
+            next.insert(next.end(), sending().begin(senders[j]),
+                        sending().end(senders[j]));
+        tidy(next);
+        other.resize(next.size() * columns);
+        size_t at = 0;
+        for (size_t j = 0; j < next.size(); ++j) {
+          while (at < named.size() && named[at] < next[j])
+            ++at;
+          const bool known = at < named.size() && named[at] == next[j];
+          sent(level + 1, next[j], known ? degrees[at] : out.length[next[j]],
+               &other[j * columns]);
+        }
+      }
+      int64_t work = 0;
+      for (size_t j = 0; j < senders.size(); ++j)
+        work += moved[j] ? sending().length[senders[j]] * columns : 0;
+      // By ranges of receivers: each sum is written by one thread.
+      const int64_t tasks = work < (int64_t{1} << 22) ? 1 : 32;
+      const int64_t wide = (names + tasks - 1) / tasks;
+      parallel_tasks(tasks, work, [&] {
+        return [&](int64_t k) {
+          const int64_t low = k * wide, high = (k + 1) * wide;
+          for (size_t j = 0; j < senders.size(); ++j)
+            if (moved[j])
+              send(level, senders[j], &more[j * columns], false, low, high);
+          for (const Arc& arc : arcs) {
+            const int64_t u = along ? arc.row : arc.target;
+            const int64_t v = along ? arc.target : arc.row;
+            if (v < low || v >= high || (level == 0 && slot[u] >= 0))
+              continue;
+            const int64_t* row = &old[place(u) * columns];
+            if (arc.sign > 0)
+              add(sum(level, v), row, columns);
+            else
+              subtract(sum(level, v), row, columns);
+          }
+        };
+      });
+      if (level + 1 < levels) {
+        senders = next;
+        old = std::move(other);
+        more.resize(old.size());
+        moved.assign(senders.size(), 1);
+      }
+    }
+    if (levels == 1) {
+      std::vector<int64_t> room(columns);
+      for (const int64_t u : named)
+        weigh(u, room.data());
+    }
+  }
+
+  // z += weight * y_level of one node.
+  void level_row(int64_t level,
+                 int64_t v,
+                 double weight,
+                 int64_t* total,
+                 int64_t* part,
+                 double* z) const {
+    const Pool& rows = receiving();
+    if (level <= levels) {
+      std::copy_n(sum(level - 1, v), columns, total);
+      if (level == 1 && levels == 1)
+        add_heavy(v, total);
+    } else {
+      std::fill_n(total, columns, 0);
+      for (const int32_t* at = rows.begin(v); at < rows.end(v); ++at) {
+        if (levels && at + 4 < rows.end(v))
+          fetch(sum(levels - 1, at[4]), columns);
+        const int64_t u = *at, degree = out.length[u];
+        if (levels == 1) {
+          std::copy_n(sum(0, u), columns, part);
+          add_heavy(u, part);
+          to_grid(part, power(degree, a) * power(degree, b), columns, part);
+        } else {
+          sent(levels, u, degree, part);
+        }
+        add(total, part, columns);
+      }
+    }
+    const double scale = power(out.length[v], a) / grid;
+    for (int64_t c = 0; c < columns; ++c)
+      z[c] += weight * (scale * static_cast<double>(total[c]));
+  }
+};
+
+void live_build(const State& state) {
+  with_real(state[kFeatures], [&](auto zero) {
+    const Live<decltype(zero)> live(state);
+    live.build();
+    live.clock[kBroken] = 0;
+  });
+}
+
+void live_rows(const State& state,
+               const Tensor& weights,
+               const std::optional<Tensor>& list,
+               const Tensor& z) {
+  with_real(state[kFeatures], [&](auto zero) {
+    using scalar_t = decltype(zero);
+    const Live<scalar_t> live(state);
+    const auto* w = weights.const_data_ptr<double>();
+    const int64_t top = weights.numel() - 1, columns = live.columns;
+    const auto* nodes = list ? list->const_data_ptr<int64_t>() : nullptr;
+    const int64_t count = list ? list->numel() : live.names;
+    auto* to = z.mutable_data_ptr<double>();
+    // With all of them, the last level is read as a whole.
+    const bool heavy = !nodes && live.levels == 1;
+    live.clock[kBroken] |= heavy;
+    if (heavy)
+      live.heavy_everywhere(false);
+    constexpr int64_t task = 8;
+    parallel_tasks((count + task - 1) / task, count * columns * 16, [&] {
+      std::vector<int64_t> total(columns), part(columns);
+      return [&, total, part](int64_t k) mutable {
+        for (int64_t j = k * task; j < std::min(count, (k + 1) * task); ++j) {
+          const int64_t v = nodes ? nodes[j] : j;
+          double* row = to + j * columns;
+          for (int64_t c = 0; c < columns; ++c)
+            row[c] = w[0] * static_cast<double>(live.x[v * columns + c]);
+          for (int64_t level = 1; level <= top; ++level) {
+            if (w[level] == 0 || (!nodes && level > live.levels))
+              continue;
+            if (nodes) {
+              live.level_row(level, v, w[level], total.data(), part.data(),
+                             row);
+              continue;
+            }
+            const double scale = power(live.out.length[v], live.a) / live.grid;
+            const int64_t* sum = live.sum(level - 1, v);
+            for (int64_t c = 0; c < columns; ++c)
+              row[c] += w[level] * (scale * static_cast<double>(sum[c]));
+          }
+        }
+      };
+    });
+    if (!nodes && top > 0 && w[top] != 0)
+      live.whole(live.levels, to, w[top]);
+    if (heavy) {
+      live.heavy_everywhere(true);
+      live.clock[kBroken] = 0;
+    }
+  });
+}
+
+int64_t live_edit(const State& state,
+                  const Tensor& arcs,
+                  const Tensor& loops,
+                  const Tensor& nodes,
+                  int64_t names,
+                  const Tensor& named,
+                  const Tensor& values) {
+  const auto* given = arcs.const_data_ptr<int64_t>();
+  const int64_t count = arcs.size(1);
+  std::vector<Arc> there, back;
+  std::vector<int64_t> senders;
+  for (int64_t k = 0; k < count; ++k) {
+    there.push_back({given[k], given[count + k], given[2 * count + k]});
+    senders.push_back(given[k]);
+    senders.push_back(given[count + k]);
+  }
+  const auto* list = named.const_data_ptr<int64_t>();
+  senders.insert(senders.end(), list, list + named.numel());
+  tidy(senders);
+  int64_t need = 0;
+  with_real(state[kFeatures], [&](auto zero) {
+    using scalar_t = decltype(zero);
+    Live<scalar_t> live(state);
+    int64_t* now = live.clock;
+    // Names that come have rows already, of nothing.
+    live.names = std::max(live.names, names);
+    if (live.out.start != live.into.start) {
+      for (const Arc& arc : there)
+        back.push_back({arc.target, arc.row, arc.sign});
+      std::sort(back.begin(), back.end(), [](const Arc& p, const Arc& q) {
+        return std::tie(p.row, p.target) < std::tie(q.row, q.target);
+      });
+    }
+    need = std::max(live.out.needs(there), live.into.needs(back));
+    if (need > 0)
+      return;
+    const int64_t columns = live.columns;
+    std::vector<int64_t> old, degrees(senders.size());
+    std::vector<char> changed(senders.size(), live.b > 0);
+    if (live.levels)
+      old.resize(senders.size() * columns);
+    for (size_t j = 0; j < senders.size(); ++j) {
+      degrees[j] = live.out.length[senders[j]];
+      if (live.levels)
+        live.sent(0, senders[j], degrees[j], &old[j * columns]);
+    }
+    // From here on nothing fails that leaves graph and features between.
+    now[kBroken] = 1;
+    live.out.edit(there);
+    live.into.edit(back);
+    auto* alive = state[kFlags].mutable_data_ptr<bool>();
+    bool* own = alive + state[kFlags].size(1);
+    for (int64_t k = 0; k < loops.numel(); ++k)
+      own[loops.const_data_ptr<int64_t>()[k]] ^= true;
+    for (int64_t k = 0; k < nodes.numel(); ++k)
+      alive[nodes.const_data_ptr<int64_t>()[k]] ^= true;
+    const auto* rows_of = values.const_data_ptr<scalar_t>();
+    for (int64_t k = 0; k < named.numel(); ++k) {
+      std::copy_n(rows_of + k * columns, columns, live.x + list[k] * columns);
+      changed[std::lower_bound(senders.begin(), senders.end(), list[k]) -
+              senders.begin()] = 1;
+    }
+    now[kNames] = names;
+    ++now[kEdits];
+    for (size_t j = 0; j < senders.size(); ++j)
+      if (degrees[j] == 0 || live.out.length[senders[j]] == 0)
+        changed[j] = 1;
+    live.follow(senders, std::move(old), degrees, there, changed);
+    now[kBroken] = 0;
+  });
+  return need;
+}
+}  // namespace
+}  // namespace pyg_trust
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
+  m.impl("live_build", TORCH_BOX(&pyg_trust::live_build));
+  m.impl("live_rows", TORCH_BOX(&pyg_trust::live_rows));
+  m.impl("live_edit", TORCH_BOX(&pyg_trust::live_edit));
+}

@@ -1,0 +1,512 @@
+r"""Propagated features of a changing graph, as exact sums of integers.
+
+With :math:`P = D^{-a} A D^{-b}` and :math:`z = \sum_{i=0}^L w_i P^i x`
+(:mod:`.measures`), what nodes send is rounded to the grid :math:`2^{-f}`:
+
+.. math::
+    q_0(u) = \operatorname{rint}(2^f d_u^{-b} x_u), \quad
+    S_i(v) = \sum_{u \to v} q_i(u), \quad
+    q_{i+1}(v) = \operatorname{rint}(p_v S_i(v)), \quad
+    y_{i+1}(v) = d_v^{-a} 2^{-f} S_i(v),
+
+:math:`p_v = d_v^{-a} d_v^{-b}`, and :math:`z = w_0 x + \sum_i w_i y_i` in
+float64, in this order. Sums are int64.
+
+**From scratch.** Addition of integers is associative, so the sums do not
+depend on the order in which they were made. An edit sends the difference
+:math:`q_i' - q_i` of each node that changes to its neighbours, and the state
+*is* that of a fresh start on the present graph and features: to the bit,
+whatever the events, their batches, and the number of threads.
+
+**Work.** :math:`S_0, \ldots, S_{L-2}` are kept; the last level is computed
+when rows are read, so no row can be out of date. For :math:`L = 2` nodes with
+many receivers are *heavy*: they are in no sum, and are added where one is
+read. An edit changes a few rows of sums for each of the other nodes whose
+degree or features it changes. Which nodes are heavy changes no bit.
+
+**Error.** For :math:`R = \max_v p_v n_v`, :math:`n_v` the number of terms of
+:math:`S(v)`, an error of :math:`q_i` by :math:`e_i` units of the grid makes
+one of :math:`q_{i+1}` by at most
+
+.. math:: e_{i+1} = R e_i + 1/2 + \text{rounding}, \quad e_0 = 1/2 +
+    \text{rounding},
+
+and :math:`|y_{i+1}(v) - \text{exact}| \le d_v^{-a} n_v 2^{-f} e_i`. Where
+:math:`n_v = d_v` and :math:`a + b \ge 1`, :math:`R \le 1`: with two levels
+and :math:`f = 40` it is about :math:`10^{-12} \sqrt{d_v}`.
+
+**Range.** Then :math:`|q_i| \le 2^f B` for features within the declared bound
+:math:`B`, and :math:`|S_i(v)| \le n_v 2^f B`, which has to stay below
+:math:`2^{62}`: an edit that gives a node more neighbours is refused. On a
+directed graph whose signals travel along the edges nothing ties :math:`n_v`
+to :math:`d_v`, and :math:`(\max n_v)^L 2^f B` has to stay below.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust import ops
+from pyg_trust._checks import check_range
+from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.ragged import pointer, ranges
+from pyg_trust.graph import CSRGraph
+
+BITS = 40
+BOUND = 16.0
+# Senders of more receivers are read, not summed.
+HEAVY = 256
+
+_CUT, _JOIN, _GO, _COME, _CHANGE = range(5)
+_ROWS, _COL, _FREE, _BACK = 0, 1, 2, 3
+_CLOCK, _FLAGS, _X, _SUMS, _SLOT, _OWNER, _HELD, _HOW = range(6, 14)
+_NAMES, _EDITS, _BROKEN, _FULL = range(4)
+_NONE = torch.empty(0, dtype=torch.int64)
+_NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
+_GONE = ': it never was, or was removed before'
+
+
+class Step(NamedTuple):
+    """The removals of an edit, then what it adds, then what it changes.
+
+    Args:
+        gone (Tensor): int64: nodes to remove, with their edges.
+        cut (Tensor): int64, ``[2, k]``: edges to remove.
+        new (Tensor, optional): features of nodes to add, ``[k, columns]``.
+        edges (Tensor): int64, ``[2, k]``: edges to add.
+        nodes (Tensor): int64, each once: nodes whose features change.
+        x (Tensor, optional): their features, ``[k, columns]``.
+    """
+
+    gone: Tensor = _NONE
+    cut: Tensor = _NO_EDGES
+    new: Tensor | None = None
+    edges: Tensor = _NO_EDGES
+    nodes: Tensor = _NONE
+    x: Tensor | None = None
+
+
+class Sums:
+    r"""Graph, features and sums.
+
+    Args:
+        graph (CSRGraph): unweighted, without duplicates, on the CPU.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; copied.
+        measure (Measure): with fixed weights and :math:`a + b \ge 1`.
+        bound (float): :math:`B`, of all features that will ever come.
+            (default: :obj:`16.0`)
+        bits (int): :math:`f`. (default: :obj:`40`)
+        heavy (float): from how many receivers on a node is heavy; changes no
+            bit. (default: :obj:`256`)
+        directed (bool): whether an edge may go in one direction alone, if
+            none does now. (default: :obj:`False`)
+        gone (Tensor): int64: names that are there no more.
+
+    Raises:
+        ValueError: if the measure does not fit, or the range does not do.
+    """
+
+    def __init__(
+        self,
+        graph: CSRGraph,
+        x: Tensor,
+        measure: Measure,
+        *,
+        bound: float = BOUND,
+        bits: int = BITS,
+        heavy: float = HEAVY,
+        directed: bool = False,
+        gone: Tensor = _NONE,
+    ) -> None:
+        if measure.shrink != 1 or measure.spectral_radius is not None:
+            raise ValueError(
+                f"'measure' {measure} depends on the spectral radius of the "
+                'graph, which changes with it'
+            )
+        if measure.a + measure.b < 1 - 1e-12:
+            raise ValueError(
+                "'measure' needs a + b >= 1, or sums may leave their range "
+                f'(got {measure})'
+            )
+        if math.log2(bound) + bits > 51:
+            raise ValueError(
+                "'bits' needs 2^bits * bound <= 2^51 "
+                f'(got bits={bits}, bound={bound})'
+            )
+        self.measure, self.bound, self.bits = measure, bound, bits
+        self.undirected = graph.is_undirected and not directed
+        n = graph.num_nodes
+        loops = graph.row[graph.row == graph.col]
+        flags = torch.zeros((2, n), dtype=torch.bool)
+        flags[0] = True
+        flags[1, loops] = True
+        flags[0, gone] = False
+        if measure.self_loops:
+            graph = _looped(graph, flags)
+        rows = _pooled(graph.rowptr, graph.col)
+        back = rows
+        if not self.undirected:
+            other = graph.transpose()
+            back = _pooled(other.rowptr, other.col)
+        kept = max(measure.levels - 1, 0)
+        how = (measure.a, measure.b, 2.0**bits, heavy)
+        self._state = [
+            *rows,
+            *back,
+            torch.tensor([n, 0, 0, 0]),
+            flags,
+            x.clone(memory_format=torch.contiguous_format),
+            torch.zeros((kept, n, x.size(1)), dtype=torch.int64),
+            torch.full((n,), -1, dtype=torch.int32),
+            *self._slots(0, x.size(1)),
+            torch.tensor(
+                [*how, measure.along, measure.self_loops], dtype=torch.float64
+            ),
+        ]
+        self._check_features(x)
+        most = int(self._receiving[1].max()) if n else 0
+        if most >= self.most:
+            raise self._too_many('a node', 'graph')
+        self._build()
+
+    # State ##################################################################
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of names, those of removed nodes included."""
+        return int(self._clock[_NAMES])
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the features."""
+        return self._state[_X].size(1)
+
+    @property
+    def x(self) -> Tensor:
+        """The features, with zeros for removed nodes."""
+        return self._state[_X][: self.num_nodes]
+
+    @property
+    def alive(self) -> Tensor:
+        """Bool: the names that are there."""
+        return self._state[_FLAGS][0, : self.num_nodes]
+
+    @property
+    def degree(self) -> Tensor:
+        """The number of edges that leave each node: int64."""
+        return self._state[_ROWS][1, : self.num_nodes]
+
+    @property
+    def most(self) -> float:
+        """So many neighbours of one node are too many for its sums."""
+        room = 2.0 ** (62 - self.bits) / self.bound
+        tied = self.undirected or not self.measure.along
+        return room if tied else room ** (1 / max(self.measure.levels, 1))
+
+    @property
+    def error_bound(self) -> float:
+        """Bound of all rows' error in the Frobenius norm, after rounding."""
+        measure, unit = self.measure, 2.0**-53
+        terms = self._receiving[1, : self.num_nodes].double()
+        power = self.degree.clamp(min=1).double()
+        recv = power**-measure.a
+        growth = float((terms * recv * power**-measure.b).max())
+        grid, size = 2.0**-self.bits, self.bound
+        last = torch.finfo(self._state[_X].dtype).eps
+        # Powers are off by four units each, products by one.
+        error = 0.5 + 10 * unit * size / grid
+        entry = last * measure.weights[0] * size * torch.ones_like(recv)
+        for weight in measure.weights[1:]:
+            entry += weight * recv * terms * (error * grid + 2 * last * size)
+            size *= growth
+            error = growth * error + 0.5 + 12 * unit * size / grid
+        return 1.001 * float(entry.norm()) * math.sqrt(self.num_columns)
+
+    def edge_index(self) -> Tensor:
+        """The edges by name, without added self-loops: ``[2, m]``."""
+        n = self.num_nodes
+        start, length, _ = self._state[_ROWS][:, :n]
+        col = self._state[_COL][ranges(start, length)].long()
+        edges = torch.stack([torch.arange(n).repeat_interleave(length), col])
+        if self.measure.self_loops:
+            own = self._state[_FLAGS][1][edges[0]]
+            edges = edges[:, (edges[0] != col) | own]
+        return edges
+
+    def level(self, level: int) -> Tensor:
+        """Sums that are kept, with those of heavy nodes: int64.
+
+        Args:
+            level (int): :math:`i`, at most :math:`L - 2`.
+        """
+        made = self._state[_SUMS][level, : self.num_nodes].clone()
+        owner, held = self._state[_OWNER], self._state[_HELD]
+        at = 0 if self.measure.along or self.undirected else _BACK
+        (start, length, _), col = self._state[at : at + 2]
+        for slot in (owner >= 0).nonzero().view(-1).tolist():
+            node = owner[slot]
+            reach = col[start[node] : start[node] + length[node]]
+            made[reach.long()] += held[slot]
+        return made
+
+    def rows(self, nodes: Tensor | None = None) -> Tensor:
+        """Compute rows of :math:`z`: ``[k, num_columns]``.
+
+        Args:
+            nodes (Tensor, optional): int64; all names by default.
+                (default: :obj:`None`)
+        """
+        self.mend()
+        dense = nodes is not None and 8 * nodes.numel() > self.num_nodes
+        count = self.num_nodes
+        if nodes is not None and not dense:
+            count = nodes.numel()
+        z = torch.empty((count, self.num_columns), dtype=torch.float64)
+        weights = torch.tensor(self.measure.weights, dtype=torch.float64)
+        ops.live_rows(self._state, weights, None if dense else nodes, z)
+        if dense:
+            z = z[nodes]
+        return z.to(self._state[_X].dtype)
+
+    # Edits ##################################################################
+
+    def play(self, steps: Sequence[Step]) -> tuple[Tensor, int]:
+        """Play edits in their order, as one: all of it or nothing.
+
+        Args:
+            steps (list[Step]): the edits.
+
+        Returns:
+            tuple[Tensor, int]: int64, ascending: nodes whose degree,
+            neighbours or features changed; and the number of names before.
+
+        Raises:
+            ValueError: if something is not there, or is there already, or
+                the range does not do.
+        """
+        self.mend()
+        first = names = self.num_nodes
+        events, named, values = [], [], []
+        for step in steps:
+            if step.gone.numel():
+                events.append(_events(_GO, step.gone))
+                named.append(step.gone)
+                shape = step.gone.numel(), self.num_columns
+                values.append(self._state[_X].new_zeros(shape))
+            if step.cut.numel():
+                events.append(_events(_CUT, step.cut))
+            if step.new is not None and step.new.size(0):
+                self._check_features(step.new)
+                come = torch.arange(names, names + step.new.size(0))
+                names += come.numel()
+                events.append(_events(_COME, come))
+                named.append(come)
+                values.append(step.new)
+            if step.edges.numel():
+                events.append(_events(_JOIN, step.edges))
+            if step.x is not None and step.nodes.numel():
+                self._check_features(step.x)
+                events.append(_events(_CHANGE, step.nodes))
+                named.append(step.nodes)
+                values.append(step.x)
+        if not events:
+            return _NONE, first
+        played = events[0] if len(events) == 1 else torch.cat(events, dim=1)
+        net = ops.live_net(self._state, played, self.most)
+        arcs, loops, lives, changed, at = net
+        if at >= 0:
+            self._refuse(played, at // 4, at % 4, names)
+        nodes, x = _NONE, self._state[_X][:0]
+        if named:
+            nodes, x = _last(torch.cat(named), torch.cat(values))
+        self._put(arcs, loops, lives, names, nodes, x)
+        return changed, first
+
+    def mend(self) -> None:
+        """Compute the sums anew if an edit broke off among them."""
+        if self._clock[_BROKEN]:
+            self._build()
+
+    def _put(
+        self,
+        arcs: Tensor,
+        loops: Tensor,
+        lives: Tensor,
+        names: int,
+        nodes: Tensor,
+        x: Tensor,
+    ) -> None:
+        before, edits = self.num_nodes, int(self._clock[_EDITS])
+        if names > self._state[_SLOT].numel():
+            self._grow(names)
+        old = self._state[_X][nodes] if nodes.numel() else x
+        try:
+            self._edit(arcs, loops, lives, names, nodes, x)
+        except BaseException:
+            self.mend()
+            if self._clock[_EDITS] != edits:
+                sign = torch.tensor([[1], [1], [-1]])
+                back = arcs * sign
+                self._edit(back, loops, lives, before, nodes, old)
+            raise
+
+    def _edit(self, *args: Any) -> None:
+        if self._clock[_FULL]:
+            owner = self._state[_OWNER].numel()
+            self._slots_to(owner)
+        lack = ops.live_edit(self._state, *args)
+        if lack:
+            self._widen(lack)
+            ops.live_edit(self._state, *args)
+
+    def _build(self) -> None:
+        state = self._state
+        heavy = 0
+        if self.measure.levels == 2:
+            at = 0 if self.measure.along or self.undirected else _BACK
+            heavy = int((state[at][1] > float(state[_HOW][3])).sum())
+        self._slots_to(heavy)
+        ops.live_build(self._state)
+
+    # Memory #################################################################
+
+    @property
+    def _clock(self) -> Any:
+        return self._state[_CLOCK].numpy()
+
+    @property
+    def _receiving(self) -> Tensor:
+        return self._state[_BACK if self.measure.along else _ROWS]
+
+    @staticmethod
+    def _slots(count: int, columns: int) -> tuple[Tensor, Tensor]:
+        owner = torch.full((count,), -1, dtype=torch.int32)
+        return owner, torch.zeros((count, columns), dtype=torch.int64)
+
+    def _slots_to(self, count: int) -> None:
+        # With some to spare; the state is replaced as a whole.
+        state = list(self._state)
+        size = count + count // 2 + 16
+        owner, held = self._slots(size, self.num_columns)
+        some = min(state[_OWNER].numel(), size)
+        owner[:some] = state[_OWNER][:some]
+        held[:some] = state[_HELD][:some]
+        state[_OWNER], state[_HELD] = owner, held
+        self._state = state
+        self._clock[_FULL] = 0
+
+    def _grow(self, names: int) -> None:
+        # Rows of nothing, with some to spare.
+        state = list(self._state)
+        size = names + names // 4 + 16
+        made: dict[int, Tensor] = {}
+        for k, dim in (
+            (_ROWS, 1),
+            (_BACK, 1),
+            (_FLAGS, 1),
+            (_X, 0),
+            (_SUMS, 1),
+            (_SLOT, 0),
+        ):
+            old = state[k]
+            if id(old) not in made:
+                shape = list(old.shape)
+                shape[dim] = size - shape[dim]
+                fill = -1 if k == _SLOT else 0
+                more = old.new_full(shape, fill)
+                made[id(old)] = torch.cat([old, more], dim)
+            state[k] = made[id(old)]
+        self._state = state
+
+    def _widen(self, lack: int) -> None:
+        state = list(self._state)
+        for k in (_COL, _BACK + _COL):
+            if k != _COL and self._state[k] is self._state[_COL]:
+                state[k] = state[_COL]
+                continue
+            old = state[k]
+            size = max(lack, old.numel() // 2) + 64
+            state[k] = torch.cat([old, old.new_full((size,), -1)])
+        self._state = state
+
+    # Refusals ###############################################################
+
+    def _check_features(self, x: Tensor) -> None:
+        if x.numel() and not float(x.abs().max()) <= self.bound:
+            raise ValueError(
+                f"'x' needs entries of at most 'bound'={self.bound} in "
+                'magnitude (got a larger one): scale them, or declare a '
+                'larger bound'
+            )
+
+    def _too_many(self, node: str, name: str) -> ValueError:
+        return ValueError(
+            f"'{name}' needs less than {self.most:.0f} neighbours of a node, "
+            f'for bits={self.bits} and bound={self.bound} (got more at {node})'
+            ": take a smaller 'bits' or 'bound'"
+        )
+
+    def _refuse(self, events: Tensor, at: int, why: int, names: int) -> None:
+        if why == 3:
+            raise self._too_many(f'node {at}', 'edge_index')
+        kind, u, v = events[:, at].tolist()
+        if kind in (_CUT, _JOIN):
+            check_range('edge_index', events[1:, at], names, 'the nodes')
+            if why == 2:
+                raise ValueError(
+                    f'edge {u} -> {v} is there already: an edge can be there '
+                    'once'
+                )
+            if why == 1:
+                raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
+            there = self.alive.new_zeros(names)
+            there[: self.num_nodes] = self.alive
+            for past, node, _ in events[:, :at].t().tolist():
+                if past in (_COME, _GO):
+                    there[node] = past == _COME
+            u = v if bool(there[u]) else u
+        raise ValueError(f'node {u} is not there{_GONE}')
+
+
+def _looped(graph: CSRGraph, flags: Tensor) -> CSRGraph:
+    # Removed names have no loop either.
+    edges = graph.to_edge_index()[0]
+    more = (flags[0] & ~flags[1]).nonzero().view(-1)
+    edges = torch.cat([edges, more.expand(2, -1)], dim=1)
+    return CSRGraph.from_edge_index(edges, graph.num_nodes)
+
+
+def _pooled(rowptr: Tensor, col: Tensor) -> list[Tensor]:
+    # Blocks of powers of two; -1 where nothing is.
+    length = rowptr.diff()
+    room = torch.ones_like(length).mul_(4)
+    while bool((room < length).any()):
+        room = torch.where(room < length, 2 * room, room)
+    room[length == 0] = 0
+    ends = pointer(room)
+    start, size = ends[:-1], int(ends[-1])
+    pool = torch.full((size + size // 8 + 64,), -1, dtype=torch.int32)
+    pool[ranges(start, length)] = col.int()
+    free = torch.full((41,), -1)
+    free[40] = size
+    return [torch.stack([start, length, room]), pool, free]
+
+
+def _events(kind: int, names: Tensor) -> Tensor:
+    both = names.expand(2, -1) if names.dim() == 1 else names
+    return torch.cat([both.new_full((1, both.size(1)), kind), both])
+
+
+def _last(nodes: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    # Of each node the last features.
+    if nodes.numel() < 2:
+        return nodes, x
+    unique, place = nodes.unique(return_inverse=True)
+    at = torch.zeros_like(unique)
+    at.scatter_reduce_(
+        0, place, torch.arange(nodes.numel()), 'amax', include_self=False
+    )
+    return unique, x[at]

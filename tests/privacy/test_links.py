@@ -1,0 +1,473 @@
+"""Private links: one account for messages and examples, free scores."""
+
+import copy
+import json
+import math
+import pickle
+from typing import ClassVar
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import RandomLinkSplit
+
+from pyg_trust import account, noise
+from pyg_trust.check import FAILS, HOLDS, check_report
+from pyg_trust.functional import gaussian_epsilon
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.privacy import (
+    PrivateLinkPredictor,
+    PrivateNodeClassifier,
+    links,
+)
+from pyg_trust.report import TrustReport
+
+QUICK = {'epsilon': 4.0, 'delta': 1e-4, 'steps': 5}
+
+
+def graph(n=60, seed=0, directed=False):
+    """Blocks of nodes with features of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    chance = torch.where(y[:, None] == y[None], 0.3, 0.02)
+    dense = torch.rand(n, n, generator=generator) < chance
+    dense = dense.fill_diagonal_(False) if directed else dense.triu(1)
+    dense = dense if directed else dense | dense.t()
+    x = torch.rand(n, 6, generator=generator)
+    x[torch.arange(n), y] += 1
+    return Data(x=x, edge_index=dense.nonzero().t().contiguous())
+
+
+class Closed(Data):
+    """A graph whose edges can be looked at until they are closed."""
+
+    open = True
+
+    def __getattribute__(self, name):
+        if name in ('edge_index', 'adj_t') and not Closed.open:
+            raise AssertionError('edges were read after the release')
+        return super().__getattribute__(name)
+
+
+def test_scores_are_free_repeat_to_the_bit_and_read_no_edge():
+    whole = graph()
+    data = Closed(x=whole.x, edge_index=whole.edge_index)
+    model = PrivateLinkPredictor(**QUICK).fit(data)
+    pairs = torch.randint(60, (2, 3000))
+    Closed.open = False
+    try:
+        first = model.score(pairs)
+        assert torch.equal(first, model.score(pairs))
+        assert torch.equal(first[7:9], model.score(pairs[:, 7:9]))
+    finally:
+        Closed.open = True
+    assert first.dtype == torch.float64
+    assert first.shape == (3000,)
+    assert model.score(pairs[:, :0]).shape == (0,)
+    assert len(model.account.lines) == 3
+    # The same graph again, in another order of its edges.
+    order = torch.randperm(whole.num_edges)
+    again = Data(x=whole.x, edge_index=whole.edge_index[:, order])
+    assert torch.equal(model.fit(again).score(pairs), first)
+    assert len(model.account.lines) == 3
+    less = Data(x=whole.x, edge_index=pairs_without_one(whole.edge_index))
+    with pytest.raises(BudgetExceededError):
+        model.fit(less)
+    assert torch.equal(model.score(pairs), first)
+
+
+def pairs_without_one(edge_index):
+    u, w = edge_index[:, 0].tolist()
+    gone = (edge_index == torch.tensor([[u], [w]])).all(0)
+    gone |= (edge_index == torch.tensor([[w], [u]])).all(0)
+    return edge_index[:, ~gone]
+
+
+@pytest.mark.parametrize('directed', [False, True])
+def test_three_lines_are_all_of_the_budget(shared, directed):
+    rows = json.loads(
+        (shared / 'oracles' / 'links' / 'accounting.json').read_text()
+    )
+    form = 'directed' if directed else 'undirected'
+    tried = 0
+    for row in rows:
+        if row['relation'] != 'edge' or row['form'] != form:
+            continue
+        model = PrivateLinkPredictor(
+            epsilon=row['epsilon'],
+            delta=row['delta'],
+            steps=row['steps'],
+            shares=row['shares'],
+            directed=directed,
+        )
+        wanted = [
+            row[k] for k in ('row_std', 'count_std', 'head_noise_multiplier')
+        ]
+        assert model.noise_stds == pytest.approx(wanted, rel=1e-9)
+        tried += 1
+    assert tried == 40
+    model = PrivateLinkPredictor(**QUICK, directed=directed)
+    model.fit(graph(directed=directed))
+    assert model.account.lines == pytest.approx(model.mus, rel=1e-12)
+    report = model.report()
+    assert report.epsilon <= 4.0 < gaussian_epsilon(report.mu * 1.001, 1e-4)
+    moved = 1 if directed else math.sqrt(2)
+    parts = moved / report.row_std, 1 / report.count_std
+    parts += (math.sqrt(report.steps) / report.noise_multiplier,)
+    assert report.mu == pytest.approx(math.hypot(*parts), rel=1e-9)
+    # A scorer that is free, or an account without the number of steps.
+    assert math.hypot(*parts[:2]) < report.mu * 0.9
+
+
+class Silence(noise.SeededNoise):
+    """No noise, and what was asked for."""
+
+    drawn: ClassVar[list] = []
+
+    def cells(self, shape):
+        Silence.drawn.append(tuple(shape))
+        return torch.zeros(shape, dtype=torch.int64)
+
+
+def test_without_noise_all_sums_are_exact(monkeypatch):
+    monkeypatch.setattr(noise, 'source', lambda *_: Silence(0))
+    Silence.drawn = []
+    data = graph()
+    model = PrivateLinkPredictor(**QUICK).fit(data)
+    num_pairs = data.num_edges // 2
+    # Of six columns all are sent; a pair has 20 features and a constant.
+    assert Silence.drawn == [(60, 6), (1,), (5, 6 + 2 * 6 + 3)]
+    assert model.num_edges == pytest.approx(num_pairs, rel=1e-6)
+    sums = torch.zeros_like(model.released)
+    sent = model._state['messages']
+    sums.index_add_(0, data.edge_index[1], sent[data.edge_index[0]])
+    assert torch.allclose(model.released, sums, atol=1e-9)
+    assert (sent.norm(dim=1) <= 1).all()
+
+
+def test_one_edge_moves_rows_and_count_as_claimed(monkeypatch):
+    monkeypatch.setattr(noise, 'source', lambda *_: Silence(0))
+    data = graph()
+    full = PrivateLinkPredictor(**QUICK).fit(data)
+    less = Data(x=data.x, edge_index=pairs_without_one(data.edge_index))
+    other = PrivateLinkPredictor(**QUICK).fit(less)
+    moved = (full.released - other.released).norm()
+    assert 1.4 < moved <= math.sqrt(2)
+    # The same noise on the gradients: what the first step moves by.
+    assert 0.999 < full.num_edges - other.num_edges <= 1.000002
+
+
+def test_negatives_and_their_number_read_no_edge(monkeypatch):
+    seen = []
+    kept = links.public_pairs
+
+    def public_pairs(*args, **kwargs):
+        seen.append((args, kwargs))
+        return kept(*args, **kwargs)
+
+    monkeypatch.setattr(links, 'public_pairs', public_pairs)
+    for seed in (0, 1):
+        PrivateLinkPredictor(**QUICK, num_neg=100).fit(graph(seed=seed))
+    model = PrivateLinkPredictor(**QUICK).fit(graph(seed=2))
+    assert seen[0] == seen[1] == ((60, 100), {})
+    # By the noisy number of edges, which is released.
+    assert seen[2] == ((60, int(5 * model.num_edges)), {})
+
+
+def test_each_edge_is_an_example_once(monkeypatch):
+    kept, seen = links.private_pairs, []
+
+    def private_pairs(positives, *rest):
+        seen.append(int((positives[:, -1] != 0).sum()))
+        return kept(positives, *rest)
+
+    monkeypatch.setattr(links, 'private_pairs', private_pairs)
+    data = graph()
+    PrivateLinkPredictor(**QUICK).fit(data)
+    arcs = graph(directed=True)
+    PrivateLinkPredictor(**QUICK, directed=True).fit(arcs)
+    assert seen == [data.num_edges // 2, arcs.num_edges]
+
+
+def test_a_split_of_pyg_works_and_its_traps_are_refused():
+    data = graph(seed=3)
+    good = RandomLinkSplit(
+        is_undirected=True, add_negative_train_samples=False
+    )
+    train, _, test = good(data)
+    model = PrivateLinkPredictor(**QUICK)
+    assert model.fit(train).score(test.edge_label_index).isfinite().all()
+    fresh = PrivateLinkPredictor(**QUICK)
+    with pytest.raises(ValueError, match="'edge_label'"):
+        fresh.fit(RandomLinkSplit(is_undirected=True)(data)[0])
+    with pytest.raises(ValueError, match="'edge_label'"):
+        fresh.fit(test)
+    apart = RandomLinkSplit(
+        is_undirected=True,
+        add_negative_train_samples=False,
+        disjoint_train_ratio=0.3,
+    )
+    with pytest.raises(ValueError, match="'edge_label_index'"):
+        fresh.fit(apart(data)[0])
+    split = RandomLinkSplit(is_undirected=True, split_labels=True)
+    with pytest.raises(ValueError, match="'neg_edge_label'"):
+        fresh.fit(split(data)[0])
+    assert fresh.account is None
+    # The graph of the test split holds the validation edges.
+    test.edge_label = test.edge_label_index = None
+    with pytest.raises(BudgetExceededError):
+        model.fit(test)
+
+
+def changed(**values):
+    made = graph(12)
+    for name, value in values.items():
+        made[name] = value
+    return made
+
+
+LOOP = torch.tensor([[0, 1, 2], [1, 0, 2]])
+TWICE = torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ('data', 'name'),
+    [
+        (HeteroData(), "'data'"),
+        (changed(edge_index=LOOP), 'self-loops'),
+        (changed(edge_index=TWICE), 'duplicate'),
+        (changed(edge_index=LOOP[:, :1]), "'directed'"),
+        (changed(edge_weight=torch.ones(9999)), 'edge_weight|weights'),
+        (changed(x=None), "'x'"),
+        (changed(propagated=('x',)), 'propagated'),
+        (changed(edge_label_index=torch.ones(2, 1)), "'edge_label_index'"),
+        (
+            changed(edge_label_index=torch.tensor([[0], [99]])),
+            "'edge_label_index'",
+        ),
+        (
+            Data(x=torch.ones(1, 2), edge_index=LOOP[:, :0], num_nodes=1),
+            'two nodes',
+        ),
+    ],
+)
+def test_bad_data_are_refused_and_nothing_is_spent(data, name):
+    model = PrivateLinkPredictor(**QUICK)
+    with pytest.raises((TypeError, ValueError), match=name) as caught:
+        model.fit(data)
+    assert '99' not in str(caught.value)
+    assert model.account is None
+    model.fit(graph(12))
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'name'),
+    [
+        ({'relation': 'node'}, "'relation'"),
+        ({'relation': 'node_incident'}, "'relation'.*degree"),
+        ({'relation': 'feature'}, "'relation'.*public"),
+        ({'relation': 'user'}, "'relation'"),
+        ({'num_neg': 1.5}, "'num_neg'"),
+        ({'message_dim': 33}, "'message_dim'"),
+        ({'leave_out': 1}, "'leave_out'"),
+        ({'shares': (0.5, 0.5)}, "'shares'"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, name):
+    with pytest.raises((TypeError, ValueError), match=name):
+        PrivateLinkPredictor(**arguments)
+
+
+def test_a_release_is_on_the_ledger_before_its_noise(tmp_path, monkeypatch):
+    class Broken(noise.SecureNoise):
+        left = 0
+
+        def cells(self, shape):
+            Broken.left -= 1
+            if Broken.left < 0:
+                raise KeyboardInterrupt
+            return super().cells(shape)
+
+    monkeypatch.setattr(noise, 'source', lambda *_: Broken())
+    for paid in range(3):
+        ledger = tmp_path / f'{paid}.ledger'
+        model = PrivateLinkPredictor(**QUICK, ledger=ledger)
+        Broken.left = paid
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(graph())
+        model.close()
+        again = PrivateLinkPredictor(**QUICK, ledger=ledger)
+        lines = again._open(60).lines
+        assert lines == pytest.approx(model.mus[: paid + 1], rel=1e-12)
+        # What is left is not enough for another fit.
+        Broken.left = 9
+        with pytest.raises(BudgetExceededError):
+            again.fit(graph())
+        with pytest.raises(RuntimeError, match='fit data first'):
+            again.score(torch.zeros(2, 1, dtype=torch.int64))
+        again.close()
+
+
+def test_releases_of_one_ledger_are_one_account(tmp_path, monkeypatch):
+    # Messages here and examples there are never two budgets.
+    ledger = tmp_path / 'edges.ledger'
+    data = graph()
+    model = PrivateLinkPredictor(**QUICK, ledger=ledger).fit(data)
+    model.close()
+    data.y, data.train_mask = torch.arange(60) % 3, torch.arange(60) < 40
+    other = PrivateNodeClassifier(
+        'edge', epsilon=4.0, delta=1e-4, ledger=ledger, epochs=2
+    )
+    with pytest.raises(BudgetExceededError):
+        other.fit(data)
+    other.close()
+    monkeypatch.setattr(account, '_RELEASED', {})
+    first = PrivateLinkPredictor(**QUICK).fit(data)
+    with pytest.warns(UserWarning, match='released before'):
+        PrivateLinkPredictor(**QUICK).fit(data)
+    assert first.account.mu == pytest.approx(first.limit)
+
+
+def test_a_second_graph_needs_budget_and_counts_in_the_report(tmp_path):
+    model = PrivateLinkPredictor(**QUICK)
+    model.fit(graph())
+    # As somebody would who raised the limit of the account.
+    model._account.limit *= 2
+    model.fit(graph(seed=5))
+    report = model.report()
+    assert report.releases == 6
+    assert report.mu_parts[3] == pytest.approx(model.limit)
+    assert report.mu == pytest.approx(model.limit * math.sqrt(2))
+    assert report.epsilon > 4.0
+
+
+def test_the_report_is_checked_with_its_ledger(tmp_path):
+    ledger = tmp_path / 'edges.ledger'
+    model = PrivateLinkPredictor(**QUICK, ledger=ledger).fit(graph())
+    report = model.report()
+    text = report.explain()
+    for part in ('noisy number of edges', '5 noisy gradients', 'every score'):
+        assert part in text
+    assert 'sums' in text
+    assert 'count' in text
+    assert 'scorer' in text
+    assert 'held out' in text
+    assert 'as an example' in text
+    path = tmp_path / 'trust.json'
+    TrustReport.of(report).save(path)
+    model.close()
+    found = check_report(path, ledger=ledger)
+    assert {each.status for each in found} == {HOLDS}, found
+    seeded = PrivateLinkPredictor(**QUICK, seed=0).fit(graph(seed=8))
+    assert str(seeded.report()).startswith('not private')
+    TrustReport.of(seeded.report()).save(path)
+    assert any(each.status == FAILS for each in check_report(path))
+
+
+def test_a_state_goes_on_and_spends_nothing(tmp_path):
+    data, pairs = graph(), torch.randint(60, (2, 50))
+    model = PrivateLinkPredictor(**QUICK).fit(data)
+    torch.save(model.state_dict(), tmp_path / 'links.pt')
+    state = torch.load(tmp_path / 'links.pt', weights_only=True)
+    other = PrivateLinkPredictor(**QUICK)
+    other.load_state_dict(state)
+    assert torch.equal(other.score(pairs), model.score(pairs))
+    assert other.account.lines == pytest.approx(model.account.lines)
+    assert other.report().mu_parts == model.report().mu_parts
+    with pytest.raises(BudgetExceededError):
+        other.fit(graph(seed=1))
+    # Loading again pays nothing twice.
+    other.load_state_dict(state)
+    assert len(other.account.lines) == 3
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('format', 2),
+        ('history', []),
+        ('history', [0.1, 0.1, 9.0]),
+        ('setting', {}),
+        ('count', 'a'),
+        ('negatives', 0),
+        ('rows', torch.zeros(60, 3).double()),
+        ('rows', torch.zeros(59, 6).double()),
+        ('weight', torch.zeros(20).double()),
+        ('weight', torch.full((21,), math.nan).double()),
+        ('mean', None),
+        ('x', torch.zeros(60, 6)),
+    ],
+)
+def test_a_damaged_state_is_refused_and_nothing_changes(name, value):
+    model = PrivateLinkPredictor(**QUICK).fit(graph())
+    state = {**model.state_dict(), name: value}
+    other = PrivateLinkPredictor(**QUICK)
+    with pytest.raises((TypeError, ValueError), match="'state'"):
+        other.load_state_dict(state)
+    assert other.account is None
+    with pytest.raises(RuntimeError):
+        other.score(torch.zeros(2, 1, dtype=torch.int64))
+
+
+def test_a_predictor_is_not_copied_and_not_pickled():
+    model = PrivateLinkPredictor(**QUICK)
+    assert copy.deepcopy(model) is model
+    with pytest.raises(TypeError, match='state_dict'):
+        pickle.dumps(model)
+    assert repr(model) == (
+        "PrivateLinkPredictor('edge', epsilon=4, delta=0.0001)"
+    )
+    with pytest.raises(RuntimeError, match='fit data first'):
+        model.report()
+
+
+def test_a_graph_without_edges_has_a_release_too():
+    for directed in (False, True):
+        data = Data(x=torch.rand(8, 3), edge_index=torch.zeros(2, 0).long())
+        account._RELEASED.clear()
+        model = PrivateLinkPredictor(**QUICK, directed=directed).fit(data)
+        assert model.score(torch.tensor([[0], [1]])).isfinite().all()
+
+
+def test_leaving_the_own_edge_out_is_what_examples_read(monkeypatch):
+    kept, seen = links.pair_features, []
+
+    def pair_features(*args):
+        seen.append((args[0].size(1), args[5]))
+        return kept(*args)
+
+    monkeypatch.setattr(links, 'pair_features', pair_features)
+    data = graph()
+    num_pairs = data.num_edges // 2
+    for leave_out, which in ((True, 'both'), (False, '')):
+        seen.clear()
+        account._RELEASED.clear()
+        PrivateLinkPredictor(**QUICK, num_neg=9, leave_out=leave_out).fit(data)
+        # Negatives are read as they are, though some of them are edges.
+        assert seen == [(9, ''), (num_pairs, which)]
+    seen.clear()
+    arcs = graph(directed=True)
+    PrivateLinkPredictor(**QUICK, num_neg=9, directed=True).fit(arcs)
+    assert seen == [(9, ''), (arcs.num_edges, 'target')]
+
+
+def test_edges_of_the_fit_are_no_likelier_than_the_rows_allow():
+    # Link stealing: nodes without features in common, joined at random, so
+    # that a pair of the graph differs from others by its edge alone.
+    generator = torch.Generator().manual_seed(0)
+    n, wins, total = 400, 0.0, 0
+    for seed in range(5):
+        x = torch.randn(n, 8, generator=generator)
+        order = torch.randperm(n, generator=generator).view(2, -1)
+        edge_index = torch.cat([order, order.flip(0)], 1)
+        data = Data(x=x, edge_index=edge_index)
+        model = PrivateLinkPredictor(epsilon=2.0, delta=1e-3).fit(data)
+        inside = model.score(order)
+        outside = model.score(torch.stack([order[0], order[1].roll(1 + seed)]))
+        wins += float((inside[:, None] > outside[None]).double().mean())
+        total += 1
+    # An attacker of one release with mu has at most this AUC.
+    mu = model.limit
+    most = 0.5 * math.erfc(-mu / 2)
+    # Five graphs of 200 pairs: a standard error of about .01.
+    assert wins / total <= most + 0.05
