@@ -88,6 +88,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Inexact
 from fractions import Fraction
+from functools import reduce
 from itertools import pairwise
 from itertools import product as cartesian
 from typing import NamedTuple
@@ -407,17 +408,16 @@ def composed(
     steps: Sequence[tuple[Losses, int]], cut: int, rounding: int
 ) -> Losses:
     """Add the losses of all steps, by repeated squaring."""
-    total = None
+    parts = []
     for base, count in steps:
         base = tidy(base, 0, rounding)
         while count:
             if count & 1:
-                same = total is None
-                total = base if same else together(total, base, cut, rounding)
+                parts.append(base)
             count >>= 1
             if count:
                 base = together(base, base, cut, rounding)
-    return total
+    return reduce(lambda x, y: together(x, y, cut, rounding), parts)
 
 
 def delta_of(x: Losses, epsilon: Fraction, rounding: int) -> Fraction:
