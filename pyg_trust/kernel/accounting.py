@@ -122,7 +122,8 @@ Law = str | Callable[[int, int, Fraction, Fraction], Point]
 CELLS = (256, 1024, 2048)  # r: coarse ones settle most claims
 WIDTH = 92  # digits of a sum of products of masses
 LARGEST = 10_000  # epsilon: e^epsilon has so many bits, and half again
-LEAST = Fraction(1, 32)  # noise on coins, of which e^(1 / z^2) has as many
+LEAST = Fraction(1, 8)  # noise on coins, of which e^(1 / z^2) has as many
+WIDEST = 1 << 10  # loss; wider ones take minutes
 MOST = 1 << 40  # steps of a kind
 _LONG = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact])
 
@@ -225,7 +226,7 @@ def chosen(
     sides = []
     for sign in (-1, 1):
         side, k = list(range(r + 1)), 0
-        while side[-1] >> b < LARGEST:
+        while side[-1] >> b < WIDEST:
             at = sign * side[-1]
             f = points(law, [at], b, q, z)[0][0][1]
             if f - (ONE - exp(at, b, P)[1] if sign < 0 else 0) <= cut:
@@ -336,6 +337,8 @@ def add(x: Sequence[int], y: Sequence[int]) -> list[int]:
 
 def coarsened(x: Losses, rounding: int) -> Losses:
     """Put the finest level on the cells of the next one."""
+    if not 0 < x.b >= len(x.levels) - WIDEST.bit_length():
+        raise OverflowError('losses are beyond all measure')
     first, *rest = x.levels
     first = wider(halved(first, x.b, rounding))
     rest[:1] = [add(first, rest[0]) if rest else first]
@@ -554,4 +557,8 @@ def bound(
     cut = goal // (sum(n for *_, n in lines) << 36)
     masses = above if rounding else below
     steps = [(masses(law, q, z, r, cut), n) for z, q, n in lines]
-    return delta_of(composed(steps, goal >> 40, rounding), epsilon, rounding)
+    try:
+        total = composed(steps, goal >> 40, rounding)
+    except OverflowError:
+        return Fraction(rounding)
+    return delta_of(total, epsilon, rounding)
