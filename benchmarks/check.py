@@ -122,8 +122,10 @@ def run_quickstart() -> None:
             stdout=subprocess.DEVNULL,
         )
         path = Path(folder) / 'trust.json'
+        # Once: a second time finds what the first one has proved.
+        start = time.process_time()
         found = check_report(path)
-        taken = seconds(lambda: check_report(path))
+        taken = time.process_time() - start
     held = sum(each.status == 'holds' for each in found)
     print(f'quickstart: {held} of {len(found)} lines hold, {taken:.2f} CPU s')
     result('quickstart: its report checked, CPU s', taken, 30, at_most=True)

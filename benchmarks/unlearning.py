@@ -32,6 +32,7 @@ from pyg_trust.functional.newton import minimize
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
+from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
 
 SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     'PROTEINS': ({'J': 5, 'Q': 4, 'L': 3}, 1e-4),
@@ -76,12 +77,8 @@ def speed(name: str, graphs: list, inverse: bool) -> list[dict]:
     train, _ = split(graphs, 0)
     rows = []
     for mode in ('delete', 'mask'):
-        model = ScatteringClassifier(
-            GraphScattering(**options),
-            lam=lam,
-            mode=mode,
-            noise='objective',
-            seed=0,
+        model = PublishedScatteringClassifier(
+            GraphScattering(**options), lam=lam, mode=mode, seed=0
         ).fit(train)
         released = ScatteringClassifier(
             GraphScattering(**options), lam=lam, mode=mode
@@ -195,11 +192,10 @@ def soundness(
         ledger_ratio, tight, paper = [], [], []
         for fold in range(rounds):
             train, _ = split(graphs, fold)
-            model = ScatteringClassifier(
+            model = PublishedScatteringClassifier(
                 GraphScattering(**options),
                 lam=lam,
                 mode=mode,
-                noise='objective',
                 accounting=accounting,
                 seed=fold,
             ).fit(train)

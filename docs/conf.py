@@ -125,6 +125,7 @@ CAPABILITIES = {
         'functional.smoothing',
         'functional.confidence',
         'functional.collective',
+        'functional.ranks',
         'functional.voting',
     ),
     'Unlearning': (

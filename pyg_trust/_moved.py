@@ -1,9 +1,12 @@
-"""Names of 0.1 that have moved: they work for one release, with a warning."""
+"""Names and arguments of 0.1 that work for one release, with a warning."""
 
+import functools
 import importlib
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar('F', bound=Callable[..., None])
 
 # By package: from the old name to the module, below pyg_trust, that has it;
 # with the new name behind a colon, if there is one.
@@ -152,3 +155,52 @@ def moved(package: str) -> Callable[[str], Any]:
         return getattr(importlib.import_module(module), new)
 
     return find
+
+
+def retired(**arguments: dict[Any, str] | None) -> Callable[[F], F]:
+    """Decorate a constructor so that it accepts arguments of 0.1.
+
+    Args:
+        **arguments (dict, optional): by argument, for each value the class,
+            below pyg_trust, that has the method now, as ``'module:Class'``,
+            or an empty text if this class does the same without the argument;
+            :obj:`None` for arguments of any value that have no effect.
+    """
+
+    def decorate(init: F) -> F:
+        @functools.wraps(init)
+        def accept(self: Any, *args: Any, **kwargs: Any) -> None:
+            home = ''
+            for name, known in arguments.items():
+                if home or name not in kwargs:
+                    continue
+                value = kwargs[name]
+                if known is not None and value not in list(known):
+                    raise ValueError(
+                        f"'{name}' needs to be one of {tuple(known)} "
+                        f'(got {value!r})'
+                    )
+                home = '' if known is None else known[value]
+                if home and '__init__' not in vars(type(self)):
+                    raise ValueError(
+                        f"'{name}' = {value!r} needs a subclass of "
+                        f'pyg_trust.{home.replace(":", ".")}'
+                    )
+                del kwargs[name]
+                advice = f'use pyg_trust.{home.replace(":", ".")}'
+                warnings.warn(
+                    f"'{name}' of {type(self).__name__} goes with the next "
+                    f'release: {advice if home else "leave it out"}',
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+            if not home:
+                return init(self, *args, **kwargs)
+            module, _, kind = home.partition(':')
+            found = importlib.import_module(f'pyg_trust.{module}')
+            self.__class__ = getattr(found, kind)
+            return self.__init__(*args, **kwargs)
+
+        return accept  # type: ignore[return-value]
+
+    return decorate

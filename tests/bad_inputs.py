@@ -579,3 +579,10 @@ def damaged(value: dict[str, Any]) -> Any:
         yield f'without {key!r}', rest
         yield f'another {key!r}', {**rest, key: object()}
         yield f'no {key!r}', {**rest, key: None}
+
+
+def damaged_or_old(value: dict[str, Any]) -> Any:
+    """The same, where a state without a format is one of 0.1."""
+    for label, state in damaged(value):
+        if label != "without 'format'":
+            yield label, state

@@ -28,7 +28,7 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_procedures import damaged
+from bad_procedures import damaged_or_old
 from bad_table import EXEMPT, entry
 from torch_geometric.data import Data
 
@@ -427,11 +427,6 @@ entry(
     ),
     Row('a long series', {'features': 'push'}, "'features'|features="),
     Row('theta', {'theta': 0.5}, "'theta'"),
-    Row(
-        'epsilon',
-        {'noise': 'objective', 'epsilon': 2.0},
-        "'epsilon'",
-    ),
     measure=instance(),
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
@@ -440,8 +435,6 @@ entry(
     lam=POSITIVE,
     release_std=POSITIVE,
     epsilon=POSITIVE,
-    noise=choice(),
-    accounting=choice(),
     on_exceed=choice(),
     features=choice(),
     theta=values(0.5, 'a'),
@@ -515,7 +508,7 @@ entry(
     Row('other weights', {'state': state(weight=9.0)}, 'state'),
     Row('no data', {'state': state(data={})}, 'state'),
     names={'state': 'state'},
-    state=damaged,
+    state=damaged_or_old,
 )
 entry(
     'unlearning.NodeClassifier.save',

@@ -26,6 +26,7 @@ from bad_inputs import (
     anything,
     choice,
     damaged,
+    damaged_or_old,
     data,
     either,
     instance,
@@ -726,22 +727,13 @@ for name in ('predict', 'score'):
 entry(
     'unlearning.ScatteringClassifier',
     lambda: {'transform': scattering()},
-    Row(
-        'an epsilon beyond 1',
-        {'noise': 'objective', 'epsilon': 1.5},
-        "'epsilon'",
-    ),
-    Row('another accounting', {'accounting': 'bound'}, "'accounting'"),
     transform=instance(),
     lam=POSITIVE,
-    noise=choice(),
     release_std=POSITIVE,
-    noise_std=NOT_NEGATIVE,
     epsilon=POSITIVE,
     num_classes=integer(2, none=True),
     loss=choice(),
     mode=choice(),
-    accounting=choice(),
     on_exceed=choice(),
     tol=POSITIVE,
 )
@@ -788,7 +780,7 @@ entry(
     Row('other weights', {'state': classifier_state(W=9.0)}, 'state'),
     Row('no graphs', {'state': classifier_state(graphs={})}, 'state'),
     names={'state': 'state'},
-    state=damaged,
+    state=damaged_or_old,
 )
 entry(
     'unlearning.ScatteringClassifier.save',
@@ -1022,7 +1014,7 @@ entry(
     'unlearning.ShardedUnlearner.load_state_dict',
     lambda: (unlearner(), {'state': fitted_unlearner().state_dict()}),
     names={'state': 'state'},
-    state=damaged,
+    state=damaged_or_old,
 )
 FOLDERS = values(3, 1.5, ['a'])
 

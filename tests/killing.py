@@ -31,7 +31,11 @@ from pyg_trust.functional import appnp, propagate, propagate_to
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader
-from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
+from pyg_trust.privacy import (
+    PrivacyEngine,
+    PrivateLinkPredictor,
+    PrivateNodeClassifier,
+)
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering, PrivateAGP
 from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
@@ -345,11 +349,13 @@ class Fitting:
         while True:
             time.sleep(1)
 
+    # Weights have four rows, then five; the sums one for each node.
+    ROWS = (4, NUM_NODES, 5)
+
     def check(self, acknowledged):
-        # Weights have four rows, then five; the sums one for each node.
-        assert set(acknowledged) <= {4, 5, self.NUM_NODES}
+        assert set(acknowledged) <= set(self.ROWS)
         model = self.model()
-        parts = dict(zip((4, self.NUM_NODES, 5), model.mus, strict=True))
+        parts = dict(zip(self.ROWS, model.mus, strict=True))
         seen = math.hypot(*(parts[part] for part in set(acknowledged)))
         fresh = not self.ledger.exists()
         assert not fresh or not acknowledged
@@ -367,6 +373,18 @@ class Fitting:
         self.ledger.unlink(missing_ok=True)  # the next one begins anew
 
 
+class Linking(Fitting):
+    """A predictor of links: rows, their number, and all steps at once."""
+
+    MOMENTS = range(4)
+    ROWS = (Fitting.NUM_NODES, 1, Fitting.STEPS)
+
+    def model(self):
+        return PrivateLinkPredictor(
+            'edge', 4.0, 1e-3, self.ledger, steps=self.STEPS
+        )
+
+
 PROCEDURES = {
     'removal': Removal,
     'training': Training,
@@ -374,6 +392,7 @@ PROCEDURES = {
     'columns': Columns,
     'release': Release,
     'fitting': Fitting,
+    'linking': Linking,
 }
 
 

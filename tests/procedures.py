@@ -44,6 +44,7 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
     ShardedUnlearner,
 )
+from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
 
 
 @dataclass
@@ -176,7 +177,7 @@ def classifier(**kwargs):
     transform = GraphScattering(J=2, Q=1, L=2)
     kwargs = {'seed': 0, **kwargs}
     if 'noise_std' in kwargs:
-        kwargs['noise'] = 'objective'
+        return PublishedScatteringClassifier(transform, **kwargs)
     return ScatteringClassifier(transform, **kwargs)
 
 

@@ -16,7 +16,10 @@ FULL = os.environ.get('FULL_TEST') == '1'
 @needs.fork
 @pytest.mark.parametrize(
     'procedure',
-    ['removal', 'training', 'shards', 'columns', 'release', 'fitting'],
+    [
+        *('removal', 'training', 'shards', 'columns', 'release', 'fitting'),
+        'linking',
+    ],
 )
 def test_killing(procedure, tmp_path):
     few = procedure in ('removal', 'training', 'shards')

@@ -15,6 +15,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -33,7 +34,7 @@ using torch::stable::Tensor;
 constexpr double kMagic = 6755399441055744.0;
 constexpr int64_t kMagicBits = std::bit_cast<int64_t>(kMagic);
 constexpr int64_t kHalf = int64_t{1} << 51;
-constexpr int64_t kColumns = 64;
+constexpr int64_t kColumns = 64;  // computed at once: work memory
 double power(int64_t degree, double e) {
   if (e == 0)
     return 1;
@@ -205,7 +206,9 @@ struct Live {
   // All sums of a level, or of the last one, times weight * r * 2^-f, into z.
   void whole(int64_t level, double* z, double weight) const {
     const Pool& rows = receiving();
-    std::vector<int64_t> sent_rows(names * std::min(columns, kColumns));
+    // Not zeroed: it is as large as what is read.
+    const std::unique_ptr<int64_t[]> sent_rows(
+        new int64_t[names * std::min(columns, kColumns)]);
     for (int64_t first = 0; first < columns; first += kColumns) {
       const int64_t count = std::min(kColumns, columns - first);
       constexpr int64_t task = 256;

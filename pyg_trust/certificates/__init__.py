@@ -6,11 +6,7 @@ from pyg_trust.certificates.certificate import (
     UNKNOWN,
     Certificate,
 )
-from pyg_trust.certificates.certify import (
-    UserCertificate,
-    certifies,
-    certify,
-)
+from pyg_trust.certificates.certify import UserCertificate, certifies, certify
 from pyg_trust.certificates.collective import (
     CollectiveCertificate,
     certify_collective,

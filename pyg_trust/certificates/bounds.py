@@ -47,7 +47,7 @@ class Solver(Problem):
     def solve(
         self, method: str, cost: str, sign_only: bool, refine: int
     ) -> str:
-        """Runs what a method asks for; returns what was done."""
+        """Run a method; return the name of the one that was run."""
         if self.targets.numel() == 0:
             return 'local'
         budget = self.budget
@@ -92,7 +92,7 @@ class Solver(Problem):
         return method
 
     def prove_again(self) -> None:
-        """Bounds that can be proved, of what trying all graphs has shown."""
+        """Find bounds that can be proved for what trying all graphs showed."""
         robust = ~self.open_pairs().any(1)
         self.solve_local(witnesses=False)
         made = self.perturbations
@@ -104,7 +104,7 @@ class Solver(Problem):
             self.solve_global('dual', 'best', True, 0, which)
 
     def unproved(self) -> Tensor:
-        """The classes that the local worst case does not rule out."""
+        """Return the classes that the local worst case does not rule out."""
         made = torch.zeros_like(self.lower, dtype=torch.bool)
         for (y, c), value in self.local.items():
             mine = (self.reference == y).nonzero().view(-1)
@@ -113,14 +113,14 @@ class Solver(Problem):
         return made
 
     def loops(self) -> int:
-        """How many nodes can flip their self-loop."""
+        """Count how many nodes can flip their self-loop."""
         made = self.perturbations
         row, col = made.graph.row, made.graph.col
         gone = made.removable & (row == col) & (made.budget[row] > 0)
         return int(gone.sum()) + int((made.pairs[0] == made.pairs[1]).sum())
 
     def is_cheap(self, budget: int) -> bool:
-        """Whether all admissible graphs can be tried in a few seconds."""
+        """Tell whether all admissible graphs can be tried in a few seconds."""
         made = self.perturbations
         if made.all_pairs and made.num_nodes > 1500:
             return False
@@ -136,7 +136,7 @@ class Solver(Problem):
         return sets * numbers <= _CHEAP
 
     def decide(self, budget: int) -> None:
-        """Tries all graphs for what is open, where they are few."""
+        """Try all graphs for the targets that are open, if there are few."""
         open_ = self.unknown()
         if open_.numel() > 0 and self.is_cheap(budget):
             self.try_all(open_, budget)
@@ -144,7 +144,7 @@ class Solver(Problem):
     # Local budgets ##########################################################
 
     def solve_local(self, *, witnesses: bool) -> None:
-        """The worst case under local budgets, for all nodes."""
+        """Find the worst case under local budgets, for all nodes."""
         num_classes = self.logits.size(1)
         classes = self.reference.unique().tolist()
         pairs = [
@@ -191,7 +191,7 @@ class Solver(Problem):
     def reach(
         self, policy: Policy, signal: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Margins and flips of a policy's graphs, symmetric if undirected."""
+        """Return margins and flips of a policy's graphs."""
         flips = [policy.edges(k) for k in range(policy.num_columns)]
         if self.undirected:
             flips = [self.mutual(pairs) for pairs in flips]
@@ -200,7 +200,7 @@ class Solver(Problem):
         return -self.alpha * (found.value + found.low[:, None]), flips
 
     def mutual(self, flips: Tensor) -> Tensor:
-        """An undirected attack out of a directed one, within all budgets."""
+        """Make an undirected attack of a directed one, within all budgets."""
         n, left = self.perturbations.num_nodes, self.perturbations.budget
         key = (flips.amin(0) * n + flips.amax(0)).unique()
         i, j = key // n, key % n
@@ -232,7 +232,7 @@ class Solver(Problem):
     # Exhaustive search ######################################################
 
     def solve_single_flip(self) -> None:
-        """The exact worst case of one directed flip of PageRank."""
+        """Find the exact worst case of one directed flip of PageRank."""
         found = single_flip_margins(
             self.logits,
             self.perturbations,
@@ -248,7 +248,7 @@ class Solver(Problem):
             self.found(k, value, flip[:, :0] if flip[0] < 0 else flip)
 
     def try_all(self, which: Tensor, budget: int) -> None:
-        """Every admissible graph, for some targets."""
+        """Try every admissible graph, for some targets."""
         flips = candidates(self.perturbations, self.undirected).size(1)
         numbers = self.logits.numel()
         most = 64 * _CHEAP // numbers
@@ -284,7 +284,7 @@ class Solver(Problem):
         refine: int,
         wanted: Tensor | None = None,
     ) -> None:
-        """The dual bound where it is wanted, attacks where it is negative."""
+        """Find dual bounds where wanted, and attacks where these are low."""
         open_ = self.open_pairs() | (not sign_only)
         if wanted is not None:
             open_ = wanted.clone()
@@ -359,7 +359,7 @@ class Solver(Problem):
     def bound_regions(
         self, which: Tensor, open_: Tensor, sign_only: bool
     ) -> None:
-        """Bounds in a region around each target."""
+        """Find bounds in a region around each target."""
         budget = self.budget
         assert budget is not None
 
@@ -403,7 +403,7 @@ class Solver(Problem):
         sign_only: bool,
         provable: bool = True,
     ) -> None:
-        """Bounds and attacks of the classes that are open for some targets."""
+        """Bound and attack the classes that are open for some targets."""
         size = max(1, _BLOCK // (self.logits.numel() * 4))
         total = int(open_[which].sum())
         with tqdm(total=total, desc='targets, classes', **self.bar) as bar:
@@ -451,7 +451,7 @@ class Solver(Problem):
             self.witnesses += found
 
     def attack_greedily(self, budget: int) -> None:
-        """Greedy and swap attacks on what is open."""
+        """Attack the targets that are open, greedily and by swaps."""
         which = self.unknown()
         # The class that is nearest to winning, by its bound.
         against = (self.lower - self.slack)[which].argmin(1)

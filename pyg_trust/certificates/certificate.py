@@ -38,7 +38,7 @@ class Certificate(Proved, SpeaksOf, Report):
     num_broken: int
     num_unknown: int
     model: str
-    """The kind of the model, or 'logits' if there was none to be seen."""
+    """The kind of the model, or 'logits' without a model."""
     scenario: str
     undirected: bool
     """Whether both directions of an edge flip together, as one flip."""
@@ -128,31 +128,31 @@ class Certificate(Proved, SpeaksOf, Report):
 
     @property
     def margins(self) -> Tensor:
-        """The proven worst-case margins: :obj:`lower`."""
+        """Return the proven worst-case margins: :obj:`lower`."""
         return self.lower
 
     @property
     def robust(self) -> Tensor:
-        """A mask of the targets that are certified robust."""
+        """Return a mask of the targets that are certified robust."""
         return self.status == ROBUST
 
     @property
     def broken(self) -> Tensor:
-        """A mask of the targets with an adversarial graph."""
+        """Return a mask of the targets with an adversarial graph."""
         return self.status == BROKEN
 
     @property
     def unknown(self) -> Tensor:
-        """A mask of the targets that could not be decided."""
+        """Return a mask of the targets that could not be decided."""
         return self.status == UNKNOWN
 
     @property
     def certified_ratio(self) -> float:
-        """The share of targets that are certified robust."""
+        """Return the share of targets that are certified robust."""
         return float(self.robust.double().mean())
 
     def certified_accuracy(self, labels: Tensor) -> float:
-        """The share of targets that are robust and rightly classified.
+        """Return the share of targets that are robust and rightly classified.
 
         A lower bound on the accuracy under attack, even if every node meets
         its own worst graph.
@@ -194,7 +194,7 @@ class Certificate(Proved, SpeaksOf, Report):
         return '\n'.join(lines)
 
     def guarantee(self) -> Guarantee:
-        """That the robust nodes keep their predictions, and when."""
+        """State that the robust nodes keep their predictions, and when."""
         return stated(
             'robustness certificate',
             {
@@ -211,7 +211,7 @@ class Certificate(Proved, SpeaksOf, Report):
         )
 
     def _checks(self) -> tuple[str, ...]:
-        # What stops a certificate where it does not hold, and so was found.
+        # Checks that stop a certificate where it does not hold.
         if not self.model_digest:
             return ()
         return (
@@ -222,7 +222,7 @@ class Certificate(Proved, SpeaksOf, Report):
         )
 
     def chart(self) -> Chart:
-        """The proven margin of every node, and that of the best attack."""
+        """Draw the proven margin of each node, and that of its best attack."""
         total = self.targets.numel()
         return Chart(
             f'{self.num_robust} of {total} predictions are proven to stay, '
@@ -238,7 +238,7 @@ class Certificate(Proved, SpeaksOf, Report):
         )
 
     def witness(self, node: int) -> Tensor:
-        """The edges to flip to break a node: int64, ``[2, num_flips]``.
+        """Return the edges to flip to break a node: int64, ``[2, num_flips]``.
 
         Args:
             node (int): the node, as in :obj:`targets`.

@@ -66,7 +66,7 @@ def certifies(threat: type) -> Callable[[Route], Route]:
 class UserCertificate(Report):
     """The report of a certificate of the user's own.
 
-    Whatever the report inside has, this one has as well.
+    It has all attributes of the report inside.
 
     Args:
         threat (str): the class of the threat.
@@ -82,11 +82,11 @@ class UserCertificate(Report):
         return getattr(self.found, name)
 
     def chart(self) -> Chart:
-        """The chart of the report inside."""
+        """Draw the chart of the report inside."""
         return self.found.chart()
 
     def guarantee(self) -> Guarantee:
-        """The guarantee that its author states, marked as not checked."""
+        """Return the guarantee of its author, marked as not checked."""
         said, note = self.found.guarantee(), CERTIFICATES.note(self.threat)
         if said.procedure in PROMISES:
             return stated(

@@ -119,11 +119,11 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
 
     @property
     def ratio(self) -> float:
-        """The share of all targets that is guaranteed."""
+        """Return the share of all targets that is guaranteed."""
         return self.guaranteed / self.num_targets
 
     def chart(self) -> Chart:
-        """How many stay: by themselves, together, and of how many."""
+        """Draw how many stay: by themselves, together, and of how many."""
         return Chart(
             f'{self.guaranteed} of {self.num_targets} predictions stay at '
             f'once; {self.one_by_one} by certificates of their own',
@@ -137,7 +137,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """That so many predictions stay at once, with confidence."""
+        """State that so many predictions stay at once, with confidence."""
         return stated(
             'collective certificate by smoothing',
             {**self.numbers(), 'data_fields': list(DATA_FIELDS)},

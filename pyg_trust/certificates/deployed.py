@@ -82,7 +82,7 @@ class Deployed:
     digest: str = ''
 
     def error(self, degree: int) -> Tensor:
-        """How far computed scores may be from exact ones, by class.
+        """Bound how far computed scores may be from exact ones, by class.
 
         Args:
             degree (int): the largest degree of an admissible graph,
@@ -120,7 +120,7 @@ class Deployed:
 
     @property
     def kind(self) -> str:
-        """The name of the dtype."""
+        """Return the name of the dtype."""
         if self.dtype is None:
             return 'exact arithmetic'
         return str(self.dtype).removeprefix('torch.')
@@ -133,7 +133,7 @@ class Deployed:
         )
 
     def perturbations(self, threat: ThreatModel) -> Perturbations:
-        """The graphs that the model sees: self-loops that it adds are fixed.
+        """Return the graphs of the model: self-loops that it adds are fixed.
 
         Args:
             threat (ThreatModel): the attacker, who sees the graph without.
@@ -169,7 +169,7 @@ class Deployed:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """The assumptions about the model."""
+        """Return the assumptions about the model."""
         steps = 'in the limit' if self.K is None else f'K={self.K} steps'
         loops = 'with' if self.self_loops else 'without'
         said = (
@@ -202,7 +202,7 @@ class Deployed:
 
     @classmethod
     def of_model(cls, model: Any, data: Any, graph: CSRGraph) -> 'Deployed':
-        """The model as it is, applied to data as it is.
+        """Return the model as it is, applied to data as it is.
 
         Args:
             model (PageRankDiffusion): PPNP, label or feature propagation.
@@ -362,7 +362,7 @@ def diffuse_steps(
     K: int | None,
     normalization: str,
 ) -> Tensor:
-    """The diffused logits of a model, in float64."""
+    """Return the diffused logits of a model, in float64."""
     if K is None:
         return diffuse(graph, h, alpha, normalization=normalization)
     degree = graph.degree.clamp(min=1).double()

@@ -129,7 +129,7 @@ class VoteCertificate(SpeaksOf, Report):
         return self.radius >= side * side - left
 
     def certified_ratio(self, changes: int, rows: int = 0) -> float:
-        """The share of targets whose class stays for sure.
+        """Return the share of targets whose class stays for sure.
 
         Args:
             changes (int): as in :meth:`certified`.
@@ -140,7 +140,7 @@ class VoteCertificate(SpeaksOf, Report):
     def certified_accuracy(
         self, labels: Tensor, changes: int, rows: int = 0
     ) -> float:
-        """The share of targets that stay and are right.
+        """Return the share of targets that stay and are right.
 
         Args:
             labels (Tensor): the true classes of all nodes, or graphs: int64.
@@ -151,7 +151,7 @@ class VoteCertificate(SpeaksOf, Report):
         return float((self.certified(changes, rows) & right).double().mean())
 
     def chart(self) -> Chart:
-        """The share of targets that stays, by the number of changes."""
+        """Return the share of targets that stays, by the number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -178,7 +178,7 @@ class VoteCertificate(SpeaksOf, Report):
         return tallies(top, earlier, later, self.votes.size(0) - taken)
 
     def guarantee(self) -> Guarantee:
-        """That voted classes stay, for certain."""
+        """State that voted classes stay, for certain."""
         return stated(
             'certificate by division and voting',
             {
@@ -257,7 +257,7 @@ class Divided(Module):
         self.vote, self.transform = vote, transform
 
     def forward(self, data: Data | Sequence[Data]) -> Tensor:
-        """The voted classes: int64.
+        """Return the voted classes: int64.
 
         Args:
             data (Data or list[Data]): as in :meth:`certify`.

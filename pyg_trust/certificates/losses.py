@@ -134,7 +134,7 @@ class RobustLoss(torch.nn.Module):
         diffused: Tensor | None = None,
         pseudo: Tensor | None = None,
     ) -> Tensor:
-        r"""The loss over labelled and, where given, unlabelled nodes.
+        r"""Return the loss over labelled and, where given, unlabelled nodes.
 
         Args:
             logits (Tensor): :math:`H`, before diffusion, ``[num_nodes,
@@ -214,5 +214,5 @@ class RobustLoss(torch.nn.Module):
         return (self.margin - margins).clamp(min=0).sum(1).mean()
 
     def extra_repr(self) -> str:
-        """The arguments that matter."""
+        """Return the arguments that matter."""
         return f'{self.threat}, alpha={self.alpha:g}, kind={self.kind}'

@@ -19,7 +19,7 @@ from pyg_trust.report.charts import axes
 def neighborhood_purity(
     graph: CSRGraph, labels: Tensor, hops: int = 2
 ) -> Tensor:
-    """The share of a node's neighbourhood that has its class.
+    """Return the share of a node's neighbourhood that has its class.
 
     Args:
         graph (CSRGraph): the graph.

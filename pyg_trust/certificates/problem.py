@@ -76,25 +76,25 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model is PageRank itself, in the limit."""
+        """Tell whether the model is PageRank itself, in the limit."""
         return self.horizon.K is None and self.horizon.normalization == 'rw'
 
     def open_pairs(self) -> Tensor:
-        """The classes that are not ruled out: ``[num_targets, classes]``."""
+        """Return which classes are open: ``[num_targets, classes]``."""
         return self.lower - self.slack <= self.tolerance
 
     def unknown(self) -> Tensor:
-        """The positions of targets that are neither robust nor broken."""
+        """Return the positions of targets neither robust nor broken."""
         broken = self.upper + self.slack.amax(1) < -self.tolerance
         return (self.open_pairs().any(1) & ~broken).nonzero().view(-1)
 
     def signal(self, k: Tensor, against: Tensor) -> Tensor:
-        """The attacker's reward per visit, a row per target and class."""
+        """Return the attacker's reward per visit, by target and class."""
         held = self.logits[:, self.reference[k]]
         return (self.logits[:, against] - held).t().contiguous()
 
     def see_clean(self) -> None:
-        """The clean graph's values, where searches start."""
+        """Keep the clean graph's values, where searches start."""
         clean = self.horizon.evaluate(
             self.perturbations.clean_policy(self.logits.size(1)),
             self.logits.t().contiguous(),
@@ -103,12 +103,12 @@ class Problem:
         self.scores = self.alpha * clean.value[:, self.targets].t()
 
     def clean(self, k: Tensor, against: Tensor) -> Tensor:
-        """The clean margins of other classes over the reference class."""
+        """Return clean margins of other classes over the reference."""
         held = self.reference[k]
         return self.scores[k, against] - self.scores[k, held]
 
     def clean_value(self, k: int, against: int) -> Tensor:
-        """V of the clean graph for a target and a class."""
+        """Return V of the clean graph for a target and a class."""
         return (
             self.clean_values[against]
             - self.clean_values[int(self.reference[k])]
@@ -116,11 +116,11 @@ class Problem:
 
     @property
     def is_priced(self) -> bool:
-        """Whether an undirected edge has one price for both directions."""
+        """Tell whether both directions of an edge have one price."""
         return self.undirected and not self.perturbations.all_pairs
 
     def is_local(self, which: Tensor) -> bool:
-        """Whether a region around each target is cheaper than the graph."""
+        """Tell whether regions around targets cost less than the graph."""
         made = self.perturbations
         whole = made.active.numel() * made.num_nodes
         return self.is_plain and which.numel() * 2**19 < whole
@@ -128,7 +128,7 @@ class Problem:
     # What is known ##########################################################
 
     def found(self, k: int, upper: float, flips: Tensor) -> None:
-        """Keeps an attack on a target, if it is the best one so far."""
+        """Keep an attack on a target, if it is the best one so far."""
         if upper >= float(self.upper[k]):
             return
         self.upper[k] = upper
@@ -137,7 +137,7 @@ class Problem:
             self.witnesses.append(flips)
 
     def take(self, mine: Tensor, upper: Tensor, flips: Tensor) -> None:
-        """Keeps the graph of a column for all targets that it is best for."""
+        """Keep the graph of a column for all targets it is best for."""
         now = upper[self.targets[mine]]
         better = now < self.upper[mine]
         self.upper[mine[better]] = now[better]
@@ -149,7 +149,7 @@ class Problem:
     def try_flips(
         self, which: Tensor, signal: Tensor, flips: list[Tensor]
     ) -> None:
-        """Evaluates an attack per column in its own graph."""
+        """Evaluate an attack per column in its own graph."""
         for block in self.perturbations.column_blocks(which.numel()):
             policy = Policy.from_flips(self.perturbations, flips[block])
             made = self.horizon.evaluate(policy, signal[block])

@@ -122,7 +122,7 @@ class Run:
     def votes(
         self, first: int, count: int, rows: Tensor | None, bar: tqdm
     ) -> Tensor:
-        """How many copies vote for each class: ``[targets, C + 1]``.
+        """Count how many copies vote for each class: ``[targets, C + 1]``.
 
         Args:
             first (int): the number of the first copy.

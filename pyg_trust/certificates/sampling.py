@@ -53,7 +53,7 @@ class Pipeline(NamedTuple):
     sparse_adj: bool = False
 
     def with_sparse(self, sparse_x: bool, sparse_adj: bool) -> 'Pipeline':
-        """The same, called with sparse matrices or without.
+        """Return the same, called with sparse matrices or without.
 
         Args:
             sparse_x (bool): as above.
@@ -95,7 +95,7 @@ def check_uncached(model: Module) -> None:
 
 
 def fresh_copy(parts: Parts) -> Parts | None:
-    """A copy that no call has changed yet, nothing if there can be none.
+    """Copy a value before any call changes it, None if it has no copy.
 
     Args:
         parts (tuple): a model and what is called around it; what they share
@@ -304,7 +304,7 @@ class Sampler:
         return [made.to(self.device)]
 
     def batch_size(self) -> int:
-        """How many copies take about 256 MiB together."""
+        """Count how many copies take about 256 MiB together."""
         n, data = self.copies.num_nodes, self.data
         widths = [p.size(0) for p in self.pipeline.model.parameters()]
         widest = max([1, *widths])
@@ -386,7 +386,7 @@ class Sampler:
 
     @property
     def density(self) -> float:
-        """The share of entries of the features that are not 0."""
+        """Return the share of entries of the features that are not 0."""
         x = self.data.get('x')
         if x is None or x.numel() == 0:
             return 1.0
@@ -397,7 +397,7 @@ class Sampler:
         return (plus * zeros + (1 - minus) * ones) / x.numel()
 
     def agrees(self, sparse_x: bool, sparse_adj: bool) -> bool:
-        """Whether sparse matrices give the outputs that dense ones give.
+        """Tell whether sparse matrices give the outputs that dense ones give.
 
         Args:
             sparse_x (bool): features as a sparse matrix.
@@ -414,7 +414,7 @@ class Sampler:
         return not any(map(differ, alone, found))
 
     def hides(self, kind: str) -> bool:
-        """Whether no output shows the noise, to the bit.
+        """Tell whether no output shows the noise, to the bit.
 
         Args:
             kind (str): ``'edges'`` or ``'features'``.
@@ -495,7 +495,7 @@ class Sampler:
         place: tuple[int, int] = (0, 1),
         as_new: bool = False,
     ) -> Tensor | None:
-        """How many copies vote for each class: ``[rows, C + 1]``.
+        """Count how many copies vote for each class: ``[rows, C + 1]``.
 
         The last column has the votes of outputs that are not finite.
 

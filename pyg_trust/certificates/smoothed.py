@@ -309,7 +309,7 @@ class SmoothedClassifier(Module):
         self.model, self.noise, self.options = model, noise, options
 
     def forward(self, data: Data | Sequence[Data]) -> Tensor:
-        """The smoothed classes, -1 where it abstains: int64.
+        """Return the smoothed classes, -1 where it abstains: int64.
 
         Args:
             data (Data or list[Data]): as in :func:`certify_smoothed`.
@@ -317,7 +317,7 @@ class SmoothedClassifier(Module):
         return self.certify(data).predicted
 
     def certify(self, data: Data | Sequence[Data]) -> SmoothedCertificate:
-        """The certificate of :func:`certify_smoothed` for this model.
+        """Return the certificate of :func:`certify_smoothed` for this model.
 
         Args:
             data (Data or list[Data]): as there.

@@ -124,17 +124,17 @@ class ThreatModel:
 
     @property
     def graph(self) -> CSRGraph:
-        """The clean graph."""
+        """Return the clean graph."""
         return self.perturbations.graph
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes."""
+        """Return the number of nodes."""
         return self.perturbations.num_nodes
 
     @property
     def local_budget(self) -> Tensor:
-        """The local budget of each node, in flips: int64, ``[num_nodes]``.
+        """Return the local budget in flips: int64, ``[num_nodes]``.
 
         At most the number of its fragile edges, and the global budget.
         """
@@ -186,7 +186,7 @@ def _absent(graph: CSRGraph) -> Tensor:
 
 
 def spanning_tree(graph: CSRGraph) -> Tensor:
-    """The edges on a minimum spanning tree: bool, ``[num_edges]``.
+    """Return the edges on a minimum spanning tree: bool, ``[num_edges]``.
 
     Directions are ignored, and with unit weights every spanning tree is
     minimal; this is Kruskal's with ties broken by the order of the edges

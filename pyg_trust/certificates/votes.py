@@ -210,7 +210,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> float:
-        """The share of targets whose class stays, see :meth:`certified`.
+        """Return the share of targets that :meth:`certified` certifies.
 
         Args:
             edges (tuple[int, int]): additions and deletions.
@@ -228,7 +228,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> float:
-        """The share of targets that stay and are right.
+        """Return the share of targets that stay and are right.
 
         Args:
             labels (Tensor): the true classes of all nodes, or graphs: int64.
@@ -246,7 +246,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         return float((mask & right).double().mean())
 
     def radii(self, kind: str = 'edges', *, limit: int = 100) -> Tensor:
-        """The frontier of each target: how many deletions with so many
+        """Return the frontier of each target: how many deletions with so many
         additions.
 
         Args:
@@ -309,7 +309,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         return tallies(top, runner_up, rest, *cells)
 
     def guarantee(self) -> Guarantee:
-        """That classes stay, with confidence, and for which classifier."""
+        """State that classes stay, with confidence."""
         counts: dict[str, int] = {}
         answers: dict[str, int] = {}
         for kind in self.noise.noisy:
@@ -343,7 +343,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         )
 
     def chart(self) -> Chart:
-        """The share of targets that stays, by the number of changes."""
+        """Return the share of targets that stays, by the number of changes."""
         radii, lines = range(_SHOWN[-1] + 1), {}
         for kind in self.noise.noisy:
             for side, place in (('added', 0), ('deleted', 1)):

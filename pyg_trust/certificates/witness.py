@@ -17,10 +17,10 @@ MOST_BYTES = 64 * 2**20
 
 
 class Witness:
-    """All that a robustness certificate is proved from, as arrays.
+    """Hold the arrays that prove a robustness certificate.
 
-    It holds the logits and the edges: personal data where these are. Delete
-    it with a removal.
+    They contain the logits and the edges, which may be personal data. Delete
+    the witness with a removal.
 
     Args:
         arrays (dict): as :func:`pyg_trust.kernel.proofs.prove` takes them.
@@ -51,7 +51,7 @@ class Witness:
         return made, made.digest
 
     def prove(self, most: float = math.inf) -> list[int]:
-        """Prove again which targets are robust (1) or broken (-1).
+        """Prove which targets are robust (1) or broken (-1).
 
         Nothing is solved, and nothing of what found the certificate is used
         (:mod:`pyg_trust.kernel.proofs`). A 0 is neither.
@@ -69,7 +69,7 @@ class Witness:
         return proofs.prove(self.arrays, most)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write it to a new file, ``.npz`` without pickle.
+        """Write the arrays to a new file, ``.npz`` without pickle.
 
         Args:
             path (str): of the file, which may not be there yet.
@@ -123,7 +123,7 @@ class Proved:
         """Prove the certificate again from its witness.
 
         Nothing is solved, and nothing is used of the code that found the
-        certificate: the kernel (:mod:`pyg_trust.kernel`) proves each number
+        certificate: the kernel (``pyg_trust.kernel``) proves each number
         in integers that round outwards.
 
         Args:

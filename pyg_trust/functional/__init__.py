@@ -17,14 +17,8 @@ from pyg_trust.functional.budget import pagerank_bounds
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.clustering import sweep_cut
 from pyg_trust.functional.confidence import clopper_pearson
-from pyg_trust.functional.diffusion import (
-    diffuse,
-    diffusion_error,
-)
-from pyg_trust.functional.estimates import (
-    eps_for,
-    variance_bound,
-)
+from pyg_trust.functional.diffusion import diffuse, diffusion_error
+from pyg_trust.functional.estimates import eps_for, variance_bound
 from pyg_trust.functional.halo import propagate_halo
 from pyg_trust.functional.measures import (
     Measure,
@@ -45,24 +39,11 @@ from pyg_trust.functional.mechanisms import (
     lam_to_opacus,
     private_quantile,
 )
-from pyg_trust.functional.out_of_core import (
-    plan_memory,
-    propagate_to,
-)
-from pyg_trust.functional.partition import (
-    hash_partition,
-    random_partition,
-)
-from pyg_trust.functional.partition_methods import (
-    bekm,
-    blpa,
-    metis_partition,
-)
+from pyg_trust.functional.out_of_core import plan_memory, propagate_to
+from pyg_trust.functional.partition import hash_partition, random_partition
+from pyg_trust.functional.partition_methods import bekm, blpa, metis_partition
 from pyg_trust.functional.perturbations import Perturbations
-from pyg_trust.functional.poisson import (
-    calibrate_poisson,
-    poisson_epsilon,
-)
+from pyg_trust.functional.poisson import calibrate_poisson, poisson_epsilon
 from pyg_trust.functional.policy import (
     policy_iteration,
     robust_margins,
@@ -87,10 +68,7 @@ from pyg_trust.functional.removal_bounds import (
     node_removal_bound,
 )
 from pyg_trust.functional.scattering import scattering_transform
-from pyg_trust.functional.shifts import (
-    gaussian_budget,
-    removal_budget,
-)
+from pyg_trust.functional.shifts import gaussian_budget, removal_budget
 from pyg_trust.functional.smoothing import (
     certified,
     flip_regions,
@@ -103,11 +81,7 @@ from pyg_trust.functional.voting import (
     collective_votes,
 )
 from pyg_trust.functional.walks import disjoint_walks
-from pyg_trust.functional.wavelets import (
-    Wavelet,
-    frame_bound,
-    wavelet_bank,
-)
+from pyg_trust.functional.wavelets import Wavelet, frame_bound, wavelet_bank
 
 __all__ = [
     'Measure',

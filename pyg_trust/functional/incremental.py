@@ -552,7 +552,7 @@ class EditedSeries:
         measure (Measure): likewise.
         alpha (float): likewise.
         theta (float): likewise.
-        directed (bool): as in :class:`.DynamicGraph`.
+        directed (bool): as in ``DynamicGraph``.
             (default: :obj:`False`)
         gone (Tensor, optional): int64: names that are there no more.
             (default: :obj:`None`)

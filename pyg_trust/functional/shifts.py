@@ -30,7 +30,8 @@ request was chosen by looking at earlier releases: given those, the next is
 again a shift, of at most :math:`\Delta_j`, of what exact retraining would
 release under the same transcript.
 
-**Objective perturbation** (``noise='objective'``, for comparison): :math:`b`
+**Objective perturbation** (of
+:mod:`pyg_trust.unlearning.baselines`, for comparison): :math:`b`
 is drawn once, kept secret, and the release is the approximate minimiser
 itself. `Guo et al. 2020 <https://arxiv.org/abs/1911.03030>`_, Theorem 3: if
 :math:`\lVert \nabla L_b(W', D') \rVert_F` is at most
@@ -79,7 +80,7 @@ def _profile_above(epsilon: float, m: float) -> float:
 def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
     r"""Return the largest residual by Theorem 3 of Guo et al., which may fail.
 
-    For ``noise='objective'``; see the text of this module.
+    For objective perturbation; see the text of this module.
 
     .. math::
         \sigma \varepsilon / \sqrt{2 \log(1.5 / \delta)}

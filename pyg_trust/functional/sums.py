@@ -435,7 +435,8 @@ class Sums:
     # Refusals ###############################################################
 
     def _check_features(self, x: Tensor) -> None:
-        if x.numel() and not float(x.abs().max()) <= self.bound:
+        ends = x.aminmax() if x.numel() else ()
+        if any(not abs(float(end)) <= self.bound for end in ends):
             raise ValueError(
                 f"'x' needs entries of at most 'bound'={self.bound} in "
                 'magnitude (got a larger one): scale them, or declare a '

@@ -43,7 +43,7 @@ Matrix: TypeAlias = scipy.sparse.csr_array
 
 
 class Attack(NamedTuple):
-    """What an attacker can change, and at which changes each target breaks.
+    """The changes of an attacker, and those at which each target breaks.
 
     Args:
         owner (ndarray): whose points they are, ``[num_points]``.
@@ -163,18 +163,18 @@ class _Blocks:
         self.right: list[np.ndarray] = []
 
     def add(self, name: str, upper: np.ndarray, gain: float = 0.0) -> None:
-        """A block of variables, their bounds, and what each one is worth."""
+        """Add a block of variables, their bounds, and the gain of each."""
         self.upper[name] = upper.astype(float)
         self.gain.append(np.full(upper.size, gain))
 
     def at_most(self, right: int, rows: dict[str, Matrix]) -> None:
-        """Rows: each sum over blocks is at most so much."""
+        """Add rows: each sum over blocks is at most :obj:`right`."""
         self.rows.append(rows)
         count = next(iter(rows.values())).shape[0]
         self.right.append(np.full(count, float(right)))
 
     def program(self) -> Program:
-        """All rows and blocks."""
+        """Return all rows and blocks."""
         empty = scipy.sparse.csr_array
         blocks = [
             [
@@ -192,7 +192,7 @@ class _Blocks:
 
 
 def value(multipliers: np.ndarray, made: Program) -> Fraction:
-    """The bound that any multipliers give.
+    """Return the bound that any multipliers give.
 
     Args:
         multipliers (ndarray): float64, one for every row; what is below zero
@@ -321,7 +321,7 @@ def _matrix(
 def differences(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What fields of a certificate promise that its witness is not about.
+    """List the fields of a certificate that differ from its witness.
 
     Args:
         arrays (dict): as :func:`read` has accepted them.

@@ -89,7 +89,7 @@ class Model(NamedTuple):
 
 
 def check(graphs: Graphs) -> int:
-    """Refuse what is no graph; return the number of nodes."""
+    """Check a graph; return the number of nodes."""
     rowptr, col, removable, budget, pairs, _ = graphs
     n = len(rowptr) - 1
     sound = (
@@ -119,13 +119,13 @@ def check(graphs: Graphs) -> int:
 
 
 def rows(graphs: Graphs) -> np.ndarray:
-    """The source of every edge."""
+    """Return the source of every edge."""
     sizes = np.maximum(np.diff(graphs.rowptr), 0)
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
 def sizes(graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the largest size of every row of admissible graphs."""
+    """Return the least and the largest size of every row."""
     n, row, degree = len(graphs.budget), rows(graphs), np.diff(graphs.rowptr)
     gone = np.bincount(row[graphs.removable], minlength=n)
     if graphs.all_pairs:
@@ -146,7 +146,7 @@ def up(x: np.ndarray, shift: int) -> np.ndarray:
 
 
 def limbs(factor: Fraction) -> tuple[int, int]:
-    """A factor in [0, 1] in units of 2^-52, rounded down and up."""
+    """Return a factor in [0, 1] in units of 2^-52, rounded down and up."""
     num, den = factor.numerator << BITS, factor.denominator
     return num // den, -(-num // den)
 
@@ -174,9 +174,9 @@ def roots(most: int) -> Roots:
 
 
 def places(*values: np.ndarray) -> int:
-    """The p of units 2^-p: all values are below 2^45 of them."""
+    """Return the p of units 2^-p: all values are below 2^45 of them."""
     if not all(np.isfinite(v).all() for v in values):
-        raise ValueError('the witness holds what is no number')
+        raise ValueError('the witness holds NaN or infinity')
     top = max(float(np.abs(v).max(initial=0)) for v in values)
     return 45 - max(math.frexp(top)[1], -500)
 
@@ -197,14 +197,14 @@ class Flips(NamedTuple):
 
 
 def leaving(graphs: Graphs, z: np.ndarray) -> Flips:
-    """What a row can lose, the least first."""
+    """List the neighbours that a row can lose, the least first."""
     which = np.flatnonzero(graphs.removable)
     row, value = rows(graphs)[which], z[graphs.col[which]]
     return ragged(row, value, value, len(z))
 
 
 def coming(graphs: Graphs, z: np.ndarray) -> Flips:
-    """What a row can win, the largest first."""
+    """List the neighbours that a row can win, the largest first."""
     if not graphs.all_pairs:
         row, value = graphs.pairs[0], z[graphs.pairs[1]]
         return ragged(row, value, -value, len(z))
@@ -255,7 +255,7 @@ def sized(graphs: Graphs, model: Model) -> Roots:
 def own(
     model: Model, root: Roots, signal: np.ndarray, full: np.ndarray
 ) -> np.ndarray:
-    """The signal of rows of a size, rounded up."""
+    """Return the signal of rows of a size, rounded up."""
     if model.normalization == 'sym':
         return scaled(signal, root[0][full], root[1][full])
     return signal if model.normalization == 'rw' else -((-signal) // full)
@@ -331,7 +331,8 @@ def apart(
     go, come = (int(np.minimum(x, budget).max()) for x in (lost, won))
     best = np.full(n, -(2**62))
     for more in range(-go, come + 1):
-        full = np.maximum(degree + more, 1)
+        # Of rows that reach no such size, nothing is used.
+        full = np.clip(degree + more, 1, max(1, int(sizes(graphs)[1].max())))
         base = own(model, root, signal, full) - (-total) // full
         (l_ptr, l_sum), (w_ptr, w_sum) = (
             sums(side, full, n) for side in (lose, win)
@@ -360,7 +361,7 @@ def sums(
 
 
 def first(graphs: Graphs, model: Model, r: np.ndarray) -> np.ndarray:
-    """The scores before any step, in every admissible graph at most."""
+    """Return the scores before any step, in every admissible graph at most."""
     if model.normalization == 'rw':
         return r
     small, large = (np.maximum(size, 1) for size in sizes(graphs))
@@ -378,7 +379,7 @@ def bound(
     witness: np.ndarray | None,
     price: Prices | None = None,
 ) -> tuple[list[int], int]:
-    """Upper bounds of the scores of a signal in all admissible graphs.
+    """Bound the scores of a signal from above, in all admissible graphs.
 
     Args:
         graphs (Graphs): checked by :func:`check`.
@@ -427,7 +428,7 @@ def down(price: np.ndarray, p: int) -> np.ndarray:
 def reach(
     graphs: Graphs, alpha: float, node: int, witness: np.ndarray, visits: bool
 ) -> tuple[list[int], int]:
-    r"""Upper bounds of :math:`\pi_u(i)`, or of visits, for every u.
+    r"""Bound :math:`\pi_u(i)`, or visits, from above, for every u.
 
     Args:
         graphs (Graphs): as in :func:`bound`.
@@ -455,7 +456,7 @@ def bound_within(
     visits: bool = False,
     shares: np.ndarray | None = None,
 ) -> Fraction:
-    r"""Upper bound of one target's score under a global budget.
+    r"""Bound one target's score from above, under a global budget.
 
     Args:
         graphs (Graphs): with no row's budget above the global one.
@@ -474,7 +475,7 @@ def bound_within(
             :func:`split`: then B is of undirected edges.
     """
     if not (0 <= price < math.inf and (reached > 0).all()):
-        raise ValueError('the witness holds a price that is none')
+        raise ValueError('the witness holds no price, or a bound of zero')
     # Three roundings of 2^-53: a float below the quotient.
     step = np.float64(model.alpha) * price / reached * (1 - 2.0**-50)
     step = np.minimum(step, 2.0**1000)
@@ -527,7 +528,7 @@ TOLERANCE = {'float32': 1e-8, 'float64': 1e-12}
 
 
 def slack(kind: str, model: Model, degree: int, top: float) -> Fraction:
-    r"""How far a computed score may be from the exact one, for one class.
+    r"""Bound the error of a computed score, for one class.
 
     With unit roundoff u, :math:`\gamma_m = m u / (1 - m u)` and :math:`h =
     \max |r|`: a step has at most d + 8 roundings on the way of any number, so

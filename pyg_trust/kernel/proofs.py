@@ -110,7 +110,7 @@ def load(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
 
 
 def fragile(graphs: Graphs) -> np.ndarray:
-    """The listed edges that may flip, as numbers ``i * n + j`` that rise."""
+    """List the edges that may flip: numbers ``i * n + j`` that rise."""
     n, row = len(graphs.budget), rows(graphs)
     gone = (row * n + graphs.col)[graphs.removable]
     come = graphs.pairs[0] * n + graphs.pairs[1]
@@ -123,7 +123,7 @@ def known(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     if found.ndim != dim or not found.dtype.str[1:].startswith(kind):
         raise ValueError(f'the witness holds another array as {name!r}')
     if kind == 'f8' and not np.isfinite(found).all():
-        raise ValueError(f'the witness holds what is no number: {name!r}')
+        raise ValueError(f'the witness holds NaN or infinity in {name!r}')
     return found
 
 
@@ -207,7 +207,7 @@ def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
 def work(
     arrays: Mapping[str, np.ndarray], graphs: Graphs, model: Model
 ) -> int:
-    """How many numbers a proof looks at, about.
+    """Count how many numbers a proof looks at, about.
 
     Args:
         arrays (dict): as :func:`prove` takes them.
@@ -231,7 +231,7 @@ def work(
 
 
 def tries(model: Model) -> int:
-    """How many steps find the scores of a graph."""
+    """Count how many steps find the scores of a graph."""
     if model.K is not None:
         return model.K
     return math.ceil(min(40 / model.alpha, STEPS))
@@ -283,7 +283,7 @@ def prove(
 def slacks(
     arrays: Mapping[str, np.ndarray], graphs: Graphs, model: Model
 ) -> list[Fraction]:
-    """How far computed scores may be off, by class."""
+    """Bound how far computed scores may be off, by class."""
     degree, kind = int(sizes(graphs)[1].max()), str(arrays['dtype'])
     top = np.abs(arrays['logits']).max(0).tolist()
     return [slack(kind, model, degree, h) for h in top]
@@ -292,7 +292,7 @@ def slacks(
 def lower(
     arrays: Mapping[str, np.ndarray], graphs: Graphs, model: Model
 ) -> list[dict[int, Fraction]]:
-    """Lower bounds of the margins of targets over other classes.
+    """Bound the margins of targets over other classes from below.
 
     Args:
         arrays (dict): as :func:`prove` takes them.
@@ -342,7 +342,7 @@ def reached(
     model: Model,
     nodes: np.ndarray,
 ) -> np.ndarray:
-    """Proved bounds of PageRank (0) and visits (1) of columns.
+    """Prove bounds of PageRank (0) and visits (1) of columns.
 
     Args:
         arrays (dict): as :func:`prove` takes them.
@@ -369,7 +369,7 @@ def reached(
 def flipped(
     graphs: Graphs, flips: np.ndarray, most: int, undirected: bool
 ) -> Graphs:
-    """The graph after flips, without an attacker.
+    """Return the graph after flips, without an attacker.
 
     Args:
         graphs (Graphs): of :func:`read`.
@@ -413,7 +413,7 @@ def attacked(
     model: Model,
     need: Fraction,
 ) -> Iterator[int]:
-    """The places of targets of another class in a graph of the attacker.
+    """Find the targets that change their class in a graph of the attacker.
 
     Args:
         arrays (dict): as :func:`prove` takes them.
@@ -451,7 +451,7 @@ def attacked(
 
 
 def scores(graphs: Graphs, model: Model, logits: np.ndarray) -> np.ndarray:
-    """The scores of one graph, about: any numbers would do."""
+    """Return the scores of one graph, about: any numbers would do."""
     degree = np.diff(graphs.rowptr)
     full = np.maximum(degree, 1)
     signal = logits
@@ -473,7 +473,7 @@ def scores(graphs: Graphs, model: Model, logits: np.ndarray) -> np.ndarray:
 def differences(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What fields of a certificate promise that its witness is not about.
+    """List the fields of a certificate that differ from its witness.
 
     Args:
         arrays (dict): as :func:`read` has accepted them.

@@ -51,7 +51,7 @@ SURE = Fraction(1, 2**38)
 
 
 def up(a: int, b: int) -> int:
-    """The quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(-a // b)
 
 
@@ -103,12 +103,12 @@ def tail_up(n: int, k: int, p: Fraction) -> Fraction:
 
 
 def proves(n: int, k: int, p: Number, level: Number) -> bool:
-    """Whether ``p`` is a lower bound of the level for k of n."""
+    """Tell whether ``p`` is a lower bound of the level for k of n."""
     return tail_up(n, k, Fraction(p)) <= Fraction(level)
 
 
 def lower_bound(n: int, k: int, level: Number) -> Fraction:
-    """A proved lower bound for k of n, next to the largest one."""
+    """Return a proved lower bound for k of n, next to the largest one."""
     if k == 0:
         return Fraction(0)
     proposed = float(betaincinv(k, n - k + 1, float(level)))
@@ -129,7 +129,7 @@ def bounds(
     alpha: Number,
     classes: str,
 ) -> tuple[Fraction, Fraction]:
-    r"""The class's probability at least, that of any other at most.
+    r"""Return the class's probability at least, that of any other at most.
 
     With bounds of all classes the first is wrong with probability
     :math:`\alpha / 2` and each of the :math:`C` others, outputs that are not
@@ -155,7 +155,7 @@ def bounds(
 def level(
     confidence: Number, targets: int, per: str, look: int = 0
 ) -> Fraction:
-    r"""The level that the bounds of one target may have, rounded down.
+    r"""Return the level that the bounds of one target may have, rounded down.
 
     Args:
         confidence (float): of all, or of each.
@@ -172,7 +172,7 @@ def level(
 
 
 def chance(count: int, k: int, p: Fraction) -> Fraction:
-    """That k of count bits are set."""
+    """Return the probability that k of count bits are set."""
     return math.comb(count, k) * p**k * (1 - p) ** (count - k)
 
 
@@ -211,7 +211,7 @@ def regions(changes: Sequence[Change]) -> list[tuple[Fraction, Fraction]]:
 
 
 def least(p: Fraction, parts: Sequence[tuple[Fraction, Fraction]]) -> Fraction:
-    """The least probability under the changed input, ``p`` under the clean."""
+    """Return the least probability after a change, ``p`` before it."""
     total = Fraction(0)
     for clean, changed in parts:
         if p <= clean:
@@ -225,7 +225,7 @@ def stays(
     parts: Sequence[tuple[Fraction, Fraction]],
     tolerance: Number = 0,
 ) -> bool:
-    """Whether no classifier with such bounds changes its class.
+    """Tell whether no classifier with such bounds changes its class.
 
     Args:
         bound (tuple): of :func:`bounds`.
@@ -243,7 +243,7 @@ def stays(
 
 
 def needed(n: int, level: Number, tolerance: Number) -> int:
-    """The least count of n whose bound is above one half, and n + 1 if none.
+    """Return the least count of n whose bound is above 1/2, else n + 1.
 
     Args:
         n (int): how many vote.
@@ -262,7 +262,7 @@ def needed(n: int, level: Number, tolerance: Number) -> int:
 
 
 def answers(p: Fraction, n: int, k: int, m: int, failure: Number) -> bool:
-    """Whether a class of probability p has an answer, but for a failure.
+    """Tell whether a class of probability p has an answer, but for a failure.
 
     Args:
         p (Fraction): at least so much.
@@ -306,7 +306,7 @@ class Answers:
     def holds(
         self, bound: Fraction, parts: Sequence[tuple[Fraction, Fraction]]
     ) -> bool:
-        """Whether there is an answer at every admissible change.
+        """Tell whether there is an answer at every admissible change.
 
         Args:
             bound (Fraction): the first of :func:`bounds`.
@@ -326,7 +326,7 @@ class Answers:
 
 
 def radius(top: int, earlier: int, later: int, total: int, ties: str) -> int:
-    """How many votes may say anything else without another class.
+    """Count how many votes may say anything else without another class.
 
     Args:
         top (int): the votes for the class.

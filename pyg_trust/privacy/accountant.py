@@ -23,6 +23,7 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust._registry import Registry
+from pyg_trust._states import check_state
 from pyg_trust.functional.accounting import (
     last_that_fits,
     least_noise,
@@ -318,9 +319,7 @@ class Accountant(IAccountant):
                 can't be taken back. Nothing is changed then.
         """
         expected = self._constants()
-        for name in (*expected, 'history', 'pure_epsilon'):
-            if not isinstance(state_dict, dict) or name not in state_dict:
-                raise ValueError(f"the state needs an entry '{name}'")
+        check_state(state_dict, (*expected, 'history', 'pure_epsilon'))
         for name, value in expected.items():
             if state_dict[name] != value:
                 raise ValueError(

@@ -26,6 +26,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust._fingerprints import fingerprint, stored
+from pyg_trust._states import FORMAT, check_settings, check_state
 from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
 from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.measures import Measure
@@ -78,14 +79,12 @@ from pyg_trust.transforms.release_checks import (
     warn_of_other_releases,
 )
 
-_FORMAT = 2
 _SHARES = (0.4, 0.5, 0.1)
 _SMOOTHING = 2
 # Of the nodes that train, where most do, those that receive sums.
 _RECEIVERS = 0.2
 _HOP = Measure(0.5, 0.5, (0.0, 1.0), name='hop')
 _ENTRIES = (
-    'format',
     'setting',
     'history',
     'ledger',
@@ -538,7 +537,7 @@ class PrivateNodeClassifier(NoCopies):
         encoder, head = self._check_fitted()
         assert self._account is not None
         return {
-            'format': _FORMAT,
+            'format': FORMAT,
             'setting': self._setting(),
             'history': list(self._account.lines),
             'ledger': self._account.head or '',
@@ -562,13 +561,7 @@ class PrivateNodeClassifier(NoCopies):
                 present account. Nothing is changed then.
         """
         check_instance('state', state, dict)
-        for name in _ENTRIES:
-            if name not in state:
-                raise ValueError(f"'state' needs an entry '{name}'")
-        if state['format'] != _FORMAT:
-            raise ValueError(
-                f"'state' needs the format {_FORMAT} (got {state['format']})"
-            )
+        check_state(state, _ENTRIES, (FORMAT,))
         theirs = state['setting']
         check_instance('state', theirs, dict)
         mine = self._setting()
@@ -579,11 +572,7 @@ class PrivateNodeClassifier(NoCopies):
         # where its noise is from may have it from a seed.
         before = None if mine['train_receivers'] is None else 1.0
         theirs = {'train_receivers': before, 'seeded': True, **theirs}
-        if theirs != mine:
-            raise ValueError(
-                "'state' needs to be of a classifier with the same arguments "
-                f'(got {theirs}, need {mine})'
-            )
+        check_settings('setting', theirs, mine)
         encoder = like(state['encoder'], self.encoder)
         head = like(state['head'], self.head)
         if isinstance(encoder, LinearRows):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.loader import LinkLoader
 
 from pyg_trust._marks import marked
 from pyg_trust.kernel import clip
@@ -51,6 +52,13 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
             "'module' needs to be the model itself (got a "
             'DistributedDataParallel, which adds up gradients without noise): '
             "hand in 'module.module'; the engine keeps processes together"
+        )
+    if isinstance(loader, LinkLoader):
+        raise TypeError(
+            "'data_loader' can't be of pairs: an edge and a node are in the "
+            'subgraphs of many pairs, and no unit bounds that '
+            '(PrivateLinkPredictor protects edges; got '
+            f'{type(loader).__name__})'
         )
     for name, value, kind, advice in (
         ('module', module, nn.Module, ''),

@@ -31,8 +31,9 @@ order, threads or company. The bounds of norms that they rest on:
   gradient itself, :math:`n \le` computed :math:`+ \gamma_{s + 8} T` of
   :math:`s \le 256` rows at a time.
 
-Numbers of a subgraph are computed in matrices of the shape that its own rows
-have, never padded to those of others.
+Numbers of a subgraph are computed in matrices of a shape that follows from how
+many rows it has, never from those of others: up to 8 rows their own, then the
+next power of two or three quarters of it, filled up with zeros.
 """
 
 import math
@@ -47,15 +48,18 @@ from torch import Tensor
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.kernel import clip
 from pyg_trust.privacy.bounds import (
+    VECTOR,
     Clipped,
     Sizes,
     add_truncated,
     between,
+    exact_blocks,
     factors_of,
     gram,
     lengths,
     lost,
     precision,
+    scaled,
     scales,
 )
 from pyg_trust.privacy.calls import Unsupported
@@ -66,55 +70,71 @@ _CHUNK = 2**22
 # So many numbers are added up one after another in the type of the rows, and
 # blocks of them in float64.
 _BLOCK = clip.BLOCK
+# Up to how many rows have just their room.
+_EXACT = 8
 # What float64 loses in sums of a step, generously.
 _UP = 1 + 2.0**-30
 
 
 @dataclass
 class _Layout:
-    # Rows, those of a subgraph side by side, subgraphs of a size together.
-    order: Tensor | None  # None if rows are so already
-    classes: list[tuple[int, int, Tensor]]  # size, first row, subgraphs
-    start: Tensor  # of each subgraph
+    # A room for the rows of each subgraph, those of a size side by side. How
+    # large it is follows from how many rows there are.
+    place: Tensor  # of each row
+    classes: list[tuple[int, int, Tensor]]  # room, first place, subgraphs
     count: Tensor
+    rooms: Tensor
+    start: Tensor  # of each subgraph
+    size: int
+    in_place: bool  # whether rows are so already
 
-    def sorted(self, tensor: Tensor) -> Tensor:
-        if self.order is None:
+    def filled(self, tensor: Tensor) -> Tensor:
+        # All rooms, with zeros where nobody is.
+        # In whole vectors: bits depend on no place in the batch.
+        length = tensor.size(1)
+        width = length + -length % VECTOR
+        begins = tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
+        if self.in_place and width == length and begins:
             return tensor
-        return tensor.index_select(0, self.order)
+        made = tensor.new_zeros(self.size, width)
+        made[:, :length].index_copy_(0, self.place, tensor)
+        return made
 
-    def stacked(self, tensor: Tensor, subgraphs: Tensor, size: int) -> Tensor:
-        # [len(subgraphs), size, ...], of subgraphs with so many rows.
-        place = torch.arange(size, device=subgraphs.device)
-        place = self.start[subgraphs].view(-1, 1) + place
-        return tensor[place if self.order is None else self.order[place]]
-
-    def by_size(self, subgraphs: Tensor) -> Iterator[tuple[int, Tensor]]:
-        # The places in a list of those with equally many rows.
-        count = self.count[subgraphs]
-        for size in count.unique().tolist():
-            if size:
-                yield size, (count == size).nonzero().view(-1)
+    def rows(self, subgraphs: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        # By size: the room, the places in the list, and in what is filled.
+        rooms = self.rooms[subgraphs]
+        for room in rooms.unique().tolist():
+            if room:
+                at = (rooms == room).nonzero().view(-1)
+                place = torch.arange(room, device=at.device)
+                yield room, at, self.start[subgraphs[at]].view(-1, 1) + place
 
 
 def _layout(owner: Tensor, num_subgraphs: int) -> _Layout:
     count = torch.bincount(owner, minlength=num_subgraphs)
-    by_size = count.argsort(stable=True)
-    rank = torch.empty_like(by_size)
-    rank[by_size] = torch.arange(num_subgraphs, device=owner.device)
-    key = rank[owner]
-    order = None
-    if not bool((key[1:] >= key[:-1]).all()):
-        order = key.argsort(stable=True)
-    sizes, numbers = count[by_size].unique_consecutive(return_counts=True)
-    classes, row, first = [], 0, 0
-    for size, number in zip(sizes.tolist(), numbers.tolist(), strict=True):
-        if size:
-            classes.append((size, row, by_size[first : first + number]))
-        row, first = row + size * number, first + number
+    # Few sizes, so that few products make them all.
+    rooms = 2 ** torch.frexp(count.double() - 0.5)[1].long()
+    rooms = torch.where(4 * count <= 3 * rooms, 3 * rooms // 4, rooms)
+    rooms = torch.where(count <= _EXACT, count, rooms)
+    by_room = rooms.argsort(stable=True)
     start = torch.empty_like(count)
-    start[by_size] = pointer(count[by_size])[:-1]
-    return _Layout(order, classes, start, count)
+    start[by_room] = pointer(rooms[by_room])[:-1]
+    number = torch.arange(owner.numel(), device=owner.device)
+    first = pointer(count)[:-1]
+    if bool((owner[1:] >= owner[:-1]).all()):
+        place = number + (start - first)[owner]
+    else:
+        order = owner.argsort(stable=True)
+        place = torch.empty_like(owner)
+        place[order] = number + (start - first)[owner[order]]
+    sizes, numbers = rooms[by_room].unique_consecutive(return_counts=True)
+    classes, row, done = [], 0, 0
+    for room, many in zip(sizes.tolist(), numbers.tolist(), strict=True):
+        if room:
+            classes.append((room, row, by_room[done : done + many]))
+        row, done = row + room * many, done + many
+    in_place = row == owner.numel() and bool((place == number).all())
+    return _Layout(place, classes, count, rooms, start, row, in_place)
 
 
 @dataclass(eq=False)
@@ -125,6 +145,8 @@ class _Cluster:
     grads: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     owners: list[Tensor] = field(default_factory=list)
+    # Of a linear map, in the rooms of its layout.
+    filled: tuple[Tensor, Tensor] | None = None
 
     def join(self) -> None:
         # Rows that are used more than once belong to one product.
@@ -295,7 +317,7 @@ class Book:
         return sizes
 
     def sums(
-        self, factors: Tensor, norm: float, only: Tensor | None = None
+        self, factors: Tensor, norm: float, of: int | None = None
     ) -> dict[str, Tensor]:
         r"""The sum of the gradients, each times its factor, in integers.
 
@@ -303,7 +325,7 @@ class Book:
             factors (Tensor): float64, ``[num_subgraphs]``; a gradient whose
                 factor is zero is left out, finite or not.
             norm (float): the clipping norm, which the grid follows.
-            only (Tensor, optional): int64: all others have the factor zero.
+            of (int, optional): the only subgraph to add.
                 (default: :obj:`None`)
 
         Returns:
@@ -325,11 +347,11 @@ class Book:
             ).zero_()
             for cluster in base.clusters:
                 part = _same_part(total, base.base, cluster.weight)
-                for value in self._integers(cluster, factors, norm):
+                for value in self._integers(cluster, factors, norm, of):
                     part += value.view(part.shape)
             out[id(base.base)] += total
         if several:
-            for chunk, grads in self._gradients(several, only):
+            for chunk, grads in self._gradients(several, of):
                 for param, value in grads.items():
                     add_truncated(out[param], value, factors[chunk], norm)
         return {self.recorder.names[i]: value for i, value in out.items()}
@@ -426,20 +448,22 @@ class Book:
         unit, tiny = precision(grad.dtype)
         terms = self._terms(cluster)
         square = terms.square()
-        todo = []
-        grads, inners = layout.sorted(grad), layout.sorted(inner)
-        for size, first, subgraphs in layout.classes:
-            if size == 1:
+        parts = []
+        grads, inners = layout.filled(grad), layout.filled(inner)
+        few = torch.zeros_like(layout.count, dtype=torch.bool)
+        for room, first, subgraphs in layout.classes:
+            if room == 1:
                 continue
-            if size * (rows + cols) > rows * cols:
-                todo.append(subgraphs)
-                continue
-            end = first + size * subgraphs.numel()
-            square[subgraphs] = gram(
-                grads[first:end].view(-1, size, rows),
-                inners[first:end].view(-1, size, cols),
+            last = first + room * subgraphs.numel()
+            part = (
+                grads[first:last].view(len(subgraphs), room, -1),
+                inners[first:last].view(len(subgraphs), room, -1),
             )
-        del grads, inners
+            parts.append((room, subgraphs, part))
+            if room * (rows + cols) > rows * cols:
+                few[subgraphs] = True
+                continue
+            square[subgraphs] = gram(*part)
         # Products that underflow, of the one matrix times the other.
         under = self._by_owner(self._length(inner)[0], owner).square() * rows
         under += self._by_owner(self._length(grad)[0], owner).square() * cols
@@ -447,32 +471,30 @@ class Book:
         terms_of = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
         bound += lost(terms_of, unit) * terms.square()
         bound = torch.where(layout.count > 1, bound, square)
-        few = square < 0.01 * terms.square()
-        few &= layout.count > 1
-        if todo:
-            few[torch.cat(todo)] = True
-        for chunk in self._chunks(few.nonzero().view(-1), layout, rows, cols):
-            for size, places in layout.by_size(chunk):
-                part = chunk[places]
-                value = between(
-                    layout.stacked(grad, part, size),
-                    layout.stacked(inner, part, size),
-                )
-                found = lengths(value.reshape(len(part), -1))[0]
-                small = (size + 8) * math.sqrt(rows * cols) * tiny
-                less = lost(min(size, _BLOCK) + 8, unit) * terms[part]
-                square[part] = found.square()
-                bound[part] = (found + less + small).square()
+        few |= (square < 0.01 * terms.square()) & (layout.count > 1)
+        for room, subgraphs, part in parts:
+            here = few[subgraphs].nonzero().view(-1)
+            at = subgraphs[here]
+            every = at.numel() == subgraphs.numel()
+            for of, to in self._chunks(here, at, room, rows, cols):
+                whole = every and len(of) == len(at)
+                value = between(*(v if whole else v[of] for v in part))
+                value = value[:, :rows, :cols].reshape(len(to), -1)
+                found = lengths(value)[0]
+                small = (room + 8) * math.sqrt(rows * cols) * tiny
+                less = lost(min(room, _BLOCK) + 8, unit) * terms[to]
+                square[to] = found.square()
+                bound[to] = (found + less + small).square()
         return square, bound
 
     def _chunks(
-        self, subgraphs: Tensor, layout: _Layout, rows: int, cols: int
-    ) -> Iterable[Tensor]:
-        if subgraphs.numel() == 0:
+        self, places: Tensor, subgraphs: Tensor, *size: int
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        room, rows, cols = size
+        most = max(1, _CHUNK // (rows * cols + room * (rows + cols)))
+        if not places.numel():
             return ()
-        most = int(layout.count[subgraphs].max())
-        each = rows * cols + most * (rows + cols)
-        return subgraphs.split(max(1, _CHUNK // each))
+        return zip(places.split(most), subgraphs.split(most), strict=True)
 
     def _each(self, cluster: _Cluster, subgraphs: Tensor) -> Tensor:
         # [len(subgraphs), *weight.shape]
@@ -481,13 +503,12 @@ class Book:
         if cluster.kind == LINEAR:
             grad, inner = cluster.grads[0], cluster.inputs[0]
             layout = self._layout(cluster.owners[0])
+            if cluster.filled is None:
+                cluster.filled = layout.filled(grad), layout.filled(inner)
             made = grad.new_zeros(shape)
-            for size, places in layout.by_size(subgraphs):
-                part = subgraphs[places]
-                made[places] = between(
-                    layout.stacked(grad, part, size),
-                    layout.stacked(inner, part, size),
-                ).to(made)
+            for _, at, place in layout.rows(subgraphs):
+                value = between(*(v[place] for v in cluster.filled))
+                made[at] = value[:, : shape[1], : shape[2]].to(made)
             return made
         total = torch.zeros(
             *(n, cluster.weight.numel()),
@@ -503,17 +524,15 @@ class Book:
         return total.to(cluster.weight.dtype).view(shape)
 
     def _gradients(
-        self, several: set[int], only: Tensor | None = None
+        self, several: set[int], of: int | None = None
     ) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
         # The gradients of parameters that are used in several ways.
         params = [p for p in self.recorder.params if id(p) in several]
         bases = [b for b in self.bases if self._params(b) & several]
         size = sum(p.numel() for p in params)
         size += sum(b.base.numel() for b in bases)
-        everything = only
-        if everything is None:
-            device = params[0].device
-            everything = torch.arange(self.num_subgraphs, device=device)
+        ends = (0, self.num_subgraphs) if of is None else (of, of + 1)
+        everything = torch.arange(*ends, device=params[0].device)
         for chunk in everything.split(max(1, _CHUNK // size)):
             n = chunk.numel()
             out = {id(p): p.new_zeros(n, *p.shape) for p in params}
@@ -526,50 +545,47 @@ class Book:
                 if id(base.base) in out:
                     out[id(base.base)] += whole
                     continue
-                of = self._of(base)
+                made_of = self._of(base)
                 pulled = torch.autograd.grad(
                     base.base,
-                    of,
+                    made_of,
                     whole,
                     retain_graph=True,
                     allow_unused=True,
                     is_grads_batched=True,
                 )
-                for param, grad in zip(of, pulled, strict=True):
+                for param, grad in zip(made_of, pulled, strict=True):
                     if grad is not None:
                         out[id(param)] += grad
             yield chunk, out
 
     def _integers(
-        self, cluster: _Cluster, factors: Tensor, norm: float
+        self, cluster: _Cluster, factors: Tensor, norm: float, of: int | None
     ) -> Iterator[Tensor]:
-        # Sums of 256 rows at a time, each of them exact.
+        # Sums of so few rows at a time that each of them is exact.
         step = clip.grid(norm)
         for i, (grad, owner) in enumerate(
             zip(cluster.grads, cluster.owners, strict=True)
         ):
-            each = factors[owner]
-            # Zero times what is not finite is not zero: those are left out.
-            live = ((each > 0) & (self._length(grad)[1] > 0)).nonzero()
-            live = live.view(-1)
-            whole = live.numel() == owner.numel()
+            rows: Any = slice(None)
+            if of is not None:
+                rows = (owner == of).nonzero().view(-1)
+            each, top = factors[owner[rows]], self._length(grad)[1][rows]
             inner = cluster.inputs[i] if cluster.inputs else None
-            inverse = None
-            if inner is not None:
-                scale, inverse = scales(self._length(inner)[1])
-                each = each * (scale / step)
-            else:
-                each = each / step
-            for first in range(0, live.numel(), _BLOCK):
-                at: Any = slice(first, first + _BLOCK)
-                if not whole:
-                    at = live[at]
-                alpha = (grad[at] * each[at].unsqueeze(1)).round_()
-                if inner is None or inverse is None:
-                    yield alpha.sum(0).long()
-                    continue
-                rows = (inner[at] * inverse[at].unsqueeze(1)).round_()
-                yield (alpha.t() @ rows).long()
+            # Zero times what is not finite is not zero: those are left out.
+            live = ((each > 0) & (top > 0)).nonzero().view(-1)
+            if live.numel() < each.numel():
+                each, top = each[live], top[live]
+                rows = live if of is None else rows[live]
+            grad, each = grad[rows], each / step
+            if inner is None:
+                yield scaled(grad, each).long().sum(0)
+                continue
+            scale, inverse = scales(self._length(inner)[1][rows])
+            inner, each = inner[rows], each * scale
+            for at in exact_blocks(top * each):
+                alpha = scaled(grad[at], each[at])
+                yield (alpha.t() @ scaled(inner[at], inverse[at])).long()
 
 
 def clipped_sum(
@@ -604,11 +620,7 @@ def clipped_sum(
         rounding = factors * sizes.tau + clip.grid(norm) * sizes.kappa
         share = None
         if of is not None:
-            only = torch.tensor([of], device=factors.device)
-            mine = torch.zeros_like(factors).index_copy_(
-                0, only, factors[only]
-            )
-            added = book.sums(mine, norm, only)
+            added = book.sums(factors, norm, of)
             share = sizes.share(of, float(factors[of]), added.values())
         return Clipped(integers, norm, sizes.norms, factors, rounding, share)
 

@@ -23,6 +23,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust._fingerprints import fingerprint, stored
+from pyg_trust._states import FORMAT, check_settings, check_state
 from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
 from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.links import (
@@ -63,7 +64,6 @@ from pyg_trust.transforms.release_checks import (
     warn_of_other_releases,
 )
 
-_FORMAT = 1
 _SHARES = (0.69, 0.01, 0.3)
 _NEGATIVES, _MOST_NEGATIVES = 5, 200_000
 _LR = 0.1
@@ -413,7 +413,7 @@ class PrivateLinkPredictor(NoCopies):
             # All or nothing: no budget goes into half of a model.
             account.check(math.hypot(*mus))
             for std in self.noise_stds:
-                check_sum(MOST_PAIRS, std, 'epsilon')
+                check_sum(MOST_PAIRS, std, "the noise of 'epsilon'")
             source = noise.source(
                 None
                 if self.seed is None
@@ -550,7 +550,7 @@ class PrivateLinkPredictor(NoCopies):
         state = self._check_fitted()
         assert self._account is not None
         return {
-            'format': _FORMAT,
+            'format': FORMAT,
             'setting': self._setting(),
             'history': list(self._account.lines),
             'ledger': self._account.head or '',
@@ -572,14 +572,8 @@ class PrivateLinkPredictor(NoCopies):
                 present account. Nothing is changed then.
         """
         check_instance('state', state, dict)
-        for name in _ENTRIES:
-            if name not in state:
-                raise ValueError(f"'state' needs an entry '{name}'")
-        if (state['format'], state['setting']) != (_FORMAT, self._setting()):
-            raise ValueError(
-                f"'state' needs to be of the format {_FORMAT} and of a "
-                f'predictor with the same arguments (got {state["setting"]})'
-            )
+        check_state(state, _ENTRIES, (FORMAT,))
+        check_settings('setting', state['setting'], self._setting())
         made: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
         for name, shape in _TENSORS.items():

@@ -62,6 +62,8 @@ _PADDED = names(
 _PRODUCTS = names('linear matmul mm bmm __matmul__ addmm')
 #: The functions that are known to give a row the same bits in every batch.
 BIT_LOCAL = _CORRECT | _ORDERED | _PADDED | _PRODUCTS | {'softmax'}
+# Those that are computed in another way here.
+_SPECIAL = _PADDED | _PRODUCTS | {'softmax'}
 _VECTORS = 64
 # torch gives a thread at least so many elements.
 _GRAIN = 2**15
@@ -84,14 +86,15 @@ def call(
     Returns:
         tuple[Any, bool]: the result, and whether it is such a function.
     """
-    given = [t for t in tensors_of(args, kwargs) if t.is_floating_point()]
     inplace = name.endswith('_') and not name.endswith('__')
     base = name[:-1] if inplace else name
     known = base in BIT_LOCAL
     if base in ('add', 'sub') and kwargs.get('alpha', 1) not in (1, -1):
         known = False
-    plain = known and base not in _PADDED | _PRODUCTS | {'softmax'}
-    if not given or plain:
+    plain = known and base not in _SPECIAL
+    if plain or not any(
+        t.is_floating_point() for t in tensors_of(args, kwargs)
+    ):
         return func(*args, **kwargs), True
     if base in _PRODUCTS and known and not inplace:
         found = _product(base, args, kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 from torch.nn import Module
 
 from pyg_trust._checks import check_instance, check_number, check_positive
+from pyg_trust._states import FORMAT, check_settings, check_state
 from pyg_trust.noise import SYSTEM
 from pyg_trust.privacy.accountant import Accountant
 from pyg_trust.privacy.loading import PrivateTraining
@@ -15,7 +16,6 @@ from pyg_trust.privacy.spending import Spending
 from pyg_trust.privacy.wrappers import PrivateStep
 
 ENTRIES = ('steps', 'ledger', 'setting', 'accountant', 'model', 'optimizer')
-FORMAT = 2
 
 
 def save(
@@ -69,24 +69,15 @@ def load(
         rewind (bool): as there.
     """
     model, optimizer, _ = training
-    names = ['format', *ENTRIES]
-    if set_norm is not None:
-        names.append('max_grad_norm')
-    for name in names:
-        if not isinstance(state, dict) or name not in state:
-            raise ValueError(f"the state needs an entry '{name}'")
-    if state['format'] != FORMAT:
-        raise ValueError(
-            f"the state's 'format' needs to be {FORMAT} (got "
-            f'{state["format"]})'
-        )
+    adapts = () if set_norm is None else ('max_grad_norm',)
+    check_state(state, (*ENTRIES, *adapts), (FORMAT,))
     for name in ('setting', 'accountant', 'model', 'optimizer'):
         if not isinstance(state[name], dict):
             raise ValueError(
                 f"the state's '{name}' needs to be a dictionary (got "
                 f'{type(state[name]).__name__})'
             )
-    _compare('setting', state['setting'], settings)
+    check_settings('setting', state['setting'], settings)
     _check_ledger(account, state['ledger'])
     theirs = create_like(account.accountant)
     theirs.load_state_dict(state['accountant'])
@@ -109,7 +100,7 @@ def load(
                 "be taken back: load it with 'rewind=True' to go on from "
                 'its weights with these on the account'
             )
-    _compare(
+    check_settings(
         'model',
         {k: list(v.shape) for k, v in state['model'].items()},
         {k: list(v.shape) for k, v in model.state_dict().items()},
@@ -216,20 +207,6 @@ def _after(
     # The steps of a history after so many.
     lines = [(z, q) for z, q, count in history for _ in range(count)]
     return lines[steps:]
-
-
-def _compare(what: str, found: Any, expected: dict[str, Any]) -> None:
-    if not isinstance(found, dict):
-        raise ValueError(
-            f"the state's '{what}' needs to be a dictionary (got "
-            f'{type(found).__name__})'
-        )
-    for name in (*expected, *found):
-        if found.get(name) != expected.get(name):
-            raise ValueError(
-                f"the state's '{what}' needs to have '{name}' = "
-                f'{expected.get(name)!r} (got {found.get(name)!r})'
-            )
 
 
 def check_history(lines: Any, needed: float) -> list[float]:

@@ -461,7 +461,8 @@ class PrivateStep:
                 share,
                 self.max_grad_norm,
                 self.clipping == 'automatic',
-                settings(self.module),
+                # With a rehearsal they were compared a moment ago.
+                self._settings if rehearsal else settings(self.module),
             )
         except Exception:
             # A model that runs on no unit alone, as LSTMs without edges.

@@ -289,30 +289,39 @@ def stated(
     )
 
 
-Reported = TypeVar('Reported', bound=Report)
+Reported = TypeVar('Reported', bound='Verifiable')
 
 
-def with_verification(
-    report: Reported, found: Any, kind: type[Report]
-) -> Reported:
-    """The report of a removal, with what a verification of it found.
+class Verifiable(Report):
+    """Base of the reports of removals, which a verification can be added to.
 
-    Args:
-        report (Report): with ``weights`` and ``verification``.
-        found (Report): with ``weights``.
-        kind (type): what it has to be.
-
-    Raises:
-        TypeError: if it is of another kind.
-        ValueError: if it is of other weights.
+    A subclass names the kind of report that its verification makes.
     """
-    check_instance('found', found, kind)
-    if found.weights != report.weights:  # type: ignore[attr-defined]
-        raise ValueError(
-            "'found' needs to be of the weights of this report: call "
-            'verify() before the next removal'
-        )
-    return dataclasses.replace(report, verification=found)  # type: ignore
+
+    weights: str
+
+    @property
+    def _verification(self) -> type[Report]:
+        raise NotImplementedError
+
+    def verified(self: Reported, found: Any) -> Reported:
+        """Add the findings of a verification, for the page of the report.
+
+        Args:
+            found (Report): of ``verify()``, after this removal and before the
+                next.
+
+        Raises:
+            TypeError: if it is of another kind.
+            ValueError: if it is of other weights.
+        """
+        check_instance('found', found, self._verification)
+        if found.weights != self.weights:
+            raise ValueError(
+                "'found' needs to be of the weights of this report: call "
+                'verify() before the next removal'
+            )
+        return dataclasses.replace(self, verification=found)  # type: ignore
 
 
 def _is_plain(value: Any) -> bool:

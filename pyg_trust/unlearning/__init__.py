@@ -1,24 +1,16 @@
 """Unlearning: models that forget on request."""
 
 from pyg_trust._moved import moved
-from pyg_trust.unlearning.baselines import (
-    GINClassifier,
-)
-from pyg_trust.unlearning.node import (
-    NodeClassifier,
-)
-from pyg_trust.unlearning.node_report import (
+from pyg_trust.unlearning.baselines import GINClassifier
+from pyg_trust.unlearning.node import NodeClassifier
+from pyg_trust.unlearning.reports import (
     NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
-)
-from pyg_trust.unlearning.scattering import (
-    ScatteringClassifier,
-)
-from pyg_trust.unlearning.scattering_reports import (
     UnlearnReport,
     VerifyReport,
 )
+from pyg_trust.unlearning.scattering import ScatteringClassifier
 from pyg_trust.unlearning.shards import (
     BatchPlan,
     PoisonCertificate,
@@ -28,9 +20,7 @@ from pyg_trust.unlearning.shards import (
     ShardReport,
     ShardVerifyReport,
 )
-from pyg_trust.unlearning.store import (
-    ShardStore,
-)
+from pyg_trust.unlearning.store import ShardStore
 
 __all__ = [
     'BatchPlan',

@@ -1,4 +1,4 @@
-"""Traces of what was removed: every unlearner looks for them the same way."""
+"""Search for traces of removed items, for every unlearner."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from pyg_trust._checks import check_instance
 def named_leftovers(
     data: Data, part: Mapping[str, Any], where: str = ''
 ) -> list[str]:
-    """Items that a request has named and a graph still holds.
+    """List the items that a request names and a graph still holds.
 
     Edges are looked for in every direction that had to go.
 
@@ -49,7 +49,7 @@ def named_leftovers(
 
 
 def views(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Tensors that are views into larger ones, which may hold what went.
+    """List the tensors that are views into larger ones.
 
     Args:
         tensors (list[tuple[str, Tensor]]): with their names; of sparse ones

@@ -1,3 +1,5 @@
+# Longer than 700 lines because one class has its arguments and its errors in
+# 250 lines of docstrings.
 r"""Node classifiers with certified removal.
 
 Features are propagated, :math:`z = \sum_i w_i P^i x`, and a regularised linear
@@ -6,70 +8,54 @@ bit as from scratch (:mod:`pyg_trust.functional.incremental`), and the head
 follows by steps whose residual is measured
 (:mod:`pyg_trust.functional.heads`).
 
-**The promise.** The reference is retraining on what remains, :math:`D'`, with
-the same settings, *exactly*, released with noise: :math:`W^*(D') + s\,\Xi`.
-The classifier keeps its weights :math:`W` secret and releases :math:`W +
-s\,\Xi`, with fresh noise for every release. With :math:`\beta` a bound of the
-residual, :math:`\lVert W - W^* \rVert_F \le \Delta = \beta / (\lambda n')`, so
-the release is that of the reference shifted by at most :math:`\Delta`, and the
-two are :math:`(\varepsilon, \delta)`-indistinguishable, both ways, by the
-profile of the Gaussian mechanism at :math:`m = \Delta / s`
-(:func:`.gaussian_budget`). All outputs are one vector with one budget.
-
-Releases compose to :math:`\sqrt{\sum_j m_j^2}`, also when requests are chosen
-by looking at earlier releases: given those, the next is a shift again, of a
-size that was fixed beforehand. The reference is then to retrain exactly after
-every request, under the same transcript.
+:mod:`pyg_trust.unlearning.certified` has the promise.
 """
 
+import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust import noise, rng
-from pyg_trust._checks import check_choice, check_instance, check_positive
-from pyg_trust.commit import (
-    EditedInPlace,
-    Lineage,
-    ObjectLock,
-    editing,
-    synchronized,
+from pyg_trust import files, noise
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_nodes,
+    check_positive,
+    check_tensor,
 )
-from pyg_trust.functional.heads import HEADS, Objective
+from pyg_trust._moved import retired
+from pyg_trust.commit import EditedInPlace, Lineage, editing, synchronized
+from pyg_trust.functional.heads import HEADS, Factor, Gradient, Problem
 from pyg_trust.functional.measures import Measure, make_measure, needs_graph
 from pyg_trust.functional.newton import refine
-from pyg_trust.functional.removal_bounds import tight_bound
-from pyg_trust.functional.shifts import gaussian_budget, removal_budget
 from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel.release import check_sum
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.seals import Seals
 from pyg_trust.unlearning.node_checks import (
+    evidence,
     feature_error,
-    labels,
-    proved,
+    proved_by_kernel,
     setting,
     still_named,
 )
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
-from pyg_trust.unlearning.node_release import Model
-from pyg_trust.unlearning.node_report import (
+from pyg_trust.unlearning.node_solving import Model, NodeSolver
+from pyg_trust.unlearning.node_state import Change, NodeState, Settings
+from pyg_trust.unlearning.reports import (
     SAME,
     NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
 )
-from pyg_trust.unlearning.node_saving import Saving
-from pyg_trust.unlearning.node_state import Change, NodeState, Settings
 
-NOISES = ('output', 'objective')
-ACCOUNTINGS = ('residual', 'bound')
-ON_EXCEED = ('refine', 'retrain', 'raise')
 FEATURES = ('exact', 'push')
 SERIES = ('appnp', 'ppr', 'single_target')
 
@@ -80,7 +66,19 @@ FEW_STEPS = 3
 COLUMNS_A_STEP = 8
 
 
-class NodeClassifier(Saving, EditedInPlace):
+class Step(NamedTuple):
+    """Weights after a removal, and how they were made."""
+
+    action: str
+    iterations: int
+    W: Tensor
+    gradient: Gradient
+    factor: Factor
+    # A bound of the residual: that of the gradient where it is measured.
+    bound: float
+
+
+class NodeClassifier(NodeSolver, EditedInPlace):
     r"""A node classifier that forgets on request, with a certificate.
 
     .. code-block:: python
@@ -91,9 +89,9 @@ class NodeClassifier(Saving, EditedInPlace):
         model.predict(nodes)
         assert model.verify().ok
 
-    **What it promises** is in the text of this module, and in short in every
-    report, with what it does not cover. Predictions use the features of the
-    graph as it is now, for every node, and the released weights.
+    **The promise** is in :mod:`pyg_trust.unlearning.certified`, and in short
+    in every report, with what it does not cover. Predictions use the features
+    of the graph as it is now, for every node, and the released weights.
 
     **What to keep secret:** :meth:`state_dict`, the ledger and the reports.
     What depends on what was removed beyond the bound stays in memory, until
@@ -102,8 +100,6 @@ class NodeClassifier(Saving, EditedInPlace):
     room the rows of the graph have, what was touched, and with
     ``features='push'`` what is below the threshold. All else in a file is a
     function of what remains, to the bit, but for releases, salts and ledger.
-    (With ``noise='objective'`` what is released *are* the weights, and files
-    have :math:`b` too: who has one can test guesses of what was removed.)
 
     **When it is not worth it.** Two hops of a random node reach a large part
     of a graph with hubs. Local updates pay for edges, features and labels,
@@ -128,23 +124,15 @@ class NodeClassifier(Saving, EditedInPlace):
             :math:`\frac{\lambda n}{2} \lVert W \rVert^2` with the present
             :math:`n`. (default: :obj:`1e-3`)
         release_std (float): the standard deviation :math:`s` of the noise of
-            a release (of :math:`b` with ``noise='objective'``); public, and
-            not to be chosen by looking at the data. (default: :obj:`1e-4`)
-        epsilon (float): positive, of a release; at most 1 with
-            ``noise='objective'``. (default: :obj:`1.0`)
+            a release; public, and not to be chosen by looking at the data.
+            (default: :obj:`1e-4`)
+        epsilon (float): positive, of a release. (default: :obj:`1.0`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
-        noise (str): :obj:`'output'`, or :obj:`'objective'` for comparison
-            with the literature: a secret linear term :math:`\langle b, W
-            \rangle` and a theorem that does not hold in general.
-            (default: :obj:`'output'`)
-        accounting (str): :obj:`'residual'` measures the residual;
-            :obj:`'bound'`, for comparison, takes one exact Newton step and
-            bounds it (:func:`.tight_bound`). (default: :obj:`'residual'`)
         on_exceed (str): what happens where 20 steps do not meet the budget:
             :obj:`'refine'` solves exactly from where they got to, and from
             zero if that fails; and, as a last resort, does what
-            :obj:`'retrain'` does: solves from zero, with a new linear term, if
-            there is one, and with features that are made anew.
+            :obj:`'retrain'` does: solves from zero, with features that are
+            made anew.
             :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`. Where rounding
             hides more than the budget, weights that were retrained are
@@ -183,6 +171,16 @@ class NodeClassifier(Saving, EditedInPlace):
         (True, True)
     """
 
+    @retired(
+        noise={
+            'output': '',
+            'objective': 'unlearning.baselines:PublishedNodeClassifier',
+        },
+        accounting={
+            'residual': '',
+            'bound': 'unlearning.baselines:BoundedNodeClassifier',
+        },
+    )
     def __init__(
         self,
         measure: str | Measure = 'sgc',
@@ -195,8 +193,6 @@ class NodeClassifier(Saving, EditedInPlace):
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        noise: str = 'output',
-        accounting: str = 'residual',
         on_exceed: str = 'refine',
         features: str = 'exact',
         theta: float | None = None,
@@ -205,21 +201,18 @@ class NodeClassifier(Saving, EditedInPlace):
         tol: float = 1e-8,
         seed: int | None = None,
     ) -> None:
-        for name, choice, choices in (
-            ('head', head, HEADS),
-            ('noise', noise, NOISES),
-            ('accounting', accounting, ACCOUNTINGS),
-            ('on_exceed', on_exceed, ON_EXCEED),
-            ('features', features, FEATURES),
-        ):
-            check_choice(name, choice, choices)
-        check_positive('lam', lam)
-        check_positive('tol', tol)
-        check_positive('release_std', release_std)
-        if noise == 'output':
-            self.budget = gaussian_budget(epsilon, delta)
-        else:
-            self.budget = removal_budget(epsilon, delta, release_std)
+        check_choice('head', head, HEADS)
+        check_choice('features', features, FEATURES)
+        super().__init__(
+            head=head,
+            lam=lam,
+            release_std=release_std,
+            epsilon=epsilon,
+            delta=delta,
+            on_exceed=on_exceed,
+            tol=tol,
+            seed=seed,
+        )
         check_instance('encoder_is_public', encoder_is_public, bool)
         if encoder is not None and not encoder_is_public:
             raise ValueError(
@@ -231,8 +224,6 @@ class NodeClassifier(Saving, EditedInPlace):
             raise TypeError(
                 f"'encoder' needs to be callable (got {type(encoder)})"
             )
-        if accounting == 'bound' and features == 'push':
-            raise ValueError("accounting='bound' needs features='exact'")
         self.measure = _measure(measure, alpha, t, levels)
         if features == 'push':
             if measure not in SERIES or levels is not None:
@@ -244,17 +235,9 @@ class NodeClassifier(Saving, EditedInPlace):
             theta = 1e-6 if theta is None else float(theta)
         elif theta is not None:
             raise ValueError("'theta' goes with features='push'")
-        self.lam = float(lam)
-        self.release_std = float(release_std)
-        self.epsilon = float(epsilon)
-        self.delta = float(delta)
         self.head = head
-        self.noise = noise
-        self.accounting = accounting
-        self.on_exceed = on_exceed
         self.features = features
         self.encoder = encoder
-        self.tol = float(tol)
         self._settings = Settings(
             self.measure,
             None if alpha is None else float(alpha),
@@ -262,12 +245,7 @@ class NodeClassifier(Saving, EditedInPlace):
             head,
             self.lam,
         )
-        self._seed = None if seed is None else rng.resolve(seed)
-        self._empty = RemovalLedger(self.budget)
-        self._model: Model | None = None
         self._editing: Model | None = None
-        self._known_epsilon = (0.0, 0.0)
-        self._lock = ObjectLock()
 
     # Training and prediction ################################################
 
@@ -275,7 +253,7 @@ class NodeClassifier(Saving, EditedInPlace):
     def fit(
         self, data: Data, train_nodes: Tensor | None = None
     ) -> 'NodeClassifier':
-        """Propagates and trains; nodes are named by their positions.
+        """Propagate, train and release; nodes are named by their positions.
 
         Keeps copies of what it needs of the graph. A second call starts over,
         with a new ledger. If anything was removed before, it may come back
@@ -315,42 +293,94 @@ class NodeClassifier(Saving, EditedInPlace):
         if self.encoder is not None:
             x = encode(self.encoder, x)
         state = NodeState(self._settings, classes, graph, x.double(), y)
-        outputs = state.Y.size(1)
         releases, lineage = 0, Lineage()
         if self._model is not None:
             releases = self._model.releases
             if not self._model.ledger.has_removals:
                 lineage = self._model.lineage
-        B = self._draw_linear((x.size(1), outputs), releases)
-        if self.noise == 'output':
-            # By what no data change, so that no removal is refused for it.
-            check_sum(self._largest(state), self.release_std, 'release_std')
-        found = self._solved(state, B)
-        ledger = RemovalLedger(self.budget)
-        seals = Seals(state.blocks())
-        spent = self._spent(state, found.gradient.norm.upper)
+        B = self._linear(state.shape, releases)
+        self._check_grid(state.Y.size(1))
+        W, gradient, _, _ = self._solved(state, B)
+        upper = gradient.norm.upper
+        spent = self._spent(state, upper)
         if spent > self.budget:
-            raise self._exceeded(found.gradient.norm.upper, self._limit(state))
+            raise self._exceeded(state, upper)
+        ledger = RemovalLedger(self.budget)
         model = Model(
             state,
             ledger,
-            seals,
+            Seals(state.blocks()),
             lineage.next(),
-            found.W,
+            W,
             B,
-            self._release(found.W, releases),
-            found.gradient,
-            self._factor(state, found.W, B).kept(),
+            self._release(W, releases),
+            gradient,
+            self._factor(state, W, B).kept(),
             False,
             releases + 1,
             self._seed is None,
         )
-        self._check_shift(state, found.W, found.gradient.norm.upper, spent)
+        self._check_shift(model.num_items, W, upper, spent)
         ledger.record('fit', spent, data=model.sealed)
         self._model = model
         return self
 
-    # Data are edited in place: who reads them waits for the end of an edit.
+    @synchronized
+    def decision_function(self, nodes: Tensor | None = None) -> Tensor:
+        """Compute margins by the released weights: ``[k]`` or ``[k, C]``.
+
+        One for two classes with one output, else one per class.
+
+        Args:
+            nodes (Tensor, optional): int64 indices or a mask; all nodes that
+                are there, ascending, by default. (default: :obj:`None`)
+
+        Raises:
+            ValueError: on a node that was removed, or never was.
+        """
+        model = self._fitted
+        margin = model.data.margins(model.weight, self._nodes(nodes))
+        return margin.view(-1) if margin.size(1) == 1 else margin
+
+    def predict(self, nodes: Tensor | None = None) -> Tensor:
+        """Predict the labels of nodes: int64, ``[k]``.
+
+        Args:
+            nodes (Tensor, optional): as in :meth:`decision_function`.
+                (default: :obj:`None`)
+        """
+        return self._labels(self.decision_function(nodes))
+
+    def predict_proba(self, nodes: Tensor | None = None) -> Tensor:
+        """Predict the probabilities of the classes: ``[k, num_classes]``.
+
+        For :obj:`'ovr'` with more than two classes those of the outputs,
+        scaled to sum to one.
+
+        Args:
+            nodes (Tensor, optional): as in :meth:`decision_function`.
+                (default: :obj:`None`)
+
+        Raises:
+            ValueError: with ``head='squared'``, which has none.
+        """
+        if self.head == 'squared':
+            raise ValueError("'predict_proba' needs another head than squared")
+        return self._probabilities(self.decision_function(nodes))
+
+    @synchronized
+    def score(self, nodes: Tensor, y: Tensor) -> float:
+        """Return the share of nodes that are classified as their label.
+
+        Args:
+            nodes (Tensor): int64 indices or a mask.
+            y (Tensor): int64: the labels of all nodes, by name.
+        """
+        check_tensor('y', y, torch.int64, (self._fitted.data.place.numel(),))
+        nodes = check_nodes('nodes', nodes, y.numel())
+        return float((self.predict(nodes) == y[nodes]).double().mean())
+
+    # Data are edited in place: readers wait for the end of an edit.
 
     @property
     @synchronized
@@ -376,7 +406,7 @@ class NodeClassifier(Saving, EditedInPlace):
     def remove(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodeUnlearnReport:
-        """Forgets what the request names, and makes one release.
+        """Remove the named items and make one release.
 
         Edits the graph, recomputes the rows that this touches, follows with
         the weights until the residual is a hundredth of the budget, and adds
@@ -413,7 +443,7 @@ class NodeClassifier(Saving, EditedInPlace):
     def plan(
         self, request: RemovalRequest | Sequence[RemovalRequest]
     ) -> NodePlan:
-        """A dry run of :meth:`remove`; everything is as before.
+        """Estimate the work of :meth:`remove`, and change nothing.
 
         Costs the features of a removal, and no step.
 
@@ -427,12 +457,8 @@ class NodeClassifier(Saving, EditedInPlace):
         data.check(part)
         try:
             self._editing = model
-            change = data.forget(part, model.W, model.gradient)
-            goal = self._goal(data)
-            gradient = change.gradient
-            if gradient is None:
-                gradient = data.problem(goal, model.B).gradient(model.W)
-            hold = gradient.norm.upper <= goal
+            change, _, gradient = self._edited(model, part)
+            hold = gradient.norm.upper <= self._goal(data)
             return NodePlan(
                 action='hold' if hold else 'refine',
                 rows_touched=change.rows,
@@ -445,7 +471,7 @@ class NodeClassifier(Saving, EditedInPlace):
 
     @editing
     def flush(self) -> 'NodeClassifier':
-        """Makes all but the release a function of what remains, to the bit.
+        """Make all but the release anew, a function of the remaining data.
 
         Graph, features, weights and the factor of the Hessian are made anew,
         as by a :meth:`load`. It costs a fit.
@@ -465,7 +491,7 @@ class NodeClassifier(Saving, EditedInPlace):
 
     @synchronized
     def verify(self) -> NodeVerifyReport:
-        """Checks the classifier against what remains.
+        """Check the classifier against the remaining data.
 
         Computes the features from scratch, measures the residual on them,
         solves exactly and compares; tests whether the released weights are
@@ -476,21 +502,24 @@ class NodeClassifier(Saving, EditedInPlace):
         data = model.data
         fresh, ids = data.scratch()
         problem = fresh.problem(self._goal(data), model.B)
-        measured, upper = problem.gradient(model.W).norm
+        residual = problem.gradient(model.W).norm
+        measured, upper = residual
+        # Exact retraining, without noise.
         exact = self._solved(fresh, model.B)
-        distance = float((exact.W - model.W).norm())
-        allowed = (upper + exact.gradient.norm.upper) / data.mu
         error, most = feature_error(data, fresh, ids)
         every = torch.arange(ids.numel())
-        # Those of exact retraining, without noise.
-        alike = labels(fresh.margins(exact.W, every)) == labels(
-            fresh.margins(model.weight, every)
+        found = self._compared(
+            model,
+            exact.W,
+            (residual, exact.gradient.norm),
+            lambda weight: fresh.margins(weight, every),
         )
-        bound, chance = self._bound(model), self._noise_p_value(model)
-        # Solved again they may end where rounding is left, at another bit.
+        bound = found['bound']
+        # A second solve may end at other bits, where rounding is all that is
+        # left.
         holds = upper <= bound or measured <= upper - measured
         if bound == 0:
-            # It was retrained: the same again.
+            # The release was retrained: compare with a fit.
             holds = measured <= max(self._goal(data), upper - measured)
         leftovers = (*data.leftovers(), *still_named(model))
         if model.seals.differing(data.blocks()) or not model.is_sealed:
@@ -498,23 +527,76 @@ class NodeClassifier(Saving, EditedInPlace):
         return NodeVerifyReport(
             ok=error <= most
             and holds
-            and distance <= allowed
-            and chance >= noise.LEAST_P_VALUE
+            and found['distance_to_retrain'] <= found['distance_bound']
+            and found['noise_p_value'] >= noise.LEAST_P_VALUE
             and not leftovers,
             feature_error=error,
             feature_error_bound=most,
             residual=upper,
-            bound=bound,
             bound_holds=holds,
-            distance_to_retrain=distance,
-            distance_bound=allowed,
-            noise_p_value=chance,
-            agreement=float(alike.double().mean()),
             frozen_factor=model.frozen,
             leftovers=leftovers,
-            weights=fingerprint_model({'weight': model.weight}),
-            **proved(model, self.release_std, upper <= bound),
+            **found,
+            **proved_by_kernel(model, self.release_std, upper <= bound),
         )
+
+    # State ##################################################################
+
+    @editing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state; compute features and weights anew.
+
+        Args:
+            state (dict): of :meth:`state_dict` of a classifier with the same
+                arguments.
+
+        Raises:
+            ValueError: if the arguments differ, the parts do not fit
+                together, or the state or its ledger does not continue the
+                present one.
+        """
+        self._load(state)
+
+    def load(self, path: str | Path) -> None:
+        """Take over the state that :meth:`save` has written.
+
+        Args:
+            path (str or Path): of the file.
+
+        Raises:
+            ValueError: as :meth:`load_state_dict`.
+        """
+        self.load_state_dict(files.load(path))
+
+    @synchronized
+    def save_for_check(self, path: str | Path) -> None:
+        """Write the data from which a check proves the last removal.
+
+        .. code-block:: bash
+
+            python -m pyg_trust check trust.json --data proof.npz
+
+        An ``.npz`` of the data that remain, their salts, the released weights
+        and those before the noise. It is as secret as :meth:`state_dict` and
+        the noise together: hand it to an auditor, and delete it.
+
+        Args:
+            path (str or Path): of the file, which is replaced.
+
+        Raises:
+            ValueError: with ``features='push'``, of which the kernel proves
+                nothing.
+        """
+        arrays = evidence(self._fitted, self.release_std)
+        if arrays is None:
+            raise ValueError(
+                "'save_for_check' needs features='exact' and noise='output': "
+                'of others the kernel proves nothing (got features='
+                f'{self.features!r}, noise={self.noise!r})'
+            )
+        stream = io.BytesIO()
+        np.savez(stream, **arrays)  # type: ignore[arg-type]
+        files.write(path, stream.getvalue())
 
     def __repr__(self) -> str:
         return (
@@ -526,48 +608,72 @@ class NodeClassifier(Saving, EditedInPlace):
 
     # Private ################################################################
 
+    def _settle(self) -> None:
+        # End an edit: undo it, unless its model is in place. If an interrupt
+        # ends this, the next caller continues it.
+        if self._editing is None:
+            return
+        journal = self._editing.data.journal
+        if self._model is self._editing:
+            journal.undo()
+        else:
+            journal.clear()
+        self._editing = None
+
+    def _nodes(self, nodes: Tensor | None) -> Tensor:
+        alive = self._fitted.data.graph.alive
+        if nodes is None:
+            return alive.nonzero().view(-1)
+        nodes = check_nodes('nodes', nodes, alive.numel())
+        gone = ~alive[nodes]
+        if bool(gone.any()):
+            raise ValueError(
+                "'nodes' needs to have nodes that are there (got "
+                f'{int(nodes[gone][0])}, which was removed)'
+            )
+        return nodes
+
+    def _edited(
+        self, model: Model, part: Part
+    ) -> tuple[Change, Problem, Gradient]:
+        # The data without a part, and the gradient at the old weights.
+        data = model.data
+        change = data.forget(part, model.W, model.gradient)
+        problem = data.problem(self._goal(data), model.B)
+        return change, problem, change.gradient or problem.gradient(model.W)
+
+    def _step(
+        self, model: Model, problem: Problem, start: Gradient, goal: float
+    ) -> Step:
+        upper = start.norm.upper
+        if upper <= goal:
+            return Step('hold', 0, model.W, start, model.factor, upper)
+        W, gradient, factor, iterations = refine(
+            problem,
+            model.W,
+            goal,
+            MAX_STEPS,
+            start=start,
+            factor=model.factor,
+        )
+        action = 'step' if iterations == 1 else 'refine'
+        upper = gradient.norm.upper
+        return Step(action, iterations, W, gradient, factor, upper)
+
     def _forget(
         self, model: Model, part: Part
     ) -> tuple[Model, NodeUnlearnReport]:
         data, B = model.data, model.B
-        change = data.forget(part, model.W, model.gradient)
-        limit, goal = self._limit(data), self._goal(data)
-        problem = data.problem(goal, B)
-        start = change.gradient or problem.gradient(model.W)
-        bounded: float | None = None
-        if start.norm.upper <= goal:
-            action, iterations = 'hold', 0
-            W, gradient, factor = model.W, start, model.factor
-        elif self.accounting == 'bound':
-            assert isinstance(problem, Objective)
-            factor = problem.factor(model.W)
-            P = problem.direction(model.W, start.value, factor)
-            left = float((problem.times(model.W, P) - start.value).norm())
-            W = model.W - P
-            gradient = problem.gradient(W)
-            rounding = start.norm.upper - start.norm.measured
-            rounding += gradient.norm.upper - gradient.norm.measured
-            bounded = (
-                tight_bound(problem.Z, P, self.head) + left + 4 * rounding
-            )
-            action, iterations = 'step', 1
-        else:
-            found = refine(
-                problem,
-                model.W,
-                goal,
-                MAX_STEPS,
-                start=start,
-                factor=model.factor,
-            )
-            W, gradient, factor, iterations = found
-            action = 'step' if iterations == 1 else 'refine'
-        bound = gradient.norm.upper if bounded is None else bounded
+        change, problem, start = self._edited(model, part)
+        goal = self._goal(data)
+        step = self._step(model, problem, start, goal)
+        action, iterations, W, gradient, factor, bound = step
         spent = self._spent(data, bound)
         if spent > self.budget:
             if self.on_exceed == 'raise':
-                raise self._exceeded(bound, limit, " or on_exceed='refine'")
-            # From where steps got to Newton's may be lost on a plateau.
+                other = " or on_exceed='refine'"
+                raise self._exceeded(data, bound, other)
+            # From the present weights Newton's method may stall on a plateau.
             starts = [W, torch.zeros_like(W)] * (self.on_exceed == 'refine')
             for origin in starts:
                 action = 'refine'
@@ -579,9 +685,9 @@ class NodeClassifier(Saving, EditedInPlace):
                 if spent <= self.budget:
                     break
             else:
-                # As a fit does, of data that were made anew.
+                # As a fit does, on data that are made anew.
                 action = 'retrain'
-                B = self._draw_linear(W.shape, model.releases)
+                B = self._linear(data.shape, model.releases)
                 W, gradient, factor, more = self._solved(data.rebuilt(), B)
                 iterations += more
                 bound = gradient.norm.upper
@@ -589,9 +695,9 @@ class NodeClassifier(Saving, EditedInPlace):
         if spent > self.budget:
             measured, upper = gradient.norm
             if measured > max(goal, upper - measured):
-                raise self._exceeded(bound, limit)
+                raise self._exceeded(data, bound)
             # Rounding hides more than the budget, and these weights are those
-            # that a fit of what remains has, whatever was there before.
+            # of a fit of the remaining data, independent of the removed data.
             bound = spent = 0.0
         excess = model.excess + max(0, iterations - FEW_STEPS)
         if factor is model.factor and (
@@ -618,13 +724,13 @@ class NodeClassifier(Saving, EditedInPlace):
             releases=model.releases + 1,
             secure=model.secure and self._seed is None,
         )
-        self._check_shift(data, W, bound, spent)
-        # How it was done tells what was removed: no line says it.
+        self._check_shift(data.num_train, W, bound, spent)
+        # The action depends on the removed data: no line names it.
         ledger.record('measured', spent, request, new.sealed)
-        if self.noise == 'output' and spent > 0:
-            # As it is paid for: another number says more of the data.
-            share = (spent - self._grid(data)) / self.budget
-            bound = max(bound, share * limit)
+        if spent > 0:
+            # The bound that is paid for: a smaller one tells more of the data.
+            paid = self._allowed(spent - self._grid(data.shape), data.mu)
+            bound = max(bound, paid)
         return new, NodeUnlearnReport(
             action=action,
             request=request,
@@ -633,11 +739,11 @@ class NodeClassifier(Saving, EditedInPlace):
             stale_rows=0,
             num_train=data.num_train,
             gradient_change=start.norm.measured,
-            # 0 beside a fit by the same program, which has it too.
+            # 0 if compared with a fit by the same program, which has it too.
             residual=gradient.norm.measured * (spent > 0),
             feature_error=data.feature_error,
             bound=bound,
-            budget=limit,
+            budget=self._allowed(self.budget, data.mu),
             distance_bound=bound / data.mu,
             epsilon=self._epsilon(spent),
             epsilon_transcript=self._transcript(ledger),
@@ -693,8 +799,8 @@ def _part(request: Any) -> Part:
 
 
 def _names(change: Change, part: Part) -> Tensor:
-    # Of all nodes of which something held has changed, some twice. A loop
-    # that is an edge changes no neighbour.
+    # The nodes whose data have changed, some twice. A self-loop changes no
+    # neighbour.
     ends = (node for edge in part.arcs for node in edge)
     named = (*part.nodes, *part.features, *part.labels, *ends)
     return torch.cat([torch.tensor(named).long(), change.structure])

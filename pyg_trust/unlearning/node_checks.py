@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from pyg_trust.kernel import removal
-from pyg_trust.unlearning.node_release import Model
+from pyg_trust.unlearning.certified import proved
+from pyg_trust.unlearning.node_solving import Model
 from pyg_trust.unlearning.node_state import NodeState, Settings
 
 
 def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
-    """What the kernel proves a release from, or :obj:`None` if it can't.
+    """Collect the arrays from which the kernel proves a release.
 
-    It has no theorem for linear terms and for infinite series.
+    For linear terms and infinite series, for which the kernel has no theorem,
+    return :obj:`None`.
 
     Args:
         model (Model): with its data and weights.
@@ -63,7 +65,7 @@ def _settings(settings: Settings, std: float) -> dict[str, np.ndarray]:
 
 
 def setting(settings: Settings, std: float) -> str:
-    """A digest of what a proof is about, but for data and weights.
+    """Hash the settings of a proof: all but data and weights.
 
     Args:
         settings (Settings): of the classifier.
@@ -72,16 +74,19 @@ def setting(settings: Settings, std: float) -> str:
     return removal.setting(_settings(settings, std))
 
 
-def proved(model: Model, std: float, claimed: bool) -> dict[str, Any]:
-    """What the kernel proves of the last release: fields of a report.
+def proved_by_kernel(
+    model: Model, std: float, claimed: bool
+) -> dict[str, Any]:
+    """Prove the last release by the kernel: fields of a report.
 
     Args:
         model (Model): with its data, weights and ledger.
         std (float): of the noise of a release.
-        claimed (bool): whether the residual was found to be within its bound.
+        claimed (bool): whether the residual was measured to be within its
+            bound.
 
     Raises:
-        RuntimeError: if that was found, and the kernel refutes it.
+        RuntimeError: if it was, and the kernel refutes it.
     """
     arrays, spent = evidence(model, std), model.ledger.spent
     # A release of spent 0 is compared with a fit by this program.
@@ -92,41 +97,13 @@ def proved(model: Model, std: float, claimed: bool) -> dict[str, Any]:
     except ValueError:
         # The data still hold a removed item, which the report says elsewhere.
         return {}
-    most = spent * std * model.data.mu
-    return settled(found, most, spent, claimed)
-
-
-def settled(
-    found: removal.Proof, most: float, spent: float, claimed: bool
-) -> dict[str, Any]:
-    """Fields of a report, from what the kernel finds.
-
-    Args:
-        found (Proof): of the kernel.
-        most (float): what the residual may be.
-        spent (float): the shift that is paid for.
-        claimed (bool): whether the residual was found to be within its bound.
-
-    Raises:
-        RuntimeError: if that was found, and the kernel refutes it. Where
-            rounding alone is in the way, nothing is proved.
-    """
-    if claimed and found.residual.least > most:
-        raise RuntimeError(
-            f'the kernel finds a residual above {found.residual.least:.6g}, '
-            f'where {most:.6g} is claimed: this is a bug of pyg_trust'
-        )
-    return {
-        'proved': found.shift <= spent,
-        'proved_residual': found.residual.most,
-        'proved_shift': found.shift,
-    }
+    return proved(found, spent * std * model.data.mu, spent, claimed)
 
 
 def feature_error(
     data: NodeState, fresh: NodeState, ids: Tensor
 ) -> tuple[float, float]:
-    """The error of the features, and what it may be.
+    """Compute the error of the features, and its bound.
 
     Args:
         data (NodeState): what is held.
@@ -146,17 +123,8 @@ def feature_error(
     return max(error, float(gap.abs().max())), 0.0
 
 
-def labels(margin: Tensor) -> Tensor:
-    """The positions of the classes with the largest margins.
-
-    Args:
-        margin (Tensor): ``[k, num_outputs]``.
-    """
-    return margin.view(-1) > 0 if margin.size(1) == 1 else margin.argmax(1)
-
-
 def still_named(model: Model) -> tuple[str, ...]:
-    """Items that the ledger lists as removed and the data still hold.
+    """List the items that are removed by the ledger and still in the data.
 
     Args:
         model (Model): with its ledger.

@@ -10,7 +10,7 @@ from pyg_trust._checks import check_nodes, check_tensor
 
 
 def read_features(data: Data) -> Tensor:
-    """The features of a graph, on the CPU: ``[num_nodes, d]``.
+    """Read the features of a graph, to the CPU: ``[num_nodes, d]``.
 
     Args:
         data (Data): the graph, with ``x``.
@@ -27,7 +27,7 @@ def read_features(data: Data) -> Tensor:
 def read_classes(
     data: Data, train_nodes: Tensor | None
 ) -> tuple[tuple[int, ...], Tensor]:
-    """The classes, and the position of each training node's among them.
+    """Read the classes, and the position of each training node's class.
 
     Args:
         data (Data): the graph, with ``y``.
@@ -87,7 +87,7 @@ def read_classes(
 
 @torch.no_grad()
 def encode(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Features by an encoder, which has to treat every row by itself.
+    """Encode features, and check that every row is encoded by itself.
 
     Args:
         encoder (callable): maps ``[n, d]`` to ``[n, d']``.

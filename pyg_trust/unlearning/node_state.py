@@ -10,12 +10,7 @@ from torch import Tensor
 
 from pyg_trust import report
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.dynamic_graph import (
-    FEW,
-    DynamicGraph,
-    Edit,
-    Journal,
-)
+from pyg_trust.functional.dynamic_graph import FEW, DynamicGraph, Edit, Journal
 from pyg_trust.functional.heads import (
     GAMMA_1,
     UNIT,
@@ -77,7 +72,7 @@ class Change(NamedTuple):
 
 
 class ColumnProblem(NamedTuple):
-    r"""The objective at exact features, of which estimates alone are held.
+    r"""Objective at exact features, with estimates alone in memory.
 
     The gradient comes from two solves of as many columns as there are outputs
     (:func:`~pyg_trust.functional.feature_errors.column_residual`), cut off
@@ -120,7 +115,7 @@ class ColumnProblem(NamedTuple):
         scale = grow * size * GAMMA_1[head] * grow * float(signal.norm())
         scale += grow * size * most
         tail = 1e-3
-        # Of features that are all removed nothing is missing.
+        # If all features are removed, nothing is missing.
         if scale > 0:
             tail = min(max(self.goal / (8 * scale), 1e-15), tail)
         margin = state.solve(signal, tail)[self.train]
@@ -134,7 +129,7 @@ class ColumnProblem(NamedTuple):
             drift += float(self.B.norm())
         value = x.t() @ state.solve(spread, tail, adjoint=True) + rest
         measured = float(value.norm())
-        # Sums of a row round by its length, on every level.
+        # The rounding of a sum grows with the length of a row, on every level.
         levels = math.log(tail) / math.log1p(-min(state.alpha, 0.999)) + 1
         degree = int(state.graph.degree.max()) + 8
         tail += UNIT * (levels * degree + x.size(1) + 8)
@@ -148,7 +143,7 @@ class ColumnProblem(NamedTuple):
         return Gradient(value, Residual(measured, measured + missing))
 
     def factor(self, W: Tensor) -> Factor:
-        """The Hessian at the estimates.
+        """Factor the Hessian at the estimates.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
@@ -246,15 +241,20 @@ class NodeState:
         return self.settings.lam * self.num_train
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """The number of features and of outputs."""
+        return self.levels.x.size(1), self.Y.size(1)
+
+    @property
     def feature_error(self) -> float:
-        """The error of the features to be added to a residual: zero.
+        """The error of the features that a residual has to include: zero.
 
         Where estimates are held, the residual comes from exact solves.
         """
         return 0.0
 
     def problem(self, goal: float, B: Tensor | None = None) -> Problem:
-        """The objective that training minimises.
+        """Return the objective that training minimises.
 
         Args:
             goal (float): the residual that matters.
@@ -272,7 +272,7 @@ class NodeState:
         return ColumnProblem(self.levels, train, Y, self.mu, head, goal, B)
 
     def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
-        """The margins of nodes, at the exact features of the graph now.
+        """Compute the margins of nodes, at exact present features.
 
         Args:
             weight (Tensor): ``[d, num_outputs]``.
@@ -286,7 +286,7 @@ class NodeState:
     # Forgetting #############################################################
 
     def check(self, part: Part) -> None:
-        """Refuses what can't be forgotten; nothing changes.
+        """Refuse a request that can't be done; change nothing.
 
         Args:
             part (Part): what to forget.
@@ -322,7 +322,7 @@ class NodeState:
             )
 
     def forget(self, part: Part, W: Tensor, old: Gradient | None) -> Change:
-        """Edits graph, features and training rows.
+        """Remove the named items from graph, features and training rows.
 
         Follows the gradient at the weights by the rows that change alone,
         with the rounding of that in its bound.
@@ -376,7 +376,7 @@ class NodeState:
         new, gone = sizes.tolist()
         square = self.square
         if square is not None:
-            # With what rounding may hide of it.
+            # Include the rounding.
             shift = new - gone + 1e-10 * (new + gone)
             square = max(0.0, square + shift) + 4 * UNIT * square
         self._resize(square)
@@ -392,7 +392,7 @@ class NodeState:
         self.square = square
 
     def _drop(self, rows: Tensor) -> None:
-        # Training rows, but for their features.
+        # Drop training rows, except for their features.
         gone, count, members = self.names[rows], self.num_train, self.members
         self.journal.note(lambda: setattr(self, 'num_train', count))
         self.journal.note(lambda: setattr(self, 'members', members))
@@ -408,7 +408,7 @@ class NodeState:
             tensor.index_fill_(0, at, value)
 
     def compact(self) -> None:
-        """Lets rows go that do not count any more; no way back is noted."""
+        """Delete the rows that were dropped; this can't be undone."""
         keep = self.names >= 0
         names = self.names[keep]
         place = torch.full_like(self.place, -1)
@@ -438,7 +438,7 @@ class NodeState:
         if few and graph.has_all(part.edges):
             return
         edges = _edges(part.edges)
-        # Either direction will do.
+        # Either direction suffices.
         there = graph.has_edges(edges)
         if not graph.undirected:
             there |= graph.has_edges(edges.flip(0))
@@ -471,8 +471,8 @@ class NodeState:
         mu: float,
         old: Gradient,
     ) -> Gradient:
-        # So many rows, of these norms and of their slopes, change the gradient
-        # by `value`; and there is `mu` more.
+        # `count` rows of these norms, and of such slopes, change the gradient
+        # by `value`, and the penalty by `mu`.
         value.add_(old.value).add_(W, alpha=mu)
         weight = _norm(W)
         missing = hidden_by(
@@ -482,7 +482,7 @@ class NodeState:
             self.settings.head,
             (abs(mu) + self.mu) * weight,
         )
-        # Adding matrices rounds by the last bits of the sums.
+        # Adding matrices rounds the last bits of the sums.
         measured = _norm(value)
         missing += old.norm.upper - old.norm.measured
         missing += 4 * UNIT * (measured + old.norm.measured)
@@ -491,7 +491,7 @@ class NodeState:
     # Looking back ###########################################################
 
     def scratch(self) -> tuple['NodeState', Tensor]:
-        """A state of what remains, computed anew, with names from 0.
+        """Compute a state of the remaining data anew, with names from 0.
 
         Returns:
             tuple[NodeState, Tensor]: the state, and the present names of its
@@ -513,7 +513,7 @@ class NodeState:
         )
 
     def leftovers(self) -> tuple[str, ...]:
-        """The traces of removed data that are still held, or could be."""
+        """List traces of removed data, and tensors that could hold them."""
         found = []
         gone = (~self.graph.alive).nonzero().view(-1)
         levels = self.levels
@@ -559,7 +559,7 @@ class NodeState:
         return tuple(found)
 
     def blocks(self, nodes: Tensor | None = None) -> dict[int, str]:
-        """Digests of what is held of ``BLOCK`` neighbouring names each.
+        """Hash the data of each block of ``BLOCK`` neighbouring names.
 
         They have no salt: seal them.
 
@@ -575,7 +575,7 @@ class NodeState:
         for block in sorted({node // BLOCK for node in nodes.tolist()}):
             held = slice(block * BLOCK, (block + 1) * BLOCK)
             place = self.place[held]
-            # Row after row, without the room behind each.
+            # Row after row, without the spare room behind each.
             count = length[held]
             end = count.cumsum()
             at = np.arange(end[-1]) + (start[held] - end + count).repeat(count)
@@ -591,7 +591,7 @@ class NodeState:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """All that it takes to make it again: nothing that was removed."""
+        """Return the remaining data, to make the state again."""
         there = self.names >= 0
         y = torch.full((self.graph.num_nodes,), -1)
         y[self.names[there]] = self.y[there]
@@ -608,7 +608,7 @@ class NodeState:
     def from_dict(
         cls, settings: Settings, classes: tuple[int, ...], held: dict[str, Any]
     ) -> 'NodeState':
-        """The state that :meth:`to_dict` has written down, computed anew.
+        """Compute a state from the result of :meth:`to_dict`.
 
         Args:
             settings (Settings): what does not depend on the data.
@@ -628,7 +628,7 @@ class NodeState:
         )
 
     def rebuilt(self) -> 'NodeState':
-        """A state that is a function of what remains, and of nothing else."""
+        """Compute the state anew: a function of the remaining data alone."""
         return self.from_dict(self.settings, self.classes, self.to_dict())
 
 

@@ -1,4 +1,4 @@
-"""A folder of checkpoints that is always the old state or the new one.
+"""A folder of checkpoints that changes from state to state in one step.
 
 Every checkpoint is a file of its own, named by its content and never written
 twice. A manifest names those that are in force. A new state is written beside
@@ -39,7 +39,7 @@ class ShardStore:
         self.folder = Path(folder).absolute()
 
     def manifest(self) -> dict[str, Any] | None:
-        """The manifest in force, or :obj:`None` in a folder without it.
+        """Read the manifest, or return :obj:`None` if there is none.
 
         Raises:
             DamagedFileError: if the manifest is none of ours.
@@ -69,7 +69,7 @@ class ShardStore:
         keep_history: bool = False,
         goes_on: bool = False,
     ) -> dict[str, Any]:
-        """Puts a state in force, and deletes what it replaces.
+        """Put a state in force, and delete the files of the one before.
 
         Whatever stops it before the switch of the manifest leaves the old
         state, and whatever stops it after that the new one; what was left
@@ -129,8 +129,8 @@ class ShardStore:
             digest = hashlib.sha256(content).hexdigest()
             file = f'{name}-{digest[:16]}.pt'
             entries[name] = {'file': file, 'sha256': digest}
-            # A file of this name may have been cut short by a power failure
-            # of old, or changed: it is only kept if it is what it should be.
+            # A file of this name may have been cut short by a power failure,
+            # or changed: keep it only if its digest is right.
             if _digest_of(self.folder / file) != digest:
                 files.write(self.folder / file, content)
         manifest = {'format': _FORMAT, 'files': entries, **plain}
@@ -139,7 +139,7 @@ class ShardStore:
         return manifest
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The state in force: its parts, and the manifest.
+        """Read the state in force: its parts, and the manifest.
 
         Raises:
             ValueError: if there is none.
@@ -163,7 +163,7 @@ class ShardStore:
         return parts, manifest
 
     def strangers(self) -> list[Path]:
-        """Checkpoints that are not in force, and unfinished files."""
+        """List checkpoints that are not in force, and unfinished files."""
         manifest = self.manifest()
         named = {MANIFEST}
         if manifest is not None:
@@ -177,7 +177,7 @@ class ShardStore:
         )
 
     def purge(self) -> list[Path]:
-        """Deletes the :meth:`strangers`, and returns what they were.
+        """Delete and return the :meth:`strangers`.
 
         Where nothing is to be deleted, the folder need not be writable.
         """

@@ -1,4 +1,4 @@
-"""The training graphs of a classifier: what remains of them, embedded.
+"""The remaining training graphs of a classifier, embedded.
 
 A removal makes new :class:`TrainingGraphs` of those that were touched, and
 leaves the old ones as they are.
@@ -14,18 +14,10 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.rows import (
-    dense_rows,
-    gram,
-    keep_rows,
-    replace_rows,
-)
+from pyg_trust.functional.rows import dense_rows, gram, keep_rows, replace_rows
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.seals import (
-    Seals,
-    content,
-)
+from pyg_trust.seals import Seals, content
 from pyg_trust.transforms import GraphEmbedding
 
 
@@ -51,12 +43,12 @@ class TrainingGraphs(NamedTuple):
 
     @property
     def empty_classes(self) -> tuple[int, ...]:
-        """The classes that no graph has."""
+        """The classes without a graph."""
         there = {int(data.y) for data in self.graphs.values()}
         return tuple(label for label in self.classes if label not in there)
 
     def contents(self) -> dict[int, str]:
-        """The unsalted content hashes that the seals are made of, by name."""
+        """Hash the contents of the graphs, without salts, by name."""
         return {i: content(data) for i, data in self.graphs.items()}
 
 
@@ -77,7 +69,7 @@ class Change(NamedTuple):
 
 
 class GraphKeeper:
-    """Makes :class:`TrainingGraphs` for one transform and mode.
+    """Factory of :class:`TrainingGraphs` for one transform and mode.
 
     Args:
         transform (GraphEmbedding): embeds graphs.
@@ -100,7 +92,7 @@ class GraphKeeper:
     def keep(
         self, listed: Sequence[Data], progress_bar: bool = False
     ) -> TrainingGraphs:
-        """Copies and embeds graphs, which are named by their positions.
+        """Copy and embed graphs, which are named by their positions.
 
         Args:
             listed (list[Data]): the graphs.
@@ -130,7 +122,7 @@ class GraphKeeper:
         stored: bool = False,
         progress_bar: bool = False,
     ) -> Tensor:
-        """Embeddings, float64, sparse where features are one-hot degrees.
+        """Embed graphs: float64, sparse where features are one-hot degrees.
 
         Args:
             graphs (Data or list[Data]): the graphs.
@@ -158,7 +150,7 @@ class GraphKeeper:
         seals: Seals,
         progress_bar: bool = False,
     ) -> TrainingGraphs:
-        """Embeds kept graphs.
+        """Embed kept graphs.
 
         Args:
             graphs (dict[int, Data]): as kept.
@@ -180,7 +172,7 @@ class GraphKeeper:
         request: RemovalRequest,
         progress_bar: bool = False,
     ) -> Change:
-        """The graphs that remain after a removal; nothing is changed.
+        """Return the graphs that remain after a removal, and change nothing.
 
         Args:
             old (TrainingGraphs): the graphs before.
@@ -323,7 +315,7 @@ def _check_weights(graphs: Sequence[Any]) -> None:
 
 
 def check_graphs(graphs: Any) -> list[Data]:
-    """Checks a list of graphs, and returns it as one.
+    """Check graphs, and return them as a list.
 
     Args:
         graphs (list[Data]): the graphs, at least one.
@@ -347,7 +339,7 @@ def check_graphs(graphs: Any) -> list[Data]:
 
 
 def graph_labels(graphs: Any) -> Tensor:
-    """The labels of graphs: int64, ``[num_graphs]``.
+    """Return the labels of graphs: int64, ``[num_graphs]``.
 
     Args:
         graphs (list[Data]): the graphs, with one integer ``y`` each.

@@ -567,3 +567,82 @@ def test_a_witness_of_one_class_is_none():
 def test_a_report_that_promises_more_than_its_witness_fails(lie):
     # On ba488b9: it was said to hold.
     assert dataclasses.replace(certificate(), **lie).verify() == 'FAILS'
+
+
+SHORT = [
+    (name, axis)
+    for name, (dim, _) in sorted(kernel.ARRAYS.items())
+    for axis in range(dim)
+    # A pair of classes or an addable edge less is another witness.
+    if (name, axis) not in (('pairs', 1), ('charged', 1))
+]
+LEAST = {
+    **dict.fromkeys(('targets', 'reference', 'classes', 'columns'), -1),
+    **dict.fromkeys(('charged', 'flips', 'budget', 'col', 'pairs'), -1),
+    **{'flips_of': -2, 'flips_ptr': 1, 'rowptr': 1, 'global_budget': -1},
+    **{'tolerance': -1e-300, 'alpha': 0.0, 'upper': 0.0},
+}
+
+
+@pytest.fixture(scope='module')
+def full():
+    """A witness with something in every array."""
+    report = certified(
+        *(2, 'dual'), global_budget=2, fragile='both', undirected=True
+    )
+    arrays = report.proof.arrays
+    n, flips = 16, np.zeros((2, 0), dtype=np.int64)
+    arrays = {**arrays, 'flips': flips}
+    arrays['flips_ptr'] = np.zeros(2, dtype=np.int64)
+    arrays['flips_of'] = np.zeros(n, dtype=np.int64)
+    assert all(value.size for name, value in arrays.items() if name != 'flips')
+    kernel.read(arrays)
+    return arrays
+
+
+@pytest.mark.parametrize(('name', 'axis'), SHORT)
+def test_a_short_array_is_refused(full, name, axis):
+    less = np.delete(full[name], -1, axis) if full[name].size else None
+    if less is None:
+        less = np.zeros((1, 0), dtype=np.int64)
+    with pytest.raises(ValueError, match='witness'):
+        kernel.read({**full, name: less})
+
+
+@pytest.mark.parametrize('name', sorted(LEAST))
+def test_a_number_below_the_least_is_refused(full, name):
+    value = full[name].copy()
+    if name == 'flips':
+        value = np.zeros((2, 1), dtype=np.int64)
+        full = {**full, 'flips_ptr': np.array([0, 1])}
+    value.reshape(-1)[:1] = LEAST[name]
+    with pytest.raises(ValueError, match='witness'):
+        kernel.read({**full, name: value})
+
+
+@pytest.mark.parametrize(
+    ('name', 'most'),
+    [
+        *(('targets', 16), ('reference', 3), ('classes', 3), ('col', 16)),
+        *(('pairs', 16), ('charged', 16), ('flips_of', 1), ('alpha', 1.0)),
+        *(('flips_ptr', 1), ('rowptr', 99), ('budget', 2**31)),
+    ],
+)
+def test_a_number_above_the_largest_is_refused(full, name, most):
+    value = full[name].copy()
+    for at in (0, -1):
+        other = value.copy()
+        other.reshape(-1)[at] = most
+        if (name, at) == ('charged', -1):
+            other[1, -1] = 2
+        with pytest.raises(ValueError, match='witness'):
+            kernel.read({**full, name: other})
+
+
+def test_columns_are_of_a_target_a_class_and_a_cost(full):
+    for row, most in enumerate((16, 3, 2)):
+        for value in (-1, most):
+            columns = full['columns'].copy()
+            columns[row, 0] = value
+            with pytest.raises(ValueError, match='witness'):
+                kernel.read({**full, 'columns': columns})

@@ -19,7 +19,7 @@ from pyg_trust.functional.newton import Refined
 from pyg_trust.kernel import shards as kernel
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
-from pyg_trust.unlearning import node, node_release
+from pyg_trust.unlearning import certified, node
 from pyg_trust.unlearning.node_state import NodeState
 from pyg_trust.unlearning.shards import building, removing
 from pyg_trust.unlearning.shards.building import Building
@@ -127,12 +127,12 @@ FAULTS = {
     ),
     'an edge that goes one way alone': (one_way, LEFT),
     'a release without its grid and residual': (
-        replaced(node_release.Releasing, '_spent', lambda *_: 1e-13),
+        replaced(node.NodeClassifier, '_spent', lambda *_: 1e-13),
         PAID,
     ),
     'a deviation that is counted twice': (
         wrapped(
-            node_release.Releasing,
+            node.NodeClassifier,
             '_spent',
             lambda spent, self, *_: spent * self.release_std,
         ),
@@ -140,7 +140,7 @@ FAULTS = {
     ),
     'more than the budget': (
         wrapped(
-            node_release.Releasing,
+            node.NodeClassifier,
             '_spent',
             lambda spent, self, *_: self.budget * (1 + 1e-12),
         ),
@@ -148,7 +148,7 @@ FAULTS = {
     ),
     'a sum of releases that is the last of them': (
         replaced(
-            node_release.Releasing,
+            certified.CertifiedClassifier,
             '_transcript',
             lambda self, ledger: self._epsilon(ledger.spent),
         ),
@@ -156,13 +156,15 @@ FAULTS = {
     ),
     'an epsilon of half the shift': (
         wrapped(
-            node_release.Releasing, '_epsilon', lambda found, *_: found / 2
+            certified.CertifiedClassifier,
+            '_epsilon',
+            lambda found, *_: found / 2,
         ),
         'epsilon: ',
     ),
     'noise of a fiftieth of the deviation': (
         wrapped(
-            node_release.Releasing,
+            certified.CertifiedClassifier,
             '_release',
             lambda found, self, W, *_: W + (found - W) / 50,
         ),
@@ -170,7 +172,7 @@ FAULTS = {
     ),
     'a release of the weights of before': (
         wrapped(
-            node_release.Releasing,
+            certified.CertifiedClassifier,
             '_release',
             lambda found, self, W, *_: (
                 found - W + self._model.W if self._model is not None else found

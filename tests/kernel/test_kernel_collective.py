@@ -1,12 +1,13 @@
 """Collective bounds from multipliers: rationals, programs, hostile arrays."""
 
+import itertools
 import time
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import scipy.sparse
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from pyg_trust.functional.collective import broken_bound
 from pyg_trust.kernel import collective as kernel
@@ -78,6 +79,109 @@ def test_any_multipliers_bound_the_program_in_rationals(seed, case):
             exact += Fraction(most) * max(left, Fraction(0))
         # Rounded down multipliers are others: their bound is as near.
         assert abs(found - exact) <= Fraction(1, 10**6) * max(1, exact)
+
+
+def most_broken(attack):
+    """The program's statement, by trying whole numbers."""
+    spread = []
+    for caps, most in zip(attack.caps, attack.budget, strict=False):
+        ways = itertools.product(*(range(int(c) + 1) for c in caps))
+        spread.append([np.array(b) for b in ways if sum(b) <= most])
+    near, most = attack.additions, attack.budget[-1]
+    added = [(0, ())]
+    if near is not None:
+        near = near.toarray()
+        added = [
+            (a, ends)
+            for a in range(most + 1)
+            for k in range(2 * a + 1)
+            for ends in itertools.combinations(range(near.shape[1]), k)
+        ]
+    worst = 0
+    for b in itertools.product(*spread):
+        if attack.attackers is not None:
+            changed = np.zeros(attack.caps[0].size, dtype=bool)
+            for kind in attack.rows:
+                changed |= b[kind] > 0
+            if changed.sum() > attack.attackers:
+                continue
+        seen = [m.toarray() @ x for m, x in zip(attack.reach, b, strict=True)]
+        for a, ends in added:
+            broken = set()
+            for v, point in zip(attack.owner, attack.points, strict=True):
+                kinds = range(len(b))
+                by = all(point[d] <= seen[d][v] for d in kinds)
+                wide = near is not None and (
+                    all(point[d] <= b[d].sum() for d in kinds)
+                    and max(1, point[-1]) <= a
+                    and near[v, list(ends)].any()
+                )
+                if wide or (by and (near is None or point[-1] == 0)):
+                    broken.add(int(v))
+            worst = max(worst, len(broken))
+    return worst
+
+
+BUDGETS = [2, 1, 1], [1, 2, 3], [2, 1, 0]
+
+
+def tiny(seed, additions, attackers):
+    """Four targets, three items of two kinds, and small budgets."""
+    draw = np.random.default_rng(seed)
+    owner = np.array([0, 0, 2, 3, 1, 3])
+    points = draw.integers(0, 3, (6, 2 + additions))
+    points[points.sum(1) == 0, -1] = 1
+    seen = [
+        scipy.sparse.csr_array((draw.random((4, 3)) < 0.4).astype(float))
+        for _ in range(2)
+    ]
+    near = scipy.sparse.csr_array((draw.random((4, 3)) < 0.4).astype(float))
+    return kernel.Attack(
+        *(owner, points, seen, BUDGETS[seed % 3][: 2 + additions]),
+        [draw.integers(1, 3, 3) for _ in range(2)],
+        near if additions else None,
+        attackers,
+        [] if attackers is None else [0, 1],
+    )
+
+
+@pytest.mark.parametrize('additions', [False, True])
+@pytest.mark.parametrize('attackers', [None, 0, 1])
+def test_the_program_is_what_it_says(additions, attackers):
+    # With whole numbers its optimum is that of all ways to attack.
+    found = []
+    for seed in range(6):
+        attack = tiny(seed, additions, attackers).within()
+        if not len(attack.owner):
+            continue
+        made = kernel.program(attack)
+        best = milp(
+            -made.gain,
+            integrality=np.ones(made.gain.size),
+            bounds=Bounds(0, made.upper),
+            constraints=LinearConstraint(made.matrix, -np.inf, made.right),
+        )
+        found.append(most_broken(attack))
+        assert round(-best.fun) == found[-1]
+        # No bound of a variable is left to the solver.
+        assert kernel.value(np.zeros(made.right.size), made) == made.gain @ (
+            made.upper
+        )
+    assert attackers == 0 or max(found) > 0
+
+
+def test_a_point_at_the_budget_counts():
+    attack = kernel.Attack(
+        np.array([0, 1]),
+        np.array([[2], [3]]),
+        [scipy.sparse.csr_array(np.ones((2, 2)))],
+        [2],
+        [np.array([1, 1])],
+    )
+    assert attack.within().owner.tolist() == [0]
+    bound, held = broken_bound(attack)
+    assert bound == 1.0
+    assert held.size == kernel.program(attack.within()).right.size
 
 
 def test_the_solver_s_multipliers_lose_nothing():

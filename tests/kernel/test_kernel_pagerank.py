@@ -1,5 +1,6 @@
 """Certificates from a vector: brute force, oracles, and broken vectors."""
 
+import itertools
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -211,6 +212,11 @@ def test_the_global_bound_is_above_every_graph_of_its_budget():
                 graphs, 0.15, i, 0.15 * vector.value[0].numpy(), visits
             )
             reached[:, i] = np.ldexp(np.array(bound, dtype=float), -p)
+            # Of no vector at all there is a bound, too.
+            bound, p = kernel.reach(graphs, 0.15, i, np.zeros(5), visits)
+            weak = np.ldexp(np.array(bound, dtype=float), -p)
+            assert (weak >= reached[:, i]).all()
+            assert weak.max() < 1.01
         for u in range(5):
             for i in range(5):
                 seen = scores(every, eye[i], model)[:, u]
@@ -332,3 +338,234 @@ def test_products_are_rounded_up():
     for s in range(1, 401):
         assert int(down[s]) ** 2 * s <= 2**104 <= int(above[s]) ** 2 * s
         assert above[s] - down[s] <= 1
+
+
+# The operator, by all sets of neighbours ####################################
+
+
+def rows_of(seed, loose):
+    """Rows of a graph, some of which can lose all of their edges."""
+    draw = np.random.default_rng(seed)
+    adj = draw.random((6, 6)) < 0.4
+    adj[5] = False
+    free = (draw.random((6, 6)) < 0.6) & ~adj
+    if loose:
+        free = ~adj & ~np.eye(6, dtype=bool)
+    col = np.concatenate([np.flatnonzero(row) for row in adj])
+    return kernel.Graphs(
+        np.concatenate([[0], np.cumsum(adj.sum(1))]),
+        col,
+        draw.random(len(col)) < 0.7,
+        draw.integers(0, 4, 6),
+        NONE if loose else np.stack(np.nonzero(free)),
+        loose,
+    ), np.stack(np.nonzero(free))
+
+
+def largest(graphs, free, model, signal, z, price, i):
+    """(T z)_i by trying all flips, in rationals but for the root."""
+    best = None
+    at = range(graphs.rowptr[i], graphs.rowptr[i + 1])
+    gone = [(e, int(graphs.col[e])) for e in at if graphs.removable[e]]
+    come = [(e, int(j)) for e, (k, j) in enumerate(free.T) if k == i]
+    kept = sum(int(z[graphs.col[e]]) for e in at)
+    a = 1 - Fraction(model.alpha)
+    for out in powerset(gone):
+        for new in powerset(come):
+            k = len(out) + len(new)
+            if k > graphs.budget[i]:
+                continue
+            size = len(at) - len(out) + len(new)
+            full = max(size, 1)
+            total = kept - sum(int(z[j]) for _, j in out)
+            total += sum(int(z[j]) for _, j in new)
+            value = a * total / full if size else Fraction(0)
+            if model.normalization == 'sym':
+                value += Fraction(int(signal[i])) / Fraction(full**0.5)
+            else:
+                visits = model.normalization == 'visits'
+                value += Fraction(int(signal[i]), full if visits else 1)
+            if price.edge is not None:
+                value -= sum(int(price.edge[e]) for e, _ in out)
+                value -= sum(int(price.pair[e]) for e, _ in new)
+            else:
+                paid = Fraction(int(price.row[i]) * k)
+                value -= paid / full if price.visits else paid
+            best = value if best is None else max(best, value)
+    return best
+
+
+def powerset(items):
+    return itertools.chain.from_iterable(
+        itertools.combinations(items, k) for k in range(len(items) + 1)
+    )
+
+
+@pytest.mark.parametrize('kind', kernel.NORMALIZATIONS)
+@pytest.mark.parametrize('priced', ['none', 'row', 'visits', 'edge'])
+@pytest.mark.parametrize('loose', [False, True])
+def test_the_operator_is_the_maximum_over_all_flips(kind, priced, loose):
+    for seed in range(3):
+        graphs, free = rows_of(seed, loose)
+        kernel.check(graphs)
+        draw = np.random.default_rng(seed)
+        z, signal = draw.integers(-(2**44), 2**44, (2, 6))
+        dear = draw.integers(0, 2**43, 6 + len(graphs.col) + free.shape[1])
+        price = kernel.Prices(0 * dear[:6])
+        if priced in ('row', 'visits'):
+            price = kernel.Prices(dear[:6], priced == 'visits')
+        elif priced == 'edge':
+            if loose:
+                continue
+            many = 6 + len(graphs.col)
+            price = kernel.Prices(dear[:6], False, dear[6:many], dear[many:])
+        model = kernel.Model(0.3, None, kind)
+        found = kernel.operator(graphs, model, signal, z, price)
+        for i in range(6):
+            exact = largest(graphs, free, model, signal, z, price, i)
+            # Roundings of a few units, and of the root of doubles here.
+            room = 2**-50 * 2**46 if kind == 'sym' else 0
+            assert -room <= found[i] - exact <= 20 + room
+
+
+def test_prices_are_rounded_down_and_never_dearer():
+    price = np.array([0.0, 0.3, 1e-3, 1e300, 7.0])
+    for p in (10, 45):
+        held = kernel.down(price, p)
+        most = np.minimum(price, 2.0 ** (44 - p))
+        for unit, exact in zip(held.tolist(), most.tolist(), strict=True):
+            assert 0 <= Fraction(exact) * 2**p - unit < 1
+    for wrong in (-1e-9, np.nan):
+        with pytest.raises(ValueError, match='price'):
+            kernel.down(np.array([0.1, wrong]), 10)
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_a_flip_pays_no_more_than_its_share(monkeypatch, shared):
+    made, logits, _ = problem(1, True)
+    graphs = graphs_of(made)
+    r, kept = logits[:, 0].numpy(), []
+
+    def bound(*args):
+        kept.append(args[-1])
+        return [7] * 5, 3
+
+    monkeypatch.setattr(kernel, 'bound', bound)
+    reached = np.array([0.3, 1e-5, np.inf, 1 / 3, 1e-300])
+    part = None
+    if shared:
+        part = np.full(len(graphs.col) + graphs.pairs.shape[1], 0.3)
+    for price in (0.0, 0.7, 1e3):
+        found = kernel.bound_within(
+            *(graphs, kernel.Model(0.15), r, r, r, 2, price),
+            *(reached, 4, not shared, part),
+        )
+        assert found == Fraction(7, 8) + 4 * Fraction(price)
+        each = kept.pop()
+        assert each.visits == (not shared)
+        exact = [
+            Fraction(0)
+            if x == np.inf
+            else Fraction(0.15) * Fraction(price) / Fraction(x)
+            for x in reached.tolist()
+        ]
+        for paid, most in zip(each.row.tolist(), exact, strict=True):
+            assert paid <= most
+            assert paid >= min(most, 2**900) * (1 - Fraction(1, 10**12))
+        if not shared:
+            assert each.edge is None
+            continue
+        row = np.concatenate([kernel.rows(graphs), graphs.pairs[0]])
+        on = np.concatenate([graphs.removable, row[len(graphs.col) :] >= 0])
+        paid = np.concatenate([each.edge, each.pair])
+        assert len(each.edge) == len(graphs.col)
+        for i, x, there in zip(row, paid.tolist(), on, strict=True):
+            assert x <= exact[i] * Fraction(0.3)
+            if there:
+                least = min(exact[i], 2**900) * Fraction(0.3)
+                assert x >= least * (1 - Fraction(1, 10**12))
+    for price, bad in ((-1.0, reached), (np.inf, reached), (1.0, np.zeros(5))):
+        with pytest.raises(ValueError, match='price'):
+            kernel.bound_within(
+                *(graphs, kernel.Model(0.15), r, r, r, 2, price, bad, 4)
+            )
+
+
+def test_a_graph_is_one_to_the_last_index():
+    one = kernel.Graphs(
+        np.array([0, 1, 2]),
+        np.array([1, 0]),
+        np.array([True, False]),
+        np.array([2**31 - 1, 0]),
+        np.array([[1], [1]]),
+        False,
+    )
+    assert kernel.check(one) == 2
+    assert [x.tolist() for x in kernel.sizes(one)] == [[0, 1], [1, 1]]
+    for changes in (
+        {'budget': np.array([2**31, 0])},
+        {'budget': np.array([-1, 0])},
+        {'budget': np.array([1])},
+        {'col': np.array([2, 0])},
+        {'col': np.array([-1, 0])},
+        {'col': np.array([1, 0, 0])},
+        {'rowptr': np.array([0, 2, 2]), 'col': np.array([1, 1])},
+        {'rowptr': np.array([0, 3, 2])},
+        {'rowptr': np.array([1, 1, 2])},
+        {'rowptr': np.array([0])},
+        {'pairs': np.array([[1, 1], [1, 1]])},
+        {'pairs': np.array([[1], [0]])},
+        {'pairs': np.array([[2], [0]])},
+        {'pairs': np.array([[0], [-1]])},
+        {'pairs': np.array([[0]])},
+    ):
+        with pytest.raises(ValueError, match='witness'):
+            kernel.check(one._replace(**changes))
+    for many, sound in ((1, True), (2**15, True), (2**15 + 1, False)):
+        star = kernel.Graphs(
+            np.concatenate([[0], np.full(many, many - 1)]),
+            np.arange(1, many),
+            np.zeros(many - 1, dtype=bool),
+            np.zeros(many, dtype=np.int64),
+            NONE,
+            False,
+        )
+        if sound:
+            assert kernel.check(star) == many
+        else:
+            with pytest.raises(ValueError, match='neighbours'):
+                kernel.check(star)
+
+
+@pytest.mark.parametrize(
+    'model',
+    [
+        kernel.Model(0.0),
+        kernel.Model(1.0),
+        kernel.Model(np.nan),
+        kernel.Model(0.5, None, 'col'),
+        kernel.Model(0.5),
+    ],
+)
+def test_what_is_no_model_or_has_no_vector_is_refused(model):
+    graphs, _ = rows_of(0, False)
+    r = np.zeros(6)
+    vector = None if model == kernel.Model(0.5) else r
+    with pytest.raises(ValueError, match='witness'):
+        kernel.bound(graphs, model, r, r, vector)
+
+
+def test_bounds_hold_for_numbers_of_every_size():
+    # From 2^-400 to 2^400, the largest of them in vector or signal.
+    made, logits, every = problem(0, True)
+    graphs, model = graphs_of(made), kernel.Model(0.15)
+    r = logits[:, 1] - logits[:, 0]
+    worst = scores(every, r, model).amax(0).numpy()
+    for scale in (2.0**-400, 1.0, 2.0**400):
+        for vector in (0 * worst, worst, 40 * worst):
+            bound, p = kernel.bound(
+                *(graphs, model, r.numpy() * scale, 0 * worst, vector * scale)
+            )
+            for value, least in zip(bound, worst.tolist(), strict=True):
+                exact = Fraction(value) / Fraction(2) ** p / Fraction(scale)
+                assert exact >= Fraction(least) - Fraction(1, 10**12)

@@ -183,7 +183,7 @@ def test_a_checkpoint_of_smoothed_rows_needs_no_edges():
         with pytest.raises(ValueError, match="'state' needs 2 smoothed"):
             model.load_state_dict({**state, **changes})
     other = PrivateNodeClassifier('feature', **QUICK, smoothing=0)
-    with pytest.raises(ValueError, match='same arguments'):
+    with pytest.raises(ValueError, match='other arguments'):
         other.load_state_dict(state)
 
 

@@ -285,10 +285,10 @@ def scaled(monkeypatch, unit):
     # Its gradient is larger than all bounds say.
     true = clipping.Book._integers
 
-    def wrong(self, cluster, factors, norm):
+    def wrong(self, cluster, factors, *rest):
         factors = factors.clone()
         factors[unit] *= 1.01
-        yield from true(self, cluster, factors, norm)
+        yield from true(self, cluster, factors, *rest)
 
     monkeypatch.setattr(clipping.Book, '_integers', wrong)
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import LinkNeighborLoader
 from torch_geometric.transforms import RandomLinkSplit
 
 from pyg_trust import account, noise
@@ -16,6 +17,7 @@ from pyg_trust.check import FAILS, HOLDS, check_report
 from pyg_trust.functional import gaussian_epsilon
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import (
+    PrivacyEngine,
     PrivateLinkPredictor,
     PrivateNodeClassifier,
     links,
@@ -384,7 +386,7 @@ def test_a_state_goes_on_and_spends_nothing(tmp_path):
 @pytest.mark.parametrize(
     ('name', 'value'),
     [
-        ('format', 2),
+        ('format', 3),
         ('history', []),
         ('history', [0.1, 0.1, 9.0]),
         ('setting', {}),
@@ -419,6 +421,28 @@ def test_a_predictor_is_not_copied_and_not_pickled():
     )
     with pytest.raises(RuntimeError, match='fit data first'):
         model.report()
+
+
+def test_loaders_of_pairs_are_refused_by_name():
+    # Without a library of samplers there is none to be made.
+    loader = object.__new__(LinkNeighborLoader)
+    model = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(TypeError, match=r'of pairs.*LinkNeighborLoader'):
+        PrivacyEngine().make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+
+
+def test_a_budget_without_noise_is_refused_and_nothing_is_spent():
+    model = PrivateLinkPredictor(epsilon=1e5, delta=1e-3)
+    with pytest.raises(ValueError, match="noise of 'epsilon'"):
+        model.fit(graph(12))
+    assert not model.account.lines
 
 
 def test_a_graph_without_edges_has_a_release_too():

@@ -4,6 +4,8 @@ Of the rows that a step records, the kernel makes the integers of every unit;
 the fast way has to add these, whatever is wrong with it.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 
 from pyg_trust.kernel import clip
 from pyg_trust.privacy import SubgraphGradients, clipping, noising, rowwise
+from pyg_trust.privacy.bounds import exact_blocks, gram
 
 C, UNITS = 1.0, 2400
 
@@ -71,15 +74,15 @@ def test_the_fast_sum_is_that_of_whole_numbers():
 def planted(monkeypatch, change):
     true = clipping.Book._integers
 
-    def wrong(self, cluster, factors, norm):
-        for value in true(self, cluster, factors, norm):
+    def wrong(self, *args):
+        for value in true(self, *args):
             yield change(value)
 
     monkeypatch.setattr(clipping.Book, '_integers', wrong)
 
 
 def large_blocks(monkeypatch):
-    monkeypatch.setattr(clipping, '_BLOCK', 2400)
+    monkeypatch.setattr(clipping, 'exact_blocks', lambda tops: [slice(None)])
 
 
 def float32_total(monkeypatch):
@@ -93,10 +96,10 @@ def int32_total(monkeypatch):
 def one_unit_less(monkeypatch):
     true = clipping.Book._integers
 
-    def wrong(self, cluster, factors, norm):
+    def wrong(self, cluster, factors, *rest):
         factors = factors.clone()
         factors[17] = 0
-        yield from true(self, cluster, factors, norm)
+        yield from true(self, cluster, factors, *rest)
 
     monkeypatch.setattr(clipping.Book, '_integers', wrong)
 
@@ -108,6 +111,26 @@ def test_a_fault_of_the_fast_sum_is_found(fault, monkeypatch):
     assert agrees()
     fault(monkeypatch)
     assert not agrees()
+
+
+def test_blocks_are_added_without_error():
+    # However large they are: of so many rows, none is above 2^52.
+    for size in (2.0**16, 2.0**21, 2.0**22 - 1):
+        for count in (1, 255, 2**9, 2**10, 2**14, 2**14 + 1):
+            tops = torch.full((count,), size, dtype=torch.float64)
+            blocks = list(exact_blocks(tops))
+            rows = [i for at in blocks for i in range(count)[at]]
+            assert rows == list(range(count))
+            for at in blocks:
+                most = int(np.rint(tops[at].numpy()).astype(object).sum())
+                assert most * 2**22 <= 2**52
+    # One that is large, and none that is a number.
+    for value in (2.0**22, math.inf, math.nan):
+        tops = torch.ones(600, dtype=torch.float64)
+        tops[5] = value
+        most = 600 if value == 2.0**22 else 256
+        assert next(exact_blocks(tops)).stop == most
+    assert list(exact_blocks(torch.zeros(0, dtype=torch.float64))) == []
 
 
 def test_noise_of_every_rank_is_found():
@@ -140,3 +163,51 @@ def test_a_function_that_is_not_filled_up_is_found(monkeypatch):
     assert alike()
     monkeypatch.setattr(rowwise, '_PADDED', rowwise._PADDED - {'silu'})
     assert not alike()
+
+
+def test_products_have_their_bits_whoever_else_has_as_many_rows():
+    # A sum of all numbers of one matrix is added up in parts by two threads.
+    generator = torch.Generator().manual_seed(0)
+    grads, inners = (
+        torch.randn(4, 200, 16, generator=generator) for _ in range(2)
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        every = gram(grads, inners)
+        each = [
+            gram(g[None], a[None]) for g, a in zip(grads, inners, strict=True)
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(every, torch.cat(each))
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_units_of_any_size_add_alone_what_they_add_beside_others(dtype):
+    # By Gram matrices, by gradients, and where rows cancel.
+    sizes = torch.tensor([*range(1, 34), 40, 300, 3, 17])
+    owner = torch.arange(len(sizes)).repeat_interleave(sizes)
+    generator = torch.Generator().manual_seed(0)
+    owner = owner[torch.randperm(len(owner), generator=generator)]
+    x = torch.randn(len(owner), 40, generator=generator).to(dtype)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 33), nn.Tanh(), nn.Linear(33, 3))
+    model = model.to(dtype)
+
+    def added(rows, owner, count, of):
+        gradients = SubgraphGradients(model, 'bookkeeping')
+        gradients.rowwise = True
+        with gradients.record(owner, count) as tape:
+            out = model(rows)
+        pull = torch.where(rows[:, :1] > 0, 1.0, -1.0).to(out).expand_as(out)
+        return tape.clipped_sum(out, pull.contiguous(), C, of=of).share
+
+    for unit in (0, 7, 8, 16, 23, 24, 33, 34, 36):
+        here = owner == unit
+        many = added(x, owner, len(sizes), unit)
+        alone = added(x[here], owner[here] * 0, 1, 0)
+        assert (many.factor, many.n) == (alone.factor, alone.n)
+        assert (many.tau, many.kappa) == (alone.tau, alone.kappa)
+        for a, b in zip(many.integers, alone.integers, strict=True):
+            assert (a == b).all()

@@ -254,7 +254,7 @@ def test_checkpoints_from_before_and_of_another_share():
     assert fresh.report().receivers == int((~silent(data)).sum())
     for share in (1.0, 0.3):
         other = PrivateNodeClassifier(**QUICK, seed=0, train_receivers=share)
-        with pytest.raises(ValueError, match='same arguments'):
+        with pytest.raises(ValueError, match='other arguments'):
             other.load_state_dict(state)
     # Before it was an argument, all received.
     old = fitted(data, train_receivers=1.0)
@@ -266,7 +266,7 @@ def test_checkpoints_from_before_and_of_another_share():
         assert torch.equal(fresh.logits(data.x), old.logits())
         assert fresh.report().receivers == n
     other = PrivateNodeClassifier(**QUICK, seed=0, train_receivers=0.2)
-    with pytest.raises(ValueError, match='same arguments'):
+    with pytest.raises(ValueError, match='other arguments'):
         other.load_state_dict(state)
 
 

@@ -26,6 +26,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import GraphScattering, PropagatedFeatures
 from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
+from pyg_trust.unlearning.baselines import BoundedNodeClassifier
 
 # What may differ: what was drawn, and the account.
 DRAWN = {'ledger', 'lineage', 'releases', 'draws'}
@@ -95,13 +96,14 @@ SETTINGS = {
         'theta': 1e-4,
         'tol': 1e-4,
     },
-    'bound': {'accounting': 'bound'},
+    'bound': {},
 }
 
 
 def nodes(name='ovr'):
     setting = dict(SETTINGS[name])
-    return NodeClassifier(setting.pop('measure', 'sgc'), lam=0.02, **setting)
+    kind = BoundedNodeClassifier if name == 'bound' else NodeClassifier
+    return kind(setting.pop('measure', 'sgc'), lam=0.02, **setting)
 
 
 def first_version(model):

@@ -1,4 +1,4 @@
-"""States of an unlearner of shards, and how they are built.
+"""Construction of the states of a sharded unlearner.
 
 Training nodes are divided, a model is trained on every shard, all of them are
 run on the present graph, and the aggregator learns from that. A removal does
@@ -26,15 +26,11 @@ from pyg_trust.functional.partition import (
     shard_sizes,
 )
 from pyg_trust.kernel import shards as kernel
-from pyg_trust.ledger import (
-    RemovalLedger,
-)
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.report import provenance
-from pyg_trust.seals import (
-    Seals,
-)
+from pyg_trust.seals import Seals
 from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
     as_shard,
@@ -43,10 +39,7 @@ from pyg_trust.unlearning.shards.graph import (
     without_features,
 )
 from pyg_trust.unlearning.shards.inference import evaluate_all
-from pyg_trust.unlearning.shards.packing import (
-    described,
-    plain_settings,
-)
+from pyg_trust.unlearning.shards.packing import described, plain_settings
 from pyg_trust.unlearning.shards.products import can_multiply, select_rows
 from pyg_trust.unlearning.shards.slices import induced, slice_numbers
 from pyg_trust.unlearning.shards.state import (
@@ -72,18 +65,18 @@ _STAGE = 3
 
 
 class Building(Stateful):
-    """The part of an unlearner that builds its states."""
+    """Mixin of an unlearner: builds its states."""
 
     model_factory: Callable[[], Module]
     num_classes: int | None
     num_workers: int | None
     trainer: str
     _auto_adj: bool
-    # What outputs took that somebody asked for.
+    # Seconds of outputs that were computed on request.
     _asked_seconds: float
 
     def _checked(self, partition: Any) -> Any:
-        # As given, but nothing that somebody else could change.
+        # Copies, so that the caller can't change them.
         if isinstance(partition, str):
             PARTITIONS.find('partition', partition)
             Shards(self.num_shards, partition, seed=0)
@@ -129,7 +122,7 @@ class Building(Stateful):
             made.shard = partition(light).shard
             return made
         if isinstance(partition, Shards):
-            # As it has to be possible after any removal.
+            # It has to be possible after any removal.
             shard = hash_partition(
                 data.n_id[index],
                 self.num_shards,
@@ -208,7 +201,7 @@ class Building(Stateful):
     def _estimate(
         self, work: Work, data: Data, first: dict[int, int]
     ) -> tuple[dict[str, float], float]:
-        # From what each part took last; over the same of all shards.
+        # From the last times of each part, over those of all shards.
         times = work.times()
         if times is None:
             whole = dict.fromkeys(range(self.num_shards), 0)
@@ -251,7 +244,7 @@ class Building(Stateful):
                 f'shape [num_nodes, {num_classes}], one per class '
                 f'(got {kind_of(out)})'
             )
-        # What it does not say is written below.
+        # The rest is written below.
         empty = State(
             seed=self._seed,
             seeded=self._seeded,
@@ -320,7 +313,7 @@ class Building(Stateful):
                 names, clock[:-1], clock[1:], strict=True
             )
         }
-        # All that is none of the others.
+        # The time of everything else.
         seconds['handling'] += (
             time.perf_counter() - started - (clock[-1] - clock[0])
         )
@@ -478,7 +471,8 @@ class Building(Stateful):
         return learn is not ShardAggregator._learn
 
     def _present(self, state: State, progress_bar: bool = False) -> Tensor:
-        # The outputs on the present graph; kept, if nobody was faster.
+        # The outputs on the present graph; kept, unless another thread was
+        # faster.
         if state.outputs is not None:
             return state.outputs
         started = time.perf_counter()
@@ -492,7 +486,7 @@ class Building(Stateful):
         return outputs
 
     def _choose_products(self) -> None:
-        # By what kind of layers a model has, which no data change.
+        # By the kinds of layers of a model, which do not depend on data.
         if not self._auto_adj:
             return
         with seeded(0):
@@ -502,7 +496,7 @@ class Building(Stateful):
         self.recipe = replace(self.recipe, sparse_adj=chosen)
 
     def _sample(self, data: Data) -> Tensor:
-        # By hashes of names: those that stay do not change when others go.
+        # By hashes of names: a removal does not change those that stay.
         index = (data.shard >= 0).nonzero().view(-1)
         order = rng.derive_each(
             rng.derive(self._seed, _SAMPLE), data.n_id[index]
@@ -515,7 +509,7 @@ class Building(Stateful):
     ) -> ShardAggregator:
         aggregator = copy.deepcopy(self._aggregator)
         if outputs is None:
-            # One that has nothing to learn.
+            # An aggregator without parameters.
             return aggregator.eval()
         with single_thread(), torch.enable_grad():
             return aggregator.fit(

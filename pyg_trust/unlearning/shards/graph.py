@@ -1,4 +1,4 @@
-"""Graphs of an unlearner of shards: names, and what a request touches."""
+"""Graphs of a sharded unlearner: names, and the shards of a request."""
 
 import copy
 from typing import Any
@@ -18,7 +18,7 @@ MASKS = ('train_mask', 'val_mask', 'test_mask')
 
 
 def copied(data: Data, num_shards: int, sparse_x: bool) -> Data:
-    """Copies of all that is kept of a graph."""
+    """Copy the tensors of a graph that an unlearner keeps."""
     if not isinstance(data, Data):
         raise TypeError(
             f"'data' needs to be a Data object (got {type(data).__name__})"
@@ -106,7 +106,7 @@ def _check_edges(data: Data, num_nodes: int) -> None:
 
 
 def count_classes(data: Data, num_classes: int | None) -> int:
-    """The number of classes, as given or by the largest label."""
+    """Return the number of classes, as given or by the largest label."""
     largest = int(data.y[data.train_mask].max()) + 1
     if num_classes is None:
         return max(largest, int(data.y.max()) + 1)
@@ -119,7 +119,7 @@ def count_classes(data: Data, num_classes: int | None) -> int:
 
 
 def without_features(data: Data) -> Data:
-    """The same graph with features of no width."""
+    """Return the graph with features of width 0."""
     light = copy.copy(data)
     n = int(data.num_nodes)
     light.x = torch.empty(n, 0, dtype=data.x.dtype)
@@ -127,14 +127,14 @@ def without_features(data: Data) -> Data:
 
 
 def as_shard(part: Data, seed: int) -> Shard:
-    """A graph as what a model is trained on."""
+    """Convert a graph to the data that a model is trained on."""
     return Shard(
         seed, part.x, part.y, part.edge_index, part.get('edge_weight')
     )
 
 
 def name_tensor(name: str, values: Any) -> Tensor:
-    """A copy of names of nodes, of integers."""
+    """Copy the names of nodes to a tensor of integers."""
     try:
         names = torch.as_tensor(values).clone().view(-1)
     except (TypeError, ValueError, RuntimeError):
@@ -149,7 +149,7 @@ def name_tensor(name: str, values: Any) -> Tensor:
 
 
 def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
-    """Where names are in the present graph."""
+    """Find the rows of names in the present graph."""
     order = n_id.argsort()
     place = torch.searchsorted(n_id[order], names)
     rows = order[place.clamp(max=n_id.numel() - 1)]
@@ -163,7 +163,7 @@ def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
 
 
 def touched_shards(data: Data, part: Part) -> tuple[int, ...]:
-    """The shards whose training data a request changes."""
+    """Find the shards whose training data a request changes."""
     nodes = torch.tensor([*part.nodes, *part.features], dtype=torch.int64)
     touched = data.shard[rows_of(data.n_id, nodes)]
     if part.arcs:
@@ -176,7 +176,7 @@ def touched_shards(data: Data, part: Part) -> tuple[int, ...]:
 
 
 def named_items(part: Part) -> set[tuple[str, Any]]:
-    """The items that a request names."""
+    """List the items that a request names."""
     return {
         *(('node', v) for v in part.nodes),
         *(('features of node', v) for v in part.features),
@@ -185,7 +185,7 @@ def named_items(part: Part) -> set[tuple[str, Any]]:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value, for errors."""
+    """Name the type of a value, for errors."""
     if isinstance(value, Tensor):
         return f'{value.dtype} {list(value.shape)}'
     return type(value).__name__

@@ -36,7 +36,7 @@ def evaluate_all(
     over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Tensor:
-    """The outputs of many models of one kind for all nodes of a graph.
+    """Compute the outputs of models of one kind for all nodes of a graph.
 
     The graph is normalised, and the features are read, once for all models.
 
@@ -109,7 +109,7 @@ class ViewRunner:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """What every call sets up for itself, once for those of a block.
+        """Set up once, for a block, what every call would set up by itself.
 
         For models of known classes, which draw nothing in evaluation mode;
         for all others nothing changes.
@@ -126,7 +126,7 @@ class ViewRunner:
                 self._settled = False
 
     def expect(self, prepared: PreparedGraph) -> None:
-        """Has the next call use what is prepared already.
+        """Hand prepared data to the next call.
 
         Args:
             prepared (PreparedGraph): the graph of the next view.
@@ -163,7 +163,7 @@ class ViewRunner:
         return self._last[0]
 
     def takes_rows(self, x: Tensor, edge_weight: Tensor | None) -> bool:
-        """Whether CSR features change nothing but the rounding.
+        """Test whether a model takes CSR features: only rounding may change.
 
         Asked of the model as it is made, on a graph of its own: no shard, and
         nothing that can be attacked, has a say in what becomes of others.
@@ -205,7 +205,7 @@ class ViewRunner:
     def __call__(
         self, graph: Shard, number: int, dense: Tensor | None = None
     ) -> Tensor:
-        """The outputs of one model for all nodes.
+        """Compute the outputs of one model for all nodes.
 
         Args:
             graph (Shard): the view.

@@ -1,4 +1,4 @@
-r"""Models that keep nodes apart, by the classes that they consist of.
+r"""Recognition of models that treat every node by itself.
 
 Isolated votes need a model whose output for a node depends on what this node
 hears, directly or over others, and on nothing else of the graph. For known
@@ -50,7 +50,7 @@ _BY_ROWS = frozenset(
 
 
 def keeps_apart(module: Module) -> bool:
-    """Whether a model's classes alone say that it keeps nodes apart.
+    """Test whether a model consists of modules that never mix nodes.
 
     Args:
         module (Module): the model, to be called in evaluation mode.
@@ -67,7 +67,7 @@ def _is_apart(part: Module) -> bool:
         if callable(value) and not isinstance(value, Module | type):
             return False
     if isinstance(part, MessagePassing):
-        # One that keeps its first graph would hear that one alone.
+        # A layer that caches its first graph would ignore all others.
         return can_multiply(part) and not getattr(part, 'cached', False)
-    # What writes to its input may write to the features.
+    # A layer that writes to its input may write to the features.
     return type(part) in _BY_ROWS and not getattr(part, 'inplace', False)

@@ -1,4 +1,4 @@
-"""The state of shards as plain values, and what goes to which file."""
+"""Conversion of the state of shards to plain values and files."""
 
 import json
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _IN_MANIFEST = ('lineage', 'ledger', 'queue', 'arrived')
 
 
 class Forgotten(NamedTuple):
-    """What is left of a partition that was given as tensors.
+    """Placeholder of a partition that was given as tensors.
 
     Where every node of a fit went may say of a removed one what it held.
 
@@ -30,7 +30,7 @@ class Forgotten(NamedTuple):
 
 
 def remembered(partition: Any) -> Any:
-    """A partition after a removal: the method alone, if it was one.
+    """Reduce a partition after a removal to its method, or a placeholder.
 
     Args:
         partition (Any): as it was given.
@@ -41,7 +41,7 @@ def remembered(partition: Any) -> Any:
 
 
 def plain_data(data: Data) -> dict[str, Any]:
-    """A graph as a dictionary of dense tensors."""
+    """Convert a graph to a dictionary of dense tensors."""
     plain = data.to_dict()
     x = data.x
     if x.layout == torch.sparse_csr:
@@ -55,7 +55,7 @@ def plain_data(data: Data) -> dict[str, Any]:
 
 
 def from_plain_data(plain: dict[str, Any]) -> Data:
-    """The inverse of :func:`plain_data`."""
+    """Invert :func:`plain_data`."""
     data = Data.from_dict(dict(plain))
     if not isinstance(data.x, Tensor):
         ptr, index, value, shape = data.x
@@ -63,15 +63,15 @@ def from_plain_data(plain: dict[str, Any]) -> Data:
     return data
 
 
-def _told(value: Any) -> Any:
-    # Without what an object keeps for itself.
+def plain_argument(value: Any) -> Any:
+    """Convert an argument to plain values, without private attributes."""
     if isinstance(value, RemovalRequest):
         return value.to_dict()
     return plain_partition(value) if isinstance(value, Shards) else value
 
 
 def plain_partition(partition: Any) -> dict[str, Any]:
-    """A partition as plain values, to compare two by."""
+    """Convert a partition to plain values that can be compared."""
     if isinstance(partition, Shards):
         rest = {
             key: value
@@ -90,7 +90,7 @@ def plain_partition(partition: Any) -> dict[str, Any]:
 
 
 def fits_partition(plain: dict[str, Any], partition: Any) -> bool:
-    """Whether a saved partition is this one, as far as the state says it.
+    """Compare a saved partition with a given one.
 
     Args:
         plain (dict): of :func:`kept_partition`.
@@ -101,7 +101,7 @@ def fits_partition(plain: dict[str, Any], partition: Any) -> bool:
 
 
 def kept_partition(partition: Any, has_removals: bool) -> dict[str, Any]:
-    """A partition as a state keeps it: without entries of what was removed.
+    """Convert a partition to plain values without removed nodes.
 
     The shards of those that remain are in the graph.
 
@@ -115,7 +115,7 @@ def kept_partition(partition: Any, has_removals: bool) -> dict[str, Any]:
 
 
 def described(partition: Any) -> str:
-    """A partition in words, for reports."""
+    """Describe a partition for reports."""
     if isinstance(partition, Shards):
         return repr(partition)
     if isinstance(partition, str):
@@ -128,7 +128,7 @@ def described(partition: Any) -> str:
 
 
 def plain_settings(aggregator: ShardAggregator) -> dict[str, Any]:
-    """The arguments of an aggregator."""
+    """Return the arguments of an aggregator."""
     plain = {
         key: value
         for key, value in vars(aggregator).items()
@@ -139,7 +139,7 @@ def plain_settings(aggregator: ShardAggregator) -> dict[str, Any]:
 
 
 def to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parts of a state that go to files, and the part for the manifest."""
+    """Split a state into the contents of files and of the manifest."""
     parts = {
         f'shard-{shard}-{made["key"][:16]}': made
         for shard, made in packed['checkpoints'].items()
@@ -148,6 +148,7 @@ def to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     parts['rest'] = {
         key: packed[key]
         for key in (
+            'format',
             'config',
             'seed',
             'seeded',
@@ -165,7 +166,7 @@ def to_files(packed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def from_files(
     parts: dict[str, Any], manifest: dict[str, Any]
 ) -> dict[str, Any]:
-    """The inverse of :func:`to_files`."""
+    """Invert :func:`to_files`."""
     packed = {**parts.pop('rest'), 'data': parts.pop('data')}
     packed['checkpoints'] = {
         int(name.split('-')[1]): made for name, made in parts.items()
@@ -175,7 +176,7 @@ def from_files(
 
 
 def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:
-    """Whether the manifest of a folder holds these values."""
+    """Test whether the manifest of a folder holds some values."""
     manifest = store.manifest()
     return manifest is not None and all(
         manifest.get(key) == value for key, value in plain.items()

@@ -1,4 +1,4 @@
-"""Certificates of shards: what poisoned nodes can't change."""
+"""Certificates of shards against poisoned nodes."""
 
 import copy
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ _SPARSE = 1 / 16
 
 @dataclass(frozen=True)
 class PoisonCertificate(Report):
-    r"""Which classes so many poisoned nodes can't change.
+    r"""Certified predictions under poisoning of the training nodes.
 
     Model :math:`i` is a function of the training nodes of shard :math:`i`
     alone, and the shard of a node depends on its name alone: whatever happens
@@ -81,10 +81,10 @@ class PoisonCertificate(Report):
     """How partition and models were tried out on this run."""
 
     def certified(self, nodes: int) -> Tensor:
-        """Whose class stays whatever so many other nodes do.
+        """Return the targets whose class survives so many changed nodes.
 
         Args:
-            nodes (int): how many are poisoned.
+            nodes (int): the number of poisoned nodes.
 
         Returns:
             Tensor: bool, ``[num_targets]``.
@@ -92,27 +92,27 @@ class PoisonCertificate(Report):
         return self.radius >= check_integer('nodes', nodes, 0)
 
     def certified_ratio(self, nodes: int) -> float:
-        """The share of targets whose class stays.
+        """Return the share of targets whose class is certified.
 
         Args:
-            nodes (int): how many are poisoned.
+            nodes (int): the number of poisoned nodes.
         """
         return float(self.certified(nodes).double().mean())
 
     def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
-        """The share of targets that stay and are right.
+        """Return the share of targets that are certified and right.
 
         Args:
             labels (Tensor): the true classes of the nodes in :obj:`n_id`:
                 int64, ``[num_nodes]``.
-            nodes (int): how many are poisoned.
+            nodes (int): the number of poisoned nodes.
         """
         check_tensor('labels', labels, torch.int64, (self.n_id.numel(),))
         right = labels[rows_of(self.n_id, self.targets)] == self.predicted
         return float((self.certified(nodes) & right).double().mean())
 
     def survives(self, suspects: Any) -> Tensor:
-        """Whose class stays if these very nodes were poisoned.
+        """Return the targets whose class survives if given nodes are poisoned.
 
         Only the number of their *shards* counts, and by a majority only
         which ones. Targets that are suspects themselves are not covered at
@@ -131,7 +131,7 @@ class PoisonCertificate(Report):
         shards = self.group[rows_of(self.n_id, names)].unique()
         if self.aggregator == 'majority':
             made = survives_votes(self.votes, self.num_classes, shards)
-            # Where silence leads, another class answers.
+            # Where most models do not vote, another class is the answer.
             made &= self.radius >= 0
         else:
             made = self.radius >= shards.numel()
@@ -142,10 +142,10 @@ class PoisonCertificate(Report):
     def collective(
         self, shards: int, *, max_sets: int = 20000
     ) -> CollectiveVotes:
-        """How many classes stay at once, as the shards are corrupted for all.
+        """Bound the number of classes that one attack on all can't change.
 
         Args:
-            shards (int): how many are.
+            shards (int): the number of corrupted shards.
             max_sets (int): as in
                 :func:`~pyg_trust.functional.collective_votes`.
                 (default: :obj:`20000`)
@@ -158,14 +158,15 @@ class PoisonCertificate(Report):
                 "'aggregator' needs to be 'majority' to count votes "
                 f'(got {self.aggregator!r})'
             )
-        # Where silence leads, another class answers, which a vote may turn.
+        # Where most models do not vote, another class is the answer, and one
+        # vote may change it.
         voted = self.votes[:, self.radius >= 0]
         return collective_votes(
             voted, self.num_classes, shards, max_sets=max_sets
         )
 
     def chart(self) -> Chart:
-        """The share of targets that stays, by the number of changes."""
+        """Draw the certified share of targets by the number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -178,9 +179,9 @@ class PoisonCertificate(Report):
         )
 
     def _tallies(self) -> list[list[int]]:
-        # How many targets, then the votes for the class and the most for
-        # another one, which wins a tie, and the other votes. Where silence
-        # leads, nothing is certified.
+        # The number of targets, then the votes for the class, the most for
+        # another one, which wins a tie, and the other votes. Where most models
+        # do not vote, nothing is certified.
         kept = self.radius >= 0
         one_hot = torch.nn.functional.one_hot(self.votes, self.num_classes)
         counts, voted = one_hot.sum(0)[kept], self.predicted[kept, None]
@@ -190,7 +191,7 @@ class PoisonCertificate(Report):
         return tallies(top, other, torch.full_like(top, -1), rest)
 
     def guarantee(self) -> Guarantee:
-        """That voted classes stay, under which attacks."""
+        """State which attacks the voted classes survive."""
         return stated(
             'certificate against poisoning, by shards',
             {
@@ -289,14 +290,14 @@ def certify_shards(
         outputs = _isolated(data, outputs, group, live, run)
     if nodes is not None:
         outputs = outputs[:, rows]
-    # Whatever is not finite says nothing.
+    # An output that is not finite counts as no vote.
     finite = outputs.isfinite().all(2, keepdim=True)
     if not bool(finite.all()):
         outputs = torch.where(finite, outputs, 0.0)
     votes = outputs.argmax(2)
-    # Equal logits, as of a shard without training nodes, are no vote. Counted
-    # as one for a class of their own, they promise no more than there is: to
-    # silence a shard costs the class less than to turn it.
+    # Equal logits, as of a shard without training nodes, are no vote. They
+    # count as one for a class of their own, which is sound: a silent shard
+    # costs the class less than one that votes for another.
     votes[(outputs == outputs[..., :1]).all(2)] = outputs.size(2)
     kind = kinds[type(aggregator)]
     if kind == 'majority':
@@ -329,7 +330,7 @@ def certify_shards(
 
 
 def _checks(inference: str, apart: bool) -> tuple[str, ...]:
-    # What stops a certificate where it does not hold, and so was found.
+    # The checks that a certificate has passed, for its report.
     lines = [
         'the shard of every training node is the hash of its name, computed '
         'again',
@@ -361,8 +362,7 @@ def _deployed(
 def _isolated(
     data: Data, like: Tensor, group: Tensor, live: list[int], run: ViewRunner
 ) -> Tensor:
-    # What each model says that hears its own group alone; zeros of shards
-    # that are empty.
+    # Outputs of each model on its own group alone; zeros for empty shards.
     data = copy.copy(data)
     if data.x.layout == torch.sparse_csr:
         # As the models were trained.
@@ -375,7 +375,7 @@ def _isolated(
         ):
             sparse, is_sparse = None, torch.zeros_like(is_sparse)
     if not run.apart:
-        # Whatever an unknown model writes to, the unlearner keeps its own.
+        # An unknown model may write to its inputs: hand it copies.
         data.x = data.x.clone()
         first = live[0]
         rows = sparse if is_sparse[first] else None
@@ -411,13 +411,13 @@ def _isolated(
 def _sparse_groups(
     x: Tensor, group: Tensor, num_groups: int
 ) -> tuple[Tensor | None, Tensor]:
-    # The features as CSR, if there is a group in which they are mostly zero,
-    # and which groups these are. Each decides for itself, so that a node
-    # changes how the model of its own group rounds, and no other.
+    # The features as CSR for the groups in which they are mostly zero, and
+    # these groups. Each group decides for itself, so that a node changes the
+    # rounding of the model of its own group alone.
     none = None, torch.zeros(num_groups, dtype=torch.bool)
     if x.layout != torch.strided or x.dim() != 2:
         return none
-    # About how many, which decides what is computed first, and nothing else.
+    # An estimate, which decides the order of computation alone.
     some = x[::16]
     few = int(some.count_nonzero()) < some.numel() / 4
     sparse = rows_of_nonzeros(x) if few else None

@@ -1,4 +1,4 @@
-r"""Products of a fixed graph and fixed features, prepared once.
+r"""Prepared products with a fixed graph and fixed features.
 
 What a full-batch training multiplies again in every epoch, and inference in
 every model, stays the same: the features, and the adjacency as a layer
@@ -52,7 +52,7 @@ _SUMMING = (SAGEConv, GINConv, GraphConv)
 def csr(
     row: Tensor, col: Tensor, value: Tensor, shape: tuple[int, int]
 ) -> Tensor:
-    """A CSR matrix from entries in any order, with 32-bit indices.
+    """Make a CSR matrix with 32-bit indices, of entries in any order.
 
     Args:
         row (Tensor): int64, ``[num_entries]``.
@@ -66,7 +66,7 @@ def csr(
 
 
 def rows_of_nonzeros(x: Tensor) -> Tensor:
-    """Features as a CSR matrix with 32-bit indices.
+    """Convert features to a CSR matrix with 32-bit indices.
 
     Args:
         x (Tensor): ``[num_nodes, channels]``, dense or CSR.
@@ -83,7 +83,7 @@ def rows_of_nonzeros(x: Tensor) -> Tensor:
 
 
 def select_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Some rows of features, as copies.
+    """Copy some rows of features.
 
     Args:
         x (Tensor): ``[num_nodes, channels]``, dense or CSR.
@@ -103,7 +103,7 @@ def select_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def clear_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Features with some rows zero, as a copy.
+    """Copy features with some rows set to zero.
 
     Args:
         x (Tensor): ``[num_nodes, channels]``, dense or CSR.
@@ -124,7 +124,7 @@ def clear_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
-    """``matrix @ dense`` without the zeros that torch fills and adds.
+    """Multiply ``matrix @ dense`` without filling a result of zeros first.
 
     Args:
         matrix (Tensor): CSR, ``[num_rows, num_cols]``.
@@ -139,7 +139,7 @@ _MULTIPLIED = (torch.float32, torch.float64)
 
 
 class Operand:
-    """A constant matrix, with its transpose made when it is asked for.
+    """Constant matrix with a lazily computed transpose.
 
     Args:
         matrix (Tensor): CSR, ``[num_rows, num_cols]``.
@@ -153,7 +153,7 @@ class Operand:
 
     @property
     def transposed(self) -> Tensor:
-        """The transpose, as CSR."""
+        """Return the transpose, as CSR."""
         if self._transposed is None:
             row, col = self._entries()
             shape = (self.matrix.size(1), self.matrix.size(0))
@@ -162,7 +162,7 @@ class Operand:
 
     @property
     def mean(self) -> 'Operand':
-        """The same with every row divided by its number of entries."""
+        """Return the matrix with rows divided by their number of entries."""
         if self._mean is None:
             row, col = self._entries()
             count = row.bincount(minlength=self.matrix.size(0))
@@ -185,7 +185,7 @@ class Operand:
         return row, self.matrix.col_indices().long()
 
     def times(self, dense: Tensor) -> Tensor:
-        """The product with a dense matrix, with a gradient for that.
+        """Multiply by a dense matrix, differentiably in that.
 
         Args:
             dense (Tensor): ``[num_cols, channels]``.
@@ -213,7 +213,7 @@ class _Product(torch.autograd.Function):
 
 
 class PreparedGraph:
-    """A graph as the layers multiply by it: targets by sources.
+    """Adjacency matrices of a graph for its layers: targets by sources.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``.
@@ -236,7 +236,7 @@ class PreparedGraph:
         self._made: dict[tuple, tuple[Tensor, Tensor | None]] = {}
 
     def adjacency(self, weighted: bool) -> Tensor:
-        """The adjacency as it is, with or without the weights.
+        """Return the adjacency, with or without the weights.
 
         Args:
             weighted (bool): whether entries are weights, or one.
@@ -252,7 +252,7 @@ class PreparedGraph:
     def normalised(
         self, improved: bool, loops: bool, flow: str, matrix: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The adjacency as ``gcn_norm`` makes it, in the form of its result.
+        """Return the result of ``gcn_norm`` for the adjacency.
 
         Args:
             improved (bool): as ``gcn_norm`` takes it.
@@ -300,7 +300,7 @@ class PreparedGraph:
 
 
 class Block(PreparedGraph):
-    """One of several graphs on as many nodes, prepared with the others.
+    """One of several graphs on as many nodes, prepared together.
 
     Args:
         union (PreparedGraph): all of them, one after the other.
@@ -355,7 +355,7 @@ def blocks(
     num_nodes: int,
     dtype: torch.dtype,
 ) -> list[PreparedGraph]:
-    """Graphs on the same nodes, each with some of the edges.
+    """Prepare graphs on the same nodes, each with some of the edges.
 
     They are normalised and sorted together, where that makes one matrix of
     32-bit indices, to the bits of each alone.
@@ -393,7 +393,7 @@ def blocks(
 
 
 def can_multiply(layer: Any) -> bool:
-    """Whether a layer takes the graph as a prepared matrix.
+    """Test whether a layer takes the graph as a prepared matrix.
 
     Args:
         layer (Module): a message-passing layer.
@@ -411,7 +411,7 @@ def can_multiply(layer: Any) -> bool:
 def prepared_layers(
     module: Module, graph: PreparedGraph, matrices: bool
 ) -> Iterator[None]:
-    """Has layers take from a graph what they would make of it themselves.
+    """Patch layers for a block, so that they use a prepared graph.
 
     Args:
         module (Module): a model of ours, which is written to, and as before
@@ -528,7 +528,7 @@ _MATMULS = frozenset(['mm', '_sparse_mm', 'matmul', '__matmul__'])
 
 
 class PreparedMode(TorchFunctionMode):
-    """Sends products of a model to prepared matrices, and seeds its dropout.
+    """Mode that sends products to prepared matrices and seeds dropout.
 
     Args:
         x (Tensor): the features that the model is called with: dense, or CSR,
@@ -565,7 +565,7 @@ class PreparedMode(TorchFunctionMode):
         args: tuple = (),
         kwargs: dict | None = None,
     ) -> Any:
-        """Runs one operation of the model."""
+        """Run one operation of the model."""
         kwargs = kwargs or {}
         name = getattr(func, '__name__', '')
         if name == '__get__':

@@ -21,9 +21,7 @@ from pyg_trust.unlearning.shards.graph import (
     touched_shards,
     without_features,
 )
-from pyg_trust.unlearning.shards.packing import (
-    described,
-)
+from pyg_trust.unlearning.shards.packing import described
 from pyg_trust.unlearning.shards.products import clear_rows, select_rows
 from pyg_trust.unlearning.shards.reports import (
     ASSUMPTIONS,
@@ -33,16 +31,12 @@ from pyg_trust.unlearning.shards.reports import (
     ShardReport,
 )
 from pyg_trust.unlearning.shards.slices import touched_slices
-from pyg_trust.unlearning.shards.state import (
-    Stage,
-    State,
-    hash_of_shards,
-)
+from pyg_trust.unlearning.shards.state import Stage, State, hash_of_shards
 from pyg_trust.unlearning.shards.waiting import BatchPlan, batch_plan
 
 
 class Removing(Building):
-    """The part of an unlearner that plans and does removals."""
+    """Mixin of an unlearner: plans and does removals."""
 
     max_wait: float | None
     max_requests: int | None
@@ -50,7 +44,7 @@ class Removing(Building):
 
     @synchronized
     def plan(self, request: RemovalRequest | None = None) -> ShardPlan:
-        """The shards that a removal would touch, and its cost; a dry run.
+        """Estimate the shards and the cost of a removal, and change nothing.
 
         Args:
             request (RemovalRequest, optional): what to forget; by default all
@@ -94,7 +88,7 @@ class Removing(Building):
     def remove(
         self, request: RemovalRequest, *, progress_bar: bool = False
     ) -> ShardRemovalReport:
-        """Forgets what the request names.
+        """Remove the named items.
 
         Trains the touched shards and the aggregator again. If anything fails
         or interrupts it, everything is as before.
@@ -120,7 +114,7 @@ class Removing(Building):
 
     @editing
     def enqueue(self, request: RemovalRequest) -> int:
-        """Puts a request in the queue, and returns how many wait.
+        """Queue a request, and return how many wait.
 
         Nothing is forgotten before :meth:`flush`, which trains every shard
         once however many requests touch it. The time of the clock is kept
@@ -139,7 +133,7 @@ class Removing(Building):
         queue = (*state.queue, request)
         light = without_features(state.data)
         self._without(light, RemovalRequest.batch(queue))
-        # A clock that was set back makes nobody wait longer.
+        # A clock that was set back does not prolong a wait.
         now = max((self._from_first(self._now), *state.arrived))
         arrived = (*state.arrived, now)
         self._commit(state._replace(queue=queue, arrived=arrived))
@@ -148,7 +142,7 @@ class Removing(Building):
     @property
     @synchronized
     def due(self) -> bool:
-        """Whether the queue is to be flushed by the policy of the class.
+        """Whether the policy of the class says to flush the queue.
 
         It is if it holds :obj:`max_requests`, or its oldest request has
         waited :obj:`max_wait`.
@@ -173,7 +167,7 @@ class Removing(Building):
     def flush_if_due(
         self, *, progress_bar: bool = False
     ) -> ShardRemovalReport | None:
-        """Flushes the queue if it is :attr:`due`, else does nothing.
+        """Flush the queue if it is :attr:`due`.
 
         Nothing calls it by itself: a request waits at most :obj:`max_wait`
         and the time between two calls.
@@ -195,7 +189,7 @@ class Removing(Building):
 
     @synchronized
     def policy(self, rate: float, max_wait: float) -> BatchPlan:
-        """The cost of batching removal requests, and of removing each at once.
+        """Compare the cost of batched removals with that of immediate ones.
 
         Args:
             rate (float): how many requests come per second; each names one
@@ -218,7 +212,7 @@ class Removing(Building):
 
     @editing
     def flush(self, *, progress_bar: bool = False) -> ShardRemovalReport:
-        """Forgets what is in the queue, as one request.
+        """Remove all that is queued, as one request.
 
         Args:
             progress_bar (bool): whether to show one.
@@ -238,7 +232,7 @@ class Removing(Building):
 
     @editing
     def withdraw(self) -> tuple[RemovalRequest, ...]:
-        """Empties the queue without forgetting, and returns what was in it."""
+        """Empty the queue without removing, and return its requests."""
         self._agree('withdraw')
         state = self._fitted
         self._commit(state._replace(queue=(), arrived=()))
@@ -325,8 +319,8 @@ class Removing(Building):
     def _kept(
         self, state: State, data: Data, shard: int, count: int
     ) -> tuple[Stage, ...]:
-        # The stages of a shard that have seen nothing of what is removed: the
-        # key of the last of them says so.
+        # The stages of a shard that have not seen removed items, by the key of
+        # the last of them.
         stages = state.checkpoints[shard].stages[:count]
         if not stages:
             return ()

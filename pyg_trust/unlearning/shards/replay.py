@@ -1,4 +1,4 @@
-r"""Many equal steps of training, without the Python of the first ones.
+r"""Replay of equal training steps, without their Python.
 
 A shard is small: most of an epoch is Python on its way to some fifty
 operations, not these. So one epoch is recorded below autograd, as the list of
@@ -74,7 +74,7 @@ MOST = 2**27
 
 
 def can_replay(module: Module) -> bool:
-    """Whether a model does the same at every call, as far as is known.
+    """Test whether a model is known to do the same at every call.
 
     Args:
         module (Module): the model.
@@ -100,7 +100,7 @@ def _is_known(item: tuple[str, Any]) -> bool:
 
 
 def repeat(step: Callable[[], None], times: int, replay: bool) -> None:
-    """Runs a step a number of times.
+    """Run a step a number of times.
 
     Args:
         step (Callable): works on tensors that stay where they are.
@@ -131,7 +131,7 @@ class _Value:
 
 
 class Recording(TorchDispatchMode):
-    """The operations of a block, below autograd.
+    """Recorder of the operations of a block, below autograd.
 
     Tensors are told apart by their place in memory: autograd hands out other
     objects for what it has saved. All are kept until the end, so that no
@@ -156,7 +156,7 @@ class Recording(TorchDispatchMode):
         args: tuple = (),
         kwargs: dict | None = None,
     ) -> Any:
-        """Runs one operation, and writes it down."""
+        """Run and record one operation."""
         kwargs = kwargs or {}
         if self.failed or func.namespace == 'profiler':
             return func(*args, **kwargs)
@@ -165,7 +165,7 @@ class Recording(TorchDispatchMode):
         for value in _leaves(out):
             if isinstance(value, Tensor):
                 if func.overloadpacket in _EMPTY:
-                    # Filled in every epoch: it may stay where it is.
+                    # Filled in every epoch: its memory can be reused.
                     self._outside.update(_places([value]))
                     self._kept += value.untyped_storage().nbytes()
                 self._made(value)
@@ -206,7 +206,7 @@ class Recording(TorchDispatchMode):
         return value
 
     def program(self) -> Callable[[], None] | None:
-        """A function that runs the operations again, or none."""
+        """Compile the recorded operations to a function, if possible."""
         if self.failed:
             return None
         steps = self._folded()
@@ -226,7 +226,7 @@ class Recording(TorchDispatchMode):
                 [names.of(v) for v in args]
                 + [f'{name}={names.of(v)}' for name, v in kwargs.items()]
             )
-            # What is written to has its name already.
+            # A tensor that is written to has its name already.
             new = {v for v in _values(out) if not v.constant} - seen
             seen |= new
             left = f'{_target(out, new, names)} = ' if new else ''
@@ -241,7 +241,7 @@ class Recording(TorchDispatchMode):
         return given['run']
 
     def _folded(self) -> list[tuple[Any, Any, Any, Any]] | None:
-        # Without what is the same in every epoch, and what nobody looks at.
+        # Without operations that are constant or whose results are not used.
         fixed = {
             value
             for key, value in self._values.items()
@@ -343,7 +343,7 @@ def _places(tensors: list[Tensor]) -> set[int]:
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
     if 'batch_norm' in func.name():
-        # Its schema does not say that it writes statistics.
+        # Its schema does not name the statistics that it writes.
         return [v for v in _leaves([args, kwargs]) if isinstance(v, Tensor)]
     found: list[Tensor] = []
     if not func._schema.is_mutable:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.report import Guarantee, Report
-from pyg_trust.report.base import stated, with_verification
+from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart
 
 ASSUMPTIONS = (
@@ -25,7 +25,7 @@ FROM_SEED = (
 
 @dataclass(frozen=True)
 class ShardPlan(Report):
-    """A dry run of a removal, with its estimated cost; nothing was changed.
+    """Estimated cost of a removal that was not done.
 
     Args:
         request (dict): the names of what would be removed.
@@ -59,7 +59,7 @@ class ShardPlan(Report):
     stages: dict[int, int]
 
     def chart(self) -> Chart:
-        """A bar chart of the removal's estimated time, by part."""
+        """Draw the removal's estimated time, by part."""
         return Chart(
             f'Forgetting would train {len(self.shards)} shards again and '
             f'take {self.fraction:.0%} of a full fit',
@@ -69,7 +69,7 @@ class ShardPlan(Report):
 
 
 @dataclass(frozen=True)
-class ShardRemovalReport(Report):
+class ShardRemovalReport(Verifiable):
     """The result of a removal, and its cost.
 
     Args:
@@ -131,21 +131,12 @@ class ShardRemovalReport(Report):
     ledger_head: str = ''
     verification: 'ShardVerifyReport | None' = None
 
-    def verified(self, found: 'ShardVerifyReport') -> 'ShardRemovalReport':
-        """The report with the findings of a verification, for its page.
-
-        Args:
-            found (ShardVerifyReport): of :meth:`ShardedUnlearner.verify`,
-                after this removal and before the next.
-
-        Raises:
-            TypeError: if it is none.
-            ValueError: if it is of other weights.
-        """
-        return with_verification(self, found, ShardVerifyReport)
+    @property
+    def _verification(self) -> type[Report]:
+        return ShardVerifyReport
 
     def chart(self) -> Chart:
-        """A bar chart of the removal's time, by part."""
+        """Draw the removal's time, by part."""
         return Chart(
             f'Forgetting trained {len(self.shards)} shards again and took '
             f'{self.fraction:.0%} of a full fit',
@@ -154,7 +145,7 @@ class ShardRemovalReport(Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """That what was removed has left no trace in the models."""
+        """State that the models hold no trace of the removed items."""
         return stated(
             'exact removal by shards',
             self.numbers(),
@@ -222,7 +213,7 @@ class ShardReport(Report):
     origin: dict[str, Any]
 
     def chart(self) -> Chart:
-        """How many training nodes every shard has."""
+        """Draw how many training nodes every shard has."""
         sizes = enumerate(self.shard_sizes)
         return Chart(
             f'{self.num_train} training nodes in {len(self.shard_sizes)} '
@@ -262,7 +253,7 @@ class ShardVerifyReport(Report):
     weights: str = ''
 
     def told(self) -> str:
-        """The findings, in one sentence."""
+        """State the findings in one sentence."""
         left = '; '.join(self.leftovers) or 'nothing that was removed'
         equal = len(self.shards) - len(self.differing)
         return (
@@ -275,7 +266,7 @@ class ShardVerifyReport(Report):
         )
 
     def chart(self) -> Chart:
-        """Which shards are equal to those that were trained from scratch."""
+        """Draw which shards are equal to those trained from scratch."""
         equal = len(self.shards) - len(self.differing)
         return Chart(
             'Verified: equal, bit for bit'

@@ -44,7 +44,7 @@ Slices = tuple[tuple[float, int], ...]
 
 
 def check_slices(slices: Any) -> Slices:
-    """Shares and epochs of stages, as plain numbers.
+    """Check the shares and epochs of stages; return plain numbers.
 
     Args:
         slices (list): pairs of a cumulative share and a number of epochs.
@@ -77,7 +77,7 @@ def check_slices(slices: Any) -> Slices:
 
 
 def slice_numbers(names: Tensor, slices: Slices, seed: int) -> Tensor:
-    """The slice of every node, from 0: a function of its name alone.
+    """Compute the slice of every node, from 0, from its name alone.
 
     Args:
         names (Tensor): int64, ``[num_nodes]``.
@@ -91,7 +91,7 @@ def slice_numbers(names: Tensor, slices: Slices, seed: int) -> Tensor:
 
 
 def induced(part: Data, number: Tensor, last: int) -> Data:
-    """The subgraph of a shard that its slices up to one induce.
+    """Return the subgraph that the slices of a shard up to one induce.
 
     Args:
         part (Data): the shard, with dense or light features.
@@ -115,7 +115,7 @@ def induced(part: Data, number: Tensor, last: int) -> Data:
 def touched_slices(
     data: Data, part: Part, slices: Slices, seed: int
 ) -> dict[int, int]:
-    """The first slice that a request changes, of every shard it touches.
+    """Find the first slice that a request changes, by shard.
 
     Args:
         data (Data): the graph before, with ``shard`` and ``n_id``.

@@ -1,4 +1,4 @@
-"""State of an unlearner of shards: what it is, and how it is kept."""
+"""State of a sharded unlearner, in memory and in files."""
 
 import copy
 import json
@@ -11,28 +11,23 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer, check_number
+from pyg_trust._states import FORMAT, check_settings, check_state, reading
 from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.distributed import check_same, from_first
-from pyg_trust.ledger import (
-    RemovalLedger,
-)
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model
-from pyg_trust.seals import (
-    Seals,
-    content,
-    sealed,
-)
+from pyg_trust.seals import Seals, content, sealed
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.graph import named_items
 from pyg_trust.unlearning.shards.packing import (
-    _told,
     fits_partition,
     from_files,
     from_plain_data,
     in_force,
     kept_partition,
+    plain_argument,
     plain_data,
     plain_settings,
     remembered,
@@ -44,14 +39,14 @@ from pyg_trust.unlearning.store import ShardStore
 
 
 class Stage(NamedTuple):
-    """One stage of a shard but the last, and the seal of all it has seen."""
+    """A stage of a shard before the last, with the seal of its data."""
 
     key: str
     weights: dict[str, Tensor]
 
 
 class Checkpoint(NamedTuple):
-    """One trained shard, and the seal of all it was trained on."""
+    """A trained shard, with the seal of its data."""
 
     key: str
     n_id: Tensor
@@ -59,20 +54,20 @@ class Checkpoint(NamedTuple):
     stages: tuple[Stage, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As it is saved."""
+        """Convert to plain values, to be saved."""
         found = self._asdict()
         found['stages'] = [stage._asdict() for stage in self.stages]
         return found
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> 'Checkpoint':
-        """The inverse of :meth:`plain`."""
+        """Invert :meth:`plain`."""
         stages = tuple(Stage(**stage) for stage in plain.get('stages', ()))
         return cls(**{**plain, 'stages': stages})
 
 
 class Work(NamedTuple):
-    """What training took, as this object has seen it.
+    """Training times that this object has measured.
 
     In no file: it tells which shards were trained again, and when.
     """
@@ -84,10 +79,10 @@ class Work(NamedTuple):
     stage_seconds: tuple[tuple[float | None, ...], ...]
 
     def times(self) -> list[list[float]] | None:
-        """What every stage of every shard takes, as far as it is known.
+        """Return the known times of every stage of every shard.
 
-        The mean of the others where nobody has seen it; :obj:`None` where
-        that is not known either.
+        Unknown times are the mean of the known ones of the stage; without
+        any, the result is :obj:`None`.
         """
         means = []
         for column in zip(*self.stage_seconds, strict=True):
@@ -119,7 +114,7 @@ class State(NamedTuple):
     data: Data
     num_classes: int
     checkpoints: tuple[Checkpoint, ...]
-    # None where nobody asked for them yet.
+    # None before they are asked for.
     outputs: Tensor | None
     aggregator: ShardAggregator
     ledger: RemovalLedger
@@ -135,7 +130,7 @@ class State(NamedTuple):
 
     @property
     def sealed(self) -> str:
-        """A digest, for a line of the ledger, of all that a file has."""
+        """A digest of all that a file holds, for a line of the ledger."""
         learnt = {
             'aggregator': self.aggregator.state_dict(),
             'shards': {
@@ -161,7 +156,7 @@ class State(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the last line of the ledger stands for all that there is."""
+        """Whether the last line of the ledger stands for this state."""
         # Lines of version 0.1 stand for the data alone.
         return self.ledger.entries[-1].data in (self.sealed, self.seals.root)
 
@@ -171,7 +166,7 @@ _Self = TypeVar('_Self', bound='Stateful')
 
 
 class Stateful:
-    """The part of an unlearner that keeps, saves and loads its state."""
+    """Mixin of an unlearner: keeps, saves and loads its state."""
 
     num_shards: int
     trainer: str
@@ -190,20 +185,20 @@ class Stateful:
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
-        """Everything it takes to go on, one checkpoint per shard.
+        """Return all that it takes to continue, one checkpoint per shard.
 
         It contains the remaining data, their salts and the seed. Guard it
         like the data, and destroy older states after a removal: they hold
         what was removed.
         """
-        # Copies: nobody is to reach what is in force.
+        # Copies: the caller can't change the state in force.
         return copy.deepcopy(self._packed(self._fitted))
 
     @editing
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool = False
     ) -> None:
-        """Takes over a saved state.
+        """Take over a saved state.
 
         Args:
             state (dict): of :meth:`state_dict` of an unlearner with the same
@@ -220,7 +215,7 @@ class Stateful:
 
     @synchronized
     def save(self, folder: str | Path | None = None) -> None:
-        """Writes the state to a folder, at once or not at all.
+        """Write the state to a folder, whole or not at all.
 
         Args:
             folder (str or Path, optional): where; by default the folder of
@@ -244,7 +239,7 @@ class Stateful:
         *,
         progress_bar: bool = False,
     ) -> _Self:
-        """Takes over the state in a folder.
+        """Take over the state in a folder.
 
         Of the folder of the class, deletes what is not part of that state: a
         process may have been killed before it could.
@@ -272,7 +267,7 @@ class Stateful:
 
     @synchronized
     def purge(self, folder: str | Path | None = None) -> tuple[str, ...]:
-        """Deletes the checkpoints that hold what was removed.
+        """Delete the checkpoints that hold removed items.
 
         Only of use with ``keep_history=True``: otherwise every change ends
         with that. These are all in the folder that are not part of the state
@@ -309,7 +304,7 @@ class Stateful:
 
     @property
     def _unseen(self) -> Work:
-        # Nobody has measured anything.
+        # No times are known.
         stages = max(1, len(self.recipe.slices))
         return Work({}, self.trainer, ((None,) * stages,) * self.num_shards)
 
@@ -324,10 +319,10 @@ class Stateful:
         return self._state.seeded
 
     def _contents(self, data: Data, shards: Iterable[int]) -> dict[int, str]:
-        # What is sealed of some shards and of the graph around them: the data
-        # that a model is trained on, and how.
+        # The contents to be sealed of some shards and of the graph around
+        # them: the training data of a model, and the settings of its training.
         recipe = json.dumps(self.recipe.plain())
-        # Whose features were removed is sealed with the whole graph: models
+        # The mask of removed features is sealed with the whole graph: models
         # are not trained on it.
         light = copy.copy(data)
         if 'x_removed' in light:
@@ -336,7 +331,7 @@ class Stateful:
         for shard, part in self._parts(light, shards).items():
             found[shard] = content(part, recipe, self._shard_seed(shard))
             found |= self._stage_contents(shard, part)
-        # What the shards cover needs no second reading.
+        # The features of the shards are covered already.
         rest = copy.copy(data)
         rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
         found[self.num_shards] = content(rest)
@@ -368,8 +363,8 @@ class Stateful:
         )
 
     def _stage_item(self, shard: int, stage: int) -> int:
-        # The name among the seals of what a stage has seen. Those of shards,
-        # and of the graph around them, come first.
+        # The name of a stage's data among the seals. Those of shards, and of
+        # the graph around them, come first.
         stages = len(self.recipe.slices) - 1
         return self.num_shards + 1 + shard * stages + stage
 
@@ -397,6 +392,7 @@ class Stateful:
 
     def _packed(self, state: State) -> dict[str, Any]:
         return {
+            'format': FORMAT,
             'config': self._config(),
             'seed': state.seed,
             'seeded': state.seeded,
@@ -419,15 +415,11 @@ class Stateful:
         }
 
     def _unpacked(self, packed: dict[str, Any], progress_bar: bool) -> State:
-        try:
+        with reading():
             return self._unpack(packed, progress_bar)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ValueError(
-                "'state' needs to be what state_dict() returns "
-                f'({type(error).__name__}: {error})'
-            ) from error
 
     def _unpack(self, packed: dict[str, Any], progress_bar: bool) -> State:
+        check_state(packed, ('config',), (1, FORMAT))
         self._choose_products()
         if packed['config'].get('version') != self.recipe.version:
             raise ValueError(
@@ -435,11 +427,7 @@ class Stateful:
                 f'differ (got {packed["config"].get("version", "0.1.0")}, '
                 f'need {self.recipe.version}): fit anew'
             )
-        if packed['config'] != self._config():
-            raise ValueError(
-                'the state was saved with other arguments (got '
-                f'{packed["config"]}, need {self._config()})'
-            )
+        check_settings('config', packed['config'], self._config())
         if not fits_partition(packed['partition'], self._given) and (
             self._state is None
             or not fits_partition(packed['partition'], self._state.partition)
@@ -589,7 +577,7 @@ class Stateful:
         if not self.over_ranks:
             return
         before = None if self._state is None else self._state.lineage.names
-        given = {key: _told(value) for key, value in given.items()}
+        given = {key: plain_argument(value) for key, value in given.items()}
         check_same({'call': call, **given, 'state': before})
 
     def _leftovers(self, state: State) -> tuple[str, ...]:
@@ -665,7 +653,7 @@ class Stateful:
 
 
 def hash_of_shards(state: State) -> str:
-    """A SHA-256 of the weights of all shards, as ``shard_state`` gives them.
+    """Hash the weights of all shards, as ``shard_state`` gives them.
 
     Args:
         state (State): of an unlearner.

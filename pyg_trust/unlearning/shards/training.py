@@ -85,7 +85,7 @@ _INITIAL, _DROPOUT, _OTHER = 0, 1, 2
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a shard is trained.
+    """Settings of the training of a shard.
 
     Args:
         epochs (int): the number of full-batch steps.
@@ -111,7 +111,7 @@ class Recipe:
     slices: tuple[tuple[float, int], ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """The fields to be saved: slices are named where there are any."""
+        """Return the fields to be saved, with slices if there are any."""
         found = asdict(self)
         if not self.slices:
             del found['slices']
@@ -125,7 +125,7 @@ class Recipe:
 
 
 class Shard(NamedTuple):
-    """The data, seed and stages that one model is trained on, nothing else.
+    """The data, seed and stages that one model is trained on.
 
     Args:
         seed (int): of initial weights and dropout.
@@ -150,12 +150,12 @@ class Shard(NamedTuple):
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The arguments of the model's forward pass."""
+        """Return the arguments of the model's forward pass."""
         weight = () if self.edge_weight is None else (self.edge_weight,)
         return (self.x, self.edge_index, *weight)
 
     def prepared(self) -> PreparedGraph:
-        """The graph as layers multiply by it."""
+        """Return the prepared graph."""
         return PreparedGraph(
             self.edge_index, self.edge_weight, self.x.size(0), self.x.dtype
         )
@@ -186,7 +186,7 @@ class UnrepeatableModelError(ValueError):
 
 
 def check_trainer(trainer: str) -> str:
-    """A way to train by the name that it has now.
+    """Check a way to train, and return its present name.
 
     Args:
         trainer (str): as a user gave it.
@@ -212,7 +212,7 @@ def train(
     over_ranks: bool = False,
     progress_bar: bool = False,
 ) -> Trained:
-    """Trains one model per shard, by cross entropy over all its nodes.
+    """Train one model per shard, by cross entropy over all its nodes.
 
     Args:
         factory (Callable): makes a model; called once per shard, with the
@@ -259,7 +259,7 @@ def train(
         for shard in tqdm(shards, disable=not progress_bar, desc='shards'):
             clock = [time.perf_counter()]
             module, made = build(factory, shard), []
-            # A copy may share what a function of it holds.
+            # A copy may share state with a function of the model.
             fresh = build(factory, shard)
             for state in train_stages(module, shard, recipe, fresh):
                 made.append(state)
@@ -279,7 +279,7 @@ def _trained(
 
 
 def build(factory: Callable[[], Module], shard: Shard) -> Module:
-    """A model with the initial weights that a shard's seed gives.
+    """Build a model with the initial weights of a shard's seed.
 
     Args:
         factory (Callable): makes a model.
@@ -305,7 +305,7 @@ def build(factory: Callable[[], Module], shard: Shard) -> Module:
 def check_model(
     factory: Callable[[], Module], shard: Shard, recipe: Recipe
 ) -> Tensor:
-    """Outputs of a model on a shard, if it is a function of data and seed.
+    """Check that a model is a function of data and seed; return outputs.
 
     Args:
         factory (Callable): makes a model.
@@ -358,7 +358,7 @@ def check_model(
 
 
 def snapshot(module: Module) -> dict[str, Tensor]:
-    """Everything that a model has learnt: parameters and all buffers.
+    """Copy all that a model has learnt: parameters and buffers.
 
     Args:
         module (Module): the model.
@@ -383,7 +383,7 @@ def snapshot(module: Module) -> dict[str, Tensor]:
 
 
 def restore(module: Module, values: dict[str, Tensor]) -> None:
-    """Gives a model what :func:`snapshot` took from another.
+    """Load the result of :func:`snapshot` into a model.
 
     Args:
         module (Module): the model.
@@ -409,7 +409,7 @@ def evaluate(
     *,
     dense: Tensor | None = None,
 ) -> Tensor:
-    """The outputs of a model for all nodes of a graph.
+    """Compute the outputs of a model for all nodes of a graph.
 
     Args:
         module (Module): the model.
@@ -434,14 +434,14 @@ def evaluate(
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """The threads, generators and checks that models are run with."""
+    """Set the threads, generators and checks that models run with."""
     with single_thread(), seeded(0), _quiet():
         yield
 
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """Torch on one thread, for the time being."""
+    """Run torch on one thread, for a block."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -452,7 +452,7 @@ def single_thread() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The generators of torch, numpy and Python at a seed, for a block.
+    """Seed the generators of torch, numpy and Python, for a block.
 
     Args:
         seed (int): the seed.
@@ -481,7 +481,7 @@ def _quiet() -> Iterator[None]:
 
 
 def equal_tensors(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    """Whether two states are equal, bit for bit.
+    """Test whether two states are equal, bit for bit.
 
     Args:
         one (dict): tensors.
@@ -501,7 +501,7 @@ def train_stages(
     recipe: Recipe,
     fresh: Module | None = None,
 ) -> Iterator[dict[str, Tensor]]:
-    """Trains one model on one shard, and gives its state after every stage.
+    """Train one model on one shard; yield its state after every stage.
 
     Every stage begins with a copy of the module as it was built, and with the
     weights of the one before: so it makes no difference where training begins.
@@ -588,7 +588,7 @@ def _check_left_nothing(
 def train_alone(
     module: Module, shard: Shard, recipe: Recipe
 ) -> dict[str, Tensor]:
-    """Trains one model on one shard, and returns its state.
+    """Train one model on one shard, and return its state.
 
     Args:
         module (Module): of :func:`build`; it is trained itself.
@@ -629,7 +629,7 @@ def train_alone(
     other = seeded(rng.derive(shard.seed, _OTHER))
     with other, layers, _quiet(), torch.enable_grad():
         repeat(step, recipe.epochs, replay)
-    # As they lie in memory in any other model.
+    # In the memory layout of any other model.
     for leaf in leaves:
         leaf.data = leaf.detach().contiguous()
     return snapshot(module)
@@ -714,7 +714,7 @@ def _train_in_processes(
                 packed = io.BytesIO(future.result())
                 states[futures[future]] = torch.load(packed, weights_only=True)
         except BaseException:
-            # Nobody waits for the shards in progress.
+            # The shards in progress are not waited for.
             workers = set(multiprocessing.active_children()) - others
             for process in workers:
                 process.terminate()

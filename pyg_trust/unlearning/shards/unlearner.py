@@ -29,9 +29,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust.commit import ObjectLock, editing, synchronized
-from pyg_trust.functional.partition import (
-    check_shards,
-)
+from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import (
@@ -49,25 +47,15 @@ from pyg_trust.unlearning.shards.graph import (
     without_features,
 )
 from pyg_trust.unlearning.shards.inference import ViewRunner
-from pyg_trust.unlearning.shards.packing import (
-    Forgotten,
-    described,
-)
+from pyg_trust.unlearning.shards.packing import Forgotten, described
 from pyg_trust.unlearning.shards.poisoning import (
     PoisonCertificate,
     certify_shards,
 )
 from pyg_trust.unlearning.shards.removing import Removing
-from pyg_trust.unlearning.shards.reports import (
-    ShardReport,
-    ShardVerifyReport,
-)
+from pyg_trust.unlearning.shards.reports import ShardReport, ShardVerifyReport
 from pyg_trust.unlearning.shards.slices import check_slices
-from pyg_trust.unlearning.shards.state import (
-    Checkpoint,
-    State,
-    hash_of_shards,
-)
+from pyg_trust.unlearning.shards.state import Checkpoint, State, hash_of_shards
 from pyg_trust.unlearning.shards.training import (
     Recipe,
     check_trainer,
@@ -323,7 +311,7 @@ class ShardedUnlearner(Removing):
         self.num_workers = num_workers
         self.over_ranks = over_ranks
         check_instance('keep_history', keep_history, bool)
-        # Absolute: a change of the working directory is none of the folder.
+        # Absolute: independent of the working directory.
         self.folder = None if folder is None else Path(folder).absolute()
         self.keep_history = keep_history
         self._lock = ObjectLock()
@@ -339,7 +327,7 @@ class ShardedUnlearner(Removing):
     def fit(
         self, data: Data, *, progress_bar: bool = False
     ) -> 'ShardedUnlearner':
-        """Divides the training nodes, and trains a model on every shard.
+        """Divide the training nodes, and train a model on every shard.
 
         Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
         if it is there, ``y``, the masks and ``n_id``. A second call starts
@@ -422,7 +410,7 @@ class ShardedUnlearner(Removing):
         nodes: Any = None,
         progress_bar: bool = False,
     ) -> Tensor:
-        """The classes of nodes: int64, ``[num_nodes]``.
+        """Predict the classes of nodes: int64, ``[num_nodes]``.
 
         Args:
             data (Data, optional): another graph; by default the present one,
@@ -445,7 +433,7 @@ class ShardedUnlearner(Removing):
         nodes: Any = None,
         progress_bar: bool = False,
     ) -> Tensor:
-        """The probabilities of classes: ``[num_nodes, num_classes]``.
+        """Predict the probabilities of classes: ``[num_nodes, num_classes]``.
 
         Args:
             data (Data, optional): another graph; by default the present one,
@@ -488,7 +476,7 @@ class ShardedUnlearner(Removing):
 
     @property
     def n_id(self) -> Tensor:
-        """The names of the nodes of the present graph, in its order."""
+        """The names of the nodes of the present graph, in order."""
         return self._fitted.data.n_id.clone()
 
     @property
@@ -501,22 +489,22 @@ class ShardedUnlearner(Removing):
 
     @property
     def aggregator_n_id(self) -> Tensor:
-        """The names of the nodes that the aggregator has learnt from."""
+        """The names of the nodes that the aggregator is trained on."""
         data = self._fitted.data
         return data.n_id[self._sample(data)]
 
     @property
     def ledger(self) -> RemovalLedger:
-        """The account of what was done, a copy; nothing is ever spent."""
+        """A copy of the account of removals; nothing is ever spent."""
         return self._fitted.ledger.copy()
 
     @property
     def queue(self) -> tuple[RemovalRequest, ...]:
-        """The requests that wait, the oldest first."""
+        """The queued requests, the oldest first."""
         return self._fitted.queue
 
     def shard_state(self, shard: int) -> dict[str, Tensor]:
-        """The ``state_dict`` of a shard's model, as copies.
+        """Copy the ``state_dict`` of a shard's model.
 
         Args:
             shard (int): which one.
@@ -532,7 +520,7 @@ class ShardedUnlearner(Removing):
         *,
         progress_bar: bool = False,
     ) -> ShardReport:
-        """Divides the remaining training nodes anew, and trains all shards.
+        """Divide the remaining training nodes anew, and train all shards.
 
         What comes of it equals a fit on the remaining data: nothing has seen
         what was removed.
@@ -579,7 +567,7 @@ class ShardedUnlearner(Removing):
         trainer: str = 'sequential',
         progress_bar: bool = False,
     ) -> ShardVerifyReport:
-        """Trains shards and aggregator from scratch, and compares.
+        """Train shards and aggregator from scratch, and compare.
 
         Weights need to be *equal*. Also looks for what should be gone: names
         that the ledger lists as removed in the graph, the partition, the
@@ -660,14 +648,14 @@ class ShardedUnlearner(Removing):
 
     @synchronized
     def report(self) -> ShardReport:
-        """The present state of the unlearner, with its guarantee explained."""
+        """Report the present state of the unlearner, and its guarantee."""
         return self._report()
 
     @torch.no_grad()
     def certify(
         self, nodes: Any = None, *, inference: str = 'isolated'
     ) -> PoisonCertificate:
-        r"""Certifies which classes poisoned nodes can't change.
+        r"""Certify which classes poisoned nodes can't change.
 
         At ``inference='isolated'``, vote :math:`i` comes from model
         :math:`i` hearing nodes of group :math:`i` alone, by the hash that

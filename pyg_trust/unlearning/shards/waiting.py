@@ -1,4 +1,4 @@
-r"""How long removals wait, and what it costs not to wait.
+r"""The waiting time of batched removals, and the cost of immediate ones.
 
 A flush of :math:`k` requests trains every touched shard once, and runs all
 models and the aggregator once, so requests that wait for one another share
@@ -67,7 +67,7 @@ def batch_plan(
     rate: float,
     max_wait: float,
 ) -> BatchPlan:
-    """Costs of flushing after the longest wait, earlier, and at once.
+    """Compare the costs of flushing after the longest wait, earlier, at once.
 
     Args:
         stage_seconds (list): of every stage of every shard.

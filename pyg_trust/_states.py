@@ -1,0 +1,89 @@
+"""Saved states: one layout for all objects, read and refused alike.
+
+A saved state is a dictionary of tensors and plain values. Its ``'format'`` is
+the version of its layout (1, that of 0.1, where it is missing), and an entry
+has the settings of the object, which have to be those of the reader. What a
+certified model or a shard holds is sealed by the last line of its ledger; a
+file has checksums (:func:`pyg_trust.files.load`). What can't be read is
+refused with a ``ValueError`` that names the entry, and nothing is changed.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+# Of the states of this version; the first is that of 0.1.
+FORMAT = 2
+
+
+def check_state(
+    state: Any, entries: Iterable[str], formats: tuple[int, ...] = ()
+) -> None:
+    """Check the entries of a saved state and the version of its layout.
+
+    Args:
+        state (dict): as it was handed in.
+        entries (list[str]): the names of the entries that it needs.
+        formats (tuple[int, ...]): the versions that can be read; none where a
+            state has no version.
+
+    Raises:
+        ValueError: if it is no dictionary with these entries, or the version
+            is another.
+    """
+    for name in entries:
+        if not isinstance(state, dict) or name not in state:
+            raise ValueError(f"'state' needs an entry '{name}'")
+    found = state.get('format', 1)
+    if formats and (type(found) is not int or found not in formats):
+        raise ValueError(
+            f"'state' needs a 'format' of {formats} (got {found!r}): another "
+            'version of pyg_trust has written it'
+        )
+
+
+def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
+    """Check that a state has the settings of the object that reads it.
+
+    Args:
+        what (str): the entry, for the message.
+        found (dict): the entry of the state.
+        expected (dict): the settings of the object.
+
+    Raises:
+        ValueError: if it is no dictionary, or a setting differs.
+    """
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"'state' needs '{what}' to be a dictionary (got "
+            f'{type(found).__name__})'
+        )
+    for name in (*expected, *found):
+        if found.get(name) != expected.get(name):
+            raise ValueError(
+                f"'state' was saved with other arguments: '{what}' needs to "
+                f"have '{name}' = {expected.get(name)!r} (got "
+                f'{found.get(name)!r})'
+            )
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Refuse, for a block, a state whose entries are of another kind.
+
+    Raises:
+        ValueError: if the block raises an error of access or of a type.
+    """
+    try:
+        yield
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        RuntimeError,
+        TypeError,
+    ) as error:
+        raise ValueError(
+            "'state' needs to be what state_dict() returns "
+            f'({type(error).__name__}: {error})'
+        ) from error

@@ -1,0 +1,485 @@
+r"""Frame of the classifiers with certified removal.
+
+A regularised linear head is trained on features that a removal can change.
+:class:`~pyg_trust.unlearning.NodeClassifier` and
+:class:`~pyg_trust.unlearning.ScatteringClassifier` make the features;
+noise, account, predictions and saved states are those of
+:class:`CertifiedClassifier`.
+
+**The promise.** The reference is retraining on what remains, :math:`D'`, with
+the same settings, *exactly*, released with noise: :math:`W^*(D') + s\,\Xi`.
+The classifier keeps its weights :math:`W` secret and releases :math:`W +
+s\,\Xi`, with fresh noise for every release. The residual of :math:`W` is
+measured, and bounds the distance to :math:`W^*(D')`; so the two releases are
+:math:`(\varepsilon, \delta)`-indistinguishable, both ways, and releases
+compose, also when requests are chosen by looking at earlier ones
+(:mod:`pyg_trust.functional.shifts` has the proof). The reference is then to
+retrain exactly after every request, under the same transcript.
+
+Threads take turns. A file that another object has changed since this one read
+it is not written over (:class:`~pyg_trust.commit.StaleStateError`).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyg_trust import commit, noise, rng
+from pyg_trust._checks import check_choice, check_instance, check_positive
+from pyg_trust._states import FORMAT, check_settings, check_state, reading
+from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust.functional.heads import Residual
+from pyg_trust.functional.shifts import (
+    gaussian_budget,
+    grid_shift,
+    largest_weights,
+    shift_epsilon,
+)
+from pyg_trust.kernel import release, removal
+from pyg_trust.ledger import RemovalLedger
+from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.report import fingerprint_model
+
+ON_EXCEED = ('refine', 'retrain', 'raise')
+
+
+class Held(Protocol):
+    """State of a fitted classifier, and its account.
+
+    It is replaced as a whole, by one assignment at the end of an operation
+    that may fail, so that a failure changes nothing.
+    """
+
+    @property
+    def W(self) -> Tensor:
+        """The weights before the noise."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The released weights."""
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """The account."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """The names of all states so far."""
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The labels, ascending."""
+
+    @property
+    def num_items(self) -> int:
+        """The number of training items that remain."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the last line of the ledger stands for this state."""
+
+
+M = TypeVar('M', bound=Held)
+
+
+class CertifiedClassifier(Generic[M]):
+    r"""Base of classifiers with certified removal: release, account, state.
+
+    A subclass keeps features and weights in ``_model``, and says how a state
+    is written (``_packed``) and made again (``_rebuilt``).
+
+    Args:
+        head (str): of :mod:`~pyg_trust.functional.heads`.
+        lam (float): :math:`\lambda`.
+        release_std (float): the standard deviation of the noise.
+        epsilon (float): the most that a release may have.
+        delta (float): in :math:`(0, 1)`.
+        on_exceed (str): one of ``ON_EXCEED``.
+        tol (float): the residual of exact solves.
+        seed (int, optional): of the noise.
+    """
+
+    noise = 'output'
+    accounting = 'residual'
+    _rests_on: tuple[str, ...] = (
+        'the noise is exact, as integers on the grid of the release, whose '
+        'rounding is paid for',
+    )
+
+    def __init__(
+        self,
+        *,
+        head: str,
+        lam: float,
+        release_std: float,
+        epsilon: float,
+        delta: float,
+        on_exceed: str,
+        tol: float,
+        seed: int | None,
+    ) -> None:
+        self._head = head
+        self.lam = check_positive('lam', lam)
+        self.tol = check_positive('tol', tol)
+        self.release_std = check_positive('release_std', release_std)
+        check_choice('on_exceed', on_exceed, ON_EXCEED)
+        self.on_exceed = on_exceed
+        self.budget = self._new_budget(epsilon, delta)
+        self.epsilon = float(epsilon)
+        self.delta = float(delta)
+        self._first_seed = None if seed is None else rng.resolve(seed)
+        self._model: M | None = None
+        self._known_epsilon = (0.0, 0.0)
+        self._lock = ObjectLock()
+
+    # What is public #########################################################
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The labels, ascending; none before the first fit."""
+        return () if self._model is None else self._model.classes
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """A copy of the account so far. It names what was removed."""
+        if self._model is None:
+            return RemovalLedger(self.budget)
+        return self._model.ledger.copy()
+
+    @property
+    @synchronized
+    def weight(self) -> Tensor:
+        """The released weights, noise included: float64, ``[d, num_outputs]``.
+
+        A copy. They are the same until the next removal.
+        """
+        return self._fitted.weight.clone()
+
+    # Saved states ###########################################################
+
+    @synchronized
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that it takes to continue, as copies: a secret.
+
+        The state holds the remaining data, their salts, the released weights
+        and the ledger. It does not hold the weights before the noise, by which
+        guesses of the removed data could be tested: these are solved again.
+        Guard it like the data, and destroy older states after a removal: they
+        hold what was removed.
+        """
+        model = self._fitted
+        return {
+            'format': FORMAT,
+            'config': self._config(),
+            'classes': model.classes,
+            'lineage': list(model.lineage.names),
+            'ledger': model.ledger.state_dict(),
+            **self._packed(model),
+        }
+
+    @synchronized
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file, whole or not at all.
+
+        A removal is done once it is saved: after an interrupt the file holds
+        the state before or after it, and an object that read the file earlier
+        can't write the old state back. A file system, a backup or a snapshot
+        may keep the old content of a file that was replaced.
+
+        Args:
+            path (str or Path): of the file, which is replaced.
+
+        Raises:
+            StaleStateError: if another object has changed the file since this
+                one read or wrote it.
+            ValueError: if it holds the state of another fit, or anything
+                else.
+        """
+        check_instance('path', path, str, Path)
+        commit.save(path, self.state_dict())
+
+    @synchronized
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickle holds the saved state, and no more.
+        self._settle()
+        state = None if self._model is None else self.state_dict()
+        return {**vars(self), '_model': None, 'saved': state}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        state = held.pop('saved')
+        vars(self).update(held)
+        if state is not None:
+            self._load(state)
+
+    def _load(self, state: dict[str, Any], progress_bar: bool = False) -> None:
+        check_instance('state', state, dict)
+        check_state(state, (), (1, FORMAT))
+        with reading():
+            self._model = self._unpacked(state, progress_bar)
+
+    def _unpacked(self, state: dict[str, Any], progress_bar: bool) -> M:
+        config, mine = dict(state['config']), self._config()
+        if 'noise_std' not in mine:
+            # States of 0.1 have it, without an effect.
+            config.pop('noise_std', None)
+        check_settings('config', config, mine)
+        # Two branches may have equal ledgers: each has released weights with
+        # noise of its own, and neither counts those of the other.
+        present = self._model
+        lineage = Lineage.of(
+            state, None if present is None else present.lineage
+        )
+        ledger = self.ledger
+        ledger.load_state_dict(state['ledger'])
+        model = self._rebuilt(state, ledger, lineage, progress_bar)
+        if not model.is_sealed:
+            raise ValueError(
+                'the data, the released weights of the state or its account '
+                'are not those of its ledger: something was changed or '
+                'exchanged'
+            )
+        self._check_weights(model)
+        return model
+
+    def _check_weights(self, model: M) -> None:
+        if self._noise_p_value(model) < noise.LEAST_P_VALUE:
+            raise ValueError(
+                'the released weights of the state are not those of its '
+                'ledger: they are not its weights with their noise, and may '
+                'be those of an earlier release'
+            )
+
+    # What subclasses say ####################################################
+
+    def _config(self) -> dict[str, Any]:
+        """Return the settings that a saved state has to agree with."""
+        return {
+            'lam': self.lam,
+            'noise': self.noise,
+            'release_std': self.release_std,
+            'epsilon': self.epsilon,
+            'delta': self.delta,
+            'tol': self.tol,
+        }
+
+    def _packed(self, model: M) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _rebuilt(
+        self,
+        state: dict[str, Any],
+        ledger: RemovalLedger,
+        lineage: Lineage,
+        progress_bar: bool,
+    ) -> M:
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        # Ends an edit in place that was interrupted.
+        pass
+
+    @property
+    def _fitted(self) -> M:
+        self._settle()
+        if self._model is None:
+            raise ValueError('the classifier needs to be fitted first')
+        return self._model
+
+    @property
+    def _seed(self) -> int | None:
+        return self._first_seed
+
+    # Predictions ############################################################
+
+    def _labels(self, margin: Tensor) -> Tensor:
+        return torch.tensor(self.classes)[_best(margin)]
+
+    def _probabilities(self, margin: Tensor) -> Tensor:
+        if margin.dim() == 1:
+            return torch.sigmoid(torch.stack([-margin, margin], dim=1))
+        if self._head == 'softmax':
+            return margin.softmax(1)
+        # In logarithms, so that tiny probabilities do not all vanish.
+        return torch.nn.functional.logsigmoid(margin).softmax(1)
+
+    # Noise ##################################################################
+
+    def _source(self, *what: int) -> SecureNoise | SeededNoise:
+        seed = self._seed
+        part = None if seed is None else rng.derive(seed, *what)
+        return noise.source(part)
+
+    def _linear(self, shape: tuple[int, ...], number: int) -> Tensor | None:
+        """Draw the linear term of the objective: none with output noise."""
+        return None
+
+    def _read_linear(
+        self, state: dict[str, Any], shape: tuple[int, ...]
+    ) -> Tensor | None:
+        if 'B' in state:
+            raise ValueError("'state' can't have a 'B' with noise='output'")
+        return None
+
+    @property
+    def _output_std(self) -> float:
+        return self.release_std
+
+    def _release(self, W: Tensor, number: int) -> Tensor:
+        return noised(W, self._source(number, 0), self.release_std)
+
+    def _noise_p_value(self, model: M) -> float:
+        """Compute how likely the noise is as far from what it has to be."""
+        grid = release.grid(self.release_std)
+        off = model.weight / grid - (model.W / grid).round()
+        return noise.p_value(off * 2.0**-32)
+
+    # The account ############################################################
+
+    def _new_budget(self, epsilon: float, delta: float) -> float:
+        return gaussian_budget(epsilon, delta)
+
+    def _spends(self, beta: float, mu: float) -> float:
+        """Convert a bound of the residual to units of the budget."""
+        return beta / (mu * self.release_std)
+
+    def _allowed(self, spent: float, mu: float) -> float:
+        """Convert units of the budget to a bound of the residual."""
+        return spent * self.release_std * mu
+
+    def _grid(self, shape: tuple[int, ...]) -> float:
+        """Bound the rounding of a release, in units of the budget."""
+        size = self._largest(shape[1])
+        return grid_shift(shape[0] * shape[1], size, self.release_std)
+
+    def _largest(self, outputs: int) -> float:
+        """Bound the weights of any solution that stays within the budget.
+
+        The first term bounds exact training; others are at most the second
+        away from it.
+        """
+        loss = 'logistic' if self._head == 'ovr' else self._head
+        size = largest_weights(outputs, self.lam, loss)
+        return size + self.budget * self.release_std
+
+    def _check_grid(self, outputs: int) -> None:
+        # Depends on no data, so that no removal is refused for it.
+        size = self._largest(outputs)
+        release.check_sum(size, self.release_std, 'release_std')
+
+    def _bound(self, model: M) -> float:
+        """Return the bound of the residual that the ledger stands for."""
+        return self._allowed(model.ledger.spent, self.lam * model.num_items)
+
+    def _epsilon(self, spent: float) -> float:
+        if spent != self._known_epsilon[0]:
+            # Most releases spend the same.
+            found = shift_epsilon(spent, self.delta)
+            self._known_epsilon = (spent, found)
+        return self._known_epsilon[1]
+
+    def _transcript(self, ledger: RemovalLedger) -> float:
+        """Compute epsilon of all releases since the fit: one shift."""
+        spent = [line.spent for line in ledger.entries]
+        return shift_epsilon(removal.together(spent), self.delta)
+
+    def _check_shift(
+        self, count: int, W: Tensor, beta: float, spent: float
+    ) -> None:
+        """Check that a release is paid for, as the kernel counts.
+
+        Args:
+            count (int): the training items that remain.
+            W (Tensor): the weights before the noise.
+            beta (float): a bound of their residual.
+            spent (float): the amount on the account; 0 where the release is
+                compared with a fit by this program.
+
+        Raises:
+            RuntimeError: if less is paid than the release costs.
+        """
+        given = count, self.lam, W.numpy(), self.release_std
+        shift = removal.shift(beta, *given)
+        if spent and not shift <= spent <= self.budget:
+            raise RuntimeError(
+                f'the kernel proves a shift of {shift:.6g} of the noise, and '
+                f'{spent:.6g} of {self.budget:.6g} would be paid for: this is '
+                'a bug of pyg_trust; nothing was changed'
+            )
+
+    def _compared(
+        self,
+        model: M,
+        exact: Tensor,
+        residuals: tuple[Residual, Residual],
+        margins: Callable[[Tensor], Tensor],
+    ) -> dict[str, Any]:
+        """Compare a model with exact retraining: fields of a report.
+
+        Args:
+            model (Held): the model.
+            exact (Tensor): the weights of exact retraining.
+            residuals (tuple[Residual, Residual]): of the model's weights
+                before the noise, and of the exact ones, both measured anew.
+            margins (callable): maps weights to the margins of what remains.
+        """
+        upper = sum(residual.upper for residual in residuals)
+        alike = _best(margins(exact)) == _best(margins(model.weight))
+        return {
+            'bound': self._bound(model),
+            'distance_to_retrain': float((exact - model.W).norm()),
+            'distance_bound': upper / (self.lam * model.num_items),
+            'noise_p_value': self._noise_p_value(model),
+            'agreement': float(alike.double().mean()),
+            'weights': fingerprint_model({'weight': model.weight}),
+        }
+
+
+def noised(W: Tensor, source: SecureNoise | SeededNoise, std: float) -> Tensor:
+    """Add noise to weights: the result is on the grid of the noise.
+
+    Args:
+        W (Tensor): before the noise.
+        source (SecureNoise or SeededNoise): of the noise.
+        std (float): its standard deviation.
+    """
+    k = release.rounded(W.contiguous().numpy(), std)
+    cells = source.cells(tuple(W.shape)).numpy()
+    return torch.from_numpy(release.released(k, cells, std))
+
+
+def proved(
+    found: removal.Proof, most: float, spent: float, claimed: bool
+) -> dict[str, Any]:
+    """Make fields of a report from a proof of the kernel.
+
+    Args:
+        found (Proof): of the kernel.
+        most (float): the largest residual that is claimed.
+        spent (float): the shift that is paid for.
+        claimed (bool): whether the residual was measured to be within its
+            bound.
+
+    Raises:
+        RuntimeError: if it was, and the kernel refutes it. Where rounding
+            alone is in the way, nothing is proved.
+    """
+    if claimed and found.residual.least > most:
+        raise RuntimeError(
+            f'the kernel finds a residual above {found.residual.least:.6g}, '
+            f'where {most:.6g} is claimed: this is a bug of pyg_trust'
+        )
+    return {
+        'proved': found.shift <= spent,
+        'proved_residual': found.residual.most,
+        'proved_shift': found.shift,
+    }
+
+
+def _best(margin: Tensor) -> Tensor:
+    # The positions of the classes with the largest margins.
+    if margin.dim() == 1 or margin.size(1) == 1:
+        return (margin.view(-1) > 0).long()
+    return margin.argmax(1)

@@ -1,0 +1,386 @@
+"""Reports of the classifiers with certified removal."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pyg_trust.noise import SEEDED
+from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import Verifiable, stated
+from pyg_trust.report.charts import Chart, verified
+
+SAME = (
+    'rounding hides more than the budget: this release was retrained from '
+    'what remains alone, and is compared with a fit by the same program on '
+    'it, in place of the exact solution; that it was may tell one bit of what '
+    'was removed',
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovalReport(Verifiable):
+    r"""Base of the reports of removals: their verification and claim.
+
+    Keep reports as private as the data: residuals are functions of what was
+    removed, and no part of the release.
+
+    Args:
+        action (str): ``'hold'`` (the weights already fit what remains),
+            ``'step'`` (one step), ``'refine'`` (solved from the old weights)
+            or ``'retrain'`` (solved from zero, on features made anew).
+        request (dict): the names of what was removed.
+        residual (float): the residual :math:`\lVert \nabla L(W, D')
+            \rVert_F` before the noise, as measured; 0 where the release is
+            compared with a fit by the same program.
+        bound (float): the amount that is paid for; see the subclass.
+        budget (float): what the bound may be at most.
+        distance_bound (float): of the distance to exact retraining, before
+            the noise, in the Frobenius norm.
+        epsilon (float): of this release, at :obj:`delta`.
+        epsilon_transcript (float): of all releases since the fit together, at
+            :obj:`delta`; infinite with ``noise='objective'``, which says
+            nothing about more than one.
+        delta (float): as given to the classifier.
+        iterations (int): the number of Newton steps.
+        noise (str): ``'output'``, or ``'objective'`` of
+            :mod:`~pyg_trust.unlearning.baselines`.
+        release_std (float): the standard deviation of the noise.
+        assumptions (tuple[str, ...]): what the certificate rests on.
+        data (str): the root of the seals of the data that remain, as in the
+            ledger.
+        origin (dict): versions and settings.
+        weights (str): SHA-256 of the released weights, as a ``state_dict``
+            with the one entry ``weight``.
+        history (tuple[float, ...]): the bounds of all releases since the fit.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
+        verification (VerificationReport, optional): as :meth:`verified` adds
+            it.
+    """
+
+    action: str
+    request: dict[str, Any]
+    residual: float
+    bound: float
+    budget: float
+    distance_bound: float
+    epsilon: float
+    epsilon_transcript: float
+    delta: float
+    iterations: int
+    noise: str
+    release_std: float
+    assumptions: tuple[str, ...]
+    data: str
+    origin: dict[str, Any]
+    weights: str = ''
+    history: tuple[float, ...] = ()
+    ledger_head: str = ''
+    verification: 'VerificationReport | None' = None
+
+    def _stated(
+        self,
+        what: str,
+        residuals: dict[str, list[float]],
+        checked: list[str],
+        **values: Any,
+    ) -> Guarantee:
+        # The claim, with the fields that both kinds of classifiers share.
+        given = self.origin.get('arguments', {})
+        found = self.verification
+        proved = found is not None and found.proved
+        if found is not None:
+            checked = [*checked, found.told()]
+        return stated(
+            what,
+            {
+                **self.numbers(),
+                **values,
+                'lam': given.get('lam'),
+                'target_epsilon': given.get('epsilon'),
+                'residual_checked': (
+                    'by the kernel, at verify()'
+                    if proved
+                    else 'not by the kernel'
+                ),
+            },
+            assumptions=self.assumptions,
+            data=self.data,
+            origin=self.origin,
+            history=residuals,
+            checked=tuple(checked),
+            model=self.weights,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationReport(Report):
+    """Base of the reports of verifications: a sentence and a chart.
+
+    Args:
+        ok (bool): whether everything below is as it has to be.
+        residual (float): the residual before the noise, measured again on
+            features that were made anew.
+        bound (float): the bound of it that the ledger stands for.
+        bound_holds (bool): whether the residual is at most the bound.
+        distance_to_retrain (float): the Frobenius norm of the difference
+            between the weights before the noise and those of exact
+            retraining.
+        distance_bound (float): what the residual allows it to be.
+        noise_p_value (float): how likely Gaussian noise of the standard
+            deviation :obj:`release_std` is as far from what it has to be as
+            that on the released weights (chi-squared, two-sided); less than
+            1e-9 is not accepted. 1 with ``noise='objective'``, if what is
+            released are the weights.
+        agreement (float): the share of the remaining items that the released
+            weights and exact retraining classify alike.
+        leftovers (tuple[str, ...]): what still holds, or could hold,
+            something that was removed.
+        weights (str): SHA-256 of the released weights.
+        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
+            ledger has of this release, from what remains alone. It can't for
+            ``features='push'``, ``noise='objective'``, and a release that is
+            compared with a fit by the same program.
+        proved_residual (float): the residual as the kernel bounds it;
+            infinite where it can't.
+        proved_shift (float): likewise, the shift of the release over its
+            noise.
+    """
+
+    ok: bool
+    residual: float
+    bound: float
+    bound_holds: bool
+    distance_to_retrain: float
+    distance_bound: float
+    noise_p_value: float
+    agreement: float
+    leftovers: tuple[str, ...]
+    weights: str = ''
+    proved: bool = False
+    proved_residual: float = math.inf
+    proved_shift: float = math.inf
+
+    def told(self) -> str:
+        """State the findings in one sentence."""
+        left = '; '.join(self.leftovers) or 'nothing that was removed'
+        proof = 'the kernel does not prove it'
+        if self.proved:
+            proof = (
+                'the kernel proves a residual of at most '
+                f'{self.proved_residual:.3g}'
+            )
+        return (
+            f'verify() {"found" if self.ok else "FAILED, and found"}, from '
+            f'{self._of} a residual of {self.residual:.3g} (allowed '
+            f'{self.bound:.3g}), exact retraining '
+            f'{self.distance_to_retrain:.3g} away (allowed '
+            f'{self.distance_bound:.3g}), and left in memory: {left}; {proof}'
+        )
+
+    @property
+    def _of(self) -> str:
+        raise NotImplementedError
+
+    def chart(self) -> Chart:
+        """Draw measured values as shares of their bounds."""
+        return verified(
+            self.ok,
+            residual=(self.residual, self.bound),
+            distance=(self.distance_to_retrain, self.distance_bound),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeUnlearnReport(RemovalReport):
+    r"""The result of a removal, and the certificate of its release.
+
+    The bound is of the residual at exact features, with all that rounding can
+    hide, as it is paid for; 0 where the release was retrained and is compared
+    with a fit by the same program. The history is in units of the budget.
+
+    Args:
+        rows_touched (int): rows of features that may have changed.
+        train_rows_touched (int): those of them that the model is trained on.
+        stale_rows (int): rows that are kept and out of date: none, as rows
+            outside of the training set are computed when they are asked for.
+        num_train (int): how many training nodes remain.
+        gradient_change (float): the residual before the first step.
+        feature_error (float): what the error of features adds to the residual
+            at most; 0 where they are exact.
+        secure (bool): whether the noise came from the operating system.
+        setting (str): a digest of propagation, head, penalty and deviation
+            of the noise.
+    """
+
+    rows_touched: int
+    train_rows_touched: int
+    stale_rows: int
+    num_train: int
+    gradient_change: float
+    feature_error: float
+    secure: bool
+    setting: str = ''
+
+    @property
+    def _verification(self) -> type[Report]:
+        return NodeVerifyReport
+
+    def guarantee(self) -> Guarantee:
+        """State how close the release is to one without the removed items."""
+        measured = (
+            'the gradient residual before the noise was measured on the '
+            f'{self.num_train} training nodes that remain: {self.residual:.3g}'
+            f', which counts as {self.bound:.3g} of {self.budget:.3g}'
+        )
+        if self.bound == 0:
+            measured = 'the weights were retrained from what remains alone'
+        residuals = [*(share * self.budget for share in self.history[:-1])]
+        return self._stated(
+            'certified removal from a node classifier',
+            {'gradient residual': [*residuals, self.bound]},
+            [
+                f'{self.rows_touched} rows of features were computed again '
+                'from the graph that remains',
+                measured,
+            ],
+            request={'0': self.request},
+            seeded=not self.secure,
+        )
+
+
+@dataclass(frozen=True)
+class NodePlan(Report):
+    """A dry run of a removal: its action, and the rows that it would touch.
+
+    Args:
+        action (str): ``'hold'`` or ``'refine'`` (one step or more).
+        rows_touched (int): as in :class:`NodeUnlearnReport`.
+        train_rows_touched (int): as in :class:`NodeUnlearnReport`.
+        num_train (int): how many training nodes would remain.
+        gradient_change (float): the residual before the first step.
+    """
+
+    action: str
+    rows_touched: int
+    train_rows_touched: int
+    num_train: int
+    gradient_change: float
+
+    def chart(self) -> Chart:
+        """Draw how many rows of features the request touches."""
+        return Chart(
+            f'Forgetting would touch {self.train_rows_touched} of '
+            f'{self.num_train} training rows ({self.action})',
+            bars={
+                'rows touched': self.rows_touched,
+                'of the training set': self.train_rows_touched,
+                'training rows that remain': self.num_train,
+            },
+            xlabel='rows',
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeVerifyReport(VerificationReport):
+    r"""The findings of :meth:`NodeClassifier.verify`.
+
+    Args:
+        feature_error (float): the largest difference of the features from
+            those of a computation from scratch on what remains: 0, to the
+            bit, for exact features; for ``features='push'`` the Frobenius
+            norm of the error.
+        feature_error_bound (float): what it may be.
+        frozen_factor (bool): whether the factored Hessian is older than the
+            last removal, which :meth:`NodeClassifier.flush` changes.
+    """
+
+    feature_error: float
+    feature_error_bound: float
+    frozen_factor: bool
+
+    @property
+    def _of(self) -> str:
+        return (
+            f'what remains alone: features off by {self.feature_error:.3g} '
+            f'(allowed {self.feature_error_bound:.3g}),'
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnlearnReport(RemovalReport):
+    r"""The result of a removal, and the certificate of the model after it.
+
+    The bound is that of the shift over the noise; with ``noise='objective'``
+    of the residual.
+
+    Args:
+        mode (str): :obj:`'delete'` or :obj:`'mask'`.
+        seeded (bool): whether the noise came from an explicit seed, and hides
+            nothing from who knows or guesses it.
+        accounting (str): how the bound was made.
+        graphs_embedded (int): how many graphs were embedded again.
+        num_graphs (int): how many training graphs remain.
+        empty_classes (tuple[int, ...]): classes without a training graph.
+        releases (int): how many releases there were since the fit.
+        increments (dict): with ``noise='objective'``, bounds of the residual
+            that the certified step added or would have added: ``tight``,
+            ``paper`` (Theorem 4.7), and the worst cases ``node`` (Theorem
+            4.4, Corollary 4.6) and ``feature`` (Theorem 4.3, Corollary 4.5);
+            those that the accounting computes and the request allows.
+    """
+
+    mode: str
+    seeded: bool
+    accounting: str
+    graphs_embedded: int
+    num_graphs: int
+    empty_classes: tuple[int, ...]
+    releases: int
+    increments: dict[str, float]
+
+    @property
+    def _verification(self) -> type[Report]:
+        return VerifyReport
+
+    def guarantee(self) -> Guarantee:
+        """State how close the model is to one without the removed items."""
+        output = self.noise == 'output'
+        what = 'shift over noise' if output else 'gradient residual'
+        return self._stated(
+            'certified removal',
+            {what: list(self.history)},
+            [
+                f'the gradient residual before the noise: {self.residual:.3g},'
+                f' measured on the {self.num_graphs} graphs that remain'
+            ],
+        )
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport(VerificationReport):
+    r"""The findings of :meth:`~.ScatteringClassifier.verify`.
+
+    Args:
+        seeded (bool): as in :class:`UnlearnReport`.
+        embedding_error (float): the largest difference of the cached
+            embeddings and their inner products from those recomputed from
+            the graphs that remain.
+        sealed (bool): whether the graphs are those that the ledger seals.
+    """
+
+    seeded: bool
+    embedding_error: float
+    sealed: bool
+
+    @property
+    def _of(self) -> str:
+        return 'the graphs that remain alone:'
+
+    def __str__(self) -> str:
+        table = super().__str__()
+        return f'{SEEDED}\n{table}' if self.seeded else table
