@@ -1,6 +1,8 @@
 """Reports for an auditor, honest ones and others."""
 
 import json
+import math
+from fractions import Fraction
 
 from pyg_trust.check import FAILS, check_report
 from pyg_trust.functional import wor_epsilon
@@ -47,6 +49,13 @@ def removal(**request):
         kind='removal',
         values={'request': {'0': request}},
     )
+
+
+def above(value, digits=4):
+    """The least number of so many digits that is not below a positive one."""
+    step = Fraction(10) ** (math.floor(math.log10(value)) + 1 - digits)
+    whole = math.ceil(Fraction(repr(float(value))) / step)
+    return f'{float(whole * step):.{digits}g}'
 
 
 def saved(folder, *guarantees):

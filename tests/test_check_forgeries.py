@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from auditing import privacy, reworded
+from auditing import above, privacy, reworded
 from guarantees import MADE
 from procedures import classifier, cycle, dataset
 
@@ -92,7 +92,7 @@ def sentence(old, new):
 
 
 def tiny_epsilon(each):
-    claimed = f'({each["values"]["epsilon"]:.4g}, '
+    claimed = f'({above(each["values"]["epsilon"])}, '
     sentence(claimed, '(1e-12, ')(each)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from functools import lru_cache
 
 import pytest
@@ -367,3 +368,35 @@ def test_a_forger_who_words_it_anew_is_told_apart_by_numbers(
         path.write_text(forged(reworded(single)))
         told = [e.text for e in check_report(path) if e.status == FAILS]
         assert any('comes from a seed' not in text for text in told), lie
+
+
+@pytest.mark.parametrize('epsilon', [2.0, 2.0004, 7.00001, 1234.5, 1e-9, 0.0])
+def test_no_sentence_promises_less_than_its_fields(complete, epsilon):
+    # 2.0004 is no epsilon of 2, and a confidence of .9999999 is none of 1.
+    for each in complete()['guarantees']:
+        values = each['values']
+        if 'epsilon' in values:
+            values['epsilon'] = epsilon
+            values['delta'] = delta = 1.0000004e-5
+            said = words(claims.claim(each['procedure'], values)).promise
+            pairs = re.findall(r'\(([\d.e+-]+), ([\d.e+-]+)\)', said)
+            assert pairs[0] == (f'{float(pairs[0][0]):.4g}', '1.00001e-05')
+            assert epsilon <= float(pairs[0][0]) <= 1.001 * epsilon
+            assert delta <= float(pairs[0][1])
+        if 'confidence' in values:
+            values['confidence'] = 0.9999999
+            said = words(claims.claim(each['procedure'], values)).promise
+            assert 'with confidence 0.999999' in said
+        if 'standard_deviation' in values and values['eps']:
+            values['standard_deviation'] = 0.12341
+            said = words(claims.claim(each['procedure'], values)).promise
+            assert 'above 0.124' in said
+
+
+@pytest.mark.parametrize('text', ['2.0', 'inf', None, [2.0]])
+def test_a_text_is_no_number_of_a_sentence(complete, text):
+    for each in complete()['guarantees']:
+        if 'epsilon' in each['values']:
+            each['values']['epsilon'] = text
+            with pytest.raises((TypeError, ValueError)):
+                words(claims.claim(each['procedure'], each['values']))

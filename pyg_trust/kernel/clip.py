@@ -52,9 +52,13 @@ truncated toward zero, and gets no longer: :math:`\kappa = \tau = 0`.
 :math:`g = 2^{-32} \sigma` plus independent integers :math:`N` (``noise.py``),
 which together are a rounding of the ideal Gaussian mechanism. With :math:`m /
 z \le 2^{18}`, :math:`|k| \le 2^{50}` and :math:`k` is off by less than 1, so
-that neighbours are at most :math:`2 \sqrt{d}\, g` further apart; for :math:`d`
-numbers that is paid by :math:`\sigma = z C (1 + \rho)`, :math:`\rho = 1.001
-\sqrt{d}\, z\, 2^{-31}`: the account keeps :math:`z`.
+that neighbours are at most :math:`2 \sqrt{d}\, g` further apart. With
+:math:`\sigma = z C (1 + \rho)` that is :math:`a (1 + \rho)\, C`, :math:`a =
+\sqrt{d}\, z\, 2^{-31}`, and paid if it is at most :math:`\rho\, C`: with
+:math:`s = 1.001\, a < 1/2` and :math:`\rho = s / (1 - s)` the account keeps
+:math:`z`.
+For norms from :math:`2^{-200}` to :math:`2^{200}` and gradients below
+:math:`2^{800}` all factors have 53 bits; others count as not finite.
 """
 
 import math
@@ -73,6 +77,7 @@ BLOCK = 256
 MOST_UNITS = 2**18
 #: Rows with larger numbers count as not finite; smaller ones lose digits.
 HUGE, TINY = 2.0**400, 2.0**-300
+NORMS = 2.0**-200, 2.0**200  #: clipping norms are between these
 _NOISE_BITS = 32
 
 
@@ -117,7 +122,8 @@ def factors(
     """
     step = grid(norm)
     dead = ~(np.isfinite(n) & np.isfinite(tau) & np.isfinite(kappa))
-    dead |= ~(weight < HUGE * HUGE)
+    most = np.maximum(np.maximum(n, tau), weight)
+    dead |= ~(most < HUGE * HUGE)
     n, tau, kappa = (np.where(dead, 0.0, v) for v in (n, tau, kappa))
     weight = np.where(dead, 0.0, weight)
     with np.errstate(divide='ignore', invalid='ignore'):
@@ -184,7 +190,13 @@ def noise_grid(
         norm (float): :math:`C`.
         count (int): :math:`d`, how many numbers are released.
     """
-    rho = 1.001 * math.sqrt(count) * math.ldexp(multiplier, 1 - _NOISE_BITS)
+    share = 1.001 * math.sqrt(count) * math.ldexp(multiplier, 1 - _NOISE_BITS)
+    if not (share < 0.5 and NORMS[0] <= norm <= NORMS[1]):
+        raise ValueError(
+            f"'multiplier' {multiplier:g} is too large for {count} numbers on "
+            f"a grid, or 'norm' {norm:g} is out of [2**-200, 2**200]"
+        )
+    rho = share / (1 - share)
     # Products are rounded to the nearest: a bit more than that, upwards.
     sigma = multiplier * norm * (1 + rho) * (1 + 2.0**-50)
     return math.ldexp(sigma, -_NOISE_BITS), rho

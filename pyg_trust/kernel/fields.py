@@ -232,10 +232,6 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield from _same('history', made[-1], v['epsilon'])
 
 
-def _search(v: Fields, *_: Any) -> Texts:
-    yield from ()
-
-
 def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
     about, form = v['relation'], v['form']
     own = about == 'edge'
@@ -434,7 +430,7 @@ def _audited(v: Fields, arguments: Fields, history: Fields) -> Texts:
 
 _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'private training': _training,
-    'search for settings of private training': _search,
+    'search for settings of private training': lambda *_: iter(()),
     'private aggregation': _sums,
     'private link prediction': _links,
     'certified removal from a node classifier': _removed,

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
 from .claims import LATER, PROMISES, finite
@@ -96,6 +97,17 @@ def _settings(claim: Any) -> str:
     return f'{SETTINGS}{", ".join(known)}; {ALONE}: {", ".join(alone)}'
 
 
+def outwards(value: float, digits: int = 4, up: bool = True) -> str:
+    """Print some digits of a number, rounded to where less is promised."""
+    way = Context(digits, ROUND_CEILING if up else ROUND_FLOOR)
+    made = way.create_decimal(repr(float(value + 0.0)))  # a text is none
+    return f'{float(made):.{digits}g}'
+
+
+def _pair(epsilon: float, delta: float) -> str:
+    return f'({outwards(epsilon)}, {outwards(delta, 6)})'
+
+
 def _limit(target: float | None) -> float:
     return math.inf if target is None else target
 
@@ -139,7 +151,8 @@ TRAINING = (
 
 RUN_ALONE = (
     'a unit adds to a step what it adds when it is run alone; run alone were '
-    'all units (always), or one drawn in secret in k of n steps (sampled): '
+    'all units (always), or one drawn in secret in k of n steps, if there is '
+    'one that the model runs on alone (sampled): '
 )
 
 
@@ -168,7 +181,7 @@ def _training(c: Any) -> Words:
     alone = [RUN_ALONE + c.checked] if c.checked else []
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
-        f'({c.epsilon:.4g}, {c.delta:g})-differentially private'
+        f'{_pair(c.epsilon, c.delta)}-differentially private'
         f'{", in exact arithmetic," if exact else ""} in any one '
         f'{protected_unit(c.relation)}',
         (*TRAINING, NO_LEDGER if c.ledger_head is None else LEDGER, *alone),
@@ -188,7 +201,7 @@ def _training(c: Any) -> Words:
 def _search(c: Any) -> Words:
     return Words(
         'the weights, settings and score of the best run are '
-        f'({c.epsilon:.4g}, {c.delta:g})-differentially private in any one '
+        f'{_pair(c.epsilon, c.delta)}-differentially private in any one '
         f'{protected_unit(c.relation)}',
         (),
         ('all other runs, how many there were, and the time',),
@@ -230,15 +243,14 @@ def _sums(c: Any) -> Words:
         hops = 'a linear propagation'
     what = f'the noisy sums of {hops} over {c.num_nodes:,} nodes'
     if c.predictions:
-        what += ', the weights and every prediction'
-        what += '' if c.relation == 'edge' else ' for others'
-        what += ', together, are'
+        others = '' if c.relation == 'edge' else ' for others'
+        what += f', the weights and every prediction{others}, together, are'
     else:
         what += ' are'
     unit = unit_of_sums(c.relation, c.form, c.directed, c.max_degree)
     return Words(
-        f'{what} ({c.epsilon:.4g}, {c.delta:g})-differentially private in one '
-        f'{unit}',
+        f'{what} {_pair(c.epsilon, c.delta)}-differentially private in one '
+        + unit,
         _once(c),
         (
             'all arguments',
@@ -277,7 +289,7 @@ def _links(c: Any) -> Words:
     return Words(
         f'the noisy sums of 1 hop over {c.num_nodes:,} nodes, a noisy number '
         f'of edges, {c.steps} noisy gradients of a scorer of pairs and every '
-        f'score of every pair, together, are ({c.epsilon:.4g}, {c.delta:g})-'
+        f'score of every pair, together, are {_pair(c.epsilon, c.delta)}-'
         'differentially private in one '
         f'{unit_of_sums("edge", "either", c.directed, None)}; an edge counts '
         'as a message and as an example',
@@ -317,16 +329,16 @@ OBJECTIVE = (
 )
 
 
-def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
+def _released(c: Any, releases: str, unit: str) -> Words:
     promise = (
-        f'the released weights are ({c.epsilon:.4g}, {c.delta:g})-'
+        f'the released weights are {_pair(c.epsilon, c.delta)}-'
         'indistinguishable from those of exact retraining without what was '
         'removed'
     )
     if c.noise == 'output':
         promise += (
             f', and all {releases} since the fit together '
-            f'({c.epsilon_transcript:.4g}, {c.delta:g})'
+            f'{_pair(c.epsilon_transcript, c.delta)}'
         )
     else:
         promise += (
@@ -345,20 +357,15 @@ def _released(c: Any, releases: str, unit: str, scale: float) -> Words:
 
 @_of('NodeRemoval')
 def _node_removal(c: Any) -> Words:
-    made = _released(c, 'releases', 'gradient residual', c.budget)
+    made = _released(c, 'releases', 'gradient residual')
     copies = 'copies of what was removed in other nodes'
-    return replace(
-        made,
-        not_covered=(*made.not_covered, copies),
-    )
+    return replace(made, not_covered=(*made.not_covered, copies))
 
 
 @_of('GraphRemoval')
 def _graph_removal(c: Any) -> Words:
-    unit = 'gradient residual'
-    if c.noise == 'output':
-        unit = 'shift over noise'
-    return _released(c, f'{c.releases} releases', unit, 1.0)
+    unit = 'shift over noise' if c.noise == 'output' else 'gradient residual'
+    return _released(c, f'{c.releases} releases', unit)
 
 
 @_of('ShardRemoval')
@@ -413,11 +420,9 @@ def _exact(c: Any) -> Words:
         kind = 'undirected' if c.undirected else 'directed'
         within += f' and {c.global_budget} {kind} flips in all'
     most = c.max_local_budget
-    both = (
-        'both directions together'
-        if c.undirected
-        else ('each direction by itself')
-    )
+    both = 'each direction by itself'
+    if c.undirected:
+        both = 'both directions together'
     fixed = f'{c.fixed_edges} directed edges are fixed: they never change'
     return Words(
         f'{c.num_robust} of {c.targets} predictions stay as they are in every '
@@ -441,9 +446,7 @@ _NAMES = {'edges': 'edges', 'features': 'entries of the features'}
 
 @_of('SmoothedCertificate')
 def _smoothed(c: Any) -> Words:
-    names = dict(_NAMES)
-    if c.undirected:
-        names['edges'] = 'undirected edges'
+    names = {**_NAMES, 'edges': 'undirected ' * c.undirected + 'edges'}
     parts = []
     for name, count in c.certified.items():
         kind, _, added, _, deleted = name.split('_')
@@ -458,12 +461,14 @@ def _smoothed(c: Any) -> Words:
     if answers:
         answers = (
             f' ({answers} also have an answer, each in each run that is not '
-            f'refused, with probability {1 - c.alpha:.6g} at least)'
+            'refused, with probability '
+            f'{outwards(1 - c.alpha, 6, False)} at least)'
         )
     each = 'all together' if c.per == 'all' else 'each of them by itself'
     return Words(
         f"the smoothed classifier's class stays, of {c.targets} {c.task}: "
-        f'{"; ".join(parts)}; with confidence {c.confidence:g}, {each} '
+        f'{"; ".join(parts)}; with confidence '
+        f'{outwards(c.confidence, 6, False)}, {each} '
         f'({c.num_abstained} abstain)',
         (
             'predictions are those of the smoothed classifier (the likeliest '
@@ -498,7 +503,7 @@ def _collective(c: Any) -> Words:
         f'classifier stay at once, for up to {c.edges[0]} added and '
         f'{c.edges[1]} deleted edges, {c.features[0]} added and '
         f'{c.features[1]} deleted entries of the features{at_most} together, '
-        f'with confidence {c.confidence:g}',
+        f'with confidence {outwards(c.confidence, 6, False)}',
         (
             'predictions are those of the smoothed classifier',
             f'the model has at most {c.hops} rounds of messages, weighted by '
@@ -599,15 +604,15 @@ def _propagation(c: Any) -> Words:
     if c.standard_deviation is not None:
         promise += (
             ', right on average over seeds; no entry has a standard deviation '
-            f'above {c.standard_deviation:.3g}'
+            f'above {outwards(c.standard_deviation, 3)}'
         )
     else:
-        promise += ', up to rounding'
-        promise += ' (levels in float16)' if c.half else ''
+        promise += ', up to rounding' + ' (levels in float16)' * bool(c.half)
     if c.level_bound is not None:
         promise += (
-            f' and to within {c.level_bound:.3g} times the sum of the weights '
-            f'times the norm of {c.read!r}, |D^(a-1/2) .|_F, as levels are cut'
+            f' and to within {outwards(c.level_bound, 3)} times the sum of '
+            f'the weights times the norm of {c.read!r}, |D^(a-1/2) .|_F, as '
+            'levels are cut'
         )
     return Words(
         promise,

@@ -234,15 +234,12 @@ class GraphLoader(WholeUnitLoader):
 
     def public(self) -> tuple[Any, ...]:
         """Return the public part: attributes, and the number if public."""
-        first = self.graphs[0].to_dict()
-        shapes = {
-            name: [list(value.shape[1:]), str(value.dtype)]
-            for name, value in first.items()
-            if isinstance(value, Tensor)
-        }
+        first = self.graphs[0].to_dict().items()
+        # No shapes: those of edges tell how many a graph has.
+        names = sorted(n for n, value in first if isinstance(value, Tensor))
         if self._rate is not None:
-            return (repr(sorted(shapes)),)
-        return len(self.graphs), repr(sorted(shapes))
+            return (repr(names),)
+        return len(self.graphs), repr(names)
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions and limits of a guarantee in one graph."""

@@ -1,6 +1,7 @@
 """Checks of the parts of a training that is to become private."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -214,29 +215,52 @@ def probe(
         check_criterion(criterion, out, batch.y, step.loss_reduction)
 
 
-def check_totals(found: Tensor, drawn: int) -> None:
+def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:
     """Makes sure that sums are of all units that were drawn, and not too many.
 
     Args:
         found (Tensor): the number of units they are of.
         drawn (int): that of units drawn.
+        multiplier (float): the noise on them over the clipping norm.
 
     Raises:
         RuntimeError: if they are not.
     """
-    if int(found) != drawn or drawn > clip.MOST_UNITS:
+    most = int(clip.MOST_UNITS * min(1.0, multiplier))
+    if int(found) != drawn or drawn > most:
         raise RuntimeError(
             'a clipped sum is of other units than were drawn, or of more than '
-            f'{clip.MOST_UNITS}; the step was not taken'
+            f'{most}; the step was not taken'
         )
 
 
-def check_arithmetic(loader: StepLoader, multiplier: float) -> None:
+def check_grid(name: str, multiplier: float, count: int) -> None:
+    """Refuse noise on a grid that is coarser than what it hides.
+
+    Args:
+        name (str): of the argument that is too large.
+        multiplier (float): the noise over what one unit adds at most.
+        count (int): how many numbers are released.
+    """
+    try:
+        clip.noise_grid(multiplier, 1.0, count)
+    except ValueError:
+        raise ValueError(
+            f"'{name}' is too large for {count} numbers: the grid of the "
+            'noise is then coarser than what it hides (got a noise of '
+            f'{multiplier:g} times the clipping norm)'
+        ) from None
+
+
+def check_arithmetic(
+    loader: StepLoader, multiplier: float, parameters: Sequence[Tensor]
+) -> None:
     """Makes sure that sums and noise are exact in integers.
 
     Args:
         loader (StepLoader): draws the units of a step.
         multiplier (float): the noise on the gradients over the clipping norm.
+        parameters (sequence of Tensor): what is trained.
 
     Raises:
         ValueError: if a batch is too large for that, or torch was set to
@@ -253,6 +277,9 @@ def check_arithmetic(loader: StepLoader, multiplier: float) -> None:
             f'bits (got up to {units} units and a multiplier of '
             f'{multiplier:g})'
         )
+    check_grid(
+        'noise_multiplier', multiplier, sum(p.numel() for p in parameters)
+    )
     if torch.get_float32_matmul_precision() != 'highest':
         raise ValueError(
             'float32 products need all their digits: call '

@@ -62,7 +62,7 @@ class Sizes:
     def enough(self) -> float:
         """A clipping norm that clips none."""
         n, tau, kappa, weight = (
-            v.nan_to_num(0, 0)
+            torch.where(v < clip.HUGE**2, v, 0.0)
             for v in (self.n, self.tau, self.kappa, self.weight)
         )
         share = 1 - kappa * 2.0**-clip.GRID_BITS
@@ -155,6 +155,22 @@ class ClippedSum:
             clipped.rounding,
             clipped.share,
         )
+
+
+def check_norm(name: str, norm: float) -> float:
+    """Refuse a clipping norm for which sums are not exact.
+
+    Args:
+        name (str): of the argument.
+        norm (float): positive.
+    """
+    low, high = clip.NORMS
+    if not low <= norm <= high:
+        raise ValueError(
+            f"'{name}' needs to be between {low:.0e} and {high:.0e}, where "
+            f'sums are exact to the last bit (got {norm:g})'
+        )
+    return norm
 
 
 def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:

@@ -34,11 +34,13 @@ from pyg_trust.privacy.accountant import (
 from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
     check_arithmetic,
+    check_grid,
     check_group,
     check_parts,
     check_totals,
     probe,
 )
+from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
@@ -424,7 +426,9 @@ class PrivacyEngine(NormEstimates):
                     f'{clipping!r})'
                 )
             norm = norm.initial
-        norm = check_positive('max_grad_norm', norm)
+        norm = check_norm(
+            'max_grad_norm', check_positive('max_grad_norm', norm)
+        )
         check_choice('loss_reduction', loss_reduction, REDUCTIONS)
         if max_physical_batch_size is not None:
             check_integer(
@@ -490,8 +494,11 @@ class PrivacyEngine(NormEstimates):
             size = data_loader.subgraphs_per_batch
         multiplier = float(noise_multiplier)
         if adaptive is not None:
+            check_grid(
+                'noise_std', 2 * adaptive.count_std(multiplier, size), 1
+            )
             multiplier = adaptive.gradient_multiplier(multiplier, size)
-        check_arithmetic(data_loader, multiplier)
+        check_arithmetic(data_loader, multiplier, step.parameters)
         group = self._group
         group.same_weights(step.module)
         key = group.key()
@@ -596,12 +603,11 @@ class PrivacyEngine(NormEstimates):
         self._pay(step)
         norm = self.max_grad_norm
         *totals, found, inside = self._group.total(sums, units, below)
-        self._group.of_first(lambda: check_totals(found, drawn))
+        multiplier = self._gradient_multiplier
+        self._group.of_first(lambda: check_totals(found, drawn, multiplier))
         noisy = [total.double() * clip.grid(norm) for total in totals]
         if self._group.adds_noise:
-            noisy = noisy_sums(
-                totals, self._noise, self._gradient_multiplier, norm
-            )
+            noisy = noisy_sums(totals, self._noise, multiplier, norm)
             norm = self._next_norm(norm, int(inside), int(found))
         *noisy, shared = self._group.spread(noisy, norm)
         self._set_norm(float(shared))

@@ -34,7 +34,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import CLIPPINGS
 from pyg_trust.privacy import fallbacks
-from pyg_trust.privacy.bounds import ClippedSum
+from pyg_trust.privacy.bounds import ClippedSum, check_norm
 from pyg_trust.privacy.calls import (
     Call,
     Unsupported,
@@ -679,6 +679,8 @@ def check_max_grad_norm(max_grad_norm: float) -> float:
         raise ValueError(
             f"'max_grad_norm' needs to be positive (got {max_grad_norm})"
         )
+    if max_grad_norm != float('inf'):
+        check_norm('max_grad_norm', max_grad_norm)
     return max_grad_norm
 
 

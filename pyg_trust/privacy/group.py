@@ -171,7 +171,9 @@ class Group:
             *numbers (float): others, of the same number.
         """
         if self.size == 1:
-            return [*values, *torch.tensor(numbers).unbind()]
+            # As those of several processes: a norm of 1e-50 is no float32.
+            last = torch.tensor(numbers, dtype=torch.float64)
+            return [*values, *last.unbind()]
         flat = _joined(values, numbers)
         dist.broadcast(flat, 0)
         return _cut(flat, values)

@@ -20,9 +20,14 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
-from pyg_trust.privacy.draws import random_state, set_random_state
+from pyg_trust.privacy.bounds import check_norm
+from pyg_trust.privacy.draws import (
+    fresh_state,
+    random_state,
+    set_random_state,
+)
 from pyg_trust.privacy.gradients import SubgraphGradients
-from pyg_trust.privacy.rehearsal import Decoys, Rehearsal
+from pyg_trust.privacy.rehearsal import Decoys, Rehearsal, forgetting
 from pyg_trust.privacy.spending import Spending
 from pyg_trust.privacy.validation import (
     Criterion,
@@ -89,6 +94,8 @@ class AdaptiveNorm:
     def __post_init__(self) -> None:
         check_positive('rate', self.rate)
         low, high = check_bounds(self.bounds)
+        for bound in (low, high):
+            check_norm('bounds', bound)
         if not low <= check_positive('initial', self.initial) <= high:
             raise ValueError(
                 f"'initial' needs to be in 'bounds' (got {self.initial} and "
@@ -244,7 +251,12 @@ class NormEstimates(Spending):
             ahead.spend_pure(epsilon)
             self._check_left(ahead, f"'epsilon' = {epsilon:g}")
         norms = gradient_norms(
-            module, data_loader, criterion, forward, progress_bar
+            module,
+            data_loader,
+            criterion,
+            forward,
+            not self.seeded,
+            progress_bar,
         )
         if epsilon is not None:
             if self._ledger is not None:
@@ -279,6 +291,7 @@ def gradient_norms(
     loader: StepLoader,
     criterion: Criterion,
     forward: Forward | None,
+    secret: bool = True,
     progress_bar: bool = False,
 ) -> np.ndarray:
     """The norms of the gradients of all units of the first partition.
@@ -290,6 +303,9 @@ def gradient_norms(
         loader (StepLoader): the loader.
         criterion (callable): a mean of one term per row.
         forward (callable, optional): calls a model with a batch.
+        secret (bool): whether masks of dropout are to be known to nobody,
+            where the sizes of units are private: one unit moves those of all
+            that come after it. (default: :obj:`True`)
         progress_bar (bool): whether to show one. (default: :obj:`False`)
     """
     device = next(module.parameters()).device
@@ -310,13 +326,16 @@ def gradient_norms(
         with torch.enable_grad():
             loss = criterion(leaf[: seen.size], seen.shown.y[: seen.size])
         (found_grad,) = torch.autograd.grad(loss, leaf)
-        set_random_state(state, device)
         gradients = SubgraphGradients(module)
         # To the bit, where the sizes of units may differ between neighbours.
         gradients.rowwise = not isinstance(loader, DisjointWalkLoader)
+        state = fresh_state(state, device, secret and gradients.rowwise)
+        now = random_state(device)
+        set_random_state(state, device)
         tape_of = gradients.record(owner, count)
-        with torch.enable_grad(), tape_of as tape:
+        with torch.enable_grad(), tape_of as tape, forgetting(module):
             out = call(module, batch)
+        set_random_state(now, device)
         grad = seen.gradient(found_grad, out) * seen.size
         rows = owner
         if out.size(0) != owner.numel():

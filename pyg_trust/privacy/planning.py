@@ -22,6 +22,7 @@ from pyg_trust._checks import (
 from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.selection import check_law, draw_runs, rdp_select
+from pyg_trust.kernel.sentences import outwards
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.noise import SEEDED
 from pyg_trust.privacy.accountant import (
@@ -99,7 +100,8 @@ class Proposal(Report):
             loader = f'EgoLoader(..., batch_size={size}, sampling={law!r})'
         return (
             f'{self.steps} steps of {size} units with the noise multiplier '
-            f'{self.noise_multiplier:.4g} spend epsilon {self.epsilon:.4g} at '
+            f'{self.noise_multiplier:.4g} spend epsilon '
+            f'{outwards(self.epsilon)} at '
             f'delta {self.delta:g}. Replace NeighborLoader(...) or another '
             f'loader by {loader}: of {len(self.candidates)} plans that were '
             'computed from public numbers it is the smallest batch whose '
@@ -112,7 +114,7 @@ class Proposal(Report):
         last = max(len(history) - 1, 1)
         return Chart(
             f'{self.steps} steps of {self.batch_size} subgraphs would spend '
-            f'epsilon {self.epsilon:.4g}, at delta {self.delta:g}',
+            f'epsilon {outwards(self.epsilon)}, at delta {self.delta:g}',
             lines={
                 'epsilon': (
                     [-(-self.steps * i // last) for i in range(len(history))],
@@ -321,8 +323,9 @@ class SamplingReport(Report):
         return (
             f"sampling='{self.better}' costs less: {self.steps} steps at a "
             f'rate of {self.sample_rate:.4g} with the noise multiplier '
-            f'{self.noise_multiplier:.4g} spend epsilon {self.poisson:.4g} '
-            f'by Poisson sampling and {self.without_replacement:.4g} without '
+            f'{self.noise_multiplier:.4g} spend epsilon '
+            f'{outwards(self.poisson)} by Poisson sampling and '
+            f'{outwards(self.without_replacement)} without '
             f'replacement (delta {self.delta:g}), which is {share:.0%} less. '
             'Batches have one size without replacement, and any by Poisson '
             'sampling.'
@@ -392,8 +395,13 @@ def search_epsilon(
     check_instance('bound', bound, Accountant)
     check_delta(delta)
     check_law(mean_runs, shape, 'mean_runs')
-    found = rdp_select(ORDERS, bound.rdp(ORDERS), mean_runs, shape)
+    found = rdp_select(ORDERS, _allowed(bound), mean_runs, shape)
     return rdp_epsilon(ORDERS, found, delta)
+
+
+def _allowed(bound: Accountant) -> np.ndarray:
+    # With room for another order of sums, which epsilon pays for.
+    return bound.rdp(ORDERS) * (1 + 1e-9)
 
 
 @dataclass(frozen=True)
@@ -538,7 +546,7 @@ def search(
             'may be none'
         )
     epsilon = search_epsilon(bound, delta, mean_runs, shape)
-    allowed = bound.rdp(ORDERS)
+    allowed = _allowed(bound)
     key = None if seed is None else rng.resolve(seed)
 
     def source(item: int) -> Any:
@@ -547,7 +555,7 @@ def search(
     count = draw_runs(float(source(_NUMBER).uniform(1)[0]), mean_runs, shape)
     choices = source(_CHOICE)
     best: tuple[float, nn.Module, Any, PrivacyReport] | None = None
-    seeded, data = seed is not None, set()
+    seeded = seed is not None
     relation = ''
     for _ in range(count):
         index = int(choices.choose(len(candidates), 1)[0])
@@ -570,15 +578,13 @@ def search(
             )
         relation = spends.relation
         spent = spends.rdp(ORDERS)
-        # A different order of sums is no overspending.
-        if not np.all(spent <= allowed * (1 + 1e-9)):
+        if not np.all(spent <= allowed):
             raise BudgetExceededError(
                 f'a run with {candidates[index]!r} spent more than a run may '
                 "('bound'); nothing is released"
             )
         seeded |= engine.seeded
         said = engine.report(delta)
-        data.add(said.data)
         if best is None or score > best[0]:
             model = copy.deepcopy(engine._attached().model)
             best = score, model, candidates[index], said
@@ -602,7 +608,7 @@ def search(
             'chosen without looking at private data',
             *best[3].assumptions,
         ),
-        data=data.pop() if len(data) == 1 else '',
+        data=best[3].data,
         weights=fingerprint_model(best[1].state_dict()),
         relation=relation,
         account=tuple(bound.history),

@@ -30,7 +30,9 @@ place says nothing of the others.
 
 import copy
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -626,6 +628,38 @@ def _kept(module: nn.Module) -> list[tuple[str, Any, Any, Any]]:
                 if type(value) is Tensor:
                     found.append((name, held, key, value))
     return found
+
+
+@contextmanager
+def forgetting(module: nn.Module) -> Iterator[None]:
+    """Takes from layers what they come to keep: attributes, lists, tables.
+
+    What they have of rows that are made up stays; a tensor that is written to
+    in place is not put back.
+
+    Args:
+        module (torch.nn.Module): the model.
+    """
+    saved = []
+    for place in map(vars, module.modules()):
+        held = {k: v for k, v in place.items() if k not in _OWN_OF_MODULES}
+        full = [(v, copy.copy(v)) for v in held.values() if _is_full(v)]
+        saved.append((place, held, full))
+    try:
+        yield
+    finally:
+        for place, held, full in saved:
+            for key in {*place} - {*held} - _OWN_OF_MODULES:
+                del place[key]
+            place.update(held)
+            for value, inside in full:
+                value.clear()
+                fill = value.extend if hasattr(value, 'extend') else None
+                (fill or value.update)(inside)
+
+
+def _is_full(value: Any) -> bool:
+    return isinstance(value, list | dict | set | deque)
 
 
 def settings(module: nn.Module) -> dict[str, str]:

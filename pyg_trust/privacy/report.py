@@ -12,6 +12,7 @@ from pyg_trust.kernel.sentences import (
     NO_LEDGER,
     RUN_ALONE,
     TRAINING,
+    outwards,
     protected_unit,
 )
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
@@ -164,8 +165,8 @@ class PrivacyReport(Report):
         limit = self.target_epsilon
         of = '' if limit is None else f' of {limit:.4g}'
         return Chart(
-            f'epsilon {self.epsilon:.4g}{of} is spent after {self.steps} '
-            f'steps, at delta {self.delta:g}',
+            f'epsilon {outwards(self.epsilon)}{of} is spent after '
+            f'{self.steps} steps, at delta {self.delta:g}',
             lines={'epsilon': (steps, self.history)},
             xlabel='steps',
             ylabel='epsilon',
@@ -178,9 +179,9 @@ class PrivacyReport(Report):
         return (
             *self.checked,
             f'epsilon was computed from {self.steps} recorded steps in two '
-            f'ways: {self.epsilon:.4g} by {self.mechanism}, which is '
-            f'promised, and at most {self.epsilon_renyi:.4g} by the Rényi '
-            'divergences of the steps',
+            f'ways: {outwards(self.epsilon)} by {self.mechanism}, which is '
+            f'promised, and at most {outwards(self.epsilon_renyi)} by the '
+            'Rényi divergences of the steps',
         )
 
     def _exactly(self) -> str:
@@ -196,8 +197,8 @@ class PrivacyReport(Report):
         lines = [
             *([SEEDED + '.'] if self.seeded else []),
             f'The weights after each of {self.steps} steps, all together, are '
-            f'({self.epsilon:.4g}, {self.delta:.3g})-differentially private'
-            f'{self._exactly()}: '
+            f'({outwards(self.epsilon)}, {outwards(self.delta, 6)})-'
+            f'differentially private{self._exactly()}: '
             'whoever sees them can hardly tell one from any other of a '
             f'{protected_unit(self.relation)}.',
             f'Neighbours are data that differ by "{self.relation}". '
@@ -256,6 +257,13 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         notes.append(
             f'NOT CHECKED: epsilon{said_by(mechanism)}: its sampling, its '
             'relation and its proof are of whoever wrote it'
+        )
+    kind = type(loader)
+    if kind.__module__.split('.')[0] != __name__.split('.')[0]:
+        notes.append(
+            'NOT CHECKED: how units are made and drawn, and which data are '
+            f'neighbours: the loader is {kind.__module__}.'
+            f'{kind.__qualname__}, which is not of this package'
         )
     isolation = _isolation(engine)
     notes.append(RUN_ALONE + isolation)

@@ -11,6 +11,7 @@ from pyg_trust._checks import check_instance, check_number, check_positive
 from pyg_trust._states import FORMAT, check_settings, check_state
 from pyg_trust.noise import SYSTEM
 from pyg_trust.privacy.accountant import Accountant
+from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.loading import PrivateTraining
 from pyg_trust.privacy.spending import Spending
 from pyg_trust.privacy.wrappers import PrivateStep
@@ -106,7 +107,10 @@ def load(
         {k: list(v.shape) for k, v in model.state_dict().items()},
     )
     if set_norm is not None:
-        norm = check_positive('max_grad_norm', state['max_grad_norm'])
+        norm = check_norm(
+            'max_grad_norm',
+            check_positive('max_grad_norm', state['max_grad_norm']),
+        )
     before = deepcopy(optimizer.state_dict())
     weights = deepcopy(model.state_dict())
     pins = step.pins

@@ -495,8 +495,10 @@ def check_gradients(
     batch: Data,
     owner: Tensor,
     seed: int = 0,
-) -> None:
+) -> bool:
     """Compares norms and sums with a loop over subgraphs, on random features.
+
+    Returns whether the model draws what can be drawn again for one subgraph.
 
     Args:
         gradients (SubgraphGradients): of the model.
@@ -523,6 +525,7 @@ def check_gradients(
             ):
                 out = _run(module, call, batch, seed)
             if not found:
+                again = tape._masks is not None
                 weight = torch.randn(out.shape, generator=generator).to(out)
             rows = _row_owner(out, owner, count)
             # Unclipped: rows that cancel are clipped to less than the norm.
@@ -540,6 +543,7 @@ def check_gradients(
                 f"'method' needs to be another than {gradients.method!r}: it "
                 f"gets the gradients of '{name}' wrong in this model"
             )
+    return again
 
 
 class _Features:

@@ -43,7 +43,12 @@ from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.pins import Pins
 from pyg_trust.privacy.pipeline import check_names
-from pyg_trust.privacy.rehearsal import Decoys, Rehearsal, settings
+from pyg_trust.privacy.rehearsal import (
+    Decoys,
+    Rehearsal,
+    forgetting,
+    settings,
+)
 from pyg_trust.privacy.validation import (
     BatchCall,
     buffer_versions,
@@ -115,8 +120,11 @@ class PrivateStep:
         self.isolation = 'followed'
         #: Whether random numbers of the batch may be known to nobody.
         self.secret = False
-        #: Steps in which every unit was run alone, and one of them.
+        #: Steps in which every unit was run alone, and one of them: of no
+        #: step it is told whether it had a unit, or what that unit was.
         self.constructed = self.checked = 0
+        #: Whether the model draws what can be drawn again for a unit alone.
+        self.checkable = True
         #: Whether a unit has added something else than it does alone.
         self.disagrees = False
         self._draw, self._check = Draw(), CrossCheck()
@@ -144,8 +152,8 @@ class PrivateStep:
         self._stage = 'idle'
         self._units = self._below = self._total = 0
         self._sums: list[Tensor] | None = None
-        # How units of the step's parts were checked.
-        self._how: set[str] = set()
+        # Whether units of a part of the step were computed together.
+        self._together = False
         self._drop_tape()
 
     def notes(self) -> list[str]:
@@ -338,7 +346,7 @@ class PrivateStep:
         check_edges(batch, owner)
         check_isolation(self.module, call, batch, owner, by_unit=self.by_unit)
         check_names(self.module, call, batch, owner, self.public)
-        check_gradients(self.gradients, call, batch, owner)
+        self.checkable &= check_gradients(self.gradients, call, batch, owner)
         if self.by_unit and not self.trust_loss:
             self.decoys.fit(self.module, call, batch, int(owner.max()) + 1)
         # What outputs look like, for a batch without rows.
@@ -386,6 +394,7 @@ class PrivateStep:
         if self.isolation == 'construction':
             self._construct(back, scale)
             return
+        self._together = True
         out = self._out
         assert out is not None
         owner = self._rows(out)
@@ -442,7 +451,6 @@ class PrivateStep:
         assert call is not None
         if share is None or masks is None:
             # It has none, or random numbers that it does not draw again.
-            self._how.add('not')
             return
         if rehearsal is not None:
             by = rehearsal.pull(back, unit, scale)
@@ -465,13 +473,12 @@ class PrivateStep:
                 self._settings if rehearsal else settings(self.module),
             )
         except Exception:
-            # A model that runs on no unit alone, as LSTMs without edges.
-            self._how.add('not')
+            # A model that does not run on it alone, as LSTMs without edges:
+            # that it was drawn is told to nobody.
             return
         if not passes:
             self.disagrees = True
             raise RuntimeError(DISAGREES)
-        self._how.add('checked')
 
     def _construct(self, back: Tensor, scale: int) -> None:
         # Each unit by itself, as the kernel has it.
@@ -489,7 +496,6 @@ class PrivateStep:
             step.add(totals, step.adds(found, norm, automatic))
             below += step.length(found) <= norm
         device = self._owner.device
-        self._how.add('construction')
         self._add(
             [torch.from_numpy(total).to(device) for total in totals],
             self._count,
@@ -553,7 +559,9 @@ class PrivateStep:
         device = self._owner.device
         now = random_state(device)
         set_random_state(self._states, device)
-        with torch.enable_grad():
+        # What is kept of private rows would be in copies of the model, and in
+        # the loss of another step.
+        with torch.enable_grad(), forgetting(self.module):
             out = self._run(call)
         set_random_state(now, device)
         return out
@@ -591,13 +599,14 @@ class PrivateStep:
             return False
         assert self._sums is not None
         sums, units, below = self._sums, self._units, self._below
-        how, self._how = self._how, set()
         self._sums, self._units, self._below = None, 0, 0
         self._stage = 'done'
         noisy = self.add_noise(sums, units, below)
-        # Of a step without units, nothing is there to be checked.
-        self.constructed += how == {'construction'}
-        self.checked += not units or 'checked' in how
+        # A count of steps is released: it must not tell which had units.
+        alone = self.isolation == 'construction' and not self._together
+        self.constructed += alone
+        self.checked += self.checkable and not alone
+        self._together = False
         for i, (parameter, grad) in enumerate(
             zip(self.parameters, noisy, strict=True)
         ):

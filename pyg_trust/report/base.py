@@ -23,7 +23,7 @@ import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
 from pyg_trust.kernel import claims
 from pyg_trust.kernel.claims import finite
-from pyg_trust.kernel.sentences import SETTINGS, words
+from pyg_trust.kernel.sentences import SETTINGS, outwards, words
 from pyg_trust.report.charts import Chart, draw
 
 #: Sorts of promises: about one person's data in what is released; about what
@@ -334,8 +334,8 @@ def _is_plain(value: Any) -> bool:
 
 def _share(spent: float, limit: float) -> str:
     if not 0 < limit < math.inf:
-        return f'{spent:.3g} of {limit:.3g}'
-    return f'{100 * spent / limit:.2g} %'
+        return f'{outwards(spent, 3)} of {limit:.3g}'
+    return f'{outwards(100 * spent / limit, 2)} %'
 
 
 def _chart_of_numbers(report: Report, title: str) -> Chart:

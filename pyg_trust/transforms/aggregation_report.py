@@ -12,7 +12,7 @@ from pyg_trust.functional.private_propagation import (
     hop_sensitivity,
 )
 from pyg_trust.kernel.noise import DIGEST, SHIFT
-from pyg_trust.kernel.sentences import SEEDED, unit_of_sums
+from pyg_trust.kernel.sentences import SEEDED, outwards, unit_of_sums
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 
@@ -343,7 +343,7 @@ class AggregationReport(Report):
         """Explain the guarantee in words."""
         text = self.promise()
         parts = [
-            f'{name} {value:.4g}'
+            f'{name} {outwards(value)}'
             for name, value in (
                 ('encoder', self.mu_encoder),
                 ('aggregation', self.mu_aggregation),
@@ -352,7 +352,7 @@ class AggregationReport(Report):
             if value
         ]
         lines = [
-            f'{text[0].upper()}{text[1:]} (mu {self.mu:.4g}: '
+            f'{text[0].upper()}{text[1:]} (mu {outwards(self.mu)}: '
             f'{", ".join(parts) or "nothing yet"}).',
             'All rows may be published.'
             if self.rows == 'all'
@@ -368,15 +368,19 @@ class AggregationReport(Report):
             )
         if self.mu_edge is not None:
             kind = 'arc' if self.directed else 'undirected edge'
-            lines.append(f'In one {kind} the sums have mu {self.mu_edge:.4g}.')
+            lines.append(
+                f'In one {kind} the sums have mu {outwards(self.mu_edge)}.'
+            )
         if self.epsilon_replace is not None:
             lines.append(
                 'That is against a blank record. Against any other record '
                 "(somebody's features or label, changed) epsilon is "
-                f'{self.epsilon_replace:.4g}.'
+                f'{outwards(self.epsilon_replace)}.'
             )
         if self.degree_curve:
-            curve = ', '.join(f'{d}: {e:.4g}' for d, e in self.degree_curve)
+            curve = ', '.join(
+                f'{d}: {outwards(e)}' for d, e in self.degree_curve
+            )
             lines.append(
                 f'Epsilon of the sums by the degree of the node: {curve}.'
             )

@@ -15,6 +15,7 @@ from pyg_trust.account import ReleaseAccount, register_release
 from pyg_trust.distributed import rank_and_size
 from pyg_trust.functional.private_accounting import gaussian_epsilon
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel.sentences import outwards
 from pyg_trust.transforms.aggregation_report import Relation
 
 _STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
@@ -114,10 +115,11 @@ def warn_of_other_releases(
     mu = register_release(secret, unit, account.name, account.mu)
     if mu > account.mu * (1 + 1e-9):
         both = gaussian_epsilon(mu, delta)
+        alone = gaussian_epsilon(account.mu, delta)
         warnings.warn(
             'these data were released before in this process, on another '
-            f'account: together that is epsilon {both:.4g}, and this account '
-            f'knows of {gaussian_epsilon(account.mu, delta):.4g}. Keep what '
+            f'account: together that is epsilon {outwards(both)}, and this '
+            f'account knows of {outwards(alone)}. Keep what '
             "was released first, or give all of them the same 'ledger'",
             stacklevel=stacklevel,
         )

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from pyg_trust.kernel.sentences import outwards
 from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
@@ -168,7 +169,7 @@ class VerificationReport(Report):
         if self.proved:
             proof = (
                 'the kernel proves a residual of at most '
-                f'{self.proved_residual:.3g}'
+                f'{outwards(self.proved_residual, 3)}'
             )
         return (
             f'verify() {"found" if self.ok else "FAILED, and found"}, from '

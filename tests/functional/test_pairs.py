@@ -195,6 +195,13 @@ def test_gradients_with_huge_weights_stay_below_the_norm():
         assert np.linalg.norm(found * grid(1.0)) <= 4
 
 
+def test_a_gradient_is_no_longer_on_the_grid_than_before():
+    # Rounded to the nearest, seven tenths of a step would be a whole one.
+    C = 0.7 * grid(1.0)
+    found = clipped_pair_sum(blocks_of([[1.0, 0.0]]), np.zeros(2), C, 1.0)
+    assert not found.any()
+
+
 # A pair's own edge ##########################################################
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pyg_trust.kernel import clip
+from pyg_trust.kernel.step import adds
 from pyg_trust.privacy.bounds import add_truncated, lengths, scales
 
 C = 0.75
@@ -155,7 +156,7 @@ def test_truncated_gradients_get_no_longer():
         assert total.tolist() == found.tolist()
 
 
-@pytest.mark.parametrize('z', [0.3, 1.0, 7.3])
+@pytest.mark.parametrize('z', [0.3, 1.0, 7.3, 1e6])
 @pytest.mark.parametrize('count', [1, 1000, 10**6])
 def test_the_noise_pays_for_rounding_to_its_grid(z, count):
     step, rho = clip.noise_grid(z, C, count)
@@ -170,6 +171,29 @@ def test_the_noise_pays_for_rounding_to_its_grid(z, count):
     for k, t in zip(found.tolist(), total.tolist(), strict=True):
         wanted = Fraction(t) * Fraction(clip.grid(C)) / Fraction(step)
         assert abs(Fraction(k) - wanted) < 1
+
+
+@pytest.mark.parametrize(
+    ('z', 'norm', 'count'),
+    [(1.1e6, C, 10**6), (1e9, C, 80), (1, 1e-61, 1), (1, 1e61, 1)],
+)
+def test_a_grid_on_which_nothing_is_proved_is_refused(z, norm, count):
+    # It would be coarser than what is clipped, or be no exact double.
+    with pytest.raises(ValueError, match=r"'multiplier'.*'norm'"):
+        clip.noise_grid(z, norm, count)
+
+
+@pytest.mark.parametrize('norm', [1e-12, 1e-60, 1.0, 1e60])
+def test_a_gradient_near_the_largest_float_is_not_too_long(norm):
+    # A factor of 1e-313 has lost a third of its digits, and may be too large.
+    rng = np.random.default_rng(3)
+    for size in (1e100, 1e240, 1e290, 1e299, 1e300):
+        for _ in range(20):
+            g = rng.standard_normal(8)
+            g *= size * rng.random() / np.linalg.norm(g)
+            (found,) = adds([g], norm)
+            assert sum(int(v) ** 2 for v in found) <= 2**86
+            assert found.any() or size > 2.0**800 / 20
 
 
 @pytest.mark.parametrize('fault', ['none', 'kappa', 'cap', 'mean'])

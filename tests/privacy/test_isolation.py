@@ -13,7 +13,13 @@ from torch_geometric.nn import GCNConv, global_add_pool
 
 from pyg_trust.kernel import clip
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
-from pyg_trust.privacy import PrivacyEngine, alone, clipping, gradients
+from pyg_trust.privacy import (
+    PrivacyEngine,
+    alone,
+    clipping,
+    gradients,
+    norms,
+)
 from pyg_trust.privacy.alone import DISAGREES, Draw
 
 C = 1.0
@@ -534,3 +540,88 @@ def test_masks_of_graphs_do_not_hang_on_a_seed_of_torch(
         found.append(b''.join(each.numpy().tobytes() for each in sums))
     # The first model of a process may draw once more.
     assert (found[1] == found[2]) is not secret
+
+
+@pytest.mark.parametrize('secret', [True, False])
+def test_masks_of_an_estimate_do_not_hang_on_a_seed_of_torch(
+    secret, monkeypatch
+):
+    # One larger graph moved the norms of all after it, and one is paid for.
+    found = []
+
+    def kept(values, *_):
+        found.append(values.copy())
+        return 1.0
+
+    monkeypatch.setattr(norms, 'private_quantile', kept)
+    loader = GraphLoader([graph(4, 0)] * 24, 12)
+    for _ in range(3):
+        torch.manual_seed(3)
+        model = Dropping()
+        torch.manual_seed(11)
+        before = bytes(torch.get_rng_state())
+        PrivacyEngine(seed=None if secret else 1).estimate_max_grad_norm(
+            module=model,
+            data_loader=loader,
+            criterion=F.cross_entropy,
+            epsilon=1.0,
+            forward=by_graphs,
+        )
+        assert bytes(torch.get_rng_state()) != before
+    assert (found[1] == found[2]).all() != secret
+
+
+# What the count of steps tells ###############################################
+
+
+class Fussy(Pooled):
+    """Raises on a graph without edges, but not on others beside it."""
+
+    def forward(self, x, edge_index, batch):
+        if not edge_index.numel():
+            raise IndexError('no edges')
+        return super().forward(x, edge_index, batch)
+
+
+@pytest.mark.parametrize('isolation', ['followed', 'construction'])
+def test_which_steps_had_no_unit_is_not_in_the_report(isolation):
+    # Whether a graph is there is private, and so is whether a batch is empty.
+    loader = {'relation': 'add_remove', 'sampling': 'poisson'}
+    loader['sample_rate'] = 1e-9
+    training = Training('graphs', Pooled(), loader=loader, isolation=isolation)
+    for _ in range(3):
+        training.step()
+    wanted = {'followed': 'sampled (3 of 3)', 'construction': 'always'}
+    assert training.report.isolation == wanted[isolation]
+
+
+def test_which_steps_had_no_unit_is_not_told_of_models_without_checks():
+    class Noisy(Pooled):
+        def forward(self, x, edge_index, batch):
+            return super().forward(x + torch.rand_like(x), edge_index, batch)
+
+    loader = {'relation': 'add_remove', 'sampling': 'poisson'}
+    loader['sample_rate'] = 1e-9
+    training = Training('graphs', Noisy(), loader=loader)
+    training.step()
+    assert training.report.isolation == 'not'
+
+
+def test_on_which_units_a_model_does_not_run_is_not_in_the_report(
+    monkeypatch,
+):
+    # One of the graphs of a step is without edges, and is the one drawn.
+    without = graph(3, 7)
+    without.edge_index = torch.zeros(2, 0, dtype=torch.int64)
+    # Those that the probe looks at, whose structure counts as public, have.
+    data = [*graphs(40), without]
+    monkeypatch.setitem(globals(), 'graphs', lambda: data)
+    found = set()
+    for unit in (0, 40):
+        training = Training('graphs', Fussy(), batch=41)
+        batches = training.parts.loader.loader.batch_sampler
+        batches._kept = {0: torch.arange(41)}
+        drawn(monkeypatch, unit)
+        training.step()
+        found.add(training.report.isolation)
+    assert found == {'sampled (1 of 1)'}

@@ -310,6 +310,18 @@ def test_a_release_is_on_the_ledger_before_its_noise(tmp_path, monkeypatch):
         again.close()
 
 
+def test_no_budget_goes_into_half_of_a_model(tmp_path):
+    ledger = tmp_path / 'edges.ledger'
+    model = PrivateLinkPredictor(
+        **QUICK, shares=(0.2, 0.3, 0.5), ledger=ledger
+    )
+    # Enough is left for the rows, and not for all.
+    model._open(60).spend(model.mus[0])
+    with pytest.raises(BudgetExceededError):
+        model.fit(graph())
+    assert len(model.account.lines) == 1
+
+
 def test_releases_of_one_ledger_are_one_account(tmp_path, monkeypatch):
     # Messages here and examples there are never two budgets.
     ledger = tmp_path / 'edges.ledger'

@@ -400,6 +400,19 @@ def test_an_adaptive_norm_goes_on_from_a_checkpoint():
         flat.load_state_dict(state)
 
 
+def test_a_norm_adapts_where_float32_ends():
+    loader = DisjointWalkLoader(rows(), COUNT, 1, num_steps=3)
+    norm = AdaptiveNorm(1e-50, bounds=(1e-55, 1e-45))
+    engine, made = setup(loader, max_grad_norm=norm)
+    train(made)
+    assert 1e-53 < engine.max_grad_norm < 1e-47
+    with pytest.raises(ValueError, match=r"'noise_std' is too large"):
+        setup(max_grad_norm=AdaptiveNorm(noise_std=1e9))
+    for bounds in ((1e-70, 1.0), (1.0, 1e70)):
+        with pytest.raises(ValueError, match=r"'bounds' .* exact"):
+            AdaptiveNorm(bounds=bounds)
+
+
 def test_scaled_gradients_have_no_quantile_to_follow():
     with pytest.raises(ValueError, match="'clipping'"):
         setup(max_grad_norm=AdaptiveNorm(), clipping='automatic')

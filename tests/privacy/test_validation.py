@@ -719,6 +719,9 @@ def test_no_row_breaks_the_weights(private, value, kind):
         ({'noise_multiplier': '4'}, 'noise_multiplier'),
         ({'max_grad_norm': 0.0}, 'max_grad_norm'),
         ({'max_grad_norm': math.inf}, 'max_grad_norm'),
+        ({'max_grad_norm': 1e-310}, "'max_grad_norm'.*exact"),
+        ({'max_grad_norm': 1e300}, "'max_grad_norm'.*exact"),
+        ({'noise_multiplier': 1e10}, "'noise_multiplier'.*too large"),
         ({'max_grad_norm': math.nan}, 'max_grad_norm'),
         ({'loss_reduction': 'none'}, 'loss_reduction'),
         ({'max_physical_batch_size': 0}, 'max_physical_batch_size'),
@@ -826,10 +829,14 @@ def test_single_subgraph_and_single_nodes(private):
 
 
 def test_sums_of_other_units_than_were_drawn_are_refused():
-    check_totals(torch.tensor(4), 4)
+    check_totals(torch.tensor(4), 4, 1.0)
     for found in (3, 5, 0):
         with pytest.raises(RuntimeError, match='other units'):
-            check_totals(torch.tensor(found), 4)
-    check_totals(torch.tensor(2**18), 2**18)
+            check_totals(torch.tensor(found), 4, 1.0)
+    check_totals(torch.tensor(2**18), 2**18, 1.0)
     with pytest.raises(RuntimeError, match='more than 262144'):
-        check_totals(torch.tensor(2**18 + 1), 2**18 + 1)
+        check_totals(torch.tensor(2**18 + 1), 2**18 + 1, 2.0)
+    # Of little noise fewer: by coins a batch may have any size.
+    check_totals(torch.tensor(2**17), 2**17, 0.5)
+    with pytest.raises(RuntimeError, match='of more than'):
+        check_totals(torch.tensor(2**17 + 1), 2**17 + 1, 0.5)

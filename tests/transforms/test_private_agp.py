@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch_geometric.transforms as T
+from auditing import above
 from racing import paid_by_two
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -296,7 +297,7 @@ def test_reports_of_blanks_say_what_replacing_costs():
     # Two steps by way of a blank: the specification has 19.1 for 8.
     assert report.epsilon_replace == pytest.approx(19.1, abs=0.05)
     assert 'any other record' in report.explain()
-    assert f'{report.epsilon_replace:.4g}' in report.explain()
+    assert above(report.epsilon_replace) in report.explain()
     other = PrivateAGP(relation='node', epsilon=8.0, delta=1e-5)
     other(path())
     assert other.report().epsilon_replace is None
@@ -458,7 +459,7 @@ def test_a_cell_that_is_run_again_warns_of_what_it_spends(tmp_path):
     mu = first.report().mu
     for number in (2, 3):
         both = gaussian_epsilon(math.sqrt(number) * mu, 1e-5)
-        with pytest.warns(UserWarning, match=f'epsilon {both:.4g}') as seen:
+        with pytest.warns(UserWarning, match=f'epsilon {above(both)}') as seen:
             PrivateAGP(**asked)(data)
         assert seen[0].filename == __file__
     # So with a classifier, whose edges these are as well.
