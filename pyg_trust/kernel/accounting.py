@@ -204,13 +204,7 @@ def points(
 
 
 class Losses(NamedTuple):
-    """A distribution of losses.
-
-    Args:
-        b (int): cells of level k are 2^(k - b) wide.
-        levels (list): masses of ``2 r + 1`` cells each, zero in the middle.
-        infinite (int): the mass of an infinite loss.
-    """
+    """Masses by loss: level k has ``2 r + 1`` cells of 2^(k - b) about zero."""
 
     b: int
     levels: list[list[int]]

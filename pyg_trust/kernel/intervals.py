@@ -1,10 +1,9 @@
 r"""Real numbers between two integers.
 
 A bracket ``(lo, hi)`` of :math:`p` bits holds every number from :math:`lo\,
-2^{-p}` to :math:`hi\, 2^{-p}`. Every function here returns a bracket of its
-result, whichever numbers of the given brackets are meant: lower ends are
-rounded down, upper ends up. exp and log are mpmath's at 24 bits more than
-needed, as pi is, widened by a unit; nothing else is trusted of it.
+2^{-p}` to :math:`hi\, 2^{-p}`: lower ends are rounded down, upper ends up. exp
+and log are mpmath's at 24 bits more than needed, as pi is, widened by a unit;
+nothing else is trusted of it.
 """
 
 import math
