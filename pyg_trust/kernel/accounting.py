@@ -204,7 +204,7 @@ def points(
 
 
 class Losses(NamedTuple):
-    """Masses by loss: level k has ``2 r + 1`` cells of 2^(k - b) about zero."""
+    """Masses by loss: level k has ``2 r + 1`` cells of 2^(k - b) around 0."""
 
     b: int
     levels: list[list[int]]
