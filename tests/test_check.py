@@ -70,6 +70,35 @@ def test_a_report_that_claims_too_little_fails(tmp_path, lie, caught):
     assert any(caught in text for text in texts)
 
 
+@pytest.mark.parametrize('times', [1.5, 1 + 1e-9])
+def test_more_noise_than_the_ledger_says_was_drawn_fails(
+    tmp_path, ledger, times
+):
+    # Epsilon is right, and all that the report says of noise agrees.
+    path, head = ledger
+    more = {
+        'noise_multiplier': 2 * LAM * times,
+        'lam': LAM * times,
+        'account': [[2 * LAM * times, RATE, STEPS]],
+        'ledger_head': head,
+    }
+    report = saved(tmp_path, privacy(**more))
+    (text,) = failures(report, ledger=path)
+    assert 'ledger: steps of other noise' in text
+
+
+def test_a_rate_that_is_not_the_ledgers_fails(tmp_path, ledger):
+    path, head = ledger
+    less = {
+        'sample_rates': [[RATE / 2, STEPS]],
+        'account': [[2 * LAM, RATE / 2, STEPS]],
+        'ledger_head': head,
+    }
+    report = saved(tmp_path, privacy(**less))
+    texts = failures(report, ledger=path)
+    assert any('ledger: steps of other noise' in text for text in texts)
+
+
 def test_a_lie_of_the_paper_s_mechanism_is_refuted(tmp_path):
     low = wor_epsilon(HISTORY, DELTA, 'rdp_wor') / 2
     report = saved(tmp_path, privacy(mechanism='rdp_wor', epsilon=low))

@@ -497,7 +497,8 @@ def test_a_number_of_nodes_takes_no_memory():
     ('law', 'lines', 'epsilon'),
     [
         ('replace', [(1e-3, 0.1, 5)], 1.0),
-        ('replace', [(0.3 + 0.01 * i, 0.9, 1) for i in range(8)], 200.0),
+        ('replace', [(0.1, 0.9, 1)], 800.0),
+        ('wor', [(3.0, 0.5, 1 << 41)], 800.0),
     ],
 )
 def test_steps_that_take_long_are_not_proved_soon(law, lines, epsilon):

@@ -275,5 +275,6 @@ def test_no_file_of_the_kernel_is_long():
     assert step <= 350, sizes
     # Witnesses of global budgets, broken nodes and programs are 600 of them.
     # Pairs have 40, which their specification grants, and 40 for their words.
-    assert sum(sizes.values()) - says - step <= 4540, sizes
+    # Levels of losses, without which small rates are not proved, have 90.
+    assert sum(sizes.values()) - says - step <= 4630, sizes
     assert says <= 1640, sizes

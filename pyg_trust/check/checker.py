@@ -41,7 +41,14 @@ from .answers import (
     requests,
 )
 from .certificates import check_certificate, check_witness
-from .epsilon import LAWS, SUMS, check_epsilon, proved, together
+from .epsilon import (
+    LAWS,
+    SUMS,
+    account,
+    check_epsilon,
+    proved,
+    together,
+)
 from .prints import fingerprint_data, fingerprint_model, left_over
 from .tensors import load
 
@@ -367,12 +374,22 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
         amount('epsilon', body.get('epsilon', 0.0)) for body in bodies
     )
     lines = [(z, q, n) for (z, q), n in counts.items()]
+    if each.procedure in SUMS:
+        # A release counts as a step at rate 1 with noise of 2 / mu.
+        spent = together(2 / z for z, _, n in lines for _ in range(n))
+        alike = spent <= (amount('mu', values['mu']) * (1 + 1e-9)) ** 2
+        noise = 'releases of less noise'
+    else:
+        recorded: dict[tuple[float, float], int] = {}
+        for z, q, n in account(each):
+            recorded[z, q] = recorded.get((z, q), 0) + n
+        alike, noise = recorded == counts, 'steps of other noise or rates'
+    if not alike:
+        yield FAILS, f'ledger: {noise} were paid for than are claimed'
     status = UNPROVED
     if each.procedure not in SUMS and values.get('mechanism') in LAWS:
         status = proved(each, lines, claimed, delta)
     elif each.procedure in SUMS:
-        # A release counts as a step at rate 1 with noise of 2 / mu.
-        spent = together(2 / z for z, _, n in lines for _ in range(n))
         status = judge_mu(spent, claimed, delta)
     yield (
         status,

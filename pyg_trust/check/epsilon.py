@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from ..kernel.accounting import fewer, judge, judge_mu
+from ..kernel.accounting import judge, judge_mu
 from ..kernel.claims import amount, count, number
 from ..kernel.fields import AWAY
 from ..kernel.groups import judge_group
@@ -121,6 +121,31 @@ def proved(each: Stated, lines: Lines, claimed: float, delta: float) -> str:
 # The steps of a report and those of its ledger are the same, as a rule.
 _judged = lru_cache(maxsize=8)(judge)
 _judged_group = lru_cache(maxsize=8)(judge_group)
+
+
+def fewer(
+    lines: list[tuple[float, float, int]], most: int
+) -> list[tuple[float, float, int]]:
+    """Merge steps that are almost alike: the least noise, the largest rate.
+
+    Epsilon is no less.
+    """
+    width, merged = 1e-5, lines
+    while len(merged) > most:
+        cells: dict[tuple[float, float], list] = {}
+        for z, q, n in lines:
+            cell = (math.log(z) // width, math.log(q) // width)
+            cells.setdefault(cell, []).append((z, q, n))
+        merged = [
+            (
+                min(z for z, _, _ in part),
+                max(q for _, q, _ in part),
+                sum(n for *_, n in part),
+            )
+            for part in cells.values()
+        ]
+        width *= 2
+    return merged
 
 
 def _exact(

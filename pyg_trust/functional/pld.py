@@ -24,6 +24,8 @@ MIN_DELTA = 1e-10
 _TAIL = 1e-15
 _ROUNDING = 1e-13
 _MAX_CELLS = 2**21
+# Of delta: a proof in integers has coarser cells than this account.
+_ROOM = 2e-4
 
 
 class Masses(NamedTuple):
@@ -92,6 +94,9 @@ def epsilon(
 ) -> float:
     r"""Compute :math:`\epsilon` of many steps.
 
+    Two parts in ten thousand of :obj:`delta` are left out, so that
+    :mod:`pyg_trust.kernel` can prove the result in integers.
+
     Args:
         phases (dict): how many steps there are with each parameters.
         pair (callable): the masses of a step, of its two parameters and the
@@ -102,6 +107,7 @@ def epsilon(
         widest (float): the largest loss of a step.
     """
     mass, low, step, infinite = compose(phases, pair, step, widest)
+    delta *= 1 - _ROOM
     # delta at the grid points, from the top down: with A_k the mass above
     # point k, D_(k-1) = e^-h D_k + (1 - e^-h) A_(k-1). Nothing cancels.
     above = np.cumsum(mass[::-1])[:-1]

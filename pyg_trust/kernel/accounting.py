@@ -36,27 +36,41 @@ The loss grows with the output :math:`x`, :math:`\gamma = 1 - q + q w` with
       F = (1-q) \Phi_c(t) + q \Phi_c(t - 1/z)
       - \gamma\, [(1-q) \Phi_c(t) + q \Phi_c(t + 1/z)].           \tag{2}
 
-**The grid.** :math:`l_j = j h`, :math:`a \le j \le b`. The chords of
-:math:`F` between the points :math:`\gamma_j = e^{l_j}`, slope -1 before
-:math:`a` and slope 0 after :math:`b`, lie above :math:`F`, as it is convex
-and falls no steeper than 1. They are the profile of the loss with the masses
-:math:`m_j = (s_j - s_{j-1}) \gamma_j` (:math:`s_j` the slope after
-:math:`j`) and the mass :math:`F(\gamma_b)` of an infinite loss:
-:math:`D(\epsilon) = m_\infty + \sum_{l_j > \epsilon} m_j (1 - e^{\epsilon -
-l_j})`. A pair with a profile nowhere lower dominates, and products of
-dominating pairs dominate compositions, adaptive ones as well (Zhu, Dong,
-Wang 2022, Theorem 10): the masses of all steps together are the convolution.
-:math:`D` grows with every mass, so masses are rounded up; a top that is cut
-becomes infinite, a bottom that is cut moves up. The chords' own excess is
-second order in :math:`h`.
+**Its losses.** Points :math:`l_j`, :math:`\gamma_j = e^{l_j}`. The chords of
+:math:`F` between the points, slope -1 before the first and slope 0 after the
+last, lie above :math:`F`, as it is convex and falls no steeper than 1. They
+are the profile of the loss with the masses :math:`m_j = (s_j - s_{j-1})
+\gamma_j` (:math:`s_j` the slope after :math:`j`) and the mass
+:math:`m_\infty = F` (last point) of an infinite loss:
+
+.. math::
+    D(\epsilon) = m_\infty + \sum_{l_j > \epsilon} m_j (1 - e^{\epsilon -
+    l_j}).                                                         \tag{3}
+
+A pair with a profile nowhere lower dominates, and products of dominating
+pairs dominate compositions, adaptive ones as well (Zhu, Dong, Wang 2022,
+Theorem 10): the losses of all steps are added as if they were independent.
+:math:`D` grows with every mass and with every loss: masses are rounded up,
+what is cut at the top becomes infinite, what is cut at the bottom zero.
+
+**Levels.** Cells of level :math:`k` are :math:`2^k h` wide, :math:`r` on
+either side of zero: a loss far out has a wide cell. Two levels are added on
+the wider cells, and what leaves a level goes to the next. On cells twice as
+wide (:math:`w` before, :math:`a = e^w`) an odd mass :math:`m` becomes
+:math:`m / (1 + a)` below and :math:`m a / (1 + a)` above: they are as much
+under :math:`P`, and under :math:`Q`, where masses count :math:`e^{-l}`. The
+profile is a chord between the neighbours, and lies above.
 
 **From below.** The tangent of :math:`F` in the middle of a cell lies below
 :math:`F`. Let :math:`G_j` be the lower of both neighbouring tangents at
 :math:`\gamma_j`. The chords between :math:`(\gamma_j, G_j)` lie below
 :math:`F`; as long as they are convex and not below :math:`1 - \gamma`, from
 the top down, :math:`\max(G, 1 - \gamma)` is the profile of a pair that
-:math:`F` dominates, with their masses. Rounded down, what is cut thrown
-away, they give a :math:`\delta` that the account is not below: an epsilon
+:math:`F` dominates, with their masses. On wider cells :math:`m` one cell below
+and :math:`m a` one cell above become :math:`m (1 + a)` between: as much under
+:math:`P` and :math:`Q`, but not told apart any more, so the profile is no
+higher. All else of odd masses moves down. Rounded down, what is cut thrown
+away, this gives a :math:`\delta` that the account is not below: an epsilon
 where it is above delta is refuted.
 
 **Small rates.** Every :math:`\delta(\epsilon)` is at most :math:`\delta(0)`,
@@ -65,126 +79,53 @@ the total variation. It adds up over steps, and one of rate :math:`q` has
 :math:`\mu = 1/z`, or :math:`2/z` if a unit is replaced: below delta, any
 epsilon is proved.
 
-**Units.** Integers ``(lo, hi)`` bracket real numbers in :math:`2^{-p}`; masses
-are integers in :math:`10^{-36}`. exp and log are mpmath's at 24 bits more
-than needed, as pi is, widened by a unit; nothing else is trusted of it. A
-convolution is ONE product of two long numbers (Kronecker), exact in
-``decimal``.
+Masses are integers in :math:`2^{-P}`. All products of two levels' masses are
+ONE product of two long numbers (Kronecker), exact in ``decimal``.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Inexact
 from fractions import Fraction
+from functools import reduce
 from itertools import pairwise
+from itertools import product as cartesian
+from typing import NamedTuple
 
-from mpmath.libmp import from_man_exp, mpf_exp, mpf_log, mpf_pi, to_fixed
+from .intervals import (
+    ONE,
+    B,
+    Bracket,
+    P,
+    between,
+    coarser,
+    exp,
+    fixed,
+    log,
+    minus,
+    plus,
+    product,
+    times,
+    up,
+)
 
 HOLDS, FAILS, NOT_PROVED = 'holds', 'FAILS', 'not proved'
 
 # (z, q, steps): noise over clipping norm, rate, a whole number.
 Lines = Sequence[tuple[float | Fraction, float | Fraction, int]]
-Bracket = tuple[int, int]
 # Brackets of F and of Q(loss > eps), its slope downwards.
 Point = tuple[Bracket, Bracket]
 # A name, or F and its slope at an epsilon >= 0 of a symmetric relation.
 Law = str | Callable[[int, int, Fraction, Fraction], Point]
-# Masses from a first grid point on, and that of an infinite loss.
-Masses = tuple[list[int], int, int]
 
-P = 144  # bits of a profile
-ONE = 1 << P
-B = P + 160  # bits of what it is a function of
-UNIT = 10**36  # one, of a mass
-WIDTH = 84  # digits of a sum of products of masses
-GRIDS = (8, 10, 12, 14)  # h = 2^-8, ...
-MOST = 50_000  # points of all grids: finer ones take minutes
-WORK = 1_000_000  # points of all convolutions, likewise
+CELLS = (256, 1024, 2048)  # r: coarse ones settle most claims
+WIDTH = 92  # digits of a sum of products of masses
 LARGEST = 10_000  # epsilon: e^epsilon has so many bits, and half again
-LEAST = Fraction(1, 32)  # noise on coins, of which e^(1 / z^2) has as many
-
-
-def up(a: int, b: int) -> int:
-    """The quotient, rounded up; ``//`` rounds it down."""
-    return -(-a // b)
-
-
-def times(x: Bracket, y: Fraction) -> Bracket:
-    """The bracket of a product, ``y`` not negative; ``x`` if it is exact."""
-    n, d = y.numerator, y.denominator
-    return x[0] * n // d, up(x[1] * n, d)
-
-
-def fixed(x: Fraction, p: int) -> Bracket:
-    """The bracket of a fraction."""
-    return times((1 << p, 1 << p), x)
-
-
-def minus(x: Bracket, y: Bracket) -> Bracket:
-    """The bracket of a difference."""
-    return x[0] - y[1], x[1] - y[0]
-
-
-def exp(num: int, b: int, p: int) -> Bracket:
-    """The bracket of ``e^(num 2^-b)``."""
-    prec = p + max(0, (3 * num >> b) // 2) + 24
-    v = to_fixed(mpf_exp(from_man_exp(num, -b), prec), p)
-    return max(0, v - 1), v + 2
-
-
-def log(num: int, b: int, p: int) -> Bracket:
-    """The bracket of ``log(num 2^-b)``, ``num`` positive."""
-    prec = p + abs(num.bit_length() - b).bit_length() + 24
-    v = to_fixed(mpf_log(from_man_exp(num, -b), prec), p)
-    return v - 1, v + 2
-
-
-def tail(num: int, b: int, p: int) -> Bracket:
-    r"""The bracket of the upper tail :math:`\Phi_c(num\, 2^{-b})`.
-
-    For :math:`x \ge 0` it is :math:`1/2 - \varphi(x) (x + x^3 / 3 + x^5 / 15
-    + \dots)`, all terms positive: from where a term is below half of the one
-    before, the rest is below twice the next.
-    """
-    if num < 0:
-        lo, hi = tail(-num, b, p)
-        return (1 << p) - hi, (1 << p) - lo
-    square, shift = num * num, 2 * b
-    half = square >> (shift + 1)  # x^2 / 2, down
-    if 10 * half > 7 * p + 20:  # below e^(-x^2 / 2) / 2 < 2^-p
-        return 0, 1
-    w = p + 16
-    lo, hi = (num << w) >> b, up(num << w, 1 << b)
-    s_lo, s_hi, k = lo, hi, 3
-    while hi > 1 or square * 2 >> shift >= k:
-        lo = (lo * square >> shift) // k
-        hi = up(hi * square, k << shift)
-        s_lo, s_hi, k = s_lo + lo, s_hi + hi, k + 2
-    v = w + 3 * half // 2 + 8
-    e_lo, e_hi = exp(-square, shift + 1, v)
-    pi = to_fixed(mpf_pi(v + 24), v)
-    r_lo = math.isqrt((1 << 3 * v - 1) // (pi + 2))  # 1 / sqrt(2 pi)
-    r_hi = math.isqrt((1 << 3 * v - 1) // (pi - 1)) + 1
-    middle, down = 1 << (w + 2 * v - 1), w + 2 * v - p
-    lo = (middle - (s_hi + 2 * hi + 2) * e_hi * r_hi) >> down
-    return max(0, lo), up(middle - s_lo * e_lo * r_lo, 1 << down)
-
-
-def between(x: Bracket, p: int, b: int = B) -> Bracket:
-    """The tail somewhere in a bracket of ``b`` bits; no steeper than 1/2."""
-    lo, hi = tail(x[1], b, p)
-    return lo, hi + up((x[1] - x[0]) << p, 2 << b)
-
-
-def plus(x: Bracket, y: Bracket) -> Bracket:
-    """The bracket of a sum."""
-    return x[0] + y[0], x[1] + y[1]
-
-
-def product(gamma: Bracket, x: Bracket, p: int) -> Bracket:
-    """The bracket of ``gamma x`` in 2^-P: of ``B`` bits, and of ``p``."""
-    down = B + p - P
-    return gamma[0] * x[0] >> down, up(gamma[1] * x[1], 1 << down)
+LEAST = Fraction(1, 8)  # noise on coins, of which e^(1 / z^2) has as many
+WIDEST = 1 << 10  # loss; wider ones take minutes
+MOST = 1 << 40  # steps of a kind
+_LONG = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact])
 
 
 # A step #####################################################################
@@ -236,11 +177,6 @@ def replaced(num: int, b: int, q: Fraction, z: Fraction) -> Point:
     return (max(0, f[0]), f[1]), below
 
 
-def coarser(x: Bracket, p: int) -> Bracket:
-    """The bracket of ``p`` bits in ``P``."""
-    return x[0] >> p - P, up(x[1], 1 << p - P)
-
-
 def exchanged(at: Point, num: int, b: int) -> Point:
     """F and its slope for the exchanged pair; ``at`` is at ``-num 2^-b``."""
     (f, s), g = at, exp(num, b, B)
@@ -264,48 +200,54 @@ def points(
     return [side[n] if n >= 0 else exchanged(side[-n], n, b) for n in nums]
 
 
-# Masses #####################################################################
+# Losses #####################################################################
 
 
-def ends(
-    law: Law, q: Fraction, z: Fraction, h: int, cut: int
-) -> tuple[int, int]:
-    """First and last point of a grid; any would do, these lose little."""
-    if law == 'exchanged':
-        first, last = ends('withdraw', q, z, h, cut)
-        return -last, -first
-    lo, hi = 0, 1
-    while hi <= MOST << 4 and points(law, [hi], h, q, z)[0][0][1] > cut:
-        lo, hi = hi, 2 * hi
-    while hi - lo > 1:
-        mid = (lo + hi) // 2
-        large = points(law, [mid], h, q, z)[0][0][1] > cut
-        lo, hi = (mid, hi) if large else (lo, mid)
-    if law == 'withdraw':
-        # Below log(1 - q) there is nothing, below log(cut) less than cut.
-        rest = max(fixed(1 - q, B)[0], cut << B - P)
-        return log(rest, B, h)[0] - 1, hi
-    return -hi, hi
+class Losses(NamedTuple):
+    """Masses by loss: level k has ``2 r + 1`` cells of 2^(k - b) around 0."""
+
+    b: int
+    levels: list[list[int]]
+    infinite: int
 
 
-def grid(first: int, last: int, q: Fraction, h: int) -> list[int]:
-    """Points from end to end, sparser where losses of the rate are rare."""
+def chosen(
+    law: Law, q: Fraction, z: Fraction, r: int, cut: int
+) -> tuple[int, list[int]]:
+    """Cells of level 0, and points of all levels; any are sound."""
+    near = points(law, [0], 0, q, z)[0][0][1]
+    b = min(P // 2, P - near.bit_length() + r.bit_length() - 4)
     sides = []
-    for end in (-first, last):
-        side = [0]
-        while side[-1] < end:
-            wide = 1 + int(Fraction(min(side[-1], 1 << h), 16 << h) / q)
-            side.append(min(end, side[-1] + wide))
+    for sign in (-1, 1):
+        side, k = list(range(r + 1)), 0
+        while side[-1] >> b < WIDEST:
+            at = sign * side[-1]
+            f = points(law, [at], b, q, z)[0][0][1]
+            if f - (ONE - exp(at, b, P)[1] if sign < 0 else 0) <= cut:
+                break
+            k += 1
+            side += range((r // 2 + 1) << k, (r << k) + 1, 1 << k)
         sides.append(side)
-    return [-j for j in sides[0][:0:-1]] + sides[1]
+    return b, [-j for j in sides[0][:0:-1]] + sides[1]
 
 
-def above(law: Law, q: Fraction, z: Fraction, h: int, cut: int) -> Masses:
+def placed(
+    masses: Iterable[tuple[int, int]], b: int, r: int, infinite: int
+) -> Losses:
+    """The losses that have masses at such points."""
+    levels = [[0] * (2 * r + 1)]
+    for j, mass in masses:
+        k = max(0, (abs(j) - 1).bit_length() - r.bit_length() + 1)
+        levels += [[0] * (2 * r + 1) for _ in range(k + 1 - len(levels))]
+        levels[k][r + (j >> k)] += mass
+    return Losses(b, levels, infinite)
+
+
+def above(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
     """Masses of the chords, rounded up."""
-    first, last = ends(law, q, z, h, cut)
-    js = grid(first, last, q, h)
-    f = [found[0] for found in points(law, js, h, q, z)]
-    g = [exp(j, h, P) for j in js]
+    b, js = chosen(law, q, z, r, cut)
+    f = [found[0] for found in points(law, js, b, q, z)]
+    g = [exp(j, b, P) for j in js]
     # (the least slope, the greatest) before each point, in 2^-2P
     slopes = [(-(1 << 2 * P), -(1 << 2 * P))]
     for i in range(len(f) - 1):
@@ -314,118 +256,183 @@ def above(law: Law, q: Fraction, z: Fraction, h: int, cut: int) -> Masses:
         flat = up(hi << 2 * P, most if hi < 0 else less)
         slopes.append((steep, flat))
     slopes.append((0, 0))
-    masses = [0] * (last - first + 1)
-    for i, j in enumerate(js):
-        kink = max(0, slopes[i + 1][1] - slopes[i][0])
-        masses[j - first] = up(kink * g[i][1] * UNIT, 1 << 3 * P)
-    return masses, first, up(f[-1][1] * UNIT, ONE)
+    kinks = [max(0, two[1] - one[0]) for one, two in pairwise(slopes)]
+    masses = [
+        up(kink * at[1], 1 << 2 * P) for kink, at in zip(kinks, g, strict=True)
+    ]
+    return placed(zip(js, masses, strict=True), b, r, f[-1][1])
 
 
-def below(law: Law, q: Fraction, z: Fraction, h: int, cut: int) -> Masses:
+def below(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
     """Masses of the tangents' minorant, rounded down; none is infinite."""
-    js = grid(*ends(law, q, z, h, cut), q, h)
+    b, js = chosen(law, q, z, r, cut)
+    ends = list(pairwise(js))
+    middle = points(law, [i + j for i, j in ends], b + 1, q, z)
     # Points from the top: index, gamma, G; G less its first value is below F.
     line: list[tuple[int, Bracket, int]] = []
-    twice = [i + j for i, j in pairwise(js)]
-    middle = points(law, twice, h + 1, q, z)
-    right = None
-    for n in range(len(twice) - 1, -1, -1):
-        i, j, (f, s) = js[n], js[n + 1], middle[n]
-        g, here, there = exp(i + j, h + 1, P), exp(i, h, P), exp(j, h, P)
-        at_right = f[0] - up(s[1] * (there[1] - g[0]), ONE)
-        if right is not None:
-            line.append((j, there, min(right, at_right)))
-        elif at_right >= 0:
-            line.append((j, there, at_right))
-        else:
-            continue
-        right = f[0] + (s[0] * max(0, g[0] - here[1]) >> P)
-    return _kinks(line, js[0], js[-1]), js[0], 0
+    right = ONE
+    for (i, j), (f, s) in zip(ends[::-1], middle[::-1], strict=True):
+        g, here, there = exp(i + j, b + 1, P), exp(i, b, P), exp(j, b, P)
+        at = f[0] - up(s[1] * (there[1] - g[0]), ONE)
+        if line or at >= 0:
+            line.append((j, there, min(right, at)))
+            right = f[0] + (s[0] * max(0, g[0] - here[1]) >> P)
+    return placed(_kinks(line), b, r, 0)
 
 
 def _kinks(
-    line: Sequence[tuple[int, Bracket, int]], first: int, last: int
-) -> list[int]:
-    masses, flat = [0] * (last - first + 1), 0
+    line: Sequence[tuple[int, Bracket, int]],
+) -> Iterator[tuple[int, int]]:
+    flat = 0
     for (j, g, at), (i, g2, at2) in pairwise(line):
         steep = ((at2 - at) << 2 * P) // (g[1] - g2[0])
         if steep < flat:
             break
-        masses[j - first] = (steep - flat) * g[0] * UNIT >> 3 * P
+        yield j, (steep - flat) * g[0] >> 2 * P
         flat = up((at2 - at) << 2 * P, g[0] - g2[1])
-        top = at - line[0][2]
         if at2 - line[0][2] < ONE - g2[0]:
             # 1 - gamma is met before i: what is left is as low as there.
-            rest = ONE - top - up(flat * g[1], 1 << 2 * P)
-            masses[i - first] = max(0, rest) * UNIT >> P
+            rest = ONE - at + line[0][2] - up(flat * g[1], 1 << 2 * P)
+            yield i, max(0, rest)
             break
-    return masses
 
 
-# Many steps #################################################################
+def halved(m: Sequence[int], w: int, rounding: int) -> list[int]:
+    """Move the masses of cells 2^-w wide to every other cell."""
+    made, grow, rest = list(m[::2]), exp(1, w, P), 0
+    lower = up(ONE * ONE, ONE + grow[0])
+    higher = up(grow[1] * ONE, ONE + grow[1])
+    for i in range(1, len(m), 2):
+        if rounding:
+            made[i // 2] += up(m[i] * lower, ONE)
+            made[i // 2 + 1] += up(m[i] * higher, ONE)
+            continue
+        # Half of it to either side; rest is the half of the one before.
+        low = m[i] - (m[i] >> 1)
+        met = min(rest, low * ONE // grow[1])
+        made[i // 2] += low + met
+        made[max(0, i // 2 - 1)] += rest - met
+        rest = m[i] >> 1
+    if not rounding:
+        made[-2] += rest
+    return made
 
-_LONG = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact])
+
+def wider(m: Sequence[int]) -> list[int]:
+    """Put as many empty cells around some as there are."""
+    side = [0] * (len(m) // 2)
+    return [*side, *m, *side]
 
 
-def convolved(x: Masses, y: Masses, cut: int, rounding: int) -> Masses:
-    """The masses of two independent losses' sum, rounded up (1) or down."""
+def add(x: Sequence[int], y: Sequence[int]) -> list[int]:
+    """Add the masses of the same cells."""
+    return list(map(operator.add, x, y))
+
+
+def coarsened(x: Losses, rounding: int) -> Losses:
+    """Put the finest level on the cells of the next one."""
+    if not 0 < x.b >= len(x.levels) - WIDEST.bit_length():
+        raise OverflowError('losses are beyond all measure')
+    first, *rest = x.levels
+    first = wider(halved(first, x.b, rounding))
+    rest[:1] = [add(first, rest[0]) if rest else first]
+    return Losses(x.b - 1, rest, x.infinite)
+
+
+def convolved(x: Sequence[int], y: Sequence[int], rounding: int) -> list[int]:
+    """Multiply every two masses, rounded up (1) or down."""
     one, two = (
-        Decimal(''.join(f'{v:0{WIDTH}d}' for v in reversed(m[0])))
-        for m in (x, y)
+        Decimal(''.join(f'{v:0{WIDTH}d}' for v in reversed(m))) for m in (x, y)
     )
-    size = len(x[0]) + len(y[0]) - 1
-    digits = str(_LONG.multiply(one, two)).zfill(WIDTH * size)
-    starts = range(WIDTH * (size - 1), -1, -WIDTH)
-    found = [int(digits[i : i + WIDTH]) for i in starts]
-    masses = [-(-v // UNIT) if rounding else v // UNIT for v in found]
-    first, infinite = x[1] + y[1], x[2] + y[2]
-    lost = 0
-    while len(masses) > 1 and lost + masses[-1] <= cut:
-        lost += masses.pop()
-    low = start = 0
-    while start < len(masses) - 1 and low + masses[start] <= cut:
-        low, start = low + masses[start], start + 1
-    masses = masses[start:]
+    size = WIDTH * (len(x) + len(y) - 1)
+    digits = str(_LONG.multiply(one, two)).zfill(size)
+    starts = range(size - WIDTH, -1, -WIDTH)
+    each = (int(digits[i : i + WIDTH]) for i in starts)
+    return [up(v, ONE) if rounding else v >> P for v in each]
+
+
+def together(x: Losses, y: Losses, cut: int, rounding: int) -> Losses:
+    """Add two independent losses."""
+    while x.b > y.b:
+        x = coarsened(x, rounding)
+    while y.b > x.b:
+        y = coarsened(y, rounding)
+    r = len(x.levels[0]) // 2
+    none = [0] * (2 * r + 1)
+    levels, one, two, far = [], none, none, none
+    for k in range(max(len(x.levels), len(y.levels))):
+        m, n = (v.levels[k] if k < len(v.levels) else none for v in (x, y))
+        # All levels before are in one and two, on cells of this one.
+        made = convolved(m, add(two, n), rounding)
+        if any(one):
+            made = add(made, convolved(one, n, rounding))
+        levels.append(add(made[r:-r], far))
+        made[r:-r] = none
+        far, one, two = (
+            halved(each, x.b - k, rounding)
+            for each in (made, add(one, m), add(two, n))
+        )
+        one, two = wider(one), wider(two)
+    infinite = x.infinite + y.infinite
+    return tidy(Losses(x.b, [*levels, far], infinite), cut, rounding)
+
+
+def tidy(x: Losses, cut: int, rounding: int) -> Losses:
+    """Cut ends that are rare, and cells that are finer than they need be."""
+    r, lost = len(x.levels[0]) // 2, [0, 0]
+    levels = [list(m) for m in x.levels]
+    for side, cells in enumerate((range(r), range(2 * r, r, -1))):
+        for m, i in cartesian(levels[::-1], cells):
+            if lost[side] + m[i] > cut:
+                break
+            lost[side], m[i] = lost[side] + m[i], 0
     if rounding:
-        infinite, masses[0] = infinite + lost, masses[0] + low
-    return masses, first + start, infinite
+        levels[0][r] += lost[0]
+    while len(levels) > 1 and not any(levels[-1]):
+        levels.pop()
+    x = Losses(x.b, levels, x.infinite + rounding * lost[1])
+    squares = [(i - r) ** 2 for i in range(2 * r + 1)]
+    variance = sum(
+        sum(map(operator.mul, squares, m)) << 2 * k
+        for k, m in enumerate(levels)
+    )
+    while r * r << P < 16 * variance:
+        x, variance = coarsened(x, rounding), variance >> 2
+    return x
 
 
 def composed(
-    steps: Sequence[tuple[Masses, int]], cut: int, rounding: int
-) -> Masses:
-    """The masses of all steps together, by repeated squaring."""
-    total: Masses = [UNIT], 0, 0
-    work = 0
+    steps: Sequence[tuple[Losses, int]], cut: int, rounding: int
+) -> Losses:
+    """Add the losses of all steps, by repeated squaring."""
+    parts = []
     for base, count in steps:
+        base = tidy(base, 0, rounding)
         while count:
-            work += len(total[0]) + len(base[0])
-            if work > WORK:
-                raise OverflowError('the convolutions take minutes')
             if count & 1:
-                total = convolved(total, base, cut, rounding)
+                parts.append(base)
             count >>= 1
             if count:
-                base = convolved(base, base, cut, rounding)
-    return total
+                base = together(base, base, cut, rounding)
+    return reduce(lambda x, y: together(x, y, cut, rounding), parts)
 
 
-def delta_of(
-    masses: Masses, epsilon: Fraction, h: int, rounding: int
-) -> Fraction:
+def delta_of(x: Losses, epsilon: Fraction, rounding: int) -> Fraction:
     """D(epsilon), rounded up (1) or down (0)."""
-    m, first, infinite = masses
-    k = up(epsilon.numerator << h, epsilon.denominator)
-    # D = infinite + A - e^(epsilon - l_k) S, S = sum of m_j e^(l_k - l_j)
-    keep = exp(-1, h, P)[1 - rounding]
-    a = s = 0
-    for j in range(first + len(m) - 1, max(k, first) - 1, -1):
-        a += m[j - first]
-        s = m[j - first] + (s * keep >> P if rounding else up(s * keep, ONE))
-    start = Fraction(max(k, first), 1 << h)
-    scale = exp(fixed(epsilon - start, B)[1 - rounding], B, P)[1 - rounding]
-    s = s * scale >> P if rounding else up(s * scale, ONE)
-    return Fraction(max(0, infinite + a - s), UNIT)
+    r, total = len(x.levels[0]) // 2, x.infinite
+    for k, m in enumerate(x.levels):
+        width = Fraction(2) ** (k - x.b)
+        first = math.ceil(epsilon / width)
+        # A - e^(epsilon - l) S, S = sum of m_j e^(l - l_j), l the first loss.
+        keep = exp(-1, x.b - k, P)[1 - rounding]
+        a = s = 0
+        for j in range(r, first - 1, -1):
+            a += m[r + j]
+            s = m[r + j] + (s * keep >> P if rounding else up(s * keep, ONE))
+        gap = fixed(epsilon - first * width, B)[1 - rounding]
+        scale = exp(gap, B, P)[1 - rounding]
+        total += a - (s * scale >> P if rounding else up(s * scale, ONE))
+    return Fraction(max(0, total), ONE)
 
 
 # What is claimed ############################################################
@@ -512,65 +519,40 @@ def settled(
     epsilon: Fraction,
     delta: Fraction,
 ) -> str:
-    """Prove or refute an epsilon under every one of some laws, by grids."""
-    for h in GRIDS:
-        found = [_settle(one, lines, epsilon, delta, h) for one in laws]
-        if FAILS in found:
-            return FAILS
-        if found == [HOLDS] * len(laws):
+    """Prove or refute an epsilon under every one of some laws, on levels."""
+    left = list(laws)
+    if any(n > MOST for *_, n in lines):
+        return NOT_PROVED
+    for r in CELLS:
+        for law in tuple(left):
+            high = bound(law, lines, epsilon, delta, r, 1)
+            if high <= delta:
+                left.remove(law)
+            # Closer than that finer cells rather prove it than refute it.
+            elif (
+                r == CELLS[-1] or r * r * (high - delta) > 2000 * delta
+            ) and bound(law, lines, epsilon, delta, r, 0) > delta:
+                return FAILS
+        if not left:
             return HOLDS
     return NOT_PROVED
 
 
-def _settle(
+def bound(
     law: Law,
     lines: Sequence[tuple[Fraction, Fraction, int]],
     epsilon: Fraction,
     delta: Fraction,
-    h: int,
-) -> str:
-    many = sum(n for _, _, n in lines)
-    cut = int(delta * ONE) // (many << 36)
-    size = 0
-    for z, q, _ in lines:
-        first, last = ends(law, q, z, h, cut)
-        size += last - first
-        if size > MOST:
-            return NOT_PROVED
-    for masses, rounding in ((above, 1), (below, 0)):
-        steps = [(masses(law, q, z, h, cut), n) for z, q, n in lines]
-        try:
-            total = composed(steps, int(delta * UNIT) >> 40, rounding)
-        except OverflowError:
-            return NOT_PROVED
-        found = delta_of(total, epsilon, h, rounding)
-        if rounding and found <= delta:
-            return HOLDS
-        if not rounding and found > delta:
-            return FAILS
-    return NOT_PROVED
-
-
-def fewer(
-    lines: list[tuple[float, float, int]], most: int
-) -> list[tuple[float, float, int]]:
-    """Merge steps that are almost alike: the least noise, the largest rate.
-
-    Epsilon is no less.
-    """
-    width, merged = 1e-5, lines
-    while len(merged) > most:
-        cells: dict[tuple[float, float], list] = {}
-        for z, q, n in lines:
-            cell = (math.log(z) // width, math.log(q) // width)
-            cells.setdefault(cell, []).append((z, q, n))
-        merged = [
-            (
-                min(z for z, _, _ in part),
-                max(q for _, q, _ in part),
-                sum(n for *_, n in part),
-            )
-            for part in cells.values()
-        ]
-        width *= 2
-    return merged
+    r: int,
+    rounding: int,
+) -> Fraction:
+    """Bound delta of all steps from above (1) or below (0)."""
+    goal = int(delta * ONE)
+    cut = goal // (sum(n for *_, n in lines) << 36)
+    masses = above if rounding else below
+    steps = [(masses(law, q, z, r, cut), n) for z, q, n in lines]
+    try:
+        total = composed(steps, goal >> 40, rounding)
+    except OverflowError:
+        return Fraction(rounding)
+    return delta_of(total, epsilon, rounding)

@@ -49,14 +49,15 @@ from fractions import Fraction
 from functools import lru_cache
 
 from . import accounting as a
+from . import intervals as v
 
 LEAST = Fraction(1, 1 << 112)  # weights that are added at the end
 MOST = 64  # weights of a law: more take minutes
 LARGEST = 1024  # units of a record
-C = a.B + 128  # bits of g
+C = v.B + 128  # bits of g
 NEAR = 1 << C - 190  # half of the bracket of log u
 Weights = dict[int, Fraction]
-Terms = list[tuple[int, a.Bracket]]
+Terms = list[tuple[int, v.Bracket]]
 
 
 @lru_cache(maxsize=64)
@@ -87,28 +88,28 @@ def heights(q: Fraction, z: Fraction, k: int) -> Terms:
     """``w_i kappa^(i^2)`` of the weights that are kept."""
     found = []
     for i, w in binomial(q, k)[0].items():
-        lo, hi = a.fixed(-(i**2) / (2 * z**2), C)
-        found.append((i, a.times((a.exp(lo, C, C)[0], a.exp(hi, C, C)[1]), w)))
+        lo, hi = v.fixed(-(i**2) / (2 * z**2), C)
+        found.append((i, v.times((v.exp(lo, C, C)[0], v.exp(hi, C, C)[1]), w)))
     return found
 
 
-def balance(y: int, gamma: a.Bracket, terms: Terms) -> tuple[a.Bracket, int]:
+def balance(y: int, gamma: v.Bracket, terms: Terms) -> tuple[v.Bracket, int]:
     """The bracket of ``g(e^y)``, ``y`` in 2^-C; and nearly its slope."""
     sums, slope = [], 0
-    for one, scale in ((a.exp(y, C, C), 1 << C), (a.exp(-y, C, C), gamma[0])):
+    for one, scale in ((v.exp(y, C, C), 1 << C), (v.exp(-y, C, C), gamma[0])):
         total, power, at = (0, 0), (1 << C, 1 << C), 0
         for i, height in terms:
             for _ in range(i - at):
                 power = shorter(power, one)
             at, part = i, shorter(power, height)
-            total, slope = a.plus(total, part), slope + i * part[0] * scale
+            total, slope = v.plus(total, part), slope + i * part[0] * scale
         sums.append(total)
-    return a.minus(sums[0], shorter(sums[1], gamma)), slope >> C
+    return v.minus(sums[0], shorter(sums[1], gamma)), slope >> C
 
 
-def shorter(x: a.Bracket, y: a.Bracket) -> a.Bracket:
+def shorter(x: v.Bracket, y: v.Bracket) -> v.Bracket:
     """The bracket of a product of numbers of ``C`` bits, not negative."""
-    return x[0] * y[0] >> C, a.up(x[1] * y[1], 1 << C)
+    return x[0] * y[0] >> C, v.up(x[1] * y[1], 1 << C)
 
 
 def guess(epsilon: float, q: Fraction, z: Fraction, k: int) -> float:
@@ -141,7 +142,7 @@ def coins(k: int) -> a.Law:
 
     def law(num: int, b: int, q: Fraction, z: Fraction) -> a.Point:
         (weights, rest), terms = binomial(q, k), heights(q, z, k)
-        gamma = a.exp(num, b, C)
+        gamma = v.exp(num, b, C)
         y = int(guess(num / (1 << b), q, z, k) * (1 << 60)) << C - 60
         for _ in range(4):
             found, slope = balance(y, gamma, terms)
@@ -151,23 +152,23 @@ def coins(k: int) -> a.Law:
             balance(low, gamma, terms)[0][1] >= 0
             or balance(high, gamma, terms)[0][0] <= 0
         ):
-            return (0, a.ONE), (0, a.ONE)
-        at = a.times((low, high), z)
-        at = at[0] >> C - a.B, a.up(at[1], 1 << C - a.B)
-        gamma = gamma[0] >> C - a.B, a.up(gamma[1], 1 << C - a.B)
-        p = a.P + 8 + max(0, gamma[1].bit_length() - a.B)
+            return (0, v.ONE), (0, v.ONE)
+        at = v.times((low, high), z)
+        at = at[0] >> C - v.B, v.up(at[1], 1 << C - v.B)
+        gamma = gamma[0] >> C - v.B, v.up(gamma[1], 1 << C - v.B)
+        p = v.P + 8 + max(0, gamma[1].bit_length() - v.B)
         above = below = (0, 0)
         for i, w in weights.items():
-            s = a.fixed(i / z, a.B)
-            above = a.plus(above, a.times(a.between(a.minus(at, s), p), w))
-            below = a.plus(below, a.times(a.between(a.plus(at, s), p), w))
-        more = a.fixed(rest, p)[1]
+            s = v.fixed(i / z, v.B)
+            above = v.plus(above, v.times(v.between(v.minus(at, s), p), w))
+            below = v.plus(below, v.times(v.between(v.plus(at, s), p), w))
+        more = v.fixed(rest, p)[1]
         below = below[0], below[1] + more
-        took = a.product(gamma, below, p)
-        above, below = a.coarser(above, p), a.coarser(below, p)
-        lo, hi = a.minus(above, took)
+        took = v.product(gamma, below, p)
+        above, below = v.coarser(above, p), v.coarser(below, p)
+        lo, hi = v.minus(above, took)
         # What is left out of P is in no set, or in every one.
-        return (max(0, lo), hi + a.up(more, 1 << p - a.P)), below
+        return (max(0, lo), hi + v.up(more, 1 << p - v.P)), below
 
     return law
 
@@ -181,9 +182,9 @@ def without_replacement(n: int, k: int) -> a.Law:
         value = slope = (0, 0)
         for i, w in weights.items():
             f, s = a.withdrawn(num, b, rate, z / (2 * i))
-            value = a.plus(value, a.times(f, w / rate))
-            slope = a.plus(slope, a.times(s, w / rate))
-        more = a.fixed(rest / rate, a.P)[1]
+            value = v.plus(value, v.times(f, w / rate))
+            slope = v.plus(slope, v.times(s, w / rate))
+        more = v.fixed(rest / rate, v.P)[1]
         return (value[0], value[1] + more), (slope[0], slope[1] + more)
 
     return law

@@ -133,7 +133,9 @@ def test_full_batches_are_gaussian():
         mu = moved * math.sqrt(4) / 3.0
         delta = norm.cdf(mu / 2 - found / mu)
         delta -= math.exp(found) * norm.cdf(-mu / 2 - found / mu)
-        assert delta == pytest.approx(1e-5, rel=1e-4)
+        assert delta == pytest.approx(1e-5, rel=3e-4)
+        # A little less, so that the kernel's wider cells prove it.
+        assert delta < 1e-5
 
 
 def test_renyi_divergences():

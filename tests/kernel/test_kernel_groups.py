@@ -8,10 +8,10 @@ import pytest
 from pyg_trust import functional as dp
 from pyg_trust.functional import gaussian_epsilon
 from pyg_trust.functional.poisson import poisson_profile
-from pyg_trust.kernel import accounting, groups
+from pyg_trust.kernel import accounting, groups, intervals
 from pyg_trust.kernel.groups import judge_group
 
-ONE, BITS = accounting.ONE, 60
+ONE, BITS = intervals.ONE, 60
 
 
 def at(law, epsilon, q, z):
