@@ -33,6 +33,7 @@ from pyg_trust._checks import (
     check_non_negative,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import (
     check_coins,
@@ -404,7 +405,7 @@ def audit_training(
     delta: Fraction = 0.05,
     confidence: Fraction = 0.99,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> PrivacyAudit:
     r"""Audits an engine, as it is set up, by worst-case canaries.
 
@@ -432,7 +433,8 @@ def audit_training(
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
         seed (int, optional): of coins, loader and weights.
             (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         PrivacyAudit: the bound, beside the engine's claim.
@@ -460,7 +462,7 @@ def audit_training(
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     engine, (model, private, batches) = attach(module, optimizer, loader)
     score = torch.zeros(num_canaries, dtype=torch.float64)
-    for batch in tqdm(batches, disable=not progress_bar, desc='steps'):
+    for batch in tqdm(batches, **bar_options(progress_bar), desc='steps'):
         private.zero_grad()
         model(batch.x, batch.edge_index).sum().backward()
         private.step()

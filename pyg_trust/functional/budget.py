@@ -59,6 +59,7 @@ from pyg_trust._checks import (
     Positive,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.distributed import shared
 from pyg_trust.functional.dual_search import DualSearch, Mirror, pagerank_of
 from pyg_trust.functional.horizon import Horizon
@@ -104,7 +105,7 @@ def pagerank_bounds(
     cost: Cost = 'pagerank',
     tol: Positive = 1e-9,
     over_ranks: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Bound PageRank from above over all admissible graphs.
 
@@ -121,7 +122,8 @@ def pagerank_bounds(
         tol (float): how far they are rounded up. (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the rows.
             (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: float64, ``[num_targets, num_nodes]``.
@@ -140,7 +142,7 @@ def bounds_and_vectors(
     tol: float = 1e-9,
     over_ranks: bool = False,
     keep: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Bounds as of :func:`pagerank_bounds`, and at all nodes if asked for.
 
@@ -153,7 +155,8 @@ def bounds_and_vectors(
         over_ranks (bool): whether processes share the rows.
         keep (bool): whether to return them at all nodes, float64,
             ``[num_active, num_nodes]``.
-        progress_bar (bool): whether to show one.
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
     """
     active = perturbations.active
     n = perturbations.num_nodes
@@ -176,7 +179,7 @@ def bounds_and_vectors(
         bound = alpha * (optimum.value + optimum.high[:, None])
         return bound[:, targets], bound if keep else bound[:0]
 
-    with tqdm(blocks, disable=not progress_bar, desc='PageRank') as bar:
+    with tqdm(blocks, **bar_options(progress_bar), desc='PageRank') as bar:
         for block, (bound, whole) in zip(
             bar, shared(blocks, bounded, over_ranks), strict=True
         ):
@@ -219,7 +222,7 @@ def dual_bound(
     rounds: Count = 4,
     tol: Positive = 1e-9,
     max_iter: Count = 60,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> BudgetBound:
     r"""Bounds :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` from above.
 
@@ -259,7 +262,8 @@ def dual_bound(
             the largest reward. (default: :obj:`1e-9`)
         max_iter (int): the largest number of multipliers tried.
             (default: :obj:`60`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         BudgetBound: the bounds, in the order of the columns.
@@ -281,7 +285,7 @@ def dual_bound(
         prices = perturbations.graph.num_edges + perturbations.pairs.size(1)
         numbers += 4 * prices // perturbations.num_nodes
     blocks = list(perturbations.column_blocks(count, numbers))
-    for block in tqdm(blocks, disable=not progress_bar, desc='bounds'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='bounds'):
         search = DualSearch(
             perturbations,
             reward[block],
@@ -316,7 +320,7 @@ def refine_pagerank_bounds(
     *,
     undirected: bool = False,
     tol: Positive = 1e-4,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Tighten upper bounds of PageRank by the global budget.
 
@@ -348,7 +352,8 @@ def refine_pagerank_bounds(
             undirected edges, each with one price. (default: :obj:`False`)
         tol (float): stop within this of the relaxation's optimum; what is
             smaller stays as it is. (default: :obj:`1e-4`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: float64, ``[num_targets, num_nodes]``, nowhere above
@@ -365,7 +370,7 @@ def refine_pagerank_bounds(
         torch.full(targets.shape, 1e-12, dtype=torch.float64),
     )
     blocks = list(perturbations.column_blocks(active.numel()))
-    for block in tqdm(blocks, disable=not progress_bar, desc='PageRank'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='PageRank'):
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1

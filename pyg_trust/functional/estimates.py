@@ -22,6 +22,7 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.functional.propagation_checks import (
@@ -151,7 +152,7 @@ def propagate_median(
     *,
     seed: int | None = None,
     force_push: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Compute the entrywise median of independent estimates.
 
@@ -167,7 +168,8 @@ def propagate_median(
             (default: :obj:`None`)
         force_push (bool): as in :func:`~pyg_trust.functional.propagate`.
             (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`.
@@ -181,7 +183,7 @@ def propagate_median(
         )
     seed = rng.resolve(seed)
     runs, numbers = [], range(plan.repetitions)
-    for run in tqdm(numbers, disable=not progress_bar, desc='runs'):
+    for run in tqdm(numbers, **bar_options(progress_bar), desc='runs'):
         z = propagate(
             graph,
             x.detach(),

@@ -9,6 +9,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust._checks import Array, Fraction, Natural, check_range, validated
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.budget import (
     Bounds,
     Cost,
@@ -48,7 +49,7 @@ def single_flip_margins(
     reference: Annotated[Tensor, Array(torch.int64, 'num_targets')],
     alpha: Fraction,
     *,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> SingleFlip:
     r"""Compute the exact worst case for :math:`B = 1`, by brute force.
 
@@ -83,7 +84,8 @@ def single_flip_margins(
         targets (Tensor): int64, ``[num_targets]``.
         reference (Tensor): int64, ``[num_targets]``: the class to defend.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
     """
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes
@@ -108,7 +110,7 @@ def single_flip_margins(
     # With all pairs fragile, a number per node, column and pair of classes.
     active = perturbations.active.numel()
     blocks = list(perturbations.column_blocks(active, 4 * num_classes))
-    for block in tqdm(blocks, disable=not progress_bar, desc='flips'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='flips'):
         rows = perturbations.active[block]
         unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
         unit[torch.arange(rows.numel()), rows] = 1
@@ -177,7 +179,7 @@ def budget_attacks(
     *,
     cost: Cost = 'pagerank',
     rounds: Natural = 5,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> list[Tensor]:
     r"""Round the solution of the relaxation to admissible attacks.
 
@@ -199,7 +201,8 @@ def budget_attacks(
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         cost (str): as in :func:`dual_bound`. (default: :obj:`'pagerank'`)
         rounds (int): how often. (default: :obj:`5`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         list[Tensor]: per column the edges to flip, ``[2, num_flips]``.
@@ -209,7 +212,7 @@ def budget_attacks(
         raise ValueError("'multiplier' needs to be non-negative everywhere")
     attacks: list[Tensor] = []
     blocks = list(perturbations.column_blocks(targets.numel()))
-    for block in tqdm(blocks, disable=not progress_bar, desc='attacks'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='attacks'):
         search = DualSearch(
             perturbations,
             reward[block],

@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust._checks import Natural, OneOf, Positive, check_tensor, validated
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.heads import (
     LOSSES,
     Factor,
@@ -251,7 +252,7 @@ def minimize(
     K: Tensor | None = None,
     tol: Positive = 1e-10,
     max_iter: Natural = 100,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Solution:
     r"""Minimises an objective by Newton's method, to a residual of :obj:`tol`.
 
@@ -283,7 +284,8 @@ def minimize(
         tol (float): the residual to reach; or the bound of rounding errors,
             if that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Raises:
         RuntimeError: if neither is reached.
@@ -305,7 +307,7 @@ def minimize(
         K = gram(Z)
     objective = Objective(Z, Y, mu, LOSSES[loss], B, K=K)
     W = torch.zeros_like(B) if W is None else W
-    with tqdm(disable=not progress_bar, desc='Newton') as bar:
+    with tqdm(**bar_options(progress_bar), desc='Newton') as bar:
         W, gradient, _, iteration = _steps(
             objective, W, tol, max_iter, strict=False, bar=bar
         )

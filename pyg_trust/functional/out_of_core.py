@@ -31,6 +31,7 @@ from pyg_trust._checks import (
     check_non_negative,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust._storage import available_memory, checksum, parse_memory
 from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
@@ -212,7 +213,7 @@ def propagate_to(
     columns: int | str = 'auto',
     memory: int | str | None = None,
     over_ranks: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Write :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` to a file.
 
@@ -256,8 +257,8 @@ def propagate_to(
             (default: :obj:`None`)
         over_ranks (bool): whether the columns are divided over the processes
             of torch.distributed. (default: :obj:`False`)
-        progress_bar (bool): whether to show one, of columns.
-            (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one, of columns; by
+            default in a terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: :math:`z`, mapped from the file.
@@ -424,7 +425,9 @@ def _torch(dtype: np.dtype) -> torch.dtype:
     return torch.float64 if dtype == np.float64 else torch.float32
 
 
-def _in_blocks(job: _Job, rank: int, size: int, progress_bar: bool) -> Tensor:
+def _in_blocks(
+    job: _Job, rank: int, size: int, progress_bar: bool | None
+) -> Tensor:
     c = job.matrix.shape[1]
     # One process inspects the file and broadcasts the blocks to compute.
     token = secrets.token_hex(8) if size > 1 else None
@@ -441,7 +444,7 @@ def _in_blocks(job: _Job, rank: int, size: int, progress_bar: bool) -> Tensor:
     bar = tqdm(
         total=c,
         initial=c - sum(end - first for first, end in blocks),
-        disable=not progress_bar or rank != 0,
+        **bar_options(progress_bar if rank == 0 else False),
         desc='columns',
     )
     failed = None

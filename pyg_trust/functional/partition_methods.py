@@ -17,6 +17,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.partition import (
     PARTITIONS,
     check_edges,
@@ -180,7 +181,7 @@ def blpa(
     slack: Annotated[float, Number(0, 1, 'low')] = 0.095,
     max_rounds: Natural = 100,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Balanced label propagation, GraphEraser's BLPA.
 
@@ -202,7 +203,8 @@ def blpa(
         slack (float): as in :func:`shard_limits`. (default: :obj:`0.095`)
         max_rounds (int): the most rounds. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -218,7 +220,7 @@ def blpa(
     shard = start.to(edge_index.device)
     nodes = torch.arange(num_nodes, device=shard.device)
     rounds = range(max_rounds)
-    for step in tqdm(rounds, disable=not progress_bar, desc='blpa'):
+    for step in tqdm(rounds, **bar_options(progress_bar), desc='blpa'):
         count = _neighbours(edge_index, shard, num_nodes, num_shards)
         most = count.max(1).values
         draw = torch.rand(
@@ -279,7 +281,7 @@ def bekm(
     slack: Annotated[float, Number(0, 1, 'low')] = 0.095,
     max_rounds: Count = 20,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Balanced :math:`k`-means of embeddings, GraphEraser's BEKM.
 
@@ -300,7 +302,8 @@ def bekm(
         max_rounds (int): the most rounds. (default: :obj:`20`)
         seed (int, optional): the seed: of the nodes that the centroids start
             from. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -318,7 +321,7 @@ def bekm(
     centroid = embedding[first.to(embedding.device)]
     shard = None
     rounds = range(max_rounds)
-    for _ in tqdm(rounds, disable=not progress_bar, desc='bekm'):
+    for _ in tqdm(rounds, **bar_options(progress_bar), desc='bekm'):
         distance = torch.cdist(
             embedding, centroid, compute_mode='donot_use_mm_for_euclid_dist'
         )

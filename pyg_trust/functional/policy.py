@@ -73,6 +73,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.diffusion import check_logits
 from pyg_trust.functional.perturbations import Perturbations, Policy
 
@@ -277,7 +278,7 @@ def worst_case_margins(
     *,
     start: Tensor | None = None,
     tol: NotNegative = 1e-12,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> WorstCase:
     r"""Compute the exact worst-case margins under local budgets.
 
@@ -298,7 +299,8 @@ def worst_case_margins(
         start (Tensor, optional): :obj:`margins` of a similar problem.
             (default: :obj:`None`)
         tol (float): as in :func:`policy_iteration`. (default: :obj:`1e-12`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         WorstCase: margins, their bounds, and the graphs that attain them.
@@ -328,7 +330,7 @@ def worst_case_margins(
     )
     policies = []
     blocks = list(perturbations.column_blocks(first.numel()))
-    for block in tqdm(blocks, disable=not progress_bar, desc='class pairs'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='class pairs'):
         optimum = policy_iteration(
             perturbations,
             reward[block],

@@ -40,6 +40,7 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.scattering_batch import (
     Batch,
@@ -129,7 +130,7 @@ def scattering_transform(
     linear: bool = False,
     sparse: bool = False,
     method: Annotated[str, OneOf(METHODS)] = 'auto',
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Compute the scattering coefficients of every graph of a batch.
 
@@ -167,7 +168,8 @@ def scattering_transform(
             (default: :obj:`False`)
         method (str): :obj:`'auto'`, :obj:`'dense'` or :obj:`'sparse'`.
             (default: :obj:`'auto'`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: ``[num_graphs, T * num_features * Q]``, of the dtype of
@@ -189,7 +191,7 @@ def scattering_transform(
     values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
     blocks = batch.blocks(wavelet, J, L, method)
     for block, dense in tqdm(
-        blocks, disable=not progress_bar, desc='scattering'
+        blocks, **bar_options(progress_bar), desc='scattering'
     ):
         embed = _embed_dense if dense else _embed_sparse
         out = embed(batch, block, wavelet, J, Q, L, low_pass, linear)
@@ -232,7 +234,7 @@ def graph_fourier(
     ptr: Tensor | None = None,
     *,
     num_bands: Count | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Compute the paper's graph Fourier embedding, or a well-defined one.
 
@@ -261,7 +263,8 @@ def graph_fourier(
             (default: :obj:`None`)
         num_bands (int, optional): the number of bands; by default the paper's
             mean. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: ``[num_graphs, num_features]`` or ``[num_graphs, num_bands *
@@ -273,7 +276,7 @@ def graph_fourier(
     batch = Batch.make(graph, x, ptr, 'diffusion')
     rows = []
     graphs = range(batch.num_graphs)
-    for i in tqdm(graphs, disable=not progress_bar, desc='spectra'):
+    for i in tqdm(graphs, **bar_options(progress_bar), desc='spectra'):
         block = torch.tensor([i], device=x.device)
         adj, _ = batch.dense(block)
         laplacian = 2 * (

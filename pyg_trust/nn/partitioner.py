@@ -19,6 +19,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.partition import (
     PARTITIONS,
     check_edges,
@@ -110,7 +111,7 @@ def learned_partition(
     tol: NotNegative = 1e-3,
     slack: Annotated[float, Number(0, 1, 'low')] = 0.1,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Train GraphRevoker's partition and round it to balanced shards.
 
@@ -151,7 +152,8 @@ def learned_partition(
             :func:`pyg_trust.functional.partition.shard_limits`.
             (default: :obj:`0.1`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -175,7 +177,7 @@ def learned_partition(
     num_classes = int(y.max()) + 1
     best, since = float('inf'), 0
     epochs = range(max_epochs)
-    for _ in tqdm(epochs, disable=not progress_bar, desc='partition'):
+    for _ in tqdm(epochs, **bar_options(progress_bar), desc='partition'):
         optimizer.zero_grad()
         losses = partition_losses(
             model(x, edge_index), edge_index, y, num_classes
@@ -205,7 +207,7 @@ def partition_embedding(
     weight_decay: NotNegative = 5e-4,
     epochs: Natural = 100,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     """Return logits of a GCN trained on the whole training graph, for BEKM.
 
@@ -221,7 +223,8 @@ def partition_embedding(
         weight_decay (float): its weight decay. (default: :obj:`5e-4`)
         epochs (int): the number of epochs. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``.
@@ -238,7 +241,7 @@ def partition_embedding(
             model.parameters(), lr=lr, weight_decay=weight_decay
         )
         steps = range(epochs)
-        for _ in tqdm(steps, disable=not progress_bar, desc='embedding'):
+        for _ in tqdm(steps, **bar_options(progress_bar), desc='embedding'):
             optimizer.zero_grad()
             F.cross_entropy(model(x, edge_index), y).backward()
             optimizer.step()

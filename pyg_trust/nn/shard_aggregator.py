@@ -29,6 +29,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust._registry import Registry
 from pyg_trust.functional import aggregate
 from pyg_trust.functional.partition import check_edges
@@ -78,7 +79,7 @@ class ShardAggregator(torch.nn.Module):
         *,
         num_classes: int | None = None,
         seed: int | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> 'ShardAggregator':
         r"""Train from scratch; the same seed gives the same aggregator.
 
@@ -97,8 +98,8 @@ class ShardAggregator(torch.nn.Module):
                 hidden features and no logits (attentive fusions with a
                 head only). (default: :obj:`None`)
             seed (int, optional): the seed. (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError: if a tensor has the wrong dtype.
@@ -115,7 +116,7 @@ class ShardAggregator(torch.nn.Module):
         return self
 
     def _learn(
-        self, examples: Examples, seed: int, progress_bar: bool
+        self, examples: Examples, seed: int, progress_bar: bool | None
     ) -> None:
         _check_logits(self, examples)
 
@@ -183,7 +184,7 @@ class LBAggregator(ShardAggregator):
         self.register_buffer('weight', None)
 
     def _learn(
-        self, examples: Examples, seed: int, progress_bar: bool
+        self, examples: Examples, seed: int, progress_bar: bool | None
     ) -> None:
         _check_logits(self, examples)
         index = examples.index
@@ -202,7 +203,7 @@ class LBAggregator(ShardAggregator):
         everyone = torch.arange(index.numel(), device=index.device)
         best, kept = float('inf'), weight.detach().clone()
         epochs = range(self.epochs)
-        for _ in tqdm(epochs, disable=not progress_bar, desc='aggregator'):
+        for _ in tqdm(epochs, **bar_options(progress_bar), desc='aggregator'):
             order = torch.randperm(index.numel(), generator=generator)
             for nodes in order.to(index.device).split(self.batch_size):
                 optimizer.zero_grad()
@@ -324,7 +325,7 @@ class AttentiveAggregator(ShardAggregator):
             self.head = torch.nn.Linear(width, classes)
 
     def _learn(
-        self, examples: Examples, seed: int, progress_bar: bool
+        self, examples: Examples, seed: int, progress_bar: bool | None
     ) -> None:
         outputs, y, index = examples.outputs, examples.y, examples.index
         if self.fusion == 'logits':
@@ -348,7 +349,7 @@ class AttentiveAggregator(ShardAggregator):
         order_of = rng.generator(rng.derive(seed, _ORDER))
         draws = rng.generator(rng.derive(seed, _STEP))
         epochs = range(self.epochs)
-        for _ in tqdm(epochs, disable=not progress_bar, desc='aggregator'):
+        for _ in tqdm(epochs, **bar_options(progress_bar), desc='aggregator'):
             order = torch.randperm(index.numel(), generator=order_of)
             for nodes in index[order.to(index.device)].split(self.batch_size):
                 optimizer.zero_grad()

@@ -19,6 +19,7 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
 from pyg_trust.privacy.bounds import check_norm
@@ -173,7 +174,7 @@ class NormEstimates(Spending):
         public: bool = False,
         insist: bool = False,
         forward: Forward | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> float:
         r"""A clipping norm from a percentile of the gradients' norms.
 
@@ -202,8 +203,8 @@ class NormEstimates(Spending):
             insist (bool): as above. (default: :obj:`False`)
             forward (callable, optional): as in :meth:`make_private`.
                 (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: unless exactly one of the three is given, or a number
@@ -279,7 +280,7 @@ def gradient_norms(
     criterion: Criterion,
     forward: Forward | None,
     secret: bool = True,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> np.ndarray:
     """The norms of the gradients of all units of the first partition.
 
@@ -293,13 +294,14 @@ def gradient_norms(
         secret (bool): whether masks of dropout are to be known to nobody,
             where the sizes of units are private: one unit moves those of all
             that come after it. (default: :obj:`True`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
     """
     device = next(module.parameters()).device
     found: list[Tensor] = []
     decoys = Decoys(_PROBED if loader.form == 'withdraw' else None)
     parts = torch.arange(loader.num_subgraphs).split(_PROBED)
-    for index in tqdm(parts, disable=not progress_bar, desc='norms'):
+    for index in tqdm(parts, **bar_options(progress_bar), desc='norms'):
         batch = loader(loader.batch_sampler.write(0, index))
         owner, count = loader.check_batch(batch, 0, index.numel())
         batch, owner = batch.to(device), owner.to(device)

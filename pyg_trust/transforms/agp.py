@@ -148,8 +148,8 @@ class AGP(MeasureTransform):
             (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the
             columns, if :obj:`out` is a file. (default: :obj:`False`)
-        progress_bar (bool): whether to show one, if :obj:`out` is a file.
-            (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: as
@@ -186,7 +186,7 @@ class AGP(MeasureTransform):
         columns: int | str = 'auto',
         memory: int | str | None = None,
         over_ranks: bool = False,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> None:
         super().__init__(
             measure,

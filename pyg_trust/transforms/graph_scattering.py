@@ -71,7 +71,7 @@ class GraphEmbedding(BaseTransform):
         dtype: torch.dtype | None = None,
         sparse: bool = False,
         *,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> Tensor:
         """Return the vectors of a graph, a batch or a list of graphs.
 
@@ -81,8 +81,8 @@ class GraphEmbedding(BaseTransform):
                 (default: :obj:`None`)
             sparse (bool): whether to return a sparse CSR matrix.
                 (default: :obj:`False`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
@@ -134,7 +134,7 @@ class GraphEmbedding(BaseTransform):
         x: Tensor,
         ptr: Tensor | None,
         sparse: bool,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> Tensor:
         raise NotImplementedError
 
@@ -254,7 +254,7 @@ class GraphScattering(GraphEmbedding):
         x: Tensor,
         ptr: Tensor | None,
         sparse: bool,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> Tensor:
         return scattering_transform(
             graph,
@@ -317,7 +317,7 @@ class GFT(GraphEmbedding):
         x: Tensor,
         ptr: Tensor | None,
         sparse: bool,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> Tensor:
         z = graph_fourier(
             graph, x, ptr, num_bands=self.num_bands, progress_bar=progress_bar

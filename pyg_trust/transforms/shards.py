@@ -53,8 +53,8 @@ class Shards(BaseTransform):
             by default the logits of a GCN that is trained for it
             (:func:`pyg_trust.nn.partition_embedding`).
             (default: :obj:`None`)
-        progress_bar (bool): whether to show one, if the method takes long.
-            (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
         **kwargs (optional): further arguments of the function of the method
             (:obj:`slack`, :obj:`max_rounds`, :obj:`sem_weight`, ...):
             :func:`~pyg_trust.functional.random_partition`,
@@ -80,7 +80,7 @@ class Shards(BaseTransform):
         *,
         seed: int | None = None,
         embedding: str | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> None:
         takes, named = _arguments(method)
