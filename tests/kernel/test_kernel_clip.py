@@ -6,6 +6,7 @@ Against whole numbers and fractions of Python, which round nothing.
 import math
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -223,3 +224,45 @@ def test_each_part_of_the_proof_is_needed(fault, monkeypatch):
         longest = max(longest, total - 2**86)
     assert (longest > 0) == (fault == 'kappa')
     assert (largest > 2**22) == (fault in ('cap', 'mean'))
+
+
+def test_the_grid_of_noise_is_what_is_stated():
+    for z, norm, count in ((1.0, 1.0, 10**6), (0.3, 0.7, 1), (40.0, 3.0, 999)):
+        step, rho = clip.noise_grid(z, norm, count)
+        with mpmath.workprec(200):
+            stated = mpmath.mpf('1.001') * mpmath.sqrt(count) * z
+            stated = stated / mpmath.mpf(2) ** 31
+            sigma = mpmath.mpf(z) * norm * (1 + stated)
+            found = mpmath.mpf(step) * 2**32
+            assert sigma <= found <= sigma * (1 + mpmath.mpf(2) ** -48)
+            assert abs(rho / stated - 1) < mpmath.mpf(2) ** -48
+
+
+def test_factors_give_away_their_last_digits_and_no_more():
+    n, norm = np.array([3.0, 1e-3]), 0.7
+    tau, kappa = np.array([0.1, 0.0]), np.array([2.0**20, 0.0])
+    for automatic in (False, True):
+        c = clip.factors(n, tau, kappa, 0 * n, norm, automatic)
+        for i in range(2):
+            room = Fraction(norm) * (1 - Fraction(float(kappa[i])) / 2**43)
+            most = Fraction(float(n[i])) + Fraction(float(tau[i]))
+            most = room / (most + (Fraction(0.01) if automatic else 0))
+            most = most if automatic else min(most, Fraction(1))
+            less, off = Fraction(1, 2**40), Fraction(1, 2**50)
+            assert most * (1 - less - off) <= c[i] <= most * (1 - less + off)
+
+
+def test_constants_are_those_of_the_proofs():
+    assert (clip.BLOCK, clip.MOST_UNITS) == (256, 262144)
+    # 256 products of two numbers up to 2^22 are below 2^53.
+    assert clip.BLOCK * 2 ** (2 * clip.INPUT_BITS) == 2**52
+    # Totals of so many units, each at most 2^43, are whole in 64 bits.
+    assert clip.MOST_UNITS << clip.GRID_BITS == 2**61
+
+
+def test_units_whose_scales_are_no_numbers_add_nothing():
+    one, none = np.ones(3), np.zeros(3)
+    weight = np.array([2.0**799, 2.0**800, np.nan])
+    c = clip.factors(one, none, none, weight, 1.0)
+    assert c[0] > 0
+    assert (c[1:] == 0).all()
