@@ -1,13 +1,17 @@
 """Sphinx: guides, tutorials made from scripts, and the API pages."""
 
 import ast
+import functools
 import importlib
 import inspect
+import operator
 import os
 import pkgutil
 import re
 import shutil
 import sys
+import types
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,13 @@ from typing import Any
 from sphinx.util.nodes import make_refnode
 
 import pyg_trust
+from pyg_trust._checks import (
+    AnyNumber,
+    CanCall,
+    Constraint,
+    Is,
+    constraints,
+)
 
 HERE = Path(__file__).parent
 API = HERE / 'api'
@@ -369,8 +380,55 @@ def resolve(app: Any, env: Any, node: Any, content: Any) -> Any:
     )
 
 
+# By function, what its hints declare; signatures show the types alone.
+DECLARED: dict[Any, dict[str, Constraint]] = {}
+
+
+def _type_of(hint: Any) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return functools.reduce(
+            operator.or_, map(_type_of, typing.get_args(hint))
+        )
+    return hint.__origin__ if hasattr(hint, '__metadata__') else hint
+
+
+def plain_hints(app: Any, function: Any, bound: bool) -> None:
+    """Show types in a signature, without their constraints."""
+    if getattr(function, 'is_validated', False):
+        DECLARED.setdefault(function, constraints(function))
+        inner = inspect.unwrap(function)
+        inner.__annotations__ = {
+            k: _type_of(v) for k, v in inner.__annotations__.items()
+        }
+
+
+def add_raises(
+    app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]
+) -> None:
+    """Write the constraints of hints as the first line of "Raises"."""
+    function = of.__init__ if inspect.isclass(of) else of
+    found = DECLARED.get(getattr(function, '__func__', function), {})
+    said = '; '.join(
+        f'``{k}`` {c.need}'
+        for k, c in found.items()
+        if not isinstance(c, AnyNumber | CanCall | Is)
+        and c.need != 'an integer'
+    )
+    if not said:
+        return
+    row = f'    TypeError, ValueError: if something is not so: {said}.'
+    if 'Raises:' in lines:
+        lines.insert(lines.index('Raises:') + 1, row)
+        return
+    ends = [k for k, line in enumerate(lines) if line in ('Example:',)]
+    place = ends[0] if ends else len(lines)
+    lines[place:place] = ['', 'Raises:', row, '']
+
+
 def setup(app: Any) -> None:
     """Sphinx calls this."""
+    app.connect('autodoc-before-process-signature', plain_hints)
+    app.connect('autodoc-process-docstring', add_raises, priority=400)
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('builder-inited', draw_figures, priority=100)
     app.connect('missing-reference', resolve)

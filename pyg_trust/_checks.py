@@ -1,20 +1,330 @@
-"""Checks of arguments with one wording: the value, and the need.
+"""Constraints of arguments, declared in their type hints.
 
-Each raises before anything is done, ``TypeError`` for what is no such thing
-and ``ValueError`` for one that does not fit.
+A constraint is called with an argument's name and value. It returns the value
+to go on with, or raises ``TypeError`` for another kind of thing and
+``ValueError`` for one that does not fit. :func:`validated` makes a function or
+class check its arguments by their hints: ``float``, ``bool`` and classes as
+they are, and ``Annotated`` types such as :obj:`Positive` by their constraint.
+The "Raises" of the API pages and the rows of ``tests/test_bad_inputs.py`` are
+made from the same hints. A condition on several arguments stays in the body.
 """
 
+import collections.abc
+import copy
+import functools
+import inspect
 import json
 import math
-from collections.abc import Iterable
+import types
+import typing
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 REAL = (torch.float32, torch.float64)
+NUMBERS = (int, float, np.integer, np.floating)
+Dtypes = torch.dtype | tuple[torch.dtype, ...] | None
+Sizes = dict[str, int] | None
+Declared = TypeVar('Declared', bound=Callable[..., Any])
+
+
+def _type_error(name: str, need: str, value: Any) -> TypeError:
+    got = type(value).__name__
+    advice = ''
+    if got == 'HeteroData' and 'homogeneous' in need:
+        advice = ': HeteroData.to_homogeneous() makes one'
+    return TypeError(f"'{name}' needs to be {need} (got {got}){advice}")
+
+
+class Constraint:
+    """Base class: the values that an argument may have.
+
+    Subclasses have :meth:`check` and the end :attr:`need` of the sentence
+    "the argument needs to be ...".
+    """
+
+    need: str
+    optional = False
+
+    def __call__(self, name: str, value: Any, sizes: Sizes = None) -> Any:
+        """Return the value to go on with, or raise.
+
+        Args:
+            name (str): of the argument.
+            value (Any): the given value.
+            sizes (dict[str, int], optional): the sizes that the arguments
+                before have fixed; this one adds its own.
+        """
+        if value is None and self.optional:
+            return None
+        return self.check(name, value, sizes)
+
+    def check(self, name: str, value: Any, sizes: Sizes) -> Any:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.need
+
+
+class Number(Constraint):
+    """Number in an interval, open but at the ends named in ``closed``."""
+
+    def __init__(
+        self,
+        low: float = -math.inf,
+        high: float = math.inf,
+        closed: str = '',
+        need: str | None = None,
+    ) -> None:
+        self.low, self.high, self.closed = low, high, closed
+        left, right = '(['['low' in closed], ')]'['high' in closed]
+        self.need = need or f'in {left}{low:g}, {high:g}{right}'
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> float:
+        number = check_number(name, value)
+        if not (
+            self.low < number < self.high
+            or (number == self.low and 'low' in self.closed)
+            or (number == self.high and 'high' in self.closed)
+        ):
+            raise ValueError(f"'{name}' needs to be {self.need} (got {value})")
+        return number
+
+
+class AnyNumber(Constraint):
+    """Number, infinity and NaN too."""
+
+    need = 'a number'
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> float:
+        return check_number(name, value)
+
+
+class Int(Constraint):
+    """Integer within bounds, as a Python one."""
+
+    def __init__(
+        self, low: int | None = None, high: int | None = None
+    ) -> None:
+        self.low, self.high = low, high
+        ends = '' if low is None else f' of at least {low}'
+        self.need = f'an integer{ends}'
+        if high is not None:
+            self.need += f'{" and" if ends else " of"} at most {high}'
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> int:
+        made = check_integer(name, value, self.low, self.high, numpy=True)
+        if sizes is not None:
+            sizes[name] = made
+        return made
+
+
+class OneOf(Constraint):
+    """One of some names, read at every check."""
+
+    def __init__(self, options: Iterable[str]) -> None:
+        self.options = options
+
+    @property
+    def need(self) -> str:  # type: ignore[override]
+        return f'one of {tuple(self.options)}'
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> str:
+        options = tuple(self.options)
+        if not isinstance(value, str) or value not in options:
+            raise ValueError(
+                f"'{name}' needs to be one of {options} (got {value!r})"
+            )
+        return value
+
+
+# What a class is called where its name says too little.
+_NAMES = {
+    'Data': 'homogeneous torch_geometric.data.Data',
+    'Module': 'torch.nn.Module',
+    'type': 'class',
+}
+
+
+class Is(Constraint):
+    """Object of some classes; their ``_sizes`` name attributes of a size."""
+
+    def __init__(self, *kinds: type) -> None:
+        self.kinds = kinds
+        self.sizes = sum((getattr(k, '_sizes', ()) for k in kinds), ())
+        names = [_NAMES.get(kind.__name__, kind.__name__) for kind in kinds]
+        wanted = ' or '.join(names)
+        self.need = f'{"an" if wanted[0] in "AEIO" else "a"} {wanted}'
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
+        if not isinstance(value, self.kinds):
+            raise _type_error(name, self.need, value)
+        if sizes is not None:
+            for size in self.sizes:
+                sizes[size] = getattr(value, size)
+        return value
+
+
+class CanCall(Constraint):
+    """Anything that can be called."""
+
+    need = 'callable'
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
+        if not callable(value):
+            raise _type_error(name, self.need, value)
+        return value
+
+
+class Array(Constraint):
+    """Tensor of some dtype, shape and range.
+
+    Args:
+        dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
+            dtypes; :obj:`None` for any floating point.
+        shape (int or str): each dimension. A name is any size, but the same
+            wherever it occurs in a declaration.
+        finite (bool): whether NaN and infinity are refused.
+        below (str, optional): the size that bounds the entries from above,
+            and 0 from below.
+    """
+
+    def __init__(
+        self,
+        dtype: Dtypes,
+        *shape: int | str,
+        finite: bool = False,
+        below: str | None = None,
+    ) -> None:
+        self.dtype, self.shape = dtype, shape
+        self.finite, self.below = finite, below
+        dims = ', '.join(map(str, shape))
+        self.need = f'a tensor of {_dtypes(dtype)}, of the shape [{dims}]'
+        self.need += ', finite' if finite else ''
+        self.need += f', in [0, {below})' if below else ''
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> Tensor:
+        sizes = {} if sizes is None else sizes
+        shape = tuple([sizes.get(str(size), size) for size in self.shape])
+        check_tensor(name, value, self.dtype, shape, finite=self.finite)
+        if self.below is not None:
+            what = f'the {self.below.removeprefix("num_")}'
+            check_range(name, value, sizes[self.below], what)
+        for size, given in zip(self.shape, value.shape, strict=True):
+            if isinstance(size, str):
+                sizes[size] = given
+        return value
+
+
+check_finite = Number(need='finite')
+check_positive = Number(0, need='positive and finite')
+check_non_negative = Number(0, closed='low', need='non-negative and finite')
+check_share = Number(0, 1, 'low high')
+check_fraction = Number(0, 1)
+check_rate = Number(0, 1, 'high')
+check_callable = CanCall()
+
+Finite = Annotated[float, check_finite]
+Positive = Annotated[float, check_positive]
+NotNegative = Annotated[float, check_non_negative]
+Share = Annotated[float, check_share]
+Fraction = Annotated[float, check_fraction]
+Rate = Annotated[float, check_rate]
+Count = Annotated[int, Int(1)]
+Natural = Annotated[int, Int(0)]
+
+_PLAIN: dict[Any, Constraint] = {
+    float: AnyNumber(),
+    int: Int(),
+    collections.abc.Callable: check_callable,
+}
+
+
+def validated(declared: Declared) -> Declared:
+    """Check the arguments of a function, or a class' constructor, by hints.
+
+    They are validated in order before each call; defaults are not. The
+    function gets the values that the constraints return.
+    """
+    if isinstance(declared, type):
+        made = validated(vars(declared)['__init__'])
+        declared.__init__ = made  # type: ignore[misc]
+        return declared
+    plan: list[tuple[int, str, Constraint]] | None = None
+
+    @functools.wraps(declared)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal plan
+        if plan is None:
+            plan = _plan(declared)
+        sizes: dict[str, int] = {}
+        for place, name, constraint in plan:
+            if place < len(args):
+                value = args[place]
+                made = constraint(name, value, sizes)
+                if made is not value:
+                    args = (*args[:place], made, *args[place + 1 :])
+            elif name in kwargs:
+                kwargs[name] = constraint(name, kwargs[name], sizes)
+        return declared(*args, **kwargs)
+
+    call.is_validated = True  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def _plan(function: Callable[..., Any]) -> list[tuple[int, str, Constraint]]:
+    # Places of arguments; numbers and graphs first, as they fix sizes.
+    keywords = inspect.unwrap(function).__code__.co_argcount
+    names = list(inspect.signature(function).parameters)
+    places = [k if k < keywords else 2**31 for k in range(len(names))]
+    made = [
+        (places[names.index(name)], name, constraint)
+        for name, constraint in constraints(function).items()
+    ]
+    return sorted(made, key=lambda entry: isinstance(entry[2], Array))
+
+
+def constraints(function: Callable[..., Any]) -> dict[str, Constraint]:
+    """Return the constraints that the hints of a function declare."""
+    made = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = parameter.annotation
+        if isinstance(hint, str):
+            space = getattr(inspect.unwrap(function), '__globals__', {})
+            hint = space.get(hint)
+        found = _of_hint(hint)
+        if found and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            made[name] = found
+    return made
+
+
+def _of_hint(hint: Any) -> Constraint | None:
+    for part in getattr(hint, '__metadata__', ()):
+        if isinstance(part, Constraint):
+            return part
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        parts = [h for h in typing.get_args(hint) if h is not type(None)]
+        found = [_of_hint(part) for part in parts]
+        kinds = [part.kinds for part in found if isinstance(part, Is)]
+        made = copy.copy(found[0]) if len(found) == 1 else None
+        if len(kinds) == len(found):
+            made = Is(*sum(kinds, ()))
+        if made is not None:
+            made.optional = type(None) in typing.get_args(hint)
+        return made
+    plain = _PLAIN.get(typing.get_origin(hint) or hint)
+    known = plain is not None or not isinstance(hint, type)
+    if known or hint in (Any, inspect.Parameter.empty):
+        return plain
+    general = typing.get_args(hint) or getattr(hint, '_is_protocol', False)
+    return None if general else Is(hint)
 
 
 def check_number(name: str, value: float) -> float:
@@ -23,59 +333,12 @@ def check_number(name: str, value: float) -> float:
     Raises:
         TypeError: if it is no number.
     """
-    if isinstance(value, bool) or not isinstance(
-        value, int | float | np.number
-    ):
-        raise TypeError(
-            f"'{name}' needs to be a number (got {type(value).__name__})"
-        )
-    return float(value)
-
-
-def check_finite(name: str, value: float) -> float:
-    """Refuse anything but a finite number; return it as a float."""
-    if not math.isfinite(check_number(name, value)):
-        raise ValueError(f"'{name}' needs to be finite (got {value})")
-    return float(value)
-
-
-def check_positive(name: str, value: float) -> float:
-    """Refuse anything but a positive finite number; return it as a float."""
-    if not 0 < check_number(name, value) < math.inf:
-        raise ValueError(
-            f"'{name}' needs to be positive and finite (got {value})"
-        )
-    return float(value)
-
-
-def check_non_negative(name: str, value: float) -> float:
-    """Refuse anything but a finite number of at least 0; return a float."""
-    if not 0 <= check_number(name, value) < math.inf:
-        raise ValueError(
-            f"'{name}' needs to be non-negative and finite (got {value})"
-        )
-    return float(value)
-
-
-def check_share(name: str, value: float) -> float:
-    """Refuse anything but a number from 0 to 1; return it as a float."""
-    if not 0 <= check_number(name, value) <= 1:
-        raise ValueError(f"'{name}' needs to be in [0, 1] (got {value})")
-    return float(value)
-
-
-def check_fraction(name: str, value: float) -> float:
-    """Refuse anything but a number between 0 and 1; return a float."""
-    if not 0 < check_number(name, value) < 1:
-        raise ValueError(f"'{name}' needs to be in (0, 1) (got {value})")
-    return float(value)
-
-
-def check_rate(name: str, value: float) -> float:
-    """Refuse anything but a number above 0, at most 1; return a float."""
-    if not 0 < check_number(name, value) <= 1:
-        raise ValueError(f"'{name}' needs to be in (0, 1] (got {value})")
-    return float(value)
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
+        raise _type_error(name, 'a number', value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def check_integer(
@@ -93,9 +356,7 @@ def check_integer(
     """
     kind = int | np.integer if numpy else int
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise TypeError(
-            f"'{name}' needs to be an integer (got {type(value).__name__})"
-        )
+        raise _type_error(name, 'an integer', value)
     if low is not None and value < low:
         raise ValueError(f"'{name}' needs to be at least {low} (got {value})")
     if high is not None and value > high:
@@ -105,36 +366,32 @@ def check_integer(
 
 def check_choice(name: str, value: str, options: Iterable[str]) -> None:
     """Refuse anything but one of some names."""
-    options = tuple(options)
-    if not isinstance(value, str) or value not in options:
-        raise ValueError(
-            f"'{name}' needs to be one of {options} (got {value!r})"
-        )
+    OneOf(options)(name, value)
 
 
 def check_instance(name: str, value: Any, *kinds: type) -> None:
     """Refuse an object of another class."""
     if not isinstance(value, kinds):
-        wanted = ' or '.join(kind.__name__ for kind in kinds)
-        article = 'an' if wanted[0] in 'AEIO' else 'a'
-        raise TypeError(
-            f"'{name}' needs to be {article} {wanted} "
-            f'(got {type(value).__name__})'
-        )
+        raise _type_error(name, Is(*kinds).need, value)
 
 
-def check_callable(name: str, value: Any) -> None:
-    """Refuse anything that cannot be called."""
-    if not callable(value):
-        raise TypeError(
-            f"'{name}' needs to be callable (got {type(value).__name__})"
-        )
+def _dtypes(dtype: Dtypes) -> str:
+    if dtype is None:
+        return 'floating point'
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+    return ' or '.join(str(d).removeprefix('torch.') for d in dtypes)
+
+
+def _has_dtype(value: Tensor, dtype: Dtypes) -> bool:
+    if dtype is None:
+        return value.is_floating_point()
+    return value.dtype in (dtype if isinstance(dtype, tuple) else (dtype,))
 
 
 def check_tensor(
     name: str,
     value: Tensor,
-    dtype: torch.dtype | tuple[torch.dtype, ...] | None,
+    dtype: Dtypes,
     shape: tuple[int | str, ...],
     *,
     finite: bool = False,
@@ -151,21 +408,11 @@ def check_tensor(
             (default: :obj:`False`)
     """
     if not isinstance(value, Tensor):
+        raise _type_error(name, 'a tensor', value)
+    if not _has_dtype(value, dtype):
         raise TypeError(
-            f"'{name}' needs to be a tensor (got {type(value).__name__})"
+            f"'{name}' needs to be {_dtypes(dtype)} (got {value.dtype})"
         )
-    if dtype is None:
-        if not value.is_floating_point():
-            raise TypeError(
-                f"'{name}' needs to be floating point (got {value.dtype})"
-            )
-    else:
-        dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
-        if value.dtype not in dtypes:
-            wanted = ' or '.join(str(d).removeprefix('torch.') for d in dtypes)
-            raise TypeError(
-                f"'{name}' needs to be {wanted} (got {value.dtype})"
-            )
     if value.dim() != len(shape) or any(
         isinstance(wanted, int) and size != wanted
         for size, wanted in zip(value.shape, shape, strict=True)
@@ -178,9 +425,7 @@ def check_tensor(
         raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
 
 
-def check_dtype(
-    name: str, value: Any, dtype: torch.dtype | tuple[torch.dtype, ...] | None
-) -> None:
+def check_dtype(name: str, value: Any, dtype: Dtypes) -> None:
     """Refuse anything but a tensor of some dtype, of any shape.
 
     Args:
@@ -189,14 +434,9 @@ def check_dtype(
         dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
             dtypes; :obj:`None` for any floating point.
     """
-    dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
-    if isinstance(value, Tensor) and (
-        value.is_floating_point() if dtype is None else value.dtype in dtypes
-    ):
+    if isinstance(value, Tensor) and _has_dtype(value, dtype):
         return
-    wanted = 'floating-point'
-    if dtype is not None:
-        wanted = ' or '.join(str(d).removeprefix('torch.') for d in dtypes)
+    wanted = 'floating-point' if dtype is None else _dtypes(dtype)
     article = 'an' if wanted[0] == 'i' else 'a'
     got = getattr(value, 'dtype', type(value).__name__)
     raise TypeError(

@@ -64,6 +64,8 @@ class CSRGraph(Views):
         CSRGraph(num_nodes=4, num_edges=4)
     """
 
+    _sizes = ('num_nodes', 'num_edges')
+
     def __init__(
         self,
         rowptr: Tensor,

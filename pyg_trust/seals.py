@@ -11,11 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import report
-from pyg_trust._checks import (
-    check_instance,
-    check_integer,
-    check_tensor,
-)
+from pyg_trust._checks import check_instance, check_integer, check_tensor
 
 _HELD = ('edge_index', 'edge_weight', 'x', 'x_removed', 'n_id', 'y', 'shard')
 

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from bad_functional import COUNT, NOT_NEGATIVE, POSITIVE, RESULT, UNIT
+from bad_functional import COUNT, POSITIVE, RESULT, UNIT
 from bad_ground import temporary
 from bad_inputs import (
     FUNCTION,
@@ -32,35 +32,32 @@ LEDGER = values(3, ['a'])
 
 # Functions ###################################################################
 
-entry('functional.gaussian_epsilon', lambda: {'mu': 1.0, 'delta': 1e-3}, mu=MU)
+entry(
+    'functional.gaussian_epsilon',
+    lambda: {'mu': 1.0, 'delta': 1e-3},
+)
 entry(
     'functional.gaussian_mu_for',
     lambda: {'epsilon': 1.0, 'delta': 1e-3},
-    epsilon=POSITIVE,
 )
 entry(
     'functional.gaussian_mu',
     lambda: {'sensitivities': [1.0, 2.0], 'stds': [1.0, 1.0]},
+    names={'sensitivities': "'(sensitivities|stds)'"},
     sensitivities=values(3, None, 'a', [1.0], [[1.0, 2.0]], [-1.0, 1.0]),
     stds=values(3, None, 'a', [1.0], [0.0, 1.0], [math.nan, 1.0]),
 )
 entry(
     'functional.contraction_mu',
     lambda: {'c': 0.5, 'hops': 2, 'ratio': 1.0},
-    c=number(0, 1, closed='low high'),
-    hops=COUNT,
-    ratio=NOT_NEGATIVE,
 )
 entry(
     'functional.hop_sensitivity',
     lambda: {'relation': 'node_incident', 'max_degree': 3},
     Row('of edges', {'relation': 'edge'}, "'max_degree'"),
     Row('incident', {'num_classes': 3}, "'num_classes'"),
-    relation=choice(),
     directed=values(3, None, 'a'),
-    form=choice(),
     max_degree=integer(1),
-    num_classes=integer(1, none=True),
 )
 entry(
     'functional.messages',
@@ -85,13 +82,11 @@ entry(
 entry(
     'functional.energy_weights',
     lambda: {'graph': csr()},
-    max_degree=COUNT,
 )
 entry(
     'functional.choose_receivers',
     lambda: {'train': torch.ones(6, dtype=torch.bool), 'share': 0.5},
     train=values(3, None, 'a', torch.ones(6), torch.ones(6, 1).bool()),
-    share=number(0, 1, closed='high'),
 )
 entry(
     'functional.received_lists',
@@ -112,10 +107,8 @@ entry(
     x=values(3, None, torch.rand(6), torch.rand(5, 2), torch.ones(6, 2).int()),
     stds=values(3, None, 'a', [], [0.0], ['a'], [math.nan]),
     noise=instance(),
-    relation=choice(),
     weights=values(3, 'a', torch.ones(6), torch.ones(5).double()),
     between=choice(),
-    degree_channel=number(0, 1, closed='low'),
     dtype=values(None, 'a', torch.int64, torch.float16),
 )
 entry(
@@ -133,7 +126,6 @@ entry(
         'noise': noise.SecureNoise(),
     },
     x=values(3, None, torch.rand(6), torch.rand(5, 2)),
-    std=POSITIVE,
     noise=instance(),
     own=values(3, None, 'a'),
     scales=values(3, 'a', (torch.ones(6),), (torch.ones(6), torch.ones(6))),
@@ -205,7 +197,6 @@ entry(
     'privacy.PrivacyEngine.spend_gaussian',
     lambda: (attached(), {'mu': 0.5}),
     Row('no noise', {'mu': 100.0}, "'(mu|lam)'"),
-    mu=POSITIVE,
 )
 
 # The transform ###############################################################
@@ -233,18 +224,12 @@ entry(
     Row('no budget', {'epsilon': None}, "'epsilon'"),
     Row('no delta', {'delta': None}, "'delta'"),
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
-    hops=COUNT,
     relation=choice(),
     epsilon=POSITIVE,
-    mu=MAYBE,
     engine=values(3, 'a', object()),
     form=choice(none=True),
     directed=values(3, None, 'a'),
-    max_degree=integer(1, none=True),
-    measure=instance(none=True),
     weights=values(3, 'a', [1.0, 2.0], ['a'], [math.nan]),
-    degree_channel=number(0, 1, closed='low'),
-    between=choice(),
     cat=values(3, 'a'),
     attr=values(3, None),
     ledger=LEDGER,
@@ -300,24 +285,13 @@ entry(
     lambda: {},
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
     relation=choice(),
-    epsilon=POSITIVE,
-    hops=COUNT,
     shares=values(
         3, 'abc', (0.5, 0.5), (0.5, 0.5, 0.5), (1.0, 0.0, 0.0), ('a', 'b', 'c')
     ),
-    encoder=instance(none=True),
-    head=instance(none=True),
     ledger=LEDGER,
     form=choice(none=True),
     directed=values(3, None, 'a'),
-    max_degree=integer(1, none=True),
-    measure=instance(none=True),
     smoothing=values('a', 1.5, -1, 1),  # 1 is for 'feature'
-    train_receivers=number(0, 1, closed='high', none=True),
-    steps=COUNT,
-    lr=POSITIVE,
-    epochs=COUNT,
-    num_classes=integer(1, none=True),
     ledger_head=HEAD,
 )
 entry(
@@ -454,8 +428,6 @@ entry(
     lambda: {'negative': [0.0] * 9, 'positive': [1.0] * 9},
     negative=values(3, None, 'a', [1.0], [[1.0] * 9], [math.nan] * 9),
     positive=values(3, None, 'a', [1.0], [[1.0] * 9], [math.nan] * 9),
-    confidence=UNIT,
-    claim=MAYBE,
 )
 entry(
     'audit.audit_aggregation',
@@ -466,12 +438,6 @@ entry(
     },
     Row('no rows', {'release': lambda data: [data.x[:1]]}, "'release'"),
     Row('no list', {'release': lambda data: data.x}, "'release'"),
-    release=FUNCTION,
-    relation=choice(),
-    claim_mu=MAYBE,
-    num_canaries=integer(20),
     directed=values(3, None, 'a'),
     form=choice(none=True),
-    list_size=COUNT,
-    confidence=UNIT,
 )

@@ -94,13 +94,10 @@ entry(
     'functional.worst_case_probability',
     lambda: {'p': double(0.2, 0.9), 'regions': regions()},
     p=tensor(rows=False, low=0, high=1, batched=True, dtypes=(torch.float32,)),
-    regions=instance(),
-    upper=FLAG,
 )
 entry(
     'functional.min_probability',
     lambda: {'regions': regions()},
-    regions=instance(),
 )
 entry(
     'functional.certified',
@@ -109,10 +106,9 @@ entry(
         'upper': double(0.2, 0.1)[:, None],
         'regions': regions(),
     },
+    names={'lower': "'(lower|upper)'"},
     lower=tensor(low=0, high=1),
     upper=tensor(low=0, high=1, none=True),
-    regions=instance(),
-    tolerance=NOT_NEGATIVE,
 )
 entry(
     'functional.clopper_pearson',
@@ -130,9 +126,6 @@ entry(
         torch.tensor([10]),
         None,
     ),
-    num_samples=integer(1),
-    alpha=number(0, 1),
-    side=choice(),
 )
 VOTES = tensor(rows=False, low=0, high=2)
 
@@ -153,7 +146,6 @@ entry(
     'functional.certified_mean',
     lambda: {'probability': torch.full((3, 2, 2), 0.5)},
     probability=tensor(rows=False, columns=True, low=0, high=1),
-    tolerance=NOT_NEGATIVE,
 )
 entry(
     'functional.survives_votes',
@@ -170,16 +162,12 @@ entry(
     'functional.collective_votes',
     lambda: {'votes': votes(), 'num_classes': 3, 'corrupted': 1},
     votes=VOTES,
-    num_classes=integer(1),
     corrupted=integer(0, 3),
-    max_sets=COUNT,
 )
 entry(
     'functional.group_probability_bound',
     lambda: {'p': 0.9, 'rows': 1, 'epsilon': 0.1},
     Row('lengths', {'epsilon': [0.1, 0.2]}, "'epsilon'"),
-    p=number(0, 1, closed='low high'),
-    rows=integer(0),
     epsilon=values('a', None, -0.1, float('nan'), True),
     delta=values('a', None, -0.1, float('nan'), 1.5, True),
 )
@@ -367,9 +355,7 @@ entry(
     Row('no graph', {'data': []}, "'data'"),
     Row('a list of none', {'data': [None]}, "'data'"),
     names={'data': "'(data|x|edge_index|graph)'"},
-    model=instance(),
     data=NOISY,
-    threat=instance(),
     **SMOOTHED,
 )
 EXEMPT['certificates.SmoothedCertificate'] = RESULT
@@ -414,8 +400,6 @@ entry(
     'certificates.SmoothedClassifier',
     lambda: {'model': model(), 'noise': noise()},
     Row('an option', {'samples': 3}, "'samples'"),
-    model=instance(),
-    noise=instance(),
 )
 for name in ('forward', 'certify'):
     entry(
@@ -431,9 +415,7 @@ entry(
     'certificates.plot_certified_grid',
     lambda: {'report': smoothed(), 'limit': 1},
     needs='matplotlib',
-    report=instance(),
     kind=choice(),
-    limit=integer(0),
     ax=values(3, 'x'),
 )
 
@@ -460,15 +442,8 @@ entry(
     },
     Row('rows that stay', {'features': (0, 0), 'attackers': 1}, 'attackers'),
     Row('other data', {'data': HALF}, "'model' and 'data'"),
-    report=instance(),
-    model=instance(),
     data=values(None, 3, 'graph', undirected(N), HeteroData()),
-    hops=integer(0),
-    degrees=choice(),
-    local_budget=integer(0, none=True),
-    attackers=integer(0, none=True),
     labels=values(3, 'x', [0], torch.zeros(N), torch.zeros(2).long()),
-    exact=FLAG,
     forward=values(3, 'x', [1]),
     **BUDGETS,
 )
@@ -503,10 +478,6 @@ entry(
     'certificates.Divided',
     lambda: {'model': model(), 'num_groups': 3},
     Row('cached', {'model': Cached()}, "'model'"),
-    model=instance(),
-    num_groups=COUNT,
-    by=choice(),
-    vote=choice(),
     transform=values(3, 'x', [1]),
 )
 VIEWED = either(NAMED, values([], data(x=None), data(x=torch.ones(3, 4))))
@@ -521,7 +492,6 @@ entry(
     lambda: (divided(), {'data': data()}),
     names=NAMES,
     data=VIEWED,
-    baseline=number(0, 1, closed='low high', none=True),
 )
 EXEMPT['certificates.VoteCertificate'] = RESULT
 for name in ('certified', 'certified_ratio', 'certified_accuracy'):
@@ -547,7 +517,6 @@ entry(
     'certificates.plot_certified_votes',
     lambda: {'certificate': voted(), 'labels': torch.zeros(N).long()},
     needs='matplotlib',
-    certificate=instance(),
     labels=LABELS,
     label=values(3, ['a']),
     ax=values(3, 'x'),

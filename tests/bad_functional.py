@@ -116,7 +116,6 @@ entry(
     part=tensor(columns=True, finite=False),
     other_whole=tensor(columns=True, finite=False),
     other_part=tensor(columns=True, finite=False),
-    temperature=POSITIVE,
 )
 entry(
     'functional.reconstruction_loss',
@@ -134,15 +133,12 @@ entry(
     lambda: {'positive': rand(5), 'negative': rand(6)},
     positive=tensor(rows=False, empty=True, finite=False),
     negative=tensor(rows=False, empty=True, finite=False),
-    level=UNIT,
 )
 entry(
     'functional.permutation_test',
     lambda: {'one': rand(5), 'other': rand(6), 'draws': 3},
     one=tensor(rows=False, empty=True),
     other=tensor(rows=False, empty=True),
-    one_sided=FLAG,
-    draws=COUNT,
 )
 entry(
     'functional.holm',
@@ -182,13 +178,10 @@ entry(
 entry(
     'functional.Perturbations.column_blocks',
     lambda: (perturbations(), {'num_columns': 3}),
-    num_columns=integer(0),
-    numbers=COUNT,
 )
 entry(
     'functional.Perturbations.clean_policy',
     lambda: (perturbations(), {'num_columns': 3}),
-    num_columns=integer(0),
 )
 entry(
     'functional.Policy.from_flips',
@@ -198,7 +191,6 @@ entry(
     },
     Row('a node', {'flips': [torch.tensor([[0], [N]])]}, "'flips'"),
     Row('twice', {'flips': [torch.tensor([[0, 0], [1, 1]])]}, "'flips'"),
-    perturbations=instance(),
     flips=sequence(3, None, torch.tensor([0, 1]), torch.tensor([[0.0], [1]])),
 )
 
@@ -261,7 +253,6 @@ entry(
         'addition_cost': prices(perturbations().pairs.size(1)),
         'start': reward(),
     },
-    perturbations=instance(),
     reward=tensor(rows=False, columns=True),
     bonus=tensor(columns=True, none=True),
     visit_cost=tensor(columns=True, none=True),
@@ -271,14 +262,11 @@ entry(
     addition_cost=tensor(none=True, finite=False),
     start=tensor(columns=True, none=True),
     tol=NOT_NEGATIVE,
-    max_iter=COUNT,
 )
 entry(
     'functional.policy_value',
     lambda: {'policy': policy(), 'reward': reward(), 'alpha': 0.2},
-    policy=instance(),
     reward=COLUMNS,
-    tol=number(0),
 )
 
 
@@ -307,15 +295,12 @@ entry(
     },
     Row('one class', {'logits': rand(N, 1)}, "'logits'"),
     logits=LOGITS,
-    perturbations=instance(),
     start=tensor(columns=True, none=True, finite=False),
-    tol=NOT_NEGATIVE,
 )
 entry(
     'functional.robust_margins',
     lambda: {'logits': rand(N, 2), 'worst': worst(), 'alpha': 0.2},
     logits=tensor(columns=True),
-    worst=instance(),
 )
 entry(
     'functional.diffuse',
@@ -342,8 +327,6 @@ TARGETS = tensor(rows=False, low=0, high=N - 1)
 entry(
     'functional.clip_budget',
     lambda: {'perturbations': perturbations(), 'budget': 1},
-    perturbations=instance(),
-    budget=integer(0),
 )
 entry(
     'functional.pagerank_bounds',
@@ -352,11 +335,7 @@ entry(
         'targets': torch.tensor([0, 3]),
         'alpha': 0.2,
     },
-    perturbations=instance(),
     targets=TARGETS,
-    cost=choice(),
-    tol=POSITIVE,
-    over_ranks=FLAG,
 )
 
 
@@ -372,6 +351,7 @@ def budget_arguments() -> dict[str, Any]:
     }
 
 
+SEVERAL = "'(targets|reward)'"
 BUDGET = {
     'perturbations': instance(),
     'reward': COLUMNS,
@@ -387,17 +367,11 @@ entry(
         'start': reward(),
         'clean': torch.zeros(2).double(),
     },
-    names={'targets': "'(targets|reward)'"},
+    names={'targets': SEVERAL, 'reward': SEVERAL},
     **BUDGET,
-    sign_only=FLAG,
     start=tensor(columns=True, none=True),
     clean=tensor(none=True),
-    K=integer(0, none=True),
     normalization=choice(),
-    undirected=FLAG,
-    rounds=COUNT,
-    tol=POSITIVE,
-    max_iter=COUNT,
 )
 entry(
     'functional.refine_pagerank_bounds',
@@ -408,8 +382,6 @@ entry(
     },
     names={'targets': "'(targets|upper)'"},
     **{k: v for k, v in BUDGET.items() if k not in ('reward', 'cost')},
-    undirected=FLAG,
-    tol=POSITIVE,
 )
 entry(
     'functional.linear_program',
@@ -424,11 +396,9 @@ entry(
         'global_budget': 2,
         'alpha': 0.2,
     },
-    perturbations=instance(),
     reward=tensor(),
     target=integer(0, N - 1),
     upper=tensor(low=1, finite=False),
-    global_budget=integer(0),
     undirected=values(3, 'yes', None, 1.0),
 )
 entry(
@@ -442,7 +412,6 @@ entry(
     },
     names={'targets': "'(targets|reference)'"},
     logits=LOGITS,
-    perturbations=instance(),
     targets=tensor(low=0, high=N - 1),
     reference=tensor(low=0, high=1),
 )
@@ -452,10 +421,9 @@ entry(
         **budget_arguments(),
         'multiplier': torch.zeros(2, dtype=torch.float64),
     },
-    names={'targets': "'(targets|reward)'"},
+    names={'targets': SEVERAL, 'reward': SEVERAL},
     **BUDGET,
     multiplier=tensor(low=0, finite=False),
-    rounds=integer(0),
 )
 
 # Clusters and queries
@@ -486,14 +454,12 @@ entry(
     names={'nodes': SEVERAL, 'score': SEVERAL},
     nodes=tensor(low=0, high=N - 1),
     score=tensor(finite=False),
-    max_size=integer(1, none=True),
 )
 entry(
     'functional.uniform_signal',
     lambda: {'seeds': torch.tensor([0, 2]), 'num_nodes': N},
     Row('twice', {'seeds': torch.tensor([1, 1])}, "'seeds'"),
     seeds=tensor(rows=False, low=0, high=N - 1, empty=True),
-    num_nodes=integer(1),
 )
 
 # Differential privacy
@@ -514,26 +480,21 @@ entry(
     lambda: {'norms': rand(4), 'max_grad_norm': 1.0},
     norms=tensor(rows=False, finite=False),
     max_grad_norm=number(0, math.inf, closed='high'),
-    clipping=choice(),
 )
 entry(
     'functional.lam_from_opacus',
     lambda: {'noise_multiplier': 2.0},
     names={'noise_multiplier': "'(noise_multiplier|lam)'"},
-    noise_multiplier=POSITIVE,
 )
 entry('functional.lam_to_opacus', lambda: {'lam': 2.0}, lam=LAM)
 entry(
     'functional.gaussian_profile',
     lambda: {'epsilon': 1.0, 'lam': 2.0},
-    epsilon=number(),
     lam=LAM,
 )
 entry(
     'functional.wor_profile',
     lambda: {'epsilon': 1.0, 'q': 0.1, 'lam': 2.0},
-    epsilon=number(),
-    q=Q,
     lam=LAM,
 )
 entry(
@@ -547,21 +508,14 @@ entry(
     'functional.poisson_profile',
     lambda: {'epsilon': 1.0, 'q': 0.1, 'noise_multiplier': 2.0},
     names={'noise_multiplier': "'(noise_multiplier|lam)'"},
-    epsilon=number(),
-    q=Q,
-    noise_multiplier=MULTIPLIER,
     form=choice(),
-    occurrences=COUNT,
 )
 entry(
     'functional.rdp_poisson',
     lambda: {'orders': [2.0, 3.0], 'q': 0.1, 'noise_multiplier': 2.0},
     names={'noise_multiplier': "'(noise_multiplier|lam)'"},
     orders=ORDERS,
-    q=Q,
-    noise_multiplier=MULTIPLIER,
     form=choice(),
-    occurrences=COUNT,
 )
 entry(
     'functional.poisson_epsilon',
@@ -574,12 +528,7 @@ entry(
 entry(
     'functional.calibrate_poisson',
     lambda: {'epsilon': 1.0, 'delta': 1e-5, 'q': 0.1, 'steps': 3, 'tol': 0.1},
-    epsilon=POSITIVE,
-    q=Q,
-    steps=COUNT,
     form=choice(),
-    occurrences=COUNT,
-    tol=POSITIVE,
 )
 GROUP = {'num_roots': COUNT, 'occurrences': COUNT}
 entry(
@@ -593,7 +542,6 @@ entry(
     },
     Row('more than there are', {'occurrences': 21}, "'occurrences'"),
     names={'num_roots': "'(num_roots|occurrences|m)'"},
-    epsilon=number(),
     m=integer(1, 20),
     lam=LAM,
     **GROUP,
@@ -650,7 +598,6 @@ entry(
     lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'epsilon': 1.0},
     orders=ORDERS,
     rdp=RDP,
-    epsilon=NOT_NEGATIVE,
 )
 LAW = {
     'mean': number(1, 500, closed='low high'),
@@ -666,7 +613,6 @@ entry(
 entry(
     'functional.draw_runs',
     lambda: {'uniform': 0.5, 'mean': 3.0},
-    uniform=number(0, 1, closed='high'),
     **LAW,
 )
 for name in ('wor_epsilon_rdp', 'wor_epsilon_pld', 'wor_epsilon'):
@@ -688,11 +634,7 @@ entry(
         'method': 'rdp_wor',
         'tol': 0.1,
     },
-    epsilon=POSITIVE,
-    q=Q,
-    steps=COUNT,
     method=choice(),
-    tol=POSITIVE,
 )
 entry(
     'functional.max_steps',
@@ -705,7 +647,6 @@ entry(
     },
     names=HISTORY_NAMES,
     epsilon=EPSILON,
-    q=Q,
     lam=LAM,
     method=choice(),
     history=HISTORY,
@@ -713,15 +654,10 @@ entry(
 entry(
     'functional.fdp_terms',
     lambda: {'K': 2, 'layers': 2},
-    K=COUNT,
-    layers=integer(0),
 )
 entry(
     'functional.fdp_sensitivity',
     lambda: {'K': 2, 'layers': 2, 'max_grad_norm': 1.0},
-    K=COUNT,
-    layers=integer(0),
-    max_grad_norm=POSITIVE,
 )
 FDP = {
     'num_nodes': COUNT,
@@ -766,9 +702,6 @@ entry(
         'steps': 3,
         'tol': 0.1,
     },
-    epsilon=POSITIVE,
-    steps=COUNT,
-    tol=POSITIVE,
     **FDP,
 )
 entry(
@@ -783,12 +716,7 @@ entry(
     },
     Row('ends', {'low': 10.0}, "'low'|'high'"),
     values=values(3, None, 'values', ['a'], [[1.0]], []),
-    share=UNIT,
-    epsilon=POSITIVE,
-    low=POSITIVE,
-    high=POSITIVE,
     source=values(3, None, 'bytes'),
-    sensitivity=COUNT,
     names={'low': "'low'|'high'", 'high': "'low'|'high'"},
 )
 
@@ -797,8 +725,6 @@ entry(
 entry(
     'functional.Measure',
     lambda: {'a': 0.5, 'b': 0.5, 'weights': (0.5, 0.5)},
-    a=number(0, 1, closed='low high'),
-    b=number(0, 1, closed='low high'),
     weights=values(
         3,
         None,
@@ -811,11 +737,6 @@ entry(
         ('a',),
         (True,),
     ),
-    self_loops=FLAG,
-    undirected=FLAG,
-    along=FLAG,
-    spectral_radius=number(0, closed='low', none=True),
-    shrink=POSITIVE,
     name=values(3, None, ['a']),
 )
 entry('functional.transition', lambda: {'levels': 2}, levels=integer(0))
@@ -824,7 +745,10 @@ for name in ('pagerank', 'ppr', 'single_target'):
 entry('functional.appnp', lambda: {'alpha': 0.2}, alpha=SHARE, self_loops=FLAG)
 entry('functional.hkpr', lambda: {'t': 2.0}, t=POSITIVE)
 entry('functional.heat', lambda: {'t': 2.0}, t=POSITIVE, self_loops=FLAG)
-entry('functional.katz', lambda: {'beta': 0.1, 'graph': csr()}, beta=number(0))
+entry(
+    'functional.katz',
+    lambda: {'beta': 0.1, 'graph': csr()},
+)
 entry(
     'functional.sgc', lambda: {'levels': 2}, levels=integer(0), self_loops=FLAG
 )
@@ -861,12 +785,10 @@ def gram_matrix() -> torch.Tensor:
 entry(
     'functional.gaussian_budget',
     lambda: {'epsilon': 1.0, 'delta': 1e-4},
-    epsilon=POSITIVE,
 )
 entry(
     'functional.shift_epsilon',
     lambda: {'m': 0.3, 'delta': 1e-4},
-    m=NOT_NEGATIVE,
 )
 entry(
     'functional.compose_shifts',
@@ -876,8 +798,6 @@ entry(
 entry(
     'functional.removal_budget',
     lambda: {'epsilon': 1.0, 'delta': 1e-4, 'noise_std': 0.1},
-    epsilon=number(0, 1, closed='high'),
-    noise_std=NOT_NEGATIVE,
 )
 entry(
     'functional.minimize',
@@ -886,12 +806,8 @@ entry(
     Z=tensor(rows=False, dtypes=(torch.int64, torch.bool, torch.float32)),
     Y=tensor(),
     B=tensor(),
-    lam=POSITIVE,
-    loss=choice(),
     W=tensor(none=True),
     K=tensor(none=True),
-    tol=POSITIVE,
-    max_iter=integer(0),
 )
 entry(
     'functional.hessian_solve',
@@ -904,7 +820,6 @@ entry(
     },
     Z=tensor(rows=False, finite=False),
     curvature=tensor(finite=False),
-    mu=POSITIVE,
     right=tensor(finite=False),
     K=tensor(none=True, finite=False),
 )
@@ -926,10 +841,6 @@ for name in ('tight_bound', 'paper_bound'):
 entry(
     'functional.node_removal_bound',
     lambda: {'n': 10, 'lam': 0.1, 'radius': 1.0},
-    n=COUNT,
-    lam=POSITIVE,
-    radius=NOT_NEGATIVE,
-    num_graphs=COUNT,
 )
 entry(
     'functional.feature_removal_bound',
@@ -941,13 +852,6 @@ entry(
         'stability': 1.0,
         'noise_norm': 0.5,
     },
-    n=COUNT,
-    num_nodes=COUNT,
-    lam=POSITIVE,
-    radius=NOT_NEGATIVE,
-    stability=NOT_NEGATIVE,
-    noise_norm=NOT_NEGATIVE,
-    num_graphs=COUNT,
 )
 
 # Partitions
@@ -965,13 +869,11 @@ entry(
     Row('twice', {'index': torch.tensor([0, 0])}, "'index'"),
     edge_index=EDGES,
     index=tensor(rows=False, low=0, high=N - 1),
-    num_nodes=integer(0),
 )
 entry(
     'functional.shard_sizes',
     lambda: {'shard': shard(), 'num_shards': 3},
     shard=tensor(rows=False, high=2),
-    num_shards=COUNT,
 )
 entry(
     'functional.shard_limits',
@@ -1014,7 +916,6 @@ entry(
     Row('twice', {'n_id': torch.zeros(N).long()}, "'n_id'"),
     n_id=tensor(rows=False, low=0),
     num_shards=integer(1, N),
-    allow_empty=FLAG,
 )
 entry(
     'functional.round_partition',
@@ -1034,7 +935,6 @@ entry(
     lambda: {'edge_index': undirected(), 'num_nodes': N, 'num_shards': 2},
     names={'num_nodes': "'num_(nodes|shards)'"},
     edge_index=EDGES,
-    max_rounds=integer(0),
     **SHARDS,
 )
 entry(
@@ -1042,8 +942,6 @@ entry(
     lambda: {'embedding': rand(N, 2), 'num_shards': 2},
     embedding=tensor(rows=False),
     num_shards=integer(1, N),
-    slack=SLACK,
-    max_rounds=COUNT,
 )
 entry(
     'functional.partition_losses',
@@ -1056,7 +954,6 @@ entry(
     assign=tensor(rows=False, finite=False),
     edge_index=EDGES,
     y=tensor(low=0, high=1),
-    num_classes=COUNT,
 )
 entry(
     'functional.partition_quality',
@@ -1087,15 +984,8 @@ entry(
     lambda: {'num_nodes': N, 'num_edges': 14, 'num_columns': 3},
     Row('too little', {'memory': 10}, "'memory'"),
     Row('too many', {'memory': 10, 'columns': 2}, "'columns'"),
-    num_nodes=integer(1),
-    num_edges=integer(0),
-    num_columns=integer(0),
     memory=values(0, -1, 2.5, 'lots', True),
-    half=FLAG,
     itemsize=values(0, 2, 4.0, 'four', None),
-    columns=integer(1, none=True),
-    directed=FLAG,
-    mapped=FLAG,
 )
 EXEMPT['functional.MemoryPlan'] = 'what plan_memory returns'
 EXEMPT['functional.HaloGraph'] = 'checked where it is used'
@@ -1132,7 +1022,6 @@ entry(
     Row('tol, directed', {'tol': 0.1, 'graph': directed()}, "'tol'"),
     Row('half', {'half': True, 'x': rand(N, 2).double()}, "'half'"),
     out=values(3, None),
-    graph=instance(),
     x=values(
         3,
         None,
@@ -1142,12 +1031,8 @@ entry(
         torch.full((N, 2), torch.nan),
         torch.ones(N, 2).to_sparse_coo(),
     ),
-    half=FLAG,
-    tol=EPS,
     columns=values(0, -1, 2.5, None, 'all', True),
     memory=values(0, -1, 2.5, 'lots', True),
-    over_ranks=FLAG,
-    progress_bar=FLAG,
 )
 entry(
     'functional.propagate',
@@ -1185,7 +1070,6 @@ entry(
     'functional.chebyshev',
     lambda: {'measure': F.ppr(0.2), 'tol': 0.1},
     Row('a + b', {'measure': F.Measure(0, 0, (1.0,))}, "'tol'"),
-    tol=EPS,
 )
 EXEMPT['functional.Chebyshev'] = 'made by chebyshev'
 entry(
@@ -1198,9 +1082,6 @@ entry(
     },
     *PROPAGATE,
     signals=tensor(rows=False, low=0, high=N - 1),
-    eps=EPS,
-    method=choice(),
-    top_k=integer(0, none=True),
     threshold=values('a', None, np.nan, -1.0, True, [0.5]),
     dtype=values(3, None, 'float32', torch.int64, torch.float16, float),
 )
@@ -1246,21 +1127,19 @@ entry(
         values(Plan(-1.0, 3, 0.1), Plan(0.1, 0, 0.1), Plan(0.1, 2, 0.1)),
     ),
     names={'plan': "'(plan|eps|repetitions)'"},
-    force_push=FLAG,
 )
 
 # Scattering
 
 J = integer(1)
-entry('functional.num_paths', lambda: {'J': 3, 'L': 2}, J=J, L=integer(0))
+entry(
+    'functional.num_paths',
+    lambda: {'J': 3, 'L': 2},
+)
 entry(
     'functional.scattering_path',
     lambda: {'index': 0, 'num_features': 2, 'J': 3, 'Q': 2, 'L': 2},
     index=integer(0, 15),
-    num_features=COUNT,
-    J=J,
-    Q=J,
-    L=J,
 )
 for name in ('itersine', 'monic_cubic'):
     entry(
@@ -1325,14 +1204,8 @@ entry(
     Row('no feature', {'x': rand(N, 0)}, "'x'"),
     x=FEATURES,
     ptr=PTR,
-    J=J,
-    Q=J,
-    L=J,
     wavelet=WAVELET,
     low_pass=choice(),
-    linear=FLAG,
-    sparse=FLAG,
-    method=choice(),
 )
 entry(
     'functional.graph_fourier',
@@ -1344,7 +1217,6 @@ entry(
     },
     x=FEATURES,
     ptr=PTR,
-    num_bands=integer(1, none=True),
 )
 
 # Walks
@@ -1373,10 +1245,7 @@ entry(
     },
     TWICE,
     MASK,
-    walk_length=integer(0),
-    restarts=COUNT,
     roots=ROOTS,
-    along=FLAG,
 )
 entry(
     'functional.DisjointWalks.select',
@@ -1392,9 +1261,6 @@ entry(
 entry(
     'functional.min_subgraphs',
     lambda: {'num_roots': 5, 'walk_length': 2},
-    num_roots=COUNT,
-    walk_length=integer(0),
-    restarts=COUNT,
 )
 entry(
     'functional.check_walks',

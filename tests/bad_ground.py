@@ -956,7 +956,7 @@ entry(
     Row('whole', {'part': Part(whole=True)}, "'part'"),
     Row('labels', {'part': Part(labels=(0,))}, "'part'"),
     Row('one way', {'part': Part(directed_edges=((0, 3),))}, 'edge 0'),
-    names=DATA_NAMES,
+    names={**DATA_NAMES, 'data': "'(data|num_nodes|edge_index)|node 0"},
     data=DATA,
     part=instance(),
     mode=choice(),
@@ -1048,7 +1048,7 @@ entry(
     ledger=values(3, 1.5, ['a']),
     model=values(3, 1.5, ['a']),
     data=values(3, 1.5, ['a']),
-    witness=values(3, 1.5, ['a']),
+    witness=values(3, 1.5, [3]),
 )
 entry(
     'report.fingerprint_model',

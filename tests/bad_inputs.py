@@ -25,6 +25,15 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_trust
+from pyg_trust._checks import (
+    AnyNumber,
+    CanCall,
+    Int,
+    Is,
+    Number,
+    OneOf,
+    constraints,
+)
 from pyg_trust._moved import _MOVED
 from pyg_trust.graph import CSRGraph
 
@@ -60,6 +69,7 @@ def public_names() -> Iterator[tuple[str, Any]]:
                 yield f'{short}.{name}', getattr(place, name)
 
 
+@functools.cache
 def entry_points() -> dict[str, Callable[..., Any]]:
     """All functions, constructors and methods that take an argument."""
     found = {}
@@ -418,6 +428,46 @@ PATH = values(3, 1.5, None, ['a'])
 SEED = either(integer(0, 2**63 - 1, none=True))
 
 
+def declared(function: Callable[..., Any], name: str) -> Kind | None:
+    """The kind of a hint, where the function checks its arguments by them."""
+    function = getattr(function, 'func', function)
+    if inspect.isclass(function):
+        function = function.__init__
+    if not getattr(function, 'is_validated', False):
+        return None
+    found = constraints(function).get(name)
+    none = found is not None and found.optional
+    if isinstance(found, Number):
+        kind = number(found.low, found.high, closed=found.closed, none=none)
+    elif isinstance(found, Int):
+        kind = integer(found.low, found.high, none=none)
+    elif isinstance(found, OneOf):
+        kind = choice(none=none)
+    elif isinstance(found, AnyNumber):
+        kind = values('half', True, [0.5], 0.5j, *([] if none else [None]))
+    elif isinstance(found, CanCall):
+        kind = instance(none=none)
+    elif isinstance(found, Is):
+        kind = (
+            FLAG
+            if bool in found.kinds
+            else instance(none=none, maybe=found.kinds)
+        )
+    else:
+        return None
+    if not isinstance(found, Number | Int | AnyNumber):
+        return kind
+
+    def bad(value: Any) -> Iterator[Bad]:
+        yield from kind(value)
+        yield 'a tensor', torch.tensor(1)
+        yield 'a bool of numpy', np.True_
+        yield 'NaN of numpy', np.array(['NaN'])[0]
+
+    bad.limits = kind.limits if hasattr(kind, 'limits') else None
+    return bad
+
+
 # What a refused call leaves ##################################################
 
 
@@ -522,6 +572,10 @@ def _content(value: Tensor) -> tuple:
 SAYS = 'need|got|can|give|not|no |set by|take|choose|instead|leave|with|has'
 
 
+# What an error about a graph may name in its place.
+OF_GRAPHS = r"'(data\b|num_nodes|edge_index|edge_weight|roots|shard)"
+
+
 class Row(NamedTuple):
     """A bad call: which arguments change, and what the error names."""
 
@@ -536,6 +590,8 @@ def complaint(error: BaseException, names: str) -> str | None:
     ours = type(error).__module__.startswith('pyg_trust')
     if type(error) not in (TypeError, ValueError) and not ours:
         return f'another error ({said})'
+    if not ours and not re.search(f'{names}|{OF_GRAPHS}', str(error)):
+        return f'does not name {names} ({said})'
     frame = traceback.extract_tb(error.__traceback__)[-1]
     if not frame.filename.startswith(PACKAGE):
         return f'not from the package ({said})'

@@ -15,10 +15,7 @@ from bad_functional import (
     POSITIVE,
     RESULT,
     ROOTS,
-    SHARE,
-    SLACK,
     TWICE,
-    UNIT,
     WAVELET,
     J,
     N,
@@ -86,15 +83,6 @@ entry(
     'nn.SGConv',
     lambda: {'in_channels': 2, 'out_channels': 3},
     Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
-    in_channels=integer(-1),
-    out_channels=CHANNELS,
-    K=integer(0),
-    cached=FLAG,
-    add_self_loops=FLAG,
-    bias=FLAG,
-    eps=EPS,
-    half=FLAG,
-    tol=EPS,
 )
 entry(
     'nn.SGConv.forward',
@@ -120,15 +108,6 @@ entry(
     Row('two ways', {'eps': 0.1, 'tol': 0.1}, "'eps'"),
     Row('dropout', {'half': True, 'dropout': 0.5}, "'dropout'"),
     Row('normalize', {'half': True, 'normalize': False}, "'normalize'"),
-    K=integer(0),
-    alpha=SHARE,
-    dropout=number(0, 1, closed='low high'),
-    cached=FLAG,
-    add_self_loops=FLAG,
-    normalize=FLAG,
-    eps=EPS,
-    half=FLAG,
-    tol=EPS,
 )
 entry(
     'nn.APPNP.forward',
@@ -261,12 +240,6 @@ entry(
         'num_smoothing_layers': 2,
         'smoothing_alpha': 0.5,
     },
-    num_correction_layers=LAYERS,
-    correction_alpha=number(0, 1, closed='low high'),
-    num_smoothing_layers=LAYERS,
-    smoothing_alpha=number(0, 1, closed='low high'),
-    autoscale=FLAG,
-    scale=number(),
 )
 for name in ('correct', 'smooth'):
     entry(
@@ -343,12 +316,6 @@ entry(
 entry(
     'nn.AttentiveAggregator',
     lambda: {},
-    fusion=choice(),
-    contra_weight=NOT_NEGATIVE,
-    recon_weight=NOT_NEGATIVE,
-    temperature=POSITIVE,
-    hidden_channels=CHANNELS,
-    weight_decay=NOT_NEGATIVE,
     **LEARN,
 )
 entry(
@@ -387,10 +354,6 @@ entry(
 entry(
     'nn.ShardPartitioner',
     lambda: {'in_channels': 2, 'num_shards': 3},
-    in_channels=CHANNELS,
-    num_shards=COUNT,
-    hidden_channels=CHANNELS,
-    num_layers=COUNT,
 )
 entry(
     'nn.ShardPartitioner.forward',
@@ -424,19 +387,12 @@ entry(
     lambda: {**classified(), 'num_shards': 2, 'max_epochs': 2},
     names={'x': "'(x|y|edge_index)'"},
     num_shards=integer(1, N),
-    time_weight=number(),
-    sem_weight=number(),
-    max_epochs=integer(0),
-    patience=COUNT,
-    tol=NOT_NEGATIVE,
-    slack=SLACK,
     **LEARNED,
 )
 entry(
     'nn.partition_embedding',
     lambda: {**classified(), 'epochs': 2},
     names={'x': "'(x|y|edge_index)'"},
-    epochs=integer(0),
     **LEARNED,
 )
 
@@ -464,15 +420,10 @@ entry(
     Row('two ways', {'eps': 0.1, 'half': True}, "'eps'"),
     Row('no estimate to a file', {'eps': 0.1, 'out': 'z.npy'}, "'out'"),
     Row('ranks without a file', {'over_ranks': True}, "'over_ranks'"),
-    force_push=FLAG,
-    half=FLAG,
-    level_tol=EPS,
     attr=NAME,
     out=MAYBE_NAME,
     columns=values(0, -1, 2.5, None, 'all', True),
     memory=values(0, -1, 2.5, 'lots', True),
-    over_ranks=FLAG,
-    progress_bar=FLAG,
     **MEASURE,
 )
 
@@ -544,7 +495,10 @@ entry(
     names=DATA_NAMES,
     data=DATA,
 )
-entry('transforms.BoundedDegree', lambda: {'K': 2}, K=COUNT, along=FLAG)
+entry(
+    'transforms.BoundedDegree',
+    lambda: {'K': 2},
+)
 entry(
     'transforms.BoundedDegree.forward',
     lambda: (transforms.BoundedDegree(2), {'data': plain_data()}),
@@ -588,9 +542,7 @@ for name, more in (
         num_features=WIDTH,
         **({'index': integer(0, 11)} if more else {}),
     )
-entry(
-    'transforms.GFT', lambda: {}, num_bands=integer(1, none=True), **EMBEDDING
-)
+entry('transforms.GFT', lambda: {}, **EMBEDDING)
 
 
 def unit_data() -> Data:
@@ -633,7 +585,6 @@ entry(
     lambda: {'num_shards': 2, 'method': 'bekm', 'embedding': 'z'},
     Row('foreign', {'alpha': 1}, "'alpha'"),
     Row('no embedding', {'method': 'hash'}, "'embedding'"),
-    num_shards=COUNT,
     method=choice(),
     embedding=MAYBE_NAME,
 )
@@ -701,7 +652,6 @@ def ego_sampler() -> Any:
 entry(
     'sampler.DisjointWalkSampler.partition',
     lambda: (walk_sampler(), {}),
-    number=integer(0),
 )
 entry(
     'sampler.DisjointWalkSampler.sample_walks',
@@ -716,7 +666,6 @@ entry(
         {'walks': DisjointWalks(torch.tensor([0, 2]), torch.tensor([0, 0]))},
         "'walks",
     ),
-    walks=instance(),
     input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
     contiguous=WHETHER,
 )
@@ -740,7 +689,7 @@ for name, make in (('DisjointWalk', walk_sampler), ('Ego', ego_sampler)):
                 )
             },
         ),
-        names={'inputs': "'(inputs|roots)'"},
+        names={'inputs': "'(inputs|roots)"},
         inputs=NODES,
     )
     EXEMPT[f'sampler.{name}Sampler.sample_from_edges'] = 'refuses everything'
@@ -782,12 +731,7 @@ entry(
     Row('too many', {'batch_size': 99, 'seed': 0}, "'batch_size'"),
     names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
     data=DATA,
-    batch_size=COUNT,
-    walk_length=integer(0),
-    restarts=COUNT,
-    resample_every=integer(1, none=True),
     contiguous=WHETHER,
-    sampling=choice(),
     **OPTIONS,
 )
 
@@ -814,9 +758,6 @@ entry(
     names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
     data=DATA,
     batch_size=integer(1, 2),
-    num_hops=integer(0),
-    max_degree=COUNT,
-    sampling=choice(),
     **OPTIONS,
 )
 
@@ -848,15 +789,11 @@ entry(
     names={'data': "'data", 'batch_size': "'batch_size'"},
     data=values(3, None, 'a', plain_data(), [3, 4], [plain_data(), None]),
     batch_size=integer(1, 2),
-    num_steps=integer(1, none=True),
-    sampling=choice(),
-    relation=choice(),
     sample_rate=values('a', True, 0.5),
 )
 entry(
     'loader.GraphLoader.sample_rate_at',
     lambda: (graph_loader(), {'step': 0}),
-    step=integer(0),
 )
 EXEMPT['loader.StepLoader.most_at'] = 'called by check_batch alone'
 STEP = integer(0)
@@ -909,8 +846,6 @@ entry(
     names=DATA_NAMES,
     data=DATA,
     shard=tensor(high=2),
-    num_shards=integer(1, none=True),
-    batch_size=COUNT,
 )
 
 # Certificates ################################################################
@@ -949,11 +884,6 @@ entry(
         {'threat': certificates.ThreatModel(csr(), global_budget=1)},
         "'threat'",
     ),
-    threat=instance(),
-    kind=choice(),
-    margin=number(),
-    pseudo_weight=NOT_NEGATIVE,
-    tol=UNIT,
 )
 entry(
     'certificates.RobustLoss.forward',
@@ -1022,8 +952,6 @@ entry(
     local_budget=either(
         integer(0, none=True), values(-torch.ones(N).long(), torch.ones(N))
     ),
-    strength=integer(none=True),
-    global_budget=integer(0, none=True),
     undirected=values(3, 'yes', None, 1.0),
     num_nodes=integer(N),
 )
@@ -1076,24 +1004,18 @@ entry(
     names={'model': "'(model|logits)'"},
     model=LOGITS,
     data=values(3, 'data', plain_data()),
-    alpha=number(0, 1, none=True),
-    threat=instance(),
     targets=tensor(
         rows=False, low=0, high=N - 1, none=True, dtypes=(torch.float32,)
     ),
     reference=tensor(low=0, high=1, none=True),
     method=choice(),
     cost=choice(),
-    over_ranks=FLAG,
-    sign_only=FLAG,
-    refine=integer(0),
     tolerance=values('a', None, np.nan, -1.0, True, [0.5]),
 )
 entry(
     'certificates.neighborhood_purity',
     lambda: {'graph': csr(), 'labels': shard()},
     labels=tensor(),
-    hops=COUNT,
 )
 AXES = values(3, 'axes')
 LABEL = values(3, ['a'])
@@ -1113,7 +1035,6 @@ entry(
         'purity': torch.ones(N, dtype=torch.float64),
     },
     needs='matplotlib',
-    certificate=instance(),
     purity=tensor(finite=False),
     label=LABEL,
     ax=AXES,

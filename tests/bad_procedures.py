@@ -75,7 +75,6 @@ entry(
 entry(
     'privacy.Accountant.spend_pure',
     lambda: (accountant(), {'epsilon': 0.5}),
-    epsilon=POSITIVE,
 )
 entry(
     'privacy.Accountant.get_epsilon',
@@ -91,7 +90,6 @@ entry(
         {**BUDGETED, 'noise_multiplier': 4.0, 'sample_rate': 0.5},
     ),
     names=NOISE_NAMES,
-    epsilon=NOT_NEGATIVE,
     **SPENT,
 )
 entry(
@@ -123,7 +121,6 @@ entry(
 entry(
     'privacy.PoissonAccountant',
     lambda: {},
-    form=choice(),
 )
 entry(
     'privacy.FDPAccountant',
@@ -160,12 +157,7 @@ entry(
         'steps': 3,
         'accountant': 'rdp_wor',
     },
-    num_subgraphs=COUNT,
-    epsilon=POSITIVE,
-    steps=COUNT,
-    slack=POSITIVE,
     accountant=choice(none=True),
-    sampling=choice(),
     terms=integer(1, 20),
     passes=number(0, none=True),
 )
@@ -174,7 +166,6 @@ SHAPE = number(0, 10, closed='low high')
 entry(
     'privacy.search_epsilon',
     lambda: {'bound': accountant(), 'delta': 1e-3, 'mean_runs': 3.0},
-    bound=instance(),
     mean_runs=RUNS,
     shape=values('a', None, True, -1.0, np.nan),
 )
@@ -195,9 +186,7 @@ entry(
         'seed': 0,
     },
     Row('no engine', {'train': lambda rate: rate}, "'train'"),
-    train=FUNCTION,
     candidates=values(3, None, [], {0.1}),
-    bound=instance(),
     mean_runs=RUNS,
     shape=SHAPE,
 )
@@ -210,18 +199,11 @@ entry(
         'delta': 1e-3,
     },
     names=NOISE_NAMES,
-    sample_rate=SHARE,
-    noise_multiplier=number(0),
-    steps=COUNT,
 )
 entry(
     'privacy.AdaptiveNorm',
     lambda: {},
     Row('outside', {'initial': 1e9}, "'initial'"),
-    initial=POSITIVE,
-    quantile=UNIT,
-    rate=POSITIVE,
-    noise_std=number(0, none=True),
     bounds=values(3, None, (1.0,), (2.0, 1.0), (0.0, 1.0), ('a', 1.0)),
 )
 for name in ('count_std', 'gradient_multiplier'):
@@ -247,17 +229,7 @@ entry(
     },
     Row('no labels', {'data': changed_data(y=None)}, "'data'"),
     Row('nothing', {'train': lambda data: 3}, "'train'"),
-    train=FUNCTION,
-    data=instance(),
     claim=number(0, closed='low', none=True),
-    claim_mu=number(0, none=True),
-    form=choice(),
-    num_canaries=integer(16),
-    scale=POSITIVE,
-    label=integer(0),
-    runs=COUNT,
-    confidence=UNIT,
-    independent=choice(),
 )
 EXEMPT['privacy.SamplingReport'] = RESULT
 EXEMPT['privacy.Proposal'] = RESULT
@@ -271,14 +243,10 @@ entry(
     lambda: {'without': rand(8), 'with_': rand(8), 'delta': 0.05},
     without=SCORES,
     with_=SCORES,
-    claim=number(0, closed='low', none=True),
-    confidence=UNIT,
 )
 entry(
     'audit.canary_graph',
     lambda: {'num_canaries': 4},
-    num_canaries=COUNT,
-    size=COUNT,
 )
 
 
@@ -297,12 +265,7 @@ def attach(module: Any, optimizer: Any, data_loader: Any) -> Any:
 entry(
     'audit.audit_training',
     lambda: {'attach': attach, 'num_canaries': 16, 'seed': 0},
-    attach=FUNCTION,
-    num_canaries=COUNT,
-    size=COUNT,
     batch_size=integer(1, 16, none=True),
-    steps=COUNT,
-    confidence=UNIT,
 )
 
 
@@ -401,15 +364,11 @@ entry(
         'target_epsilon': "'target_epsilon'",
         'target_delta': "'(target_)?delta'",
     },
-    noise_multiplier=number(0),
     loss_reduction=choice(),
-    max_physical_batch_size=integer(1, none=True),
     target_epsilon=POSITIVE,
     target_delta=UNIT,
     isolation=choice(),
     method=choice(),
-    forward=instance(none=True),
-    criterion=instance(none=True),
     trust_loss=values(3, 'a', None),
     exact=values(3, 'a', None),
     public=values(3, 'a', ['nothing']),
@@ -432,8 +391,6 @@ entry(
     Row('both', {'epochs': 2}, "'steps'"),
     Row('noise', {'noise_multiplier': 2.0}, "'noise_multiplier'"),
     names={'target_delta': "'(target_)?delta'"},
-    target_epsilon=POSITIVE,
-    target_delta=UNIT,
     steps=COUNT,
     epochs=values('a', 1.5, True),
     **PARTS,
@@ -441,7 +398,6 @@ entry(
 entry(
     'privacy.PrivacyEngine.get_epsilon',
     lambda: (attached(), {'delta': 1e-3, 'steps': 2}),
-    steps=integer(0),
 )
 entry(
     'privacy.PrivacyEngine.estimate_max_grad_norm',
@@ -456,15 +412,10 @@ entry(
     ),
     Row('two ways', {'public': True}, "'public'"),
     Row('no way', {'epsilon': None}, "'epsilon'"),
-    module=PARTS['module'],
-    data_loader=PARTS['data_loader'],
-    criterion=FUNCTION,
-    percentile=number(0, 100),
     epsilon=number(0, none=False),
     bounds=values(3, None, (1.0,), (2.0, 1.0), (0.0, 1.0), ('a', 1.0)),
     public=values('yes', None),
     insist=values('yes', None),
-    forward=instance(none=True),
 )
 entry(
     'privacy.PrivacyEngine.load_state_dict',
@@ -559,9 +510,6 @@ def owner() -> torch.Tensor:
 entry(
     'privacy.SubgraphGradients',
     lambda: {'module': Net()},
-    module=instance(),
-    method=choice(),
-    chunk_size=COUNT,
 )
 entry(
     'privacy.SubgraphGradients.record',
@@ -625,8 +573,6 @@ entry(
     grad_output=tensor(columns=True, finite=False),
     max_grad_norm=number(0, math.inf, closed='high'),
     output_owner=tensor(low=0, high=1, none=True),
-    clipping=choice(),
-    of=integer(0, none=True),
 )
 
 # Unlearning ##################################################################
@@ -830,8 +776,6 @@ entry(
     others=tensor(
         rows=False, low=0, high=N - 1, empty=True, dtypes=(torch.float32,)
     ),
-    attack=choice(),
-    level=UNIT,
 )
 entry(
     'unlearning.ShardStore',
@@ -975,7 +919,7 @@ for name in ('plan', 'remove', 'enqueue'):
         Row(
             'all of them',
             {'request': RemovalRequest(nodes=[0, 1, 2, 3, 4, 5])},
-            'no training node',
+            'no node',
         ),
         Row(
             'a class',
@@ -1094,7 +1038,6 @@ entry(
     Row('no features', {'data': changed_data(x=None)}, "'x'"),
     Row('membership', {'tests': ['membership']}, 'candidates'),
     Row('no subject', {'make': lambda: 3}, "'make'"),
-    data=instance(),
     request=either(*REQUESTS),
     names=REQUEST_NAMES,
     tests=values('twins', 3, ['a'], [3]),
@@ -1104,8 +1047,6 @@ entry(
         torch.tensor([0, 99]),
         torch.tensor([0, 1]),
     ),
-    worlds=integer(2),
-    level=UNIT,
 )
 TABLE['audit.audit_removal'].kinds['make'] = FUNCTION
 

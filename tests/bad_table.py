@@ -11,6 +11,8 @@ from bad_inputs import (
     SEED,
     Kind,
     Row,
+    declared,
+    entry_points,
     instance,
     integer,
     number,
@@ -68,4 +70,6 @@ def entry(
 
 
 def kind_of(key: str, name: str) -> Kind | None:
-    return TABLE[key].kinds.get(name, NAMED.get(name))
+    """Return the kind that the table, the hint or the name says."""
+    kind = TABLE[key].kinds.get(name, declared(entry_points()[key], name))
+    return NAMED.get(name) if kind is None else kind

@@ -65,7 +65,7 @@ def bad_rows(key: str, arguments: dict[str, Any]) -> list[Row]:
         good = arguments.get(name, default)
         if good is None and not isinstance(default, type(None)):
             continue
-        named = TABLE[key].names.get(name, f"'{name}'")
+        named = TABLE[key].names.get(name, f"'{name}\\b")
         made += [
             Row(f'{name}: {label}', {name: bad}, named)
             for label, bad in kind(good)

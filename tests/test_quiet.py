@@ -116,7 +116,7 @@ def functions():
                 yield from filter(inspect.isfunction, vars(member).values())
 
 
-def test_bars_are_off_by_default_last_and_documented():
+def test_bars_are_for_terminals_by_default_last_and_documented():
     found = 0
     for function in functions():
         parameters = inspect.signature(function).parameters
@@ -132,9 +132,9 @@ def test_bars_are_off_by_default_last_and_documented():
         bar = parameters['progress_bar']
         assert last[-1] is bar, function
         # None shows one in a terminal, after two seconds.
-        assert bar.default in (False, None), function
+        assert bar.default is None, function
         doc = inspect.getdoc(function)
         assert re.search(
-            r'progress_bar \(bool(, optional)?\): whether to show one', doc
+            r'progress_bar \(bool, optional\): whether to show one', doc
         ), function
     assert found > 30

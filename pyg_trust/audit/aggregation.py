@@ -11,20 +11,14 @@ confidence is not as stated. The bound of
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust._checks import (
-    check_callable,
-    check_choice,
-    check_fraction,
-    check_instance,
-    check_integer,
-    check_positive,
-)
+from pyg_trust._checks import Count, Fraction, Int, OneOf, Positive, validated
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import check_coins, empirical_mu
 from pyg_trust.functional.private_propagation import RELATIONS
@@ -35,16 +29,17 @@ _LENGTH = 3.0
 _COLUMNS = 16
 
 
+@validated
 def audit_aggregation(
     release: Callable[[Data], Sequence[Tensor]],
-    relation: str = 'edge',
-    claim_mu: float | None = None,
-    num_canaries: int = 10_000,
+    relation: Annotated[str, OneOf(RELATIONS)] = 'edge',
+    claim_mu: Positive | None = None,
+    num_canaries: Annotated[int, Int(20)] = 10_000,
     *,
     directed: bool = False,
     form: str | None = None,
-    list_size: int = 1,
-    confidence: float = 0.95,
+    list_size: Count = 1,
+    confidence: Fraction = 0.95,
     seed: int | None = None,
 ) -> PrivacyAudit:
     r"""Audits a release of noisy sums by worst-case canaries.
@@ -93,16 +88,8 @@ def audit_aggregation(
         ... ).violated
         False
     """
-    check_callable('release', release)
-    check_choice('relation', relation, RELATIONS)
-    check_integer('num_canaries', num_canaries, 20)
-    check_integer('list_size', list_size, 1)
-    check_instance('directed', directed, bool)
     most = list_size if relation == 'node_incident' else None
     form = make_relation(relation, form, directed, most).form
-    if claim_mu is not None:
-        check_positive('claim_mu', claim_mu)
-    check_fraction('confidence', confidence)
     seed = rng.resolve(seed)
     generator = rng.generator(seed)
     coin = torch.rand(num_canaries, generator=generator) < 0.5

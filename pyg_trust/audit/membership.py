@@ -1,17 +1,18 @@
 """Membership inference, as a smoke test of unlearning."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
-    check_choice,
+    Fraction,
+    OneOf,
     check_distinct,
-    check_fraction,
     check_nodes,
     check_tensor,
+    validated,
 )
 from pyg_trust.functional.attacks import auc_interval
 from pyg_trust.report import Report, provenance
@@ -62,14 +63,15 @@ class MembershipReport(Report):
         )
 
 
+@validated
 def membership_inference(
     probability: Tensor,
     y: Tensor,
     members: Tensor,
     others: Tensor,
     *,
-    attack: str = 'loss',
-    level: float = 0.95,
+    attack: Annotated[str, OneOf(ATTACKS)] = 'loss',
+    level: Fraction = 0.95,
 ) -> MembershipReport:
     r"""Attacks a model: was a node in its training?
 
@@ -100,8 +102,6 @@ def membership_inference(
         ValueError: if a node is in both groups, a group has fewer than two
             nodes, or an argument is out of range.
     """
-    check_choice('attack', attack, ATTACKS)
-    check_fraction('level', level)
     shape = ('num_nodes', 'num_classes')
     check_tensor('probability', probability, None, shape, finite=True)
     check_tensor('y', y, torch.int64, probability.shape[:1])

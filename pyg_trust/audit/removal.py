@@ -17,17 +17,18 @@ is why it proves nothing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_callable,
+    Fraction,
+    Int,
     check_choice,
-    check_fraction,
     check_instance,
-    check_integer,
+    validated,
 )
 from pyg_trust.audit.attacks import ATTACKS
 from pyg_trust.audit.releases import kinds_of
@@ -45,6 +46,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import provenance
 
 
+@validated
 def audit_removal(
     make: Callable[[], Subject],
     data: Data,
@@ -52,8 +54,8 @@ def audit_removal(
     *,
     tests: Sequence[str] | None = None,
     candidates: Tensor | None = None,
-    worlds: int = 16,
-    level: float = 0.95,
+    worlds: Annotated[int, Int(2)] = 16,
+    level: Fraction = 0.95,
     seed: int | None = None,
 ) -> RemovalAudit:
     r"""Runs an unlearner many times, and tries to see what it forgot.
@@ -124,11 +126,6 @@ def audit_removal(
         TypeError, ValueError: if an argument is malformed; if a test is asked
             for that the request does not allow.
     """
-    check_callable('make', make)
-    check_instance('data', data, Data)
-    check_instance('request', request, RemovalRequest)
-    check_integer('worlds', worlds, 2)
-    check_fraction('level', level)
     if tests is not None and (
         isinstance(tests, str) or not isinstance(tests, Sequence)
     ):

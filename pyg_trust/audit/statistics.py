@@ -29,15 +29,10 @@ import torch
 from torch import Tensor
 
 from pyg_trust import rng
-from pyg_trust._checks import (
-    check_fraction,
-    check_non_negative,
-    check_positive,
-)
+from pyg_trust._checks import Fraction, NotNegative, Positive, validated
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.functional.attacks import permutation_test
 from pyg_trust.functional.confidence import clopper_pearson
-from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.report import provenance
 
 _THRESHOLDS = 500
@@ -79,13 +74,14 @@ def mu_of(tpr: Any, fpr: Any) -> Any:
     return scipy.special.ndtri(tpr) - scipy.special.ndtri(fpr)
 
 
+@validated
 def empirical_epsilon(
     without: Tensor | np.ndarray,
     with_: Tensor | np.ndarray,
-    delta: float,
+    delta: Fraction,
     *,
-    claim: float | None = None,
-    confidence: float = 0.99,
+    claim: NotNegative | None = None,
+    confidence: Fraction = 0.99,
     seed: int | None = 0,
 ) -> PrivacyAudit:
     r"""A lower bound of :math:`\epsilon` from scores of two neighbours.
@@ -112,10 +108,6 @@ def empirical_epsilon(
         ValueError: if a number is out of range or nan, or there are fewer
             than four scores of a kind.
     """
-    delta = check_delta(delta)
-    check_fraction('confidence', confidence)
-    if claim is not None:
-        check_non_negative('claim', claim)
     halves = split_scores({'without': without, 'with_': with_}, seed)
     (choose0, count0), (choose1, count1) = halves
     error = (1 - confidence) / 2
@@ -157,12 +149,13 @@ def empirical_epsilon(
     )
 
 
+@validated
 def empirical_mu(
     negative: Tensor | np.ndarray | Sequence[float],
     positive: Tensor | np.ndarray | Sequence[float],
-    confidence: float = 0.95,
+    confidence: Fraction = 0.95,
     *,
-    claim: float | None = None,
+    claim: Positive | None = None,
     seed: int | None = 0,
 ) -> PrivacyAudit:
     r"""A lower bound of :math:`\mu` from scores of two neighbours.
@@ -184,9 +177,6 @@ def empirical_mu(
             (default: :obj:`None`)
         seed (int, optional): of the split. (default: :obj:`0`)
     """
-    check_fraction('confidence', confidence)
-    if claim is not None:
-        check_positive('claim', claim)
     halves = split_scores({'negative': negative, 'positive': positive}, seed)
     (choose0, count0), (choose1, count1) = halves
     error = (1 - confidence) / 2

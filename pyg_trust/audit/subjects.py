@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_callable, check_instance
+from pyg_trust._checks import check_callable, check_instance, validated
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
@@ -62,6 +62,7 @@ class Subject(Protocol):
         """
 
 
+@validated
 class ShardedSubject:
     """A :class:`~pyg_trust.unlearning.ShardedUnlearner`, to be audited.
 
@@ -82,8 +83,6 @@ class ShardedSubject:
         *,
         on_disk: bool = False,
     ) -> None:
-        check_callable('make', make)
-        check_instance('on_disk', on_disk, bool)
         self._make, self._on_disk = make, on_disk
         self._folder: tempfile.TemporaryDirectory | None = None
         self._unlearner: ShardedUnlearner | None = None
@@ -181,13 +180,13 @@ class RetrainSubject(ShardedSubject):
         super().fit(data, seed)
         self._fitted_to = data, seed
 
+    @validated
     def remove(self, request: RemovalRequest) -> None:
         """Starts over on what remains.
 
         Args:
             request (RemovalRequest): of graph 0.
         """
-        check_instance('request', request, RemovalRequest)
         if self._fitted_to is None:
             raise ValueError('the subject needs to be fitted first')
         data, seed = self._fitted_to
@@ -267,13 +266,13 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
         made.fit(data)
         self._end()
 
+    @validated
     def remove(self, request: RemovalRequest) -> None:
         """Forgets what a request names.
 
         Args:
             request (RemovalRequest): of graph 0.
         """
-        check_instance('request', request, RemovalRequest)
         part, place = request.parts[0], self._place
         self.classifier.remove(
             RemovalRequest(
@@ -350,13 +349,13 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         made.fit([Data(x=g.x, edge_index=g.edge_index, y=g.y) for g in train])
         self._end()
 
+    @validated
     def remove(self, request: RemovalRequest) -> None:
         """Forgets what a request names.
 
         Args:
             request (RemovalRequest): of graph 0, the union of all.
         """
-        check_instance('request', request, RemovalRequest)
         part, place = request.parts[0], self._place
         gone = {v for v in part.nodes if v in place}
         whole = [

@@ -11,7 +11,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -22,14 +22,18 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_callable,
-    check_choice,
-    check_fraction,
+    Count,
+    Fraction,
+    Int,
+    Natural,
+    OneOf,
+    Positive,
     check_instance,
     check_integer,
     check_non_negative,
-    check_positive,
+    validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import (
     check_coins,
@@ -37,7 +41,6 @@ from pyg_trust.audit.statistics import (
     mu_of,
     rates,
 )
-from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.poisson import FORMS
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy.engine import PrivacyEngine
@@ -58,20 +61,21 @@ _RIDGE = 1e-3
 _RUNS = 16
 
 
+@validated
 def audit_function(
     train: Callable[[Data], Any],
     data: Data,
     *,
     claim: Claim | None = None,
-    claim_mu: float | None = None,
-    delta: float = 1e-5,
-    form: str = 'replace',
-    num_canaries: int = 1000,
-    scale: float = 100.0,
-    label: int = 0,
-    runs: int = 1,
-    confidence: float = 0.95,
-    independent: str = 'canaries',
+    claim_mu: Positive | None = None,
+    delta: Fraction = 1e-5,
+    form: Annotated[str, OneOf(FORMS)] = 'replace',
+    num_canaries: Annotated[int, Int(16)] = 1000,
+    scale: Positive = 100.0,
+    label: Natural = 0,
+    runs: Count = 1,
+    confidence: Fraction = 0.95,
+    independent: Annotated[str, OneOf(('canaries', 'runs'))] = 'canaries',
     seed: int | None = None,
 ) -> PrivacyAudit:
     r"""Audits a training function: how well do its weights tell neighbours?
@@ -145,21 +149,11 @@ def audit_function(
         TypeError, ValueError: on wrong arguments, or if nothing that is
             released has a dimension of the number of features.
     """
-    check_callable('train', train)
     _check_graph(data)
-    check_delta(delta)
-    check_choice('form', form, FORMS)
-    check_integer('num_canaries', num_canaries, 16)
-    check_positive('scale', scale)
-    check_integer('label', label, 0)
-    check_choice('independent', independent, ('canaries', 'runs'))
     by_run = independent == 'runs'
     check_integer('runs', runs, _RUNS if by_run else 1)
-    check_fraction('confidence', confidence)
     if claim is not None and not callable(claim):
         check_non_negative('claim', claim)
-    if claim_mu is not None:
-        check_positive('claim_mu', claim_mu)
     seed = rng.resolve(seed)
     chosen, counted = _Scores(), _Scores()
     same = True
@@ -188,7 +182,7 @@ def audit_function(
             "what 'train' released is the same for every canary: it does not "
             'read their rows of data.x, or not where data.train_mask has '
             'them, and a bound of 0 says nothing of it',
-            stacklevel=2,
+            stacklevel=3,
         )
     error = (1 - confidence) / 2
     threshold = chosen.best(error)
@@ -377,7 +371,8 @@ def _finite(found: np.ndarray) -> np.ndarray:
     return np.concatenate([held / size if size else held, *odd], 1)
 
 
-def canary_graph(num_canaries: int, size: int = 3) -> Data:
+@validated
+def canary_graph(num_canaries: Count, size: Count = 3) -> Data:
     """Stars whose centres are canaries, with features of their own each.
 
     Args:
@@ -388,8 +383,6 @@ def canary_graph(num_canaries: int, size: int = 3) -> Data:
         Data: the graph, with features of zero; ``train_mask`` has the
         centres, node ``i`` is the centre of star ``i``.
     """
-    check_integer('num_canaries', num_canaries, 1)
-    check_integer('size', size, 1)
     centre = torch.arange(num_canaries).repeat_interleave(size - 1)
     leaf = torch.arange(num_canaries, num_canaries * size)
     pairs = torch.stack([centre, leaf])
@@ -401,17 +394,18 @@ def canary_graph(num_canaries: int, size: int = 3) -> Data:
     )
 
 
+@validated
 def audit_training(
     attach: Attach,
     *,
-    num_canaries: int = 1000,
-    size: int = 3,
+    num_canaries: Count = 1000,
+    size: Count = 3,
     batch_size: int | None = None,
-    steps: int = 1,
-    delta: float = 0.05,
-    confidence: float = 0.99,
+    steps: Count = 1,
+    delta: Fraction = 0.05,
+    confidence: Fraction = 0.99,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> PrivacyAudit:
     r"""Audits an engine, as it is set up, by worst-case canaries.
 
@@ -439,22 +433,14 @@ def audit_training(
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
         seed (int, optional): of coins, loader and weights.
             (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         PrivacyAudit: the bound, beside the engine's claim.
     """
-    check_callable('attach', attach)
-    for name, count in (
-        ('num_canaries', num_canaries),
-        ('size', size),
-        ('steps', steps),
-    ):
-        check_integer(name, count, 1)
     if batch_size is not None:
         check_integer('batch_size', batch_size, 1, num_canaries)
-    check_delta(delta)
-    check_fraction('confidence', confidence)
     seed = rng.resolve(seed)
     data = canary_graph(num_canaries, size)
     coin = torch.rand(num_canaries, generator=rng.generator(seed)) < 0.5
@@ -476,7 +462,7 @@ def audit_training(
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     engine, (model, private, batches) = attach(module, optimizer, loader)
     score = torch.zeros(num_canaries, dtype=torch.float64)
-    for batch in tqdm(batches, disable=not progress_bar, desc='steps'):
+    for batch in tqdm(batches, **bar_options(progress_bar), desc='steps'):
         private.zero_grad()
         model(batch.x, batch.edge_index).sum().backward()
         private.step()

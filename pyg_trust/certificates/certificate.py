@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_integer, check_tensor
+from pyg_trust._checks import Natural, check_tensor, validated
 from pyg_trust._identity import SpeaksOf
 from pyg_trust.certificates.witness import Proved, Witness
 from pyg_trust.kernel import proofs
@@ -237,7 +237,8 @@ class Certificate(Proved, SpeaksOf, Report):
             limit_label='the prediction changes below',
         )
 
-    def witness(self, node: int) -> Tensor:
+    @validated
+    def witness(self, node: Natural) -> Tensor:
         """Return the edges to flip to break a node: int64, ``[2, num_flips]``.
 
         Args:
@@ -246,7 +247,6 @@ class Certificate(Proved, SpeaksOf, Report):
         Raises:
             ValueError: if the node is no target or has no witness.
         """
-        check_integer('node', node, 0)
         where = (self.targets == node).nonzero()
         if where.numel() == 0:
             raise ValueError(f'node {node} is not among the targets')

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from pyg_trust._checks import validated
 from pyg_trust._registry import Registry
 from pyg_trust.kernel.claims import PROMISES
 from pyg_trust.report import Guarantee, Report
@@ -26,6 +27,7 @@ CERTIFICATES: Registry[Callable[..., Report]] = Registry('certificate')
 _ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
 
 
+@validated
 def certifies(threat: type) -> Callable[[Route], Route]:
     """Registers the function that certifies against a kind of threat.
 
@@ -45,10 +47,6 @@ def certifies(threat: type) -> Callable[[Route], Route]:
         TypeError: if :obj:`threat` is no class.
         ValueError: if there is a certificate against threats of this name.
     """
-    if not isinstance(threat, type):
-        raise TypeError(
-            f"'threat' needs to be a class (got {type(threat).__name__})"
-        )
     name = threat.__name__
 
     def register(route: Route) -> Route:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -12,18 +12,12 @@ from torch.nn import Module
 from torch_geometric.data import Data
 
 from pyg_trust._checks import (
-    check_callable,
-    check_choice,
-    check_instance,
-    check_integer,
+    Natural,
+    OneOf,
     check_tensor,
+    validated,
 )
-from pyg_trust._identity import (
-    SpeaksOf,
-    check_process,
-    identity,
-    identity_on,
-)
+from pyg_trust._identity import SpeaksOf, check_process, identity, identity_on
 from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.certificates.witness import MOST_BYTES, Proved, Witness
@@ -149,17 +143,18 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         )
 
 
+@validated
 def certify_collective(
     report: SmoothedCertificate,
     model: Module,
     data: Data,
     *,
-    hops: int,
+    hops: Natural,
     edges: tuple[int, int] = (0, 0),
     features: tuple[int, int] = (0, 0),
-    degrees: str = 'source',
-    local_budget: int | None = None,
-    attackers: int | None = None,
+    degrees: Annotated[str, OneOf(DEGREES)] = 'source',
+    local_budget: Natural | None = None,
+    attackers: Natural | None = None,
     labels: Tensor | None = None,
     exact: bool = False,
     forward: Callable[[Data], Tensor] | None = None,
@@ -207,7 +202,6 @@ def certify_collective(
         CollectiveCertificate: how many are guaranteed.
 
     Raises:
-        TypeError: on another type.
         ValueError: if model and data are not those of the report; if it is of
             graphs, or of each node by itself; if edges are noisy with
             :math:`p_+ > 0`; if :obj:`attackers` or :obj:`local_budget` limit
@@ -215,11 +209,6 @@ def certify_collective(
             with a :obj:`transform`, which is not probed, or with another
             :obj:`forward`; or if the field is too small.
     """
-    check_instance('report', report, SmoothedCertificate)
-    check_instance('model', model, Module)
-    check_instance('data', data, Data)
-    check_integer('hops', hops, 0)
-    check_choice('degrees', degrees, DEGREES)
     budgets = {
         'edges': check_radius('edges', edges),
         'features': check_radius('features', features),
@@ -228,15 +217,11 @@ def certify_collective(
         ('local_budget', local_budget),
         ('attackers', attackers),
     ):
-        if limit is not None:
-            check_integer(name, limit, 0)
-            if budgets['features'] == (0, 0):
-                raise ValueError(
-                    f"'{name}' needs a budget of 'features' that it limits "
-                    f'(got {name}={limit}, features={features})'
-                )
-    if forward is not None:
-        check_callable('forward', forward)
+        if limit is not None and budgets['features'] == (0, 0):
+            raise ValueError(
+                f"'{name}' needs a budget of 'features' that it limits "
+                f'(got {name}={limit}, features={features})'
+            )
     if labels is not None:
         size = (int(data.num_nodes or 0),)
         check_tensor('labels', labels, torch.int64, size)

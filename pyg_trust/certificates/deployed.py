@@ -38,12 +38,11 @@ from torch.nn import Parameter
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import Fraction, check_instance, validated
 from pyg_trust._identity import check_process, identity
 from pyg_trust.certificates.as_built import check_as_built, check_blind
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.diffusion import (
-    check_alpha,
     check_logits,
     diffuse,
     diffusion_error,
@@ -193,12 +192,13 @@ class Deployed:
         )
 
     @classmethod
+    @validated
     def of_logits(
-        cls, logits: Tensor, alpha: float, graph: CSRGraph
+        cls, logits: Tensor, alpha: Fraction, graph: CSRGraph
     ) -> 'Deployed':
         """Logits that somebody else diffuses, in exact arithmetic."""
         check_logits(logits, graph)
-        return cls(logits.detach().cpu().double(), check_alpha(alpha))
+        return cls(logits.detach().cpu().double(), alpha)
 
     @classmethod
     def of_model(cls, model: Any, data: Any, graph: CSRGraph) -> 'Deployed':

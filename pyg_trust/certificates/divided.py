@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -12,18 +12,15 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_callable,
-    check_choice,
+    Count,
+    Natural,
+    OneOf,
+    Share,
     check_instance,
-    check_integer,
-    check_share,
     check_tensor,
+    validated,
 )
-from pyg_trust._identity import (
-    SpeaksOf,
-    check_process,
-    identity,
-)
+from pyg_trust._identity import SpeaksOf, check_process, identity
 from pyg_trust.certificates.sampling import (
     check_uncached,
     evaluating,
@@ -103,7 +100,8 @@ class VoteCertificate(SpeaksOf, Report):
     checked: tuple[str, ...] = ()
     """How the model was tried out on this run."""
 
-    def certified(self, changes: int, rows: int = 0) -> Tensor:
+    @validated
+    def certified(self, changes: Natural, rows: Natural = 0) -> Tensor:
         """Whose class stays for sure: bool, ``[num_targets]``.
 
         Args:
@@ -116,8 +114,6 @@ class VoteCertificate(SpeaksOf, Report):
             ValueError: if a number is negative, or :obj:`rows` are given
                 without a grid.
         """
-        check_integer('changes', changes, 0)
-        check_integer('rows', rows, 0)
         if self.by != 'grid':
             if rows:
                 raise ValueError(
@@ -202,6 +198,7 @@ class VoteCertificate(SpeaksOf, Report):
         )
 
 
+@validated
 class Divided(Module):
     r"""A classifier by vote over views of its input, certified for certain.
 
@@ -238,19 +235,14 @@ class Divided(Module):
     def __init__(
         self,
         model: Module,
-        num_groups: int = 30,
-        by: str = 'nodes',
+        num_groups: Count = 30,
+        by: Annotated[str, OneOf(DIVISIONS)] = 'nodes',
         *,
-        vote: str = 'majority',
+        vote: Annotated[str, OneOf(VOTES)] = 'majority',
         transform: Callable[[Data], Data] | None = None,
         seed: int | None = None,
     ) -> None:
-        check_instance('model', model, Module)
         check_uncached(model)
-        check_choice('by', by, DIVISIONS)
-        check_choice('vote', vote, VOTES)
-        if transform is not None:
-            check_callable('transform', transform)
         division = Division(num_groups, by, seed)
         super().__init__()
         self.model, self.division = model, division
@@ -264,11 +256,12 @@ class Divided(Module):
         """
         return self.certify(data).predicted
 
+    @validated
     def certify(
         self,
         data: Data | Sequence[Data],
         *,
-        baseline: float | None = None,
+        baseline: Share | None = None,
     ) -> VoteCertificate:
         """Lets all views vote.
 
@@ -289,8 +282,6 @@ class Divided(Module):
                 ``cached=True`` by now, or the model mixes nodes or graphs
                 that it needs to keep apart, or is random in evaluation mode.
         """
-        if baseline is not None:
-            check_share('baseline', baseline)
         check_process()
         # A layer may have been told to keep its graph since.
         check_uncached(self.model)

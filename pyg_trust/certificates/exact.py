@@ -1,6 +1,5 @@
 """Certificates of models that are linear in personalized PageRank."""
 
-import math
 from typing import Any
 
 import torch
@@ -9,13 +8,14 @@ from torch.nn import Module
 from torch_geometric.data import Data
 
 from pyg_trust._checks import (
+    Fraction,
+    Natural,
+    NotNegative,
     check_choice,
-    check_instance,
-    check_integer,
     check_nodes,
-    check_number,
     check_range,
     check_tensor,
+    validated,
 )
 from pyg_trust.certificates.bounds import Solver
 from pyg_trust.certificates.certificate import (
@@ -42,19 +42,20 @@ COSTS = ('best', 'pagerank', 'visits')
 
 
 @certifies(ThreatModel)
+@validated
 def certify_pagerank(
     model: Any,
     data: Any,
     threat: ThreatModel,
     *,
-    alpha: float | None = None,
+    alpha: Fraction | None = None,
     targets: Tensor | None = None,
     reference: Tensor | None = None,
     method: str = 'auto',
     cost: str = 'best',
     sign_only: bool = False,
-    refine: int = 0,
-    tolerance: float = 1e-9,
+    refine: Natural = 0,
+    tolerance: NotNegative = 1e-9,
     over_ranks: bool = False,
     progress_bar: bool | None = None,
 ) -> Certificate:
@@ -132,11 +133,6 @@ def certify_pagerank(
             computes something else than it says, data with another graph
             than the threat, or a method that does not fit.
     """
-    if not isinstance(threat, ThreatModel):
-        raise TypeError(
-            f"'threat' needs to be a ThreatModel (got {type(threat).__name__})"
-        )
-    check_instance('over_ranks', over_ranks, bool)
     if over_ranks:
         made = threat.perturbations
         check_same(
@@ -167,11 +163,6 @@ def certify_pagerank(
     if targets is not None:
         # Not the caller's, whose tensor may change after the report.
         nodes = check_nodes('targets', targets, threat.num_nodes).cpu().clone()
-    if not 0 <= check_number('tolerance', tolerance) < math.inf:
-        raise ValueError(
-            f"'tolerance' needs to be non-negative (got {tolerance})"
-        )
-    check_integer('refine', refine, 0)
     deployed = _deployed(model, data, threat, alpha)
     _check_method(method, cost, refine, threat, deployed)
     held = deployed.predicted

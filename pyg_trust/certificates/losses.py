@@ -1,32 +1,29 @@
 """Losses that train against the worst admissible graph."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from pyg_trust._checks import (
-    check_choice,
-    check_finite,
-    check_fraction,
+    Finite,
+    Fraction,
+    NotNegative,
+    OneOf,
     check_nodes,
-    check_non_negative,
     check_range,
     check_tensor,
+    validated,
 )
 from pyg_trust.certificates.threat import ThreatModel
-from pyg_trust.functional.diffusion import (
-    check_alpha,
-    check_logits,
-    diffuse,
-)
-from pyg_trust.functional.policy import (
-    robust_margins,
-    worst_case_margins,
-)
+from pyg_trust.functional.diffusion import check_logits, diffuse
+from pyg_trust.functional.policy import robust_margins, worst_case_margins
 
 KINDS = ('rce', 'cem')
 
 
+@validated
 class RobustLoss(torch.nn.Module):
     r"""Cross-entropy and hinge loss in the worst admissible graph.
 
@@ -98,31 +95,24 @@ class RobustLoss(torch.nn.Module):
     def __init__(
         self,
         threat: ThreatModel,
-        alpha: float = 0.15,
+        alpha: Fraction = 0.15,
         *,
-        kind: str = 'rce',
-        margin: float = 1.0,
-        pseudo_weight: float = 1.0,
-        tol: float = 1e-6,
+        kind: Annotated[str, OneOf(KINDS)] = 'rce',
+        margin: Finite = 1.0,
+        pseudo_weight: NotNegative = 1.0,
+        tol: Fraction = 1e-6,
     ) -> None:
         super().__init__()
-        if not isinstance(threat, ThreatModel):
-            raise TypeError(
-                "'threat' needs to be a ThreatModel "
-                f'(got {type(threat).__name__})'
-            )
         if threat.global_budget is not None:
             raise ValueError(
                 "'threat' needs to have no global budget: its worst case is "
                 f'only bounded (got {threat.global_budget})'
             )
-        check_choice('kind', kind, KINDS)
-        check_fraction('tol', tol)
         self.threat = threat
-        self.alpha = check_alpha(alpha)
+        self.alpha = alpha
         self.kind = kind
-        self.margin = check_finite('margin', margin)
-        self.pseudo_weight = check_non_negative('pseudo_weight', pseudo_weight)
+        self.margin = margin
+        self.pseudo_weight = pseudo_weight
         self.tol = tol
         self._last: Tensor | None = None
 

@@ -1,14 +1,22 @@
 """Plots of certificates; they need matplotlib."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
+from pyg_trust._checks import (
+    Array,
+    Count,
+    Natural,
+    check_instance,
+    check_integer,
+    check_tensor,
+    validated,
+)
 from pyg_trust.certificates.certificate import Certificate
 from pyg_trust.certificates.divided import VoteCertificate
 from pyg_trust.certificates.votes import SmoothedCertificate
@@ -16,8 +24,9 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.report.charts import axes
 
 
+@validated
 def neighborhood_purity(
-    graph: CSRGraph, labels: Tensor, hops: int = 2
+    graph: CSRGraph, labels: Tensor, hops: Count = 2
 ) -> Tensor:
     """Return the share of a node's neighbourhood that has its class.
 
@@ -30,9 +39,7 @@ def neighborhood_purity(
     Returns:
         Tensor: float64, ``[num_nodes]``; NaN without any neighbour.
     """
-    check_instance('graph', graph, CSRGraph)
     check_tensor('labels', labels, torch.int64, (graph.num_nodes,))
-    check_integer('hops', hops, 1)
     n = graph.num_nodes
     adj = scipy.sparse.csr_array(
         (np.ones(graph.num_edges), graph.col.numpy(), graph.rowptr.numpy()),
@@ -99,6 +106,7 @@ def plot_certified_ratio(
     return ax
 
 
+@validated
 def plot_purity(
     certificate: Certificate,
     purity: Tensor,
@@ -118,7 +126,6 @@ def plot_purity(
     Returns:
         matplotlib.axes.Axes: with the points added.
     """
-    check_instance('certificate', certificate, Certificate)
     _check_drawing(label, ax)
     size = (certificate.local_budget.numel(),)
     check_tensor('purity', purity, torch.float64, size)
@@ -136,11 +143,12 @@ def plot_purity(
     return ax
 
 
+@validated
 def plot_certified_grid(
     report: SmoothedCertificate,
     kind: str = 'edges',
     *,
-    limit: int = 20,
+    limit: Natural = 20,
     ax: Any = None,
 ) -> Any:
     """Draws the share certified by additions and deletions, as a heat map.
@@ -156,7 +164,6 @@ def plot_certified_grid(
     Returns:
         matplotlib.axes.Axes: with an image, additions upwards.
     """
-    check_instance('report', report, SmoothedCertificate)
     _check_drawing(None, ax)
     reached = report.radii(kind, limit=limit)
     most = max(int(reached.max()), 0)
@@ -172,9 +179,10 @@ def plot_certified_grid(
     return ax
 
 
+@validated
 def plot_certified_votes(
     certificate: VoteCertificate,
-    labels: Tensor,
+    labels: Annotated[Tensor, Array(torch.int64, 'num')],
     *,
     label: str | None = None,
     ax: Any = None,
@@ -192,8 +200,6 @@ def plot_certified_votes(
     Returns:
         matplotlib.axes.Axes: with one more curve.
     """
-    check_instance('certificate', certificate, VoteCertificate)
-    check_tensor('labels', labels, torch.int64, ('num',))
     _check_drawing(label, ax)
     most = max(int(certificate.radius.max()), 0) + 1
     shares = [

@@ -1,5 +1,6 @@
 """Smoothing: certificates for any classifier of graphs or of nodes."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,19 +13,18 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    Count,
+    Fraction,
+    NotNegative,
     check_callable,
     check_choice,
     check_fraction,
     check_instance,
     check_integer,
     check_nodes,
-    check_non_negative,
+    validated,
 )
-from pyg_trust._identity import (
-    check_process,
-    identity,
-    identity_on,
-)
+from pyg_trust._identity import check_process, identity, identity_on
 from pyg_trust._progress import bar_options
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.runs import Run
@@ -34,10 +34,7 @@ from pyg_trust.certificates.sampling import (
     evaluating,
 )
 from pyg_trust.certificates.votes import SmoothedCertificate
-from pyg_trust.distributed import (
-    check_same,
-    from_first,
-)
+from pyg_trust.distributed import check_same, from_first
 from pyg_trust.functional.confidence import clopper_pearson, look_level
 from pyg_trust.functional.smoothing import (
     check_radius,
@@ -45,11 +42,7 @@ from pyg_trust.functional.smoothing import (
     regions_at,
 )
 from pyg_trust.nn.ppnp import PPNP, FeaturePropagation, LabelPropagation
-from pyg_trust.report import (
-    fingerprint_data,
-    fingerprint_model,
-    provenance,
-)
+from pyg_trust.report import fingerprint_data, fingerprint_model, provenance
 from pyg_trust.transforms.flip_bits import KINDS, BitFlips, check_graph
 
 PER = ('all', 'node')
@@ -63,25 +56,26 @@ _EXACT = (
 
 
 @certifies(BitFlips)
+@validated
 def certify_smoothed(
     model: Module,
     data: Data | Sequence[Data],
     threat: BitFlips,
     *,
     num_samples: int | Sequence[int] = 10_000,
-    num_selection: int = 1_000,
-    confidence: float = 0.99,
+    num_selection: Count = 1_000,
+    confidence: Fraction = 0.99,
     per: str = 'all',
     classes: str = 'all',
     targets: Tensor | None = None,
     until: dict[str, tuple[int, int]] | None = None,
     transform: Callable[[Data], Data] | None = None,
     forward: Callable[[Data], Tensor] | None = None,
-    batch_size: int | None = None,
+    batch_size: Count | None = None,
     sparse_x: bool | None = None,
     sparse_adj: bool | None = None,
     seed: int | None = None,
-    tolerance: float = 1e-9,
+    tolerance: NotNegative = 1e-9,
     over_ranks: bool = False,
     progress_bar: bool | None = None,
 ) -> SmoothedCertificate:
@@ -169,14 +163,12 @@ def certify_smoothed(
         SmoothedCertificate: classes, bounds and votes.
 
     Raises:
-        TypeError: on a wrong type.
         ValueError: if the data don't fit the noise (see :class:`BitFlips`);
             on layers that keep the clean graph (``cached=True``), or a model
             that is random in evaluation mode; if so few samples can't
             certify anything; if ranks were given different arguments; or if
             something is out of range.
     """
-    check_instance('over_ranks', over_ranks, bool)
     if over_ranks:
         check_same(
             {
@@ -210,9 +202,6 @@ def certify_smoothed(
         check_graph(graph, threat)
         if transform is None and forward is None:
             _check_features(graph)
-    check_non_negative('tolerance', tolerance)
-    if batch_size is not None:
-        check_integer('batch_size', batch_size, 1)
     size = len(graphs) if task == 'graphs' else int(graphs[0].num_nodes)
     index = torch.arange(size)
     if targets is not None:
@@ -277,6 +266,7 @@ def certify_smoothed(
     return made
 
 
+@validated
 class SmoothedClassifier(Module):
     """The classifier that certificates by smoothing speak of.
 
@@ -296,9 +286,7 @@ class SmoothedClassifier(Module):
     """
 
     def __init__(self, model: Module, noise: BitFlips, **options: Any) -> None:
-        check_instance('model', model, Module)
-        check_instance('noise', noise, BitFlips)
-        known = certify_smoothed.__kwdefaults__ or {}
+        known = inspect.unwrap(certify_smoothed).__kwdefaults__ or {}
         for name in options:
             if name not in known:
                 raise TypeError(

@@ -7,8 +7,13 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_range, check_tensor
-from pyg_trust.functional.budget import check_budget
+from pyg_trust._checks import (
+    Natural,
+    check_integer,
+    check_range,
+    check_tensor,
+    validated,
+)
 from pyg_trust.functional.perturbations import Perturbations, check_budgets
 from pyg_trust.graph import CSRGraph
 
@@ -17,6 +22,7 @@ SCENARIOS = ('removals', 'additions', 'both')
 _LISTED = 2**22
 
 
+@validated
 class ThreatModel:
     r"""The perturbed graphs against which a certificate holds.
 
@@ -66,7 +72,6 @@ class ThreatModel:
             (default: :obj:`None`)
 
     Raises:
-        TypeError: on a wrong type or dtype.
         ValueError: if an edge is fragile and fixed, listed twice or out of
             range, a fixed edge is not in the graph, a budget is negative, or
             an undirected attacker meets a directed graph.
@@ -80,12 +85,11 @@ class ThreatModel:
         fixed: str | Tensor | None = None,
         local_budget: int | Tensor | None = None,
         strength: int | None = None,
-        global_budget: int | None = None,
+        global_budget: Natural | None = None,
         undirected: bool = False,
         num_nodes: int | None = None,
     ) -> None:
         graph = _convert(graph, num_nodes)
-        check_instance('undirected', undirected, bool)
         if undirected and not graph.is_undirected:
             raise ValueError(
                 "'graph' needs to be undirected for undirected=True (got an "
@@ -110,7 +114,6 @@ class ThreatModel:
             )
         budget = _local_budget(graph, local_budget, strength)
         if global_budget is not None:
-            check_budget('global_budget', global_budget)
             budget = budget.clamp(max=global_budget)
         all_pairs = self.scenario in ('additions', 'both')
         if undirected and all_pairs and graph.num_nodes**2 <= _LISTED:
@@ -304,4 +307,4 @@ def _local_budget(
     if isinstance(budget, Tensor):
         check_budgets('local_budget', budget, n)
         return budget
-    return torch.full((n,), check_budget('local_budget', budget))
+    return torch.full((n,), check_integer('local_budget', budget, 0))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_number
+from pyg_trust._checks import check_instance, validated
 from pyg_trust.kernel import proofs
 
 # A larger one is left out of a certificate.
@@ -50,6 +50,7 @@ class Witness:
         made = cls({**arrays, **{k: np.array(x) for k, x in texts.items()}})
         return made, made.digest
 
+    @validated
     def prove(self, most: float = math.inf) -> list[int]:
         """Prove which targets are robust (1) or broken (-1).
 
@@ -64,17 +65,17 @@ class Witness:
             ValueError: if it is no witness.
             OverflowError: if it is more work than that.
         """
-        if math.isnan(check_number('most', most)):
+        if math.isnan(most):
             raise ValueError("'most' can't be NaN")
         return proofs.prove(self.arrays, most)
 
+    @validated
     def save(self, path: str | os.PathLike) -> None:
         """Write the arrays to a new file, ``.npz`` without pickle.
 
         Args:
             path (str): of the file, which may not be there yet.
         """
-        check_instance('path', path, str, os.PathLike)
         content = _file(_small(self.arrays))
         if proofs.digest(proofs.load(content)) != proofs.digest(self.arrays):
             # What holds no certificate may have no small form.
@@ -83,6 +84,7 @@ class Witness:
             file.write(content.getvalue())
 
     @classmethod
+    @validated
     def load(cls, path: str | os.PathLike) -> 'Witness':
         """Read a file of :meth:`save`; nothing in it is executed.
 
@@ -92,7 +94,6 @@ class Witness:
         Raises:
             ValueError: if it is damaged or no witness.
         """
-        check_instance('path', path, str, os.PathLike)
         try:
             return cls(proofs.load(Path(path)))
         except ValueError as error:

@@ -17,11 +17,15 @@ import numpy as np
 import scipy
 
 from pyg_trust._checks import (
+    Count,
+    Finite,
+    Fraction,
+    Positive,
+    Rate,
     check_choice,
-    check_finite,
     check_integer,
     check_number,
-    check_positive,
+    validated,
 )
 from pyg_trust.functional import pld
 from pyg_trust.functional.mechanisms import (
@@ -58,8 +62,9 @@ ORDERS = (
 History = Iterable[tuple[float, float, int]]
 
 
+@validated
 def rdp_epsilon(
-    orders: Orders, rdp: Sequence[float] | np.ndarray, delta: float
+    orders: Orders, rdp: Sequence[float] | np.ndarray, delta: Fraction
 ) -> float:
     r"""Converts Rényi DP to the least :math:`\epsilon` of a :math:`\delta`.
 
@@ -78,12 +83,13 @@ def rdp_epsilon(
         ValueError: if an order, a divergence or :obj:`delta` is out of range,
             or the lengths differ.
     """
-    (a, g), delta = check_rdp(orders, rdp), check_delta(delta)
+    (a, g) = check_rdp(orders, rdp)
     epsilon = g + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
     return max(0.0, float(epsilon.min()))
 
 
-def wor_epsilon_rdp(history: History, delta: float) -> float:
+@validated
+def wor_epsilon_rdp(history: History, delta: Fraction) -> float:
     r""":math:`\epsilon` of a history by :func:`rdp_wor`.
 
     Rényi DP of independent steps adds up at each order.
@@ -92,7 +98,6 @@ def wor_epsilon_rdp(history: History, delta: float) -> float:
         history (iterable): of :obj:`(lam, q, steps)`.
         delta (float): in :math:`(0, 1)`.
     """
-    delta = check_delta(delta)
     phases = check_history(history)
     if not phases:
         return 0.0
@@ -179,8 +184,9 @@ def wor_epsilon(
     return wor_epsilon_pld([(*key, n) for key, n in phases.items()], delta)
 
 
+@validated
 def group_wor_profile(
-    epsilon: float, m: int, num_roots: int, occurrences: int, lam: float
+    epsilon: Finite, m: Count, num_roots: Count, occurrences: Count, lam: float
 ) -> float:
     r"""Bound :math:`\delta(\epsilon)` of a step with records in several units.
 
@@ -194,9 +200,8 @@ def group_wor_profile(
         occurrences (int): :math:`k`, how many of them a record is in at most.
         lam (float): :math:`\lambda = \sigma / 2C`.
     """
-    epsilon = check_finite('epsilon', epsilon)
     n, k = check_group(num_roots, occurrences)
-    q, lam = _check_int('m', m, 1) / n, _check_group_lam(lam, k)
+    q, lam = m / n, _check_group_lam(lam, k)
     if q > 1:
         raise ValueError(f"'m' needs to be at most {n} (got {m})")
     if epsilon < 0:
@@ -209,8 +214,9 @@ def group_wor_profile(
     return float(w @ each)
 
 
+@validated
 def group_wor_epsilon(
-    history: History, delta: float, num_roots: int, occurrences: int
+    history: History, delta: Fraction, num_roots: Count, occurrences: Count
 ) -> float:
     r"""Compute :math:`\epsilon` where a record is in several of the units.
 
@@ -266,7 +272,6 @@ def group_wor_epsilon(
         True
     """
     n, k = check_group(num_roots, occurrences)
-    delta = check_delta(delta)
     phases = check_history(history)
     for lam, q in phases:
         _check_group_lam(lam, k)
@@ -312,14 +317,15 @@ def rdp_group_wor(
     return scipy.special.logsumexp(log_w + found, axis=0) / (a - 1)
 
 
+@validated
 def calibrate_lam(
-    epsilon: float,
-    delta: float,
-    q: float,
-    steps: int,
+    epsilon: Positive,
+    delta: Fraction,
+    q: Rate,
+    steps: Count,
     *,
     method: str = 'pld_wor',
-    tol: float = 0.01,
+    tol: Positive = 0.01,
 ) -> float:
     r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
@@ -347,10 +353,6 @@ def calibrate_lam(
         >>> 7.92 <= wor_epsilon([(lam, 0.4, 100)], 1e-5) <= 8.0
         True
     """
-    epsilon, q = check_positive('epsilon', epsilon), check_q(q)
-    delta = check_delta(delta)
-    steps = _check_int('steps', steps, 1)
-    tol = check_positive('tol', tol)
 
     def spent(lam: float) -> float:
         return wor_epsilon([(lam, q, steps)], delta, method)
@@ -358,10 +360,11 @@ def calibrate_lam(
     return least_noise(spent, epsilon, tol, f'{method!r} with {delta=:g}')
 
 
+@validated
 def max_steps(
-    epsilon: float,
-    delta: float,
-    q: float,
+    epsilon: Positive,
+    delta: Fraction,
+    q: Rate,
     lam: float,
     *,
     method: str = 'pld_wor',
@@ -381,8 +384,7 @@ def max_steps(
         int: a number whose :math:`\epsilon` is within the budget, while that
         of one step more is not; 0 if nothing is left.
     """
-    epsilon = check_positive('epsilon', epsilon)
-    q, lam = check_q(q), check_lam(lam)
+    lam = check_lam(lam)
     phases = check_history(history)
     before = [(*key, count) for key, count in phases.items()]
 
@@ -412,15 +414,16 @@ def fdp_epsilon(
     return epsilon if steps else 0.0
 
 
+@validated
 def calibrate_fdp(
-    epsilon: float,
-    delta: float,
-    num_nodes: int,
-    m: int,
-    terms: int,
-    steps: int,
+    epsilon: Positive,
+    delta: Fraction,
+    num_nodes: Count,
+    m: Count,
+    terms: Count,
+    steps: Count,
     *,
-    tol: float = 0.01,
+    tol: Positive = 0.01,
 ) -> float:
     r"""Return the least noise that keeps FDP's steps within a budget.
 
@@ -442,15 +445,11 @@ def calibrate_fdp(
     Raises:
         ValueError: if a number is out of range or no noise is enough.
     """
-    epsilon = check_positive('epsilon', epsilon)
-    delta, steps = check_delta(delta), _check_int('steps', steps, 1)
 
     def spent(lam: float) -> float:
         return fdp_epsilon(num_nodes, m, terms, lam, steps, delta)
 
-    return least_noise(
-        spent, epsilon, check_positive('tol', tol), f"'rdp_fdp' {delta=:g}"
-    )
+    return least_noise(spent, epsilon, tol, f"'rdp_fdp' {delta=:g}")
 
 
 def check_history(history: History) -> dict[tuple[float, float], int]:

@@ -7,10 +7,12 @@ for every node of the current graph. :math:`e^i_u` stands for row
 logits; an attentive fusion takes logits or hidden features.
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_positive, check_tensor
+from pyg_trust._checks import Array, Positive, check_tensor, validated
 
 
 def mean_probability(outputs: Tensor) -> Tensor:
@@ -159,12 +161,13 @@ def fuse(values: Tensor, score: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.einsum('ns,snc->nc', score.softmax(1), values)
 
 
+@validated
 def info_nce(
-    whole: Tensor,
+    whole: Annotated[Tensor, Array(None, 'num', 'channels')],
     part: Tensor,
     other_whole: Tensor,
     other_part: Tensor,
-    temperature: float = 0.5,
+    temperature: Positive = 0.5,
 ) -> Tensor:
     r"""Compute the local-global contrastive loss of each node.
 
@@ -187,11 +190,9 @@ def info_nce(
     Returns:
         Tensor: ``[num]``.
     """
-    check_tensor('whole', whole, None, ('num', 'channels'))
     _check_pairs(
         whole, part=part, other_whole=other_whole, other_part=other_part
     )
-    check_positive('temperature', temperature)
     cosine = torch.nn.functional.cosine_similarity
     pairs = [cosine(whole, x) for x in (part, other_whole, other_part)]
     return -(torch.stack(pairs, 1) / temperature).log_softmax(1)[:, 0]

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_fraction,
-    check_instance,
-    check_integer,
+    Count,
+    Fraction,
     check_share,
     check_tensor,
+    validated,
 )
 
 
@@ -32,8 +32,9 @@ class AUC(NamedTuple):
     high: float
 
 
+@validated
 def auc_interval(
-    positive: Tensor, negative: Tensor, *, level: float = 0.95
+    positive: Tensor, negative: Tensor, *, level: Fraction = 0.95
 ) -> AUC:
     r"""Compute the AUC of two samples of scores, with DeLong's interval.
 
@@ -64,7 +65,6 @@ def auc_interval(
         ValueError: if a sample has fewer than two scores, or one that is no
             number.
     """
-    check_fraction('level', level)
     for name, sample in (('positive', positive), ('negative', negative)):
         check_tensor(name, sample, None, ('num_scores',))
         if sample.numel() < 2:
@@ -94,12 +94,13 @@ def _placement(x: Tensor, other: Tensor) -> Tensor:
     return (below + up_to).double() / (2 * other.numel())
 
 
+@validated
 def permutation_test(
     one: Tensor,
     other: Tensor,
     *,
     one_sided: bool = False,
-    draws: int = 4000,
+    draws: Count = 4000,
     seed: int | None = None,
 ) -> float:
     r"""Compare the means of two samples by a permutation test.
@@ -130,8 +131,6 @@ def permutation_test(
         check_tensor(name, sample, None, ('num_scores',), finite=True)
         if sample.numel() == 0:
             raise ValueError(f"'{name}' needs to hold a score (got none)")
-    check_instance('one_sided', one_sided, bool)
-    check_integer('draws', draws, 1)
     generator = rng.generator(seed)
     # Centred, so that sums round alike in any order.
     scores = torch.cat([one.double(), other.double()])

@@ -44,21 +44,23 @@ are clipped to :math:`\min(b_i, B)` everywhere, which the paper does not do.
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust._checks import (
-    check_choice,
-    check_instance,
-    check_integer,
-    check_positive,
-    check_range,
-    check_tensor,
+    Array,
+    Count,
+    Fraction,
+    Natural,
+    OneOf,
+    Positive,
+    validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.distributed import shared
-from pyg_trust.functional.diffusion import check_alpha
 from pyg_trust.functional.dual_search import DualSearch, Mirror, pagerank_of
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Perturbations
@@ -67,67 +69,43 @@ from pyg_trust.functional.policy import policy_iteration
 COSTS = ('pagerank', 'visits')
 
 
-def check_budget(name: str, budget: int) -> int:
-    """Refuse a budget that is no number of flips."""
-    if check_integer(name, budget) < 0:
-        raise ValueError(f"'{name}' needs to be non-negative (got {budget})")
-    return budget
+Cost = Annotated[str, OneOf(COSTS)]
+#: The nodes of a problem, and numbers of each target at each node.
+Targets = Annotated[
+    Tensor, Array(torch.int64, 'num_targets', below='num_nodes')
+]
+Rewards = Annotated[
+    Tensor, Array(torch.float64, 'num_targets', 'num_nodes', finite=True)
+]
+Bounds = Annotated[Tensor, Array(torch.float64, 'num_targets', 'num_nodes')]
 
 
-def check_targets(targets: Tensor, num_nodes: int) -> None:
-    """Refuse targets that are no node indices."""
-    check_tensor('targets', targets, torch.int64, ('num_targets',))
-    check_range('targets', targets, num_nodes, 'the nodes')
-
-
-def _check_cost(cost: str) -> None:
-    check_choice('cost', cost, COSTS)
-
-
-def check_problem(
-    perturbations: Perturbations,
-    reward: Tensor,
-    targets: Tensor,
-    upper: Tensor,
-    global_budget: int,
-    cost: str,
-) -> None:
-    """Check the arguments that all bounds under a global budget share."""
-    check_instance('perturbations', perturbations, Perturbations)
-    _check_cost(cost)
-    check_budget('global_budget', global_budget)
-    n = perturbations.num_nodes
-    check_targets(targets, n)
-    shape = (targets.numel(), n)
-    check_tensor('reward', reward, torch.float64, shape, finite=True)
-    check_upper(upper, shape)
-
-
-def check_upper(upper: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse upper bounds that are not positive or of another shape."""
-    check_tensor('upper', upper, torch.float64, shape)
+def check_upper(upper: Tensor) -> None:
+    """Refuse upper bounds that are not positive."""
     if not bool((upper > 0).all()):
         raise ValueError("'upper' needs to be positive everywhere")
 
 
-def clip_budget(perturbations: Perturbations, budget: int) -> Perturbations:
+@validated
+def clip_budget(
+    perturbations: Perturbations, budget: Natural
+) -> Perturbations:
     """Lower each row's budget to the budget of the whole graph."""
-    check_instance('perturbations', perturbations, Perturbations)
-    check_budget('budget', budget)
     if int(perturbations.budget.max()) <= budget:
         return perturbations
     return perturbations.with_budget(perturbations.budget.clamp(max=budget))
 
 
+@validated
 def pagerank_bounds(
     perturbations: Perturbations,
-    targets: Tensor,
-    alpha: float,
+    targets: Targets,
+    alpha: Fraction,
     *,
-    cost: str = 'pagerank',
-    tol: float = 1e-9,
+    cost: Cost = 'pagerank',
+    tol: Positive = 1e-9,
     over_ranks: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Bound PageRank from above over all admissible graphs.
 
@@ -144,16 +122,12 @@ def pagerank_bounds(
         tol (float): how far they are rounded up. (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the rows.
             (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: float64, ``[num_targets, num_nodes]``.
     """
-    check_instance('perturbations', perturbations, Perturbations)
-    alpha = check_alpha(alpha)
-    _check_cost(cost)
-    check_positive('tol', tol)
-    check_targets(targets, perturbations.num_nodes)
     return bounds_and_vectors(
         *(perturbations, targets, alpha, cost, tol, over_ranks),
         progress_bar=progress_bar,
@@ -168,7 +142,7 @@ def bounds_and_vectors(
     tol: float = 1e-9,
     over_ranks: bool = False,
     keep: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Bounds as of :func:`pagerank_bounds`, and at all nodes if asked for.
 
@@ -181,7 +155,8 @@ def bounds_and_vectors(
         over_ranks (bool): whether processes share the rows.
         keep (bool): whether to return them at all nodes, float64,
             ``[num_active, num_nodes]``.
-        progress_bar (bool): whether to show one.
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
     """
     active = perturbations.active
     n = perturbations.num_nodes
@@ -204,7 +179,7 @@ def bounds_and_vectors(
         bound = alpha * (optimum.value + optimum.high[:, None])
         return bound[:, targets], bound if keep else bound[:0]
 
-    with tqdm(blocks, disable=not progress_bar, desc='PageRank') as bar:
+    with tqdm(blocks, **bar_options(progress_bar), desc='PageRank') as bar:
         for block, (bound, whole) in zip(
             bar, shared(blocks, bounded, over_ranks), strict=True
         ):
@@ -227,25 +202,27 @@ class BudgetBound:
     """The multipliers that prove :obj:`bound`."""
 
 
+@validated
 def dual_bound(
     perturbations: Perturbations,
-    reward: Tensor,
-    targets: Tensor,
-    upper: Tensor,
-    global_budget: int,
-    alpha: float,
+    reward: Rewards,
+    targets: Targets,
+    upper: Bounds,
+    global_budget: Natural,
+    alpha: Fraction,
     *,
-    cost: str = 'pagerank',
+    cost: Cost = 'pagerank',
     sign_only: bool = False,
-    start: Tensor | None = None,
-    clean: Tensor | None = None,
-    K: int | None = None,
+    start: Rewards | None = None,
+    clean: Annotated[Tensor, Array(torch.float64, 'num_targets', finite=True)]
+    | None = None,
+    K: Natural | None = None,
     normalization: str = 'rw',
     undirected: bool = False,
-    rounds: int = 4,
-    tol: float = 1e-9,
-    max_iter: int = 60,
-    progress_bar: bool = False,
+    rounds: Count = 4,
+    tol: Positive = 1e-9,
+    max_iter: Count = 60,
+    progress_bar: bool | None = None,
 ) -> BudgetBound:
     r"""Bounds :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` from above.
 
@@ -285,21 +262,13 @@ def dual_bound(
             the largest reward. (default: :obj:`1e-9`)
         max_iter (int): the largest number of multipliers tried.
             (default: :obj:`60`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         BudgetBound: the bounds, in the order of the columns.
     """
-    alpha = check_alpha(alpha)
-    check_problem(perturbations, reward, targets, upper, global_budget, cost)
-    if start is not None:
-        check_tensor('start', start, torch.float64, reward.shape, finite=True)
-    if clean is not None:
-        check_tensor('clean', clean, torch.float64, targets.shape, finite=True)
-    check_positive('tol', tol)
-    check_integer('max_iter', max_iter, 1)
-    check_integer('rounds', rounds, 1)
-    check_instance('undirected', undirected, bool)
+    check_upper(upper)
     horizon = Horizon(alpha, K, normalization)
     if undirected and cost != 'pagerank':
         raise ValueError(
@@ -316,7 +285,7 @@ def dual_bound(
         prices = perturbations.graph.num_edges + perturbations.pairs.size(1)
         numbers += 4 * prices // perturbations.num_nodes
     blocks = list(perturbations.column_blocks(count, numbers))
-    for block in tqdm(blocks, disable=not progress_bar, desc='bounds'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='bounds'):
         search = DualSearch(
             perturbations,
             reward[block],
@@ -341,16 +310,17 @@ def dual_bound(
     return BudgetBound(bound, optimum, multiplier)
 
 
+@validated
 def refine_pagerank_bounds(
     perturbations: Perturbations,
-    targets: Tensor,
-    upper: Tensor,
-    global_budget: int,
-    alpha: float,
+    targets: Targets,
+    upper: Bounds,
+    global_budget: Natural,
+    alpha: Fraction,
     *,
     undirected: bool = False,
-    tol: float = 1e-4,
-    progress_bar: bool = False,
+    tol: Positive = 1e-4,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Tighten upper bounds of PageRank by the global budget.
 
@@ -382,21 +352,16 @@ def refine_pagerank_bounds(
             undirected edges, each with one price. (default: :obj:`False`)
         tol (float): stop within this of the relaxation's optimum; what is
             smaller stays as it is. (default: :obj:`1e-4`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: float64, ``[num_targets, num_nodes]``, nowhere above
         :obj:`upper`.
     """
-    check_instance('perturbations', perturbations, Perturbations)
-    alpha = check_alpha(alpha)
-    check_budget('global_budget', global_budget)
-    n = perturbations.num_nodes
-    check_targets(targets, n)
-    check_upper(upper, (targets.numel(), n))
-    check_positive('tol', tol)
+    check_upper(upper)
     bounds = upper.clone()
-    active = perturbations.active
+    active, n = perturbations.active, perturbations.num_nodes
     clean = pagerank_of(
         perturbations.clean_policy(targets.numel()),
         targets,
@@ -405,7 +370,7 @@ def refine_pagerank_bounds(
         torch.full(targets.shape, 1e-12, dtype=torch.float64),
     )
     blocks = list(perturbations.column_blocks(active.numel()))
-    for block in tqdm(blocks, disable=not progress_bar, desc='PageRank'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='PageRank'):
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1

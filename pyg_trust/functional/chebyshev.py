@@ -51,7 +51,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyg_trust._checks import check_instance, check_non_negative
+from pyg_trust._checks import NotNegative, validated
 from pyg_trust.functional.measures import Measure
 
 
@@ -73,7 +73,8 @@ class Chebyshev(NamedTuple):
         return len(self.coefficients) - 1
 
 
-def chebyshev(measure: Measure, tol: float) -> Chebyshev:
+@validated
+def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
     r"""Cuts a measure's series to the fewest levels within a tolerance.
 
     The bound of this module's text holds for :math:`a + b = 1` on undirected
@@ -85,7 +86,6 @@ def chebyshev(measure: Measure, tol: float) -> Chebyshev:
             cut off nothing.
 
     Raises:
-        TypeError: if an argument is of another type.
         ValueError: if :obj:`tol` is negative or not finite, or the measure has
             not :math:`a + b = 1`, or a :obj:`shrink` above one.
 
@@ -94,8 +94,6 @@ def chebyshev(measure: Measure, tol: float) -> Chebyshev:
         >>> heat(5.0, tol=1e-6).levels, chebyshev(heat(5.0, tol=1e-6), 1e-6)[1]
         (19, ...)
     """
-    check_instance('measure', measure, Measure)
-    check_non_negative('tol', tol)
     if abs(measure.a + measure.b - 1) > 1e-12 or measure.shrink > 1:
         raise ValueError(
             "'tol' needs a measure with a + b = 1 and no shrink above 1: no "

@@ -5,12 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import (
-    check_dtype,
-    check_instance,
-    check_integer,
-    check_tensor,
-)
+from pyg_trust._checks import Count, check_dtype, check_tensor, validated
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph, sparse_rows
 
@@ -32,12 +27,13 @@ class SweepCut(NamedTuple):
     volume: int
 
 
+@validated
 def sweep_cut(
     graph: CSRGraph,
     nodes: Tensor,
     score: Tensor,
     *,
-    max_size: int | None = None,
+    max_size: Count | None = None,
 ) -> SweepCut:
     r"""Return the prefix of the best-scored nodes with least conductance.
 
@@ -60,7 +56,6 @@ def sweep_cut(
             (default: :obj:`None`)
 
     Raises:
-        TypeError: on a wrong dtype.
         ValueError: on a directed or weighted graph, nodes out of range,
             repeated or none, NaN in :obj:`score`, shapes that differ, or if no
             prefix has a conductance (isolated nodes, the whole graph).
@@ -73,7 +68,6 @@ def sweep_cut(
         >>> sweep_cut(graph, torch.arange(6), score).nodes  # one triangle
         tensor([0, 1, 2])
     """
-    check_instance('graph', graph, CSRGraph)
     if graph.is_weighted or not graph.is_undirected:
         raise ValueError(
             "'graph' needs to be undirected and unweighted (got a "
@@ -90,8 +84,6 @@ def sweep_cut(
         )
     if bool(score.isnan().any()):
         raise ValueError("'score' needs to be free of NaN")
-    if max_size is not None:
-        check_integer('max_size', max_size, 1)
 
     ranked = nodes[score.sort(descending=True, stable=True).indices]
     known, rank = ranked.sort()
@@ -128,7 +120,8 @@ def sweep_cut(
     return SweepCut(ranked[:size], conductance, profile, int(volume[size - 1]))
 
 
-def uniform_signal(seeds: Tensor, num_nodes: int) -> Tensor:
+@validated
+def uniform_signal(seeds: Tensor, num_nodes: Count) -> Tensor:
     """Return the uniform distribution over seeds, as a row for ``query``.
 
     Args:
@@ -139,10 +132,8 @@ def uniform_signal(seeds: Tensor, num_nodes: int) -> Tensor:
         Tensor: a sparse CSR matrix, ``[1, num_nodes]``, float64.
 
     Raises:
-        TypeError: on a wrong dtype.
         ValueError: if there is no seed, one is out of range or repeated.
     """
-    check_integer('num_nodes', num_nodes, 1)
     check_tensor('seeds', seeds, torch.int64, ('num_seeds',))
     seeds = seeds.sort().values
     count = seeds.numel()

@@ -1,6 +1,7 @@
 """Confidence bounds of probabilities from counts."""
 
 import math
+from typing import Annotated
 
 import numpy as np
 import scipy
@@ -8,16 +9,21 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
-    check_choice,
-    check_fraction,
-    check_integer,
+    Count,
+    Fraction,
+    OneOf,
     check_range,
     check_tensor,
+    validated,
 )
 
 
+@validated
 def clopper_pearson(
-    counts: Tensor, num_samples: int, alpha: float, side: str = 'lower'
+    counts: Tensor,
+    num_samples: Count,
+    alpha: Fraction,
+    side: Annotated[str, OneOf(('lower', 'upper'))] = 'lower',
 ) -> Tensor:
     r"""Compute one-sided bounds of probabilities (Clopper and Pearson 1934).
 
@@ -40,7 +46,6 @@ def clopper_pearson(
         Tensor: float64, as :obj:`counts`.
 
     Raises:
-        TypeError: on another type or dtype.
         ValueError: if a count is not in :math:`[0, n]`, or something else is
             out of range.
 
@@ -48,11 +53,8 @@ def clopper_pearson(
         >>> clopper_pearson(torch.tensor([0, 5, 10]), 10, 0.05)
         tensor([0.0000, 0.2224, 0.7411], dtype=torch.float64)
     """
-    check_integer('num_samples', num_samples, 1)
     check_tensor('counts', counts, torch.int64, getattr(counts, 'shape', ()))
     check_range('counts', counts, num_samples + 1, 'the samples')
-    check_fraction('alpha', alpha)
-    check_choice('side', side, ('lower', 'upper'))
     k = counts.detach().cpu().numpy().astype(np.float64)
     if side == 'upper':
         k = num_samples - k
@@ -73,7 +75,8 @@ def clopper_pearson(
     return torch.from_numpy(np.asarray(bound)).view(counts.shape)
 
 
-def look_level(alpha: float, look: int) -> float:
+@validated
+def look_level(alpha: Fraction, look: Count) -> float:
     r"""Return the significance level that one of many looks may spend.
 
     .. math::
@@ -88,16 +91,15 @@ def look_level(alpha: float, look: int) -> float:
         alpha (float): the level of the whole.
         look (int): :math:`j`, from 1.
     """
-    check_fraction('alpha', alpha)
-    check_integer('look', look, 1)
     return alpha * 6 / (math.pi * look) ** 2
 
 
+@validated
 def answering_probability(
-    num_samples: int,
-    num_selection: int,
+    num_samples: Count,
+    num_selection: Count,
     alpha: float,
-    failure: float,
+    failure: Fraction,
     tolerance: float = 0.0,
 ) -> float:
     r"""The probability from which on a class is found and bounded above 1/2.
@@ -126,9 +128,6 @@ def answering_probability(
         >>> round(answering_probability(1000, 100, 0.01, 0.01), 3)
         0.619
     """
-    check_integer('num_samples', num_samples, 1)
-    check_integer('num_selection', num_selection, 1)
-    check_fraction('failure', failure)
     counts = torch.arange(num_samples // 2, num_samples + 1)
     enough = clopper_pearson(counts, num_samples, alpha) > 0.5 + tolerance
     if not bool(enough.any()):

@@ -15,12 +15,14 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    Count,
+    Fraction,
+    Rate,
     check_choice,
-    check_fraction,
-    check_instance,
     check_integer,
-    check_rate,
+    validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.functional.propagation_checks import (
@@ -141,6 +143,7 @@ def plan(
     return best
 
 
+@validated
 def propagate_median(
     graph: CSRGraph,
     x: Tensor,
@@ -149,7 +152,7 @@ def propagate_median(
     *,
     seed: int | None = None,
     force_push: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Compute the entrywise median of independent estimates.
 
@@ -165,14 +168,14 @@ def propagate_median(
             (default: :obj:`None`)
         force_push (bool): as in :func:`~pyg_trust.functional.propagate`.
             (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`.
     """
     check_signal(x, prepare_graph(graph, measure))
     check_finite_signal(x)
-    check_instance('plan', plan, Plan)
     check_eps(plan.eps)
     if check_integer('repetitions', plan.repetitions, 1) % 2 == 0:
         raise ValueError(
@@ -180,7 +183,7 @@ def propagate_median(
         )
     seed = rng.resolve(seed)
     runs, numbers = [], range(plan.repetitions)
-    for run in tqdm(numbers, disable=not progress_bar, desc='runs'):
+    for run in tqdm(numbers, **bar_options(progress_bar), desc='runs'):
         z = propagate(
             graph,
             x.detach(),
@@ -193,12 +196,13 @@ def propagate_median(
     return torch.stack(runs).median(0).values
 
 
+@validated
 def eps_for(
-    delta: float,
-    levels: int,
+    delta: Rate,
+    levels: Count,
     *,
-    relative_error: float = 0.1,
-    failure: float = 0.01,
+    relative_error: Fraction = 0.1,
+    failure: Fraction = 0.01,
     bound: str = 'tight',
 ) -> float:
     r"""Return the quantum that guarantees a relative error above a threshold.
@@ -227,17 +231,7 @@ def eps_for(
         bound (str): :obj:`'tight'`, which needs :math:`\gamma = 1` (see the
             text of this module), or :obj:`'paper'`.
             (default: :obj:`'tight'`)
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
-    check_rate('delta', delta)
-    check_integer('levels', levels, 1)
-    for name, value in (
-        ('relative_error', relative_error),
-        ('failure', failure),
-    ):
-        check_fraction(name, value)
     factors = {'tight': levels, 'paper': levels * (levels + 1) / 2}
     check_choice('bound', bound, factors)
     return failure * relative_error**2 * delta / factors[bound]

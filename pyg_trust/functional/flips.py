@@ -2,19 +2,22 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_trust._checks import (
-    check_instance,
-    check_integer,
-    check_range,
-    check_tensor,
+from pyg_trust._checks import Array, Fraction, Natural, check_range, validated
+from pyg_trust._progress import bar_options
+from pyg_trust.functional.budget import (
+    Bounds,
+    Cost,
+    Rewards,
+    Targets,
+    check_upper,
 )
-from pyg_trust.functional.budget import check_problem, check_targets
-from pyg_trust.functional.diffusion import check_alpha, check_logits
+from pyg_trust.functional.diffusion import check_logits
 from pyg_trust.functional.dual_search import DualSearch, pagerank_of
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Perturbations, Policy
@@ -38,14 +41,15 @@ class SingleFlip:
     where no flip lowers the margin."""
 
 
+@validated
 def single_flip_margins(
     logits: Tensor,
     perturbations: Perturbations,
-    targets: Tensor,
-    reference: Tensor,
-    alpha: float,
+    targets: Targets,
+    reference: Annotated[Tensor, Array(torch.int64, 'num_targets')],
+    alpha: Fraction,
     *,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> SingleFlip:
     r"""Compute the exact worst case for :math:`B = 1`, by brute force.
 
@@ -80,15 +84,12 @@ def single_flip_margins(
         targets (Tensor): int64, ``[num_targets]``.
         reference (Tensor): int64, ``[num_targets]``: the class to defend.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
     """
-    check_instance('perturbations', perturbations, Perturbations)
-    alpha = check_alpha(alpha)
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes
     check_logits(logits, graph)
-    check_targets(targets, n)
-    check_tensor('reference', reference, torch.int64, targets.shape)
     check_range('reference', reference, logits.size(1), 'the classes')
     logits = logits.detach().double()
     num_classes = logits.size(1)
@@ -109,7 +110,7 @@ def single_flip_margins(
     # With all pairs fragile, a number per node, column and pair of classes.
     active = perturbations.active.numel()
     blocks = list(perturbations.column_blocks(active, 4 * num_classes))
-    for block in tqdm(blocks, disable=not progress_bar, desc='flips'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='flips'):
         rows = perturbations.active[block]
         unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
         unit[torch.arange(rows.numel()), rows] = 1
@@ -166,18 +167,19 @@ def single_flip_margins(
     return SingleFlip(margins, errors, flips)
 
 
+@validated
 def budget_attacks(
     perturbations: Perturbations,
-    reward: Tensor,
-    targets: Tensor,
-    upper: Tensor,
-    multiplier: Tensor,
-    global_budget: int,
-    alpha: float,
+    reward: Rewards,
+    targets: Targets,
+    upper: Bounds,
+    multiplier: Annotated[Tensor, Array(torch.float64, 'num_targets')],
+    global_budget: Natural,
+    alpha: Fraction,
     *,
-    cost: str = 'pagerank',
-    rounds: int = 5,
-    progress_bar: bool = False,
+    cost: Cost = 'pagerank',
+    rounds: Natural = 5,
+    progress_bar: bool | None = None,
 ) -> list[Tensor]:
     r"""Round the solution of the relaxation to admissible attacks.
 
@@ -199,20 +201,18 @@ def budget_attacks(
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         cost (str): as in :func:`dual_bound`. (default: :obj:`'pagerank'`)
         rounds (int): how often. (default: :obj:`5`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         list[Tensor]: per column the edges to flip, ``[2, num_flips]``.
     """
-    alpha = check_alpha(alpha)
-    check_problem(perturbations, reward, targets, upper, global_budget, cost)
-    check_tensor('multiplier', multiplier, torch.float64, targets.shape)
+    check_upper(upper)
     if not bool((multiplier >= 0).all()):
         raise ValueError("'multiplier' needs to be non-negative everywhere")
-    check_integer('rounds', rounds, 0)
     attacks: list[Tensor] = []
     blocks = list(perturbations.column_blocks(targets.numel()))
-    for block in tqdm(blocks, disable=not progress_bar, desc='attacks'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='attacks'):
         search = DualSearch(
             perturbations,
             reward[block],

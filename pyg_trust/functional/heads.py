@@ -51,7 +51,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_positive, check_tensor
+from pyg_trust._checks import Positive, check_tensor, validated
 from pyg_trust.functional.rows import check_rows, gram, transposed_times
 from pyg_trust.ops import loss_gradient
 
@@ -329,10 +329,11 @@ def factor_curved(
     return Factor('classes', torch.linalg.cholesky(hessian), mu)
 
 
+@validated
 def hessian_solve(
     Z: Tensor,
     curvature: Tensor,
-    mu: float,
+    mu: Positive,
     right: Tensor,
     K: Tensor | None = None,
 ) -> Tensor:
@@ -363,7 +364,6 @@ def hessian_solve(
     n, d = Z.shape
     check_tensor('curvature', curvature, None, (n, 'num_classes'))
     check_tensor('right', right, None, (d, curvature.size(1)))
-    check_positive('mu', mu)
     if n > d:
         K = None
     elif K is None:

@@ -31,18 +31,12 @@ what a graph pays in :math:`K` steps is at most what it pays in the limit,
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import (
-    check_choice,
-    check_instance,
-    check_integer,
-    check_tensor,
-)
-from pyg_trust.functional.diffusion import check_alpha
+from pyg_trust._checks import Fraction, Natural, OneOf, check_tensor, validated
 from pyg_trust.functional.perturbations import Perturbations, Policy
 from pyg_trust.functional.policy import Optimum, policy_iteration, policy_value
 
@@ -66,6 +60,7 @@ class Prices:
     visit: Tensor | None = None
 
 
+@validated
 @dataclass(frozen=True)
 class Horizon:
     """Diffusion of a model: in the limit or K steps, by rows or symmetric.
@@ -77,16 +72,11 @@ class Horizon:
             (default: :obj:`'rw'`)
     """
 
-    alpha: float
-    K: int | None = None
-    normalization: str = 'rw'
+    alpha: Fraction
+    K: Natural | None = None
+    normalization: Annotated[str, OneOf(('rw', 'sym'))] = 'rw'
 
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        if self.K is not None:
-            check_integer('K', self.K, 0)
-        check_choice('normalization', self.normalization, ('rw', 'sym'))
-
+    @validated
     def maximize(
         self,
         perturbations: Perturbations,
@@ -114,7 +104,6 @@ class Horizon:
             graph; with :obj:`K` the policy is that of the last step, and
             :obj:`low` says nothing of it.
         """
-        check_instance('perturbations', perturbations, Perturbations)
         shape = ('num_columns', perturbations.num_nodes)
         check_tensor('signal', signal, torch.float64, shape, finite=True)
         paid = Prices() if prices is None else prices
@@ -153,6 +142,7 @@ class Horizon:
             error = (1 - self.alpha) * error + rounding
         return Optimum(value, -error, error, policy, error, value * 0)
 
+    @validated
     def evaluate(self, policy: Policy, signal: Tensor) -> Optimum:
         r"""Compute :math:`V = z / \alpha` in given graphs, and its error.
 
@@ -161,7 +151,6 @@ class Horizon:
             signal (Tensor): :math:`r`, float64, ``[num_columns,
                 num_nodes]``.
         """
-        check_instance('policy', policy, Policy)
         shape = (policy.num_columns, policy.perturbations.num_nodes)
         check_tensor('signal', signal, torch.float64, shape, finite=True)
         if self.normalization == 'sym':

@@ -45,12 +45,17 @@ from typing import Any
 import numpy as np
 
 from pyg_trust._checks import (
+    Fraction,
+    Natural,
+    NotNegative,
+    Positive,
+    Share,
     check_fraction,
-    check_instance,
     check_integer,
     check_non_negative,
     check_number,
     check_rate,
+    validated,
 )
 from pyg_trust._registry import Registry
 from pyg_trust.graph import CSRGraph
@@ -64,6 +69,7 @@ TOL = 1e-4
 MAX_LEVELS = 1_000_000
 
 
+@validated
 @dataclass(frozen=True)
 class Measure:
     r"""Row of the unified equation: everything but graph and signal.
@@ -91,29 +97,22 @@ class Measure:
         name (str): for printing. (default: :obj:`'custom'`)
 
     Raises:
-        TypeError: if a number is none, or a flag no bool.
         ValueError: if :obj:`a` or :obj:`b` is outside :math:`[0, 1]`, or
             :obj:`weights` are empty, negative, all zero, or have no finite
             sum, or :obj:`shrink` is not positive and finite.
     """
 
-    a: float
-    b: float
+    a: Share
+    b: Share
     weights: tuple[float, ...]
     self_loops: bool = False
     undirected: bool = False
     along: bool = True
-    spectral_radius: float | None = None
-    shrink: float = 1.0
+    spectral_radius: NotNegative | None = None
+    shrink: Positive = 1.0
     name: str = 'custom'
 
     def __post_init__(self) -> None:
-        for name in ('a', 'b'):
-            value = check_number(name, getattr(self, name))
-            if not 0 <= value <= 1:
-                raise ValueError(
-                    f"'{name}' needs to be in [0, 1] (got {value})"
-                )
         if not isinstance(self.weights, Sequence) or isinstance(
             self.weights, str
         ):
@@ -121,27 +120,14 @@ class Measure:
                 "'weights' needs to be a tuple of numbers "
                 f'(got {type(self.weights).__name__})'
             )
-        if self.spectral_radius is not None:
-            check_non_negative('spectral_radius', self.spectral_radius)
-        check_instance('name', self.name, str)
-        for flag in ('self_loops', 'undirected', 'along'):
-            check_instance(flag, getattr(self, flag), bool)
         if len(self.weights) == 0:
             raise ValueError("'weights' needs at least one entry (got none)")
         for weight in self.weights:
-            if not 0 <= check_number('weights', weight) < math.inf:
-                raise ValueError(
-                    "'weights' needs to be non-negative and finite "
-                    f'(got {weight})'
-                )
+            check_non_negative('weights', weight)
         if sum(self.weights) == 0:
             raise ValueError("'weights' needs a positive entry (got zeros)")
         if sum(self.weights) == math.inf:
             raise ValueError("'weights' needs a finite sum (got infinity)")
-        if not 0 < check_number('shrink', self.shrink) < math.inf:
-            raise ValueError(
-                f"'shrink' needs to be positive and finite (got {self.shrink})"
-            )
         object.__setattr__(self, 'weights', tuple(map(float, self.weights)))
         numbers = (self.a, self.b, self.shrink, self.spectral_radius)
         flags = (self.self_loops, self.undirected, self.along)
@@ -250,12 +236,13 @@ def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
 
 
 @MEASURES.builtin('katz')
+@validated
 def katz(
     beta: float,
     graph: CSRGraph,
     *,
-    levels: int | None = None,
-    tol: float = TOL,
+    levels: Natural | None = None,
+    tol: Fraction = TOL,
 ) -> Measure:
     r"""The Katz index, :math:`z = (I - \beta A)^{-1} x`.
 
@@ -287,9 +274,7 @@ def katz(
             diverges; or if :math:`(\beta\lambda)^L` underflows float64 on a
             directed graph, where :math:`(A / \lambda)^L` may be large.
     """
-    check_instance('graph', graph, CSRGraph)
     radius = graph.spectral_radius
-    beta = check_number('beta', beta)
     if not (beta > 0 and beta * radius < 1 - 1e-12 and beta < math.inf):
         limit = math.inf if radius == 0 else 1 / radius
         raise ValueError(
@@ -298,7 +283,6 @@ def katz(
             'Katz series diverges'
         )
     if levels is None:
-        check_fraction('tol', tol)
         levels = _katz_levels(beta, graph, tol)
     shrink = 1 / radius if radius > 0 else 1.0
     weights = tuple(

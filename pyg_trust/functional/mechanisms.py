@@ -26,7 +26,7 @@ here always called :obj:`q` and :obj:`lam`. The noise multiplier of Opacus is
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import scipy
@@ -34,15 +34,19 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
-    check_callable,
-    check_choice,
-    check_finite,
+    Array,
+    Count,
+    Finite,
+    Fraction,
+    Natural,
+    OneOf,
+    Positive,
+    Rate,
     check_fraction,
     check_integer,
     check_number,
-    check_positive,
     check_rate,
-    check_tensor,
+    validated,
 )
 from pyg_trust.kernel.quantile import quantile
 
@@ -57,8 +61,11 @@ _check_int = partial(check_integer, numpy=True)
 _MAX_TERNARY = 256
 
 
+@validated
 def clip_factors(
-    norms: Tensor, max_grad_norm: float, clipping: str = 'flat'
+    norms: Annotated[Tensor, Array(None, 'num_subgraphs')],
+    max_grad_norm: float,
+    clipping: Annotated[str, OneOf(CLIPPINGS)] = 'flat',
 ) -> Tensor:
     r"""Return the factors that clip gradients before they are summed.
 
@@ -85,9 +92,7 @@ def clip_factors(
     Returns:
         Tensor: as :obj:`norms`, not negative.
     """
-    check_choice('clipping', clipping, CLIPPINGS)
-    check_tensor('norms', norms, None, ('num_subgraphs',))
-    if not check_number('max_grad_norm', max_grad_norm) > 0:
+    if not max_grad_norm > 0:
         raise ValueError(
             f"'max_grad_norm' needs to be positive (got {max_grad_norm})"
         )
@@ -100,7 +105,8 @@ def clip_factors(
     return torch.where(norms.isfinite(), factors, 0)
 
 
-def row_norms(rows: Tensor) -> Tensor:
+@validated
+def row_norms(rows: Annotated[Tensor, Array(None, 'num', 'length')]) -> Tensor:
     r"""Return the norms of rows of any length.
 
     ``torch.linalg.vector_norm`` adds up the squares of a row one after
@@ -116,7 +122,6 @@ def row_norms(rows: Tensor) -> Tensor:
         Tensor: ``[num]``, of the same dtype; wrong by less than
         :math:`10^{-6}` of it in float32.
     """
-    check_tensor('rows', rows, None, ('num', 'length'))
     length = rows.size(1)
     if length <= _BLOCK or rows.dtype == torch.float64:
         return torch.linalg.vector_norm(rows, dim=1)
@@ -128,13 +133,14 @@ def row_norms(rows: Tensor) -> Tensor:
     return square.sqrt().to(rows.dtype)
 
 
-def lam_from_opacus(noise_multiplier: float) -> float:
+@validated
+def lam_from_opacus(noise_multiplier: Positive) -> float:
     r"""Converts :math:`\sigma / C` of Opacus to :math:`\sigma / (2C)`.
 
     Args:
         noise_multiplier (float): as Opacus' optimizer takes it.
     """
-    return check_lam(check_number('noise_multiplier', noise_multiplier) / 2)
+    return check_lam(noise_multiplier / 2)
 
 
 def lam_to_opacus(lam: float) -> float:
@@ -146,7 +152,8 @@ def lam_to_opacus(lam: float) -> float:
     return 2 * check_lam(lam)
 
 
-def gaussian_profile(epsilon: float, lam: float) -> float:
+@validated
+def gaussian_profile(epsilon: Finite, lam: float) -> float:
     r"""Compute :math:`\delta(\epsilon)` of the Gaussian mechanism.
 
     .. math::
@@ -161,14 +168,14 @@ def gaussian_profile(epsilon: float, lam: float) -> float:
         epsilon (float): any finite number, also a negative one.
         lam (float): noise over sensitivity.
     """
-    epsilon = check_finite('epsilon', epsilon)
     mu = 1 / check_lam(lam)
     high = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
     low = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
     return float(-math.exp(high) * math.expm1(min(low - high, 0.0)))
 
 
-def wor_profile(epsilon: float, q: float, lam: float) -> float:
+@validated
+def wor_profile(epsilon: Finite, q: Rate, lam: float) -> float:
     r"""Bound :math:`\delta(\epsilon)` of one step without replacement.
 
     `Balle, Barthe and Gaboardi 2018, Theorem 9
@@ -188,8 +195,7 @@ def wor_profile(epsilon: float, q: float, lam: float) -> float:
         q (float): the sampling rate :math:`m / M`.
         lam (float): noise over sensitivity.
     """
-    epsilon = check_finite('epsilon', epsilon)
-    q, lam = check_q(q), check_lam(lam)
+    lam = check_lam(lam)
     if epsilon < 0:
         return -math.expm1(epsilon) + math.exp(epsilon) * wor_profile(
             -epsilon, q, lam
@@ -215,7 +221,8 @@ def rdp_gaussian(orders: Orders, lam: float) -> np.ndarray:
     return check_orders(orders) / (2 * check_lam(lam) ** 2)
 
 
-def rdp_coupled(orders: Orders, q: float, lam: float) -> np.ndarray:
+@validated
+def rdp_coupled(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     r"""Rényi DP of a step, by coupling the draws of both neighbours.
 
     .. math::
@@ -234,12 +241,13 @@ def rdp_coupled(orders: Orders, q: float, lam: float) -> np.ndarray:
     Returns:
         ndarray: float64, ``[len(orders)]``.
     """
-    a, q = check_orders(orders), check_q(q)
+    a = check_orders(orders)
     moment = a * (a - 1) / (2 * check_lam(lam) ** 2)
     return np.logaddexp(_log1m(q), math.log(q) + moment) / (a - 1)
 
 
-def rdp_wang(orders: Orders, q: float, lam: float) -> np.ndarray:
+@validated
+def rdp_wang(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     r"""Rényi DP of a step by Wang, Balle and Kasiviswanathan, Theorem 27.
 
     `"Subsampled Rényi Differential Privacy and Analytical Moments Accountant"
@@ -273,7 +281,7 @@ def rdp_wang(orders: Orders, q: float, lam: float) -> np.ndarray:
     Returns:
         ndarray: float64, ``[len(orders)]``.
     """
-    a, q, lam = check_orders(orders), check_q(q), check_lam(lam)
+    a, lam = check_orders(orders), check_lam(lam)
     low = np.floor(a)
     share = a - low
     need = np.unique(np.concatenate([low, low[share > 0] + 1]))
@@ -311,7 +319,8 @@ def rdp_wor(orders: Orders, q: float, lam: float) -> np.ndarray:
     )
 
 
-def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
+@validated
+def rdp_wor_profile(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     r"""Rényi DP of the pair of distributions behind :func:`wor_profile`.
 
     That pair dominates a step (see :func:`wor_epsilon_pld`), so its
@@ -331,7 +340,7 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
     Returns:
         ndarray: float64, ``[len(orders)]``.
     """
-    a, q, mu = check_orders(orders), check_q(q), 1 / check_lam(lam)
+    a, mu = check_orders(orders), 1 / check_lam(lam)
     divergences = []
     for order in a:
         # x = loss / mu; the integrand is below e^(a mu x) of a Gaussian.
@@ -355,7 +364,8 @@ def rdp_wor_profile(orders: Orders, q: float, lam: float) -> np.ndarray:
     return np.array(divergences) / (a - 1)
 
 
-def fdp_terms(K: int, layers: int) -> int:
+@validated
+def fdp_terms(K: Count, layers: Natural) -> int:
     r"""Bound how many nodes' gradients one row reaches in a bounded graph.
 
     .. math::
@@ -365,12 +375,13 @@ def fdp_terms(K: int, layers: int) -> int:
         K (int): the largest degree, which the graph must have been cut to.
         layers (int): the number :math:`l` of message-passing layers.
     """
-    K = _check_int('K', K, 1)
-    layers = _check_int('layers', layers, 0)
     return sum(K**level for level in range(layers + 1))
 
 
-def fdp_sensitivity(K: int, layers: int, max_grad_norm: float) -> float:
+@validated
+def fdp_sensitivity(
+    K: Count, layers: Natural, max_grad_norm: Positive
+) -> float:
     r"""Return the replace-one sensitivity of the FDP baseline.
 
     .. math::
@@ -385,12 +396,13 @@ def fdp_sensitivity(K: int, layers: int, max_grad_norm: float) -> float:
         layers (int): the number :math:`l` of message-passing layers.
         max_grad_norm (float): the clipping norm :math:`C`.
     """
-    C = check_positive('max_grad_norm', max_grad_norm)
+    C = max_grad_norm
     return 2 * fdp_terms(K, layers) * C
 
 
+@validated
 def rdp_fdp(
-    orders: Orders, num_nodes: int, m: int, terms: int, lam: float
+    orders: Orders, num_nodes: Count, m: Count, terms: Count, lam: float
 ) -> np.ndarray:
     r"""Rényi DP of a step of the FDP baseline.
 
@@ -423,9 +435,6 @@ def rdp_fdp(
             :obj:`num_nodes`.
     """
     a, lam = check_orders(orders), check_lam(lam)
-    num_nodes = _check_int('num_nodes', num_nodes, 1)
-    m = _check_int('m', m, 1)
-    terms = _check_int('terms', terms, 1)
     if max(m, terms) > num_nodes:
         raise ValueError(
             f"'m' and 'terms' can't be above {num_nodes} nodes (got {m} and "
@@ -446,14 +455,15 @@ def rdp_fdp(
     return log_moment / (a - 1)
 
 
+@validated
 def private_quantile(
     values: Sequence[float] | np.ndarray,
-    share: float,
-    epsilon: float,
-    low: float,
-    high: float,
+    share: Fraction,
+    epsilon: Positive,
+    low: Positive,
+    high: Positive,
     source: Callable[[int], bytes],
-    sensitivity: int = 1,
+    sensitivity: Count = 1,
 ) -> float:
     r"""Draw a quantile with pure :math:`\epsilon`-DP, in exact arithmetic.
 
@@ -475,17 +485,10 @@ def private_quantile(
 
     Returns:
         float: a candidate near the quantile.
-
-    Raises:
-        ValueError: if a number is out of range.
     """
-    low, high = check_positive('low', low), check_positive('high', high)
-    epsilon = check_positive('epsilon', epsilon)
-    k = _check_int('sensitivity', sensitivity, 1)
+    k = sensitivity
     if not low < high:
         raise ValueError(f"'low' needs to be below 'high' (got {low}, {high})")
-    check_fraction('share', share)
-    check_callable('source', source)
     v = numbers('values', values)
     if v.ndim != 1 or v.size == 0:
         raise ValueError("'values' needs to hold at least one number")

@@ -12,18 +12,14 @@ residual after an update is bounded in :mod:`.removal_bounds`.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_trust._checks import (
-    check_choice,
-    check_integer,
-    check_positive,
-    check_tensor,
-)
+from pyg_trust._checks import Natural, OneOf, Positive, check_tensor, validated
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.heads import (
     LOSSES,
     Factor,
@@ -244,18 +240,19 @@ class Solution(NamedTuple):
     iterations: int
 
 
+@validated
 def minimize(
     Z: Tensor,
     Y: Tensor,
     B: Tensor,
-    lam: float,
-    loss: str = 'logistic',
+    lam: Positive,
+    loss: Annotated[str, OneOf(tuple(LOSSES))] = 'logistic',
     *,
     W: Tensor | None = None,
     K: Tensor | None = None,
-    tol: float = 1e-10,
-    max_iter: int = 100,
-    progress_bar: bool = False,
+    tol: Positive = 1e-10,
+    max_iter: Natural = 100,
+    progress_bar: bool | None = None,
 ) -> Solution:
     r"""Minimises an objective by Newton's method, to a residual of :obj:`tol`.
 
@@ -287,7 +284,8 @@ def minimize(
         tol (float): the residual to reach; or the bound of rounding errors,
             if that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Raises:
         RuntimeError: if neither is reached.
@@ -302,17 +300,14 @@ def minimize(
     if W is not None:
         check_tensor('W', W, torch.float64, shape, finite=True)
     check_tensor('Z', Z, torch.float64, (n, d))
-    check_choice('loss', loss, tuple(LOSSES))
-    check_positive('tol', tol)
-    check_integer('max_iter', max_iter, 0)
-    mu = check_positive('lam', lam) * n
+    mu = lam * n
     if n > d:
         K = None
     elif K is None:
         K = gram(Z)
     objective = Objective(Z, Y, mu, LOSSES[loss], B, K=K)
     W = torch.zeros_like(B) if W is None else W
-    with tqdm(disable=not progress_bar, desc='Newton') as bar:
+    with tqdm(**bar_options(progress_bar), desc='Newton') as bar:
         W, gradient, _, iteration = _steps(
             objective, W, tol, max_iter, strict=False, bar=bar
         )

@@ -22,7 +22,16 @@ from tqdm import tqdm
 
 from pyg_trust import _columns as on_disk
 from pyg_trust import distributed, ops
-from pyg_trust._checks import check_instance, check_integer, check_non_negative
+from pyg_trust._checks import (
+    Count,
+    Natural,
+    NotNegative,
+    check_instance,
+    check_integer,
+    check_non_negative,
+    validated,
+)
+from pyg_trust._progress import bar_options
 from pyg_trust._storage import available_memory, checksum, parse_memory
 from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
@@ -68,15 +77,16 @@ class MemoryPlan(NamedTuple):
     streamed: bool = False
 
 
+@validated
 def plan_memory(
-    num_nodes: int,
-    num_edges: int,
-    num_columns: int,
+    num_nodes: Count,
+    num_edges: Natural,
+    num_columns: Natural,
     *,
     memory: int | str | None = None,
     half: bool = False,
     itemsize: int = 4,
-    columns: int | None = None,
+    columns: Count | None = None,
     directed: bool = False,
     mapped: bool = False,
 ) -> MemoryPlan:
@@ -124,15 +134,10 @@ def plan_memory(
         >>> plan.columns, plan.blocks, round(plan.total / 1e9, 1)
         (8, 16, 25.4)
     """
-    n = check_integer('num_nodes', num_nodes, 1)
-    m = check_integer('num_edges', num_edges, 0)
-    c = check_integer('num_columns', num_columns, 0)
-    if columns is not None:
-        check_integer('columns', columns, 1)
-    check_instance('half', half, bool)
-    check_instance('directed', directed, bool)
-    check_instance('mapped', mapped, bool)
-    if check_integer('itemsize', itemsize) not in (4, 8):
+    n = num_nodes
+    m = num_edges
+    c = num_columns
+    if itemsize not in (4, 8):
         raise ValueError(f"'itemsize' needs to be 4 or 8 (got {itemsize})")
     graph = (4 * m + 8 * n) * (2 if directed else 1) + 2 * itemsize * n
     column = itemsize * n
@@ -196,6 +201,7 @@ def _width(columns: int, itemsize: int) -> int:
     return math.ceil(together / line) * line
 
 
+@validated
 def propagate_to(
     out: str | Path,
     graph: CSRGraph,
@@ -203,11 +209,11 @@ def propagate_to(
     measure: Measure,
     *,
     half: bool = False,
-    tol: float = 0.0,
+    tol: NotNegative = 0.0,
     columns: int | str = 'auto',
     memory: int | str | None = None,
     over_ranks: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Write :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x` to a file.
 
@@ -251,8 +257,8 @@ def propagate_to(
             (default: :obj:`None`)
         over_ranks (bool): whether the columns are divided over the processes
             of torch.distributed. (default: :obj:`False`)
-        progress_bar (bool): whether to show one, of columns.
-            (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one, of columns; by
+            default in a terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: :math:`z`, mapped from the file.
@@ -263,8 +269,6 @@ def propagate_to(
         ValueError: on all processes, if they disagree.
         RuntimeError: on the others, if one process fails.
     """
-    check_instance('over_ranks', over_ranks, bool)
-    check_instance('progress_bar', progress_bar, bool)
     rank, size = distributed.rank_and_size() if over_ranks else (0, 1)
 
     def prepare() -> _Job:
@@ -421,7 +425,9 @@ def _torch(dtype: np.dtype) -> torch.dtype:
     return torch.float64 if dtype == np.float64 else torch.float32
 
 
-def _in_blocks(job: _Job, rank: int, size: int, progress_bar: bool) -> Tensor:
+def _in_blocks(
+    job: _Job, rank: int, size: int, progress_bar: bool | None
+) -> Tensor:
     c = job.matrix.shape[1]
     # One process inspects the file and broadcasts the blocks to compute.
     token = secrets.token_hex(8) if size > 1 else None
@@ -438,7 +444,7 @@ def _in_blocks(job: _Job, rank: int, size: int, progress_bar: bool) -> Tensor:
     bar = tqdm(
         total=c,
         initial=c - sum(end - first for first, end in blocks),
-        disable=not progress_bar or rank != 0,
+        **bar_options(progress_bar if rank == 0 else False),
         desc='columns',
     )
     failed = None

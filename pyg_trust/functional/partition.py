@@ -24,6 +24,7 @@ is the size that no shard of a balanced partition exceeds
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -31,13 +32,16 @@ from torch_geometric.utils import remove_self_loops, subgraph, to_undirected
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    Array,
+    Count,
+    Natural,
+    Number,
     check_distinct,
     check_dtype,
-    check_instance,
     check_integer,
-    check_number,
     check_range,
     check_tensor,
+    validated,
 )
 from pyg_trust._registry import Registry
 
@@ -50,8 +54,9 @@ PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
 )
 
 
+@validated
 def training_graph(
-    edge_index: Tensor, index: Tensor, num_nodes: int
+    edge_index: Tensor, index: Tensor, num_nodes: Natural
 ) -> Tensor:
     """Return the subgraph of the training nodes, renumbered.
 
@@ -64,7 +69,6 @@ def training_graph(
         Tensor: int64, ``[2, *]``: the edges between training nodes, numbered
         as in :obj:`index`; each in both directions, once, without loops.
     """
-    check_integer('num_nodes', num_nodes, 0)
     check_edges(edge_index, num_nodes, 'the nodes')
     check_tensor('index', index, torch.int64, ('num_train',))
     check_range('index', index, num_nodes, 'the nodes')
@@ -75,7 +79,8 @@ def training_graph(
     return simple_edges(inner, index.numel())
 
 
-def shard_sizes(shard: Tensor, num_shards: int) -> Tensor:
+@validated
+def shard_sizes(shard: Tensor, num_shards: Count) -> Tensor:
     """Count the nodes of each shard: int64, ``[num_shards]``.
 
     Args:
@@ -83,7 +88,6 @@ def shard_sizes(shard: Tensor, num_shards: int) -> Tensor:
         num_shards (int): the number of shards.
     """
     check_tensor('shard', shard, torch.int64, ('num_nodes',))
-    check_integer('num_shards', num_shards, 1)
     sizes = shard[shard >= 0].bincount(minlength=num_shards)
     if sizes.numel() > num_shards:
         raise ValueError(
@@ -93,8 +97,11 @@ def shard_sizes(shard: Tensor, num_shards: int) -> Tensor:
     return sizes
 
 
+@validated
 def shard_limits(
-    num_nodes: int, num_shards: int, slack: float = 0.1
+    num_nodes: Count,
+    num_shards: int,
+    slack: Annotated[float, Number(0, 1, 'low')] = 0.1,
 ) -> tuple[int, int]:
     r"""Return the least and the largest shard size of a balanced partition.
 
@@ -113,8 +120,6 @@ def shard_limits(
             fewer nodes than shards.
     """
     check_shards(num_nodes, num_shards)
-    if not 0 <= check_number('slack', slack) < 1:
-        raise ValueError(f"'slack' needs to be in [0, 1) (got {slack})")
     mean = num_nodes / num_shards
     low = min(num_nodes // num_shards, math.ceil((1 - slack) * mean))
     high = max(-(-num_nodes // num_shards), math.floor((1 + slack) * mean))
@@ -276,8 +281,9 @@ def random_partition(
 
 
 @PARTITIONS.builtin('hash', sees='the name of the node alone')
+@validated
 def hash_partition(
-    n_id: Tensor,
+    n_id: Annotated[Tensor, Array(torch.int64, 'num_nodes')],
     num_shards: int,
     *,
     seed: int | None = None,
@@ -313,8 +319,6 @@ def hash_partition(
             twice; if a shard gets no node, which only fewer shards, or
             another key, can help.
     """
-    check_tensor('n_id', n_id, torch.int64, ('num_nodes',))
-    check_instance('allow_empty', allow_empty, bool)
     if allow_empty:
         check_shards(num_shards, num_shards)
         check_shards(n_id.numel(), 1)

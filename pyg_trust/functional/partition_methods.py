@@ -1,7 +1,7 @@
 """Partitions by edges, features and labels, and their quality."""
 
 from collections import deque
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch_geometric.typing
@@ -9,7 +9,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_trust import rng
-from pyg_trust._checks import check_integer, check_range, check_tensor
+from pyg_trust._checks import (
+    Count,
+    Natural,
+    Number,
+    check_range,
+    check_tensor,
+    validated,
+)
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.partition import (
     PARTITIONS,
     check_edges,
@@ -164,15 +172,16 @@ def _metis(ptr: Tensor, col: Tensor, num_parts: int) -> Tensor:
 
 
 @PARTITIONS.builtin('blpa', sees='all edges between training nodes')
+@validated
 def blpa(
     edge_index: Tensor,
-    num_nodes: int,
+    num_nodes: Count,
     num_shards: int,
     *,
-    slack: float = 0.095,
-    max_rounds: int = 100,
+    slack: Annotated[float, Number(0, 1, 'low')] = 0.095,
+    max_rounds: Natural = 100,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Balanced label propagation, GraphEraser's BLPA.
 
@@ -194,7 +203,8 @@ def blpa(
         slack (float): as in :func:`shard_limits`. (default: :obj:`0.095`)
         max_rounds (int): the most rounds. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -204,14 +214,13 @@ def blpa(
             of range.
     """
     low, high = shard_limits(num_nodes, num_shards, slack)
-    check_integer('max_rounds', max_rounds, 0)
     edge_index = simple_edges(edge_index, num_nodes)
     seed = rng.resolve(seed)
     start = random_partition(num_nodes, num_shards, seed=rng.derive(seed, 0))
     shard = start.to(edge_index.device)
     nodes = torch.arange(num_nodes, device=shard.device)
     rounds = range(max_rounds)
-    for step in tqdm(rounds, disable=not progress_bar, desc='blpa'):
+    for step in tqdm(rounds, **bar_options(progress_bar), desc='blpa'):
         count = _neighbours(edge_index, shard, num_nodes, num_shards)
         most = count.max(1).values
         draw = torch.rand(
@@ -264,14 +273,15 @@ def _move(
 @PARTITIONS.builtin(
     'bekm', sees='edges, features and labels of all training nodes'
 )
+@validated
 def bekm(
     embedding: Tensor,
     num_shards: int,
     *,
-    slack: float = 0.095,
-    max_rounds: int = 20,
+    slack: Annotated[float, Number(0, 1, 'low')] = 0.095,
+    max_rounds: Count = 20,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Balanced :math:`k`-means of embeddings, GraphEraser's BEKM.
 
@@ -292,7 +302,8 @@ def bekm(
         max_rounds (int): the most rounds. (default: :obj:`20`)
         seed (int, optional): the seed: of the nodes that the centroids start
             from. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -302,7 +313,6 @@ def bekm(
     """
     shape = ('num_nodes', 'channels')
     check_tensor('embedding', embedding, None, shape, finite=True)
-    check_integer('max_rounds', max_rounds, 1)
     num_nodes = embedding.size(0)
     shard_limits(num_nodes, num_shards, slack)
     embedding = embedding.detach()
@@ -311,7 +321,7 @@ def bekm(
     centroid = embedding[first.to(embedding.device)]
     shard = None
     rounds = range(max_rounds)
-    for _ in tqdm(rounds, disable=not progress_bar, desc='bekm'):
+    for _ in tqdm(rounds, **bar_options(progress_bar), desc='bekm'):
         distance = torch.cdist(
             embedding, centroid, compute_mode='donot_use_mm_for_euclid_dist'
         )
@@ -340,8 +350,9 @@ class PartitionLosses(NamedTuple):
     sem: Tensor
 
 
+@validated
 def partition_losses(
-    assign: Tensor, edge_index: Tensor, y: Tensor, num_classes: int
+    assign: Tensor, edge_index: Tensor, y: Tensor, num_classes: Count
 ) -> PartitionLosses:
     r"""The objectives of GraphRevoker's partition (Zhang et al. 2024).
 
@@ -375,7 +386,6 @@ def partition_losses(
     check_tensor('assign', assign, None, ('num_nodes', 'num_shards'))
     num_nodes, num_shards = assign.shape
     check_edges(edge_index, num_nodes)
-    check_integer('num_classes', num_classes, 1)
     check_tensor('y', y, torch.int64, (num_nodes,))
     check_range('y', y, num_classes, 'the classes')
     row, col = edge_index

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from pyg_trust import ops
 from pyg_trust._checks import (
-    check_instance,
+    Count,
+    Natural,
     check_integer,
     check_range,
     check_tensor,
+    validated,
 )
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.graph import CSRGraph
@@ -50,6 +52,8 @@ class Perturbations:
             budget, or an addable edge that is in the graph, listed twice or
             out of range.
     """
+
+    _sizes = ('num_nodes',)
 
     def __init__(
         self,
@@ -121,8 +125,9 @@ class Perturbations:
             all_pairs=self.all_pairs,
         )
 
+    @validated
     def column_blocks(
-        self, num_columns: int, numbers: int = 1
+        self, num_columns: Natural, numbers: Count = 1
     ) -> Iterator[slice]:
         """Split columns into slices whose dense blocks fit into memory.
 
@@ -131,8 +136,6 @@ class Perturbations:
             numbers (int): how many numbers a column has per node.
                 (default: :obj:`1`)
         """
-        check_integer('num_columns', num_columns, 0)
-        check_integer('numbers', numbers, 1)
         return self._blocks(num_columns, numbers)
 
     def _blocks(self, num_columns: int, numbers: int) -> Iterator[slice]:
@@ -156,9 +159,9 @@ class Perturbations:
             return 'all'
         return '0' if self.addable is None else str(self.addable.size(1))
 
-    def clean_policy(self, num_columns: int) -> 'Policy':
+    @validated
+    def clean_policy(self, num_columns: Natural) -> 'Policy':
         """Return the policy that flips nothing."""
-        check_integer('num_columns', num_columns, 0)
         none = torch.zeros(0, dtype=torch.int32)
         ptr = torch.zeros(num_columns + 1, dtype=torch.int64)
         return Policy(self, ops.PolicyFlips(ptr, none, none))
@@ -181,6 +184,7 @@ class Policy:
         self.num_columns = flips.ptr.numel() - 1
 
     @classmethod
+    @validated
     def from_flips(
         cls, perturbations: Perturbations, flips: Sequence[Tensor]
     ) -> 'Policy':
@@ -193,7 +197,6 @@ class Policy:
         Raises:
             ValueError: if an edge is out of range or flipped twice.
         """
-        check_instance('perturbations', perturbations, Perturbations)
         if not isinstance(flips, Sequence) or isinstance(flips, str):
             raise TypeError(
                 "'flips' needs to be a list of tensors, one per column "

@@ -66,20 +66,19 @@ import numpy as np
 import scipy
 
 from pyg_trust._checks import (
+    Count,
+    Finite,
+    Fraction,
+    Positive,
+    Rate,
     check_choice,
-    check_finite,
     check_integer,
     check_number,
-    check_positive,
+    validated,
 )
 from pyg_trust.functional import pld
 from pyg_trust.functional.accounting import History, check_history, least_noise
-from pyg_trust.functional.mechanisms import (
-    Orders,
-    check_lam,
-    check_orders,
-    check_q,
-)
+from pyg_trust.functional.mechanisms import Orders, check_lam, check_orders
 
 FORMS = ('replace', 'withdraw')
 # The width of a grid in deviations of the noise: less than 1e-23 is outside.
@@ -88,13 +87,14 @@ _REACH = 10
 _LEAST = 1e-22
 
 
+@validated
 def poisson_profile(
-    epsilon: float,
-    q: float,
-    noise_multiplier: float,
+    epsilon: Finite,
+    q: Rate,
+    noise_multiplier: Positive,
     form: str = 'replace',
     *,
-    occurrences: int = 1,
+    occurrences: Count = 1,
 ) -> float:
     r"""Compute :math:`\delta(\epsilon)` of one step, exactly.
 
@@ -118,9 +118,8 @@ def poisson_profile(
         >>> poisson_profile(1.0, 0.1, 1.0) < poisson_profile(1.0, 1.0, 1.0)
         True
     """
-    epsilon = check_finite('epsilon', epsilon)
     k = check_occurrences(occurrences, form)
-    q, z = check_q(q), check_multiplier(noise_multiplier, k)
+    z = check_multiplier(noise_multiplier, k)
     delta = 0.0
     for direction in _directions(form):
         x = _outcome(np.array([epsilon]), q, z, direction, k)[0]
@@ -183,15 +182,16 @@ def poisson_epsilon(
     )
 
 
+@validated
 def calibrate_poisson(
-    epsilon: float,
-    delta: float,
-    q: float,
-    steps: int,
+    epsilon: Positive,
+    delta: Fraction,
+    q: Rate,
+    steps: Count,
     *,
     form: str = 'replace',
-    occurrences: int = 1,
-    tol: float = 0.01,
+    occurrences: Count = 1,
+    tol: Positive = 0.01,
 ) -> float:
     r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
@@ -220,10 +220,7 @@ def calibrate_poisson(
         >>> 1.98 <= poisson_epsilon([(z, 0.05, 100)], 1e-5) <= 2.0
         True
     """
-    epsilon, q = check_positive('epsilon', epsilon), check_q(q)
     delta = pld.check_least_delta(delta, 'Poisson sampling')
-    steps = check_integer('steps', steps, 1, numpy=True)
-    tol = check_positive('tol', tol)
     k = check_occurrences(occurrences, form)
 
     def spent(lam: float) -> float:
@@ -234,13 +231,14 @@ def calibrate_poisson(
     return 2 * k * least_noise(spent, epsilon, tol, what)
 
 
+@validated
 def rdp_poisson(
     orders: Orders,
-    q: float,
-    noise_multiplier: float,
+    q: Rate,
+    noise_multiplier: Positive,
     form: str = 'replace',
     *,
-    occurrences: int = 1,
+    occurrences: Count = 1,
 ) -> np.ndarray:
     r"""Rényi DP of a step: the divergence of the pair at each order.
 
@@ -263,7 +261,7 @@ def rdp_poisson(
         ndarray: float64, ``[len(orders)]``.
     """
     a, k = check_orders(orders), check_occurrences(occurrences, form)
-    q, z = check_q(q), check_multiplier(noise_multiplier, k)
+    z = check_multiplier(noise_multiplier, k)
     node, weight = np.polynomial.legendre.leggauss(16)
     divergences = np.zeros(len(a))
     for direction in _directions(form):

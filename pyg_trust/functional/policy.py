@@ -64,13 +64,17 @@ from tqdm import tqdm
 
 from pyg_trust import ops
 from pyg_trust._checks import (
-    check_instance,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
     check_integer,
     check_non_negative,
-    check_positive,
     check_tensor,
+    validated,
 )
-from pyg_trust.functional.diffusion import check_alpha, check_logits
+from pyg_trust._progress import bar_options
+from pyg_trust.functional.diffusion import check_logits
 from pyg_trust.functional.perturbations import Perturbations, Policy
 
 _UNIT = torch.finfo(torch.float64).eps / 2
@@ -97,10 +101,11 @@ class Optimum:
     """:math:`T V - V` as computed, as :obj:`value`."""
 
 
+@validated
 def policy_iteration(
     perturbations: Perturbations,
     reward: Tensor,
-    alpha: float,
+    alpha: Fraction,
     *,
     bonus: Tensor | None = None,
     visit_cost: Tensor | None = None,
@@ -110,7 +115,7 @@ def policy_iteration(
     addition_cost: Tensor | None = None,
     start: Tensor | None = None,
     tol: Tensor | float = 1e-12,
-    max_iter: int = 100,
+    max_iter: Count = 100,
 ) -> Optimum:
     r"""Maximise :math:`(I - a \tilde P)^{-1} r` over admissible graphs.
 
@@ -145,13 +150,11 @@ def policy_iteration(
     Returns:
         Optimum: value, error bounds and policy.
     """
-    check_instance('perturbations', perturbations, Perturbations)
-    follow = 1 - check_alpha(alpha)
+    follow = 1 - alpha
     shape: tuple[int | str, ...] = ('num_columns', perturbations.num_nodes)
     check_tensor('reward', reward, torch.float64, shape, finite=True)
     if not isinstance(tol, Tensor):
         check_non_negative('tol', tol)
-    check_integer('max_iter', max_iter, 1)
     bound = reward.abs().amax(1)
     if bonus is not None:
         check_tensor('bonus', bonus, torch.float64, reward.shape, finite=True)
@@ -203,8 +206,9 @@ def _optimum(
     return Optimum(value, low, high, policy, error, gap)
 
 
+@validated
 def policy_value(
-    policy: Policy, reward: Tensor, alpha: float, *, tol: float = 1e-12
+    policy: Policy, reward: Tensor, alpha: Fraction, *, tol: Positive = 1e-12
 ) -> Optimum:
     r"""Compute :math:`V = (I - a \tilde P)^{-1} r` of given graphs.
 
@@ -218,11 +222,9 @@ def policy_value(
         Optimum: value and error bounds, derived as in
         :func:`policy_iteration`.
     """
-    check_instance('policy', policy, Policy)
-    follow = 1 - check_alpha(alpha)
+    follow = 1 - alpha
     shape = (policy.num_columns, policy.perturbations.num_nodes)
     check_tensor('reward', reward, torch.float64, shape, finite=True)
-    check_positive('tol', tol)
     bound = reward.abs().amax(1)
     value, gap = policy.solve(reward, follow, reward, tol * bound)
     error = 64 * _UNIT * (value.abs().amax(1) + bound)
@@ -268,14 +270,15 @@ class WorstCase:
         return policy.edges(pair - block.start)
 
 
+@validated
 def worst_case_margins(
     logits: Tensor,
     perturbations: Perturbations,
-    alpha: float,
+    alpha: Fraction,
     *,
     start: Tensor | None = None,
-    tol: float = 1e-12,
-    progress_bar: bool = False,
+    tol: NotNegative = 1e-12,
+    progress_bar: bool | None = None,
 ) -> WorstCase:
     r"""Compute the exact worst-case margins under local budgets.
 
@@ -296,14 +299,12 @@ def worst_case_margins(
         start (Tensor, optional): :obj:`margins` of a similar problem.
             (default: :obj:`None`)
         tol (float): as in :func:`policy_iteration`. (default: :obj:`1e-12`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         WorstCase: margins, their bounds, and the graphs that attain them.
     """
-    check_instance('perturbations', perturbations, Perturbations)
-    alpha = check_alpha(alpha)
-    check_non_negative('tol', tol)
     check_logits(logits, perturbations.graph)
     if start is not None:
         shape = (logits.size(1), logits.size(1), logits.size(0))
@@ -329,7 +330,7 @@ def worst_case_margins(
     )
     policies = []
     blocks = list(perturbations.column_blocks(first.numel()))
-    for block in tqdm(blocks, disable=not progress_bar, desc='class pairs'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='class pairs'):
         optimum = policy_iteration(
             perturbations,
             reward[block],
@@ -381,7 +382,10 @@ class _RobustMargins(torch.autograd.Function):
 _BACKWARD = 1e-9
 
 
-def robust_margins(logits: Tensor, worst: WorstCase, alpha: float) -> Tensor:
+@validated
+def robust_margins(
+    logits: Tensor, worst: WorstCase, alpha: Fraction
+) -> Tensor:
     r"""Compute worst-case margins, differentiable in the logits.
 
     By Danskin's theorem the derivative of a minimum is that of its minimizer:
@@ -405,12 +409,10 @@ def robust_margins(logits: Tensor, worst: WorstCase, alpha: float) -> Tensor:
         Tensor: ``[num_classes, num_classes, num_nodes]`` in the dtype of
         :obj:`logits`.
     """
-    check_instance('worst', worst, WorstCase)
     check_logits(logits, worst.policies[0][1].perturbations.graph)
     if logits.size(1) != worst.margins.size(0):
         raise ValueError(
             f"'logits' needs to have {worst.margins.size(0)} columns, the "
             f'classes (got {logits.size(1)})'
         )
-    alpha = check_alpha(alpha)
     return _RobustMargins.apply(logits, worst, alpha)

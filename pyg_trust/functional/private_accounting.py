@@ -26,8 +26,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import scipy
 
-from pyg_trust._checks import check_integer, check_number, check_positive
-from pyg_trust.functional.mechanisms import check_delta, numbers
+from pyg_trust._checks import (
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Share,
+    check_number,
+    validated,
+)
+from pyg_trust.functional.mechanisms import numbers
 
 # Below this the first tail is so near to 1 that no ratio is needed.
 _DIRECT = -20.0
@@ -70,7 +78,8 @@ def gaussian_mu(
     return float(math.hypot(*(moved / std)))
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
+@validated
+def gaussian_epsilon(mu: NotNegative, delta: Fraction) -> float:
     r"""Compute :math:`\epsilon` of a Gaussian release, exactly.
 
     The solution of (`Balle and Wang 2018, Theorem 8
@@ -94,7 +103,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         >>> round(gaussian_epsilon(1.0, 1e-5), 6)
         4.377178
     """
-    mu, delta = _check_mu('mu', mu), check_delta(delta)
     if mu == 0 or _log_delta(0.0, mu) <= math.log(delta):
         return 0.0
     # A loss is N(mu^2 / 2, mu^2), so this leaves less than delta.
@@ -104,7 +112,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     )[1]
 
 
-def gaussian_mu_for(epsilon: float, delta: float) -> float:
+@validated
+def gaussian_mu_for(epsilon: Positive, delta: Fraction) -> float:
     r"""Return the largest :math:`\mu` within a budget.
 
     The inverse of :func:`gaussian_epsilon`; rounded down by :obj:`1e-12` at
@@ -119,7 +128,6 @@ def gaussian_mu_for(epsilon: float, delta: float) -> float:
         >>> gaussian_epsilon(mu, 1e-5) <= 8.0
         True
     """
-    epsilon, delta = check_positive('epsilon', epsilon), check_delta(delta)
     limit = math.log(delta)
     high = 1.0
     while _log_delta(epsilon, high) <= limit:
@@ -130,7 +138,8 @@ def gaussian_mu_for(epsilon: float, delta: float) -> float:
     return low * (1 - 1e-12)
 
 
-def contraction_mu(c: float, hops: int, ratio: float) -> float:
+@validated
+def contraction_mu(c: Share, hops: Count, ratio: NotNegative) -> float:
     r"""Return :math:`\mu` where only the last of several hops is released.
 
     If every map between two noises moves states by at most :math:`c` times
@@ -151,10 +160,6 @@ def contraction_mu(c: float, hops: int, ratio: float) -> float:
         hops (int): :math:`K`.
         ratio (float): :math:`\Delta / s` of a hop, not negative.
     """
-    c, hops = check_number('c', c), check_integer('hops', hops, 1)
-    if not 0 <= c <= 1:
-        raise ValueError(f"'c' needs to be in [0, 1] (got {c})")
-    ratio = _check_mu('ratio', ratio)
     if c == 1:
         return ratio * math.sqrt(hops)
     # (1 - c^K) / (1 - c) without cancellation.

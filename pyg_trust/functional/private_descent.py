@@ -35,7 +35,7 @@ changes no bit.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import scipy.sparse
@@ -44,12 +44,12 @@ from torch import Tensor, nn
 
 from pyg_trust._checks import (
     REAL,
-    check_callable,
-    check_choice,
-    check_instance,
-    check_integer,
-    check_positive,
+    Array,
+    Count,
+    OneOf,
+    Positive,
     check_tensor,
+    validated,
 )
 from pyg_trust.functional.mechanisms import clip_factors
 from pyg_trust.functional.private_propagation import FORMS, MARGIN, Noise
@@ -63,7 +63,10 @@ _SPARSE = 0.1
 _CHUNK = 1024
 
 
-def descent_noise(mu: float, steps: int, form: str = 'withdraw') -> float:
+@validated
+def descent_noise(
+    mu: Positive, steps: Count, form: Annotated[str, OneOf(FORMS)] = 'withdraw'
+) -> float:
     r"""Return the noise multiplier :math:`z` of full-batch descent.
 
     .. math::
@@ -75,8 +78,6 @@ def descent_noise(mu: float, steps: int, form: str = 'withdraw') -> float:
         form (str): :obj:`'withdraw'` or :obj:`'replace'`.
             (default: :obj:`'withdraw'`)
     """
-    mu, steps = check_positive('mu', mu), check_integer('steps', steps, 1)
-    check_choice('form', form, FORMS)
     return (2 if form == 'replace' else 1) * math.sqrt(steps) / mu
 
 
@@ -150,8 +151,9 @@ def whole_rows(x: Any) -> Any:
     return whole
 
 
+@validated
 def linear_sums(
-    rows: Any, error: np.ndarray, max_grad_norm: float, std: float
+    rows: Any, error: np.ndarray, max_grad_norm: Positive, std: float
 ) -> np.ndarray:
     r"""Sum the clipped gradients of a linear model on the grid of noise.
 
@@ -169,7 +171,7 @@ def linear_sums(
         ndarray: integers, ``[num_columns + 1, num_classes]``: of :math:`W`,
         and :math:`b` last; times the grid they are the sum.
     """
-    C = check_positive('max_grad_norm', max_grad_norm)
+    C = max_grad_norm
     if not isinstance(error, np.ndarray) or error.ndim != 2:
         raise TypeError(
             f"'error' needs to be a matrix (got {type(error).__name__})"
@@ -214,16 +216,17 @@ def linear_logits(rows: Any, weight: np.ndarray) -> np.ndarray:
     return sums * (2.0**-_BITS / unit)
 
 
+@validated
 def private_linear(
     x: Any,
     y: np.ndarray,
-    num_classes: int,
+    num_classes: Count,
     noise: Noise,
-    noise_multiplier: float,
+    noise_multiplier: Positive,
     *,
-    steps: int = 60,
-    lr: float = 0.1,
-    max_grad_norm: float = 1.0,
+    steps: Count = 60,
+    lr: Positive = 0.1,
+    max_grad_norm: Positive = 1.0,
     start: np.ndarray | None = None,
 ) -> np.ndarray:
     r"""Train a linear model by :obj:`steps` noisy full-batch steps of Adam.
@@ -244,8 +247,7 @@ def private_linear(
     Returns:
         ndarray: float64, ``[num_columns + 1, num_classes]``.
     """
-    check_integer('num_classes', num_classes, 1)
-    lr, C, std = _check_steps(steps, lr, max_grad_norm, noise_multiplier)
+    C, std = max_grad_norm, noise_multiplier * max_grad_norm
     shape = (x.shape[1] + 1, num_classes)
     weight = torch.zeros(shape, dtype=torch.float64)
     if start is not None:
@@ -263,6 +265,7 @@ def private_linear(
     return weight.numpy()
 
 
+@validated
 def row_outputs(module: nn.Module, x: Tensor) -> Tensor:
     """Run a model on each row alone.
 
@@ -270,18 +273,18 @@ def row_outputs(module: nn.Module, x: Tensor) -> Tensor:
         module (torch.nn.Module): the model.
         x (Tensor): ``[num_rows, num_columns]``.
     """
-    check_instance('module', module, nn.Module)
     check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
     call = torch.func.vmap(lambda row: module(row[None])[0])
     with torch.no_grad():
         return torch.cat([call(part) for part in x.split(_CHUNK)])
 
 
+@validated
 def clipped_sums(
     module: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    max_grad_norm: float,
+    x: Annotated[Tensor, Array(REAL, 'num_rows', 'num_columns')],
+    y: Annotated[Tensor, Array(torch.int64, 'num_rows')],
+    max_grad_norm: Positive,
     std: float,
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
 ) -> list[Tensor]:
@@ -299,11 +302,6 @@ def clipped_sums(
     Returns:
         list[Tensor]: int64: times the grid they are the sums.
     """
-    check_instance('module', module, nn.Module)
-    check_tensor('x', x, REAL, ('num_rows', 'num_columns'))
-    check_tensor('y', y, torch.int64, (x.size(0),))
-    check_positive('max_grad_norm', max_grad_norm)
-    check_callable('loss', loss)
     learned = {k: p for k, p in module.named_parameters() if p.requires_grad}
 
     def objective(
@@ -336,16 +334,17 @@ def clipped_sums(
     return total
 
 
+@validated
 def private_descent(
     module: nn.Module,
     x: Tensor,
     y: Tensor,
     noise: Noise,
-    noise_multiplier: float,
+    noise_multiplier: Positive,
     *,
-    steps: int = 60,
-    lr: float = 0.1,
-    max_grad_norm: float = 1.0,
+    steps: Count = 60,
+    lr: Positive = 0.1,
+    max_grad_norm: Positive = 1.0,
 ) -> None:
     r"""Train any model on single rows by noisy full-batch steps of Adam.
 
@@ -360,8 +359,7 @@ def private_descent(
         lr (float): Adam's. (default: :obj:`0.1`)
         max_grad_norm (float): :math:`C`. (default: :obj:`1.0`)
     """
-    check_instance('module', module, nn.Module)
-    lr, C, std = _check_steps(steps, lr, max_grad_norm, noise_multiplier)
+    C, std = max_grad_norm, noise_multiplier * max_grad_norm
     learned = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=lr)
     for _ in range(steps):
@@ -372,16 +370,6 @@ def private_descent(
             parameter.grad = (noisy / max(1, x.size(0))).to(parameter)
         optimizer.step()
     optimizer.zero_grad()
-
-
-def _check_steps(
-    steps: int, lr: float, max_grad_norm: float, noise_multiplier: float
-) -> tuple[float, float, float]:
-    # The learning rate, the bound, and the noise's standard deviation.
-    check_integer('steps', steps, 1)
-    lr = check_positive('lr', lr)
-    C = check_positive('max_grad_norm', max_grad_norm)
-    return lr, C, check_positive('noise_multiplier', noise_multiplier) * C
 
 
 def _matrix(x: Tensor) -> Any:

@@ -120,7 +120,7 @@ cases; a standard deviation larger by as much pays for it.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import scipy.sparse
@@ -129,12 +129,16 @@ from torch import Tensor
 
 from pyg_trust._checks import (
     REAL,
-    check_choice,
+    Array,
+    Count,
+    Natural,
+    Number,
+    OneOf,
+    Positive,
     check_instance,
-    check_integer,
-    check_number,
     check_positive,
     check_tensor,
+    validated,
 )
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph
@@ -172,6 +176,7 @@ class Noise(Protocol):
         ...
 
 
+@validated
 class MessageBlocks:
     """Messages of rows, computed some columns at a time.
 
@@ -183,15 +188,13 @@ class MessageBlocks:
         degree_channel (float): as of :func:`messages`.
     """
 
-    def __init__(self, x: Tensor, between: str, degree_channel: float) -> None:
-        check_tensor('x', x, REAL, ('num_nodes', 'num_columns'))
-        check_choice('between', between, BETWEEN)
-        c = check_number('degree_channel', degree_channel)
-        if not 0 <= c < 1:
-            raise ValueError(
-                f"'degree_channel' needs to be in [0, 1) (got {c})"
-            )
-        self._x, self._c = x.detach(), c
+    def __init__(
+        self,
+        x: Annotated[Tensor, Array(REAL, 'num_nodes', 'num_columns')],
+        between: Annotated[str, OneOf(BETWEEN)],
+        degree_channel: Annotated[float, Number(0, 1, 'low')],
+    ) -> None:
+        self._x, self._c = x.detach(), degree_channel
         # Allocate the results first, so that they fill no gap of temporaries.
         shape = (x.size(0), 1)
         length = torch.zeros(shape, dtype=torch.float64)
@@ -323,13 +326,14 @@ def class_messages(probabilities: Tensor) -> Tensor:
     return (probabilities - 1 / classes) / math.sqrt(1 - 1 / max(2, classes))
 
 
+@validated
 def hop_sensitivity(
-    relation: str,
+    relation: Annotated[str, OneOf(RELATIONS)],
     *,
     directed: bool = False,
-    form: str = 'withdraw',
-    max_degree: int | None = None,
-    num_classes: int | None = None,
+    form: Annotated[str, OneOf(FORMS)] = 'withdraw',
+    max_degree: Count | None = None,
+    num_classes: Count | None = None,
 ) -> float:
     r"""Return the sensitivity of a hop of messages of norm at most 1.
 
@@ -364,11 +368,7 @@ def hop_sensitivity(
         >>> hop_sensitivity('node'), hop_sensitivity('node', form='replace')
         (1.0, 2.0)
     """
-    check_choice('relation', relation, RELATIONS)
-    check_choice('form', form, FORMS)
-    check_instance('directed', directed, bool)
     if max_degree is not None:
-        check_integer('max_degree', max_degree, 1)
         if relation in ('edge', 'feature'):
             raise ValueError(
                 f"'max_degree' is for relations of nodes (got {relation!r})"
@@ -378,17 +378,16 @@ def hop_sensitivity(
             "'max_degree' is needed by the relation 'node_incident': the "
             'most edges of a node that comes or goes'
         )
-    if num_classes is not None:
-        check_integer('num_classes', num_classes, 1)
-        if relation not in ('node', 'feature'):
-            raise ValueError(
-                "'num_classes' is for the relations 'node' and 'feature' (got "
-                f'{relation!r})'
-            )
+    if num_classes is not None and relation not in ('node', 'feature'):
+        raise ValueError(
+            "'num_classes' is for the relations 'node' and 'feature' (got "
+            f'{relation!r})'
+        )
     return sensitivity(relation, directed, form, max_degree, num_classes)
 
 
-def energy_weights(graph: CSRGraph, max_degree: int = 1) -> Tensor:
+@validated
+def energy_weights(graph: CSRGraph, max_degree: Count = 1) -> Tensor:
     r"""Weight each node's messages so that no list has more energy than D.
 
     .. math::
@@ -401,22 +400,21 @@ def energy_weights(graph: CSRGraph, max_degree: int = 1) -> Tensor:
     Returns:
         Tensor: float64, ``[num_nodes]``; 1 for an empty list.
     """
-    check_instance('graph', graph, CSRGraph)
-    check_integer('max_degree', max_degree, 1)
     degree = graph.degree.cpu().double().clamp(min=1)
     return (max_degree / degree).sqrt().clamp(max=1)
 
 
+@validated
 def private_propagate(
     graph: CSRGraph,
-    x: Tensor,
+    x: Annotated[Tensor, Array(REAL, 'num_nodes', 'num_columns')],
     stds: Sequence[float],
     noise: Noise,
-    relation: str = 'edge',
+    relation: Annotated[str, OneOf(RELATIONS[:3])] = 'edge',
     weights: Tensor | None = None,
     *,
     between: str = 'normalize',
-    degree_channel: float = 0.0,
+    degree_channel: Annotated[float, Number(0, 1, 'low')] = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
     r"""Compute noisy sums over neighbours, hop by hop.
@@ -449,9 +447,6 @@ def private_propagate(
     Returns:
         list[Tensor]: :math:`S_1, S_2, \ldots`, of :obj:`dtype`.
     """
-    check_instance('graph', graph, CSRGraph)
-    check_tensor('x', x, REAL, (graph.num_nodes, 'num_columns'))
-    check_choice('relation', relation, RELATIONS[:3])
     if graph.is_weighted or graph.has_duplicates:
         raise ValueError(
             "'graph' needs to be unweighted and without duplicate edges: a "
@@ -502,11 +497,12 @@ def private_propagate(
     return hops
 
 
+@validated
 def rounding_share(
     graph: CSRGraph,
-    width: int,
-    std: float,
-    sensitivity: float,
+    width: Natural,
+    std: Positive,
+    sensitivity: Positive,
     measure: Measure | None = None,
     *,
     own: bool = True,
@@ -533,10 +529,6 @@ def rounding_share(
     Raises:
         ValueError: if it is above .01: then sums are too long for float64.
     """
-    check_instance('graph', graph, CSRGraph)
-    check_integer('width', width, 0)
-    std = check_positive('std', std)
-    sensitivity = check_positive('sensitivity', sensitivity)
     n, g = graph.num_nodes, grid(std)
     if measure is None:
         moved = math.sqrt(2 * width * n) * g
@@ -561,6 +553,7 @@ def rounding_share(
     return share
 
 
+@validated
 def column_norms(
     graph: CSRGraph, measure: Measure, *, own: bool = True
 ) -> Tensor:
@@ -581,7 +574,6 @@ def column_norms(
     Returns:
         Tensor: float64, ``[num_nodes]``.
     """
-    check_instance('own', own, bool)
     norms, diagonal = columns(graph, measure)
     if own:
         return norms
@@ -622,11 +614,12 @@ def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(norms), torch.from_numpy(diagonal)
 
 
+@validated
 def scaled_propagate(
     graph: CSRGraph,
-    x: Tensor,
+    x: Annotated[Tensor, Array(REAL, 'num_nodes', 'num_columns')],
     measure: Measure,
-    std: float,
+    std: Positive,
     noise: Noise,
     *,
     own: bool = True,
@@ -658,11 +651,7 @@ def scaled_propagate(
     Returns:
         Tensor: float64, ``[num_nodes, num_columns]``.
     """
-    check_instance('graph', graph, CSRGraph)
-    check_tensor('x', x, REAL, (graph.num_nodes, 'num_columns'))
-    check_instance('own', own, bool)
     _check_noise(noise)
-    std = check_positive('std', std)
     operator = _operator(graph, measure)
     if scales is None:
         scales = columns(graph, measure)
@@ -696,6 +685,7 @@ def _scales(
     # nothing is sent, as what is nothing but rounding is not scaled up to 1.
     if scales is None:
         scales = columns(graph, measure)
+    check_instance('scales', scales, tuple)
     for tensor in scales:
         check_tensor('scales', tensor, torch.float64, (graph.num_nodes,))
     norms, diagonal = scales

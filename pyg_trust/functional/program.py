@@ -1,23 +1,31 @@
 """Relaxed linear program by a solver: the reference of the dual."""
 
+from typing import Annotated
+
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.functional.budget import check_budget, check_upper
-from pyg_trust.functional.diffusion import check_alpha
+from pyg_trust._checks import (
+    Array,
+    Fraction,
+    Natural,
+    check_integer,
+    validated,
+)
+from pyg_trust.functional.budget import check_upper
 from pyg_trust.functional.perturbations import Perturbations
 
 
+@validated
 def linear_program(
     perturbations: Perturbations,
-    reward: Tensor,
+    reward: Annotated[Tensor, Array(torch.float64, 'num_nodes', finite=True)],
     target: int,
-    upper: Tensor,
-    global_budget: int,
-    alpha: float,
+    upper: Annotated[Tensor, Array(torch.float64, 'num_nodes')],
+    global_budget: Natural,
+    alpha: Fraction,
     *,
     undirected: bool = False,
 ) -> tuple[float, float]:
@@ -52,14 +60,10 @@ def linear_program(
     """
     import cvxpy
 
-    check_instance('perturbations', perturbations, Perturbations)
-    follow = 1 - check_alpha(alpha)
+    follow = 1 - alpha
     n = perturbations.num_nodes
-    check_tensor('reward', reward, torch.float64, (n,), finite=True)
     check_integer('target', target, 0, n - 1)
-    check_upper(upper, (n,))
-    check_budget('global_budget', global_budget)
-    check_instance('undirected', undirected, bool)
+    check_upper(upper)
     if bool((perturbations.smallest < 1).any()):
         raise ValueError(
             "'perturbations' needs to leave every node an edge: the linear "

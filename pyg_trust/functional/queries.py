@@ -1,11 +1,13 @@
 """AGP and pruned pushes for many sparse signals at once."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
 from pyg_trust._building import check_real
-from pyg_trust._checks import check_choice, check_integer, check_number
+from pyg_trust._checks import Natural, NotNegative, OneOf, validated
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import push_levels
 from pyg_trust.functional.propagation_checks import (
@@ -18,16 +20,17 @@ from pyg_trust.graph import CSRGraph, sparse_rows
 METHODS = ('sample', 'prune')
 
 
+@validated
 def query(
     graph: CSRGraph,
     signals: Tensor,
     measure: Measure,
     *,
-    eps: float,
-    method: str = 'sample',
+    eps: NotNegative,
+    method: Annotated[str, OneOf(METHODS)] = 'sample',
     seed: int | None = None,
-    top_k: int | None = None,
-    threshold: float = 0.0,
+    top_k: Natural | None = None,
+    threshold: NotNegative = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     r"""Compute :math:`z` for many nodes, or other sparse signals.
@@ -77,15 +80,7 @@ def query(
             :obj:`threshold`.
     """
     graph = prepare_graph(graph, measure)
-    eps = check_eps(eps)
     ptr, node, value = _sparse_signals(signals, graph, dtype)
-    check_choice('method', method, METHODS)
-    if top_k is not None:
-        check_integer('top_k', top_k, 0)
-    if not check_number('threshold', threshold) >= 0:
-        raise ValueError(
-            f"'threshold' needs to be at least 0 (got {threshold})"
-        )
     seed = rng.resolve(seed) if method == 'sample' else 0
     total, ratio, keep = push_levels(measure)
     count = ptr.numel() - 1

@@ -43,14 +43,15 @@ import torch
 from torch import Tensor
 
 from pyg_trust import rng
-from pyg_trust._checks import check_instance, check_rate, check_tensor
+from pyg_trust._checks import Rate, check_tensor, validated
 from pyg_trust.graph import CSRGraph
 
 # The public key of the hash that chooses receivers.
 _KEY = 0
 
 
-def choose_receivers(train: Tensor, share: float) -> Tensor:
+@validated
+def choose_receivers(train: Tensor, share: Rate) -> Tensor:
     r"""Choose all nodes that don't train, and a share of those that do.
 
     .. math::
@@ -72,12 +73,12 @@ def choose_receivers(train: Tensor, share: float) -> Tensor:
         tensor([True, True, True])
     """
     check_tensor('train', train, torch.bool, ('num_nodes',))
-    share = check_rate('share', share)
     ids = torch.arange(train.numel())
     drawn = (rng.derive_each(_KEY, ids) >> 10).double() / 2**53
     return ~train.cpu() | (drawn < share)
 
 
+@validated
 def received_lists(graph: CSRGraph, receivers: Tensor) -> CSRGraph:
     r"""Return each node's list :math:`L_v \cap R`, receivers alone.
 
@@ -92,7 +93,6 @@ def received_lists(graph: CSRGraph, receivers: Tensor) -> CSRGraph:
     Returns:
         CSRGraph: of arcs, with as many nodes.
     """
-    check_instance('graph', graph, CSRGraph)
     check_tensor('receivers', receivers, torch.bool, (graph.num_nodes,))
     if graph.is_weighted:
         raise ValueError("'graph' needs to be unweighted")

@@ -26,9 +26,15 @@ in :math:`R` is then at least the true one: every bound below holds whatever
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.functional.budget import check_budget, dual_bound
-from pyg_trust.functional.diffusion import check_alpha
+from pyg_trust._checks import (
+    Count,
+    Fraction,
+    Natural,
+    check_integer,
+    check_tensor,
+    validated,
+)
+from pyg_trust.functional.budget import Rewards, dual_bound
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.functional.policy import policy_iteration
 from pyg_trust.functional.ragged import pointer
@@ -39,6 +45,7 @@ from pyg_trust.graph import CSRGraph
 _LEAST = 1e-12
 
 
+@validated
 class Region:
     """Rows of a part of a graph, and the border that they lead to.
 
@@ -48,7 +55,6 @@ class Region:
     """
 
     def __init__(self, perturbations: Perturbations, inside: Tensor) -> None:
-        check_instance('perturbations', perturbations, Perturbations)
         graph, n = perturbations.graph, perturbations.num_nodes
         check_tensor('inside', inside, torch.int64, ('num_inside',))
         inside = inside.unique()
@@ -143,17 +149,18 @@ def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
     return torch.tensor(order if target in order else [target, *order[:-1]])
 
 
+@validated
 def local_bound(
     perturbations: Perturbations,
-    reward: Tensor,
+    reward: Rewards,
     target: int,
-    free: Tensor,
-    global_budget: int,
-    alpha: float,
+    free: Rewards,
+    global_budget: Natural,
+    alpha: Fraction,
     *,
     undirected: bool = False,
     sign_only: bool = False,
-    size: int = 512,
+    size: Count = 512,
 ) -> Tensor:
     r"""Bound :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` in a region.
 
@@ -177,15 +184,8 @@ def local_bound(
     Returns:
         Tensor: float64, ``[num_columns]``: no admissible graph exceeds it.
     """
-    check_instance('perturbations', perturbations, Perturbations)
-    alpha = check_alpha(alpha)
     n = perturbations.num_nodes
-    shape = ('num_columns', n)
-    check_tensor('reward', reward, torch.float64, shape, finite=True)
-    check_tensor('free', free, torch.float64, reward.shape, finite=True)
     check_integer('target', target, 0, n - 1)
-    check_integer('size', size, 1)
-    check_budget('global_budget', global_budget)
     inside = nearest(perturbations.graph, target, alpha, size)
     region = Region(perturbations, inside)
     inside, border = region.inside, region.border

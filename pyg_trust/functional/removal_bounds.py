@@ -35,11 +35,12 @@ squared loss :math:`\gamma_2 = 0`: one step is exact.
 from torch import Tensor
 
 from pyg_trust._checks import (
+    Count,
+    NotNegative,
+    Positive,
     check_choice,
-    check_integer,
-    check_non_negative,
-    check_positive,
     check_tensor,
+    validated,
 )
 from pyg_trust.functional.heads import GAMMA_2, HEADS, LOSSES
 from pyg_trust.functional.rows import check_rows, max_row_norm, spectral_norm
@@ -79,12 +80,13 @@ def tight_bound(
     return GAMMA_2[head] / 2 * spectral_norm(Z, K) * spread
 
 
+@validated
 def paper_bound(
     Z: Tensor,
     P: Tensor,
     loss: str = 'logistic',
     K: Tensor | None = None,
-    radius: float | None = None,
+    radius: NotNegative | None = None,
 ) -> float:
     r"""Bound the residual by Theorem 4.7 of the paper, with a valid :math:`F`.
 
@@ -106,8 +108,6 @@ def paper_bound(
             (default: :obj:`None`)
     """
     _check_step(Z, P, loss, K, tuple(LOSSES))
-    if radius is not None:
-        check_non_negative('radius', radius)
     if PAPER_GAMMA_2[loss] == 0:
         return 0.0
     radius = max_row_norm(Z) if radius is None else radius
@@ -116,8 +116,9 @@ def paper_bound(
     return scale * float(per_class.norm())
 
 
+@validated
 def node_removal_bound(
-    n: int, lam: float, radius: float, num_graphs: int = 1
+    n: Count, lam: Positive, radius: NotNegative, num_graphs: Count = 1
 ) -> float:
     r"""Bound the residual a priori by Theorem 4.4 and Corollary 4.6.
 
@@ -138,22 +139,19 @@ def node_removal_bound(
             before and after.
         num_graphs (int): :math:`m`. (default: :obj:`1`)
     """
-    check_integer('n', n, 1)
-    check_positive('lam', lam)
-    check_non_negative('radius', radius)
-    check_integer('num_graphs', num_graphs, 1)
     scale = 4 * PAPER_GAMMA_2['logistic'] * num_graphs**2
     return scale * radius**5 / (lam**2 * n)
 
 
+@validated
 def feature_removal_bound(
-    n: int,
-    num_nodes: int,
-    lam: float,
-    radius: float,
-    stability: float,
-    noise_norm: float,
-    num_graphs: int = 1,
+    n: Count,
+    num_nodes: Count,
+    lam: Positive,
+    radius: NotNegative,
+    stability: NotNegative,
+    noise_norm: NotNegative,
+    num_graphs: Count = 1,
 ) -> float:
     r"""Bound the residual a priori by Theorem 4.3 and Corollary 4.5.
 
@@ -183,19 +181,6 @@ def feature_removal_bound(
         noise_norm (float): :math:`\lVert b \rVert`.
         num_graphs (int): :math:`m`. (default: :obj:`1`)
     """
-    for name, count in (
-        ('n', n),
-        ('num_nodes', num_nodes),
-        ('num_graphs', num_graphs),
-    ):
-        check_integer(name, count, 1)
-    check_positive('lam', lam)
-    for name, size in (
-        ('radius', radius),
-        ('stability', stability),
-        ('noise_norm', noise_norm),
-    ):
-        check_non_negative(name, size)
     weight = (n * radius + noise_norm) / (lam * n)
     change = (0.25 * weight * radius + 1) * stability
     least = min(4 * radius**2, change**2 / num_nodes)

@@ -27,13 +27,20 @@ has no bound that is free of the graph.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_trust._checks import check_choice, check_integer
+from pyg_trust._checks import (
+    Count,
+    OneOf,
+    check_choice,
+    check_integer,
+    validated,
+)
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.scattering_batch import (
     Batch,
@@ -79,8 +86,9 @@ class ScatteringPath(NamedTuple):
         return f'U[{filters}] x{self.feature} q{self.moment}'
 
 
+@validated
 def scattering_path(
-    index: int, num_features: int, J: int, Q: int, L: int
+    index: int, num_features: Count, J: Count, Q: Count, L: Count
 ) -> ScatteringPath:
     """Return the path of a coefficient.
 
@@ -94,10 +102,8 @@ def scattering_path(
     Raises:
         ValueError: if there is no such coefficient.
     """
-    check_integer('num_features', num_features, 1)
-    check_integer('Q', Q, 1)
     size = num_paths(J, L) * num_features * Q
-    if not 0 <= check_integer('index', index) < size:
+    if not 0 <= index < size:
         raise ValueError(f"'index' needs to be in [0, {size}) (got {index})")
     node, rest = divmod(index, num_features * Q)
     layer = 0
@@ -110,20 +116,21 @@ def scattering_path(
     return ScatteringPath(layer, filters, rest // Q, rest % Q + 1)
 
 
+@validated
 def scattering_transform(
     graph: CSRGraph,
     x: Tensor,
     ptr: Tensor | None = None,
     *,
-    J: int,
-    Q: int,
-    L: int,
+    J: Count,
+    Q: Count,
+    L: Count,
     wavelet: str = 'geometric',
     low_pass: str = 'mean',
     linear: bool = False,
     sparse: bool = False,
-    method: str = 'auto',
-    progress_bar: bool = False,
+    method: Annotated[str, OneOf(METHODS)] = 'auto',
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Compute the scattering coefficients of every graph of a batch.
 
@@ -161,20 +168,19 @@ def scattering_transform(
             (default: :obj:`False`)
         method (str): :obj:`'auto'`, :obj:`'dense'` or :obj:`'sparse'`.
             (default: :obj:`'auto'`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: ``[num_graphs, T * num_features * Q]``, of the dtype of
         :obj:`x`.
 
     Raises:
-        TypeError: on a wrong graph or dtype.
         ValueError: on an argument out of range, features that are not finite,
             edges between graphs or to themselves, negative weights, or a
             directed graph where the bank needs an undirected one.
     """
     check_order(wavelet, low_pass, J, Q, L)
-    check_choice('method', method, METHODS)
     if method == 'sparse' and WAVELETS[wavelet].kernel is not None:
         raise ValueError(
             f"'method' needs to be 'dense' for the bank {wavelet!r}, which "
@@ -185,7 +191,7 @@ def scattering_transform(
     values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
     blocks = batch.blocks(wavelet, J, L, method)
     for block, dense in tqdm(
-        blocks, disable=not progress_bar, desc='scattering'
+        blocks, **bar_options(progress_bar), desc='scattering'
     ):
         embed = _embed_dense if dense else _embed_sparse
         out = embed(batch, block, wavelet, J, Q, L, low_pass, linear)
@@ -221,13 +227,14 @@ def scattering_transform(
     )
 
 
+@validated
 def graph_fourier(
     graph: CSRGraph,
     x: Tensor,
     ptr: Tensor | None = None,
     *,
-    num_bands: int | None = None,
-    progress_bar: bool = False,
+    num_bands: Count | None = None,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Compute the paper's graph Fourier embedding, or a well-defined one.
 
@@ -256,21 +263,20 @@ def graph_fourier(
             (default: :obj:`None`)
         num_bands (int, optional): the number of bands; by default the paper's
             mean. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: ``[num_graphs, num_features]`` or ``[num_graphs, num_bands *
         num_features]``.
     """
-    if num_bands is not None:
-        check_integer('num_bands', num_bands, 1)
     check_features(graph, x)
     if x.layout == torch.sparse_csr:
         x = x.to_dense()
     batch = Batch.make(graph, x, ptr, 'diffusion')
     rows = []
     graphs = range(batch.num_graphs)
-    for i in tqdm(graphs, disable=not progress_bar, desc='spectra'):
+    for i in tqdm(graphs, **bar_options(progress_bar), desc='spectra'):
         block = torch.tensor([i], device=x.device)
         adj, _ = batch.dense(block)
         laplacian = 2 * (

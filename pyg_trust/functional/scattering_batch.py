@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._building import check_real
-from pyg_trust._checks import check_dtype, check_integer
+from pyg_trust._checks import Count, Natural, check_dtype, validated
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.wavelets import WAVELETS
 from pyg_trust.graph import CSRGraph
@@ -23,10 +23,9 @@ _SPARSE_NODES = 2048
 _DENSE_NUMBERS = 2**18
 
 
-def num_paths(J: int, L: int) -> int:
+@validated
+def num_paths(J: Count, L: Natural) -> int:
     r"""Count the nodes :math:`T = \sum_{l < L} J^l` of the tree."""
-    check_integer('J', J, 1)
-    check_integer('L', L, 0)
     return sum(J**layer for layer in range(L))
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.functional.budget import check_targets
+from pyg_trust._checks import Natural, validated
+from pyg_trust._progress import bar_options
+from pyg_trust.functional.budget import Rewards, Targets
 from pyg_trust.functional.dual_search import pagerank_of
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Perturbations, Policy
@@ -102,7 +103,8 @@ class Exhaustive:
         budget (int): how many flips at most.
         horizon (Horizon): how the model diffuses.
         undirected (bool): whether a flip takes both directions.
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Exhaustive:
         budget: int,
         horizon: Horizon,
         undirected: bool,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> None:
         num_classes = logits.size(1)
         shape = targets.numel(), num_classes
@@ -126,7 +128,7 @@ class Exhaustive:
         signal = logits.t().contiguous()
         size = max(1, 2**22 // (perturbations.num_nodes * num_classes), 1)
         sets = all_flips(perturbations, budget, undirected)
-        bar = tqdm(disable=not progress_bar, desc='graphs')
+        bar = tqdm(**bar_options(progress_bar), desc='graphs')
         here = torch.arange(shape[0])
         while some := list(itertools.islice(sets, size)):
             repeated = [flips for flips in some for _ in range(num_classes)]
@@ -155,17 +157,18 @@ class Exhaustive:
         self.upper[here, reference] = math.inf
 
 
+@validated
 def greedy_attacks(
     perturbations: Perturbations,
-    reward: Tensor,
-    targets: Tensor,
-    global_budget: int,
+    reward: Rewards,
+    targets: Targets,
+    global_budget: Natural,
     alpha: float,
     *,
     normalization: str = 'rw',
     undirected: bool = False,
-    swaps: int = 1,
-    progress_bar: bool = False,
+    swaps: Natural = 1,
+    progress_bar: bool | None = None,
 ) -> list[Tensor]:
     r"""Build attacks by the best flip, again and again, then by swaps.
 
@@ -188,19 +191,14 @@ def greedy_attacks(
             (default: :obj:`False`)
         swaps (int): how often every flip is reconsidered.
             (default: :obj:`1`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         list[Tensor]: per column the directed edges to flip, ``[2,
         num_flips]``.
     """
-    check_instance('perturbations', perturbations, Perturbations)
     n = perturbations.num_nodes
-    check_targets(targets, n)
-    shape = (targets.numel(), n)
-    check_tensor('reward', reward, torch.float64, shape, finite=True)
-    check_integer('global_budget', global_budget, 0)
-    check_integer('swaps', swaps, 0)
     horizon = Horizon(alpha, None, normalization)
     used = perturbations
     if used.all_pairs and n > 1500:
@@ -209,7 +207,7 @@ def greedy_attacks(
     attacks: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // n
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
-    for block in tqdm(blocks, disable=not progress_bar, desc='greedy'):
+    for block in tqdm(blocks, **bar_options(progress_bar), desc='greedy'):
         search = _Greedy(
             perturbations,
             pairs,

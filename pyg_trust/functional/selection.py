@@ -26,15 +26,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyg_trust._checks import check_non_negative, check_number, check_rate
+from pyg_trust._checks import NotNegative, Rate, check_number, validated
 from pyg_trust.functional.mechanisms import Orders, check_rdp
 
 _MOST = 10**7
 _ONE = 1 + 1e-6
 
 
+@validated
 def rdp_delta(
-    orders: Orders, rdp: Sequence[float] | np.ndarray, epsilon: float
+    orders: Orders, rdp: Sequence[float] | np.ndarray, epsilon: NotNegative
 ) -> float:
     r"""Convert Rényi DP to the least :math:`\delta` of an :math:`\epsilon`.
 
@@ -54,7 +55,6 @@ def rdp_delta(
         float: in :math:`[0, 1]`.
     """
     a, g = check_rdp(orders, rdp)
-    epsilon = check_non_negative('epsilon', epsilon)
     log = (a - 1) * (g - epsilon + np.log1p(-1 / a)) - np.log(a)
     return float(math.exp(min(0.0, log.min())))
 
@@ -120,7 +120,8 @@ def rdp_select(
     return least[np.argsort(order)]
 
 
-def draw_runs(uniform: float, mean: float, shape: float = 1.0) -> int:
+@validated
+def draw_runs(uniform: Rate, mean: float, shape: float = 1.0) -> int:
     r"""Draw the number of runs of a search, from a secret uniform number.
 
     By the inverse of the distribution function, with
@@ -134,7 +135,6 @@ def draw_runs(uniform: float, mean: float, shape: float = 1.0) -> int:
     Returns:
         int: :math:`K`; at least 1, unless the shape is infinite.
     """
-    check_rate('uniform', uniform)
     mean, shape = check_law(mean, shape)
     if shape == math.inf:
         count, mass = 0, math.exp(-mean)

@@ -52,14 +52,16 @@ from collections.abc import Iterable
 import scipy
 
 from pyg_trust._checks import (
+    Count,
+    Fraction,
+    Natural,
+    NotNegative,
+    Positive,
+    Rate,
     check_choice,
-    check_fraction,
-    check_integer,
     check_non_negative,
-    check_number,
-    check_positive,
+    validated,
 )
-from pyg_trust.functional.mechanisms import check_delta
 
 # Beyond this shift, noise gives no privacy.
 _LARGEST_SHIFT = 20.0
@@ -77,7 +79,10 @@ def _profile_above(epsilon: float, m: float) -> float:
     return hidden - first * math.expm1(min(low - high, 0.0))
 
 
-def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
+@validated
+def removal_budget(
+    epsilon: Rate, delta: Fraction, noise_std: NotNegative
+) -> float:
     r"""Return the largest residual by Theorem 3 of Guo et al., which may fail.
 
     For objective perturbation; see the text of this module.
@@ -91,21 +96,12 @@ def removal_budget(epsilon: float, delta: float, noise_std: float) -> float:
         delta (float): in :math:`(0, 1)`.
         noise_std (float): the standard deviation :math:`\sigma` of
             :math:`b`, at least 0.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
-    if not 0 < check_number('epsilon', epsilon) <= 1:
-        raise ValueError(
-            f"'epsilon' needs to be in (0, 1] (got {epsilon}): the "
-            'certificate is not proven beyond 1'
-        )
-    check_fraction('delta', delta)
-    noise_std = check_non_negative('noise_std', noise_std)
     return noise_std * epsilon / math.sqrt(2 * math.log(1.5 / delta))
 
 
-def gaussian_budget(epsilon: float, delta: float) -> float:
+@validated
+def gaussian_budget(epsilon: Positive, delta: Fraction) -> float:
     r"""Return the largest shift over noise that is certified for a release.
 
     The largest :math:`m` with
@@ -125,8 +121,6 @@ def gaussian_budget(epsilon: float, delta: float) -> float:
         >>> round(gaussian_budget(1.0, 1e-4), 4)
         0.3139
     """
-    epsilon = check_positive('epsilon', epsilon)
-    delta = check_delta(delta)
     # The profile is at most m / sqrt(2 pi).
     low = min(delta, _LARGEST_SHIFT / 2)
     high = 2 * low
@@ -145,7 +139,8 @@ def gaussian_budget(epsilon: float, delta: float) -> float:
     return low
 
 
-def shift_epsilon(m: float, delta: float) -> float:
+@validated
+def shift_epsilon(m: NotNegative, delta: Fraction) -> float:
     r"""Bound :math:`\varepsilon` of Gaussian noise under a shift from above.
 
     The smallest :math:`\varepsilon \ge 0` at which the profile of
@@ -160,8 +155,6 @@ def shift_epsilon(m: float, delta: float) -> float:
         >>> round(shift_epsilon(0.3139, 1e-4), 3), shift_epsilon(1e-5, 1e-4)
         (1.0, 0.0)
     """
-    m = check_non_negative('m', m)
-    delta = check_delta(delta)
     if m / math.sqrt(2 * math.pi) <= delta:
         return 0.0
     # Here the first term alone is below delta.
@@ -198,7 +191,8 @@ def shift_epsilon(m: float, delta: float) -> float:
     return high
 
 
-def largest_weights(outputs: int, lam: float, loss: str) -> float:
+@validated
+def largest_weights(outputs: Count, lam: Positive, loss: str) -> float:
     r"""Bound :math:`\lVert W^* \rVert_F` independently of the data.
 
     :math:`\frac{\lambda n}{2} \lVert W^* \rVert^2 \le L(W^*) \le L(0)`, which
@@ -210,8 +204,6 @@ def largest_weights(outputs: int, lam: float, loss: str) -> float:
         lam (float): :math:`\lambda`.
         loss (str): :obj:`'logistic'`, :obj:`'squared'` or :obj:`'softmax'`.
     """
-    check_integer('outputs', outputs, 1)
-    lam = check_positive('lam', lam)
     at_zero = {
         'logistic': outputs * math.log(2),
         'squared': float(outputs),
@@ -221,7 +213,8 @@ def largest_weights(outputs: int, lam: float, loss: str) -> float:
     return math.sqrt(2 * at_zero[loss] / lam) * (1 + 2**-40)
 
 
-def grid_shift(count: int, size: float, std: float) -> float:
+@validated
+def grid_shift(count: Natural, size: NotNegative, std: Positive) -> float:
     r"""Bound the shift over the noise that the grid of a release adds.
 
     A release is :math:`g (k + N)` with :math:`g = 2^{-32} s`, :math:`k =
@@ -236,11 +229,7 @@ def grid_shift(count: int, size: float, std: float) -> float:
             :func:`largest_weights` gives it.
         std (float): the standard deviation :math:`s` of the noise.
     """
-    check_integer('count', count, 0)
-    size = check_non_negative('size', size)
-    moved = math.sqrt(count) * 2**-33 + 2**-52 * size / check_positive(
-        'std', std
-    )
+    moved = math.sqrt(count) * 2**-33 + 2**-52 * size / std
     return moved * (1 + 2**-40)
 
 

@@ -30,18 +30,22 @@ ratio.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
+    Array,
+    Natural,
+    NotNegative,
     check_instance,
     check_integer,
     check_non_negative,
     check_number,
     check_tensor,
+    validated,
 )
 
 # A bound of the rounding error of the difference of two worst cases.
@@ -244,6 +248,7 @@ def _fill(
     return gained[at] + np.clip(share, 0.0, 1.0) * perturbed[at]
 
 
+@validated
 def worst_case_probability(
     p: Tensor, regions: FlipRegions, *, upper: bool = False
 ) -> Tensor:
@@ -267,7 +272,6 @@ def worst_case_probability(
         Tensor: float64, as :obj:`p`.
 
     Raises:
-        TypeError: on another dtype.
         ValueError: if :obj:`p` is not in [0, 1].
 
     Example:
@@ -276,7 +280,6 @@ def worst_case_probability(
         >>> [round(value, 12) for value in rho.tolist()]
         [0.2575, 0.835]
     """  # noqa: D205
-    check_instance('regions', regions, FlipRegions)
     values = _probabilities('p', p)
     clean, perturbed = regions.clean.numpy(), regions.perturbed.numpy()
     # From the nearer end: where rho is steep, 1 - p is more precise than p.
@@ -291,7 +294,7 @@ def worst_case_probability(
 
 
 def _probabilities(name: str, p: Tensor) -> np.ndarray:
-    check_tensor(name, p, torch.float64, getattr(p, 'shape', ()))
+    check_tensor(name, p, torch.float64, getattr(p, 'shape', ()) or ('num',))
     values = p.detach().cpu().numpy()
     if not bool(((values >= 0) & (values <= 1)).all()):
         raise ValueError(
@@ -310,6 +313,7 @@ def _min_probability(clean: np.ndarray, perturbed: np.ndarray) -> float:
     return float(clean[:at].sum() + share * clean[at])
 
 
+@validated
 def min_probability(regions: FlipRegions) -> float:
     r"""Return the :math:`p` with :math:`\rho(p) = 1/2`, infinite if none.
 
@@ -323,7 +327,6 @@ def min_probability(regions: FlipRegions) -> float:
         >>> round(min_probability(flip_regions(1, 0, 0.01, 0.6)), 12)
         0.825
     """
-    check_instance('regions', regions, FlipRegions)
     return _min_probability(regions.clean.numpy(), regions.perturbed.numpy())
 
 
@@ -369,12 +372,13 @@ def min_probability_table(
     return torch.from_numpy(table)
 
 
+@validated
 def certified(
-    lower: Tensor,
+    lower: Annotated[Tensor, Array(torch.float64, 'num')],
     upper: Tensor | None,
     regions: FlipRegions,
     *,
-    tolerance: float = 1e-9,
+    tolerance: NotNegative = 1e-9,
 ) -> Tensor:
     r"""Return where no classifier with such probabilities changes its class.
 
@@ -399,10 +403,7 @@ def certified(
         TypeError, ValueError: on another dtype or shape, or what is not in
             [0, 1].
     """
-    check_instance('regions', regions, FlipRegions)
     _probabilities('lower', lower)
-    check_tensor('lower', lower, torch.float64, ('num',))
-    check_non_negative('tolerance', tolerance)
     low = (lower - tolerance).clamp(min=0.0)
     sure = low > min_probability(regions)
     if upper is None:
@@ -449,7 +450,8 @@ def regions_at(
     return joint_regions(*(flip_regions(*kind) for kind in moved))
 
 
-def sampling_slack(cells: int) -> float:
+@validated
+def sampling_slack(cells: Natural) -> float:
     r"""Bound the total variation between the sampler's law and the noise.
 
     The lengths of the gaps between flips come from uniform numbers of 53 bits
@@ -460,6 +462,5 @@ def sampling_slack(cells: int) -> float:
     Args:
         cells (int): :math:`N`, the number of bits.
     """
-    check_integer('cells', cells, 0)
     extended = cells > 10**9 and np.finfo(np.longdouble).nmant >= 63
     return math.ldexp(float(cells), -57 if extended else -46)

@@ -17,12 +17,16 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
+    Count,
+    Natural,
+    NotNegative,
+    Share,
     check_choice,
     check_integer,
     check_non_negative,
     check_range,
-    check_share,
     check_tensor,
+    validated,
 )
 
 TIES = ('any', 'first')
@@ -119,8 +123,9 @@ def certified_votes(
     return CertifiedVotes(predicted, spare.amin(1), counts)
 
 
+@validated
 def certified_mean(
-    probability: Tensor, *, tolerance: float = 1e-9
+    probability: Tensor, *, tolerance: NotNegative = 1e-9
 ) -> CertifiedVotes:
     r"""Certify the class of the largest mean as in :func:`certified_votes`.
 
@@ -138,7 +143,6 @@ def certified_mean(
             (default: :obj:`1e-9`)
 
     Raises:
-        TypeError: on another dtype.
         ValueError: on no view, or rows that are no probabilities.
     """
     shape = ('num_views', 'num', 'num_classes')
@@ -148,7 +152,6 @@ def certified_mean(
             "'probability' needs to have a view and a class "
             f'(got the shape {list(probability.shape)})'
         )
-    check_non_negative('tolerance', tolerance)
     p = probability.double()
     apart = (p.sum(2) - 1).abs()
     if bool((p < 0).any()) or bool((apart > 1e-4).any()):
@@ -274,8 +277,13 @@ def _leads(counts: Tensor, left: Tensor, corrupted: int) -> Tensor:
     return left.gather(1, predicted)[:, 0] > rest.amax(1) + corrupted
 
 
+@validated
 def collective_votes(
-    votes: Tensor, num_classes: int, corrupted: int, *, max_sets: int = 20000
+    votes: Tensor,
+    num_classes: Count,
+    corrupted: int,
+    *,
+    max_sets: Count = 20000,
 ) -> CollectiveVotes:
     """Count the classes that survive the same corrupted views for all.
 
@@ -290,7 +298,6 @@ def collective_votes(
         max_sets (int): see above. (default: :obj:`20000`)
 
     Raises:
-        TypeError: on another type or dtype.
         ValueError: if more views are corrupted than there are, or as
             :func:`certified_votes`.
 
@@ -301,7 +308,6 @@ def collective_votes(
     """
     _check_votes(votes, num_classes)
     check_integer('corrupted', corrupted, 0, votes.size(0))
-    check_integer('max_sets', max_sets, 1)
     views = votes.size(0)
     counts = _count(votes, num_classes)
     one_hot = torch.nn.functional.one_hot(votes, num_classes)
@@ -324,9 +330,10 @@ def collective_votes(
     )
 
 
+@validated
 def group_probability_bound(
-    p: float,
-    rows: int,
+    p: Share,
+    rows: Natural,
     epsilon: float | Sequence[float],
     delta: float | Sequence[float] = 0.0,
 ) -> float:
@@ -361,7 +368,6 @@ def group_probability_bound(
         float: the bound, at least 0.
 
     Raises:
-        TypeError: on another type.
         ValueError: if something is out of range, or the lists differ in
             length.
 
@@ -369,8 +375,6 @@ def group_probability_bound(
         >>> round(group_probability_bound(0.9, 1, 0.1), 6)
         0.889483
     """
-    check_share('p', p)
-    check_integer('rows', rows, 0)
     curve: list[list[float]] = []
     for name, value in (('epsilon', epsilon), ('delta', delta)):
         given: Any = value if isinstance(value, list | tuple) else [value]

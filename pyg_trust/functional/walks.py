@@ -7,11 +7,14 @@ from torch import Tensor
 
 from pyg_trust import ops, rng
 from pyg_trust._checks import (
+    Count,
+    Natural,
     check_dtype,
     check_instance,
     check_integer,
     check_range,
     check_tensor,
+    validated,
 )
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import CSRGraph
@@ -49,10 +52,11 @@ class DisjointWalks(NamedTuple):
         return DisjointWalks(pointer(size), self.node[entry])
 
 
+@validated
 def disjoint_walks(
     graph: CSRGraph,
-    walk_length: int,
-    restarts: int = 1,
+    walk_length: Natural,
+    restarts: Count = 1,
     *,
     roots: Tensor | None = None,
     along: bool = True,
@@ -122,7 +126,6 @@ def disjoint_walks(
         seed (int, optional): the seed. (default: :obj:`None`)
 
     Raises:
-        TypeError: on a wrong type or dtype.
         ValueError: on parallel edges, :obj:`walk_length` below 0 or
             :obj:`restarts` below 1, or roots that are none, out of range or
             repeated.
@@ -134,10 +137,6 @@ def disjoint_walks(
         >>> walks.node.sort().values  # every node, once
         tensor([0, 1, 2])
     """
-    if not isinstance(graph, CSRGraph):
-        raise TypeError(
-            f"'graph' needs to be a CSRGraph (got {type(graph).__name__})"
-        )
     size = max_size(walk_length, restarts)
     if graph.has_duplicates:
         raise ValueError(
@@ -177,7 +176,10 @@ def max_size(walk_length: int, restarts: int = 1) -> int:
     return 1 + walk_length * restarts
 
 
-def min_subgraphs(num_roots: int, walk_length: int, restarts: int = 1) -> int:
+@validated
+def min_subgraphs(
+    num_roots: Count, walk_length: Natural, restarts: Count = 1
+) -> int:
     r"""Bound the number of subgraphs from below, to plan before sampling.
 
     .. math::
@@ -195,8 +197,6 @@ def min_subgraphs(num_roots: int, walk_length: int, restarts: int = 1) -> int:
         TypeError, ValueError: as :func:`max_size`, or if there is no root.
     """
     size = max_size(walk_length, restarts)
-    if check_integer('num_roots', num_roots) < 1:
-        raise ValueError(f"'num_roots' needs to be positive (got {num_roots})")
     return -(-num_roots // size)
 
 

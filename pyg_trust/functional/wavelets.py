@@ -27,12 +27,12 @@ A bank of your own is a class, under ``@WAVELETS.register('name')``
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_integer, check_tensor
+from pyg_trust._checks import Int, check_integer, check_tensor, validated
 from pyg_trust._registry import Registry
 
 # The spectrum of the normalized Laplacian is in [0, 2].
@@ -79,7 +79,8 @@ def _check_entry(name: str, entry: Any) -> None:
 WAVELETS: Registry[type[Wavelet]] = Registry('wavelet', _check_entry)
 
 
-def itersine(eigenvalue: Tensor, J: int) -> Tensor:
+@validated
+def itersine(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
     r"""Evaluate itersine kernels, rescaled to be tight on :math:`[0, 2]`.
 
     .. math::
@@ -103,7 +104,6 @@ def itersine(eigenvalue: Tensor, J: int) -> Tensor:
         Tensor: the kernels in a new last dimension of size :obj:`J`.
     """
     check_floating('eigenvalue', eigenvalue)
-    check_integer('J', J, 3)
     s = (eigenvalue * ((J - 1) / (2 * LAMBDA_MAX))).unsqueeze(-1)
     j = torch.arange(1, J + 1, dtype=s.dtype, device=s.device)
     inside = (s >= j / 2 - 1) & (s <= j / 2)
@@ -111,7 +111,8 @@ def itersine(eigenvalue: Tensor, J: int) -> Tensor:
     return wave.sin() * inside
 
 
-def monic_cubic(eigenvalue: Tensor, J: int) -> Tensor:
+@validated
+def monic_cubic(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
     r"""Evaluate monic cubic kernels: a low-pass and :math:`J - 1` bands.
 
     .. math::
@@ -139,7 +140,6 @@ def monic_cubic(eigenvalue: Tensor, J: int) -> Tensor:
         low-pass first, then from high to low frequencies.
     """
     check_floating('eigenvalue', eigenvalue)
-    check_integer('J', J, 3)
     low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
     scales = torch.logspace(
         math.log10(low), math.log10(high), J - 1, dtype=torch.float64

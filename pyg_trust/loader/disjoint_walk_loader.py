@@ -9,16 +9,14 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import Count, Natural, validated
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
 from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,
+    Sampling,
     StepBatches,
-    check_positive,
-    check_sampling,
-    check_step,
 )
 from pyg_trust.loader.whole_units import WholeUnitLoader
 from pyg_trust.sampler import DisjointWalkSampler
@@ -69,6 +67,7 @@ class _MarkRoots:
         return batch if self.transform is None else self.transform(batch)
 
 
+@validated
 class DisjointWalkLoader(WholeUnitLoader):
     r"""Loads batches of node-disjoint subgraphs, for private training.
 
@@ -165,22 +164,19 @@ class DisjointWalkLoader(WholeUnitLoader):
     def __init__(
         self,
         data: Data,
-        batch_size: int,
-        walk_length: int,
-        restarts: int = 1,
+        batch_size: Count,
+        walk_length: Natural,
+        restarts: Count = 1,
         input_nodes: Tensor | None = None,
         *,
-        num_steps: int | None = None,
-        resample_every: int | None = None,
+        num_steps: Count | None = None,
+        resample_every: Count | None = None,
         along: bool = True,
         contiguous: bool = False,
-        sampling: str = WITHOUT_REPLACEMENT,
+        sampling: Sampling = WITHOUT_REPLACEMENT,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        check_positive('batch_size', batch_size)
-        check_instance('contiguous', contiguous, bool)
-        check_sampling(sampling)
         self.check_kwargs(
             kwargs, num_steps=num_steps, resample_every=resample_every
         )
@@ -224,13 +220,13 @@ class DisjointWalkLoader(WholeUnitLoader):
         )
         super().__init__(data, sampler, batches, sampler.roots, **kwargs)
 
-    def num_subgraphs_at(self, step: int) -> int:
+    @validated
+    def num_subgraphs_at(self, step: Natural) -> int:
         r"""Return :math:`M`, the number of subgraphs that a step draws from.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
         """
-        check_step(step)
         number = self._number(step)
         if number not in self._num_subgraphs:
             walks = self.node_sampler.partition(number)

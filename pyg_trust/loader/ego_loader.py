@@ -7,19 +7,19 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
+from pyg_trust._checks import Count, Natural, validated
 from pyg_trust.functional.mechanisms import fdp_terms
 from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,
+    Sampling,
     StepBatches,
     StepLoader,
-    check_positive,
-    check_sampling,
-    check_step,
 )
 from pyg_trust.sampler.ego_sampler import EgoSampler
 
 
+@validated
 class EgoLoader(StepLoader):
     r"""Loads batches of ego graphs, each root with copies of its neighbours.
 
@@ -79,20 +79,17 @@ class EgoLoader(StepLoader):
     def __init__(
         self,
         data: Data,
-        batch_size: int,
-        num_hops: int,
-        max_degree: int,
+        batch_size: Count,
+        num_hops: Natural,
+        max_degree: Count,
         input_nodes: Tensor | None = None,
         *,
-        num_steps: int | None = None,
+        num_steps: Count | None = None,
         along: bool = True,
-        sampling: str = WITHOUT_REPLACEMENT,
+        sampling: Sampling = WITHOUT_REPLACEMENT,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        check_positive('batch_size', batch_size)
-        check_positive('max_degree', max_degree)
-        check_sampling(sampling)
         self.check_kwargs(kwargs, num_steps=num_steps)
         sampler = EgoSampler(data, num_hops, input_nodes, along=along)
         found = sampler.max_receivers
@@ -121,13 +118,13 @@ class EgoLoader(StepLoader):
         )
         super().__init__(data, sampler, batches, sampler.roots, **kwargs)
 
-    def num_subgraphs_at(self, step: int) -> int:
+    @validated
+    def num_subgraphs_at(self, step: Natural) -> int:
         """Return the number of roots, from which every step draws.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
         """
-        check_step(step)
         return self.node_sampler.roots.numel()
 
     def setting(self) -> dict[str, Any]:
@@ -151,8 +148,9 @@ class EgoLoader(StepLoader):
         out = self.node_sampler.sample_roots(index)
         return self.filter_fn(out) if self.filter_per_worker else out
 
+    @validated
     def check_batch(
-        self, batch: Data, step: int, count: int | None = None
+        self, batch: Any, step: Natural, count: Count | None = None
     ) -> tuple[Tensor, int]:
         """Refuse a batch that does not hold ego graphs of distinct roots.
 
@@ -169,9 +167,6 @@ class EgoLoader(StepLoader):
         Raises:
             ValueError: if it does not.
         """
-        check_step(step)
-        if count is not None:
-            check_positive('count', count)
         index = batch.get('input_id') if isinstance(batch, Data) else None
         good = False
         if isinstance(index, Tensor) and index.dim() == 1:

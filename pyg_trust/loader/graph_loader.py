@@ -1,7 +1,7 @@
 """Batches of whole graphs as a PyG loader, for graph classification."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -15,15 +15,20 @@ from torch_geometric.sampler import (
 )
 
 from pyg_trust import rng
-from pyg_trust._checks import check_choice, check_instance, check_rate
+from pyg_trust._checks import (
+    Count,
+    Natural,
+    OneOf,
+    Rate,
+    check_instance,
+    validated,
+)
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,
+    Sampling,
     StepBatches,
-    check_positive,
-    check_sampling,
-    check_step,
 )
 from pyg_trust.loader.whole_units import WholeUnitLoader
 
@@ -43,6 +48,7 @@ class _NoSampler(BaseSampler):
         raise NotImplementedError('graphs are drawn whole')
 
 
+@validated
 class GraphLoader(WholeUnitLoader):
     r"""Loads batches of whole graphs, for private graph classification.
 
@@ -113,7 +119,6 @@ class GraphLoader(WholeUnitLoader):
             :obj:`transform` or :obj:`num_workers`; none that choose batches.
 
     Raises:
-        TypeError: on a wrong type.
         ValueError: if there are fewer graphs than :obj:`batch_size`, or one
             has no node or no ``edge_index``.
     """
@@ -126,18 +131,15 @@ class GraphLoader(WholeUnitLoader):
     def __init__(
         self,
         data: Sequence[Data],
-        batch_size: int,
+        batch_size: Count,
         *,
-        num_steps: int | None = None,
-        sampling: str = WITHOUT_REPLACEMENT,
-        relation: str = 'replace',
-        sample_rate: float | None = None,
+        num_steps: Count | None = None,
+        sampling: Sampling = WITHOUT_REPLACEMENT,
+        relation: Annotated[str, OneOf(RELATIONS)] = 'replace',
+        sample_rate: Rate | None = None,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        check_positive('batch_size', batch_size)
-        check_sampling(sampling)
-        check_choice('relation', relation, RELATIONS)
         if relation == 'add_remove' and sampling != POISSON:
             raise ValueError(
                 "'relation' needs to be 'replace' without replacement, where "
@@ -152,7 +154,6 @@ class GraphLoader(WholeUnitLoader):
                 f'{relation!r})'
             )
         if sample_rate is not None:
-            check_rate('sample_rate', sample_rate)
             self.relation, self.form = 'add-or-remove-one-graph', 'withdraw'
             if num_steps is None:
                 num_steps = max(1, int(1 / sample_rate))
@@ -199,23 +200,23 @@ class GraphLoader(WholeUnitLoader):
             **kwargs,
         )
 
-    def num_subgraphs_at(self, step: int) -> int:
+    @validated
+    def num_subgraphs_at(self, step: Natural) -> int:
         """Return the number of graphs, from which every step draws.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
         """
-        check_step(step)
         return len(self.graphs)
 
-    def sample_rate_at(self, step: int) -> float:
+    @validated
+    def sample_rate_at(self, step: Natural) -> float:
         """Return the public sampling rate of a step.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
         """
         if self._rate is not None:
-            check_step(step)
             return float(self._rate)
         return super().sample_rate_at(step)
 

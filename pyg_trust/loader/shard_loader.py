@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.data import Batch, Data
 
 from pyg_trust import rng
-from pyg_trust._checks import check_dtype, check_integer
+from pyg_trust._checks import Count, check_dtype, validated
 from pyg_trust.functional.partition import (
     check_edges,
     check_partition,
@@ -67,6 +67,7 @@ class ShardDataset(Dataset[Data]):
         return out
 
 
+@validated
 class ShardLoader(DataLoader):
     r"""Loads the shards of a training graph, one or several at a time.
 
@@ -112,22 +113,17 @@ class ShardLoader(DataLoader):
         data: Data,
         shard: Tensor | None = None,
         *,
-        num_shards: int | None = None,
-        batch_size: int = 1,
+        num_shards: Count | None = None,
+        batch_size: Count = 1,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(data, Data):
-            raise TypeError(
-                f"'data' needs to be a Data object (got {type(data).__name__})"
-            )
         for name in _OWN:
             if name in kwargs:
                 raise ValueError(f"'{name}' is set by ShardLoader itself")
         if data.get('edge_index') is None:
             raise ValueError("'data' needs to have an 'edge_index'")
         check_edges(data.edge_index, int(data.num_nodes or 0), 'the nodes')
-        check_integer('batch_size', batch_size, 1)
         shard = data.get('shard') if shard is None else shard
         check_dtype('shard', shard, torch.int64)
         if shard.shape != (data.num_nodes,):

@@ -3,7 +3,7 @@
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler
 
 from pyg_trust import rng
-from pyg_trust._checks import check_choice, check_integer
+from pyg_trust._checks import Natural, OneOf, check_integer, validated
 from pyg_trust._fingerprints import fingerprint
 
 #: Maps a step, how many units there are, and how many of them to draw (an
@@ -22,6 +22,7 @@ from pyg_trust._fingerprints import fingerprint
 Choice = Callable[[int, int, int | float], np.ndarray]
 WITHOUT_REPLACEMENT, POISSON = 'without_replacement', 'poisson'
 SAMPLINGS = (WITHOUT_REPLACEMENT, POISSON)
+Sampling = Annotated[str, OneOf(SAMPLINGS)]
 
 
 class StepBatches(Sampler[list[int]]):
@@ -71,14 +72,18 @@ class StepBatches(Sampler[list[int]]):
         self.choose: Choice | None = None
         self._kept: dict[int, Tensor] = {}
 
-    def forget(self, steps: int) -> None:
+    @validated
+    def forget(self, steps: Natural) -> None:
         """Drop the draws of the first steps, which were spent.
 
         Args:
             steps (int): how many.
         """
-        check_step(steps)
         self._kept = {k: v for k, v in self._kept.items() if k >= steps}
+
+    def drawn_after(self, steps: int) -> bool:
+        """Return whether units were drawn beyond the first steps."""
+        return any(step >= steps for step in self._kept)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers collate batches of drawn units and draw none.
@@ -182,7 +187,7 @@ class StepLoader(NodeLoader):
                 )
         for name, value in counts.items():
             if value is not None:
-                check_positive(name, value)
+                check_integer(name, value, 1)
 
     def most_at(self, step: int) -> int:
         """Return the most units that a batch of a step can have.
@@ -327,18 +332,3 @@ class StepLoader(NodeLoader):
             f'{type(self).__name__}({self.node_sampler}, '
             f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
         )
-
-
-def check_sampling(sampling: str) -> None:
-    """Refuse an unknown law of batches."""
-    check_choice('sampling', sampling, SAMPLINGS)
-
-
-def check_positive(name: str, value: int) -> None:
-    """Refuse anything but an integer of at least 1."""
-    check_integer(name, value, 1)
-
-
-def check_step(step: int) -> None:
-    """Refuse anything but the number of a step."""
-    check_integer('step', step, 0)

@@ -6,12 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust.loader.step_batches import (
-    POISSON,
-    StepLoader,
-    check_positive,
-    check_step,
-)
+from pyg_trust._checks import Count, Natural, validated
+from pyg_trust.loader.step_batches import POISSON, StepLoader
 from pyg_trust.report import fingerprint
 
 
@@ -47,8 +43,9 @@ class WholeUnitLoader(StepLoader):
         seed = getattr(self.node_sampler, 'seed', 0)
         return fingerprint(self._units(0), seed)
 
+    @validated
     def check_batch(
-        self, batch: Data, step: int, count: int | None = None
+        self, batch: Any, step: Natural, count: Count | None = None
     ) -> tuple[Tensor, int]:
         """Refuse a batch that does not hold whole units of a step.
 
@@ -68,9 +65,6 @@ class WholeUnitLoader(StepLoader):
         Raises:
             ValueError: if it does not.
         """
-        check_step(step)
-        if count is not None:
-            check_positive('count', count)
         if not isinstance(batch, Data):
             raise ValueError(
                 "'transform' needs to return a torch_geometric.data.Data "

@@ -1,6 +1,6 @@
 """SGC and APPNP layers whose propagation is AGP."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch_geometric.nn as pyg
@@ -11,13 +11,16 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, OptTensor, SparseTensor
 from pyg_trust import rng
 from pyg_trust._checks import (
     REAL,
+    Count,
+    Int,
+    Natural,
+    NotNegative,
+    Rate,
+    Share,
     check_dtype,
-    check_instance,
-    check_integer,
-    check_non_negative,
     check_range,
-    check_share,
     check_tensor,
+    validated,
 )
 from pyg_trust.functional.measures import Measure, appnp, sgc
 from pyg_trust.functional.propagation import propagate_rows
@@ -93,9 +96,6 @@ class _Propagation:
 
 
 def _checked(eps: float, seed: int | None, half: bool, tol: float) -> How:
-    check_non_negative('eps', eps)
-    check_non_negative('tol', tol)
-    check_instance('half', half, bool)
     seed = None if seed is None else rng.resolve(seed)
     if eps != 0 and (half or tol != 0):
         raise ValueError(
@@ -145,6 +145,7 @@ def _check_x(x: Tensor) -> None:
         )
 
 
+@validated
 class SGConv(_Propagation, pyg.SGConv):
     r"""The simple graph convolution, propagated by AGP.
 
@@ -215,22 +216,19 @@ class SGConv(_Propagation, pyg.SGConv):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        K: int = 1,
+        in_channels: Annotated[int, Int(-1)],
+        out_channels: Count,
+        K: Natural = 1,
         cached: bool = False,
         add_self_loops: bool = True,
         bias: bool = True,
         *,
-        eps: float = 0.0,
+        eps: NotNegative = 0.0,
         seed: int | None = None,
         half: bool = False,
-        tol: float = 0.0,
+        tol: NotNegative = 0.0,
         **kwargs: Any,
     ) -> None:
-        check_integer('in_channels', in_channels, -1)
-        check_integer('out_channels', out_channels, 1)
-        check_integer('K', K, 0)
         how = _checked(eps, seed, half, tol)
         super().__init__(
             in_channels,
@@ -286,6 +284,7 @@ class SGConv(_Propagation, pyg.SGConv):
         )
 
 
+@validated
 class APPNP(_Propagation, pyg.APPNP):
     r"""The propagation of APPNP by AGP.
 
@@ -338,21 +337,20 @@ class APPNP(_Propagation, pyg.APPNP):
 
     def __init__(
         self,
-        K: int,
-        alpha: float,
-        dropout: float = 0.0,
+        K: Natural,
+        alpha: Rate,
+        dropout: Share = 0.0,
         cached: bool = False,
         add_self_loops: bool = True,
         normalize: bool = True,
         *,
-        eps: float = 0.0,
+        eps: NotNegative = 0.0,
         seed: int | None = None,
         half: bool = False,
-        tol: float = 0.0,
+        tol: NotNegative = 0.0,
         **kwargs: Any,
     ) -> None:
-        appnp(alpha, levels=check_integer('K', K, 0))
-        check_share('dropout', dropout)
+        appnp(alpha, levels=K)
         how = _checked(eps, seed, half, tol)
         if dropout > 0:
             _need_exact('dropout', eps, half, tol)

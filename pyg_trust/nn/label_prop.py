@@ -10,14 +10,15 @@ from torch_geometric.utils import one_hot
 
 from pyg_trust._checks import (
     REAL,
+    Finite,
+    Natural,
+    Share,
     check_callable,
-    check_finite,
     check_instance,
-    check_integer,
     check_nodes,
     check_range,
-    check_share,
     check_tensor,
+    validated,
 )
 from pyg_trust.functional.measures import sgc
 from pyg_trust.functional.propagation import propagate_rows
@@ -25,6 +26,7 @@ from pyg_trust.functional.propagation_checks import How
 from pyg_trust.graph import CSRGraph
 
 
+@validated
 class LabelLayers(pyg.LabelPropagation):
     """PyG's label propagation.
 
@@ -35,9 +37,7 @@ class LabelLayers(pyg.LabelPropagation):
     # PyG compiles one of its own for every class, as for SGConv.
     propagate = pyg.MessagePassing.propagate
 
-    def __init__(self, num_layers: int, alpha: float) -> None:
-        check_integer('num_layers', num_layers, 0)
-        check_share('alpha', alpha)
+    def __init__(self, num_layers: Natural, alpha: Share) -> None:
         super().__init__(num_layers, alpha)
 
     @torch.no_grad()
@@ -77,6 +77,7 @@ class LabelLayers(pyg.LabelPropagation):
         return out
 
 
+@validated
 class CorrectAndSmooth(pyg.CorrectAndSmooth):
     r"""Corrects predictions by their errors on training nodes, and smooths.
 
@@ -102,19 +103,13 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
 
     def __init__(
         self,
-        num_correction_layers: int,
-        correction_alpha: float,
-        num_smoothing_layers: int,
-        smoothing_alpha: float,
+        num_correction_layers: Natural,
+        correction_alpha: Share,
+        num_smoothing_layers: Natural,
+        smoothing_alpha: Share,
         autoscale: bool = True,
-        scale: float = 1.0,
+        scale: Finite = 1.0,
     ) -> None:
-        check_integer('num_correction_layers', num_correction_layers, 0)
-        check_share('correction_alpha', correction_alpha)
-        check_integer('num_smoothing_layers', num_smoothing_layers, 0)
-        check_share('smoothing_alpha', smoothing_alpha)
-        check_instance('autoscale', autoscale, bool)
-        check_finite('scale', scale)
         super().__init__(
             num_correction_layers,
             correction_alpha,

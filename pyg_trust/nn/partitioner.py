@@ -1,5 +1,7 @@
 """Networks for partitions: GraphRevoker's, and embeddings for BEKM."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -8,12 +10,16 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_finite,
-    check_integer,
-    check_non_negative,
-    check_positive,
+    Count,
+    Finite,
+    Natural,
+    NotNegative,
+    Number,
+    Positive,
     check_tensor,
+    validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.partition import (
     PARTITIONS,
     check_edges,
@@ -25,6 +31,7 @@ from pyg_trust.functional.partition_methods import (
 )
 
 
+@validated
 class ShardPartitioner(torch.nn.Module):
     r"""Partition network of GraphRevoker: a soft assignment to shards.
 
@@ -49,19 +56,12 @@ class ShardPartitioner(torch.nn.Module):
 
     def __init__(
         self,
-        in_channels: int,
-        num_shards: int,
-        hidden_channels: int = 64,
-        num_layers: int = 2,
+        in_channels: Count,
+        num_shards: Count,
+        hidden_channels: Count = 64,
+        num_layers: Count = 2,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ('in_channels', in_channels),
-            ('num_shards', num_shards),
-            ('hidden_channels', hidden_channels),
-            ('num_layers', num_layers),
-        ):
-            check_integer(name, value, 1)
         self.in_channels = in_channels
         self.gnn = GCN(
             in_channels, hidden_channels, num_layers, norm='batch_norm'
@@ -94,23 +94,24 @@ class ShardPartitioner(torch.nn.Module):
     'learned', sees='edges, features and labels of all training nodes'
 )
 @torch.enable_grad()
+@validated
 def learned_partition(
     x: Tensor,
     edge_index: Tensor,
     y: Tensor,
     num_shards: int,
     *,
-    time_weight: float = 1e-3,
-    sem_weight: float = 5.0,
-    hidden_channels: int = 64,
-    lr: float = 0.01,
-    weight_decay: float = 1e-5,
-    max_epochs: int = 300,
-    patience: int = 30,
-    tol: float = 1e-3,
-    slack: float = 0.1,
+    time_weight: Finite = 1e-3,
+    sem_weight: Finite = 5.0,
+    hidden_channels: Count = 64,
+    lr: Positive = 0.01,
+    weight_decay: NotNegative = 1e-5,
+    max_epochs: Natural = 300,
+    patience: Count = 30,
+    tol: NotNegative = 1e-3,
+    slack: Annotated[float, Number(0, 1, 'low')] = 0.1,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     r"""Train GraphRevoker's partition and round it to balanced shards.
 
@@ -151,7 +152,8 @@ def learned_partition(
             :func:`pyg_trust.functional.partition.shard_limits`.
             (default: :obj:`0.1`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -163,12 +165,6 @@ def learned_partition(
     """
     _check_graph(x, edge_index, y)
     shard_limits(x.size(0), num_shards, slack)
-    check_finite('time_weight', time_weight)
-    check_finite('sem_weight', sem_weight)
-    _check_training(hidden_channels, lr, weight_decay)
-    check_integer('max_epochs', max_epochs, 0)
-    check_integer('patience', patience, 1)
-    check_non_negative('tol', tol)
     seed = rng.resolve(seed)
     if num_shards == 1:
         return y.new_zeros(y.shape)
@@ -181,7 +177,7 @@ def learned_partition(
     num_classes = int(y.max()) + 1
     best, since = float('inf'), 0
     epochs = range(max_epochs)
-    for _ in tqdm(epochs, disable=not progress_bar, desc='partition'):
+    for _ in tqdm(epochs, **bar_options(progress_bar), desc='partition'):
         optimizer.zero_grad()
         losses = partition_losses(
             model(x, edge_index), edge_index, y, num_classes
@@ -200,17 +196,18 @@ def learned_partition(
 
 
 @torch.enable_grad()
+@validated
 def partition_embedding(
     x: Tensor,
     edge_index: Tensor,
     y: Tensor,
     *,
-    hidden_channels: int = 64,
-    lr: float = 0.01,
-    weight_decay: float = 5e-4,
-    epochs: int = 100,
+    hidden_channels: Count = 64,
+    lr: Positive = 0.01,
+    weight_decay: NotNegative = 5e-4,
+    epochs: Natural = 100,
     seed: int | None = None,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     """Return logits of a GCN trained on the whole training graph, for BEKM.
 
@@ -226,7 +223,8 @@ def partition_embedding(
         weight_decay (float): its weight decay. (default: :obj:`5e-4`)
         epochs (int): the number of epochs. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``.
@@ -235,8 +233,6 @@ def partition_embedding(
         ValueError: if a node has no label.
     """
     _check_graph(x, edge_index, y)
-    _check_training(hidden_channels, lr, weight_decay)
-    check_integer('epochs', epochs, 0)
     with rng.forked(rng.resolve(seed)):
         model = GCN(
             x.size(1), hidden_channels, 2, int(y.max()) + 1, dropout=0.5
@@ -245,21 +241,13 @@ def partition_embedding(
             model.parameters(), lr=lr, weight_decay=weight_decay
         )
         steps = range(epochs)
-        for _ in tqdm(steps, disable=not progress_bar, desc='embedding'):
+        for _ in tqdm(steps, **bar_options(progress_bar), desc='embedding'):
             optimizer.zero_grad()
             F.cross_entropy(model(x, edge_index), y).backward()
             optimizer.step()
     model.eval()
     with torch.no_grad():
         return model(x, edge_index)
-
-
-def _check_training(
-    hidden_channels: int, lr: float, weight_decay: float
-) -> None:
-    check_integer('hidden_channels', hidden_channels, 1)
-    check_positive('lr', lr)
-    check_non_negative('weight_decay', weight_decay)
 
 
 def _check_graph(x: Tensor, edge_index: Tensor, y: Tensor) -> None:

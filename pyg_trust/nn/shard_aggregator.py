@@ -9,7 +9,7 @@ labels: compare it with a plain model that is trained on them alone.
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -18,14 +18,18 @@ from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_choice,
+    Count,
+    NotNegative,
+    OneOf,
+    Positive,
     check_distinct,
     check_integer,
-    check_non_negative,
     check_positive,
     check_range,
     check_tensor,
+    validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust._registry import Registry
 from pyg_trust.functional import aggregate
 from pyg_trust.functional.partition import check_edges
@@ -75,7 +79,7 @@ class ShardAggregator(torch.nn.Module):
         *,
         num_classes: int | None = None,
         seed: int | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> 'ShardAggregator':
         r"""Train from scratch; the same seed gives the same aggregator.
 
@@ -94,8 +98,8 @@ class ShardAggregator(torch.nn.Module):
                 hidden features and no logits (attentive fusions with a
                 head only). (default: :obj:`None`)
             seed (int, optional): the seed. (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError: if a tensor has the wrong dtype.
@@ -112,7 +116,7 @@ class ShardAggregator(torch.nn.Module):
         return self
 
     def _learn(
-        self, examples: Examples, seed: int, progress_bar: bool
+        self, examples: Examples, seed: int, progress_bar: bool | None
     ) -> None:
         _check_logits(self, examples)
 
@@ -180,7 +184,7 @@ class LBAggregator(ShardAggregator):
         self.register_buffer('weight', None)
 
     def _learn(
-        self, examples: Examples, seed: int, progress_bar: bool
+        self, examples: Examples, seed: int, progress_bar: bool | None
     ) -> None:
         _check_logits(self, examples)
         index = examples.index
@@ -199,7 +203,7 @@ class LBAggregator(ShardAggregator):
         everyone = torch.arange(index.numel(), device=index.device)
         best, kept = float('inf'), weight.detach().clone()
         epochs = range(self.epochs)
-        for _ in tqdm(epochs, disable=not progress_bar, desc='aggregator'):
+        for _ in tqdm(epochs, **bar_options(progress_bar), desc='aggregator'):
             order = torch.randperm(index.numel(), generator=generator)
             for nodes in order.to(index.device).split(self.batch_size):
                 optimizer.zero_grad()
@@ -232,6 +236,7 @@ class LBAggregator(ShardAggregator):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+@validated
 class AttentiveAggregator(ShardAggregator):
     r"""Attentive fusion of the sub-models, with contrastive losses on request.
 
@@ -276,35 +281,22 @@ class AttentiveAggregator(ShardAggregator):
         batch_size (int): the number of nodes per step. (default: :obj:`64`)
         lr (float): the learning rate of AdamW. (default: :obj:`0.01`)
         weight_decay (float): its weight decay. (default: :obj:`1e-5`)
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
 
     def __init__(
         self,
-        fusion: str = 'align',
+        fusion: Annotated[str, OneOf(FUSIONS)] = 'align',
         *,
-        contra_weight: float = 0.0,
-        recon_weight: float = 0.0,
-        temperature: float = 0.5,
-        hidden_channels: int = 64,
-        epochs: int = 5,
-        batch_size: int = 64,
-        lr: float = 0.01,
-        weight_decay: float = 1e-5,
+        contra_weight: NotNegative = 0.0,
+        recon_weight: NotNegative = 0.0,
+        temperature: Positive = 0.5,
+        hidden_channels: Count = 64,
+        epochs: Count = 5,
+        batch_size: Count = 64,
+        lr: Positive = 0.01,
+        weight_decay: NotNegative = 1e-5,
     ) -> None:
         super().__init__()
-        check_choice('fusion', fusion, FUSIONS)
-        for name, value in (
-            ('contra_weight', contra_weight),
-            ('recon_weight', recon_weight),
-            ('weight_decay', weight_decay),
-        ):
-            check_non_negative(name, value)
-        check_positive('temperature', temperature)
-        check_integer('hidden_channels', hidden_channels, 1)
-        _check_training(epochs, batch_size, lr)
         self.fusion = fusion
         self.contra_weight = contra_weight
         self.recon_weight = recon_weight
@@ -333,7 +325,7 @@ class AttentiveAggregator(ShardAggregator):
             self.head = torch.nn.Linear(width, classes)
 
     def _learn(
-        self, examples: Examples, seed: int, progress_bar: bool
+        self, examples: Examples, seed: int, progress_bar: bool | None
     ) -> None:
         outputs, y, index = examples.outputs, examples.y, examples.index
         if self.fusion == 'logits':
@@ -357,7 +349,7 @@ class AttentiveAggregator(ShardAggregator):
         order_of = rng.generator(rng.derive(seed, _ORDER))
         draws = rng.generator(rng.derive(seed, _STEP))
         epochs = range(self.epochs)
-        for _ in tqdm(epochs, disable=not progress_bar, desc='aggregator'):
+        for _ in tqdm(epochs, **bar_options(progress_bar), desc='aggregator'):
             order = torch.randperm(index.numel(), generator=order_of)
             for nodes in index[order.to(index.device)].split(self.batch_size):
                 optimizer.zero_grad()

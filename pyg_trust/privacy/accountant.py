@@ -8,19 +8,24 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from opacus.accountants import IAccountant
 from opacus.accountants.registry import register_accountant
 
 from pyg_trust._checks import (
+    Fraction,
+    NotNegative,
+    OneOf,
+    Positive,
+    Rate,
     check_choice,
     check_instance,
     check_integer,
-    check_non_negative,
     check_number,
     check_positive,
+    validated,
 )
 from pyg_trust._registry import Registry
 from pyg_trust._states import check_state
@@ -150,7 +155,8 @@ class Accountant(IAccountant):
         line = self._line((noise_multiplier, sample_rate, 1))
         self.history = _merged([*self.history, line])
 
-    def spend_pure(self, epsilon: float) -> None:
+    @validated
+    def spend_pure(self, epsilon: Positive) -> None:
         r"""Counts a release beside the steps that is :math:`\epsilon`-DP.
 
         It adds up with the steps by basic composition.
@@ -158,7 +164,7 @@ class Accountant(IAccountant):
         Args:
             epsilon (float): positive and finite.
         """
-        self.pure_epsilon += check_positive('epsilon', epsilon)
+        self.pure_epsilon += epsilon
 
     def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
         r"""The :math:`\epsilon` of all steps so far.
@@ -217,13 +223,14 @@ class Accountant(IAccountant):
             'the choice among several runs takes'
         )
 
+    @validated
     def remaining_steps(
         self,
-        epsilon: float,
-        delta: float,
+        epsilon: NotNegative,
+        delta: Fraction,
         *,
-        noise_multiplier: float,
-        sample_rate: float,
+        noise_multiplier: Positive,
+        sample_rate: Rate,
     ) -> int:
         r"""How many more steps stay within a budget.
 
@@ -233,7 +240,7 @@ class Accountant(IAccountant):
             noise_multiplier (float): of the steps to come.
             sample_rate (float): of the steps to come.
         """
-        if check_non_negative('epsilon', epsilon) <= self.pure_epsilon:
+        if epsilon <= self.pure_epsilon:
             return 0
         noise, rate, _ = self._line((noise_multiplier, sample_rate, 1))
 
@@ -410,6 +417,7 @@ class RDPAccountant(WORAccountant):
     _method = 'rdp_wor'
 
 
+@validated
 @ACCOUNTANTS.builtin(POISSON)
 class PoissonAccountant(Accountant):
     r"""Counts steps that draw every unit by a coin of its own.
@@ -434,9 +442,8 @@ class PoissonAccountant(Accountant):
 
     sampling = POISSON_SAMPLING
 
-    def __init__(self, form: str = 'replace') -> None:
+    def __init__(self, form: Annotated[str, OneOf(FORMS)] = 'replace') -> None:
         super().__init__()
-        check_choice('form', form, FORMS)
         self.form = form
 
     def epsilon_of(self, history: History, delta: float) -> float:

@@ -7,23 +7,27 @@ import os
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import (
+    Count,
+    Fraction,
+    Natural,
+    Positive,
+    Rate,
     check_instance,
-    check_integer,
     check_ledger,
     check_nodes,
     check_number,
-    check_positive,
     check_range,
     check_rate,
     check_tensor,
+    validated,
 )
 from pyg_trust._fingerprints import fingerprint, stored
 from pyg_trust._states import FORMAT, check_settings, check_state
@@ -95,6 +99,18 @@ _ENTRIES = (
 )
 
 
+class _Task(NamedTuple):
+    # What a fit reads of its data; the key tells data apart.
+    graph: CSRGraph
+    x: Tensor
+    y: Tensor
+    train: Tensor
+    val: Tensor | None
+    classes: int
+    key: str
+
+
+@validated
 class PrivateNodeClassifier(NoCopies):
     r"""Classifies nodes with private edges or nodes, and private predictions.
 
@@ -205,9 +221,6 @@ class PrivateNodeClassifier(NoCopies):
             :class:`~pyg_trust.privacy.PrivacyEngine`.
             (default: :obj:`None`)
 
-    Raises:
-        TypeError, ValueError: on a wrong argument.
-
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> data = Data(
@@ -228,9 +241,9 @@ class PrivateNodeClassifier(NoCopies):
     def __init__(
         self,
         relation: str = 'node',
-        epsilon: float = 8.0,
-        delta: float = 1e-5,
-        hops: int = 1,
+        epsilon: Positive = 8.0,
+        delta: Fraction = 1e-5,
+        hops: Count = 1,
         shares: Sequence[float] | None = None,
         encoder: nn.Module | None = None,
         head: nn.Module | None = None,
@@ -238,24 +251,22 @@ class PrivateNodeClassifier(NoCopies):
         *,
         form: str | None = None,
         directed: bool = False,
-        max_degree: int | None = None,
+        max_degree: Count | None = None,
         measure: Measure | None = None,
-        smoothing: int | None = None,
-        train_receivers: float | None = None,
-        steps: int = 60,
-        lr: float = 0.1,
-        epochs: int = 150,
-        num_classes: int | None = None,
+        smoothing: Natural | None = None,
+        train_receivers: Rate | None = None,
+        steps: Count = 60,
+        lr: Positive = 0.1,
+        epochs: Count = 150,
+        num_classes: Count | None = None,
         seed: int | None = None,
         ledger_head: str | None = None,
     ) -> None:
         self.relation = make_relation(relation, form, directed, max_degree)
-        self.epsilon = check_positive('epsilon', epsilon)
-        self.delta = check_delta(delta)
+        self.epsilon = epsilon
+        self.delta = delta
         self.limit = gaussian_mu_for(self.epsilon, self.delta)
-        self.hops = check_integer('hops', hops, 1)
-        if measure is not None:
-            check_instance('measure', measure, Measure)
+        self.hops = hops
         if (relation == 'feature' and hops != 1) or (
             relation != 'feature' and measure is not None
         ):
@@ -266,7 +277,6 @@ class PrivateNodeClassifier(NoCopies):
         self.measure = TWO_HOPS if measure is None else measure
         self._own_messages = measure is not None
         if smoothing is not None:
-            check_integer('smoothing', smoothing, 0)
             if smoothing and relation != 'feature':
                 raise ValueError(
                     "'smoothing' reads edges after the release, which are "
@@ -283,11 +293,9 @@ class PrivateNodeClassifier(NoCopies):
             if module is not None:
                 check_module(name, module, private=relation != 'edge')
         self.encoder, self.head = encoder, head
-        self.steps = check_integer('steps', steps, 1)
-        self.lr = check_positive('lr', lr)
-        self.epochs = check_integer('epochs', epochs, 1)
-        if num_classes is not None:
-            check_integer('num_classes', num_classes, 1)
+        self.steps = steps
+        self.lr = lr
+        self.epochs = epochs
         self.num_classes = num_classes
         check_ledger(ledger, ledger_head)
         self.ledger, self.ledger_head = ledger, ledger_head
@@ -339,6 +347,7 @@ class PrivateNodeClassifier(NoCopies):
         return self._account
 
     @editing
+    @validated
     def fit(self, data: Data) -> 'PrivateNodeClassifier':
         """Trains, and releases the sums of :obj:`data`.
 
@@ -359,71 +368,69 @@ class PrivateNodeClassifier(NoCopies):
             BudgetExceededError: if the budget does not allow it. Nothing is
                 spent then.
         """
-        if isinstance(data, HeteroData) or not isinstance(data, Data):
-            raise TypeError(
-                "'data' needs to be a homogeneous "
-                f'torch_geometric.data.Data (got {type(data).__name__})'
+        task = self._read(data)
+        if task.key == self._fitted:
+            return self
+        check_alone()
+        self._probe(task.x, task.classes, task.graph)
+        self._tell(task.classes)
+        account = self._open(task.graph.num_nodes)
+        with account.lock:
+            # All or nothing: no budget goes into half of a model.
+            account.check(math.hypot(*self.mus))
+            self._fit(task, account)
+        if self.seed is None:
+            warn_of_other_releases(
+                *(self.relation, task.graph, fingerprint(*stored(task.x))),
+                *(account, self.delta, 5),
             )
+        return self
+
+    def _read(self, data: Data) -> _Task:
         # Noise is drawn, and models are, on the CPU.
         graph = release_graph(data, self.relation).to('cpu')
         x = check_own(data, 'x', self.relation).cpu()
-        y, train, val, classes = self._labels(data, graph.num_nodes)
         # Labels that are not read are 0 by now.
+        y, train, val, classes = self._labels(data, graph.num_nodes)
         masks = (train,) if val is None else (train, val)
         setting = (graph.rowptr, graph.col, y, *masks)
         key = fingerprint(*setting, *stored(x), repr(classes))
-        if key == self._fitted:
-            return self
-        check_alone()
-        self._probe(x, classes, graph)
-        self._tell(classes)
-        account = self._open(graph.num_nodes)
-        mus = self.mus
-        with account.lock:
-            # All or nothing: no budget goes into half of a model.
-            account.check(math.hypot(*mus))
-            # Refuses graphs that its measure is not for.
-            feature = self.relation.name == 'feature'
-            scales = columns(graph, self.measure) if feature else None
-            self._round(graph, classes, scales)
-            source = noise.source(
-                None
-                if self.seed is None
-                else rng.derive(self.seed, len(account.lines))
+        return _Task(graph, x, y, train, val, classes, key)
+
+    def _fit(self, task: _Task, account: ReleaseAccount) -> None:
+        # Encoder, messages, release, head: each pays before it draws noise.
+        graph, classes = task.graph, task.classes
+        # Refuses graphs that its measure is not for.
+        feature = self.relation.name == 'feature'
+        scales = columns(graph, self.measure) if feature else None
+        self._round(graph, classes, scales)
+        seed = self.seed
+        source = noise.source(
+            None if seed is None else rng.derive(seed, len(account.lines))
+        )
+        before = self._released, self._smoothed
+        try:
+            encoder = self._model('encoder', task.x.size(1), classes)
+            encoder = self._train(encoder, task, self.mus[0], source)
+            own = posteriors(outputs(encoder, task.x, self._private))
+            messages = told(task.y, own, task.train)
+            receivers = self._receivers(task.train)
+            self._released = self._release(
+                graph, messages, source, receivers, scales
             )
-            before = self._released, self._smoothed
-            try:
-                encoder = self._train(
-                    self._model('encoder', x.size(1), classes),
-                    *(x, y, train, val, classes, mus[0], source, False),
-                )
-                own = posteriors(outputs(encoder, x, self._private))
-                receivers = self._receivers(train)
-                self._released = self._release(
-                    *(graph, told(y, own, train), source, receivers),
-                    scales,
-                )
-                self._smoothed = self._smooth(graph)
-                read = self._columns(own)
-                self._head = self._train(
-                    self._model('head', read.size(1), classes),
-                    *(read, y, train & receivers, val, classes),
-                    *(mus[2], source, True),
-                )
-                self._encoder, self._own = encoder, own
-                self._num_features = x.size(1)
-                self._num_nodes, self.num_classes = graph.num_nodes, classes
-                self._fitted = key
-            except BaseException:
-                # What was paid stays paid; predictions stay those before.
-                self._released, self._smoothed = before
-                raise
-        if self.seed is None:
-            warn_of_other_releases(
-                *(self.relation, graph, fingerprint(*stored(x)), account),
-                *(self.delta, 4),
-            )
-        return self
+            self._smoothed = self._smooth(graph)
+            read = self._columns(own)
+            head = self._model('head', read.size(1), classes)
+            rows = task._replace(x=read, train=task.train & receivers)
+            self._head = self._train(head, rows, self.mus[2], source, True)
+            self._encoder, self._own = encoder, own
+            self._num_features = task.x.size(1)
+            self._num_nodes, self.num_classes = graph.num_nodes, classes
+            self._fitted = task.key
+        except BaseException:
+            # What was paid stays paid; predictions stay those before.
+            self._released, self._smoothed = before
+            raise
 
     @synchronized
     def logits(self, x: Tensor | None = None) -> Tensor:
@@ -839,26 +846,23 @@ class PrivateNodeClassifier(NoCopies):
     def _train(
         self,
         module: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        train: Tensor,
-        val: Tensor | None,
-        classes: int,
+        task: _Task,
         mu: float,
         source: SecureNoise | SeededNoise,
-        small: bool,
+        small: bool = False,
     ) -> nn.Module:
+        x, y, train = task.x, task.y, task.train
         if not self._private:
             # Wide rows of features, or a few columns.
             lr, decay = (0.02, 1e-4) if small else (0.01, 5e-4)
             return train_freely(
-                module, x, y, train, val, self.epochs, lr, decay
+                module, x, y, train, task.val, self.epochs, lr, decay
             )
         assert self._account is not None
         z = descent_noise(mu, self.steps, self.relation.form)
         self._account.spend(mu)
         return train_privately(
-            *(module, rows_of(x, train), y[train], classes, source, z),
+            *(module, rows_of(x, train), y[train], task.classes, source, z),
             *(self.steps, self.lr),
         )
 

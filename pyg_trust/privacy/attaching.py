@@ -14,15 +14,9 @@ from pyg_trust.loader import StepLoader
 from pyg_trust.loader.step_batches import POISSON
 from pyg_trust.loader.whole_units import WholeUnitLoader
 from pyg_trust.privacy.group import Group
-from pyg_trust.privacy.loss_checks import (
-    check_criterion,
-)
+from pyg_trust.privacy.loss_checks import check_criterion
 from pyg_trust.privacy.pipeline import check_transform
-from pyg_trust.privacy.validation import (
-    Criterion,
-    Forward,
-    find_call,
-)
+from pyg_trust.privacy.validation import Criterion, Forward, find_call
 from pyg_trust.privacy.wrappers import (
     PrivateModule,
     PrivateOptimizer,

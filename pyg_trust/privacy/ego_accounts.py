@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pyg_trust._checks import check_number
+from pyg_trust._checks import Fraction, check_number, validated
 from pyg_trust.functional.accounting import (
     ORDERS,
     check_group,
@@ -14,12 +14,7 @@ from pyg_trust.functional.accounting import (
     rdp_epsilon,
     rdp_group_wor,
 )
-from pyg_trust.functional.mechanisms import (
-    check_delta,
-    check_q,
-    lam_from_opacus,
-    rdp_fdp,
-)
+from pyg_trust.functional.mechanisms import check_q, lam_from_opacus, rdp_fdp
 from pyg_trust.functional.poisson import poisson_epsilon
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
@@ -177,14 +172,14 @@ class FDPAccountant(Accountant):
     def _rdp(self, noise_multiplier: float) -> np.ndarray:
         return self._rdp_of_step(np.asarray(ORDERS), noise_multiplier, 1.0)
 
-    def epsilon_of(self, history: History, delta: float) -> float:
+    @validated
+    def epsilon_of(self, history: History, delta: Fraction) -> float:
         """By Rényi DP, :func:`pyg_trust.functional.mechanisms.rdp_fdp`.
 
         Args:
             history (list): as in :class:`Accountant`.
             delta (float): in :math:`(0, 1)`.
         """
-        check_delta(delta)
         if not history:
             return 0.0
         rdp = sum(n * self._rdp(z) for z, _, n in history)

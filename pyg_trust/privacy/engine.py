@@ -6,31 +6,24 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from pyg_trust._checks import (
-    check_callable,
-    check_choice,
-    check_instance,
-    check_integer,
-    check_number,
+    Count,
+    Fraction,
+    OneOf,
+    Positive,
     check_positive,
+    validated,
 )
-from pyg_trust.functional.mechanisms import (
-    CLIPPINGS,
-    check_delta,
-    check_lam,
-)
+from pyg_trust.functional.mechanisms import CLIPPINGS, check_lam
 from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import StepLoader
-from pyg_trust.privacy import state as checkpoints
-from pyg_trust.privacy.accountant import (
-    RELATION,
-)
+from pyg_trust.privacy.accountant import RELATION
 from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
     check_arithmetic,
@@ -47,7 +40,8 @@ from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
 from pyg_trust.privacy.noising import noisy_count, noisy_sums
 from pyg_trust.privacy.norms import AdaptiveNorm, NormEstimates
 from pyg_trust.privacy.pipeline import check_tables
-from pyg_trust.privacy.report import PrivacyReport, describe
+from pyg_trust.privacy.report import PrivacyReport, Run, describe
+from pyg_trust.privacy.state import Checkpoints
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
@@ -62,7 +56,7 @@ from pyg_trust.privacy.wrappers import (
 )
 
 
-class PrivacyEngine(NormEstimates):
+class PrivacyEngine(Checkpoints, NormEstimates):
     r"""Trains any PyG model with differential privacy of feature rows.
 
     Node-level DP-SGD on disjoint random walks, after `"Training
@@ -191,18 +185,19 @@ class PrivacyEngine(NormEstimates):
         self._releases = 0
         self._adaptive: AdaptiveNorm | None = None
 
+    @validated
     def make_private(
         self,
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: StepLoader,
-        noise_multiplier: float,
+        noise_multiplier: Positive,
         max_grad_norm: float | AdaptiveNorm,
         loss_reduction: str = 'mean',
-        max_physical_batch_size: int | None = None,
-        target_epsilon: float | None = None,
-        target_delta: float | None = None,
+        max_physical_batch_size: Count | None = None,
+        target_epsilon: Positive | None = None,
+        target_delta: Fraction | None = None,
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
@@ -282,8 +277,7 @@ class PrivacyEngine(NormEstimates):
                 Nothing is changed then.
         """
         self._check_free(module, optimizer, data_loader)
-        lam = check_number('noise_multiplier', noise_multiplier)
-        check_lam(lam / (2 * data_loader.terms))
+        check_lam(noise_multiplier / (2 * data_loader.terms))
         step = self._prepare(
             module,
             optimizer,
@@ -304,7 +298,7 @@ class PrivacyEngine(NormEstimates):
         )
         if isinstance(max_grad_norm, AdaptiveNorm):
             size = data_loader.subgraphs_per_batch
-            max_grad_norm.gradient_multiplier(lam, size)
+            max_grad_norm.gradient_multiplier(noise_multiplier, size)
         self._open(data_loader)
         self._target = None, None  # not one of an interrupted call
         if target_epsilon is not None and target_delta is not None:
@@ -314,17 +308,18 @@ class PrivacyEngine(NormEstimates):
             step, optimizer, data_loader, noise_multiplier, max_grad_norm
         )
 
+    @validated
     def make_private_with_epsilon(
         self,
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: StepLoader,
-        target_epsilon: float,
-        target_delta: float,
+        target_epsilon: Positive,
+        target_delta: Fraction,
         max_grad_norm: float | AdaptiveNorm,
-        steps: int | None = None,
-        epochs: int | None = None,
+        steps: Count | None = None,
+        epochs: Count | None = None,
         **kwargs: Any,
     ) -> PrivateTraining:
         r"""Makes them private with just enough noise for a budget.
@@ -368,10 +363,7 @@ class PrivacyEngine(NormEstimates):
                 )
         if steps is None:
             assert epochs is not None
-            check_integer('epochs', epochs, 1)
             steps = epochs * data_loader.batch_sampler.num_steps
-        check_integer('steps', steps, 1)
-        target_epsilon = check_positive('target_epsilon', target_epsilon)
         step = self._prepare(
             module,
             optimizer,
@@ -395,6 +387,7 @@ class PrivacyEngine(NormEstimates):
             step, optimizer, data_loader, multiplier, max_grad_norm
         )
 
+    @validated
     def _prepare(
         self,
         module: nn.Module,
@@ -402,21 +395,20 @@ class PrivacyEngine(NormEstimates):
         data_loader: StepLoader,
         *,
         max_grad_norm: float | AdaptiveNorm,
-        loss_reduction: str = 'mean',
-        max_physical_batch_size: int | None = None,
-        target_epsilon: float | None = None,
-        target_delta: float | None = None,
+        loss_reduction: Annotated[str, OneOf(REDUCTIONS)] = 'mean',
+        max_physical_batch_size: Count | None = None,
+        target_epsilon: Positive | None = None,
+        target_delta: Fraction | None = None,
         method: str = 'auto',
         forward: Forward | None = None,
         criterion: Criterion | None = None,
         trust_loss: bool = False,
         public: Sequence[str] = (),
-        clipping: str = 'flat',
+        clipping: Annotated[str, OneOf(CLIPPINGS)] = 'flat',
         exact: bool = False,
-        isolation: str = 'followed',
+        isolation: Annotated[str, OneOf(ISOLATIONS)] = 'followed',
     ) -> PrivateStep:
         # All that can be refused before the account is opened.
-        check_choice('clipping', clipping, CLIPPINGS)
         norm = max_grad_norm
         if isinstance(norm, AdaptiveNorm):
             if clipping != 'flat':
@@ -429,22 +421,11 @@ class PrivacyEngine(NormEstimates):
         norm = check_norm(
             'max_grad_norm', check_positive('max_grad_norm', norm)
         )
-        check_choice('loss_reduction', loss_reduction, REDUCTIONS)
-        if max_physical_batch_size is not None:
-            check_integer(
-                'max_physical_batch_size', max_physical_batch_size, 1
-            )
         if (target_epsilon is None) != (target_delta is None):
             raise ValueError(
                 "'target_epsilon' and 'target_delta' need to be given "
                 f'together (got {target_epsilon} and {target_delta})'
             )
-        for name, value in (('forward', forward), ('criterion', criterion)):
-            if value is not None:
-                check_callable(name, value)
-        check_instance('trust_loss', trust_loss, bool)
-        check_instance('exact', exact, bool)
-        check_choice('isolation', isolation, ISOLATIONS)
         if trust_loss and isolation == 'construction':
             raise ValueError(
                 "'isolation' can't be 'construction' with trust_loss=True: "
@@ -452,8 +433,7 @@ class PrivacyEngine(NormEstimates):
             )
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
-            check_positive('target_epsilon', target_epsilon)
-            account.get_epsilon(check_delta(target_delta))
+            account.get_epsilon(target_delta)
         check_layers(module)
         withdraws = data_loader.form == 'withdraw'
         known = None if withdraws else data_loader.data.num_nodes
@@ -528,7 +508,7 @@ class PrivacyEngine(NormEstimates):
         batches.rank, batches.num_ranks = group.rank, group.size
         step.pins.hold_layers()
         step.pins.hold()
-        self._training = training
+        self._training, self._step = training, step
         return training
 
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
@@ -630,7 +610,8 @@ class PrivacyEngine(NormEstimates):
         centred = noisy_count(inside - found / 2, self._noise, std)
         return self._adaptive.next(norm, 0.5 + centred / size)
 
-    def spend_gaussian(self, mu: float) -> None:
+    @validated
+    def spend_gaussian(self, mu: Positive) -> None:
         r"""Counts a release of Gaussian noise beside the steps, beforehand.
 
         It is on the account as a step at rate 1 with
@@ -651,7 +632,7 @@ class PrivacyEngine(NormEstimates):
             ValueError: if the account is of other neighbours than a row that
                 is replaced; nothing is spent.
         """
-        lam = check_lam(1 / check_positive('mu', mu))
+        lam = check_lam(1 / mu)
         self._check_process()
         if self._group.current().size > 1:
             raise RuntimeError(
@@ -666,8 +647,7 @@ class PrivacyEngine(NormEstimates):
                 f"(got '{accountant.relation}', "
                 f'{type(accountant).__name__})'
             )
-        kept = self._loader.batch_sampler._kept
-        if any(step >= self.steps for step in kept):
+        if self._loader.batch_sampler.drawn_after(self.steps):
             raise RuntimeError(
                 'a batch was drawn whose step was not taken: take it first, '
                 'as no step is to get another batch for the sake of a release'
@@ -682,7 +662,7 @@ class PrivacyEngine(NormEstimates):
         self._limit = None
         self._releases += 1
         # An epoch in progress has counted its steps without this one.
-        training.loader._turn += 1
+        training.loader.end_epoch()
         self._leaks.append(
             f'one of the steps is no step of training but a noisy release of '
             f'mu {mu:.4g} (PrivateAGP), whose rows are covered as well'
@@ -702,7 +682,7 @@ class PrivacyEngine(NormEstimates):
         of two graphs was trained on.
         """
         norm = None if self._adaptive is None else self.max_grad_norm
-        return checkpoints.save(self, self._attached(), self._setting(), norm)
+        return self._checkpoint(self._attached(), self._setting(), norm)
 
     def load_state_dict(
         self, state: dict[str, Any], *, rewind: bool = False
@@ -725,20 +705,14 @@ class PrivacyEngine(NormEstimates):
                 changed then.
         """
         training = self._attached()
-        checkpoints.load(
-            self,
-            training,
-            training.optimizer._step,
-            self._setting(),
-            None if self._adaptive is None else self._set_norm,
-            state,
-            rewind,
+        set_norm = None if self._adaptive is None else self._set_norm
+        self._restore(
+            *(training, self._step, self._setting(), set_norm, state, rewind)
         )
 
     def _setting(self) -> dict[str, Any]:
         adaptive = self._adaptive
-        return checkpoints.setting(
-            self,
+        return self._settings(
             self._attached().model.module,
             self.clipping,
             noise_multiplier=self.noise_multiplier,
@@ -751,7 +725,8 @@ class PrivacyEngine(NormEstimates):
         )
 
     def _training_step(self) -> PrivateStep:
-        return self._attached().optimizer._step
+        self._attached()
+        return self._step
 
     def report(self, delta: float | None = None) -> PrivacyReport:
         r"""The guarantee so far, with every assumption.
@@ -760,4 +735,16 @@ class PrivacyEngine(NormEstimates):
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
         """
-        return describe(self, delta)
+        run = Run(
+            loader=self._loader,
+            model=self._attached().model.module,
+            step=self._step,
+            leaks=tuple(self._leaks),
+            releases=self._releases,
+            processes=self._group.size,
+            gradient_multiplier=self._gradient_multiplier,
+            noise=self._noise_kind,
+            has_ledger=self._ledger is not None,
+            names_ledger=self._ledger_path is not None,
+        )
+        return describe(self, run, delta)

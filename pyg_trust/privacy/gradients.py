@@ -21,16 +21,19 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from pyg_trust._checks import (
-    check_choice,
+    Count,
+    Natural,
+    OneOf,
     check_instance,
     check_integer,
     check_number,
+    validated,
 )
 from pyg_trust.functional.mechanisms import CLIPPINGS
 from pyg_trust.privacy import fallbacks
@@ -61,6 +64,7 @@ _SEED = 0
 _CHECKED = 8
 
 
+@validated
 class SubgraphGradients:
     r"""Clips the gradient of each subgraph of a batch, and sums.
 
@@ -115,21 +119,14 @@ class SubgraphGradients:
     def __init__(
         self,
         module: nn.Module,
-        method: str = 'auto',
-        chunk_size: int = 16,
+        method: Annotated[str, OneOf(METHODS)] = 'auto',
+        chunk_size: Count = 16,
     ) -> None:
-        if not isinstance(module, nn.Module):
-            raise TypeError(
-                "'module' needs to be a torch.nn.Module "
-                f'(got {type(module).__name__})'
-            )
         if hasattr(module, '_orig_mod'):
             raise TypeError(
                 "'module' needs to be the module itself (got one that "
                 'torch.compile made, which does not show what it does)'
             )
-        check_choice('method', method, METHODS)
-        check_integer('chunk_size', chunk_size, 1)
         self.module = module
         self.method = method
         self.chunk_size = chunk_size
@@ -305,14 +302,15 @@ class Tape:
     def _stop(self) -> None:
         self._modes.close()
 
+    @validated
     def clipped_sum(
         self,
         output: Tensor | Sequence[Tensor],
         grad_output: Tensor | Sequence[Tensor],
         max_grad_norm: float,
         output_owner: Tensor | Sequence[Tensor] | None = None,
-        clipping: str = 'flat',
-        of: int | None = None,
+        clipping: Annotated[str, OneOf(CLIPPINGS)] = 'flat',
+        of: Natural | None = None,
     ) -> ClippedSum:
         r"""The sum of the clipped gradients of the subgraphs.
 
@@ -342,7 +340,6 @@ class Tape:
         if self._call is None:
             raise RuntimeError('The tape is blank: the module was not called')
         max_grad_norm = check_max_grad_norm(max_grad_norm)
-        check_choice('clipping', clipping, CLIPPINGS)
         if of is not None:
             check_integer('of', of, 0, self._num_subgraphs - 1)
         automatic = clipping == 'automatic'

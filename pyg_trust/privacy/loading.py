@@ -55,7 +55,7 @@ class PrivateLoader(Single):
         self._turn = 0
 
     def __iter__(self) -> Iterator[Data]:
-        self._turn += 1
+        self.end_epoch()
         turn = self._turn
         batches = self.loader.batch_sampler
         batches.position = first = self._position()
@@ -90,6 +90,10 @@ class PrivateLoader(Single):
                         'accounted for. To gather the gradients of a large '
                         "batch, hand 'max_physical_batch_size' to make_private"
                     )
+
+    def end_epoch(self) -> None:
+        """End the epoch in progress: the next batch is of another one."""
+        self._turn += 1
 
     def _drawn(self, step: int) -> tuple[Tensor, ...]:
         batches = self.loader.batch_sampler

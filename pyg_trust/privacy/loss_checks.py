@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyg_trust.privacy.validation import (
-    Criterion,
-)
+from pyg_trust.privacy.validation import Criterion
 
 
 def check_criterion(

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pyg_trust._checks import (
-    check_callable,
-    check_fraction,
-    check_instance,
-    check_number,
+    Fraction,
+    Number,
+    Positive,
     check_positive,
+    validated,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
 from pyg_trust.privacy.bounds import check_norm
@@ -39,6 +41,7 @@ from pyg_trust.privacy.validation import (
 _PROBED = 32
 
 
+@validated
 @dataclass(frozen=True)
 class AdaptiveNorm:
     r"""A clipping norm that follows a quantile of the gradients' norms.
@@ -85,25 +88,21 @@ class AdaptiveNorm:
         True
     """
 
-    initial: float = 1.0
-    quantile: float = 0.5
-    rate: float = 0.2
-    noise_std: float | None = None
+    initial: Positive = 1.0
+    quantile: Fraction = 0.5
+    rate: Positive = 0.2
+    noise_std: Positive | None = None
     bounds: tuple[float, float] = (1e-6, 1e6)
 
     def __post_init__(self) -> None:
-        check_positive('rate', self.rate)
         low, high = check_bounds(self.bounds)
         for bound in (low, high):
             check_norm('bounds', bound)
-        if not low <= check_positive('initial', self.initial) <= high:
+        if not low <= self.initial <= high:
             raise ValueError(
                 f"'initial' needs to be in 'bounds' (got {self.initial} and "
                 f'{self.bounds})'
             )
-        check_fraction('quantile', self.quantile)
-        if self.noise_std is not None:
-            check_positive('noise_std', self.noise_std)
 
     def count_std(self, noise_multiplier: float, batch_size: int) -> float:
         """The noise :math:`s` on the count.
@@ -122,8 +121,9 @@ class AdaptiveNorm:
             )
         return float(self.noise_std)
 
+    @validated
     def gradient_multiplier(
-        self, noise_multiplier: float, batch_size: int
+        self, noise_multiplier: Positive, batch_size: int
     ) -> float:
         """The noise :math:`z_g` on the gradients, in units of :math:`C`.
 
@@ -131,7 +131,6 @@ class AdaptiveNorm:
             noise_multiplier (float): :math:`z`, of the account.
             batch_size (int): :math:`m`.
         """
-        check_positive('noise_multiplier', noise_multiplier)
         count = self.count_std(noise_multiplier, batch_size)
         rest = 1 - (noise_multiplier / (2 * count)) ** 2
         return noise_multiplier / math.sqrt(rest)
@@ -162,19 +161,20 @@ def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
 class NormEstimates(Spending):
     """Account that also pays for estimates of the clipping norm."""
 
+    @validated
     def estimate_max_grad_norm(
         self,
         *,
         module: nn.Module,
         data_loader: StepLoader,
         criterion: Criterion,
-        percentile: float = 50.0,
-        epsilon: float | None = None,
+        percentile: Annotated[float, Number(0, 100)] = 50.0,
+        epsilon: Positive | None = None,
         bounds: tuple[float, float] = (1e-3, 1e3),
         public: bool = False,
         insist: bool = False,
         forward: Forward | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> float:
         r"""A clipping norm from a percentile of the gradients' norms.
 
@@ -203,8 +203,8 @@ class NormEstimates(Spending):
             insist (bool): as above. (default: :obj:`False`)
             forward (callable, optional): as in :meth:`make_private`.
                 (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: unless exactly one of the three is given, or a number
@@ -212,8 +212,6 @@ class NormEstimates(Spending):
             BudgetExceededError: if it would exceed the budget of
                 :meth:`make_private`; nothing is spent.
         """
-        check_instance('public', public, bool)
-        check_instance('insist', insist, bool)
         if (epsilon is not None) + public + insist != 1:
             raise ValueError(
                 "one of 'epsilon' (a private estimate), 'public' and 'insist' "
@@ -221,15 +219,6 @@ class NormEstimates(Spending):
                 f'private (got {epsilon}, {public} and {insist})'
             )
         low, high = check_bounds(bounds)
-        if not 0 < check_number('percentile', percentile) < 100:
-            raise ValueError(
-                f"'percentile' needs to be in (0, 100) (got {percentile})"
-            )
-        check_instance('module', module, nn.Module)
-        check_instance('data_loader', data_loader, StepLoader)
-        check_callable('criterion', criterion)
-        if forward is not None:
-            check_callable('forward', forward)
         check_layers(module)
         if self._group.current().size > 1:
             raise RuntimeError(
@@ -239,7 +228,6 @@ class NormEstimates(Spending):
             )
         if epsilon is not None:
             self._check_process()
-            epsilon = check_positive('epsilon', epsilon)
             if data_loader.form != 'replace':
                 raise ValueError(
                     "'epsilon' needs a loader whose neighbours exchange a "
@@ -276,7 +264,7 @@ class NormEstimates(Spending):
             warnings.warn(
                 'the clipping norm is a percentile of private gradient norms: '
                 'it tells of the data, and no epsilon accounts for it',
-                stacklevel=2,
+                stacklevel=3,
             )
             self._leaks.append(
                 'NOT COVERED: the clipping norm is a percentile of private '
@@ -292,7 +280,7 @@ def gradient_norms(
     criterion: Criterion,
     forward: Forward | None,
     secret: bool = True,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> np.ndarray:
     """The norms of the gradients of all units of the first partition.
 
@@ -306,13 +294,14 @@ def gradient_norms(
         secret (bool): whether masks of dropout are to be known to nobody,
             where the sizes of units are private: one unit moves those of all
             that come after it. (default: :obj:`True`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
     """
     device = next(module.parameters()).device
     found: list[Tensor] = []
     decoys = Decoys(_PROBED if loader.form == 'withdraw' else None)
     parts = torch.arange(loader.num_subgraphs).split(_PROBED)
-    for index in tqdm(parts, disable=not progress_bar, desc='norms'):
+    for index in tqdm(parts, **bar_options(progress_bar), desc='norms'):
         batch = loader(loader.batch_sampler.write(0, index))
         owner, count = loader.check_batch(batch, 0, index.numel())
         batch, owner = batch.to(device), owner.to(device)

@@ -5,22 +5,24 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import nn
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import (
-    check_callable,
+    Count,
+    Fraction,
+    OneOf,
+    Positive,
+    Rate,
     check_choice,
     check_instance,
-    check_integer,
     check_number,
-    check_positive,
+    validated,
 )
 from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
-from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.selection import check_law, draw_runs, rdp_select
 from pyg_trust.kernel.sentences import outwards
 from pyg_trust.ledger import BudgetExceededError
@@ -38,10 +40,7 @@ from pyg_trust.privacy.accountant import (
     epsilon_over_time,
 )
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.privacy.report import (
-    PrivacyReport,
-    vouched,
-)
+from pyg_trust.privacy.report import PrivacyReport, vouched
 from pyg_trust.report import Guarantee, Report, fingerprint_model
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
@@ -142,17 +141,18 @@ def _account(name: str, num_units: int | None, terms: int) -> Accountant:
     return create_accountant(name, num_roots=num_units, occurrences=terms)
 
 
+@validated
 def propose(
-    num_subgraphs: int,
-    epsilon: float,
-    delta: float,
+    num_subgraphs: Count,
+    epsilon: Positive,
+    delta: Fraction,
     *,
-    steps: int = 60,
-    slack: float = 0.1,
+    steps: Count = 60,
+    slack: Positive = 0.1,
     accountant: str | None = None,
-    sampling: str = BEST,
-    terms: int = 1,
-    passes: float | None = None,
+    sampling: Annotated[str, OneOf((*LAWS, BEST))] = BEST,
+    terms: Count = 1,
+    passes: Positive | None = None,
 ) -> Proposal:
     r"""Proposes batch size and noise for a budget, without looking at data.
 
@@ -202,15 +202,6 @@ def propose(
         >>> plan.sampling
         'poisson'
     """
-    check_integer('num_subgraphs', num_subgraphs, 1)
-    check_positive('epsilon', epsilon)
-    check_delta(delta)
-    check_integer('steps', steps, 1)
-    check_positive('slack', slack)
-    check_choice('sampling', sampling, (*LAWS, BEST))
-    check_integer('terms', terms, 1)
-    if passes is not None:
-        check_positive('passes', passes)
     if terms > num_subgraphs:
         raise ValueError(
             f"'terms' needs to be at most the {num_subgraphs} units (got "
@@ -332,8 +323,12 @@ class SamplingReport(Report):
         )
 
 
+@validated
 def compare_samplings(
-    sample_rate: float, noise_multiplier: float, steps: int, delta: float
+    sample_rate: Rate,
+    noise_multiplier: Positive,
+    steps: Count,
+    delta: Fraction,
 ) -> SamplingReport:
     r"""Tells which law of batches costs less, before anything is trained.
 
@@ -350,10 +345,8 @@ def compare_samplings(
     warnings.warn(
         'compare_samplings is deprecated: propose tries both laws',
         DeprecationWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
-    check_integer('steps', steps, 1)
-    check_delta(delta)
     found = []
     for mechanism in ('pld_wor', 'pld_poisson'):
         account = create_accountant(mechanism)
@@ -372,8 +365,9 @@ def compare_samplings(
     )
 
 
+@validated
 def search_epsilon(
-    bound: Accountant, delta: float, mean_runs: float, shape: float = 1.0
+    bound: Accountant, delta: Fraction, mean_runs: float, shape: float = 1.0
 ) -> float:
     r""":math:`\epsilon` of the best of a random number of runs.
 
@@ -392,8 +386,6 @@ def search_epsilon(
         >>> 4 < search_epsilon(one, 1e-4, mean_runs=10) < 3 * 4
         True
     """
-    check_instance('bound', bound, Accountant)
-    check_delta(delta)
     check_law(mean_runs, shape, 'mean_runs')
     found = rdp_select(ORDERS, _allowed(bound), mean_runs, shape)
     return rdp_epsilon(ORDERS, found, delta)
@@ -472,12 +464,13 @@ class SearchReport(Report):
         return f'{SEEDED}\n{table}' if self.seeded else table
 
 
+@validated
 def search(
     train: Train,
     candidates: Sequence[Any],
     *,
     bound: Accountant,
-    delta: float,
+    delta: Fraction,
     mean_runs: float,
     shape: float = 1.0,
     seed: int | None = None,
@@ -534,13 +527,12 @@ def search(
         ValueError: if runs protect different things; nothing is returned
             then.
     """
-    check_callable('train', train)
     if not isinstance(candidates, Sequence) or not candidates:
         raise TypeError(
             "'candidates' needs to be a list of settings, not empty (got "
             f'{candidates!r})'
         )
-    if check_number('shape', shape) == math.inf:
+    if shape == math.inf:
         raise ValueError(
             "'shape' needs to be finite: with a Poisson number of runs there "
             'may be none'

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import nn
 
 from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
 from pyg_trust.kernel import clip
@@ -15,14 +17,11 @@ from pyg_trust.kernel.sentences import (
     outwards,
     protected_unit,
 )
+from pyg_trust.loader import StepLoader
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
 from pyg_trust.privacy.accountant import ACCOUNTANTS, epsilon_over_time
-from pyg_trust.report import (
-    Guarantee,
-    Report,
-    fingerprint_model,
-    provenance,
-)
+from pyg_trust.privacy.wrappers import PrivateStep
+from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
@@ -239,19 +238,46 @@ class PrivacyReport(Report):
         return f'clips the gradient of each to {norm}'
 
 
-def describe(engine: Any, delta: float | None) -> PrivacyReport:
+class Run(NamedTuple):
+    """What a report needs to know of a training beside its account.
+
+    Args:
+        loader (StepLoader): draws the batches.
+        model (torch.nn.Module): the model, not wrapped.
+        step (PrivateStep): the optimizer's.
+        leaks (tuple[str, ...]): what the guarantee does not cover.
+        releases (int): the steps that are releases beside training.
+        processes (int): how many train together.
+        gradient_multiplier (float): noise over the clipping norm.
+        noise (str): the kind of the noise.
+        has_ledger (bool): whether this process writes the ledger.
+        names_ledger (bool): whether there is one.
+    """
+
+    loader: StepLoader
+    model: nn.Module
+    step: PrivateStep
+    leaks: tuple[str, ...]
+    releases: int
+    processes: int
+    gradient_multiplier: float
+    noise: str
+    has_ledger: bool
+    names_ledger: bool
+
+
+def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
     """See :meth:`PrivacyEngine.report`."""
-    model = engine._attached().model.module
     if delta is None:
         delta = engine.target_delta
     if delta is None:
         raise ValueError("'delta' needs to be given if there is no target")
-    loader, step = engine._loader, engine._training_step()
+    loader, step = run.loader, run.step
     rates: dict[float, int] = {}
     for _, rate, count in engine.accountant.history:
         rates[rate] = rates.get(rate, 0) + count
     moves = loader.terms * (1 if loader.form == 'withdraw' else 2)
-    notes = [*engine._leaks, *step.pins.notes(), *step.notes()]
+    notes = [*run.leaks, *step.pins.notes(), *step.notes()]
     mechanism = engine.accountant.mechanism()
     if ACCOUNTANTS.is_own(mechanism):
         notes.append(
@@ -265,7 +291,7 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             f'neighbours: the loader is {kind.__module__}.'
             f'{kind.__qualname__}, which is not of this package'
         )
-    isolation = _isolation(engine)
+    isolation = _isolation(engine, run)
     notes.append(RUN_ALONE + isolation)
     if isolation != 'always':
         notes.append(APART)
@@ -280,9 +306,9 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
             'in exact arithmetic a gradient is what the kernels of this '
             'machine compute of it, by a way that does not depend on values'
         )
-    if engine._group.size > 1:
+    if run.processes > 1:
         notes.append(
-            f'{engine._group.size} processes trained together; they and the '
+            f'{run.processes} processes trained together; they and the '
             'network between them see clipped sums without noise'
         )
     return PrivacyReport(
@@ -301,49 +327,49 @@ def describe(engine: Any, delta: float | None) -> PrivacyReport:
         sensitivity=moves * engine.max_grad_norm,
         noise_multiplier=engine.noise_multiplier,
         lam=engine.noise_multiplier / moves,
-        noise_std=engine._gradient_multiplier * engine.max_grad_norm,
-        arithmetic=_arithmetic(engine, why),
+        noise_std=run.gradient_multiplier * engine.max_grad_norm,
+        arithmetic=_arithmetic(engine, run, why),
         isolation=isolation,
         rho=clip.noise_grid(
-            engine._gradient_multiplier,
+            run.gradient_multiplier,
             engine.max_grad_norm,
             sum(p.numel() for p in step.parameters),
         )[1],
         clipping=engine.clipping,
-        processes=engine._group.size,
+        processes=run.processes,
         seeded=engine.seeded,
         ledger_head=engine.ledger_head,
         assumptions=assumptions(
             engine.seeded,
-            engine._ledger is not None,
+            run.has_ledger,
             notes,
             loader.assumptions(),
-            engine._noise_kind,
+            run.noise,
         ),
         data=loader.fingerprint(),
         provenance=provenance(
             loss_reduction=engine.loss_reduction,
             sampler=loader.setting(),
-            ledger=engine._ledger_path is not None,
+            ledger=run.names_ledger,
         ),
-        weights=fingerprint_model(model.state_dict()),
+        weights=fingerprint_model(run.model.state_dict()),
         history=epsilon_over_time(engine.accountant, delta),
         account=tuple(engine.accountant.history),
         pure_epsilon=engine.accountant.pure_epsilon,
         epsilon_renyi=_renyi(engine.accountant, delta),
-        checked=_checks(engine),
+        checked=_checks(engine, run),
     )
 
 
-def _arithmetic(engine: Any, why: tuple[str, ...]) -> str:
+def _arithmetic(engine: Any, run: Run, why: tuple[str, ...]) -> str:
     own = ACCOUNTANTS.is_own(engine.accountant.mechanism())
-    if own or NOISES.is_own(engine._noise_kind):
+    if own or NOISES.is_own(run.noise):
         return 'float'
     return 'sums' if why else 'exact'
 
 
-def _isolation(engine: Any) -> str:
-    step, steps = engine._training_step(), engine.steps - engine._releases
+def _isolation(engine: Any, run: Run) -> str:
+    step, steps = run.step, engine.steps - run.releases
     alone = step.constructed + step.checked
     if step.disagrees:
         return 'not'
@@ -360,9 +386,9 @@ def _renyi(accountant: Any, delta: float) -> float | None:
     return rdp_epsilon(orders, accountant.rdp(orders), delta)
 
 
-def _checks(engine: Any) -> tuple[str, ...]:
+def _checks(engine: Any, run: Run) -> tuple[str, ...]:
     # What stops a training where it does not hold, and so was found.
-    step = engine._training_step()
+    step = run.step
     lines = [
         'before the first step the model ran on random features: a change of '
         'one subgraph moved the gradient of no other',
@@ -378,7 +404,7 @@ def _checks(engine: Any) -> tuple[str, ...]:
             else ', and no term of the loss was of two subgraphs'
         )
     )
-    if engine._ledger is not None:
+    if run.has_ledger:
         lines.append('each step was on the ledger before its noise was drawn')
     if step.pins.intact():
         lines.append(

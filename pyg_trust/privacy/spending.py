@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from pyg_trust import noise, rng
-from pyg_trust._checks import check_integer, check_ledger
-from pyg_trust.functional.mechanisms import check_delta
+from pyg_trust._checks import Fraction, Natural, check_ledger, validated
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -165,7 +164,8 @@ class Spending(Single):
         if not hasattr(self, '_noise_multiplier'):
             raise RuntimeError('call make_private first')
 
-    def get_epsilon(self, delta: float, steps: int = 0) -> float:
+    @validated
+    def get_epsilon(self, delta: Fraction, steps: Natural = 0) -> float:
         r""":math:`\epsilon` of everything so far, and of steps to come.
 
         Args:
@@ -174,7 +174,6 @@ class Spending(Single):
                 :meth:`make_private`; what a plan will have spent is known
                 before training. (default: :obj:`0`)
         """
-        check_integer('steps', steps, 0)
         accountant = self.accountant
         if steps:
             self._check_attached()
@@ -187,7 +186,7 @@ class Spending(Single):
                 (self._noise_multiplier, rate, count)
                 for rate, count in rates.items()
             ]
-        return accountant.get_epsilon(check_delta(delta))
+        return accountant.get_epsilon(delta)
 
     def _rate(self, loader: StepLoader, step: int) -> float:
         rate = loader.sample_rate_at(step)

@@ -19,183 +19,182 @@ from pyg_trust.privacy.wrappers import PrivateStep
 ENTRIES = ('steps', 'ledger', 'setting', 'accountant', 'model', 'optimizer')
 
 
-def save(
-    account: Spending,
-    training: PrivateTraining,
-    settings: dict[str, Any],
-    norm: float | None,
-) -> dict[str, Any]:
-    """Return a checkpoint, see :meth:`PrivacyEngine.state_dict`.
+class Checkpoints(Spending):
+    """Checkpoints of an engine: its account, and the training's state."""
 
-    Args:
-        account (Spending): the account.
-        training (PrivateTraining): model, optimizer and loader.
-        settings (dict): of :func:`setting`.
-        norm (float, optional): the present clipping norm if it adapts.
-    """
-    model, optimizer, _ = training
-    return {
-        **({} if norm is None else {'max_grad_norm': norm}),
-        'format': FORMAT,
-        'steps': account.steps,
-        'ledger': account.ledger_head or '',
-        'setting': settings,
-        'accountant': deepcopy(account.accountant.state_dict()),
-        'model': {
-            name: value.detach().clone()
-            for name, value in model.state_dict().items()
-        },
-        'optimizer': deepcopy(optimizer.state_dict()),
-    }
+    def _checkpoint(
+        self,
+        training: PrivateTraining,
+        settings: dict[str, Any],
+        norm: float | None,
+    ) -> dict[str, Any]:
+        """Return a checkpoint, see :meth:`PrivacyEngine.state_dict`.
 
+        Args:
+            training (PrivateTraining): model, optimizer and loader.
+            settings (dict): of :meth:`_settings`.
+            norm (float, optional): the present clipping norm if it adapts.
+        """
+        model, optimizer, _ = training
+        return {
+            **({} if norm is None else {'max_grad_norm': norm}),
+            'format': FORMAT,
+            'steps': self.steps,
+            'ledger': self.ledger_head or '',
+            'setting': settings,
+            'accountant': deepcopy(self.accountant.state_dict()),
+            'model': {
+                name: value.detach().clone()
+                for name, value in model.state_dict().items()
+            },
+            'optimizer': deepcopy(optimizer.state_dict()),
+        }
 
-def load(
-    account: Spending,
-    training: PrivateTraining,
-    step: PrivateStep,
-    settings: dict[str, Any],
-    set_norm: Callable[[float], None] | None,
-    state: dict[str, Any],
-    rewind: bool,
-) -> None:
-    """Continue from a state, see :meth:`PrivacyEngine.load_state_dict`.
+    def _restore(
+        self,
+        training: PrivateTraining,
+        step: PrivateStep,
+        settings: dict[str, Any],
+        set_norm: Callable[[float], None] | None,
+        state: dict[str, Any],
+        rewind: bool,
+    ) -> None:
+        """Continue from a state, see :meth:`PrivacyEngine.load_state_dict`.
 
-    Args:
-        account (Spending): the account.
-        training (PrivateTraining): model, optimizer and loader.
-        step (PrivateStep): the optimizer's.
-        settings (dict): of :func:`setting`, at present.
-        set_norm (callable, optional): sets the clipping norm if it adapts.
-        state (dict): of :func:`save`.
-        rewind (bool): as there.
-    """
-    model, optimizer, _ = training
-    adapts = () if set_norm is None else ('max_grad_norm',)
-    check_state(state, (*ENTRIES, *adapts), (FORMAT,))
-    for name in ('setting', 'accountant', 'model', 'optimizer'):
-        if not isinstance(state[name], dict):
+        Args:
+            training (PrivateTraining): model, optimizer and loader.
+            step (PrivateStep): the optimizer's.
+            settings (dict): of :meth:`_settings`, at present.
+            set_norm (callable, optional): sets the clipping norm if it adapts.
+            state (dict): of :meth:`_checkpoint`.
+            rewind (bool): as there.
+        """
+        model, optimizer, _ = training
+        adapts = () if set_norm is None else ('max_grad_norm',)
+        check_state(state, (*ENTRIES, *adapts), (FORMAT,))
+        for name in ('setting', 'accountant', 'model', 'optimizer'):
+            if not isinstance(state[name], dict):
+                raise ValueError(
+                    f"the state's '{name}' needs to be a dictionary (got "
+                    f'{type(state[name]).__name__})'
+                )
+        check_settings('setting', state['setting'], settings)
+        self._check_ledger(state['ledger'])
+        theirs = create_like(self.accountant)
+        theirs.load_state_dict(state['accountant'])
+        if len(theirs) != state['steps']:
             raise ValueError(
-                f"the state's '{name}' needs to be a dictionary (got "
-                f'{type(state[name]).__name__})'
+                f"the state's 'steps' needs to be {len(theirs)}, the length "
+                f'of its history (got {state["steps"]})'
             )
-    check_settings('setting', state['setting'], settings)
-    _check_ledger(account, state['ledger'])
-    theirs = create_like(account.accountant)
-    theirs.load_state_dict(state['accountant'])
-    if len(theirs) != state['steps']:
-        raise ValueError(
-            f"the state's 'steps' needs to be {len(theirs)}, the length "
-            f'of its history (got {state["steps"]})'
+        if len(theirs) >= self.steps:
+            ahead = deepcopy(self.accountant)
+            ahead.load_state_dict(state['accountant'])
+        else:
+            # The account is ahead: does it go on from the state's?
+            theirs.load_state_dict(self.accountant.state_dict())
+            ahead = self.accountant
+            if not rewind:
+                raise ValueError(
+                    f"the state's {state['steps']} steps lie behind the "
+                    f"{self.steps} that were spent, and what was spent can't "
+                    "be taken back: load it with 'rewind=True' to go on from "
+                    'its weights with these on the account'
+                )
+        check_settings(
+            'model',
+            {k: list(v.shape) for k, v in state['model'].items()},
+            {k: list(v.shape) for k, v in model.state_dict().items()},
         )
-    if len(theirs) >= account.steps:
-        ahead = deepcopy(account.accountant)
-        ahead.load_state_dict(state['accountant'])
-    else:
-        # The account is ahead: does it go on from the state's?
-        theirs.load_state_dict(account.accountant.state_dict())
-        ahead = account.accountant
-        if not rewind:
-            raise ValueError(
-                f"the state's {state['steps']} steps lie behind the "
-                f"{account.steps} that were spent, and what was spent can't "
-                "be taken back: load it with 'rewind=True' to go on from "
-                'its weights with these on the account'
-            )
-    check_settings(
-        'model',
-        {k: list(v.shape) for k, v in state['model'].items()},
-        {k: list(v.shape) for k, v in model.state_dict().items()},
-    )
-    if set_norm is not None:
-        norm = check_norm(
-            'max_grad_norm',
-            check_positive('max_grad_norm', state['max_grad_norm']),
-        )
-    before = deepcopy(optimizer.state_dict())
-    weights = deepcopy(model.state_dict())
-    pins = step.pins
-    try:
-        try:
-            optimizer.optimizer.load_state_dict(deepcopy(state['optimizer']))
-            optimizer._hold()
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"the state's 'optimizer' does not fit: {error}"
-            ) from error
-        if account._ledger is not None:
-            for line in _after(ahead.history, account._ledger.steps):
-                account._ledger.record(*line)
-            more = ahead.pure_epsilon - account._ledger.pure_epsilon
-            if more > 0:
-                account._ledger.record_pure(more)
-        account.accountant.load_state_dict(ahead.state_dict())
-        account._note_spent()
-        account._limit = None
-        # Before there are weights that may have seen the present one.
-        account._fresh_noise()
-        step.reset()
         if set_norm is not None:
-            set_norm(norm)
-        pins.release()
-        model.module.load_state_dict(state['model'])
-        pins.hold()
-    except BaseException:
-        # What was paid stays paid.
-        optimizer.optimizer.load_state_dict(before)
-        optimizer._hold()
-        pins.release()
-        model.module.load_state_dict(weights)
-        pins.hold()
-        raise
+            norm = check_norm(
+                'max_grad_norm',
+                check_positive('max_grad_norm', state['max_grad_norm']),
+            )
+        before = deepcopy(optimizer.state_dict())
+        weights = deepcopy(model.state_dict())
+        pins = step.pins
+        try:
+            try:
+                optimizer.optimizer.load_state_dict(
+                    deepcopy(state['optimizer'])
+                )
+                optimizer._hold()
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"the state's 'optimizer' does not fit: {error}"
+                ) from error
+            if self._ledger is not None:
+                for line in _after(ahead.history, self._ledger.steps):
+                    self._ledger.record(*line)
+                more = ahead.pure_epsilon - self._ledger.pure_epsilon
+                if more > 0:
+                    self._ledger.record_pure(more)
+            self.accountant.load_state_dict(ahead.state_dict())
+            self._note_spent()
+            self._limit = None
+            # Before there are weights that may have seen the present one.
+            self._fresh_noise()
+            step.reset()
+            if set_norm is not None:
+                set_norm(norm)
+            pins.release()
+            model.module.load_state_dict(state['model'])
+            pins.hold()
+        except BaseException:
+            # What was paid stays paid.
+            optimizer.optimizer.load_state_dict(before)
+            optimizer._hold()
+            pins.release()
+            model.module.load_state_dict(weights)
+            pins.hold()
+            raise
 
+    def _check_ledger(self, head: Any) -> None:
+        # An older ledger than the checkpoint has lost what was spent since.
+        if not isinstance(head, str):
+            raise ValueError(
+                "the state's 'ledger' needs to be a text (got "
+                f'{type(head).__name__})'
+            )
+        if not head or not self._group.first:
+            return
+        if self._ledger is None:
+            raise ValueError(
+                'the state was made with a ledger: make the engine with '
+                "'ledger', as steps that were taken since are on it alone"
+            )
+        if not self._ledger.has(head):
+            raise ValueError(
+                f'the ledger {self._ledger.path} needs to go on from where '
+                'the state was made, and is older or another: what was spent '
+                'since would be lost'
+            )
 
-def _check_ledger(account: Spending, head: Any) -> None:
-    # A ledger that was behind the checkpoint has lost what was spent since.
-    if not isinstance(head, str):
-        raise ValueError(
-            f"the state's 'ledger' needs to be a text (got "
-            f'{type(head).__name__})'
-        )
-    if not head or not account._group.first:
-        return
-    if account._ledger is None:
-        raise ValueError(
-            "the state was made with a ledger: make the engine with 'ledger', "
-            'as steps that were taken since are on it alone'
-        )
-    if not account._ledger.has(head):
-        raise ValueError(
-            f'the ledger {account._ledger.path} needs to go on from where the '
-            'state was made, and is older or another: what was spent since '
-            'would be lost'
-        )
+    def _settings(
+        self, model: Module, clipping: str, **own: Any
+    ) -> dict[str, Any]:
+        """Return the settings that have to be equal where a run is resumed.
 
-
-def setting(
-    account: Spending, model: Module, clipping: str, **own: Any
-) -> dict[str, Any]:
-    """Return the settings that have to be equal where a run is resumed.
-
-    Args:
-        account (Spending): the account.
-        model (Module): the model, not wrapped.
-        clipping (str): the way of clipping.
-        **own (Any): further settings of the account.
-    """
-    if clipping != 'flat':
-        own['clipping'] = clipping
-    if account._noise_kind != SYSTEM:
-        own['noise'] = account._noise_kind
-    return {
-        **own,
-        'seeded': account.seeded,
-        'sampler': account._loader.setting(),
-        'data': account._loader.fingerprint(),
-        'parameters': {
-            name: [list(p.shape), str(p.dtype), p.requires_grad]
-            for name, p in model.named_parameters()
-        },
-    }
+        Args:
+            model (Module): the model, not wrapped.
+            clipping (str): the way of clipping.
+            **own (Any): further settings of the self.
+        """
+        if clipping != 'flat':
+            own['clipping'] = clipping
+        if self._noise_kind != SYSTEM:
+            own['noise'] = self._noise_kind
+        return {
+            **own,
+            'seeded': self.seeded,
+            'sampler': self._loader.setting(),
+            'data': self._loader.fingerprint(),
+            'parameters': {
+                name: [list(p.shape), str(p.dtype), p.requires_grad]
+                for name, p in model.named_parameters()
+            },
+        }
 
 
 def create_like(accountant: Accountant) -> Accountant:

@@ -33,11 +33,7 @@ from pyg_trust.kernel import step
 from pyg_trust.kernel.step import Share
 from pyg_trust.privacy.alone import DISAGREES, Alone, CrossCheck, Draw
 from pyg_trust.privacy.calls import Call
-from pyg_trust.privacy.draws import (
-    fresh_state,
-    random_state,
-    set_random_state,
-)
+from pyg_trust.privacy.draws import fresh_state, random_state, set_random_state
 from pyg_trust.privacy.exactness import Exactness
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES

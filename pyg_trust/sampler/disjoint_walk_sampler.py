@@ -7,12 +7,7 @@ from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_trust import ops, rng
 from pyg_trust._building import MAKE_HOMOGENEOUS, check_data
-from pyg_trust._checks import (
-    check_instance,
-    check_integer,
-    check_range,
-    check_tensor,
-)
+from pyg_trust._checks import Natural, check_range, check_tensor, validated
 from pyg_trust.functional.walks import (
     DisjointWalks,
     disjoint_walks,
@@ -93,13 +88,13 @@ class DisjointWalkSampler(RootSampler):
         self.seed = rng.resolve(seed)
         self._last: tuple[int, DisjointWalks] | None = None
 
-    def partition(self, number: int = 0) -> DisjointWalks:
+    @validated
+    def partition(self, number: Natural = 0) -> DisjointWalks:
         """Return the subgraphs of a partition; keep the last one.
 
         Args:
             number (int): which one. (default: :obj:`0`)
         """
-        check_integer('number', number, 0)
         if self._last is None or self._last[0] != number:
             walks = disjoint_walks(
                 self.graph,
@@ -112,6 +107,7 @@ class DisjointWalkSampler(RootSampler):
             self._last = (number, walks)
         return self._last[1]
 
+    @validated
     def sample_walks(
         self,
         walks: DisjointWalks,
@@ -133,8 +129,6 @@ class DisjointWalkSampler(RootSampler):
                 root, and edges are sorted by where they end.
                 (default: :obj:`False`)
         """
-        check_instance('contiguous', contiguous, bool)
-        check_instance('walks', walks, DisjointWalks)
         check_range(
             'walks.node', walks.node, self.graph.num_nodes, 'the nodes'
         )
@@ -176,6 +170,7 @@ class DisjointWalkSampler(RootSampler):
             metadata=(input_id, None),
         )
 
+    @validated
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
         """Return the subgraphs of the first partition that have these roots.
 
@@ -185,7 +180,6 @@ class DisjointWalkSampler(RootSampler):
         Raises:
             ValueError: if one of them is no root of it, or is repeated.
         """
-        check_instance('inputs', inputs, NodeSamplerInput)
         walks = self.partition()
         # Loaders hand over indices on the CPU.
         node = inputs.node.to(self.graph.device)

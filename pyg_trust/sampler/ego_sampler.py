@@ -6,7 +6,7 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_trust._building import check_data
-from pyg_trust._checks import check_instance, check_range, check_tensor
+from pyg_trust._checks import check_range, check_tensor, validated
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.functional.walks import max_size, root_index
 from pyg_trust.graph import CSRGraph
@@ -117,6 +117,7 @@ class EgoSampler(RootSampler):
             metadata=(index, None),
         )
 
+    @validated
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
         """Return the ego graphs of some roots.
 
@@ -126,7 +127,6 @@ class EgoSampler(RootSampler):
         Raises:
             ValueError: if one of them is no root.
         """
-        check_instance('inputs', inputs, NodeSamplerInput)
         node, n = inputs.node, self.graph.num_nodes
         check_tensor('inputs.node', node, torch.int64, ('num_roots',))
         check_range('inputs.node', node, n, 'the nodes')

@@ -1,6 +1,6 @@
 """GDC with PyG's arguments, checked; sparse on request."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch_geometric.transforms as pyg
@@ -11,14 +11,16 @@ from torch_geometric.utils import coalesce
 from pyg_trust._building import MAKE_HOMOGENEOUS, check_data
 from pyg_trust._checks import (
     REAL,
+    NotNegative,
+    OneOf,
     check_choice,
     check_finite,
     check_fraction,
     check_instance,
     check_integer,
-    check_non_negative,
     check_range,
     check_tensor,
+    validated,
 )
 from pyg_trust.functional.measures import Measure, hkpr, ppr
 from pyg_trust.functional.queries import query
@@ -35,28 +37,24 @@ _NEEDED = {
 }
 
 
+@validated
 def checked(
-    self_loop_weight: float | None = 1.0,
+    self_loop_weight: NotNegative | None = 1.0,
     normalization_in: str | None = 'sym',
-    normalization_out: str | None = 'col',
+    normalization_out: Annotated[str, OneOf(_NORMALIZATIONS)] | None = 'col',
     diffusion_kwargs: dict[str, Any] | None = None,
     sparsification_kwargs: dict[str, Any] | None = None,
     exact: bool = True,
 ) -> pyg.GDC:
     """Check the arguments of PyG's transform and make it."""
-    check_instance('exact', exact, bool)
-    if self_loop_weight is not None:
-        check_non_negative('self_loop_weight', self_loop_weight)
-        if not exact and self_loop_weight not in (0, 1):
-            raise ValueError(
-                "'self_loop_weight' needs to be 1, 0 or None for exact=False "
-                f'(got {self_loop_weight})'
-            )
+    if not exact and self_loop_weight not in (0, 1, None):
+        raise ValueError(
+            "'self_loop_weight' needs to be 1, 0 or None for exact=False "
+            f'(got {self_loop_weight})'
+        )
     if normalization_in is not None or not exact:
         name = 'normalization_in'
         check_choice(name, normalization_in, _NORMALIZATIONS)  # type: ignore
-    if normalization_out is not None:
-        check_choice('normalization_out', normalization_out, _NORMALIZATIONS)
     diffusion = _part(
         'diffusion_kwargs',
         diffusion_kwargs or {'method': 'ppr', 'alpha': 0.15},

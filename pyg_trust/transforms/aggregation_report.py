@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pyg_trust._checks import check_choice, check_instance
+from pyg_trust._checks import OneOf, check_choice, validated
 from pyg_trust.functional.private_accounting import gaussian_epsilon
 from pyg_trust.functional.private_propagation import (
     FORMS,
@@ -81,8 +81,9 @@ class Relation(NamedTuple):
         return moved * math.hypot(mu / self.sensitivity, others / least)
 
 
+@validated
 def make_relation(
-    relation: str,
+    relation: Annotated[str, OneOf(RELATIONS)],
     form: str | None,
     directed: bool,
     max_degree: int | None,
@@ -97,7 +98,6 @@ def make_relation(
         directed (bool): whether edges are arcs.
         max_degree (int, optional): :math:`D`.
     """
-    check_choice('relation', relation, RELATIONS)
     if relation == 'edge':
         if form is not None:
             raise ValueError(
@@ -399,6 +399,7 @@ class AggregationReport(Report):
         return f'{SEEDED}\n{table}' if self.seeded else table
 
 
+@validated
 def make_report(
     relation: Relation,
     *,
@@ -429,7 +430,6 @@ def make_report(
             (default: :obj:`None`)
         **fields (Any): the fields that do not.
     """
-    check_instance('relation', relation, Relation)
     curve: tuple[tuple[int, float], ...] = ()
     if relation.name == 'node_incident' and relation.max_degree is not None:
         D = relation.max_degree

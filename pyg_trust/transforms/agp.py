@@ -10,7 +10,15 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
-from pyg_trust._checks import check_instance, check_integer, check_non_negative
+from pyg_trust._checks import (
+    Fraction,
+    Natural,
+    NotNegative,
+    Positive,
+    Rate,
+    check_integer,
+    validated,
+)
 from pyg_trust._marks import mark
 from pyg_trust._storage import parse_memory
 from pyg_trust.functional.chebyshev import chebyshev
@@ -35,13 +43,14 @@ from pyg_trust.report import (
 from pyg_trust.report.base import stated
 
 
+@validated
 class MeasureTransform(BaseTransform):
     """Base of transforms that compute a measure, with its arguments."""
 
     def __init__(
         self,
         measure: str | Measure,
-        eps: float,
+        eps: NotNegative,
         seed: int | None,
         **arguments: float | None,
     ) -> None:
@@ -49,12 +58,12 @@ class MeasureTransform(BaseTransform):
         self.arguments = arguments
         if not needs_graph(measure):
             make_measure(measure, None, **arguments)
-        self.eps = check_non_negative('eps', eps)
+        self.eps = eps
         self.seed = None if seed is None else rng.resolve(seed)
 
+    @validated
     def make_measure(self, graph: CSRGraph) -> Measure:
         """Return the measure for :obj:`graph`."""
-        check_instance('graph', graph, CSRGraph)
         return make_measure(self.measure, graph, **self.arguments)
 
     def __repr__(self) -> str:
@@ -80,6 +89,7 @@ def _is_file(out: str | Path | None) -> TypeGuard[str | Path]:
     )
 
 
+@validated
 @functional_transform('agp')
 class AGP(MeasureTransform):
     r"""Propagates node features by Approximate Graph Propagation.
@@ -138,8 +148,8 @@ class AGP(MeasureTransform):
             (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the
             columns, if :obj:`out` is a file. (default: :obj:`False`)
-        progress_bar (bool): whether to show one, if :obj:`out` is a file.
-            (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: as
@@ -161,22 +171,22 @@ class AGP(MeasureTransform):
         self,
         measure: str | Measure,
         *,
-        alpha: float | None = None,
-        t: float | None = None,
-        beta: float | None = None,
-        levels: int | None = None,
-        tol: float | None = None,
-        eps: float = 0.0,
+        alpha: Rate | None = None,
+        t: Positive | None = None,
+        beta: Positive | None = None,
+        levels: Natural | None = None,
+        tol: Fraction | None = None,
+        eps: NotNegative = 0.0,
         seed: int | None = None,
         force_push: bool = False,
         half: bool = False,
-        level_tol: float = 0.0,
+        level_tol: NotNegative = 0.0,
         attr: str = 'x',
         out: str | Path | None = None,
         columns: int | str = 'auto',
         memory: int | str | None = None,
         over_ranks: bool = False,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> None:
         super().__init__(
             measure,
@@ -188,13 +198,6 @@ class AGP(MeasureTransform):
             levels=levels,
             tol=tol,
         )
-        check_instance('attr', attr, str)
-        if out is not None:
-            check_instance('out', out, str, Path)
-        check_instance('force_push', force_push, bool)
-        check_instance('half', half, bool)
-        check_instance('over_ranks', over_ranks, bool)
-        check_instance('progress_bar', progress_bar, bool)
         if columns != 'auto':
             check_integer('columns', columns, 1)  # type: ignore[arg-type]
         self.file = Path(out) if _is_file(out) else None
@@ -212,7 +215,7 @@ class AGP(MeasureTransform):
         self.progress_bar = progress_bar
         self.force_push = force_push
         self.half = half
-        self.level_tol = check_non_negative('level_tol', level_tol)
+        self.level_tol = level_tol
         if eps != 0 and (half or level_tol != 0):
             raise ValueError(
                 "'eps' is for estimates, 'half' and 'level_tol' for the exact "

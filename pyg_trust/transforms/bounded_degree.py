@@ -7,10 +7,11 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
 from pyg_trust._building import check_data
-from pyg_trust._checks import check_integer
+from pyg_trust._checks import Count, validated
 from pyg_trust.functional.partition import check_edges
 
 
+@validated
 @functional_transform('bounded_degree')
 class BoundedDegree(BaseTransform):
     r"""Keeps at most :math:`K` receivers of every node, chosen at random.
@@ -32,16 +33,12 @@ class BoundedDegree(BaseTransform):
         along (bool): whether messages travel along the edges, as PyG's do,
             or against them. (default: :obj:`True`)
         seed (int, optional): the seed. (default: :obj:`None`)
-
-    Raises:
-        TypeError: if :obj:`K` is no integer.
-        ValueError: if it is below 1.
     """
 
     def __init__(
-        self, K: int, along: bool = True, seed: int | None = None
+        self, K: Count, along: bool = True, seed: int | None = None
     ) -> None:
-        self.K = check_integer('K', K, 1)
+        self.K = K
         self.along = along
         self.seed = None if seed is None else rng.resolve(seed)
 

@@ -9,7 +9,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
+from pyg_trust._checks import Count, check_integer, check_tensor, validated
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.scattering import (
     ScatteringPath,
@@ -22,6 +22,7 @@ from pyg_trust.functional.scattering_batch import num_paths
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 
+@validated
 class GraphEmbedding(BaseTransform):
     r"""Base of transforms that write one vector per graph.
 
@@ -46,15 +47,12 @@ class GraphEmbedding(BaseTransform):
 
     def __init__(
         self,
-        max_degree: int | None,
+        max_degree: Count | None,
         clip: bool,
         attr: str,
         sparse: bool,
         dtype: torch.dtype | None,
     ) -> None:
-        if max_degree is not None:
-            check_integer('max_degree', max_degree, 1)
-        check_instance('attr', attr, str)
         _check_dtype(dtype)
         self.max_degree = max_degree
         self.clip = clip
@@ -73,7 +71,7 @@ class GraphEmbedding(BaseTransform):
         dtype: torch.dtype | None = None,
         sparse: bool = False,
         *,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> Tensor:
         """Return the vectors of a graph, a batch or a list of graphs.
 
@@ -83,8 +81,8 @@ class GraphEmbedding(BaseTransform):
                 (default: :obj:`None`)
             sparse (bool): whether to return a sparse CSR matrix.
                 (default: :obj:`False`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
@@ -136,7 +134,7 @@ class GraphEmbedding(BaseTransform):
         x: Tensor,
         ptr: Tensor | None,
         sparse: bool,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> Tensor:
         raise NotImplementedError
 
@@ -256,7 +254,7 @@ class GraphScattering(GraphEmbedding):
         x: Tensor,
         ptr: Tensor | None,
         sparse: bool,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> Tensor:
         return scattering_transform(
             graph,
@@ -280,6 +278,7 @@ class GraphScattering(GraphEmbedding):
         )
 
 
+@validated
 @functional_transform('graph_fourier')
 class GFT(GraphEmbedding):
     r"""The graph Fourier embedding (functional name: :obj:`graph_fourier`).
@@ -302,16 +301,14 @@ class GFT(GraphEmbedding):
 
     def __init__(
         self,
-        num_bands: int | None = None,
+        num_bands: Count | None = None,
         *,
-        max_degree: int | None = None,
+        max_degree: Count | None = None,
         clip: bool = False,
         attr: str = 'z',
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(max_degree, clip, attr, False, dtype)
-        if num_bands is not None:
-            check_integer('num_bands', num_bands, 1)
         self.num_bands = num_bands
 
     def _embed(
@@ -320,7 +317,7 @@ class GFT(GraphEmbedding):
         x: Tensor,
         ptr: Tensor | None,
         sparse: bool,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> Tensor:
         z = graph_fourier(
             graph, x, ptr, num_bands=self.num_bands, progress_bar=progress_bar
@@ -335,6 +332,7 @@ class GFT(GraphEmbedding):
         return f'{type(self).__name__}(num_bands={self.num_bands})'
 
 
+@validated
 def graph_signal(
     data: Data,
     graph: CSRGraph | None = None,
@@ -360,9 +358,6 @@ def graph_signal(
     Raises:
         ValueError: if there are no features, or some outside :math:`[-1, 1]`.
     """
-    check_instance('data', data, Data)
-    if graph is not None:
-        check_instance('graph', graph, CSRGraph)
     _check_dtype(dtype)
     if max_degree is not None:
         graph = CSRGraph.from_data(data) if graph is None else graph

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,16 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import (
-    check_choice,
+    Count,
+    Fraction,
+    Number,
+    OneOf,
+    Positive,
     check_finite,
     check_instance,
-    check_integer,
     check_ledger,
     check_positive,
+    validated,
 )
 from pyg_trust._marks import mark
 from pyg_trust.account import (
@@ -42,7 +46,6 @@ from pyg_trust.functional.private_propagation import (
     MessageBlocks,
     columns,
     energy_weights,
-    messages,
     private_propagate,
     rounding_share,
     scaled_propagate,
@@ -68,6 +71,7 @@ TWO_HOPS = Measure(0.5, 0.5, (0.0, 0.5, 0.5), name='two_hops')
 _LOCK = threading.RLock()
 
 
+@validated
 @functional_transform('private_agp')
 class PrivateAGP(NoCopies, BaseTransform):
     r"""Releases noisy sums over neighbours, once, on an account.
@@ -179,33 +183,28 @@ class PrivateAGP(NoCopies, BaseTransform):
 
     def __init__(
         self,
-        hops: int = 1,
+        hops: Count = 1,
         relation: str = 'edge',
         *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        mu: float | None = None,
+        epsilon: Positive | None = None,
+        delta: Fraction | None = None,
+        mu: Positive | None = None,
         engine: TrainingAccount | None = None,
         form: str | None = None,
         directed: bool = False,
-        max_degree: int | None = None,
+        max_degree: Count | None = None,
         measure: Measure | None = None,
         weights: Sequence[float] | None = None,
-        degree_channel: float = 0.0,
-        between: str = 'normalize',
+        degree_channel: Annotated[float, Number(0, 1, 'low')] = 0.0,
+        between: Annotated[str, OneOf(BETWEEN)] = 'normalize',
         cat: bool | None = None,
         attr: str = 'x',
         seed: int | None = None,
         ledger: str | Path | None = None,
         ledger_head: str | None = None,
     ) -> None:
-        self.hops = check_integer('hops', hops, 1)
+        self.hops = hops
         self.relation = make_relation(relation, form, directed, max_degree)
-        check_choice('between', between, BETWEEN)
-        check_instance('attr', attr, str)
-        if cat is not None:
-            check_instance('cat', cat, bool)
-        messages(torch.zeros(1, 1), degree_channel=degree_channel)
         self.degree_channel, self.between = float(degree_channel), between
         self.cat = relation == 'edge' if cat is None else cat
         self.attr = attr

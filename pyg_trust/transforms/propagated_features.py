@@ -1,17 +1,18 @@
 """Propagated features of a changing graph."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
-    check_instance,
-    check_integer,
+    Fraction,
+    Int,
+    Positive,
     check_nodes,
-    check_positive,
     check_tensor,
+    validated,
 )
 from pyg_trust.commit import EditedInPlace, ObjectLock, editing, synchronized
 from pyg_trust.functional.incremental import EditedSeries
@@ -22,6 +23,7 @@ from pyg_trust.graph import CSRGraph
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
+@validated
 class PropagatedFeatures(EditedInPlace):
     r"""Propagated features :math:`z = \sum_i w_i P^i x` of a changing graph.
 
@@ -94,13 +96,11 @@ class PropagatedFeatures(EditedInPlace):
         x: Tensor,
         measure: Measure,
         *,
-        alpha: float | None = None,
-        theta: float | None = None,
-        bound: float = BOUND,
-        bits: int = BITS,
+        alpha: Fraction | None = None,
+        theta: Positive | None = None,
+        bound: Positive = BOUND,
+        bits: Annotated[int, Int(1, 51)] = BITS,
     ) -> None:
-        check_instance('graph', graph, CSRGraph)
-        check_instance('measure', measure, Measure)
         if graph.is_weighted or graph.has_duplicates:
             raise ValueError(
                 "'graph' needs to be unweighted and without duplicate edges"
@@ -122,12 +122,6 @@ class PropagatedFeatures(EditedInPlace):
         shape = (graph.num_nodes, 'num_columns')
         self._dtype = dtypes if theta is None else dtypes[1:]
         check_tensor('x', x, self._dtype, shape, finite=True)
-        if alpha is not None and not 0 < check_positive('alpha', alpha) < 1:
-            raise ValueError(f"'alpha' needs to be in (0, 1) (got {alpha})")
-        if theta is not None:
-            check_positive('theta', theta)
-        check_positive('bound', bound)
-        check_integer('bits', bits, 1, 51)
         self._begin(graph, x, measure, alpha, theta, bound, bits)
 
     def _begin(

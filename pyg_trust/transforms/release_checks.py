@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import REAL, check_instance, check_tensor
+from pyg_trust._checks import REAL, check_instance, check_tensor, validated
 from pyg_trust._degrees import tells_degrees
 from pyg_trust._fingerprints import fingerprint
 from pyg_trust._marks import marked
@@ -21,6 +21,7 @@ from pyg_trust.transforms.aggregation_report import Relation
 _STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
 
 
+@validated
 def release_graph(data: Data, relation: Relation) -> CSRGraph:
     """Return the graph of private data, if a release can be accounted for.
 
@@ -32,7 +33,6 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
         TypeError, ValueError: on self-loops, duplicate or weighted edges, and
             edges that are not as :obj:`directed` says.
     """
-    check_instance('relation', relation, Relation)
     try:
         graph = CSRGraph.from_data(data)
     except ValueError as error:

@@ -10,7 +10,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import Count, validated
 from pyg_trust.functional import partition
 from pyg_trust.functional.partition import PARTITIONS
 from pyg_trust.nn.partitioner import partition_embedding
@@ -19,6 +19,7 @@ from pyg_trust.nn.partitioner import partition_embedding
 _INPUTS = ('num_nodes', 'n_id', 'edge_index', 'x', 'y', 'embedding')
 
 
+@validated
 @functional_transform('shards')
 class Shards(BaseTransform):
     r"""Writes the shard of every training node (functional name: `shards`).
@@ -52,8 +53,8 @@ class Shards(BaseTransform):
             by default the logits of a GCN that is trained for it
             (:func:`pyg_trust.nn.partition_embedding`).
             (default: :obj:`None`)
-        progress_bar (bool): whether to show one, if the method takes long.
-            (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
         **kwargs (optional): further arguments of the function of the method
             (:obj:`slack`, :obj:`max_rounds`, :obj:`sem_weight`, ...):
             :func:`~pyg_trust.functional.random_partition`,
@@ -74,12 +75,12 @@ class Shards(BaseTransform):
 
     def __init__(
         self,
-        num_shards: int,
+        num_shards: Count,
         method: str = 'hash',
         *,
         seed: int | None = None,
         embedding: str | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> None:
         takes, named = _arguments(method)
@@ -92,8 +93,6 @@ class Shards(BaseTransform):
                 )
         if embedding is not None and 'embedding' not in takes:
             raise ValueError(f"method '{method}' takes no 'embedding'")
-        if embedding is not None:
-            check_instance('embedding', embedding, str)
         partition.check_shards(num_shards, num_shards)
         self.num_shards = num_shards
         self.method = method
@@ -192,6 +191,7 @@ def _arguments(method: str) -> tuple[list[str], list[str]]:
     return inputs, named
 
 
+@validated
 def training_nodes(data: Data) -> Tensor:
     """Return the nodes of ``data.train_mask``, ascending.
 
@@ -201,7 +201,6 @@ def training_nodes(data: Data) -> Tensor:
     Raises:
         ValueError: if there is no such mask, or it has another shape.
     """
-    check_instance('data', data, Data)
     mask = _needed(data, 'train_mask')
     if mask.dtype != torch.bool or mask.shape != (data.num_nodes,):
         raise ValueError(

@@ -39,6 +39,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.heads import (
     Gradient,
     Objective,
@@ -287,7 +288,9 @@ class PublishedScatteringClassifier(ObjectiveNoise, ScatteringClassifier):
     def _packed(self, model: GraphModel) -> dict[str, Any]:
         return {**super()._packed(model), 'B': model.B.clone()}
 
-    def _weights(self, model: GraphModel, progress_bar: bool) -> GraphModel:
+    def _weights(
+        self, model: GraphModel, progress_bar: bool | None
+    ) -> GraphModel:
         return model
 
     def _bound(self, model: GraphModel) -> float:
@@ -315,7 +318,7 @@ class PublishedScatteringClassifier(ObjectiveNoise, ScatteringClassifier):
         old: GraphModel,
         change: Change,
         request: RemovalRequest,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> tuple[GraphModel, GraphStep]:
         if not self.noise_std:
             raise ValueError(
@@ -486,28 +489,28 @@ class GINClassifier:
         self._fitted: tuple[dict[int, Data], torch.nn.ModuleDict] | None = None
 
     def fit(
-        self, graphs: Sequence[Data], *, progress_bar: bool = False
+        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
     ) -> 'GINClassifier':
         """Train from scratch.
 
         Args:
             graphs (list[Data]): the training graphs, labelled 0, 1, ...
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         graphs = [data.clone() for data in check_graphs(graphs)]
         self._train(dict(enumerate(graphs)), progress_bar)
         return self
 
     def remove(
-        self, request: RemovalRequest, *, progress_bar: bool = False
+        self, request: RemovalRequest, *, progress_bar: bool | None = None
     ) -> None:
         """Delete the named items and train from scratch.
 
         Args:
             request (RemovalRequest): in the names that :meth:`fit` saw.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         check_instance('request', request, RemovalRequest)
         graphs = {} if self._fitted is None else dict(self._fitted[0])
@@ -573,7 +576,9 @@ class GINClassifier:
         nodes = net['gin'](x, edge_index)
         return net['head'](global_mean_pool(nodes, batch))
 
-    def _train(self, graphs: dict[int, Data], progress_bar: bool) -> None:
+    def _train(
+        self, graphs: dict[int, Data], progress_bar: bool | None
+    ) -> None:
         listed = list(graphs.values())
         inputs = self._batch(listed)
         y = graph_labels(listed)
@@ -590,7 +595,7 @@ class GINClassifier:
         optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
         net.train()
         epochs = range(self.epochs)
-        for _ in tqdm(epochs, disable=not progress_bar, desc='epochs'):
+        for _ in tqdm(epochs, **bar_options(progress_bar), desc='epochs'):
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(
                 self._logits(net, *inputs), y

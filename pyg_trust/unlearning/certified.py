@@ -214,13 +214,15 @@ class CertifiedClassifier(Generic[M]):
         if state is not None:
             self._load(state)
 
-    def _load(self, state: dict[str, Any], progress_bar: bool = False) -> None:
+    def _load(
+        self, state: dict[str, Any], progress_bar: bool | None = None
+    ) -> None:
         check_instance('state', state, dict)
         check_state(state, (), (1, FORMAT))
         with reading():
             self._model = self._unpacked(state, progress_bar)
 
-    def _unpacked(self, state: dict[str, Any], progress_bar: bool) -> M:
+    def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
         config, mine = dict(state['config']), self._config()
         if 'noise_std' not in mine:
             # States of 0.1 have it, without an effect.
@@ -273,7 +275,7 @@ class CertifiedClassifier(Generic[M]):
         state: dict[str, Any],
         ledger: RemovalLedger,
         lineage: Lineage,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> M:
         raise NotImplementedError
 

@@ -116,7 +116,7 @@ class NodeSolver(CertifiedClassifier[Model]):
         state: dict[str, Any],
         ledger: RemovalLedger,
         lineage: Lineage,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> Model:
         held, classes = state['data'], tuple(state['classes'])
         data = NodeState.from_dict(self._settings, classes, held)

@@ -260,7 +260,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     @editing
     def fit(
-        self, graphs: Sequence[Data], *, progress_bar: bool = False
+        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
     ) -> 'ScatteringClassifier':
         """Embed, fit and release; graphs are named by their positions.
 
@@ -271,8 +271,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (list[Data]): the training graphs, with a label ``y`` each.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError, ValueError: on graphs that can't be embedded, labels
@@ -318,14 +318,17 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return model
 
     def decision_function(
-        self, graphs: Data | Sequence[Data], *, progress_bar: bool = False
+        self,
+        graphs: Data | Sequence[Data],
+        *,
+        progress_bar: bool | None = None,
     ) -> Tensor:
         """Compute margins: ``[num_graphs]`` for two classes, or per class.
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         model = self._fitted
         Z = self._keeper.embed(graphs, progress_bar=progress_bar)
@@ -333,20 +336,26 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return margin.view(-1) if len(self.classes) == 2 else margin
 
     def predict(
-        self, graphs: Data | Sequence[Data], *, progress_bar: bool = False
+        self,
+        graphs: Data | Sequence[Data],
+        *,
+        progress_bar: bool | None = None,
     ) -> Tensor:
         """Return the labels of graphs: int64, ``[num_graphs]``.
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         margin = self.decision_function(graphs, progress_bar=progress_bar)
         return self._labels(margin)
 
     def predict_proba(
-        self, graphs: Data | Sequence[Data], *, progress_bar: bool = False
+        self,
+        graphs: Data | Sequence[Data],
+        *,
+        progress_bar: bool | None = None,
     ) -> Tensor:
         """Predict the probabilities: ``[num_graphs, num_classes]``.
 
@@ -355,8 +364,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: with another loss than the logistic one.
@@ -370,14 +379,14 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return self._probabilities(margin)
 
     def score(
-        self, graphs: Sequence[Data], *, progress_bar: bool = False
+        self, graphs: Sequence[Data], *, progress_bar: bool | None = None
     ) -> float:
         """Return the share of graphs that are classified as their ``y``.
 
         Args:
             graphs (list[Data]): the graphs.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         y = graph_labels(graphs)
         found = self.predict(graphs, progress_bar=progress_bar)
@@ -406,7 +415,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     @editing
     def remove(
-        self, request: RemovalRequest, *, progress_bar: bool = False
+        self, request: RemovalRequest, *, progress_bar: bool | None = None
     ) -> UnlearnReport:
         r"""Remove the named items and release the weights anew.
 
@@ -417,8 +426,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         Args:
             request (RemovalRequest): what to forget, in the names of the
                 graphs and nodes that :meth:`fit` saw.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError: on another request.
@@ -440,7 +449,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return report
 
     @synchronized
-    def verify(self, *, progress_bar: bool = False) -> VerifyReport:
+    def verify(self, *, progress_bar: bool | None = None) -> VerifyReport:
         """Check the classifier against the remaining data.
 
         Embeds every remaining graph again, measures the residual, solves
@@ -452,8 +461,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         tensors that are views into larger ones.
 
         Args:
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         model = self._fitted
         train = model.train
@@ -502,15 +511,15 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     @editing
     def load_state_dict(
-        self, state: dict[str, Any], *, progress_bar: bool = False
+        self, state: dict[str, Any], *, progress_bar: bool | None = None
     ) -> None:
         """Take over a saved state.
 
         Args:
             state (dict): of :meth:`state_dict` of a classifier with the same
                 arguments.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: if the arguments differ, the parts do not fit
@@ -518,13 +527,15 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         """
         self._load(state, progress_bar)
 
-    def load(self, path: str | Path, *, progress_bar: bool = False) -> None:
+    def load(
+        self, path: str | Path, *, progress_bar: bool | None = None
+    ) -> None:
         """Take over the state that :meth:`save` has written.
 
         Args:
             path (str or Path): of the file.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: as :meth:`load_state_dict`.
@@ -575,7 +586,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         state: dict[str, Any],
         ledger: RemovalLedger,
         lineage: Lineage,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> Model:
         graphs = {
             i: Data.from_dict(dict(data)).clone()
@@ -611,7 +622,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             progress_bar,
         )
 
-    def _weights(self, model: Model, progress_bar: bool) -> Model:
+    def _weights(self, model: Model, progress_bar: bool | None) -> Model:
         # From zero: a function of the remaining graphs.
         if not model.is_sealed:
             return model
@@ -626,7 +637,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         self,
         model: Model,
         start: Tensor | None,
-        progress_bar: bool,
+        progress_bar: bool | None,
         tol: float | None = None,
     ) -> tuple[Model, int]:
         # Solve to a residual below tol; return the number of steps too.
@@ -666,7 +677,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         old: Model,
         change: Change,
         request: RemovalRequest,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> tuple[Model, Step]:
         # Solve for the remaining graphs, and account for it.
         action, model = 'refine', old._replace(train=change.left)

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 from pyg_trust._checks import check_instance
+from pyg_trust._progress import bar_options
 from pyg_trust.functional.rows import dense_rows, gram, keep_rows, replace_rows
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
@@ -90,17 +91,17 @@ class GraphKeeper:
         self.num_classes = num_classes
 
     def keep(
-        self, listed: Sequence[Data], progress_bar: bool = False
+        self, listed: Sequence[Data], progress_bar: bool | None = None
     ) -> TrainingGraphs:
         """Copy and embed graphs, which are named by their positions.
 
         Args:
             listed (list[Data]): the graphs.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         kept: dict[int, Data] = {}
-        for data in tqdm(listed, disable=not progress_bar, desc='graphs'):
+        for data in tqdm(listed, **bar_options(progress_bar), desc='graphs'):
             i = len(kept)
             y = _label(i, data)
             try:
@@ -120,7 +121,7 @@ class GraphKeeper:
         self,
         graphs: Data | Sequence[Data],
         stored: bool = False,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> Tensor:
         """Embed graphs: float64, sparse where features are one-hot degrees.
 
@@ -129,8 +130,8 @@ class GraphKeeper:
             stored (bool): whether they are kept ones. With ``mode='mask'``
                 their features were derived once, as in the paper.
                 (default: :obj:`False`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         if isinstance(graphs, list | tuple):
             _check_weights(graphs)
@@ -148,7 +149,7 @@ class GraphKeeper:
         graphs: dict[int, Data],
         classes: tuple[int, ...],
         seals: Seals,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> TrainingGraphs:
         """Embed kept graphs.
 
@@ -156,8 +157,8 @@ class GraphKeeper:
             graphs (dict[int, Data]): as kept.
             classes (tuple[int, ...]): the labels.
             seals (Seals): of the graphs.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         Z = self.embed(list(graphs.values()), True, progress_bar)
         K = gram(Z) if Z.size(0) <= Z.size(1) else None
@@ -170,15 +171,15 @@ class GraphKeeper:
         self,
         old: TrainingGraphs,
         request: RemovalRequest,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> Change:
         """Return the graphs that remain after a removal, and change nothing.
 
         Args:
             old (TrainingGraphs): the graphs before.
             request (RemovalRequest): what to forget.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError, ValueError: if the request is none, or impossible.

@@ -102,7 +102,7 @@ class Building(Stateful):
             f'or a list of tensors (got {type(partition).__name__})'
         )
 
-    def _shards(self, given: Any, progress_bar: bool = False) -> Any:
+    def _shards(self, given: Any, progress_bar: bool | None = None) -> Any:
         if isinstance(given, str):
             seed = rng.derive(self._seed, _PARTITION)
             return Shards(
@@ -110,7 +110,9 @@ class Building(Stateful):
             )
         return given
 
-    def _divide(self, data: Data, given: Any, progress_bar: bool) -> Data:
+    def _divide(
+        self, data: Data, given: Any, progress_bar: bool | None
+    ) -> Data:
         # The graph with the shard of every node, -1 outside of training.
         partition = self._shards(given, progress_bar)
         index = training_nodes(data)
@@ -221,7 +223,7 @@ class Building(Stateful):
         given: Any,
         ledger: RemovalLedger,
         action: str,
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> State:
         # Everything from scratch.
         self._choose_products()
@@ -270,7 +272,7 @@ class Building(Stateful):
         data: Data,
         shards: Sequence[int],
         ledger: RemovalLedger,
-        progress_bar: bool,
+        progress_bar: bool | None,
         action: str,
         request: dict[str, Any] | None = None,
         *,
@@ -379,7 +381,7 @@ class Building(Stateful):
         data: Data,
         shards: Iterable[int],
         trainer: str,
-        progress_bar: bool,
+        progress_bar: bool | None,
         begin: dict[int, tuple[Stage, ...]] | None = None,
         *,
         over_ranks: bool = False,
@@ -450,7 +452,7 @@ class Building(Stateful):
         data: Data,
         checkpoints: Sequence[Checkpoint],
         num_classes: int,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
         *,
         over_ranks: bool = False,
     ) -> Tensor:
@@ -470,7 +472,9 @@ class Building(Stateful):
         learn = type(self._aggregator)._learn
         return learn is not ShardAggregator._learn
 
-    def _present(self, state: State, progress_bar: bool = False) -> Tensor:
+    def _present(
+        self, state: State, progress_bar: bool | None = None
+    ) -> Tensor:
         # The outputs on the present graph; kept, unless another thread was
         # faster.
         if state.outputs is not None:
@@ -505,7 +509,7 @@ class Building(Stateful):
         return index[chosen].sort().values
 
     def _aggregate(
-        self, data: Data, outputs: Tensor | None, progress_bar: bool
+        self, data: Data, outputs: Tensor | None, progress_bar: bool | None
     ) -> ShardAggregator:
         aggregator = copy.deepcopy(self._aggregator)
         if outputs is None:

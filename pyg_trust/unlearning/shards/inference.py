@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Module
 from tqdm import tqdm
 
+from pyg_trust._progress import bar_options
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.unlearning.shards.isolation import keeps_apart
 from pyg_trust.unlearning.shards.products import (
@@ -34,7 +35,7 @@ def evaluate_all(
     recipe: Recipe,
     *,
     over_ranks: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Tensor:
     """Compute the outputs of models of one kind for all nodes of a graph.
 
@@ -49,7 +50,8 @@ def evaluate_all(
         recipe (Recipe): how they were trained.
         over_ranks (bool): whether the processes of torchrun share the models.
             (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Tensor: ``[num_models, num_nodes, num_classes]``.
@@ -71,7 +73,7 @@ def evaluate_all(
             outputs = run_over_ranks(states, output)
         else:
             with tqdm(
-                states, disable=not progress_bar, desc='inference'
+                states, **bar_options(progress_bar), desc='inference'
             ) as bar:
                 outputs = [output(state) for state in bar]
     # Of one type: that of the models.

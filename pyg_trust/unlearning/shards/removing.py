@@ -86,7 +86,7 @@ class Removing(Building):
 
     @editing
     def remove(
-        self, request: RemovalRequest, *, progress_bar: bool = False
+        self, request: RemovalRequest, *, progress_bar: bool | None = None
     ) -> ShardRemovalReport:
         """Remove the named items.
 
@@ -96,8 +96,8 @@ class Removing(Building):
         Args:
             request (RemovalRequest): what to forget, in the names that
                 ``fit`` saw, of graph 0.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError: on another request.
@@ -165,7 +165,7 @@ class Removing(Building):
 
     @editing
     def flush_if_due(
-        self, *, progress_bar: bool = False
+        self, *, progress_bar: bool | None = None
     ) -> ShardRemovalReport | None:
         """Flush the queue if it is :attr:`due`.
 
@@ -173,8 +173,8 @@ class Removing(Building):
         and the time between two calls.
 
         Args:
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: as :meth:`flush`; or if the class has no policy.
@@ -211,12 +211,12 @@ class Removing(Building):
         return batch_plan(stages, shares, rest, rate, max_wait)
 
     @editing
-    def flush(self, *, progress_bar: bool = False) -> ShardRemovalReport:
+    def flush(self, *, progress_bar: bool | None = None) -> ShardRemovalReport:
         """Remove all that is queued, as one request.
 
         Args:
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: if the queue is empty, or is no longer possible; then
@@ -225,7 +225,7 @@ class Removing(Building):
         self._agree('flush')
         return self._flush(progress_bar)
 
-    def _flush(self, progress_bar: bool) -> ShardRemovalReport:
+    def _flush(self, progress_bar: bool | None) -> ShardRemovalReport:
         queue = self._queued()
         request = RemovalRequest.batch(queue)
         return self._remove(self._fitted, request, ((), ()), progress_bar)
@@ -344,7 +344,7 @@ class Removing(Building):
         state: State,
         request: RemovalRequest,
         waiting: tuple[tuple[RemovalRequest, ...], tuple[float, ...]],
-        progress_bar: bool,
+        progress_bar: bool | None,
     ) -> ShardRemovalReport:
         queue, arrived = waiting
         started = time.perf_counter()

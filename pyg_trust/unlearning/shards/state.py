@@ -196,15 +196,15 @@ class Stateful:
 
     @editing
     def load_state_dict(
-        self, state: dict[str, Any], *, progress_bar: bool = False
+        self, state: dict[str, Any], *, progress_bar: bool | None = None
     ) -> None:
         """Take over a saved state.
 
         Args:
             state (dict): of :meth:`state_dict` of an unlearner with the same
                 arguments.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: if the arguments differ, a checkpoint is not that of
@@ -237,7 +237,7 @@ class Stateful:
         self: _Self,
         folder: str | Path | None = None,
         *,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> _Self:
         """Take over the state in a folder.
 
@@ -247,8 +247,8 @@ class Stateful:
         Args:
             folder (str or Path, optional): as in :meth:`save`.
                 (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: if there is none, a file is missing or was changed, or
@@ -414,11 +414,15 @@ class Stateful:
             'arrived': list(state.arrived),
         }
 
-    def _unpacked(self, packed: dict[str, Any], progress_bar: bool) -> State:
+    def _unpacked(
+        self, packed: dict[str, Any], progress_bar: bool | None
+    ) -> State:
         with reading():
             return self._unpack(packed, progress_bar)
 
-    def _unpack(self, packed: dict[str, Any], progress_bar: bool) -> State:
+    def _unpack(
+        self, packed: dict[str, Any], progress_bar: bool | None
+    ) -> State:
         check_state(packed, ('config',), (1, FORMAT))
         self._choose_products()
         if packed['config'].get('version') != self.recipe.version:
@@ -647,7 +651,7 @@ class Stateful:
         data: Data,
         checkpoints: Sequence[Checkpoint],
         num_classes: int,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> Tensor:
         raise NotImplementedError
 

@@ -57,6 +57,7 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust._identity import fingerprint_any
+from pyg_trust._progress import bar_options
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.graph import quiet_sparse
 from pyg_trust.unlearning.shards.products import (
@@ -210,7 +211,7 @@ def train(
     trainer: str = 'sequential',
     num_workers: int | None = None,
     over_ranks: bool = False,
-    progress_bar: bool = False,
+    progress_bar: bool | None = None,
 ) -> Trained:
     """Train one model per shard, by cross entropy over all its nodes.
 
@@ -225,7 +226,8 @@ def train(
             of the processors. (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the shards;
             all of them get all models. (default: :obj:`False`)
-        progress_bar (bool): whether to show one. (default: :obj:`False`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
         Trained: the states of the models, in order; tensors of their own.
@@ -256,7 +258,7 @@ def train(
             took = [[share / len(made)] * len(made) for made in stages]
             return _trained(stages, 'process', took)
         stages, took = [], []
-        for shard in tqdm(shards, disable=not progress_bar, desc='shards'):
+        for shard in tqdm(shards, **bar_options(progress_bar), desc='shards'):
             clock = [time.perf_counter()]
             module, made = build(factory, shard), []
             # A copy may share state with a function of the model.
@@ -678,7 +680,7 @@ def _train_in_processes(
     shards: Sequence[Shard],
     recipe: Recipe,
     num_workers: int | None,
-    progress_bar: bool,
+    progress_bar: bool | None,
 ) -> list[list[dict[str, Tensor]]]:
     if num_workers is None:
         num_workers = max(multiprocessing.cpu_count() // 2, 1)
@@ -708,7 +710,7 @@ def _train_in_processes(
             for future in tqdm(
                 as_completed(futures),
                 total=len(futures),
-                disable=not progress_bar,
+                **bar_options(progress_bar),
                 desc='shards',
             ):
                 packed = io.BytesIO(future.result())

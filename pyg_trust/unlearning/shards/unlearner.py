@@ -325,7 +325,7 @@ class ShardedUnlearner(Removing):
 
     @editing
     def fit(
-        self, data: Data, *, progress_bar: bool = False
+        self, data: Data, *, progress_bar: bool | None = None
     ) -> 'ShardedUnlearner':
         """Divide the training nodes, and train a model on every shard.
 
@@ -339,8 +339,8 @@ class ShardedUnlearner(Removing):
         Args:
             data (Data): the graph, with a ``train_mask``; labels of other
                 nodes are not looked at, except for the number of classes.
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError, ValueError: if something is missing or malformed; if
@@ -408,7 +408,7 @@ class ShardedUnlearner(Removing):
         data: Data | None = None,
         *,
         nodes: Any = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> Tensor:
         """Predict the classes of nodes: int64, ``[num_nodes]``.
 
@@ -417,8 +417,8 @@ class ShardedUnlearner(Removing):
                 in the order of :attr:`n_id`. (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): names of nodes of the
                 present graph. (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
         """
         probability = self.predict_proba(
             data, nodes=nodes, progress_bar=progress_bar
@@ -431,7 +431,7 @@ class ShardedUnlearner(Removing):
         data: Data | None = None,
         *,
         nodes: Any = None,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> Tensor:
         """Predict the probabilities of classes: ``[num_nodes, num_classes]``.
 
@@ -440,8 +440,8 @@ class ShardedUnlearner(Removing):
                 in the order of :attr:`n_id`. (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): names of nodes of the
                 present graph. (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: if a node is not there, or both arguments are given.
@@ -518,7 +518,7 @@ class ShardedUnlearner(Removing):
         self,
         partition: str | Shards | Tensor | Sequence[Any] | None = None,
         *,
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> ShardReport:
         """Divide the remaining training nodes anew, and train all shards.
 
@@ -528,8 +528,8 @@ class ShardedUnlearner(Removing):
         Args:
             partition (optional): as in the class; by default the same method.
                 (default: :obj:`None`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: without a partition, if the present one was given as
@@ -565,7 +565,7 @@ class ShardedUnlearner(Removing):
         shards: Iterable[int] | None = None,
         *,
         trainer: str = 'sequential',
-        progress_bar: bool = False,
+        progress_bar: bool | None = None,
     ) -> ShardVerifyReport:
         """Train shards and aggregator from scratch, and compare.
 
@@ -581,8 +581,8 @@ class ShardedUnlearner(Removing):
                 (default: :obj:`None`)
             trainer (str): how they are trained.
                 (default: :obj:`'sequential'`)
-            progress_bar (bool): whether to show one.
-                (default: :obj:`False`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             ValueError: on an unknown shard or trainer.
