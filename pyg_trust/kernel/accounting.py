@@ -64,20 +64,19 @@ profile is a chord between the neighbours, and lies above.
 **From below.** The tangent of :math:`F` in the middle of a cell lies below
 :math:`F`. Let :math:`G_j` be the lower of both neighbouring tangents at
 :math:`\gamma_j`. The chords between :math:`(\gamma_j, G_j)` lie below
-:math:`F`; as long as they are convex and not below :math:`1 - \gamma`, from
-the top down, :math:`\max(G, 1 - \gamma)` is the profile of a pair that
-:math:`F` dominates, with their masses. On wider cells :math:`m` one cell below
-and :math:`m a` one cell above become :math:`m (1 + a)` between: as much under
-:math:`P` and :math:`Q`, but not told apart any more, so the profile is no
-higher. All else of odd masses moves down. Rounded down, what is cut thrown
-away, this gives a :math:`\delta` that the account is not below: an epsilon
-where it is above delta is refuted.
+:math:`F`, their convex hull lies below them; until it is below :math:`1 -
+\gamma`, from the top down, :math:`\max(G, 1 - \gamma)` is the profile of a
+pair that :math:`F` dominates, with its masses. On wider cells :math:`m` one
+cell below and :math:`m a` one cell above become :math:`m (1 + a)` between: as
+much under :math:`P` and :math:`Q`, but not told apart any more, so the profile
+is no higher. All else of odd masses moves down. Rounded down, what is cut
+thrown away, this gives a :math:`\delta` that the account is not below: an
+epsilon where it is above delta is refuted.
 
-**Small rates.** Every :math:`\delta(\epsilon)` is at most :math:`\delta(0)`,
-the total variation. It adds up over steps, and one of rate :math:`q` has
-:math:`q (2 \Phi(\mu / 2) - 1) \le q \mu / \sqrt{2 \pi}` at most, with
-:math:`\mu = 1/z`, or :math:`2/z` if a unit is replaced: below delta, any
-epsilon is proved.
+**Small rates.** No :math:`\delta(\epsilon)` exceeds :math:`\delta(0)`, the
+total variation, which adds up over steps. Of one step it is at most :math:`q
+(2 \Phi(\mu / 2) - 1) \le q \mu / \sqrt{2 \pi}`, :math:`\mu = 1/z`, or
+:math:`2/z` if a unit is replaced. Below delta, any epsilon is proved.
 
 Masses are integers in :math:`2^{-P}`. All products of two levels' masses are
 ONE product of two long numbers (Kronecker), exact in ``decimal``.
@@ -114,6 +113,7 @@ HOLDS, FAILS, NOT_PROVED = 'holds', 'FAILS', 'not proved'
 
 # (z, q, steps): noise over clipping norm, rate, a whole number.
 Lines = Sequence[tuple[float | Fraction, float | Fraction, int]]
+Exact = Sequence[tuple[Fraction, Fraction, int]]
 # Brackets of F and of Q(loss > eps), its slope downwards.
 Point = tuple[Bracket, Bracket]
 # A name, or F and its slope at an epsilon >= 0 of a symmetric relation.
@@ -273,10 +273,17 @@ def below(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
     right = ONE
     for (i, j), (f, s) in zip(ends[::-1], middle[::-1], strict=True):
         g, here, there = exp(i + j, b + 1, P), exp(i, b, P), exp(j, b, P)
-        at = f[0] - up(s[1] * (there[1] - g[0]), ONE)
-        if line or at >= 0:
-            line.append((j, there, min(right, at)))
-            right = f[0] + (s[0] * max(0, g[0] - here[1]) >> P)
+        at = min(right, f[0] - up(s[1] * (there[1] - g[0]), ONE))
+        if not line and at < 0:
+            continue
+        # Their convex hull: it is no higher, and cells change their width.
+        while len(line) > 1:
+            (_, (g2, _), at2), (_, (g1, _), at1) = line[-2:]
+            if (at - at1) * (g2 - g1) > (at1 - at2) * (g1 - there[0]):
+                break
+            line.pop()
+        line.append((j, there, at))
+        right = f[0] + (s[0] * max(0, g[0] - here[1]) >> P)
     return placed(_kinks(line), b, r, 0)
 
 
@@ -492,10 +499,6 @@ def judge(law: str, lines: Lines, epsilon: float, delta: float) -> str:
             they are; give a rate of m in M as a fraction.
         epsilon (float): claimed.
         delta (float): claimed.
-
-    Returns:
-        str: ``'holds'``; ``'FAILS'`` if the account of these steps is above;
-        ``'not proved'`` where the grids do not settle it.
     """
     exact = [(Fraction(z), Fraction(q), int(n)) for z, q, n in lines if n]
     moved = 1 if law == 'withdraw' else 2
@@ -514,10 +517,7 @@ def judge(law: str, lines: Lines, epsilon: float, delta: float) -> str:
 
 
 def settled(
-    laws: Sequence[Law],
-    lines: Sequence[tuple[Fraction, Fraction, int]],
-    epsilon: Fraction,
-    delta: Fraction,
+    laws: Sequence[Law], lines: Exact, epsilon: Fraction, delta: Fraction
 ) -> str:
     """Prove or refute an epsilon under every one of some laws, on levels."""
     left = list(laws)
@@ -540,7 +540,7 @@ def settled(
 
 def bound(
     law: Law,
-    lines: Sequence[tuple[Fraction, Fraction, int]],
+    lines: Exact,
     epsilon: Fraction,
     delta: Fraction,
     r: int,
