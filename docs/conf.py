@@ -407,7 +407,9 @@ def add_raises(
 ) -> None:
     """Write the constraints of hints as the first line of "Raises"."""
     function = of.__init__ if inspect.isclass(of) else of
-    found = DECLARED.get(getattr(function, '__func__', function), {})
+    function = getattr(function, '__func__', function)
+    routine = inspect.isroutine(function)
+    found = DECLARED.get(function, {}) if routine else {}
     said = '; '.join(
         f'``{k}`` {c.need}'
         for k, c in found.items()

@@ -123,7 +123,7 @@ def test_state_never_goes_back(history):
         ({'relation': 'add-or-remove'}, 'relation'),
         ({'sampling': 'poisson'}, 'sampling'),
         ({'history': [(8.0, 1.4, 3)]}, 'sample_rate'),
-        ({'history': [(0.0, 0.4, 3)]}, 'lam'),
+        ({'history': [(0.0, 0.4, 3)]}, 'noise_multiplier'),
         ({'history': [(8.0, 0.4, -3)]}, 'steps'),
         ({'history': [(8.0, 0.4, 3.5)]}, 'steps'),
         ({'history': [(8.0, 0.4)]}, 'triples|unpack'),
