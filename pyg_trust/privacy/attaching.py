@@ -2,12 +2,13 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.loader import LinkLoader
 
+from pyg_trust._checks import Is, Sizes
 from pyg_trust._marks import marked
 from pyg_trust.kernel import clip
 from pyg_trust.loader import StepLoader
@@ -24,6 +25,37 @@ from pyg_trust.privacy.wrappers import (
 )
 
 _PROBED = 32
+
+
+class IsLoader(Is):
+    """Loader whose batches and neighbours are accounted for."""
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
+        """Return the loader, or raise.
+
+        Args:
+            name (str): of the argument.
+            value (Any): the given value.
+            sizes (dict[str, int], optional): stay as they are.
+        """
+        if isinstance(value, LinkLoader):
+            raise TypeError(
+                f"'{name}' can't be of pairs: an edge and a node are in the "
+                'subgraphs of many pairs, and no unit bounds that '
+                '(PrivateLinkPredictor protects edges; got '
+                f'{type(value).__name__})'
+            )
+        if not isinstance(value, self.kinds):
+            raise TypeError(
+                f"'{name}' needs to be {self.need}, as "
+                'pyg_trust.loader.DisjointWalkLoader is: other loaders draw '
+                'batches and neighbours in ways that are not accounted for '
+                f'(got {type(value).__name__})'
+            )
+        return value
+
+
+Loader = Annotated[StepLoader, IsLoader(StepLoader)]
 
 
 def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
@@ -48,30 +80,6 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
             'DistributedDataParallel, which adds up gradients without noise): '
             "hand in 'module.module'; the engine keeps processes together"
         )
-    if isinstance(loader, LinkLoader):
-        raise TypeError(
-            "'data_loader' can't be of pairs: an edge and a node are in the "
-            'subgraphs of many pairs, and no unit bounds that '
-            '(PrivateLinkPredictor protects edges; got '
-            f'{type(loader).__name__})'
-        )
-    for name, value, kind, advice in (
-        ('module', module, nn.Module, ''),
-        ('optimizer', optimizer, torch.optim.Optimizer, ''),
-        (
-            'data_loader',
-            loader,
-            StepLoader,
-            ', as pyg_trust.loader.DisjointWalkLoader is: other loaders '
-            'draw batches and neighbours in ways that are not accounted '
-            'for',
-        ),
-    ):
-        if not isinstance(value, kind):
-            raise TypeError(
-                f"'{name}' needs to be a {kind.__name__}{advice} (got "
-                f'{type(value).__name__})'
-            )
     check_optimizer(optimizer)
     check_types(module)
     if loader.batch_sampler.choose is not None:

@@ -22,10 +22,10 @@ from pyg_trust._checks import (
 from pyg_trust.functional.mechanisms import CLIPPINGS, check_lam
 from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
-from pyg_trust.loader import StepLoader
 from pyg_trust.privacy.accountant import RELATION
 from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
+    Loader,
     check_arithmetic,
     check_grid,
     check_group,
@@ -191,7 +191,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data_loader: StepLoader,
+        data_loader: Loader,
         noise_multiplier: Positive,
         max_grad_norm: float | AdaptiveNorm,
         loss_reduction: str = 'mean',
@@ -314,7 +314,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data_loader: StepLoader,
+        data_loader: Loader,
         target_epsilon: Positive,
         target_delta: Fraction,
         max_grad_norm: float | AdaptiveNorm,
@@ -392,7 +392,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         self,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data_loader: StepLoader,
+        data_loader: Loader,
         *,
         max_grad_norm: float | AdaptiveNorm,
         loss_reduction: Annotated[str, OneOf(REDUCTIONS)] = 'mean',
@@ -464,7 +464,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         self,
         step: PrivateStep,
         optimizer: torch.optim.Optimizer,
-        data_loader: StepLoader,
+        data_loader: Loader,
         noise_multiplier: float,
         max_grad_norm: float | AdaptiveNorm,
     ) -> PrivateTraining:
@@ -735,9 +735,10 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
         """
+        model = self._attached().model.module
         run = Run(
             loader=self._loader,
-            model=self._attached().model.module,
+            model=model,
             step=self._step,
             leaks=tuple(self._leaks),
             releases=self._releases,

@@ -22,6 +22,7 @@ from pyg_trust._checks import (
 from pyg_trust._progress import bar_options
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
+from pyg_trust.privacy.attaching import Loader
 from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.draws import (
     fresh_state,
@@ -166,7 +167,7 @@ class NormEstimates(Spending):
         self,
         *,
         module: nn.Module,
-        data_loader: StepLoader,
+        data_loader: Loader,
         criterion: Criterion,
         percentile: Annotated[float, Number(0, 100)] = 50.0,
         epsilon: Positive | None = None,

@@ -418,7 +418,7 @@ def test_max_steps(method):
 
 STEP = (1.0, 0.5, 1)
 BAD = [
-    (dp.lam_from_opacus, (0.0,), ValueError, 'lam'),
+    (dp.lam_from_opacus, (0.0,), ValueError, 'noise_multiplier'),
     (dp.lam_from_opacus, ('2',), TypeError, 'noise_multiplier'),
     (dp.lam_to_opacus, (math.nan,), ValueError, 'lam'),
     (gaussian_profile, (math.inf, 1.0), ValueError, 'epsilon'),

@@ -132,7 +132,7 @@ FAULTS = {
     'one-sided bounds at the level of both sides': (
         alone,
         clopper_pearson,
-        "check_choice('side', side, ('lower', 'upper'))",
+        "check_range('counts', counts, num_samples + 1, 'the samples')",
         'alpha = 2 * alpha',
     ),
     'a count less among the others': (

@@ -40,7 +40,7 @@ def test_a_checkpoint_does_not_wash_the_seed_off(relation):
     del old['setting']['seeded']
     for each in (state, old):
         fresh = PrivateNodeClassifier(**arguments)
-        with pytest.raises(ValueError, match="'seeded': True"):
+        with pytest.raises(ValueError, match="'seeded' = False"):
             fresh.load_state_dict(each)
         assert fresh.account is None
         fresh = PrivateNodeClassifier(**arguments, seed=1)
@@ -48,7 +48,7 @@ def test_a_checkpoint_does_not_wash_the_seed_off(relation):
         assert fresh.report().seeded
     # Secret noise stays secret noise, and is none of a seed either.
     secret = PrivateNodeClassifier(**arguments).fit(graph()).state_dict()
-    with pytest.raises(ValueError, match="'seeded': False"):
+    with pytest.raises(ValueError, match="'seeded' = True"):
         PrivateNodeClassifier(**arguments, seed=0).load_state_dict(secret)
     fresh = PrivateNodeClassifier(**arguments)
     fresh.load_state_dict(secret)

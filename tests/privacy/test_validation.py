@@ -712,10 +712,10 @@ def test_no_row_breaks_the_weights(private, value, kind):
 @pytest.mark.parametrize(
     ('arguments', 'match'),
     [
-        ({'noise_multiplier': 0.0}, 'noise multiplier'),
-        ({'noise_multiplier': -1.0}, 'noise multiplier'),
+        ({'noise_multiplier': 0.0}, 'noise_multiplier'),
+        ({'noise_multiplier': -1.0}, 'noise_multiplier'),
         ({'noise_multiplier': math.nan}, 'noise'),
-        ({'noise_multiplier': math.inf}, 'noise multiplier'),
+        ({'noise_multiplier': math.inf}, 'noise_multiplier'),
         ({'noise_multiplier': '4'}, 'noise_multiplier'),
         ({'max_grad_norm': 0.0}, 'max_grad_norm'),
         ({'max_grad_norm': math.inf}, 'max_grad_norm'),

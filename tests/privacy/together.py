@@ -175,7 +175,7 @@ def main():
             lambda: PrivacyEngine().make_private(
                 module=wrapped,
                 optimizer=torch.optim.SGD(wrapped.parameters(), lr=0.1),
-                data_loader=None,
+                data_loader=DisjointWalkLoader(canary_graph(12, 3), 4, 1),
                 noise_multiplier=1.0,
                 max_grad_norm=1.0,
             )
