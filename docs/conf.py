@@ -392,14 +392,25 @@ def _type_of(hint: Any) -> Any:
     return hint.__origin__ if hasattr(hint, '__metadata__') else hint
 
 
-def plain_hints(app: Any, function: Any, bound: bool) -> None:
-    """Show types in a signature, without their constraints."""
-    if getattr(function, 'is_validated', False):
-        DECLARED.setdefault(function, constraints(function))
-        inner = inspect.unwrap(function)
-        inner.__annotations__ = {
-            k: _type_of(v) for k, v in inner.__annotations__.items()
-        }
+def plain_hints(app: Any) -> None:
+    """Show types in signatures, and keep their constraints for "Raises"."""
+    for info in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
+        if not info.name.endswith(('__main__', '_C')):
+            for value in vars(importlib.import_module(info.name)).values():
+                inner = vars(value).values() if inspect.isclass(value) else ()
+                for function in (value, *inner):
+                    _plain_hints(getattr(function, '__func__', function))
+
+
+def _plain_hints(function: Any) -> None:
+    routine = inspect.isroutine(function)
+    if not routine or not getattr(function, 'is_validated', False):
+        return
+    if function not in DECLARED:
+        DECLARED[function] = constraints(function)
+        # In place: the wrapper has the same dictionary.
+        hints = inspect.unwrap(function).__annotations__
+        hints.update({k: _type_of(v) for k, v in hints.items()})
 
 
 def add_raises(
@@ -429,7 +440,7 @@ def add_raises(
 
 def setup(app: Any) -> None:
     """Sphinx calls this."""
-    app.connect('autodoc-before-process-signature', plain_hints)
+    app.connect('builder-inited', plain_hints, priority=900)
     app.connect('autodoc-process-docstring', add_raises, priority=400)
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('builder-inited', draw_figures, priority=100)
