@@ -276,6 +276,12 @@ def validated(declared: Declared) -> Declared:
     return call  # type: ignore[return-value]
 
 
+def declared(function: Declared) -> Declared:
+    """Mark a function whose inner steps check arguments by the same hints."""
+    function.is_validated = True  # type: ignore[attr-defined]
+    return function
+
+
 def _plan(function: Callable[..., Any]) -> list[tuple[int, str, Constraint]]:
     # Places of arguments; numbers and graphs first, as they fix sizes.
     keywords = inspect.unwrap(function).__code__.co_argcount

@@ -28,7 +28,7 @@ from pyg_trust._checks import (
     NotNegative,
     check_instance,
     check_integer,
-    check_non_negative,
+    declared,
     validated,
 )
 from pyg_trust._progress import bar_options
@@ -201,7 +201,7 @@ def _width(columns: int, itemsize: int) -> int:
     return math.ceil(together / line) * line
 
 
-@validated
+@declared
 def propagate_to(
     out: str | Path,
     graph: CSRGraph,
@@ -269,8 +269,11 @@ def propagate_to(
         ValueError: on all processes, if they disagree.
         RuntimeError: on the others, if one process fails.
     """
+    check_instance('over_ranks', over_ranks, bool)
+    check_instance('progress_bar', progress_bar, bool, type(None))
     rank, size = distributed.rank_and_size() if over_ranks else (0, 1)
 
+    # What one process is given wrong stops all of them.
     def prepare() -> _Job:
         return _prepared(
             out, graph, x, measure, half, tol, columns, memory, size
@@ -309,25 +312,24 @@ class _Job(NamedTuple):
         )
 
 
+@validated
 def _prepared(
     out: str | Path,
     graph: CSRGraph,
     x: Any,
     measure: Measure,
     half: bool,
-    tol: float,
+    tol: NotNegative,
     columns: int | str,
     memory: int | str | None,
     size: int,
 ) -> _Job:
-    check_instance('out', out, str, Path)
-    check_instance('half', half, bool)
     path = Path(out)
     if path.suffix != '.npy':
         raise ValueError(f"'out' needs to end in .npy (got '{out}')")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"'out': there is no folder '{path.parent}'")
-    how = How(0.0, None, False, half, check_non_negative('tol', tol))
+    how = How(0.0, None, False, half, tol)
     looped, loops = prepare_exact(graph, measure, how)
     if graph.device.type != 'cpu':
         raise ValueError(

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 import torch_geometric.transforms as T
@@ -241,7 +243,9 @@ def test_agp_promises_what_the_bound_says():
     measure = F.make_measure('appnp', GRAPH, alpha=0.2)
     variance = F.variance_bound(GRAPH, data.x, measure, 1e-2)
     said = sampled.guarantee(data)
-    assert f'{float(variance.max().sqrt()):.3g}' in said.promise
+    # Rounded outwards, to three digits.
+    largest = float(variance.max().sqrt())
+    assert largest <= float(said.promise.split()[-1]) <= largest * 1.01
     assert said.data == exact.data != sampled.guarantee(sampled(data)).data
 
 
@@ -302,7 +306,10 @@ def test_half_and_fewer_levels():
         assert torch.equal(transform(data).x, wanted)
         assert not torch.equal(AGP('heat', t=2.0)(data).x, wanted)
     bound = F.chebyshev(measure, 1e-2).bound
-    assert f'{bound:.3g}' in transform.guarantee(data).promise
+    told = re.search(
+        'to within ([^ ]+) times', transform.guarantee(data).promise
+    )
+    assert bound <= float(told[1]) <= bound * 1.01
     with pytest.raises(ValueError, match="'eps'"):
         AGP('heat', t=2.0, eps=1e-3, half=True)
 
