@@ -3,6 +3,30 @@
 import sys
 from typing import Any
 
+from tqdm import tqdm
+
+
+class Bar(tqdm):
+    """tqdm's bar, of which a hidden one takes no lock and starts no thread.
+
+    tqdm's lock is shared with forks. One that is killed while it holds it
+    would stop all others for good, although nobody sees a bar.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> 'Bar':
+        if kwargs.get('disable'):
+            return object.__new__(cls)
+        return super().__new__(cls, *args, **kwargs)
+
+    def __init__(self, iterable: Any = None, **kwargs: Any) -> None:
+        if not kwargs.get('disable'):
+            super().__init__(iterable, **kwargs)
+            return
+        self.iterable, self.disable = iterable, True
+        self.total, self.desc = kwargs.get('total'), kwargs.get('desc')
+        self.n = self.initial = kwargs.get('initial', 0)
+        self.pos, self.leave = 0, False
+
 
 def bar_options(progress_bar: bool | None) -> dict[str, Any]:
     """Return the arguments of tqdm for a bar.

@@ -13,6 +13,7 @@ from procedures import PROCEDURES
 from tqdm import tqdm
 
 import pyg_trust
+from pyg_trust._progress import Bar
 
 ROOT = Path(pyg_trust.__file__).parent
 
@@ -138,3 +139,17 @@ def test_bars_are_for_terminals_by_default_last_and_documented():
             r'progress_bar \(bool, optional\): whether to show one', doc
         ), function
     assert found > 30
+
+
+def test_a_hidden_bar_takes_no_lock(monkeypatch):
+    # A fork that was killed while it held tqdm's stopped its parent for good.
+    def locked():
+        raise AssertionError('the lock was taken')
+
+    monkeypatch.setattr(tqdm, 'get_lock', locked)
+    monkeypatch.setattr(tqdm, '_lock', None, raising=False)
+    assert list(Bar(range(3), disable=True, desc='it')) == [0, 1, 2]
+    with Bar(total=3, disable=True) as bar:
+        bar.update(2)
+        bar.set_postfix(left=1)
+        bar.set_description('that')

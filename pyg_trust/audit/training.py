@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GINConv
-from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -33,7 +32,7 @@ from pyg_trust._checks import (
     check_non_negative,
     validated,
 )
-from pyg_trust._progress import bar_options
+from pyg_trust._progress import Bar, bar_options
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import (
     check_coins,
@@ -462,7 +461,7 @@ def audit_training(
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     engine, (model, private, batches) = attach(module, optimizer, loader)
     score = torch.zeros(num_canaries, dtype=torch.float64)
-    for batch in tqdm(batches, **bar_options(progress_bar), desc='steps'):
+    for batch in Bar(batches, **bar_options(progress_bar), desc='steps'):
         private.zero_grad()
         model(batch.x, batch.edge_index).sum().backward()
         private.step()

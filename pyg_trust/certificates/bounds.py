@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from pyg_trust._progress import Bar
 from pyg_trust.certificates.columns import Columns
 from pyg_trust.certificates.problem import Priced, Problem
 from pyg_trust.certificates.witness import MOST_BYTES
@@ -173,7 +173,7 @@ class Solver(Problem):
                 reached = self.reach(found.policy, signal[block])
             return found.value, found.high, reached
 
-        with tqdm(blocks, desc='class pairs', **self.bar) as bar:
+        with Bar(blocks, desc='class pairs', **self.bar) as bar:
             for block, (values, high, reached) in zip(
                 bar, shared(blocks, worst, self.over_ranks), strict=True
             ):
@@ -381,7 +381,7 @@ class Solver(Problem):
         # What is reached over few edges is done first.
         degree = self.perturbations.graph.degree[self.targets[which]]
         every_k = which[degree.argsort(stable=True)].tolist()
-        with tqdm(every_k, desc='regions', **self.bar) as bar:
+        with Bar(every_k, desc='regions', **self.bar) as bar:
             robust = 0
             for k, made in zip(
                 bar, shared(every_k, bounded, self.over_ranks), strict=True
@@ -406,7 +406,7 @@ class Solver(Problem):
         """Bound and attack the classes that are open for some targets."""
         size = max(1, _BLOCK // (self.logits.numel() * 4))
         total = int(open_[which].sum())
-        with tqdm(total=total, desc='targets, classes', **self.bar) as bar:
+        with Bar(total=total, desc='targets, classes', **self.bar) as bar:
 
             def tried(first: int) -> tuple[Any, ...]:
                 part = which[first : first + size]
@@ -472,7 +472,7 @@ class Solver(Problem):
 
             each = range(which.numel())
             found = shared(each, attacked, self.over_ranks)
-            with tqdm(found, total=len(each), desc='attacks', **self.bar) as b:
+            with Bar(found, total=len(each), desc='attacks', **self.bar) as b:
                 flips = list(b)
             self.try_flips(which, signal, flips)
             return

@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from pyg_trust._progress import Bar
 from pyg_trust.certificates.problem import Problem
 from pyg_trust.functional.budget import dual_bound
 from pyg_trust.functional.flips import budget_attacks
@@ -25,7 +25,7 @@ class Columns:
         self.proofs: list[tuple[int, int, str, float, float]] = []
 
     def bound(
-        self, method: str, cost: str, sign_only: bool, bar: tqdm
+        self, method: str, cost: str, sign_only: bool, bar: Bar
     ) -> Tensor:
         """Lowers the bounds; returns the multipliers that prove them."""
         problem = self.problem
@@ -72,7 +72,7 @@ class Columns:
         problem.lower[pair] = torch.maximum(problem.lower[pair], -made)
         return multiplier
 
-    def programs(self, start: Tensor, bar: tqdm) -> tuple[Tensor, Tensor]:
+    def programs(self, start: Tensor, bar: Bar) -> tuple[Tensor, Tensor]:
         """Multipliers of linear programs, and the bounds that they prove."""
         problem = self.problem
         budget, alpha = problem.budget, problem.alpha

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._identity import identity
+from pyg_trust._progress import Bar
 from pyg_trust.certificates.sampling import Pipeline, Sampler, fresh_copy
 from pyg_trust.distributed import from_first, rank_and_size, run_over_ranks
 from pyg_trust.transforms.flip_bits import BitFlips
@@ -120,7 +120,7 @@ class Run:
         return next(filter(None, notes), ''), tuple(named)
 
     def votes(
-        self, first: int, count: int, rows: Tensor | None, bar: tqdm
+        self, first: int, count: int, rows: Tensor | None, bar: Bar
     ) -> Tensor:
         """Count how many copies vote for each class: ``[targets, C + 1]``.
 
@@ -128,7 +128,7 @@ class Run:
             first (int): the number of the first copy.
             count (int): how many.
             rows (Tensor, optional): the nodes in question.
-            bar (tqdm): counts copies.
+            bar (Bar): counts copies.
         """
         size = self.place[1]
         if size == 1:
@@ -149,13 +149,13 @@ class Run:
         return votes if rows is None else votes[rows]
 
     def _own_votes(
-        self, first: int, count: int, bar: tqdm
+        self, first: int, count: int, bar: Bar
     ) -> list[Tensor | None]:
         made = self._counted(first, count, bar, False)
         if self._identity() == self.digest:
             return made
         # Calls leave something in the model: it may not matter.
-        with tqdm(disable=True) as quiet:
+        with Bar(disable=True) as quiet:
             again = self._counted(first, count, quiet, True)
         for one, two in zip(made, again, strict=True):
             if one is None or two is None:
@@ -169,7 +169,7 @@ class Run:
         return made
 
     def _counted(
-        self, first: int, count: int, bar: tqdm, as_new: bool
+        self, first: int, count: int, bar: Bar, as_new: bool
     ) -> list[Tensor | None]:
         # A graph's first batch is the next process's.
         (rank, size), made = self.place, []

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Batch, Data
-from tqdm import tqdm
 
+from pyg_trust._progress import Bar
 from pyg_trust.certificates.lazy import LinearFeatures
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.voting import differ
@@ -490,7 +490,7 @@ class Sampler:
         first: int,
         count: int,
         batch_size: int,
-        bar: tqdm,
+        bar: Bar,
         plain: bool = False,
         place: tuple[int, int] = (0, 1),
         as_new: bool = False,
@@ -503,7 +503,7 @@ class Sampler:
             first (int): the number of the first copy.
             count (int): how many.
             batch_size (int): how many go through the model at once.
-            bar (tqdm): counts them.
+            bar (Bar): counts them.
             plain (bool): whether without sparse matrices.
                 (default: :obj:`False`)
             place (tuple[int, int]): the number of a process, and how many

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Batch, Data
-from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -25,7 +24,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._identity import check_process, identity, identity_on
-from pyg_trust._progress import bar_options
+from pyg_trust._progress import Bar, bar_options
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.runs import Run
 from pyg_trust.certificates.sampling import (
@@ -228,7 +227,7 @@ def certify_smoothed(
         rows = index if task == 'nodes' else None
         copies = num_selection + looks[-1]
         total = copies * (len(graphs) if task == 'graphs' else 1)
-        with tqdm(
+        with Bar(
             total=total, desc='copies', **bar_options(progress_bar)
         ) as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)

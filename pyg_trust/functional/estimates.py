@@ -11,7 +11,6 @@ import numpy as np
 import scipy
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -22,7 +21,7 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
-from pyg_trust._progress import bar_options
+from pyg_trust._progress import Bar, bar_options
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.functional.propagation_checks import (
@@ -183,7 +182,7 @@ def propagate_median(
         )
     seed = rng.resolve(seed)
     runs, numbers = [], range(plan.repetitions)
-    for run in tqdm(numbers, **bar_options(progress_bar), desc='runs'):
+    for run in Bar(numbers, **bar_options(progress_bar), desc='runs'):
         z = propagate(
             graph,
             x.detach(),

@@ -16,10 +16,9 @@ from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pyg_trust._checks import Natural, OneOf, Positive, check_tensor, validated
-from pyg_trust._progress import bar_options
+from pyg_trust._progress import Bar, bar_options
 from pyg_trust.functional.heads import (
     LOSSES,
     Factor,
@@ -90,7 +89,7 @@ def _steps(
     start: Gradient | None = None,
     factor: Factor | None = None,
     strict: bool = True,
-    bar: tqdm | None = None,
+    bar: Bar | None = None,
 ) -> tuple[Tensor, Gradient, Factor | None, int]:
     # Without `strict` the measured residual alone has to reach tol, and steps
     # continue below the rounding error while they shorten it.
@@ -307,7 +306,7 @@ def minimize(
         K = gram(Z)
     objective = Objective(Z, Y, mu, LOSSES[loss], B, K=K)
     W = torch.zeros_like(B) if W is None else W
-    with tqdm(**bar_options(progress_bar), desc='Newton') as bar:
+    with Bar(**bar_options(progress_bar), desc='Newton') as bar:
         W, gradient, _, iteration = _steps(
             objective, W, tol, max_iter, strict=False, bar=bar
         )

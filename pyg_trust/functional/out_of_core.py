@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pyg_trust import _columns as on_disk
 from pyg_trust import distributed, ops
@@ -31,7 +30,7 @@ from pyg_trust._checks import (
     declared,
     validated,
 )
-from pyg_trust._progress import bar_options
+from pyg_trust._progress import Bar, bar_options
 from pyg_trust._storage import available_memory, checksum, parse_memory
 from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
@@ -443,7 +442,7 @@ def _in_blocks(
         distributed.from_first(file.mark_staged, size, after=True)
     blocks = list(_blocks(missing, _share(missing, job.plan.columns, size)))
     own = blocks[rank::size]
-    bar = tqdm(
+    bar = Bar(
         total=c,
         initial=c - sum(end - first for first, end in blocks),
         **bar_options(progress_bar if rank == 0 else False),

@@ -31,7 +31,6 @@ from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pyg_trust._checks import (
     Count,
@@ -40,7 +39,7 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
-from pyg_trust._progress import bar_options
+from pyg_trust._progress import Bar, bar_options
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.scattering_batch import (
     Batch,
@@ -190,7 +189,7 @@ def scattering_transform(
     num_graphs, d, T = batch.num_graphs, x.size(1), num_paths(J, L)
     values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
     blocks = batch.blocks(wavelet, J, L, method)
-    for block, dense in tqdm(
+    for block, dense in Bar(
         blocks, **bar_options(progress_bar), desc='scattering'
     ):
         embed = _embed_dense if dense else _embed_sparse
@@ -276,7 +275,7 @@ def graph_fourier(
     batch = Batch.make(graph, x, ptr, 'diffusion')
     rows = []
     graphs = range(batch.num_graphs)
-    for i in tqdm(graphs, **bar_options(progress_bar), desc='spectra'):
+    for i in Bar(graphs, **bar_options(progress_bar), desc='spectra'):
         block = torch.tensor([i], device=x.device)
         adj, _ = batch.dense(block)
         laplacian = 2 * (

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.nn import Module
-from tqdm import tqdm
 
-from pyg_trust._progress import bar_options
+from pyg_trust._progress import Bar, bar_options
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.unlearning.shards.isolation import keeps_apart
 from pyg_trust.unlearning.shards.products import (
@@ -72,7 +71,7 @@ def evaluate_all(
         if over_ranks:
             outputs = run_over_ranks(states, output)
         else:
-            with tqdm(
+            with Bar(
                 states, **bar_options(progress_bar), desc='inference'
             ) as bar:
                 outputs = [output(state) for state in bar]

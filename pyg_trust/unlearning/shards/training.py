@@ -47,7 +47,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
-from tqdm import tqdm
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -57,7 +56,7 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust._identity import fingerprint_any
-from pyg_trust._progress import bar_options
+from pyg_trust._progress import Bar, bar_options
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.graph import quiet_sparse
 from pyg_trust.unlearning.shards.products import (
@@ -258,7 +257,7 @@ def train(
             took = [[share / len(made)] * len(made) for made in stages]
             return _trained(stages, 'process', took)
         stages, took = [], []
-        for shard in tqdm(shards, **bar_options(progress_bar), desc='shards'):
+        for shard in Bar(shards, **bar_options(progress_bar), desc='shards'):
             clock = [time.perf_counter()]
             module, made = build(factory, shard), []
             # A copy may share state with a function of the model.
@@ -707,7 +706,7 @@ def _train_in_processes(
         try:
             futures = {pool.submit(_work, job): i for i, job in jobs.items()}
             states = {}
-            for future in tqdm(
+            for future in Bar(
                 as_completed(futures),
                 total=len(futures),
                 **bar_options(progress_bar),
