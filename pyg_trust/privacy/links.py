@@ -274,8 +274,8 @@ class PrivateLinkPredictor(NoCopies):
         TypeError, ValueError: on a wrong argument.
 
     Example:
-        >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-        >>> data = Data(x=torch.eye(3), edge_index=edges)
+        >>> edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+        >>> data = Data(x=torch.eye(4), edge_index=edges)
         >>> model = PrivateLinkPredictor(epsilon=4.0, delta=1e-3).fit(data)
         >>> model.score(torch.tensor([[0], [2]])).shape
         torch.Size([1])

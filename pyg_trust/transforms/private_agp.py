@@ -171,7 +171,7 @@ class PrivateAGP(NoCopies, BaseTransform):
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-        >>> data = Data(x=torch.ones(3, 3), edge_index=edges)
+        >>> data = Data(x=torch.eye(3), edge_index=edges)
         >>> transform = PrivateAGP(relation='edge', epsilon=1.0, delta=1e-3)
         >>> tuple(transform(data).x.shape)
         (3, 6)
