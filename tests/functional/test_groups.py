@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.special import logsumexp, ndtr
-from scipy.stats import hypergeom
+from scipy.stats import beta, binom, hypergeom
 
 from pyg_trust import functional as dp
 from pyg_trust.functional import poisson
@@ -383,3 +383,50 @@ def test_noise_for_groups_is_within_its_budget():
     spent = dp.poisson_epsilon([(z, 0.05, 100)], 1e-5, occurrences=5)
     assert 7.92 <= spent <= 8.0
     assert z == pytest.approx(2.98, rel=0.01)
+
+
+def audited(z, q, steps, k, delta, seed, count=8000):
+    """A lower bound of epsilon, by who sees a record in each of its roots.
+
+    Records on coordinates of their own, k coins each in every step; the
+    likelihood of all steps is compared with a threshold that one half of the
+    runs chooses. 95 % for each of the two rates.
+    """
+    generator = np.random.default_rng(seed)
+    drawn = np.arange(k + 1)
+    w = binom.pmf(drawn, k, q)
+
+    def losses(sign):
+        total = np.zeros(count)
+        for _ in range(steps):
+            noise = z * generator.standard_normal(count)
+            y = sign * generator.binomial(k, q, count) + noise
+            up = w * np.exp(-((y[:, None] - drawn) ** 2) / (2 * z * z))
+            down = w * np.exp(-((y[:, None] + drawn) ** 2) / (2 * z * z))
+            total += np.log(up.sum(1) / down.sum(1))
+        return total
+
+    half = count // 2
+    there, away = losses(1), losses(-1)
+
+    def rates(threshold, part):
+        return ((each[part] >= threshold).sum() for each in (there, away))
+
+    def chosen(threshold):
+        right, wrong = rates(threshold, slice(half))
+        return (right / half - delta) / ((wrong + 1) / half)
+
+    best = max(np.quantile(away[:half], np.linspace(0.5, 1, 200)), key=chosen)
+    right, wrong = rates(best, slice(half, None))
+    low = beta.ppf(0.05, right, half - right + 1) if right else 0.0
+    return math.log(
+        max(low - delta, 1e-12) / beta.ppf(0.95, wrong + 1, half - wrong)
+    )
+
+
+@pytest.mark.slow
+def test_an_audit_stays_below_the_claim_and_finds_forgotten_occurrences():
+    right = dp.calibrate_poisson(3.0, 1e-5, 0.05, 100, occurrences=5)
+    assert all(audited(right, 0.05, 100, 5, 1e-5, s) <= 3 for s in range(3))
+    forgotten = dp.calibrate_poisson(3.0, 1e-5, 0.05, 100)
+    assert audited(forgotten, 0.05, 100, 5, 1e-5, 9) > 3
