@@ -232,6 +232,7 @@ def test_the_grid_of_noise_is_what_is_stated():
         with mpmath.workprec(200):
             stated = mpmath.mpf('1.001') * mpmath.sqrt(count) * z
             stated = stated / mpmath.mpf(2) ** 31
+            stated = stated / (1 - stated)
             sigma = mpmath.mpf(z) * norm * (1 + stated)
             found = mpmath.mpf(step) * 2**32
             assert sigma <= found <= sigma * (1 + mpmath.mpf(2) ** -48)
