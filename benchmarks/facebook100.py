@@ -152,7 +152,8 @@ def without_labels(
 
 def trained(layers: list[nn.Module], x: Tensor, data: Data) -> nn.Sequential:
     """Train layers on rows, and keep the epoch that is best in validation."""
-    model, best = nn.Sequential(*layers), (0.0, {})
+    model = nn.Sequential(*layers)
+    best: tuple[float, dict[str, Tensor]] = (0.0, {})
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(100):
         model.train()

@@ -12,6 +12,7 @@ read      one row of the features, and all of them; a fresh build.
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median, quantiles
 
 import numpy as np
@@ -89,12 +90,12 @@ def run_edges(nodes: int, edges: int, columns: int, measure: Measure) -> None:
     for _ in range(20):
         for k in range(at, at + 100):
             some = join[:, k : k + 1], cut[:, k : k + 1]
-            ours.append(seconds(lambda e=some: features.insert_edges(e[0])))
-            ours.append(seconds(lambda e=some: features.remove_edges(e[1])))
+            ours.append(seconds(partial(features.insert_edges, some[0])))
+            ours.append(seconds(partial(features.remove_edges, some[1])))
             if k < at + 2:
                 none = some[0][:, :0]
                 for call in ((none, some[0]), (some[1], none)):
-                    theirs.append(seconds(lambda c=call: before.edit(*c)))
+                    theirs.append(seconds(partial(before.edit, *call)))
         at += 100
     rate, old = len(ours) / sum(ours), len(theirs) / sum(theirs)
     p99 = 1e3 * quantiles(ours, n=100)[98]
@@ -108,10 +109,10 @@ def run_edges(nodes: int, edges: int, columns: int, measure: Measure) -> None:
     for k in range(10):
         part = slice(at + 500 * k, at + 500 * (k + 1))
         step = Step(cut=cut[:, part], edges=join[:, part])
-        ours.append(seconds(lambda s=step: features._live.play([s])))
+        ours.append(seconds(partial(features._live.play, [step])))
         if k < 4:
             both = cut[:, part], join[:, part]
-            theirs.append(seconds(lambda b=both: before.edit(*b)))
+            theirs.append(seconds(partial(before.edit, *both)))
     rate, old = 1000 / median(ours), 1000 / median(theirs)
     print(f'batches of 1,000: {rate:.0f} events/s, before {old:.0f}/s')
     if halves:
@@ -136,7 +137,7 @@ def run_read(nodes: int, edges: int, columns: int) -> None:
     features = PropagatedFeatures(graph, x, sgc(2))
     rng = np.random.default_rng(2)
     rows = [
-        seconds(lambda v=v: features.rows(torch.tensor([v])))
+        seconds(partial(features.rows, torch.tensor([v])))
         for v in rng.integers(0, nodes, 300).tolist()
     ]
     print(f'a row {1e6 * median(rows):.0f} us, all rows '

@@ -153,8 +153,9 @@ def training(
     """A function that takes the next step of a training."""
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=1e-3)
     trained: Any = model
+    batches: Any = loader
     if private:
-        trained, optimizer, loader = PrivacyEngine().make_private(
+        trained, optimizer, batches = PrivacyEngine().make_private(
             module=model,
             optimizer=optimizer,
             data_loader=loader,
@@ -162,7 +163,7 @@ def training(
             max_grad_norm=CLIP,
             forward=partial(call, pooled=pooled),
         )
-    batches = iter(loader)
+    batches = iter(batches)
 
     def step() -> None:
         batch = next(batches)

@@ -187,7 +187,8 @@ def figure_4(
                 ),
                 lam=setting['lam'][1],
                 seed=fold,
-            ).fit(train)
+            )
+            model.fit(train)
             spent, points = 0.0, [(0, 100 * model.score(test), 0.0)]
             for count, request in enumerate(requests, 1):
                 start = time.perf_counter()
