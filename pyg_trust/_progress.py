@@ -7,10 +7,10 @@ from tqdm import tqdm
 
 
 class Bar(tqdm):
-    """tqdm's bar, of which a hidden one takes no lock and starts no thread.
+    """Progress bar that takes no lock while it is hidden.
 
-    tqdm's lock is shared with forks. One that is killed while it holds it
-    would stop all others for good, although nobody sees a bar.
+    Forked processes share tqdm's lock. A fork that is killed while it holds
+    the lock makes its parent wait for ever.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> 'Bar':

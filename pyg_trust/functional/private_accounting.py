@@ -32,7 +32,6 @@ from pyg_trust._checks import (
     NotNegative,
     Positive,
     Share,
-    check_number,
     validated,
 )
 from pyg_trust.functional.mechanisms import numbers
@@ -204,11 +203,3 @@ def _bisect(
             break
         low, high = (middle, high) if below(middle) else (low, middle)
     return low, high
-
-
-def _check_mu(name: str, value: float) -> float:
-    if not 0 <= check_number(name, value) < math.inf:
-        raise ValueError(
-            f"'{name}' needs to be finite and at least 0 (got {value})"
-        )
-    return float(value)
