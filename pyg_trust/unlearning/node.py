@@ -420,7 +420,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             request (RemovalRequest or list[RemovalRequest]): what to forget,
                 in the names that :meth:`fit` saw; several make one release.
             reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, which the line of the ledger holds. (default: :obj:`''`)
+                digits, for the line of the ledger. (default: :obj:`''`)
 
         Raises:
             TypeError: on another request.

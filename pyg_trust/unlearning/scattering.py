@@ -431,7 +431,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             request (RemovalRequest): what to forget, in the names of the
                 graphs and nodes that :meth:`fit` saw.
             reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, which the line of the ledger holds. (default: :obj:`''`)
+                digits, for the line of the ledger. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 

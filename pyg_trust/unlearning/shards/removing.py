@@ -101,7 +101,7 @@ class Removing(Building):
             request (RemovalRequest): what to forget, in the names that
                 ``fit`` saw, of graph 0.
             reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, which the line of the ledger holds. (default: :obj:`''`)
+                digits, for the line of the ledger. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
