@@ -535,13 +535,13 @@ def compare(
             status,
             f'data: {what}, {"" if same else "not "}as the report has it',
         )
-    for name, what, found in (
-        ('lam', 'penalty', float(arrays['lam'])),
-        ('release_std', 'noise', float(arrays['std'])),
-        ('seeded', 'seeded', not arrays['secure']),
-    ):
-        if found != claimed[name]:
-            yield FAILS, f'data: {what} {found}, {claimed[name]} is claimed'
+    lam, std, secure = (
+        arrays[name].item() for name in ('lam', 'std', 'secure')
+    )
+    about = {'lam': lam, 'release_std': std, 'seeded': not secure}
+    for name, value in about.items():
+        if claimed[name] != value:
+            yield FAILS, f'data: {name} {value}, {claimed[name]} is claimed'
     chance = plausible(arrays)
     yield (
         HOLDS if chance >= LEAST_CHANCE else FAILS,
