@@ -21,6 +21,7 @@ from pyg_trust._checks import (
     Count,
     Finite,
     Fraction,
+    Natural,
     Positive,
     Rate,
     check_choice,
@@ -406,13 +407,14 @@ def max_steps(
     return last_that_fits(fits)
 
 
+@validated
 def fdp_epsilon(
-    num_nodes: int,
-    m: int,
-    terms: int,
-    noise_multiplier: float,
-    steps: int,
-    delta: float,
+    num_nodes: Count,
+    m: Count,
+    terms: Count,
+    noise_multiplier: Positive,
+    steps: Natural,
+    delta: Fraction,
 ) -> float:
     r"""Return :math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
 
@@ -425,7 +427,6 @@ def fdp_epsilon(
         steps (int): the number of steps.
         delta (float): in :math:`(0, 1)`.
     """
-    steps = _check_int('steps', steps, 0)
     z = check_multiplier(noise_multiplier, terms)
     lam = lam_from_opacus(z / terms)
     rdp = rdp_fdp(ORDERS, num_nodes, m, terms, lam)
