@@ -49,7 +49,7 @@ class Lists(NamedTuple):
 
     start: np.ndarray
     """int64, ``[num_users + 1]``: where rows begin."""
-    count: np.ndarray
+    length: np.ndarray
     """int64, ``[num_users]``: how many places of a row are taken."""
     item: np.ndarray
     """int64: the items, ascending in each row; -1 where there is room."""
@@ -57,11 +57,11 @@ class Lists(NamedTuple):
     def of(self, user: int) -> np.ndarray:
         """Return the items of a user."""
         begin = self.start[user]
-        return self.item[begin : begin + self.count[user]]
+        return self.item[begin : begin + self.length[user]]
 
     def pairs(self) -> Tensor:
         """Return the interactions in order, int64, ``[2, num]``."""
-        users = np.repeat(np.arange(len(self.count)), self.count)
+        users = np.repeat(np.arange(len(self.length)), self.length)
         return torch.from_numpy(np.stack([users, self.item[self.item >= 0]]))
 
     def matrix(self, num_items: int, weights: Tensor | None = None) -> Sparse:
@@ -71,9 +71,9 @@ class Lists(NamedTuple):
         item = self.item[self.item >= 0]
         value = np.ones(len(item))
         if weights is not None:
-            value = np.repeat(weights.numpy(), self.count)
-        start = np.concatenate([[0], np.cumsum(self.count)])
-        shape = len(self.count), num_items
+            value = np.repeat(weights.numpy(), self.length)
+        start = np.concatenate([[0], np.cumsum(self.length)])
+        shape = len(self.length), num_items
         return csr_matrix((value, item, start), shape=shape)
 
 
@@ -164,7 +164,7 @@ def path_counts(
     Returns:
         scipy.sparse.csr_matrix: float64; only entries that are not zero.
     """
-    weights = fixed_weights(torch.from_numpy(lists.count), exponent)
+    weights = fixed_weights(torch.from_numpy(lists.length), exponent)
     plain = lists.matrix(num_items)
     if items is not None:
         plain = plain[:, items]
@@ -206,13 +206,13 @@ def shortened(
         tuple: lists that share their items with those given; places of
         these items, and what they are to hold.
     """
-    count, where, items = lists.count.copy(), [], []
+    length, where, items = lists.length.copy(), [], []
     for user, before, stays in rows:
         left = before[stays]
-        count[user] = len(left)
+        length[user] = len(left)
         where.append(lists.start[user] + np.arange(len(before)))
         items += [left, np.full(len(before) - len(left), -1)]
-    return lists._replace(count=count), joined(where), joined(items)
+    return lists._replace(length=length), joined(where), joined(items)
 
 
 def downdate(

@@ -170,7 +170,7 @@ class Recommender(EditedInPlace):
     @editing
     def fit(
         self,
-        data: Tensor | HeteroData,
+        interactions: Tensor | HeteroData,
         num_users: int | None = None,
         num_items: int | None = None,
         *,
@@ -179,9 +179,9 @@ class Recommender(EditedInPlace):
         """Count the paths. A second call starts over, with a new ledger.
 
         Args:
-            data (Tensor or HeteroData): interactions, int64, ``[2,
+            interactions (Tensor or HeteroData): int64, ``[2,
                 num_interactions]``, users above and items below; or a
-                bipartite graph that has them.
+                bipartite graph.
             num_users (int, optional): the number of users; that of a graph
                 is its own. (default: :obj:`None`)
             num_items (int, optional): the number of items.
@@ -195,7 +195,7 @@ class Recommender(EditedInPlace):
                 ratings other than 1 or name what is not there.
         """
         edges, num_users, num_items = _read(
-            data, num_users, num_items, edge_type
+            interactions, num_users, num_items, edge_type
         )
         lists = lists_of(edges, num_users, num_items)
         users = torch.ones(num_users, dtype=torch.bool)
@@ -369,7 +369,7 @@ class Recommender(EditedInPlace):
             exact=True,
             num_users=int(change.users.sum()),
             num_items=int(change.items.sum()),
-            num_interactions=int(lists.count.sum()),
+            num_interactions=int(lists.length.sum()),
             data=new.content,
             ledger_head=new.ledger.head,
             origin=provenance(**self._config()),
@@ -422,6 +422,12 @@ class Recommender(EditedInPlace):
         )
 
     # Saved states ############################################################
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickle has no empty entries and gaps.
+        if self._held is not None:
+            self.flush()
+        return super().__getstate__()
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
@@ -567,9 +573,8 @@ class Recommender(EditedInPlace):
                 "'users', 'items' or 'interactions' needs to name something "
                 'to remove'
             )
-        left = [held.users.clone(), held.items.clone()]
-        left[0][named['users']] = False
-        left[1][named['items']] = False
+        left, stay = held.users.clone(), held.items.clone()
+        left[named['users']], stay[named['items']] = False, False
         lost: dict[int, list[int]] = {}
         for user, item in pairs.t().tolist():
             if item not in lists.of(user):
@@ -581,12 +586,12 @@ class Recommender(EditedInPlace):
         touched = {*named['users'].tolist(), *lost}
         if named['items'].numel():
             edges = lists.pairs()
-            touched.update(edges[0][~left[1][edges[1]]].tolist())
+            touched.update(edges[0][~stay[edges[1]]].tolist())
         rows = []
         for user in sorted(touched):
             own = lists.of(user).copy()
-            stays = left[1].numpy()[own] & ~np.isin(own, lost.get(user, []))
-            rows.append(Row(user, own, stays & bool(left[0][user])))
+            stays = stay.numpy()[own] & ~np.isin(own, lost.get(user, []))
+            rows.append(Row(user, own, stays & bool(left[user])))
         request: dict[str, Any] = {
             name: value.tolist() for name, value in named.items()
         }
@@ -594,7 +599,7 @@ class Recommender(EditedInPlace):
         request = {name: value for name, value in request.items() if value}
         entries = sum(len(row.items) ** 2 for row in rows)
         many = held.counts is not None and entries > RECOUNT * held.counts.nnz
-        return _Change(request, *left, rows, entries, bool(many))
+        return _Change(request, left, stay, rows, entries, bool(many))
 
 
 def _read(
@@ -604,7 +609,7 @@ def _read(
     edge_type: EdgeType | None,
 ) -> tuple[Tensor, int, int]:
     # The interactions, and how many users and items there are.
-    check_instance('data', data, Tensor, HeteroData)
+    check_instance('interactions', data, Tensor, HeteroData)
     if isinstance(data, HeteroData):
         types = [edge_type] if edge_type is not None else data.edge_types
         if len(types) != 1 or types[0] not in data.edge_types:
@@ -617,8 +622,8 @@ def _read(
             rating = store.get(name)
             if rating is not None and not bool((rating == 1).all()):
                 raise ValueError(
-                    f"'data' can't have ratings other than 1 in {name!r}: "
-                    'keep the interactions that count, and drop it'
+                    "'interactions' can't have ratings other than 1 in "
+                    f'{name!r}: keep those that count, and drop it'
                 )
         sizes = [data[types[0][end]].num_nodes for end in (0, 2)]
         for what, given, found in (
@@ -627,7 +632,7 @@ def _read(
         ):
             if given is not None and given != found:
                 raise ValueError(
-                    f"'{what}' needs to be that of 'data', {found}, or to be "
+                    f"'{what}' needs to be that of the graph, {found}, or "
                     f'left out (got {given})'
                 )
         edges, (num_users, num_items) = store.get('edge_index'), sizes
@@ -637,7 +642,7 @@ def _read(
             raise ValueError(
                 "'edge_type' needs a HeteroData (got a tensor of interactions)"
             )
-    check_tensor('data', edges, torch.int64, (2, 'num_interactions'))
+    check_tensor('interactions', edges, torch.int64, (2, 'num_interactions'))
     num_users = check_integer('num_users', num_users, 1)  # type: ignore
     num_items = check_integer('num_items', num_items, 1)  # type: ignore
     return edges.cpu(), num_users, num_items
