@@ -86,7 +86,7 @@ class DisjointWalkLoader(WholeUnitLoader):
     batch may have any size, also none. That costs less
     (:mod:`pyg_trust.functional.poisson`): about half of :math:`\epsilon` at
     rates up to .05, a few percent at large ones
-    (:meth:`pyg_trust.privacy.PrivacyEngine.propose` compares both). Without
+    (:func:`pyg_trust.privacy.propose` compares both). Without
     replacement, batches have one size.
 
     The partition is drawn once (DRW, DRW-R of `"Training Differentially
