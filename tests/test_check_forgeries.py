@@ -239,7 +239,7 @@ def no_cells(each):
 def all_robust(each):
     values = each['values']
     values.update(num_robust=values['targets'], num_broken=0, num_unknown=0)
-    for old, new in (('9 of', '12 of'), ('(3 can', '(0 can')):
+    for old, new in (('9 of', '12 of'), ('(3 have', '(0 have')):
         sentence(old, new)(each)
 
 

@@ -76,7 +76,8 @@ def _smoothed(each: Stated) -> Said:
     noise = values['flips']
     yield from _noise(values)
     rows = table(values['tallies'], 4 + 2 * len(noise))
-    counted = sum(row[0] for row in rows) + values['num_abstained']
+    counted = sum(row[0] for row in rows)
+    counted += count('num_abstained', values['num_abstained'])
     samples = count('num_samples', values['num_samples'], 1)
     wrong = [row for row in rows if sum(row[1:4]) != samples]
     if counted != total:
@@ -297,7 +298,8 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
         yield FAILS, f'there are votes of {counted} targets, not of {total}'
     for _, top, earlier, later, rest in rows:
         voted = top + max(earlier, 0) + max(later, 0) + rest
-        if min(top, rest) < 0 or (rest and max(earlier, later) <= 0):
+        other = max(earlier, later)
+        if min(top, rest, other) < 0 or (rest and not other):
             yield FAILS, f'no votes make {top, earlier, later, rest}'
             return
         if voted != views:
@@ -356,7 +358,8 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
         yield (
             HOLDS if most <= amount('bound', values['bound']) else UNPROVED,
             f'witness: at most {float(most):.6g} break together, '
-            f'{values["bound"]:.6g} is claimed',
+            f'{values["bound"]:.6g} is claimed, if its targets see and bear '
+            'what it has of them',
         )
         for text in collective.differences(arrays, values):
             yield FAILS, f'witness: {text}'

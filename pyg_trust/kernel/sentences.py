@@ -400,18 +400,16 @@ def _exact(c: Any) -> Words:
         kind = 'undirected' if c.undirected else 'directed'
         within += f' and {c.global_budget} {kind} flips in all'
     most = c.max_local_budget
-    both = 'each direction by itself'
-    if c.undirected:
-        both = 'both directions together'
-    fixed = f'{c.fixed_edges} directed edges are fixed: they never change'
+    ways = 'each direction by itself', 'both directions together'
     return Words(
         f'{c.num_robust} of {c.targets} predictions stay as they are in every '
         f'graph that {within} allow, at most {most} '
-        f'flip{"s" * (most != 1)} at a node ({c.num_broken} can be broken, '
-        f'{c.num_unknown} are unknown)',
+        f'flip{"s" * (most != 1)} at a node and {c.sum_local_budget:,} at all '
+        f'{c.num_nodes:,} nodes together ({c.num_broken} have another class '
+        f'than the defended one in such a graph, {c.num_unknown} are unknown)',
         (
-            f'only fragile edges flip ({c.scenario}), {both}',
-            *([fixed] * (c.fixed_edges > 0)),
+            f'only fragile edges flip ({c.scenario}), {ways[c.undirected]}',
+            f'{c.fixed_edges} directed edges are fixed: they never change',
         ),
         (
             'changes of features or of labels',

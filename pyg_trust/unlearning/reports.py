@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.kernel.sentences import outwards
-from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart, verified
@@ -357,10 +356,6 @@ class UnlearnReport(RemovalReport):
             ],
         )
 
-    def __str__(self) -> str:
-        table = super().__str__()
-        return f'{SEEDED}\n{table}' if self.seeded else table
-
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport(VerificationReport):
@@ -381,7 +376,3 @@ class VerifyReport(VerificationReport):
     @property
     def _of(self) -> str:
         return 'the graphs that remain alone:'
-
-    def __str__(self) -> str:
-        table = super().__str__()
-        return f'{SEEDED}\n{table}' if self.seeded else table
