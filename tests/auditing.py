@@ -12,7 +12,7 @@ from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.report.base import stated
 
 STEPS, RATE, LAM, DELTA = 6, 0.05, 2.0, 1e-5
-HISTORY = [(LAM, RATE, STEPS)]
+HISTORY = [(2 * LAM, RATE, STEPS)]
 
 
 # A little more than the steps spend, so that a coarse grid proves it.
