@@ -9,13 +9,16 @@ import torch
 from auditing import forged, reworded
 from guarantees import MADE
 from jsonschema import validate
-from procedures import cycle
+from procedures import Private, cycle
 
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
 from pyg_trust.kernel import claims
 from pyg_trust.kernel.fields import confirmed
 from pyg_trust.kernel.sentences import ALONE, words
-from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.privacy import (
+    AdaptiveNorm,
+    PrivateNodeClassifier,
+)
 from pyg_trust.report import TrustReport, schema
 from pyg_trust.transforms import PrivateAGP
 
@@ -372,6 +375,24 @@ def test_no_honest_classifier_is_contradicted(tmp_path, kwargs):
     TrustReport.of(model.report()).save(path)
     found = check_report(path)
     assert FAILS not in {each.status for each in found}, found
+
+
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        {'max_grad_norm': AdaptiveNorm()},
+        {'max_grad_norm': 1.0, 'clipping': 'automatic'},
+    ],
+    ids=['adaptive', 'automatic'],
+)
+def test_no_honest_training_is_contradicted(tmp_path, kwargs):
+    made = Private(tmp_path)
+    made.make(**kwargs).train()
+    made.engine.close()
+    path = tmp_path / 'trust.json'
+    TrustReport.of(made.engine.report(1e-3)).save(path)
+    failed = [e.text for e in check_report(path) if e.status == FAILS]
+    assert all('comes from a seed' in text for text in failed), failed
 
 
 def test_every_field_that_is_changed_is_noticed(
