@@ -533,8 +533,7 @@ class Private:
             optimizer=self.optimizer,
             data_loader=self.walks,
             noise_multiplier=4.0,
-            max_grad_norm=1.0,
-            **kwargs,
+            **{'max_grad_norm': 1.0, **kwargs},
         )
         return self
 
