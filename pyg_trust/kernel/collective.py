@@ -39,6 +39,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import scipy.sparse
 
+from .arrays import divides
+
 Matrix: TypeAlias = scipy.sparse.csr_array
 
 
@@ -304,10 +306,7 @@ def _matrix(
     ptr: np.ndarray, items: np.ndarray, count: int, size: int
 ) -> Matrix:
     sound = (
-        len(ptr) == count + 1
-        and ptr[0] == 0
-        and ptr[-1] == len(items)
-        and (np.diff(ptr) >= 0).all()
+        divides(ptr, count, len(items))
         and (items < size).all()
         and size <= 2**26
     )
@@ -334,6 +333,12 @@ def differences(
         ('num_targets', int(arrays['num_targets']), values['num_targets']),
         ('attackers', None if most < 0 else most, values['attackers']),
         ('budget', arrays['budget'].tolist(), [r for r in limits if r]),
+        # Kinds are features, deleted edges, added ones.
+        ('rows', arrays['rows'].tolist(), [*range(sum(map(bool, features)))]),
+        ('near', 'near' in arrays, edges[0] > 0),
     ):
         if found != claimed:
             yield f'{name} is {found!r}, {claimed!r} is claimed'
+    broken = len(np.unique(read(arrays).within().owner))
+    if values['one_by_one'] > values['counted'] - broken:
+        yield f'{broken} of {values["counted"]} do not stay one by one'

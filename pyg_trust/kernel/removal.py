@@ -45,7 +45,7 @@ values, in any order, with or without fused additions).
 3. *Slopes.* :math:`G = \partial \ell / \partial a` has the Lipschitz constant
    :math:`c`, and is computed from exponentials: a row is off by at most
    :math:`e_f` (``SLOPE``), if those of numpy are within 4 units of the
-   last place. That is an assumption; :func:`slopes_off` measures it.
+   last place. That is an assumption; a test measures it.
 4. *Gradient.* With :math:`\Delta = \sqrt{n}\, e_f + c\, \lVert \hat M - Z W
    \rVert`, which bounds :math:`\lVert \hat G - G \rVert`, and :math:`R = \hat
    Z^\top \hat G + \mu W` as computed,
@@ -75,13 +75,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import mpmath
 import numpy as np
 import scipy
 from scipy.sparse import csr_array
 
 from .accounting import FAILS, HOLDS, NOT_PROVED
-from .arrays import Tensor, fingerprint
+from .arrays import Tensor, divides, fingerprint
 
 UNIT = 2.0**-53
 TINY = 2.0**-500
@@ -264,33 +263,6 @@ def slopes(margins: np.ndarray, targets: np.ndarray, head: str) -> np.ndarray:
     return 2 * (margins - targets)
 
 
-def slopes_off(margins: np.ndarray, targets: np.ndarray, head: str) -> float:
-    r"""Measure how far a row of :func:`slopes` is off, in shares of its bound.
-
-    With 40 digits. What is above 1 breaks the assumption of step 3.
-
-    Args:
-        margins (ndarray): as in :func:`slopes`, of a sample of rows.
-        targets (ndarray): likewise.
-        head (str): ``'ovr'`` or ``'softmax'``.
-    """
-    found, most = slopes(margins, targets, head), 0.0
-    with mpmath.workdps(40):
-        for values, signs, row in zip(margins, targets, found, strict=True):
-            a = [mpmath.mpf(float(value)) for value in values]
-            y = [mpmath.mpf(float(sign)) for sign in signs]
-            if head == 'ovr':
-                pairs = zip(a, y, strict=True)
-                true = [-t / (1 + mpmath.exp(t * v)) for v, t in pairs]
-            else:
-                power = [mpmath.exp(v - max(a)) for v in a]
-                pairs = zip(power, y, strict=True)
-                true = [p / mpmath.fsum(power) - t for p, t in pairs]
-            off = [r - float(g) for r, g in zip(true, row, strict=True)]
-            most = max(most, float(mpmath.norm(off)))
-    return most / (UNIT * SLOPE[head](margins.shape[1]))
-
-
 @np.errstate(all='ignore')  # what is not finite proves nothing
 def residual(
     found: Features,
@@ -400,8 +372,7 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
             raise ValueError(f'the array {name!r} is of another size')
     inside = ((col >= 0) & (col < count)).all()
     good = (
-        (rowptr[0] == 0 and rowptr[-1] == len(col)),
-        (np.diff(rowptr) >= 0).all(),
+        divides(rowptr, count, len(col)),
         inside,
         ((labels >= -1) & (labels < classes)).all(),
         classes > 1,
@@ -544,7 +515,8 @@ def compare(
     Args:
         arrays (dict): of :func:`checked`.
         claimed (dict): of the report: ``'data'``, ``'model'``, ``'setting'``,
-            ``'num_train'`` and ``'bound'``.
+            ``'lam'``, ``'release_std'``, ``'seeded'``, ``'num_train'`` and
+            ``'bound'``.
         paid (float): the shift that is paid for.
 
     Returns:
@@ -562,6 +534,13 @@ def compare(
             status,
             f'data: {what}, {"" if same else "not "}as the report has it',
         )
+    lam, std, secure = (
+        arrays[name].item() for name in ('lam', 'std', 'secure')
+    )
+    about = {'lam': lam, 'release_std': std, 'seeded': not secure}
+    for name, value in about.items():
+        if claimed[name] != value:
+            yield FAILS, f'data: {name} {value}, {claimed[name]} is claimed'
     chance = plausible(arrays)
     yield (
         HOLDS if chance >= LEAST_CHANCE else FAILS,

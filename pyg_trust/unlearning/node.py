@@ -421,7 +421,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @editing
     def remove(
-        self, request: RemovalRequest | Sequence[RemovalRequest]
+        self,
+        request: RemovalRequest | Sequence[RemovalRequest],
+        *,
+        reference: str = '',
     ) -> NodeUnlearnReport:
         """Remove the named items and make one release.
 
@@ -433,6 +436,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         Args:
             request (RemovalRequest or list[RemovalRequest]): what to forget,
                 in the names that :meth:`fit` saw; several make one release.
+            reference (str): of the batch that asks for it, 32 hexadecimal
+                digits, for the line of the ledger. (default: :obj:`''`)
 
         Raises:
             TypeError: on another request.
@@ -443,10 +448,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """
         model = self._fitted
         part = _part(request)
+        model.ledger.check_reference(reference)
         model.data.check(part)
         try:
             self._editing = model
-            new, report = self._forget(model, part)
+            new, report = self._forget(model, part, reference)
             # Model, data and account at once.
             self._model = new
         finally:
@@ -678,7 +684,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         return Step(action, iterations, W, gradient, factor, upper)
 
     def _forget(
-        self, model: Model, part: Part
+        self, model: Model, part: Part, reference: str
     ) -> tuple[Model, NodeUnlearnReport]:
         data, B = model.data, model.B
         change, problem, start = self._edited(model, part)
@@ -743,7 +749,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         )
         self._check_shift(data.num_train, W, bound, spent)
         # The action depends on the removed data: no line names it.
-        ledger.record('measured', spent, request, new.sealed)
+        ledger.record('measured', spent, request, new.sealed, reference)
         if spent > 0:
             # The bound that is paid for: a smaller one tells more of the data.
             paid = self._allowed(spent - self._grid(data.shape), data.mu)

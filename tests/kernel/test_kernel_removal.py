@@ -53,6 +53,16 @@ def true_features(entries, x, rows, weights, a, b, self_loops, bits=40):
     return [total[r] for r in rows]
 
 
+def true_slopes(margins, y, head):
+    m, y = ([mpmath.mpf(v) for v in row] for row in (margins, y))
+    if head == 'ovr':
+        return [-t / (1 + mpmath.exp(t * v)) for v, t in zip(m, y, strict=1)]
+    if head == 'softmax':
+        e = [mpmath.exp(v - max(m)) for v in m]
+        return [p / mpmath.fsum(e) - t for p, t in zip(e, y, strict=True)]
+    return [2 * (v - t) for v, t in zip(m, y, strict=True)]
+
+
 def true_residual(Z, Y, W, lam, head):
     n, d, outputs = len(Z), len(W), len(W[0])
     W = [[mpmath.mpf(float(c)) for c in row] for row in W]
@@ -65,14 +75,7 @@ def true_residual(Z, Y, W, lam, head):
             mpmath.fsum(z[j] * W[j][c] for j in range(d))
             for c in range(outputs)
         ]
-        y = [mpmath.mpf(float(t)) for t in y]
-        if head == 'ovr':
-            g = [-t / (1 + mpmath.exp(t * v)) for v, t in zip(m, y, strict=1)]
-        elif head == 'softmax':
-            e = [mpmath.exp(v) for v in m]
-            g = [p / mpmath.fsum(e) - t for p, t in zip(e, y, strict=True)]
-        else:
-            g = [2 * (v - t) for v, t in zip(m, y, strict=True)]
+        g = true_slopes(m, map(float, y), head)
         for j in range(d):
             for c in range(outputs):
                 total[j][c] += z[j] * g[c]
@@ -191,7 +194,14 @@ def test_exponentials_are_as_exact_as_assumed(head):
     kind = rng.integers(3, size=300)
     low = 0.0 if head == 'softmax' else -1.0
     Y = np.where(kind[:, None] == np.arange(3), 1.0, low)
-    assert removal.slopes_off(margins, Y, head) <= 1
+    most = removal.UNIT * removal.SLOPE[head](3)
+    with mpmath.workdps(60):
+        for m, y, row in zip(
+            margins, Y, removal.slopes(margins, Y, head), strict=True
+        ):
+            true = true_slopes(m.tolist(), y.tolist(), head)
+            off = [t - float(g) for t, g in zip(true, row, strict=True)]
+            assert mpmath.norm(off) <= most
 
 
 @pytest.mark.parametrize('head', HEADS)
