@@ -243,7 +243,8 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "live_net(Tensor[] state, Tensor events, float most) "
       "-> (Tensor, Tensor, Tensor, Tensor, int)");
   // Puts these in force, `names`, the features of `named` and the number of
-  // edits so far, and sends the differences. Returns 0, or how much a pool lacks: then nothing has changed.
+  // edits so far, and sends the differences. Returns 0, or how much a pool
+  // lacks: then nothing has changed.
   m.def(
       "live_edit(Tensor(a!)[] state, Tensor arcs, Tensor loops, Tensor nodes, "
       "int names, Tensor named, Tensor values, int edits) -> int");
