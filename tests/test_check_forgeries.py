@@ -372,7 +372,7 @@ NO_COST = {
     ('fields', 'wanted'),
     [
         # Steps at the price of releases without cost.
-        (NO_COST, OPEN),
+        (NO_COST, FAILED),
         # A unit that is there or not costs less than one that is replaced,
         # of which the sentence speaks.
         (

@@ -27,7 +27,8 @@ from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 # Seconds of sums over votes (squares of samples, and as much for each), of
 # rows for each number of changes, and of patterns of flipped bits.
 _SUMS, _SUM, _ROWS, _PATTERNS = 10**12, 2 * 10**8, 10**6, 2 * 10**6
-_BUDGET = re.compile(r'(edges|features)_added_(\d{1,3})_deleted_(\d{1,3})')
+_COUNT = '(0|[1-9][0-9]{0,2})'
+_BUDGET = re.compile(f'(edges|features)_added_{_COUNT}_deleted_{_COUNT}')
 
 
 # Additions and deletions of a kind of bits, and the probabilities that a 0
@@ -269,10 +270,12 @@ def _poisoned(each: Stated) -> Said:
 
 
 def _kept(values: dict[str, Any]) -> list[tuple[int, int]]:
-    return [
-        (count('certified', int(k), 0), count('certified', stay))
-        for k, stay in values['certified'].items()
-    ]
+    made = []
+    for k, stay in values['certified'].items():
+        if not re.fullmatch('0|[1-9][0-9]{0,9}', k):
+            raise ValueError(f"'certified' has {k!r}, which is no count")
+        made.append((int(k), count('certified', stay)))
+    return made
 
 
 def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
