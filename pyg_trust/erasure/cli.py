@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyg_trust import files
 from pyg_trust.erasure.checking import check_erasure
 from pyg_trust.erasure.desk import ErasureDesk
 from pyg_trust.kernel.claims import visible
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import TrustReport
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == 'run':
             command.add_argument('--confirm', action='store_true')
         if name == 'report':
-            command.add_argument('--save', type=Path, help='.json or .html')
+            command.add_argument('--save', type=Path, help='as JSON')
         if name == 'check':
             command.add_argument('file', type=Path)
             command.add_argument(
@@ -106,7 +106,7 @@ def _run(desk: ErasureDesk, args: argparse.Namespace) -> int:
         given = (args.id,) if 'id' in args else ()
         found = getattr(desk, args.command)(*given)
     if args.command == 'report' and args.save:
-        TrustReport.of(found).save(args.save)
+        files.write(args.save, found.to_json().encode())
     status = desk.status()
     for each in found if isinstance(found, tuple) else (found or status,):
         _say(each.to_json() if args.json else str(each))

@@ -21,7 +21,6 @@ import json
 import re
 import secrets
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -33,18 +32,16 @@ from pyg_trust._checks import (
     Int,
     Number,
     OneOf,
-    check_instance,
     check_number,
     validated,
 )
-from pyg_trust.erasure import dates
-from pyg_trust.erasure.places import GONE, Names, Place
+from pyg_trust.erasure import fields, queries
+from pyg_trust.erasure.places import GONE, Names, Place, read
 from pyg_trust.erasure.reports import DeskPlan, DeskStatus, ErasureReport
 from pyg_trust.erasure.store import Store
 from pyg_trust.removal import RemovalRequest
 
-Identity = dict[str, str]
-_IDENTITY = {'identity_type', 'identity_value', 'identity_format'}
+Resolve = Callable[[fields.Identity], RemovalRequest | None]
 # A shorter removal is not waited for.
 _QUICK = 1.0
 _HOUR = 3600.0
@@ -113,9 +110,10 @@ class ErasureDesk:
         zone: str = 'UTC',
         clock: Callable[[], float] = time.time,
         policy: Policy | None = None,
-        resolve: Callable[[Identity], RemovalRequest | None] | None = None,
+        resolve: Callable[[fields.Identity], RemovalRequest | None]
+        | None = None,
     ) -> None:
-        self.zone = dates.find_zone(zone)
+        self.zone = fields.find_zone(zone)
         self.policy = Policy() if policy is None else policy
         self._clock, self._resolve = clock, resolve
         self._places: dict[str, Place] = {}
@@ -178,7 +176,7 @@ class ErasureDesk:
         self._places[name] = place
         with self._store.change():
             for batch in self._missing(name) if fresh else ():
-                self._sql(_SET_BATCH, 'superseded', batch)
+                self._sql(queries.SET_BATCH, 'superseded', batch)
 
     @validated
     def recipient(self, name: str) -> None:
@@ -193,19 +191,21 @@ class ErasureDesk:
         self._add_place(name, False)
 
     def _add_place(self, name: str, is_model: bool) -> None:
-        _text('name', name)
+        fields.check_text('name', name)
         with self._store.change():
             self._sql(
                 'INSERT OR IGNORE INTO place VALUES (?, ?)', name, is_model
             )
-            if self._one(_KIND, name) != (is_model,):
+            if self._one(queries.KIND, name) != (is_model,):
                 raise ValueError(
                     f"'name' is taken: {name!r} is "
                     f'{"a recipient" if is_model else "a model"}'
                 )
             # Requests that wait concern it, too.
-            for (number,) in self._sql(f'SELECT id FROM request {_OPEN}'):
-                self._sql(_NEW_TASK, number, name)
+            for (number,) in self._sql(
+                f'SELECT id FROM request {queries.OPEN}'
+            ):
+                self._sql(queries.NEW_TASK, number, name)
 
     # Requests ###############################################################
 
@@ -216,10 +216,10 @@ class ErasureDesk:
         *,
         subject_request_id: str | None = None,
         subject_request_type: Annotated[str, OneOf(('erasure',))] = 'erasure',
-        regulation: Annotated[str, OneOf(dates.PERIODS)] = 'gdpr',
+        regulation: Annotated[str, OneOf(fields.PERIODS)] = 'gdpr',
         submitted_time: Any = None,
         received_time: Any = None,
-        subject_identities: Sequence[Identity] = (),
+        subject_identities: Sequence[fields.Identity] = (),
         immediately: bool = False,
     ) -> ErasureReport:
         """Write a request down; it is on the disk when this returns.
@@ -251,42 +251,42 @@ class ErasureDesk:
                 id; a time in the future; identities that are not resolved; or
                 if nothing is registered.
         """
-        number, now = _uuid(subject_request_id), self._now()
+        number, now = fields.read_id(subject_request_id), self._now()
         came = now
         if received_time is not None:
-            came = dates.read('received_time', received_time)
+            came = fields.read('received_time', received_time)
         if came > now:
             raise ValueError(
                 "'received_time' can't be in the future (got "
-                f'{dates.written(came)}, now is {dates.written(now)})'
+                f'{fields.written(came)}, now is {fields.written(now)})'
             )
         if submitted_time is not None:
-            submitted_time = dates.read('submitted_time', submitted_time)
-            submitted_time = dates.written(submitted_time)
-        identities = _identities(subject_identities)
+            submitted_time = fields.read('submitted_time', submitted_time)
+            submitted_time = fields.written(submitted_time)
+        identities = fields.read_identities(subject_identities)
         named = self._resolved(request, identities).to_dict()
-        due = dates.due(came, self.zone, regulation)
+        due = fields.due(came, self.zone, regulation)
         content = (regulation, submitted_time, immediately)
         content += (json.dumps(named), json.dumps(identities, sort_keys=True))
         with self._store.change():
-            known = self._one(_CONTENT, number)
+            known = self._one(queries.CONTENT, number)
             # The names of what is complete are gone.
             count = 5 if known and known[4] else 3
             times = (None, known[5]) if known else ()
             if not known:
-                values = (number, *content, dates.written(came))
-                self._sql(_NEW_REQUEST, *values, dates.written(due))
+                values = (number, *content, fields.written(came))
+                self._sql(queries.NEW_REQUEST, *values, fields.written(due))
                 self._set_status(number, 'pending')
                 places = self._sql('SELECT name FROM place')
                 for (place,) in places:
-                    self._sql(_NEW_TASK, number, place)
+                    self._sql(queries.NEW_TASK, number, place)
                 if not places:
                     raise ValueError(
                         'a model or recipient needs to be registered first: '
                         'nobody would have to forget'
                     )
             elif known[:count] != content[:count] or (
-                received_time and dates.written(came) not in times
+                received_time and fields.written(came) not in times
             ):
                 raise ValueError(
                     f"'subject_request_id' {number} is of a request with "
@@ -295,7 +295,7 @@ class ErasureDesk:
         return self.report(number)
 
     def _resolved(
-        self, request: RemovalRequest | None, identities: list[Identity]
+        self, request: RemovalRequest | None, identities: list[fields.Identity]
     ) -> RemovalRequest:
         found = [request]
         if request is None and self._resolve is not None:
@@ -323,7 +323,7 @@ class ErasureDesk:
         """
         with self._store.change():
             number = self._open(subject_request_id)
-            (state,) = self._one(_STATE, number, name) or ('none',)
+            (state,) = self._one(queries.STATE, number, name) or ('none',)
             if state in ('none', 'in_progress'):
                 raise ValueError(
                     "'name' needs to be one who has to forget it and is not "
@@ -346,7 +346,7 @@ class ErasureDesk:
             paused (bool): pause it, for doubts about who asks, instead: its
                 date goes on. (default: :obj:`False`)
         """
-        _text('reason', reason)
+        fields.check_text('reason', reason)
         return self._halt(
             subject_request_id, 'paused' if paused else 'held', reason
         )
@@ -368,7 +368,7 @@ class ErasureDesk:
                 *(how, reason, number),
             )
             if not how:
-                self._sql(_ASK_AGAIN, number)
+                self._sql(queries.ASK_AGAIN, number)
             self._log(number, how or 'resumed')
         return self.report(number)
 
@@ -385,10 +385,10 @@ class ErasureDesk:
         Raises:
             ValueError: if a model is at it.
         """
-        _text('reason', reason)
+        fields.check_text('reason', reason)
         with self._store.change():
             number = self._open(subject_request_id)
-            if self._one(_BUSY, number):
+            if self._one(queries.BUSY, number):
                 raise ValueError(
                     "'subject_request_id' is of a request that a model is at: "
                     'run() needs to end first, the rest can be cancelled then'
@@ -425,7 +425,7 @@ class ErasureDesk:
         with commit.exclusive(self.path):
             self._finished = []
             with self._store.change():
-                self._sql(_EXPIRED, dates.written(now))
+                self._sql(queries.EXPIRED, fields.written(now))
             for name in self._places:
                 try:
                     self._work(name, now, confirm)
@@ -440,7 +440,7 @@ class ErasureDesk:
         return tuple(map(self.report, self._finished))
 
     def _work(self, name: str, now: datetime, confirm: bool) -> None:
-        for (batch,) in self._sql(_BATCHES, name, 'in_progress'):
+        for (batch,) in self._sql(queries.BATCHES, name, 'in_progress'):
             self._perform(name, batch)
         self._repeat(name)
         row, waiting = self._planned(name, now)
@@ -459,8 +459,8 @@ class ErasureDesk:
         self, name: str, now: datetime
     ) -> tuple[dict[str, Any], list[tuple[str, RemovalRequest | None]]]:
         # What waits for a model, and when it begins.
-        place, rows = self._places[name], self._sql(_WAITING, name)
-        waiting = [(n, place.named(_request(names))) for n, names, *_ in rows]
+        place, rows = self._places[name], self._sql(queries.WAITING, name)
+        waiting = [(n, place.named(read(names))) for n, names, *_ in rows]
         row: dict[str, Any] = {'model': name, 'mode': 'nothing waits'}
         row.update(requests=len(rows), share=0.0, seconds=0.0, due='')
         row.update(starts='', starts_now=False, needs_confirmation=False)
@@ -471,9 +471,9 @@ class ErasureDesk:
             row['share'] = place.share(whole)
             seconds = place.seconds(whole)
             if seconds is None:
-                (seconds,) = self._one(_SECONDS, name) or (None,)
+                (seconds,) = self._one(queries.SECONDS, name) or (None,)
         if rows:
-            due = dates.read('due', rows[0][2])
+            due = fields.read('due', rows[0][2])
             start = due - timedelta(
                 seconds=self.policy.reserve * max(_HOUR, seconds or 0.0)
             )
@@ -483,8 +483,8 @@ class ErasureDesk:
             row.update(
                 mode='now' if start == now else 'batch',
                 seconds=seconds,
-                due=dates.written(due),
-                starts=dates.written(start),
+                due=fields.written(due),
+                starts=fields.written(start),
                 starts_now=start <= now,
                 needs_confirmation=row['share'] > self.policy.max_share,
             )
@@ -492,10 +492,10 @@ class ErasureDesk:
 
     def _begin(self, name: str, requests: Sequence[str], mode: str) -> str:
         batch = secrets.token_hex(16)
-        self._sql(_NEW_BATCH, batch, name, mode)
+        self._sql(queries.NEW_BATCH, batch, name, mode)
         for number in requests:
-            self._sql(_TAKE, mode, batch, number, name)
-            if self._one(_STATUS, number) == ('pending',):
+            self._sql(queries.TAKE, mode, batch, number, name)
+            if self._one(queries.STATUS, number) == ('pending',):
                 self._set_status(number, 'in_progress')
         return batch
 
@@ -508,13 +508,13 @@ class ErasureDesk:
             (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
             named = [
                 (number, request)
-                for number, names in self._sql(_NAMES, batch)
-                for request in [place.named(_request(names))]
+                for number, names in self._sql(queries.NAMES, batch)
+                for request in [place.named(read(names))]
                 if request is not None
             ]
             try:
                 requests = [request for _, request in named]
-                promise, how = _removed(place, batch, requests)
+                promise, how = place.forget(requests, batch)
             except Exception as error:
                 is_refusal = isinstance(error, ValueError)
                 if place.ledger.refers_to(batch):
@@ -528,7 +528,7 @@ class ErasureDesk:
                     with self._store.change():
                         self._drop(batch)
                         if is_refusal:
-                            self._sql(_REFUSE, note, named[0][0], name)
+                            self._sql(queries.REFUSE, note, named[0][0], name)
                             self._log(named[0][0], 'refused')
                     if is_refusal:
                         return
@@ -539,8 +539,8 @@ class ErasureDesk:
         seconds = None if promise is None else time.perf_counter() - started
         with self._store.change():
             head = place.ledger.head
-            self._sql(_END_BATCH, head, seconds, promise, how, batch)
-            for (number,) in self._sql(_TASKS, batch):
+            self._sql(queries.END_BATCH, head, seconds, promise, how, batch)
+            for (number,) in self._sql(queries.TASKS, batch):
                 self._end_task(number, name, how)
             self._complete()
 
@@ -557,25 +557,25 @@ class ErasureDesk:
             self._perform(name, half)
 
     def _drop(self, batch: str) -> None:
-        self._sql(_UNDO, batch)
+        self._sql(queries.UNDO, batch)
         self._sql('DELETE FROM batch WHERE id = ?', batch)
 
     def _missing(self, name: str) -> list[str]:
         # Batches that the desk has done, and the model has not.
         ledger = self._places[name].ledger
-        done = self._sql(_BATCHES, name, 'done')
+        done = self._sql(queries.BATCHES, name, 'done')
         return [batch for (batch,) in done if not ledger.refers_to(batch)]
 
     def _repeat(self, name: str) -> None:
         # A model that was restored forgets again.
         missing = {
-            batch: [number for (number,) in self._sql(_TASKS, batch)]
+            batch: [number for (number,) in self._sql(queries.TASKS, batch)]
             for batch in self._missing(name)
         }
         lost = [
             batch
             for batch, numbers in missing.items()
-            if len(self._sql(_NAMES, batch)) < len(numbers)
+            if len(self._sql(queries.NAMES, batch)) < len(numbers)
         ]
         if lost:
             raise ValueError(
@@ -586,18 +586,18 @@ class ErasureDesk:
             )
         for batch, numbers in missing.items():
             with self._store.change():
-                self._sql(_SET_BATCH, 'superseded', batch)
+                self._sql(queries.SET_BATCH, 'superseded', batch)
                 again = self._begin(name, numbers, 'again')
             self._perform(name, again)
 
     # Completion #############################################################
 
     def _end_task(self, number: str, name: str, how: str) -> None:
-        now = dates.written(self._now())
-        self._sql(_END_TASK, now, how, number, name)
+        now = fields.written(self._now())
+        self._sql(queries.END_TASK, now, how, number, name)
 
     def _complete(self) -> None:
-        for (number,) in self._sql(_COMPLETE):
+        for (number,) in self._sql(queries.COMPLETE):
             self._close_request(number, 'completed', '')
             self._finished.append(number)
 
@@ -606,12 +606,12 @@ class ErasureDesk:
             'SELECT received, names FROM request WHERE id = ?', number
         )
         # A clock may have been set back.
-        end, until = max(self._now(), dates.read('received', came)), None
-        if self.policy.backup_days and self._one(_WAS_TAKEN, number):
-            until = dates.written(end + timedelta(self.policy.backup_days))
+        end, until = max(self._now(), fields.read('received', came)), None
+        if self.policy.backup_days and self._one(queries.WAS_TAKEN, number):
+            until = fields.written(end + timedelta(self.policy.backup_days))
             values = (number, names, until)
             self._sql('INSERT INTO tombstone VALUES (?, ?, ?)', *values)
-        self._sql(_CLOSE, reason, dates.written(end), until, number)
+        self._sql(queries.CLOSE, reason, fields.written(end), until, number)
         self._set_status(number, status)
 
     # What can be seen #######################################################
@@ -626,8 +626,8 @@ class ErasureDesk:
         Raises:
             ValueError: if the desk does not know it.
         """
-        number = _uuid(subject_request_id)
-        found = self._one(_FIELDS, number)
+        number = fields.read_id(subject_request_id)
+        found = self._one(queries.FIELDS, number)
         if not found:
             raise ValueError(
                 "'subject_request_id' needs to be one of the desk "
@@ -635,12 +635,12 @@ class ErasureDesk:
             )
         regulation, submitted, received, due, status, *others = found
         halted, reason, finished, until = others
-        end = finished or dates.written(self._now())
-        fields = ('name', 'is_model', 'state', 'mode', 'finished', 'note')
-        fields += ('reference', 'head', 'promise')
+        end = finished or fields.written(self._now())
+        named = ('name', 'is_model', 'state', 'mode', 'finished', 'note')
+        named += ('reference', 'head', 'promise')
         tasks = [
-            dict(zip(fields, row, strict=True))
-            for row in self._sql(_EVIDENCE, number)
+            dict(zip(named, row, strict=True))
+            for row in self._sql(queries.EVIDENCE, number)
         ]
         for task in tasks:
             task['is_model'] = bool(task['is_model'])
@@ -664,20 +664,17 @@ class ErasureDesk:
 
     def status(self) -> DeskStatus:
         """Count requests, and name those that need somebody."""
-        now = dates.written(self._now())
-        late = f"{_OPEN} AND halted != 'held' AND due < ? ORDER BY due"
+        now = fields.written(self._now())
+        late = f"{queries.OPEN} AND halted != 'held' AND due < ? ORDER BY due"
         overdue = self._sql(f'SELECT id FROM request {late}', now)
-        (first,) = self._one(f'SELECT min(due) FROM request {_OPEN}')
+        (first,) = self._one(f'SELECT min(due) FROM request {queries.OPEN}')
+        names = ('pending', 'in_progress', 'completed', 'cancelled')
         return DeskStatus(
-            overdue=tuple(number for (number,) in overdue),
-            refused=tuple(self._sql(_REFUSED)),
-            halted=tuple(self._sql(_HALTED)),
-            next_due=first,
-            **{
-                status: self._one(_COUNT, status)[0]
-                for status in ('pending', 'in_progress', 'completed')
-            },
-            cancelled=self._one(_COUNT, 'cancelled')[0],
+            tuple(number for (number,) in overdue),
+            tuple(self._sql(queries.REFUSED)),
+            tuple(self._sql(queries.HALTED)),
+            first,
+            **{name: self._one(queries.COUNT, name)[0] for name in names},
         )
 
     # Private ################################################################
@@ -693,8 +690,8 @@ class ErasureDesk:
         return made.replace(microsecond=0)
 
     def _open(self, number: str) -> str:
-        number = _uuid(number)
-        (status,) = self._one(_STATUS, number) or ('unknown',)
+        number = fields.read_id(number)
+        (status,) = self._one(queries.STATUS, number) or ('unknown',)
         if status not in ('pending', 'in_progress'):
             raise ValueError(
                 "'subject_request_id' needs to be an open request "
@@ -707,130 +704,5 @@ class ErasureDesk:
         self._log(number, status)
 
     def _log(self, number: str, state: str) -> None:
-        now = dates.written(self._now())
+        now = fields.written(self._now())
         self._sql('INSERT INTO log VALUES (?, ?, ?)', now, number, state)
-
-
-_OPEN = "WHERE status IN ('pending', 'in_progress')"
-_KIND = 'SELECT is_model FROM place WHERE name = ?'
-_STATUS = 'SELECT status FROM request WHERE id = ?'
-_COUNT = 'SELECT count(*) FROM request WHERE status = ?'
-_STATE = 'SELECT state FROM task WHERE request = ? AND place = ?'
-_TASKS = 'SELECT request FROM task WHERE batch = ? ORDER BY request'
-_CONTENT = """SELECT regulation, submitted, immediately, names, identities,
-    received FROM request WHERE id = ?"""
-_FIELDS = """SELECT regulation, submitted, received, due, status, halted,
-    reason, finished, until FROM request WHERE id = ?"""
-_NEW_REQUEST = """INSERT INTO request (id, regulation, submitted, immediately,
-    names, identities, received, due, halted, reason)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, '', '')"""
-_NEW_TASK = """INSERT OR IGNORE INTO task
-    VALUES (?, ?, 'pending', '', NULL, NULL, '')"""
-_NEW_BATCH = """INSERT INTO batch (id, place, state, mode)
-    VALUES (?, ?, 'in_progress', ?)"""
-_TAKE = """UPDATE task SET state = 'in_progress', mode = ?, batch = ?
-    WHERE request = ? AND place = ?"""
-_UNDO = """UPDATE task SET state = 'pending', mode = '', batch = NULL
-    WHERE batch = ?"""
-_REFUSE = """UPDATE task SET state = 'refused', note = ?
-    WHERE request = ? AND place = ?"""
-_REFUSED = f"""SELECT request, place FROM task JOIN request ON id = request
-    {_OPEN} AND state = 'refused'"""
-_HALTED = f"SELECT id, halted FROM request {_OPEN} AND halted != ''"
-_ASK_AGAIN = """UPDATE task SET state = 'pending', note = ''
-    WHERE request = ? AND state = 'refused'"""
-_BUSY = "SELECT 1 FROM task WHERE request = ? AND state = 'in_progress'"
-_WAS_TAKEN = 'SELECT 1 FROM task WHERE request = ? AND batch IS NOT NULL'
-_WAITING = f"""SELECT id, names, due, immediately FROM task
-    JOIN request ON id = request {_OPEN}
-    AND place = ? AND state = 'pending' AND halted = '' ORDER BY due, id"""
-_SECONDS = """SELECT seconds FROM batch WHERE place = ? AND seconds IS NOT NULL
-    ORDER BY rowid DESC LIMIT 1"""
-_BATCHES = """SELECT id FROM batch WHERE place = ? AND state = ?
-    AND mode NOT IN ('removed before', 'not in it') ORDER BY rowid"""
-_SET_BATCH = 'UPDATE batch SET state = ? WHERE id = ?'
-_END_BATCH = """UPDATE batch SET state = 'done', head = ?, seconds = ?,
-    promise = ?, mode = coalesce(nullif(?, ''), mode) WHERE id = ?"""
-_END_TASK = """UPDATE task SET state = 'done', finished = ?, note = '',
-    mode = coalesce(nullif(?, ''), mode) WHERE request = ? AND place = ?"""
-_NAMES = """SELECT task.request, coalesce(request.names, tombstone.names)
-    FROM task JOIN request ON request.id = task.request
-    LEFT JOIN tombstone ON tombstone.request = task.request
-    WHERE batch = ? AND coalesce(request.names, tombstone.names) IS NOT NULL
-    ORDER BY request.due, request.id"""
-_COMPLETE = f"""SELECT id FROM request {_OPEN} AND NOT EXISTS
-    (SELECT 1 FROM task WHERE request = id AND state != 'done')"""
-_CLOSE = """UPDATE request SET reason = ?, finished = ?, until = ?,
-    halted = '', names = NULL, identities = NULL WHERE id = ?"""
-_EXPIRED = """DELETE FROM tombstone WHERE until < ? AND NOT EXISTS
-    (SELECT 1 FROM task WHERE task.request = tombstone.request
-    AND state = 'in_progress')"""
-_EVIDENCE = """SELECT place.name, is_model, task.state, task.mode, finished,
-    note, batch.id, head, promise FROM task
-    JOIN place ON place.name = task.place LEFT JOIN batch
-    ON batch.id = task.batch WHERE request = ? ORDER BY place.name"""
-
-
-def _request(names: str) -> RemovalRequest:
-    return RemovalRequest.from_dict(json.loads(names))
-
-
-def _removed(
-    place: Place, batch: str, requests: list[RemovalRequest]
-) -> tuple[str | None, str]:
-    # What the model promises now, and how else the batch was done.
-    if not requests:
-        return None, 'not in it'
-    whole = RemovalRequest.batch(requests)
-    try:
-        return _promise(place.remove(whole, batch)), ''
-    except ValueError:
-        if len(requests) > 1 or place.ledger.refers_to(batch):
-            raise
-        rest = place.left(whole)
-        if rest == whole:
-            raise
-    if rest is None:
-        return None, 'removed before'
-    return _promise(place.remove(rest, batch)), ''
-
-
-def _promise(report: Any) -> str:
-    # What the model promises, without names: for the evidence.
-    made = report.guarantee()
-    fields = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
-    return json.dumps({name: getattr(made, name) for name in fields})
-
-
-def _text(name: str, value: Any) -> None:
-    check_instance(name, value, str)
-    if not 0 < len(value) <= 1000 or not value.isprintable():
-        raise ValueError(
-            f"'{name}' needs to be a text of at most 1000 characters, all of "
-            f'them printable (got {len(value)} characters)'
-        )
-
-
-def _uuid(number: str | None) -> str:
-    try:
-        return str(uuid.uuid4() if number is None else uuid.UUID(number))
-    except ValueError:
-        raise ValueError(
-            "'subject_request_id' needs to be a UUID "
-            f'(got {len(number or "")} characters that are none)'
-        ) from None
-
-
-def _identities(given: Sequence[Any]) -> list[Identity]:
-    check_instance('subject_identities', given, list, tuple)
-    for identity in given:
-        check_instance('subject_identities', identity, dict)
-        needed = {'identity_type', 'identity_value'}
-        if not needed <= set(identity) <= _IDENTITY:
-            raise ValueError(
-                "'subject_identities' need 'identity_type', 'identity_value' "
-                f"and perhaps 'identity_format' (got {len(identity)} fields)"
-            )
-        for value in identity.values():
-            _text('subject_identities', value)
-    return [dict(identity) for identity in given]

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,19 +78,44 @@ class Place:
         if len(lines) > len(mine) and lines[: len(mine)] == mine:
             self.model.load(self.save)
 
-    def remove(self, request: RemovalRequest, reference: str) -> Any:
+    def forget(
+        self, requests: list[RemovalRequest], reference: str
+    ) -> tuple[str | None, str]:
         """Remove from the newest state; :meth:`keep` writes the next one.
 
         Args:
-            request (RemovalRequest): in the model's names.
+            requests (list[RemovalRequest]): in the model's names.
             reference (str): of the batch.
+
+        Returns:
+            tuple[str, str]: what the model promises, as JSON without names,
+            and how else the requests were met.
         """
+        if not requests:
+            return None, 'not in it'
+        whole = RemovalRequest.batch(requests)
         try:
-            return self.model.remove(request, reference=reference)
+            return self._remove(whole, reference), ''
+        except ValueError:
+            if len(requests) > 1 or self.ledger.refers_to(reference):
+                raise
+            rest = self.left(whole)
+            if rest == whole:
+                raise
+        if rest is None:
+            return None, 'removed before'
+        return self._remove(rest, reference), ''
+
+    def _remove(self, request: RemovalRequest, reference: str) -> str:
+        try:
+            report = self.model.remove(request, reference=reference)
         except StaleStateError:
             # A model with a folder compares before it changes.
             self.model.load()
-            return self.model.remove(request, reference=reference)
+            report = self.model.remove(request, reference=reference)
+        made = report.guarantee()
+        names = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
+        return json.dumps({name: getattr(made, name) for name in names})
 
     def keep(self) -> None:
         """Write the state of the model."""
@@ -182,3 +208,12 @@ def _directions(item: RemovalRequest) -> RemovalRequest:
     if not part.edges:
         return item
     return RemovalRequest(edges={graph: part.arcs}, directed=True)
+
+
+def read(names: str) -> RemovalRequest:
+    """Read a request from its names in JSON.
+
+    Args:
+        names (str): of ``to_dict()``.
+    """
+    return RemovalRequest.from_dict(json.loads(names))

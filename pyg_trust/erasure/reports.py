@@ -3,18 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pyg_trust.report import Guarantee, Report, provenance
-
-#: Under which its evidence is in a trust report.
-PROCEDURE = 'erasure of a request'
-_LIMITS = (
-    'the raw data, and everything that was made from them outside of the '
-    'models and recipients that are listed',
-    'predictions that were served, and copies of older models and files',
-    'what a file system, a disk or a snapshot keeps of files that were '
-    'replaced',
-    'whether this answers the request in law: the controller decides that',
-)
+from pyg_trust.report import Report
 
 
 @dataclass(frozen=True)
@@ -99,49 +88,3 @@ class ErasureReport(Report):
     overdue: bool
     tasks: tuple[dict[str, Any], ...]
     backups_until: str | None
-
-    def guarantee(self) -> Guarantee:
-        """The erasure in the words of a trust report.
-
-        Raises:
-            ValueError: if the request is not complete.
-        """
-        if self.request_status != 'completed':
-            raise ValueError(
-                'the request needs to be complete: nothing can be promised of '
-                f'one that is {self.request_status}'
-            )
-        models = [task for task in self.tasks if task['is_model']]
-        others = len(self.tasks) - len(models)
-        late = 'after' if self.overdue else 'before'
-        kept = (
-            f'backups of the models: until {self.backups_until} one that is '
-            'restored forgets again once the desk runs',
-        ) * (self.backups_until is not None)
-        said = [
-            f'{task["name"]}: {task["promise"]["promise"]}'
-            for task in models
-            if task['promise']
-        ]
-        return Guarantee(
-            PROCEDURE,
-            f'What request {self.subject_request_id} named was removed from '
-            f'{len(models)} models, and {others} others say that they are '
-            f'done, by {self.completed_time}, {late} its date '
-            f'{self.expected_completion_time}.',
-            assumptions=(
-                'every model that learnt from the person, and everybody who '
-                'has their data, was registered',
-                'the names of the request are all that belongs to the person',
-                *said,
-            ),
-            not_covered=(*kept, *_LIMITS),
-            kind='removal',
-            values=self.to_dict(),
-            checked=tuple(
-                f'{task["name"]}: batch {task["reference"]} in its ledger'
-                for task in models
-                if task['reference']
-            ),
-            origin=provenance(zone=self.zone),
-        )

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 import torch
-from test_desk import ALL, Clock, all_bytes, graph, ids, nodes
+from desks import ALL, Clock, all_bytes, graph, ids, nodes
 
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.unlearning import NodeClassifier

@@ -1,9 +1,16 @@
-"""Times of erasure requests, as RFC 3339 in UTC, to the second."""
+"""Fields of erasure requests: times in RFC 3339 and UTC, ids, texts."""
 
 import calendar
+import uuid
 import zoneinfo
+from collections.abc import Sequence
 from datetime import datetime, time, timedelta, timezone, tzinfo
 from typing import Any
+
+from pyg_trust._checks import check_instance
+
+Identity = dict[str, str]
+_IDENTITY = {'identity_type', 'identity_value', 'identity_format'}
 
 #: By regulation: the months and days until a request has to be done.
 PERIODS = {'gdpr': (1, 0), 'ccpa': (0, 45)}
@@ -77,3 +84,53 @@ def due(received: datetime, zone: tzinfo, regulation: str) -> datetime:
     end = datetime.combine(day, time(23, 59, 59), zone)
     # Where clocks are set at midnight, the earlier of both.
     return min(end.replace(fold=f).astimezone(timezone.utc) for f in (0, 1))
+
+
+def check_text(name: str, value: Any) -> None:
+    """Refuse what is no line of text, or can look like another one.
+
+    Args:
+        name (str): of the argument.
+        value (str): what was given.
+    """
+    check_instance(name, value, str)
+    if not 0 < len(value) <= 1000 or not value.isprintable():
+        raise ValueError(
+            f"'{name}' needs to be a text of at most 1000 characters, all of "
+            f'them printable (got {len(value)} characters)'
+        )
+
+
+def read_id(number: str | None) -> str:
+    """Read the id of a request, a UUID; without one, make one.
+
+    Args:
+        number (str, optional): in any writing.
+    """
+    try:
+        return str(uuid.uuid4() if number is None else uuid.UUID(number))
+    except ValueError:
+        raise ValueError(
+            "'subject_request_id' needs to be a UUID "
+            f'(got {len(number or "")} characters that are none)'
+        ) from None
+
+
+def read_identities(given: Sequence[Any]) -> list[Identity]:
+    """Read identities as OpenDSR writes them.
+
+    Args:
+        given (list[dict]): with ``identity_type`` and ``identity_value``.
+    """
+    check_instance('subject_identities', given, list, tuple)
+    for identity in given:
+        check_instance('subject_identities', identity, dict)
+        needed = {'identity_type', 'identity_value'}
+        if not needed <= set(identity) <= _IDENTITY:
+            raise ValueError(
+                "'subject_identities' need 'identity_type', 'identity_value' "
+                f"and perhaps 'identity_format' (got {len(identity)} fields)"
+            )
+        for value in identity.values():
+            check_text('subject_identities', value)
+    return [dict(identity) for identity in given]
