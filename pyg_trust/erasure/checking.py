@@ -1,5 +1,6 @@
 """Checks of the evidence of an erasure, without the desk and the models."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,13 @@ def check_erasure(
                 wrong.append(f'{task["name"]} is {task["state"]}')
             if task['name'] in given:
                 wrong += _of_ledger(task, Path(given[task['name']]))
-    except (AttributeError, KeyError, RecursionError, TypeError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        json.JSONDecodeError,
+    ) as error:
         raise ValueError(
             f"'path' needs to be the evidence of one erasure: {path} has "
             f'another layout ({type(error).__name__})'

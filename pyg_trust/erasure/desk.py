@@ -22,22 +22,24 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
 from pyg_trust import commit
 from pyg_trust._checks import (
-    Int,
-    Number,
     OneOf,
     check_number,
     validated,
 )
 from pyg_trust.erasure import fields, queries
 from pyg_trust.erasure.places import GONE, Names, Place, read
-from pyg_trust.erasure.reports import DeskPlan, DeskStatus, ErasureReport
+from pyg_trust.erasure.reports import (
+    DeskPlan,
+    DeskStatus,
+    ErasureReport,
+    Policy,
+)
 from pyg_trust.erasure.store import Store
 from pyg_trust.removal import RemovalRequest
 
@@ -45,26 +47,6 @@ Resolve = Callable[[fields.Identity], RemovalRequest | None]
 # A shorter removal is not waited for.
 _QUICK = 1.0
 _HOUR = 3600.0
-
-
-@validated
-@dataclass(frozen=True)
-class Policy:
-    """Rules of a desk.
-
-    Args:
-        reserve (float): a batch begins so many times its own duration, and at
-            least so many hours, before its first date. (default: :obj:`3.0`)
-        backup_days (int): how long backups of the models are kept. So long
-            the desk keeps the names of completed requests, as a model that is
-            restored has to forget them again. (default: :obj:`0`)
-        max_share (float): a batch that names more than this share of a model's
-            nodes or edges needs to be confirmed. (default: :obj:`0.05`)
-    """
-
-    reserve: Annotated[float, Number(0.0, closed='low')] = 3.0
-    backup_days: Annotated[int, Int(0, 36500)] = 0
-    max_share: Annotated[float, Number(0.0, 1.0, closed='high')] = 0.05
 
 
 class ErasureDesk:
@@ -266,8 +248,11 @@ class ErasureDesk:
         identities = fields.read_identities(subject_identities)
         named = self._resolved(request, identities).to_dict()
         due = fields.due(came, self.zone, regulation)
-        content = (regulation, submitted_time, immediately)
-        content += (json.dumps(named), json.dumps(identities, sort_keys=True))
+        people = json.dumps(identities, sort_keys=True)
+        content = (
+            *(regulation, submitted_time, immediately),
+            *(json.dumps(named), people),
+        )
         with self._store.change():
             known = self._one(queries.CONTENT, number)
             # The names of what is complete are gone.
@@ -636,8 +621,10 @@ class ErasureDesk:
         regulation, submitted, received, due, status, *others = found
         halted, reason, finished, until = others
         end = finished or fields.written(self._now())
-        named = ('name', 'is_model', 'state', 'mode', 'finished', 'note')
-        named += ('reference', 'head', 'promise')
+        named = (
+            *('name', 'is_model', 'state', 'mode', 'finished', 'note'),
+            *('reference', 'head', 'promise'),
+        )
         tasks = [
             dict(zip(named, row, strict=True))
             for row in self._sql(queries.EVIDENCE, number)

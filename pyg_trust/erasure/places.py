@@ -197,7 +197,8 @@ def _items(request: RemovalRequest) -> Iterator[RemovalRequest]:
             yield RemovalRequest(graphs=[graph])
         for name in ('nodes', 'features', 'labels', 'edges'):
             for item in getattr(part, name):
-                yield RemovalRequest(**{name: {graph: [item]}})
+                named: dict[str, Any] = {name: {graph: [item]}}
+                yield RemovalRequest(**named)
         for edge in part.directed_edges:
             yield RemovalRequest(edges={graph: [edge]}, directed=True)
 

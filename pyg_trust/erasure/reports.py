@@ -1,9 +1,30 @@
-"""Reports of an erasure desk: plans, counts, and the evidence of a request."""
+"""Rules and reports of a desk: plans, counts, and evidence of a request."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from pyg_trust._checks import Int, Number, validated
 from pyg_trust.report import Report
+
+
+@validated
+@dataclass(frozen=True)
+class Policy:
+    """Rules of a desk.
+
+    Args:
+        reserve (float): a batch begins so many times its own duration, and at
+            least so many hours, before its first date. (default: :obj:`3.0`)
+        backup_days (int): how long backups of the models are kept. So long
+            the desk keeps the names of completed requests, as a model that is
+            restored has to forget them again. (default: :obj:`0`)
+        max_share (float): a batch that names more than this share of a model's
+            nodes or edges needs to be confirmed. (default: :obj:`0.05`)
+    """
+
+    reserve: Annotated[float, Number(0.0, closed='low')] = 3.0
+    backup_days: Annotated[int, Int(0, 36500)] = 0
+    max_share: Annotated[float, Number(0.0, 1.0, closed='high')] = 0.05
 
 
 @dataclass(frozen=True)
