@@ -45,6 +45,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_trust import ops
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.kernel import clip
 from pyg_trust.privacy.bounds import (
@@ -218,13 +219,14 @@ class Book:
         edges = {(u.edge.node, u.edge.output_nr): u.edge for u in uses}
         if not edges:
             return []
-        found = torch.autograd.grad(
-            outputs,
-            list(edges.values()),
-            grads,
-            retain_graph=True,
-            allow_unused=True,
-        )
+        with ops.without_gradients(self.recorder.stops):
+            found = torch.autograd.grad(
+                outputs,
+                list(edges.values()),
+                grads,
+                retain_graph=True,
+                allow_unused=True,
+            )
         by_edge = dict(zip(edges, found, strict=True))
         parts: dict[int, dict[Any, _Cluster]] = {}
         bases: dict[int, Tensor] = {}
