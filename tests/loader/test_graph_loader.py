@@ -138,9 +138,9 @@ def told(number, kind):
 
 
 KINDS = (
-    'plain,scalar,number,index,face,small index,truths,text,batch,ptr,nodes,'
-    'sparse,some,own rule'
-).split(',')
+    *('plain', 'scalar', 'number', 'index', 'face', 'small index', 'truths'),
+    *('text', 'batch', 'ptr', 'nodes', 'sparse', 'some', 'own rule'),
+)
 
 
 @pytest.mark.parametrize('kind', KINDS)
