@@ -8,7 +8,7 @@ is claimed (the ratio to the smallest graph is what to look at), with the
 checks of the result in it. `loader` is a batch of 1,000 subgraphs, drawn and
 filtered, as a multiple of one partition. `star` is the walks of one hub that
 claims half of its neighbours, one walk each; on CUDA, where one root's walks
-come one after the other, 10,000 at most.
+come one after the other, 10,000 at most. Last, ego graphs drawn by coins.
 
 With --device cuda, ours run on the GPU and are compared with ours on the CPU
 as well. The floor is the time to move four sectors of 32 bytes for every node,
@@ -26,7 +26,8 @@ from torch_geometric.data import Data
 
 from pyg_trust import functional as F
 from pyg_trust.graph import CSRGraph
-from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.loader import DisjointWalkLoader, EgoLoader
+from pyg_trust.transforms import BoundedDegree
 
 CASES = [(1, 1), (2, 1), (1, 2), (2, 2), (5, 1)]
 
@@ -162,6 +163,28 @@ def growth(sizes: list[int], repeats: int, device: str) -> None:
             )
 
 
+def coins(num_nodes: int, repeats: int) -> None:
+    """Ego graphs drawn by coins over those of a fixed number."""
+    data = Data(edge_index=power_law(num_nodes, 10 * num_nodes))
+    data.x = torch.zeros(num_nodes, 64)
+    data = BoundedDegree(4)(data)
+    cases = {
+        name: partial(
+            list,
+            EgoLoader(
+                *(data, num_nodes // 20, 1, 4),
+                num_steps=100,
+                sampling=name,
+                seed=0,
+            ),
+        )
+        for name in ('without_replacement', 'poisson')
+    }
+    seconds, _ = interleaved(cases, repeats)
+    ratio = seconds['poisson'] / seconds['without_replacement']
+    result('ego graphs by coins over without', ratio, 1.05, at_most=True)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -181,6 +204,8 @@ def main() -> None:
     random.seed(args.seed)
     against_python(args.num_nodes, args.num_edges, args.repeats, args.device)
     growth(args.growth, args.repeats, args.device)
+    if args.device == 'cpu':
+        coins(13_482, args.repeats)
 
 
 if __name__ == '__main__':

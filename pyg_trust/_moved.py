@@ -33,7 +33,7 @@ _MOVED: dict[str, dict[str, str]] = {
         'attention': 'functional.aggregate',
         'auc_interval': 'functional.attacks',
         'budget_attacks': 'functional.flips',
-        'calibrate_lam': 'functional.accounting',
+        'calibrate_lam': 'functional.accounting:calibrate_wor',
         'check_partition': 'functional.partition',
         'check_walks': 'functional.walks',
         'choose_receivers': 'functional.receivers',

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import re
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,8 @@ class LedgerEntry(Report):
         request (dict): the names of what was removed.
         data (str): the root of the :class:`Seals` of the data that remain.
         link (str): a hash of this line and all before it.
+        reference (str): of the batch of requests that asked for it; ''
+            without one. (default: :obj:`''`)
     """
 
     action: str
@@ -53,6 +56,14 @@ class LedgerEntry(Report):
     request: dict[str, Any]
     data: str
     link: str
+    reference: str = ''
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields; no reference where there is none, as of 0.1."""
+        made = super().to_dict()
+        if not self.reference:
+            del made['reference']
+        return made
 
 
 class RemovalLedger:
@@ -125,6 +136,40 @@ class RemovalLedger:
         check_instance('head', head, str)
         return any(entry.link == head for entry in self._entries)
 
+    def refers_to(self, reference: str) -> bool:
+        """Whether a line has a reference, so that what it asked for was done.
+
+        Args:
+            reference (str): as in :meth:`record`.
+        """
+        check_instance('reference', reference, str)
+        return any(
+            entry.reference == reference
+            for entry in self._entries
+            if entry.reference
+        )
+
+    def check_reference(self, reference: str) -> None:
+        """Refuses a reference that no new line can have.
+
+        Args:
+            reference (str): as in :meth:`record`.
+
+        Raises:
+            ValueError: if it is malformed, or a line has it.
+        """
+        check_instance('reference', reference, str)
+        if reference and not re.fullmatch('[0-9a-f]{32}', reference):
+            raise ValueError(
+                "'reference' needs to have 32 hexadecimal digits "
+                f'(got {len(reference)} characters)'
+            )
+        if self.refers_to(reference):
+            raise ValueError(
+                f"'reference' can't be used again (got {reference}, which a "
+                'line of the ledger has: what it asked for was done)'
+            )
+
     @property
     def has_removals(self) -> bool:
         """Whether a line names something that was removed."""
@@ -147,6 +192,7 @@ class RemovalLedger:
         spent: float,
         request: dict[str, Any] | None = None,
         data: str = '',
+        reference: str = '',
     ) -> LedgerEntry:
         """Writes a line; call it before the new model becomes visible.
 
@@ -160,10 +206,13 @@ class RemovalLedger:
                 (default: :obj:`None`)
             data (str): the root of the :class:`Seals` of the data that
                 remain. (default: :obj:`''`)
+            reference (str): 32 hexadecimal digits by which the line is found
+                again (:meth:`refers_to`). (default: :obj:`''`)
 
         Raises:
-            ValueError: on another action, a negative or lower amount, or a
-                first line that is no fit.
+            ValueError: on another action, a negative or lower amount, a
+                first line that is no fit, or a reference that is malformed
+                or was used before.
             BudgetExceededError: if the budget does not allow it.
         """
         check_choice('action', action, (*self.FRESH, 'step'))
@@ -176,6 +225,7 @@ class RemovalLedger:
         check_instance('data', data, str)
         request = {} if request is None else request
         check_plain('request', request)
+        self.check_reference(reference)
         # Its own: reports and states hold the same names.
         request = copy.deepcopy(request)
         if action == 'step' and spent < self.spent:
@@ -193,8 +243,9 @@ class RemovalLedger:
             'spent': float(spent),
             'request': request,
             'data': data,
+            **({'reference': reference} if reference else {}),
         }
-        link = chain.link(self.head, *(body[k] for k in chain.REMOVAL))
+        link = chain.link(self.head, *body.values())
         entry = LedgerEntry(**body, link=link)
         self._entries.append(entry)
         return entry
@@ -233,12 +284,14 @@ class RemovalLedger:
         made = RemovalLedger(self.budget)
         for number, line in enumerate(lines):
             fields = (*chain.REMOVAL, 'link')
-            if not isinstance(line, dict) or set(line) != set(fields):
+            names = {*line, 'reference'} if isinstance(line, dict) else {}
+            if names != set(fields):
                 raise ValueError(
                     f"'state' needs to have {fields} in line {number} of its "
                     f'entries (got {line!r})'
                 )
-            entry = made.record(*(line[field] for field in fields[:-1]))
+            parts = {k: v for k, v in line.items() if k != 'link'}
+            entry = made.record(**parts)
             if entry.link != line['link']:
                 raise ValueError(f'line {number} of the state was changed')
         if made._entries[: len(self._entries)] != self._entries:

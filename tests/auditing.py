@@ -12,7 +12,7 @@ from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.report.base import stated
 
 STEPS, RATE, LAM, DELTA = 6, 0.05, 2.0, 1e-5
-HISTORY = [(LAM, RATE, STEPS)]
+HISTORY = [(2 * LAM, RATE, STEPS)]
 
 
 # A little more than the steps spend, so that a coarse grid proves it.
@@ -26,7 +26,7 @@ def privacy(**changes):
         'delta': DELTA,
         'target_epsilon': 100.0,
         'steps': STEPS,
-        'relation': 'replace-one-record',
+        'relation': 'replace-one-feature-row',
         'sampling': 'without replacement',
         'mechanism': 'pld_wor',
         'batch_size': 50,
@@ -37,8 +37,18 @@ def privacy(**changes):
         'pure_epsilon': 0.0,
         'seeded': False,
         'ledger_head': None,
+        'unit': 'node-disjoint random walks',
+        'units_per_row': 1,
+        'max_grad_norm': 1.0,
+        'sensitivity': 2.0,
+        'clipping': 'flat',
+        'grid_exponent': -32,
+        **changes,
     }
-    return stated('private training', {**values, **changes})
+    values.setdefault('noise_std', values['noise_multiplier'])
+    values.setdefault('history', [0.0, values['epsilon']])
+    over = {'epsilon': values['history']}
+    return stated('private training', values, history=over)
 
 
 def removal(**request):

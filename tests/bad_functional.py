@@ -470,7 +470,7 @@ HISTORY = either(
     values([('x', 0.5, 2)], [(2.0, 1.5, 2)], [(2.0, 0.5, -1)]),
     values([(2.0, 0.5, 1.5)], [(-1.0, 0.5, 2)], [(2.0, 0.0, 2)]),
 )
-HISTORY_NAMES = {'history': "'(history|lam|q|steps)'"}
+HISTORY_NAMES = {'history': "'(history|noise_multiplier|q|steps)'"}
 ORDERS = values(3, None, 'orders', [], [1.0], [0.5], [[2.0]], [np.nan], ['a'])
 Q = number(0, 1, closed='high')
 EPSILON = NOT_NEGATIVE
@@ -484,7 +484,6 @@ entry(
 entry(
     'functional.lam_from_opacus',
     lambda: {'noise_multiplier': 2.0},
-    names={'noise_multiplier': "'(noise_multiplier|lam)'"},
 )
 entry('functional.lam_to_opacus', lambda: {'lam': 2.0}, lam=LAM)
 entry(
@@ -507,13 +506,11 @@ MULTIPLIER = number(0)
 entry(
     'functional.poisson_profile',
     lambda: {'epsilon': 1.0, 'q': 0.1, 'noise_multiplier': 2.0},
-    names={'noise_multiplier': "'(noise_multiplier|lam)'"},
     form=choice(),
 )
 entry(
     'functional.rdp_poisson',
     lambda: {'orders': [2.0, 3.0], 'q': 0.1, 'noise_multiplier': 2.0},
-    names={'noise_multiplier': "'(noise_multiplier|lam)'"},
     orders=ORDERS,
     form=choice(),
 )
@@ -538,12 +535,11 @@ entry(
         'm': 2,
         'num_roots': 20,
         'occurrences': 3,
-        'lam': 2.0,
+        'noise_multiplier': 2.0,
     },
     Row('more than there are', {'occurrences': 21}, "'occurrences'"),
     names={'num_roots': "'(num_roots|occurrences|m)'"},
     m=integer(1, 20),
-    lam=LAM,
     **GROUP,
 )
 entry(
@@ -565,7 +561,7 @@ entry(
     lambda: {
         'orders': [2.0, 3.0],
         'q': 0.1,
-        'lam': 2.0,
+        'noise_multiplier': 2.0,
         'num_roots': 20,
         'occurrences': 3,
     },
@@ -573,7 +569,7 @@ entry(
     names={'num_roots': "'(num_roots|occurrences)'"},
     orders=ORDERS,
     q=Q,
-    lam=LAM,
+    noise_multiplier=MULTIPLIER,
     **GROUP,
 )
 for name in ('rdp_coupled', 'rdp_wang', 'rdp_wor', 'rdp_wor_profile'):
@@ -625,7 +621,7 @@ for name in ('wor_epsilon_rdp', 'wor_epsilon_pld', 'wor_epsilon'):
         **more,
     )
 entry(
-    'functional.calibrate_lam',
+    'functional.calibrate_wor',
     lambda: {
         'epsilon': 1.0,
         'delta': 1e-5,
@@ -642,12 +638,12 @@ entry(
         'epsilon': 1.0,
         'delta': 1e-5,
         'q': 0.1,
-        'lam': 3.0,
+        'noise_multiplier': 3.0,
         'method': 'rdp_wor',
     },
     names=HISTORY_NAMES,
     epsilon=EPSILON,
-    lam=LAM,
+    noise_multiplier=MULTIPLIER,
     method=choice(),
     history=HISTORY,
 )
@@ -683,11 +679,11 @@ entry(
         'num_nodes': 100,
         'm': 10,
         'terms': 3,
-        'lam': 2.0,
+        'noise_multiplier': 2.0,
         'steps': 3,
         'delta': 1e-5,
     },
-    lam=LAM,
+    noise_multiplier=MULTIPLIER,
     steps=integer(0),
     **FDP,
 )

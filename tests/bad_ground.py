@@ -608,6 +608,15 @@ entry(
     request=NAMES,
     data=values(3, None, ['a']),
 )
+entry(
+    'ledger.RemovalLedger.refers_to',
+    lambda: (removal_ledger(), {'reference': 'a' * 32}),
+    reference=values(3, None, b'a'),
+)
+entry(
+    'ledger.RemovalLedger.check_reference',
+    lambda: (removal_ledger(), {'reference': 'a' * 32}),
+)
 
 
 def changed_state(**fields: Any) -> dict[str, Any]:

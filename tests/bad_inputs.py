@@ -65,8 +65,9 @@ def public_names() -> Iterator[tuple[str, Any]]:
         # Those of modules that were exported in the last release.
         for name, home in _MOVED.get(short, {}).items():
             if home.startswith(f'{short}.'):
+                home, _, new = home.partition(':')
                 place = importlib.import_module(f'pyg_trust.{home}')
-                yield f'{short}.{name}', getattr(place, name)
+                yield f'{short}.{new or name}', getattr(place, new or name)
 
 
 @functools.cache

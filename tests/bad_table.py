@@ -16,6 +16,7 @@ from bad_inputs import (
     instance,
     integer,
     number,
+    values,
 )
 
 FOLDER = tempfile.mkdtemp()
@@ -44,6 +45,7 @@ NAMED: dict[str, Kind] = {
     'delta': number(0, 1),
     'levels': integer(0, none=True),
     'tol': number(0, 1),
+    'reference': values(3, None, ['a'], 'a', 'G' * 32, 'a' * 33),
 }
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-# Noise over sensitivity (without replacement) or over the clipping norm (by
-# coins), rate, steps.
+# Noise over the clipping norm, rate, steps.
 Lines = Sequence[tuple[float, float, int]]
 
 # Cells to the loss of a typical step; at most so many in all.
@@ -29,7 +28,7 @@ def wor_again(lines: Lines, delta: float) -> float:
     r""":math:`\epsilon` of steps that draw without replacement.
 
     Args:
-        lines (sequence): of :obj:`(lam, q, steps)`.
+        lines (sequence): of :obj:`(noise_multiplier, q, steps)`.
         delta (float): in :math:`(0, 1)`.
 
     Raises:
@@ -42,12 +41,12 @@ def wor_again(lines: Lines, delta: float) -> float:
 
     losses = [
         GaussianPrivacyLoss(
-            lam, sampling_prob=q, adjacency_type=AdjacencyType.REMOVE
+            z / 2, sampling_prob=q, adjacency_type=AdjacencyType.REMOVE
         )
-        for lam, q, _ in lines
+        for z, q, _ in lines
     ]
     tops = [loss.connect_dots_bounds().epsilon_upper for loss in losses]
-    cell = _cell([q / lam for lam, q, _ in lines], max(tops))
+    cell = _cell([2 * q / z for z, q, _ in lines], max(tops))
     steps = [
         (_symmetric(loss, top, cell), count)
         for loss, top, (_, _, count) in zip(losses, tops, lines, strict=True)
@@ -118,33 +117,6 @@ def _composed(steps: list[tuple[Any, int]], delta: float) -> float:
     for other in made[1:]:
         total = total.compose(other)
     return float(total.get_epsilon_for_delta(delta))
-
-
-def rdp_wor_again(lines: Lines, batch_size: int, delta: float) -> float:
-    r""":math:`\epsilon` of steps without replacement by Rényi DP.
-
-    Args:
-        lines (sequence): of :obj:`(lam, q, steps)`.
-        batch_size (int): the units of a step.
-        delta (float): in :math:`(0, 1)`.
-
-    Raises:
-        ImportError: without dp-accounting.
-    """
-    import dp_accounting as dp
-    from dp_accounting.rdp import RdpAccountant
-
-    accountant = RdpAccountant(
-        neighboring_relation=dp.NeighboringRelation.REPLACE_ONE
-    )
-    for lam, q, steps in lines:
-        size = round(batch_size / q)
-        noise = dp.GaussianDpEvent(lam)
-        accountant.compose(
-            dp.SampledWithoutReplacementDpEvent(size, batch_size, noise),
-            steps,
-        )
-    return float(accountant.get_epsilon(delta))
 
 
 def gaussian_again(mu: float, delta: float) -> float:

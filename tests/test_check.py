@@ -109,7 +109,7 @@ def test_a_lie_of_the_paper_s_mechanism_is_refuted(tmp_path):
 def test_more_steps_on_the_ledger_than_in_the_report_fail(tmp_path, ledger):
     path, head = ledger
     few = STEPS - 2
-    epsilon = wor_epsilon([(LAM, RATE, few)], DELTA, 'pld_wor')
+    epsilon = wor_epsilon([(2 * LAM, RATE, few)], DELTA, 'pld_wor')
     report = privacy(
         steps=few,
         sample_rates=[[RATE, few]],

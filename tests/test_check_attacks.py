@@ -99,7 +99,7 @@ def book(folder, steps=STEPS, **header):
 
 def test_a_ledger_is_not_weighed_by_the_report_s_own_noise(tmp_path):
     # 'lam' is what the noise on the ledger makes, whatever the report says.
-    low = wor_epsilon([(4 * LAM, RATE, STEPS)], DELTA, 'pld_wor')
+    low = wor_epsilon([(8 * LAM, RATE, STEPS)], DELTA, 'pld_wor')
     report = saved(tmp_path, privacy(lam=4 * LAM, epsilon=low))
     texts = failures(report, ledger=book(tmp_path))
     assert any('ledger: epsilon ' in text for text in texts)

@@ -239,7 +239,7 @@ def no_cells(each):
 def all_robust(each):
     values = each['values']
     values.update(num_robust=values['targets'], num_broken=0, num_unknown=0)
-    for old, new in (('9 of', '12 of'), ('(3 can', '(0 can')):
+    for old, new in (('9 of', '12 of'), ('(3 have', '(0 have')):
         sentence(old, new)(each)
 
 
@@ -372,7 +372,7 @@ NO_COST = {
     ('fields', 'wanted'),
     [
         # Steps at the price of releases without cost.
-        (NO_COST, OPEN),
+        (NO_COST, FAILED),
         # A unit that is there or not costs less than one that is replaced,
         # of which the sentence speaks.
         (

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from pyg_trust.kernel import chain
 from pyg_trust.ledger import (
     BudgetExceededError,
     PrivacyLedger,
@@ -92,6 +93,42 @@ def test_states_are_checked():
     del dropped['entries'][1]
     with pytest.raises(ValueError, match='changed'):
         RemovalLedger(1.0).load_state_dict(dropped)
+
+
+A, B = 'a' * 32, '0123456789abcdef' * 2
+
+
+def test_references_are_in_the_hash_and_used_once():
+    ledger, plain = filled(), filled()
+    ledger.record('step', 0.4, {'0': {'nodes': [2]}}, 'c', A)
+    plain.record('step', 0.4, {'0': {'nodes': [2]}}, 'c')
+    assert ledger.head != plain.head
+    assert ledger.refers_to(A)
+    assert not ledger.refers_to(B)
+    assert not ledger.refers_to('')
+    before = ledger.state_dict()
+    for bad in (A, 'a' * 31, 'A' * 32, 'g' * 32, 'person-7@example.org'):
+        with pytest.raises(ValueError, match="'reference'") as error:
+            ledger.record('step', 0.4, reference=bad)
+        assert 'person-7' not in str(error.value)
+    with pytest.raises(TypeError, match="'reference'"):
+        ledger.record('step', 0.4, reference=None)
+    assert ledger.state_dict() == before
+    # Lines without one are as they were.
+    assert set(before['entries'][1]) == set(plain.state_dict()['entries'][2])
+    for forged in (B, None):
+        state = copy.deepcopy(before)
+        del state['entries'][2]['reference']
+        if forged:
+            state['entries'][2]['reference'] = forged
+        with pytest.raises(ValueError, match='changed'):
+            RemovalLedger(1.0).load_state_dict(state)
+        assert chain.of_removals(json.dumps(state).encode()).broken == 3
+    assert chain.of_removals(json.dumps(before).encode()).broken == 0
+    again = RemovalLedger(1.0)
+    again.load_state_dict(before)
+    assert again.refers_to(A)
+    assert again.head == ledger.head
 
 
 def test_reads_well():

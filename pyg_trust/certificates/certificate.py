@@ -123,7 +123,14 @@ class Certificate(Proved, SpeaksOf, Report):
         return {
             **vars(self),
             'targets': self.targets.numel(),
+            **self._budgets(),
+        }
+
+    def _budgets(self) -> dict[str, int]:
+        return {
             'max_local_budget': int(self.local_budget.max()),
+            'sum_local_budget': int(self.local_budget.sum()),
+            'num_nodes': self.local_budget.numel(),
         }
 
     @property
@@ -200,7 +207,7 @@ class Certificate(Proved, SpeaksOf, Report):
             {
                 **self.numbers(),
                 'targets': self.targets.numel(),
-                'max_local_budget': int(self.local_budget.max()),
+                **self._budgets(),
                 'data_fields': list(DATA_FIELDS) if self.data else None,
             },
             assumptions=self.assumptions,
@@ -226,7 +233,7 @@ class Certificate(Proved, SpeaksOf, Report):
         total = self.targets.numel()
         return Chart(
             f'{self.num_robust} of {total} predictions are proven to stay, '
-            f'{self.num_broken} can be broken',
+            f'{self.num_broken} have another class in some graph',
             lines={
                 'proven': (range(total), self.lower.sort()[0].tolist()),
                 'best attack': (range(total), self.upper.sort()[0].tolist()),

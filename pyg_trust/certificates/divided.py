@@ -181,8 +181,6 @@ class VoteCertificate(SpeaksOf, Report):
                 **self.numbers(),
                 'targets': self.targets.numel(),
                 'views': self.votes.size(0),
-                'changed_elements': 1,
-                'changed_views': 1,
                 'certified': {
                     str(k): int((self.radius >= k).sum()) for k in _SHOWN
                 },

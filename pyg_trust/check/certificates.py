@@ -27,7 +27,8 @@ from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
 # Seconds of sums over votes (squares of samples, and as much for each), of
 # rows for each number of changes, and of patterns of flipped bits.
 _SUMS, _SUM, _ROWS, _PATTERNS = 10**12, 2 * 10**8, 10**6, 2 * 10**6
-_BUDGET = re.compile(r'(edges|features)_added_(\d{1,3})_deleted_(\d{1,3})')
+_COUNT = '(0|[1-9][0-9]{0,2})'
+_BUDGET = re.compile(f'(edges|features)_added_{_COUNT}_deleted_{_COUNT}')
 
 
 # Additions and deletions of a kind of bits, and the probabilities that a 0
@@ -75,7 +76,8 @@ def _smoothed(each: Stated) -> Said:
     noise = values['flips']
     yield from _noise(values)
     rows = table(values['tallies'], 4 + 2 * len(noise))
-    counted = sum(row[0] for row in rows) + values['num_abstained']
+    counted = sum(row[0] for row in rows)
+    counted += count('num_abstained', values['num_abstained'])
     samples = count('num_samples', values['num_samples'], 1)
     wrong = [row for row in rows if sum(row[1:4]) != samples]
     if counted != total:
@@ -268,10 +270,12 @@ def _poisoned(each: Stated) -> Said:
 
 
 def _kept(values: dict[str, Any]) -> list[tuple[int, int]]:
-    return [
-        (count('certified', int(k), 0), count('certified', stay))
-        for k, stay in values['certified'].items()
-    ]
+    made = []
+    for k, stay in values['certified'].items():
+        if not re.fullmatch('0|[1-9][0-9]{0,9}', k):
+            raise ValueError(f"'certified' has {k!r}, which is no count")
+        made.append((int(k), count('certified', stay)))
+    return made
 
 
 def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
@@ -294,7 +298,8 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
         yield FAILS, f'there are votes of {counted} targets, not of {total}'
     for _, top, earlier, later, rest in rows:
         voted = top + max(earlier, 0) + max(later, 0) + rest
-        if min(top, rest) < 0 or (rest and max(earlier, later) <= 0):
+        other = max(earlier, later)
+        if min(top, rest, other) < 0 or (rest and not other):
             yield FAILS, f'no votes make {top, earlier, later, rest}'
             return
         if voted != views:
@@ -353,7 +358,8 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
         yield (
             HOLDS if most <= amount('bound', values['bound']) else UNPROVED,
             f'witness: at most {float(most):.6g} break together, '
-            f'{values["bound"]:.6g} is claimed',
+            f'{values["bound"]:.6g} is claimed, if its targets see and bear '
+            'what it has of them',
         )
         for text in collective.differences(arrays, values):
             yield FAILS, f'witness: {text}'
@@ -376,7 +382,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
             f'witness: {proved} of {total} are proved to {text}, {claimed} '
             'are claimed',
         )
-    if values['model_digest'] or each.model:
+    if values['model'] != 'logits' or each.model:
         yield (
             UNKNOWN,
             'witness: that its logits and edges are those of model and data: '

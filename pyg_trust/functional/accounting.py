@@ -3,10 +3,11 @@ r"""Accounting of DP-SGD on node-disjoint subgraphs, composed over steps.
 The relation and the step are those of
 :mod:`pyg_trust.functional.mechanisms`: one row of the features is replaced.
 
-A *history* is a sequence of :obj:`(lam, q, steps)`. Its parameters must have
-been fixed without looking at the private data (adaptive composition of
-*fixed* mechanisms; a noise chosen from released gradients needs a filter,
-which is not here).
+A *history* is a sequence of :obj:`(noise_multiplier, q, steps)`, with the
+noise multiplier :math:`z = \sigma / C` of Opacus. Its parameters must have
+been fixed without looking at the private data (adaptive composition of *fixed*
+mechanisms; a noise chosen from released gradients needs a filter, which is
+not here).
 """
 
 import math
@@ -20,11 +21,11 @@ from pyg_trust._checks import (
     Count,
     Finite,
     Fraction,
+    Natural,
     Positive,
     Rate,
     check_choice,
     check_integer,
-    check_number,
     validated,
 )
 from pyg_trust.functional import pld
@@ -33,11 +34,12 @@ from pyg_trust.functional.mechanisms import (
     Orders,
     amplify,
     check_delta,
-    check_lam,
+    check_multiplier,
     check_orders,
     check_q,
     check_rdp,
     gaussian_profile,
+    lam_from_opacus,
     rdp_fdp,
     rdp_wor,
     rdp_wor_profile,
@@ -95,15 +97,15 @@ def wor_epsilon_rdp(history: History, delta: Fraction) -> float:
     Rényi DP of independent steps adds up at each order.
 
     Args:
-        history (iterable): of :obj:`(lam, q, steps)`.
+        history (iterable): of :obj:`(noise_multiplier, q, steps)`.
         delta (float): in :math:`(0, 1)`.
     """
     phases = check_history(history)
     if not phases:
         return 0.0
     rdp = np.zeros(len(ORDERS))
-    for (lam, q), steps in phases.items():
-        rdp += steps * _rdp_wor_cached(q, lam)
+    for (z, q), steps in phases.items():
+        rdp += steps * _rdp_wor_cached(q, z)
     return rdp_epsilon(ORDERS, rdp, delta)
 
 
@@ -137,7 +139,7 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     is infinite), and a :obj:`delta` below :obj:`1e-10` is refused.
 
     Args:
-        history (iterable): of :obj:`(lam, q, steps)`.
+        history (iterable): of :obj:`(noise_multiplier, q, steps)`.
         delta (float): in :math:`[10^{-10}, 1)`.
 
     Raises:
@@ -159,7 +161,7 @@ def wor_epsilon(
     :func:`~pyg_trust.functional.gaussian_epsilon`, and no grid.
 
     Args:
-        history (iterable): of :obj:`(lam, q, steps)`.
+        history (iterable): of :obj:`(noise_multiplier, q, steps)`.
         delta (float): in :math:`(0, 1)`; not below :obj:`1e-10` for
             ``'pld_wor'`` with a rate below 1.
         method (str): :obj:`'pld_wor'` (:func:`wor_epsilon_pld`, tighter) or
@@ -167,7 +169,7 @@ def wor_epsilon(
             (default: :obj:`'pld_wor'`)
 
     Example:
-        >>> history = [(4.0, 0.4, 50)]  # lambda, m / M, steps
+        >>> history = [(8.0, 0.4, 50)]  # sigma / C, m / M, steps
         >>> pld = wor_epsilon(history, 1e-6)
         >>> rdp = wor_epsilon(history, 1e-6, 'rdp_wor')
         >>> 3.4 < pld < rdp < 8.3
@@ -179,14 +181,20 @@ def wor_epsilon(
     phases = check_history(history)
     delta = check_delta(delta)
     if all(q == 1 for _, q in phases):
-        mu = math.hypot(*(math.sqrt(n) / k for (k, _), n in phases.items()))
+        mu = math.hypot(
+            *(n**0.5 / lam_from_opacus(z) for (z, _), n in phases.items())
+        )
         return gaussian_epsilon(mu, delta)
     return wor_epsilon_pld([(*key, n) for key, n in phases.items()], delta)
 
 
 @validated
 def group_wor_profile(
-    epsilon: Finite, m: Count, num_roots: Count, occurrences: Count, lam: float
+    epsilon: Finite,
+    m: Count,
+    num_roots: Count,
+    occurrences: Count,
+    noise_multiplier: Positive,
 ) -> float:
     r"""Bound :math:`\delta(\epsilon)` of a step with records in several units.
 
@@ -198,19 +206,19 @@ def group_wor_profile(
         m (int): how many units the step draws.
         num_roots (int): :math:`N`, of how many.
         occurrences (int): :math:`k`, how many of them a record is in at most.
-        lam (float): :math:`\lambda = \sigma / 2C`.
+        noise_multiplier (float): :math:`z = \sigma / C`.
     """
     n, k = check_group(num_roots, occurrences)
-    q, lam = m / n, _check_group_lam(lam, k)
+    q, z = m / n, check_multiplier(noise_multiplier, k)
     if q > 1:
         raise ValueError(f"'m' needs to be at most {n} (got {m})")
     if epsilon < 0:
         return -math.expm1(epsilon) + math.exp(epsilon) * group_wor_profile(
-            -epsilon, m, n, k, lam
+            -epsilon, m, n, k, z
         )
     i, w = _drawn(q, n, k)
     far = float(unamplify(epsilon, min(1.0, w.sum())))
-    each = [gaussian_profile(far, lam / j) for j in i]
+    each = [gaussian_profile(far, lam_from_opacus(z / j)) for j in i]
     return float(w @ each)
 
 
@@ -255,8 +263,8 @@ def group_wor_epsilon(
     way. The grid and its rounding are those of :func:`wor_epsilon_pld`.
 
     Args:
-        history (iterable): of :obj:`(lam, q, steps)` with :math:`\lambda =
-            \sigma / 2C`, at least :obj:`0.05` of the occurrences, and
+        history (iterable): of :obj:`(noise_multiplier, q, steps)` with
+            :math:`z = \sigma / C` of at least a tenth of the occurrences, and
             :math:`q = m / N`.
         delta (float): in :math:`[10^{-10}, 1)`.
         num_roots (int): :math:`N`, how many units there are.
@@ -267,24 +275,29 @@ def group_wor_epsilon(
             :obj:`num_roots`.
 
     Example:
-        >>> history = [(4.1, 674 / 13482, 100)]
+        >>> history = [(8.2, 674 / 13482, 100)]
         >>> 3.1 < group_wor_epsilon(history, 1e-5, 13482, 5) < 3.2
         True
     """
     n, k = check_group(num_roots, occurrences)
-    phases = check_history(history)
-    for lam, q in phases:
-        _check_group_lam(lam, k)
+    phases = check_history(history, k)
+    for _, q in phases:
         check_share(q, n)
     if all(q == 1 for _, q in phases):
-        mu = math.hypot(*(k * c**0.5 / x for (x, _), c in phases.items()))
+        mu = math.hypot(
+            *(k * c**0.5 / lam_from_opacus(z) for (z, _), c in phases.items())
+        )
         return gaussian_epsilon(mu, delta) if phases else 0.0
     delta = pld.check_least_delta(delta, "'pld_group_wor'")
     return _composed(phases, delta, n, k)
 
 
 def rdp_group_wor(
-    orders: Orders, q: float, lam: float, num_roots: int, occurrences: int
+    orders: Orders,
+    q: float,
+    noise_multiplier: float,
+    num_roots: int,
+    occurrences: int,
 ) -> np.ndarray:
     r"""Compute the Rényi DP of the pair behind :func:`group_wor_epsilon`.
 
@@ -298,7 +311,7 @@ def rdp_group_wor(
     Args:
         orders (sequence of float): the orders :math:`a > 1`.
         q (float): the sampling rate :math:`m / N`.
-        lam (float): :math:`\lambda = \sigma / 2C`.
+        noise_multiplier (float): :math:`z = \sigma / C`.
         num_roots (int): as in :func:`group_wor_epsilon`.
         occurrences (int): as there.
 
@@ -306,7 +319,7 @@ def rdp_group_wor(
         ndarray: float64, ``[len(orders)]``.
     """
     a, (n, k) = check_orders(orders), check_group(num_roots, occurrences)
-    lam = _check_group_lam(lam, k)
+    lam = lam_from_opacus(check_multiplier(noise_multiplier, k))
     i, w = _drawn(check_share(q, n), n, k)
     rate = min(1.0, float(w.sum()))
     log_w = np.log(w / w.sum())[:, None]
@@ -318,7 +331,7 @@ def rdp_group_wor(
 
 
 @validated
-def calibrate_lam(
+def calibrate_wor(
     epsilon: Positive,
     delta: Fraction,
     q: Rate,
@@ -342,20 +355,19 @@ def calibrate_lam(
             (default: :obj:`0.01`)
 
     Returns:
-        float: :math:`\lambda = \sigma / (2C)`. Opacus' noise multiplier is
-        twice that (:func:`lam_to_opacus`).
+        float: the noise multiplier :math:`z = \sigma / C`.
 
     Raises:
         ValueError: if a number is out of range or no noise is enough.
 
     Example:
-        >>> lam = calibrate_lam(8.0, 1e-5, q=0.4, steps=100)
-        >>> 7.92 <= wor_epsilon([(lam, 0.4, 100)], 1e-5) <= 8.0
+        >>> z = calibrate_wor(8.0, 1e-5, q=0.4, steps=100)
+        >>> 7.92 <= wor_epsilon([(z, 0.4, 100)], 1e-5) <= 8.0
         True
     """
 
-    def spent(lam: float) -> float:
-        return wor_epsilon([(lam, q, steps)], delta, method)
+    def spent(z: float) -> float:
+        return wor_epsilon([(z, q, steps)], delta, method)
 
     return least_noise(spent, epsilon, tol, f'{method!r} with {delta=:g}')
 
@@ -365,7 +377,7 @@ def max_steps(
     epsilon: Positive,
     delta: Fraction,
     q: Rate,
-    lam: float,
+    noise_multiplier: float,
     *,
     method: str = 'pld_wor',
     history: History = (),
@@ -376,7 +388,7 @@ def max_steps(
         epsilon (float): the budget, positive.
         delta (float): in :math:`(0, 1)`.
         q (float): the sampling rate :math:`m / M` of the steps to come.
-        lam (float): the noise of the steps to come.
+        noise_multiplier (float): :math:`\sigma / C` of the steps to come.
         method (str): as in :func:`wor_epsilon`. (default: :obj:`'pld_wor'`)
         history (iterable): the steps spent before. (default: nothing)
 
@@ -384,19 +396,25 @@ def max_steps(
         int: a number whose :math:`\epsilon` is within the budget, while that
         of one step more is not; 0 if nothing is left.
     """
-    lam = check_lam(lam)
+    z = check_multiplier(noise_multiplier)
     phases = check_history(history)
     before = [(*key, count) for key, count in phases.items()]
 
     def fits(steps: int) -> bool:
-        spent = wor_epsilon([*before, (lam, q, steps)], delta, method)
+        spent = wor_epsilon([*before, (z, q, steps)], delta, method)
         return spent <= epsilon
 
     return last_that_fits(fits)
 
 
+@validated
 def fdp_epsilon(
-    num_nodes: int, m: int, terms: int, lam: float, steps: int, delta: float
+    num_nodes: Count,
+    m: Count,
+    terms: Count,
+    noise_multiplier: Positive,
+    steps: Natural,
+    delta: Fraction,
 ) -> float:
     r"""Return :math:`\epsilon` of :obj:`steps` steps of the FDP baseline.
 
@@ -404,11 +422,13 @@ def fdp_epsilon(
         num_nodes (int): the number of training nodes.
         m (int): the number of nodes drawn in each step.
         terms (int): as :func:`fdp_terms` gives it.
-        lam (float): noise over :func:`fdp_sensitivity`.
+        noise_multiplier (float): :math:`\sigma / C`, at least a tenth of
+            :obj:`terms`.
         steps (int): the number of steps.
         delta (float): in :math:`(0, 1)`.
     """
-    steps = _check_int('steps', steps, 0)
+    z = check_multiplier(noise_multiplier, terms)
+    lam = lam_from_opacus(z / terms)
     rdp = rdp_fdp(ORDERS, num_nodes, m, terms, lam)
     epsilon = rdp_epsilon(ORDERS, steps * rdp, delta)
     return epsilon if steps else 0.0
@@ -427,7 +447,7 @@ def calibrate_fdp(
 ) -> float:
     r"""Return the least noise that keeps FDP's steps within a budget.
 
-    As :func:`calibrate_lam`, by :func:`fdp_epsilon`.
+    As :func:`calibrate_wor`, by :func:`fdp_epsilon`.
 
     Args:
         epsilon (float): the budget, positive.
@@ -440,30 +460,32 @@ def calibrate_fdp(
             (default: :obj:`0.01`)
 
     Returns:
-        float: :math:`\lambda`, the noise over :func:`fdp_sensitivity`.
+        float: the noise multiplier :math:`\sigma / C`.
 
     Raises:
         ValueError: if a number is out of range or no noise is enough.
     """
 
-    def spent(lam: float) -> float:
-        return fdp_epsilon(num_nodes, m, terms, lam, steps, delta)
+    def spent(z: float) -> float:
+        return fdp_epsilon(num_nodes, m, terms, z, steps, delta)
 
-    return least_noise(spent, epsilon, tol, f"'rdp_fdp' {delta=:g}")
+    return least_noise(spent, epsilon, tol, f"'rdp_fdp' {delta=:g}", terms)
 
 
-def check_history(history: History) -> dict[tuple[float, float], int]:
-    """Check a history and count the steps of each :obj:`(lam, q)`."""
+def check_history(
+    history: History, occurrences: int = 1
+) -> dict[tuple[float, float], int]:
+    """Check a history and count the steps of each noise and rate."""
     phases: dict[tuple[float, float], int] = {}
     try:
-        lines = [(lam, q, steps) for lam, q, steps in history]
+        lines = [(z, q, steps) for z, q, steps in history]
     except (TypeError, ValueError):
         raise TypeError(
-            "'history' needs to be a list of (lam, q, steps) "
+            "'history' needs to be a list of (noise_multiplier, q, steps) "
             f'(got {history!r})'
         ) from None
-    for lam, q, steps in lines:
-        key = (check_lam(lam), check_q(q))
+    for z, q, steps in lines:
+        key = (check_multiplier(z, occurrences), check_q(q))
         count = _check_int('steps', steps, 0)
         if count:
             phases[key] = phases.get(key, 0) + count
@@ -471,8 +493,8 @@ def check_history(history: History) -> dict[tuple[float, float], int]:
 
 
 @lru_cache(maxsize=512)
-def _rdp_wor_cached(q: float, lam: float) -> np.ndarray:
-    return rdp_wor(ORDERS, q, lam)
+def _rdp_wor_cached(q: float, z: float) -> np.ndarray:
+    return rdp_wor(ORDERS, q, lam_from_opacus(z))
 
 
 def check_group(num_roots: int, occurrences: int) -> tuple[int, int]:
@@ -497,11 +519,6 @@ def check_share(q: float, num_roots: int, name: str = 'q') -> float:
     return q
 
 
-def _check_group_lam(lam: float, occurrences: int) -> float:
-    # Over the sensitivity of all of a record's units.
-    return occurrences * check_lam(check_number('lam', lam) / occurrences)
-
-
 @lru_cache(maxsize=64)
 def _drawn(q: float, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     # How many of a record's units are drawn, if any, with probabilities.
@@ -518,7 +535,7 @@ def _drawn(q: float, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
 def _composed(
     phases: dict[tuple[float, float], int], delta: float, n: int, k: int
 ) -> float:
-    groups = [(lam, *_drawn(q, n, k)) for lam, q in phases]
+    groups = [(lam_from_opacus(z), *_drawn(q, n, k)) for z, q in phases]
     # A fiftieth of a step's loss: its variance grows by less than 1e-4.
     step = min(1e-3, *(min(1, w.sum()) / lam / 50 for lam, _, w in groups))
     widest = max(_top(*group) for group in groups)
@@ -535,11 +552,11 @@ def _top(lam: float, i: np.ndarray, w: np.ndarray) -> float:
 
 @lru_cache(maxsize=64)
 def _pair(
-    lam: float, q: float, step: float, n: int = 0, k: int = 1
+    z: float, q: float, step: float, n: int = 0, k: int = 1
 ) -> pld.Masses:
     # The masses are those at -count * step, ..., count * step.
     i, w = _drawn(q, n, k)
-    q = min(1.0, float(w.sum()))
+    lam, q = lam_from_opacus(z), min(1.0, float(w.sum()))
     count = max(1, math.ceil(_top(lam, i, w) / step))
     edge = step * np.arange(count + 1)
     loss = unamplify(edge, q)
@@ -568,14 +585,28 @@ def _pair(
 
 
 def least_noise(
-    spent: Callable[[float], float], epsilon: float, tol: float, what: str
+    spent: Callable[[float], float],
+    epsilon: float,
+    tol: float,
+    what: str,
+    occurrences: int = 1,
 ) -> float:
-    """Search the least noise, up to a tolerance, within a budget."""
+    r"""Search the least noise multiplier, up to a tolerance, within a budget.
+
+    Args:
+        spent (callable): computes :math:`\epsilon` of a noise multiplier.
+        epsilon (float): the budget.
+        tol (float): the relative gap allowed below it.
+        what (str): the accountant, for the message.
+        occurrences (int): how many units a record is in at most.
+            (default: :obj:`1`)
+    """
+    unit = 2 * occurrences
     # The cost of the noise at both ends of the bracket.
     low, high = (0.0, math.inf), (math.inf, 0.0)
     at, side = 1.0, 0
     while True:
-        loss = spent(at)
+        loss = spent(unit * at)
         if loss > epsilon:
             low, side = (at, loss), min(side, 0) - 1
             if at > 1e6:
@@ -587,7 +618,7 @@ def least_noise(
             high, side = (at, loss), max(side, 0) + 1
         near = max(low[0] * (1 + 1e-9), MIN_LAM)
         if high[1] >= (1 - tol) * epsilon or high[0] <= near:
-            return high[0]
+            return unit * high[0]
         at = _next_noise(low, high, (1 - tol / 2) * epsilon, abs(side) > 2)
 
 

@@ -18,9 +18,9 @@ gradient, so the sum moves by at most :math:`2C`. Two numbers describe a step:
 .. math::
     q = m / M \qquad\text{and}\qquad \lambda = \sigma / (2C),
 
-here always called :obj:`q` and :obj:`lam`. The noise multiplier of Opacus is
-:math:`\sigma / C = 2\lambda`; :func:`lam_from_opacus` and
-:func:`lam_to_opacus` convert, and nothing else does.
+here called :obj:`q` and :obj:`lam`, the noise over the sensitivity. Everywhere
+else noise is given as Opacus does, by the noise multiplier :math:`z = \sigma /
+C = 2\lambda`; :func:`lam_from_opacus` alone converts.
 """
 
 import math
@@ -140,7 +140,7 @@ def lam_from_opacus(noise_multiplier: Positive) -> float:
     Args:
         noise_multiplier (float): as Opacus' optimizer takes it.
     """
-    return check_lam(noise_multiplier / 2)
+    return check_multiplier(noise_multiplier) / 2
 
 
 def lam_to_opacus(lam: float) -> float:
@@ -506,6 +506,18 @@ def check_lam(lam: float) -> float:
             f'{lam})'
         )
     return float(lam)
+
+
+def check_multiplier(noise_multiplier: Any, occurrences: int = 1) -> float:
+    """Refuse a noise multiplier below a tenth of the occurrences."""
+    z = check_number('noise_multiplier', noise_multiplier)
+    least = 2 * occurrences * MIN_LAM
+    if not least <= z < math.inf:
+        raise ValueError(
+            f"'noise_multiplier' needs to be finite and at least {least:g}, a "
+            f'tenth of the units that a record is in (got {z})'
+        )
+    return z
 
 
 def check_q(q: float, name: str = 'q') -> float:

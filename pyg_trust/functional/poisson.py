@@ -73,12 +73,15 @@ from pyg_trust._checks import (
     Rate,
     check_choice,
     check_integer,
-    check_number,
     validated,
 )
 from pyg_trust.functional import pld
 from pyg_trust.functional.accounting import History, check_history, least_noise
-from pyg_trust.functional.mechanisms import Orders, check_lam, check_orders
+from pyg_trust.functional.mechanisms import (
+    Orders,
+    check_multiplier,
+    check_orders,
+)
 
 FORMS = ('replace', 'withdraw')
 # The width of a grid in deviations of the noise: less than 1e-23 is outside.
@@ -166,7 +169,7 @@ def poisson_epsilon(
     """
     k = check_occurrences(occurrences, form)
     delta = pld.check_least_delta(delta, 'Poisson sampling')
-    phases = check_multipliers(history, k)
+    phases = check_history(history, k)
     if not phases:
         return 0.0
     step = min(1e-3, *(k * q / z / 50 for z, q in phases))
@@ -195,7 +198,7 @@ def calibrate_poisson(
 ) -> float:
     r"""Return the least noise that keeps :obj:`steps` steps within a budget.
 
-    As :func:`calibrate_lam`, by :func:`poisson_epsilon`.
+    As :func:`calibrate_wor`, by :func:`poisson_epsilon`.
 
     Args:
         epsilon (float): the budget, positive.
@@ -223,12 +226,10 @@ def calibrate_poisson(
     delta = pld.check_least_delta(delta, 'Poisson sampling')
     k = check_occurrences(occurrences, form)
 
-    def spent(lam: float) -> float:
-        history = [(2 * k * lam, q, steps)]
-        return poisson_epsilon(history, delta, form, occurrences=k)
+    def spent(z: float) -> float:
+        return poisson_epsilon([(z, q, steps)], delta, form, occurrences=k)
 
-    what = f'{form!r} with {delta=:g}'
-    return 2 * k * least_noise(spent, epsilon, tol, what)
+    return least_noise(spent, epsilon, tol, f'{form!r} with {delta=:g}', k)
 
 
 @validated
@@ -285,12 +286,6 @@ def rdp_poisson(
     return np.maximum(divergences, 0) / (a - 1)
 
 
-def check_multiplier(noise_multiplier: Any, occurrences: int = 1) -> float:
-    """Refuse a noise multiplier below a tenth of the occurrences."""
-    z = check_number('noise_multiplier', noise_multiplier)
-    return 2 * occurrences * check_lam(z / (2 * occurrences))
-
-
 def check_occurrences(occurrences: Any, form: str = 'replace') -> int:
     """Refuse several units of a record where its form allows one."""
     check_choice('form', form, FORMS)
@@ -301,23 +296,6 @@ def check_occurrences(occurrences: Any, form: str = 'replace') -> int:
             f'blank still changes all {k} gradients (got {k})'
         )
     return k
-
-
-def check_multipliers(
-    history: History, occurrences: int = 1
-) -> dict[tuple[float, float], int]:
-    """Count the steps of each ``(noise_multiplier, q)`` of a history."""
-    try:
-        lines = [(z / (2 * occurrences), q, n) for z, q, n in history]
-    except (TypeError, ValueError):
-        raise TypeError(
-            "'history' needs to be a list of (noise_multiplier, q, steps) "
-            f'(got {history!r})'
-        ) from None
-    return {
-        (2 * occurrences * lam, q): n
-        for (lam, q), n in check_history(lines).items()
-    }
 
 
 # A direction is where the unit's Gaussian is under P and under Q: +1, -1, or

@@ -85,6 +85,24 @@ def _flat(
             yield from _flat(f'{above}{name}.', value, kind)
 
 
+def divides(ptr: np.ndarray, rows: int, total: int) -> bool:
+    """Tell whether row i can be entries ``ptr[i]`` to ``ptr[i + 1]``.
+
+    (Differences would wrap around, and hide entries beyond 2^63.)
+
+    Args:
+        ptr (ndarray): int64.
+        rows (int): how many rows there are.
+        total (int): how many entries they have.
+    """
+    return (
+        ptr.shape == (rows + 1,)
+        and ptr[0] == 0
+        and ptr[-1] == total
+        and bool((ptr[:-1] <= ptr[1:]).all())
+    )
+
+
 def read_arrays(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
     """Read the arrays of an ``.npz``, none of which is larger than its file.
 

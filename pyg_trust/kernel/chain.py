@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from .claims import read_json
 
-#: What is hashed of a line of a removal, in this order.
-REMOVAL = ('action', 'spent', 'request', 'data')
+#: What is hashed of a line of a removal, in this order; the last if there.
+REMOVAL = ('action', 'spent', 'request', 'data', 'reference')
 
 
 class Chain(NamedTuple):
@@ -105,10 +105,11 @@ def of_removals(content: bytes) -> Chain:
     """
     made = Chain([], [], 0)
     for number, each in enumerate(read_json(content.decode())['entries'], 1):
-        whole = isinstance(each, dict) and set(each) == {*REMOVAL, 'link'}
-        if not (whole and isinstance(each['link'], str)):
+        names = {*each, 'reference'} if isinstance(each, dict) else {}
+        if names != {*REMOVAL, 'link'} or not isinstance(each['link'], str):
             raise ValueError(f"'entries' need {REMOVAL}: line {number}")
-        made = _added(made, each, each['link'], *(each[k] for k in REMOVAL))
+        parts = (each[k] for k in REMOVAL if k in each)
+        made = _added(made, each, each['link'], *parts)
     return made
 
 

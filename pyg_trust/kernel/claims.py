@@ -156,12 +156,14 @@ ExactCertificate = _promise(
     *('ExactCertificate', 'robustness certificate', 'robustness'),
     targets='count',
     num_robust='targets that keep their class',
-    num_broken='targets that some graph breaks',
+    num_broken='targets that do not have the defended class in some graph',
     num_unknown='all other targets',
     scenario='which edges may flip',
     undirected='whether both directions flip together',
     global_budget='flips in all; None without a limit',
     max_local_budget='flips at a node',
+    sum_local_budget='flips at all nodes',
+    num_nodes='count',
     fixed_edges='directed edges that never change',
     model_digest="SHA-256 of the model; '' of logits",
 )
@@ -170,13 +172,13 @@ SmoothedCertificate = _promise(
     targets='count',
     task='nodes or graphs',
     confidence='probability',
-    per='whether all targets share it, or each has it',
+    per='all or node: whose confidence it is',
     alpha='probability, that bounds of a target are wrong',
     look='the look at which sampling ended; 0 if it was fixed',
     num_samples='votes of a target',
     num_classes='count',
     num_abstained='targets without a class',
-    classes='whether all classes are bounded, or one',
+    classes='all or one: the classes that are bounded',
     tolerance='probability, taken off bounds',
     noise='the noise, as printed',
     flips='by kind: probability that a 0 is set, that a 1 is deleted',
@@ -263,6 +265,12 @@ def claim(procedure: str, values: Mapping[str, Any]) -> Any:
     values = {**{name: '' for name in LATER if name in known}, **values}
     if missing := set(known) - set(values) - set(_COMMON):
         raise ValueError(f'the field {min(missing)!r} is missing')
+    for each in fields(kind):
+        unit = each.metadata.get('unit', '')
+        if unit.startswith('whether') and type(values[each.name]) is not bool:
+            raise ValueError(f'{each.name!r} needs to be true or false')
+        if unit.startswith('count'):
+            count(each.name, values[each.name])
     texts = [*values.get('notes', ()), *values.get('limits', ())]
     texts.append(values.get('vouched', ''))
     if not all(isinstance(text, str) for text in texts):
@@ -367,26 +375,14 @@ def _number(text: str) -> float:
 
 
 def count(name: str, value: Any, least: int = 0) -> int:
-    """Read a whole number.
-
-    Args:
-        name (str): of the field, for the message.
-        value (Any): of the report.
-        least (int): that it may be. (default: :obj:`0`)
-    """
+    """Read a whole number that is not below another one."""
     if type(value) is not int or value < least:
         raise ValueError(f'{name!r} needs to be a count (got {value!r})')
     return value
 
 
 def number(name: str, value: Any, *, above: float = -math.inf) -> float:
-    """Read a finite number.
-
-    Args:
-        name (str): of the field, for the message.
-        value (Any): of the report.
-        above (float): what it needs to exceed. (default: no bound)
-    """
+    """Read a finite number that exceeds another one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f'{name!r} needs to be a number (got {value!r})')
     made = float(value)
@@ -396,22 +392,12 @@ def number(name: str, value: Any, *, above: float = -math.inf) -> float:
 
 
 def amount(name: str, value: Any) -> float:
-    """Read a number that is not negative.
-
-    Args:
-        name (str): of the field, for the message.
-        value (Any): of the report.
-    """
+    """Read a number that is not negative."""
     if number(name, value) < 0:
         raise ValueError(f'{name!r} needs to be at least 0 (got {value!r})')
     return float(value)
 
 
 def same(one: Any, two: Any) -> bool:
-    """Compare two numbers up to the rounding of a sum of doubles.
-
-    Args:
-        one (float): of a field.
-        two (float): of another.
-    """
+    """Compare two numbers up to the rounding of a sum of doubles."""
     return math.isclose(one, two, rel_tol=1e-9, abs_tol=1e-300)

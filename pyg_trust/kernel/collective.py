@@ -39,6 +39,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import scipy.sparse
 
+from .arrays import divides
+
 Matrix: TypeAlias = scipy.sparse.csr_array
 
 
@@ -104,11 +106,11 @@ def program(attack: Attack) -> Program:
     )
     made = _Blocks()
     kinds = range(len(reach))
-    near = np.ones(owner.size)
+    # Who needs an added edge sees it: no point without.
+    most = np.ones(owner.size)
     if additions is not None:
-        # Who needs an added edge sees it: no point without.
-        near[points[:, -1] > 0] = 0.0
-    made.add('y', near, gain=1.0)
+        most[points[:, -1] > 0] = 0.0
+    made.add('y', most, gain=1.0)
     for kind in kinds:
         most = np.minimum(caps[kind], budget[kind])
         made.add(f'b{kind}', most)
@@ -117,9 +119,15 @@ def program(attack: Attack) -> Program:
         made.at_most(0, {'y': need, f'b{kind}': -reach[kind][who]})
     each = {'y': one}
     if additions is not None:
+        # No added edge ends where nobody sees it.
+        near = additions[who]
+        seen, place = np.unique(near.indices, return_inverse=True)
+        near = scipy.sparse.csr_array(
+            (near.data, place, near.indptr), shape=(who.size, seen.size)
+        )
         made.add('wide', (budget[-1] > 0) * np.ones(owner.size), 1.0)
         made.add('added', np.array([budget[-1]]))
-        made.add('ends', np.full(additions.shape[1], budget[-1]))
+        made.add('ends', np.full(seen.size, budget[-1]))
         each['wide'] = one
         column = scipy.sparse.csr_array(np.ones((who.size, 1)))
         for kind in kinds:
@@ -130,9 +138,8 @@ def program(attack: Attack) -> Program:
             made.at_most(0, {'y': need, 'wide': need, every: -column})
         need = _needs(one, np.maximum(points[:, -1], 1))
         made.at_most(0, {'wide': need, 'added': -column})
-        made.at_most(0, {'wide': one, 'ends': -additions[who]})
-        ends = _ones(additions.shape[1])
-        made.at_most(0, {'ends': ends, 'added': -2 * _ones(1)})
+        made.at_most(0, {'wide': one, 'ends': -near})
+        made.at_most(0, {'ends': _ones(seen.size), 'added': -2 * _ones(1)})
     made.at_most(1, each)
     if attackers is not None:
         nodes = caps[rows[0]].size
@@ -304,10 +311,7 @@ def _matrix(
     ptr: np.ndarray, items: np.ndarray, count: int, size: int
 ) -> Matrix:
     sound = (
-        len(ptr) == count + 1
-        and ptr[0] == 0
-        and ptr[-1] == len(items)
-        and (np.diff(ptr) >= 0).all()
+        divides(ptr, count, len(items))
         and (items < size).all()
         and size <= 2**26
     )
@@ -334,6 +338,12 @@ def differences(
         ('num_targets', int(arrays['num_targets']), values['num_targets']),
         ('attackers', None if most < 0 else most, values['attackers']),
         ('budget', arrays['budget'].tolist(), [r for r in limits if r]),
+        # Kinds are features, deleted edges, added ones.
+        ('rows', arrays['rows'].tolist(), [*range(sum(map(bool, features)))]),
+        ('near', 'near' in arrays, edges[0] > 0),
     ):
         if found != claimed:
             yield f'{name} is {found!r}, {claimed!r} is claimed'
+    broken = len(np.unique(read(arrays).within().owner))
+    if values['one_by_one'] > values['counted'] - broken:
+        yield f'{broken} of {values["counted"]} do not stay one by one'

@@ -48,6 +48,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .arrays import divides
+
 NORMALIZATIONS = ('rw', 'sym', 'visits')
 Roots = tuple[np.ndarray, np.ndarray]
 # Bits of the factors a, alpha, 1 / sqrt(s), in two limbs of 26.
@@ -94,9 +96,8 @@ def check(graphs: Graphs) -> int:
     n = len(rowptr) - 1
     sound = (
         0 < n < 2**31
-        and rowptr[0] == 0
-        and rowptr[-1] == len(col) == len(removable)
-        and bool((np.diff(rowptr) >= 0).all())
+        and divides(rowptr, n, len(col))
+        and len(col) == len(removable)
         and len(budget) == n
         and len(pairs) == 2
     )
@@ -120,8 +121,7 @@ def check(graphs: Graphs) -> int:
 
 def rows(graphs: Graphs) -> np.ndarray:
     """Return the source of every edge."""
-    sizes = np.maximum(np.diff(graphs.rowptr), 0)
-    return np.repeat(np.arange(len(sizes)), sizes)
+    return np.repeat(np.arange(len(graphs.budget)), np.diff(graphs.rowptr))
 
 
 def sizes(graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from .arrays import read_arrays, widened
+from .arrays import divides, read_arrays, widened
 from .pagerank import (
     KINDS,
     Graphs,
@@ -188,10 +188,9 @@ def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
         and arrays['shares'].shape in ((0, 0), shares)
         and not (arrays['shares'].size and not bool(arrays['undirected']))
         and all(((x >= low) & (x < top)).all() for x, low, top in limits)
-        and graphs_found >= 0
-        and (np.diff(arrays['flips_ptr']) >= 0).all()
-        and arrays['flips_ptr'][0] == 0
-        and arrays['flips_ptr'][-1] == arrays['flips'].shape[1]
+        and divides(
+            arrays['flips_ptr'], graphs_found, arrays['flips'].shape[1]
+        )
         and normalization in ('rw', 'sym')
         and 0 < alpha < 1
         and str(arrays['dtype']) in ('exact arithmetic', *KINDS)
@@ -486,7 +485,9 @@ def differences(
         'targets': len(arrays['targets']),
         'K': None if K < 0 else K,
         'global_budget': None if most < 0 else most,
-        'max_local_budget': int(arrays['budget'].max(initial=0)),
+        'max_local_budget': int(graphs.budget.max()),
+        'sum_local_budget': int(graphs.budget.sum()),
+        'num_nodes': n,
         'fixed_edges': int((~arrays['removable']).sum()),
     }
     names = ('alpha', 'tolerance', 'normalization', 'dtype', 'undirected')

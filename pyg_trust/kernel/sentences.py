@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
-from .claims import LATER, PROMISES, finite
-from .fields import CONFIRMED
+from .claims import LATER, finite
+from .fields import confirmed
 
 SEEDED = (
     'not private and not certified: the noise comes from an explicit seed, '
@@ -51,15 +51,11 @@ class Words:
 # Of these no sentence speaks: names of people, tables that checks read, and
 # what is in the sentences already.
 SETTINGS = 'settings: '
-_UNSAID = (*('request', 'tallies', 'vouched', 'notes', 'limits', 'more'),)
+_UNSAID = ('request', 'tallies', 'vouched', 'notes', 'limits')
 
 
 def words(claim: Any) -> Words:
-    """Make the sentences of a claim.
-
-    Args:
-        claim (Any): of :func:`.claims.claim`.
-    """
+    """Make the sentences of a claim."""
     made = _RULES[claim.procedure](claim)
     assumed = [*made.assumptions, *claim.notes, _settings(claim)]
     promise = made.promise
@@ -84,17 +80,19 @@ def words(claim: Any) -> Words:
 def _settings(claim: Any) -> str:
     # Long ones by the start of a digest.
     pairs = {each.name: getattr(claim, each.name) for each in fields(claim)}
+    pairs |= pairs.pop('more')
+    sure = confirmed(claim.procedure, pairs)
     known: list[str] = []
     alone: list[str] = []
-    for name, value in sorted({**pairs, **claim.more}.items()):
+    for name, value in sorted(pairs.items()):
         if name in _UNSAID or (name in LATER and value == ''):
             continue
         text = json.dumps(finite(value), sort_keys=True)
         if len(text) > 66:
             text = 'SHA-256 ' + hashlib.sha256(text.encode()).hexdigest()[:16]
-        confirmed = name in CONFIRMED[claim.procedure] and not claim.vouched
-        (known if confirmed else alone).append(f'{name} {text}')
-    return f'{SETTINGS}{", ".join(known)}; {ALONE}: {", ".join(alone)}'
+        (known if name in sure else alone).append(f'{name} {text}')
+    others = '; ' * bool(known) + ALONE
+    return f'{SETTINGS}{", ".join(known)}{others}: {", ".join(alone)}'
 
 
 def outwards(value: float, digits: int = 4, up: bool = True) -> str:
@@ -116,15 +114,8 @@ _RULES: dict[str, Callable[[Any], Words]] = {}
 Rule = Callable[[Any], Words]
 
 
-def _of(kind: str) -> Callable[[Rule], Rule]:
-    def add(rule: Rule) -> Rule:
-        (procedure,) = (
-            name for name, made in PROMISES.items() if made.__name__ == kind
-        )
-        _RULES[procedure] = rule
-        return rule
-
-    return add
+def _of(procedure: str) -> Callable[[Rule], Rule]:
+    return lambda rule: _RULES.setdefault(procedure, rule)
 
 
 # Privacy #####################################################################
@@ -157,11 +148,7 @@ RUN_ALONE = (
 
 
 def protected_unit(relation: str) -> str:
-    """The unit in which neighbours differ, to stand after 'any one'.
-
-    Args:
-        relation (str): of an accountant.
-    """
+    """Name the unit in which neighbours differ, to stand after 'any one'."""
     if relation == 'replace-one-graph':
         return 'graph: its nodes, edges, features and label'
     if relation == 'add-or-remove-one-graph':
@@ -169,7 +156,7 @@ def protected_unit(relation: str) -> str:
     return "node's features"
 
 
-@_of('PrivateTraining')
+@_of('private training')
 def _training(c: Any) -> Words:
     limits = {
         'replace-one-graph': ('how many graphs there are',),
@@ -197,7 +184,7 @@ def _training(c: Any) -> Words:
     )
 
 
-@_of('Search')
+@_of('search for settings of private training')
 def _search(c: Any) -> Words:
     return Words(
         'the weights, settings and score of the best run are '
@@ -222,21 +209,14 @@ _UNITS = {
 def unit_of_sums(
     relation: str, form: str, directed: bool, max_degree: int | None
 ) -> str:
-    """The unit of privacy of sums over neighbours, in words.
-
-    Args:
-        relation (str): which data are neighbours.
-        form (str): ``'withdraw'``, ``'replace'`` or ``'either'``.
-        directed (bool): whether edges are arcs.
-        max_degree (int, optional): of a node.
-    """
+    """Name the unit of privacy of sums over neighbours."""
     if relation == 'edge':
         return f'{"arc" if directed else "undirected edge"}, there or not'
     against = 'a blank' if form == 'withdraw' else 'any other'
     return f'{_UNITS[relation].format(max_degree)}, against {against}'
 
 
-@_of('PrivateSums')
+@_of('private aggregation')
 def _sums(c: Any) -> Words:
     hops = f'{c.hops} hop' + ('s' if c.hops > 1 else '')
     if c.relation == 'feature':
@@ -284,7 +264,7 @@ def _once(c: Any) -> tuple[str, str]:
     )
 
 
-@_of('PrivateLinks')
+@_of('private link prediction')
 def _links(c: Any) -> Words:
     return Words(
         f'the noisy sums of 1 hop over {c.num_nodes:,} nodes, a noisy number '
@@ -355,20 +335,20 @@ def _released(c: Any, releases: str, unit: str) -> Words:
     )
 
 
-@_of('NodeRemoval')
+@_of('certified removal from a node classifier')
 def _node_removal(c: Any) -> Words:
     made = _released(c, 'releases', 'gradient residual')
     copies = 'copies of what was removed in other nodes'
     return replace(made, not_covered=(*made.not_covered, copies))
 
 
-@_of('GraphRemoval')
+@_of('certified removal')
 def _graph_removal(c: Any) -> Words:
     unit = 'shift over noise' if c.noise == 'output' else 'gradient residual'
     return _released(c, f'{c.releases} releases', unit)
 
 
-@_of('ShardRemoval')
+@_of('exact removal by shards')
 def _shard_removal(c: Any) -> Words:
     limits = [
         'what earlier releases of the model have revealed',
@@ -413,25 +393,23 @@ def _shard_removal(c: Any) -> Words:
 # Robustness ##################################################################
 
 
-@_of('ExactCertificate')
+@_of('robustness certificate')
 def _exact(c: Any) -> Words:
     within = 'the local budgets'
     if c.global_budget is not None:
         kind = 'undirected' if c.undirected else 'directed'
         within += f' and {c.global_budget} {kind} flips in all'
     most = c.max_local_budget
-    both = 'each direction by itself'
-    if c.undirected:
-        both = 'both directions together'
-    fixed = f'{c.fixed_edges} directed edges are fixed: they never change'
+    ways = 'each direction by itself', 'both directions together'
     return Words(
         f'{c.num_robust} of {c.targets} predictions stay as they are in every '
         f'graph that {within} allow, at most {most} '
-        f'flip{"s" * (most != 1)} at a node ({c.num_broken} can be broken, '
-        f'{c.num_unknown} are unknown)',
+        f'flip{"s" * (most != 1)} at a node and {c.sum_local_budget:,} at all '
+        f'{c.num_nodes:,} nodes together ({c.num_broken} have another class '
+        f'than the defended one in such a graph, {c.num_unknown} are unknown)',
         (
-            f'only fragile edges flip ({c.scenario}), {both}',
-            *([fixed] * (c.fixed_edges > 0)),
+            f'only fragile edges flip ({c.scenario}), {ways[c.undirected]}',
+            f'{c.fixed_edges} directed edges are fixed: they never change',
         ),
         (
             'changes of features or of labels',
@@ -444,7 +422,7 @@ def _exact(c: Any) -> Words:
 _NAMES = {'edges': 'edges', 'features': 'entries of the features'}
 
 
-@_of('SmoothedCertificate')
+@_of('certificate by smoothing')
 def _smoothed(c: Any) -> Words:
     names = {**_NAMES, 'edges': 'undirected ' * c.undirected + 'edges'}
     parts = []
@@ -466,8 +444,8 @@ def _smoothed(c: Any) -> Words:
         )
     each = 'all together' if c.per == 'all' else 'each of them by itself'
     return Words(
-        f"the smoothed classifier's class stays, of {c.targets} {c.task}: "
-        f'{"; ".join(parts)}; with confidence '
+        f"the smoothed classifier's class stays, of {c.targets} {c.task}, "
+        f'after one of these: {"; ".join(parts)}; with confidence '
         f'{outwards(c.confidence, 6, False)}, {each} '
         f'({c.num_abstained} abstain)',
         (
@@ -491,7 +469,7 @@ def _smoothed(c: Any) -> Words:
     )
 
 
-@_of('CollectiveCertificate')
+@_of('collective certificate by smoothing')
 def _collective(c: Any) -> Words:
     at_most = ''
     if c.attackers is not None:
@@ -501,7 +479,7 @@ def _collective(c: Any) -> Words:
     return Words(
         f'{c.guaranteed} of {c.num_targets} predictions of the smoothed '
         f'classifier stay at once, for up to {c.edges[0]} added and '
-        f'{c.edges[1]} deleted edges, {c.features[0]} added and '
+        f'{c.edges[1]} deleted undirected edges, {c.features[0]} added and '
         f'{c.features[1]} deleted entries of the features{at_most} together, '
         f'with confidence {outwards(c.confidence, 6, False)}',
         (
@@ -540,7 +518,7 @@ _OPEN = {
 }
 
 
-@_of('VoteCertificate')
+@_of('certificate by division and voting')
 def _voted(c: Any) -> Words:
     counts = [f'{count} at {k}' for k, count in c.certified.items()]
     return Words(
@@ -566,7 +544,7 @@ def _voted(c: Any) -> Words:
     )
 
 
-@_of('PoisonCertificate')
+@_of('certificate against poisoning, by shards')
 def _poisoned(c: Any) -> Words:
     counts = [f'{count} if {k} do' for k, count in c.certified.items()]
     isolated = c.inference == 'isolated'
@@ -597,7 +575,7 @@ def _poisoned(c: Any) -> Words:
 # Others ######################################################################
 
 
-@_of('Propagation')
+@_of('propagation')
 def _propagation(c: Any) -> Words:
     measure = c.measure.removeprefix('Measure(').removesuffix(')')
     promise = f'{c.written!r} holds {c.read!r} propagated by {measure}'
@@ -629,7 +607,7 @@ _FOUND = {
 }
 
 
-@_of('Audit')
+@_of('audit of a removal')
 def _audit(c: Any) -> Words:
     rows = {
         verdict: [row['test'] for row in c.tests if row['verdict'] == verdict]

@@ -38,7 +38,6 @@ That training is a function of these is not proved here: the claim says how it
 was checked (shards trained from scratch and compared bit by bit).
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -190,15 +189,6 @@ def seen(
         for item, at in homes
         if at is not None and at[0] == shard and at[1] <= stage
     )
-
-
-def digest(items: Iterable[Item]) -> str:
-    """Return a SHA-256 of a set of items, in whatever order.
-
-    Args:
-        items (set): of :func:`items_of`.
-    """
-    return hashlib.sha256(repr(sorted(items)).encode()).hexdigest()
 
 
 def strangers(

@@ -86,8 +86,8 @@ class DisjointWalkLoader(WholeUnitLoader):
     batch may have any size, also none. That costs less
     (:mod:`pyg_trust.functional.poisson`): about half of :math:`\epsilon` at
     rates up to .05, a few percent at large ones
-    (:func:`pyg_trust.privacy.compare_samplings` tells). Without replacement,
-    batches have one size.
+    (:func:`pyg_trust.privacy.propose` compares both). Without
+    replacement, batches have one size.
 
     The partition is drawn once (DRW, DRW-R of `"Training Differentially
     Private Graph Neural Networks with Random Walk Sampling"

@@ -39,7 +39,6 @@ from pyg_trust.functional.mechanisms import (
     check_orders,
     check_q,
     lam_from_opacus,
-    lam_to_opacus,
     rdp_wor,
     rdp_wor_profile,
 )
@@ -266,7 +265,7 @@ class Accountant(IAccountant):
         r"""Opacus' noise multiplier of steps that stay within a budget.
 
         Never above :obj:`epsilon`, and within one percent of it (see
-        :func:`pyg_trust.functional.accounting.calibrate_lam`). What
+        :func:`pyg_trust.functional.accounting.calibrate_wor`). What
         :meth:`spend_pure` counted is taken off; steps before are not.
 
         Args:
@@ -280,14 +279,13 @@ class Accountant(IAccountant):
         self._check_rate(rate)
         check_delta(delta)
         check_integer('steps', steps, 1, numpy=True)
-        k = self.occurrences
 
-        def spent(lam: float) -> float:
-            history = [(k * lam_to_opacus(lam), rate, steps)]
-            return self._epsilon(history, delta) - self.pure_epsilon
+        def spent(z: float) -> float:
+            spent = self._epsilon([(z, rate, steps)], delta)
+            return spent - self.pure_epsilon
 
         what = f'{self.mechanism()!r} with {delta=:g}'
-        return k * lam_to_opacus(least_noise(spent, rest, 0.01, what))
+        return least_noise(spent, rest, 0.01, what, self.occurrences)
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)
@@ -368,11 +366,11 @@ class WORAccountant(Accountant):
     are clipped per subgraph. An epoch's shuffle and Poisson sampling are
     *not* covered.
 
-    :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, and is halved
-    before it is accounted for, since replacing a row moves the sum by up to
-    :math:`2C`. Opacus' own accountants, given the same history, are for
-    adding or removing a row under Poisson sampling and understate this
-    mechanism's :math:`\epsilon` by a factor of two or more.
+    :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`. Replacing a row
+    moves the sum by up to :math:`2C`, which the account counts. Opacus' own
+    accountants, given the same history, are for adding or removing a row
+    under Poisson sampling and understate this mechanism's :math:`\epsilon`
+    by a factor of two or more.
 
     Use :class:`PLDAccountant` or :class:`RDPAccountant`.
     """
@@ -387,14 +385,13 @@ class WORAccountant(Accountant):
             history (list): as in :class:`Accountant`.
             delta (float): in :math:`(0, 1)`.
         """
-        halved = [(lam_from_opacus(z), q, n) for z, q, n in history]
-        return wor_epsilon(halved, delta, self._method)
+        return wor_epsilon(history, delta, self._method)
 
     def _rdp_of_step(
         self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
     ) -> np.ndarray:
-        lam = lam_from_opacus(noise_multiplier)
-        return _least_rdp(tuple(orders.tolist()), sample_rate, lam)
+        key = tuple(orders.tolist()), sample_rate, noise_multiplier
+        return _least_rdp(*key)
 
 
 @ACCOUNTANTS.builtin('pld_wor')
@@ -503,8 +500,9 @@ def register_accountants() -> None:
 
 @lru_cache(maxsize=256)
 def _least_rdp(
-    orders: tuple[float, ...], rate: float, lam: float
+    orders: tuple[float, ...], rate: float, multiplier: float
 ) -> np.ndarray:
+    lam = lam_from_opacus(multiplier)
     return np.minimum(
         rdp_wor(orders, rate, lam), rdp_wor_profile(orders, rate, lam)
     )
@@ -533,7 +531,7 @@ def _rest(epsilon: float, spent: float) -> float:
 
 def _checked(line: Any) -> tuple[float, float, int]:
     noise, rate, steps = line
-    lam_from_opacus(noise)
+    check_multiplier(noise)
     check_q(rate, 'sample_rate')
     check_integer('steps', steps, 1)
     return float(noise), float(rate), steps

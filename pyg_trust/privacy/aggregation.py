@@ -3,7 +3,6 @@
 """Private node classification: edges, nodes and predictions."""
 
 import math
-import os
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from pyg_trust import noise, rng
 from pyg_trust._checks import (
     Count,
     Fraction,
@@ -21,7 +19,6 @@ from pyg_trust._checks import (
     Positive,
     Rate,
     check_instance,
-    check_ledger,
     check_nodes,
     check_number,
     check_range,
@@ -30,15 +27,10 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._fingerprints import fingerprint, stored
-from pyg_trust._states import FORMAT, check_settings, check_state
-from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
-from pyg_trust.commit import ObjectLock, editing, synchronized
+from pyg_trust._states import check_settings
+from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.commit import editing, synchronized
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.mechanisms import check_delta
-from pyg_trust.functional.private_accounting import (
-    gaussian_epsilon,
-    gaussian_mu_for,
-)
 from pyg_trust.functional.private_descent import descent_noise
 from pyg_trust.functional.private_propagation import (
     class_messages,
@@ -53,6 +45,7 @@ from pyg_trust.functional.receivers import choose_receivers, received_lists
 from pyg_trust.graph import CSRGraph
 from pyg_trust.kernel.release import widened
 from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.privacy.fitted import PrivateFit, check_shares, take
 from pyg_trust.privacy.row_models import (
     LinearRows,
     MLPRows,
@@ -68,8 +61,6 @@ from pyg_trust.privacy.row_models import (
     train_freely,
     train_privately,
 )
-from pyg_trust.privacy.state import check_history, check_shares
-from pyg_trust.report import provenance
 from pyg_trust.transforms.aggregation_report import (
     AggregationReport,
     make_relation,
@@ -77,10 +68,8 @@ from pyg_trust.transforms.aggregation_report import (
 )
 from pyg_trust.transforms.private_agp import TWO_HOPS
 from pyg_trust.transforms.release_checks import (
-    check_alone,
     check_own,
     release_graph,
-    warn_of_other_releases,
 )
 
 _SHARES = (0.4, 0.5, 0.1)
@@ -88,15 +77,6 @@ _SMOOTHING = 2
 # Of the nodes that train, where most do, those that receive sums.
 _RECEIVERS = 0.2
 _HOP = Measure(0.5, 0.5, (0.0, 1.0), name='hop')
-_ENTRIES = (
-    'setting',
-    'history',
-    'ledger',
-    'encoder',
-    'head',
-    'released',
-    'smoothed',
-)
 
 
 class _Task(NamedTuple):
@@ -111,7 +91,7 @@ class _Task(NamedTuple):
 
 
 @validated
-class PrivateNodeClassifier(NoCopies):
+class PrivateNodeClassifier(PrivateFit):
     r"""Classifies nodes with private edges or nodes, and private predictions.
 
     .. code-block:: python
@@ -236,7 +216,7 @@ class PrivateNodeClassifier(NoCopies):
         True
     """
 
-    advice = 'Save state_dict()'
+    _entries = ('encoder', 'head', 'released', 'smoothed')
 
     def __init__(
         self,
@@ -263,9 +243,8 @@ class PrivateNodeClassifier(NoCopies):
         ledger_head: str | None = None,
     ) -> None:
         self.relation = make_relation(relation, form, directed, max_degree)
-        self.epsilon = epsilon
-        self.delta = delta
-        self.limit = gaussian_mu_for(self.epsilon, self.delta)
+        made = _check_shares(shares, relation)
+        self._set_budget(epsilon, delta, made, ledger, ledger_head, seed)
         self.hops = hops
         if (relation == 'feature' and hops != 1) or (
             relation != 'feature' and measure is not None
@@ -288,7 +267,6 @@ class PrivateNodeClassifier(NoCopies):
         self.train_receivers = _check_receivers(
             train_receivers, relation, self.hops
         )
-        self.shares = _check_shares(shares, relation)
         for name, module in (('encoder', encoder), ('head', head)):
             if module is not None:
                 check_module(name, module, private=relation != 'edge')
@@ -297,13 +275,6 @@ class PrivateNodeClassifier(NoCopies):
         self.lr = lr
         self.epochs = epochs
         self.num_classes = num_classes
-        check_ledger(ledger, ledger_head)
-        self.ledger, self.ledger_head = ledger, ledger_head
-        self.seed = None if seed is None else rng.resolve(seed)
-        self._owner = os.getpid()
-        self._lock = ObjectLock()
-        self._account: ReleaseAccount | None = None
-        self._fitted = ''
         # Posteriors of the rows of `fit`, not the rows: these are the
         # caller's, who may write into them.
         self._own: Tensor | None = None
@@ -313,14 +284,6 @@ class PrivateNodeClassifier(NoCopies):
         self._released: list[Tensor] = []
         self._smoothed: list[Tensor] = []
         self._num_nodes, self._rho = 0, 0.0
-
-    @property
-    def mus(self) -> tuple[float, float, float]:
-        r""":math:`\mu` of encoder, sums and head."""
-        encoder, sums, head = (
-            self.limit * math.sqrt(share) for share in self.shares
-        )
-        return encoder, sums, head
 
     @property
     def noise_stds(self) -> tuple[float, ...]:
@@ -340,11 +303,6 @@ class PrivateNodeClassifier(NoCopies):
         """The noisy sums, float64, ``[num_nodes, num_classes]`` each."""
         self._check_fitted()
         return tuple(row.clone() for row in self._released)
-
-    @property
-    def account(self) -> ReleaseAccount | None:
-        """The account, once there are data."""
-        return self._account
 
     @editing
     @validated
@@ -368,23 +326,7 @@ class PrivateNodeClassifier(NoCopies):
             BudgetExceededError: if the budget does not allow it. Nothing is
                 spent then.
         """
-        task = self._read(data)
-        if task.key == self._fitted:
-            return self
-        check_alone()
-        self._probe(task.x, task.classes, task.graph)
-        self._tell(task.classes)
-        account = self._open(task.graph.num_nodes)
-        with account.lock:
-            # All or nothing: no budget goes into half of a model.
-            account.check(math.hypot(*self.mus))
-            self._fit(task, account)
-        if self.seed is None:
-            warn_of_other_releases(
-                *(self.relation, task.graph, fingerprint(*stored(task.x))),
-                *(account, self.delta, 5),
-            )
-        return self
+        return self._fit(self._read(data))
 
     def _read(self, data: Data) -> _Task:
         # Noise is drawn, and models are, on the CPU.
@@ -397,17 +339,14 @@ class PrivateNodeClassifier(NoCopies):
         key = fingerprint(*setting, *stored(x), repr(classes))
         return _Task(graph, x, y, train, val, classes, key)
 
-    def _fit(self, task: _Task, account: ReleaseAccount) -> None:
+    def _train_on(self, task: _Task, account: ReleaseAccount) -> None:
         # Encoder, messages, release, head: each pays before it draws noise.
         graph, classes = task.graph, task.classes
         # Refuses graphs that its measure is not for.
         feature = self.relation.name == 'feature'
         scales = columns(graph, self.measure) if feature else None
         self._round(graph, classes, scales)
-        seed = self.seed
-        source = noise.source(
-            None if seed is None else rng.derive(seed, len(account.lines))
-        )
+        source = self._source(len(account.lines))
         before = self._released, self._smoothed
         try:
             encoder = self._model('encoder', task.x.size(1), classes)
@@ -426,7 +365,6 @@ class PrivateNodeClassifier(NoCopies):
             self._encoder, self._own = encoder, own
             self._num_features = task.x.size(1)
             self._num_nodes, self.num_classes = graph.num_nodes, classes
-            self._fitted = task.key
         except BaseException:
             # What was paid stays paid; predictions stay those before.
             self._released, self._smoothed = before
@@ -484,9 +422,7 @@ class PrivateNodeClassifier(NoCopies):
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
         """
-        if self._account is None:
-            raise RuntimeError('fit data first: nothing was released')
-        delta = self.delta if delta is None else check_delta(delta)
+        shared = self._reported(delta)
         encoder, sums, head, others = self._parts()
         receivers = None
         if self.relation.name == 'node' and self._released:
@@ -494,25 +430,17 @@ class PrivateNodeClassifier(NoCopies):
             receivers = int(self._released[0].any(1).sum())
         return make_report(
             self.relation,
-            epsilon=gaussian_epsilon(self._account.mu, delta),
-            delta=delta,
-            target_epsilon=self.epsilon,
-            mu=self._account.mu,
+            **shared,
             mu_encoder=encoder,
             mu_aggregation=sums,
             mu_head=head,
             mu_others=others,
             hops=self.hops,
-            releases=len(self._account.lines),
             noise_stds=self.noise_stds,
             rho=self._rho,
-            num_nodes=int(self._account.about['num_nodes']),
             receivers=receivers,
             raw_columns=False,
             predictions=True,
-            seeded=self.seed is not None,
-            ledger_head=self._account.head,
-            provenance=provenance(**self._setting()),
         )
 
     def _parts(self) -> tuple[float, float, float, float]:
@@ -523,31 +451,21 @@ class PrivateNodeClassifier(NoCopies):
         encoder, sums, head = self.mus
         each = sums / math.sqrt(self.hops)
 
-        def take(mu: float) -> float:
-            found = [m for m in rest if math.isclose(m, mu, rel_tol=1e-9)]
-            for m in found[:1]:
-                rest.remove(m)
-            return sum(found[:1])
-
         if self._encoder is None:
             others = math.hypot(*rest)
             return 0.0, others, 0.0, others
-        own = [take(encoder), take(head)]
+        own = [take(rest, encoder), take(rest, head)]
         total = math.hypot(*rest)
         for _ in range(self.hops):
-            take(each)
+            take(rest, each)
         return own[0], total, own[1], math.hypot(*rest)
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Weights, released rows and the account; no features, no seeds."""
         encoder, head = self._check_fitted()
-        assert self._account is not None
         return {
-            'format': FORMAT,
-            'setting': self._setting(),
-            'history': list(self._account.lines),
-            'ledger': self._account.head or '',
+            **self._saved(),
             'encoder': deepcopy(encoder.state_dict()),
             'head': deepcopy(head.state_dict()),
             'released': [row.clone() for row in self._released],
@@ -567,10 +485,8 @@ class PrivateNodeClassifier(NoCopies):
             ValueError: if it is of other arguments or does not continue the
                 present account. Nothing is changed then.
         """
-        check_instance('state', state, dict)
-        check_state(state, _ENTRIES, (FORMAT,))
+        self._check_saved(state)
         theirs = state['setting']
-        check_instance('state', theirs, dict)
         mine = self._setting()
         for name in ('num_nodes', 'num_classes'):
             if not mine[name]:
@@ -601,8 +517,7 @@ class PrivateNodeClassifier(NoCopies):
         rho = check_number('state', state.get('rho', 0.0))
         if not 0 <= rho <= 0.01:
             raise ValueError(f"'state' needs a 'rho' in [0, .01] (got {rho})")
-        needed = math.hypot(*self.mus)
-        lines = check_history(state['history'], needed)
+        lines = self._check_paid(state)
         self._open(n).resume(lines, state['ledger'])
         self._encoder, self._head = encoder, head
         self._released = [row.clone() for row in state['released']]
@@ -611,11 +526,6 @@ class PrivateNodeClassifier(NoCopies):
         self._num_nodes, self.num_classes = n, classes
         self._own, self._num_features, self._fitted = None, None, ''
         self._rho = rho
-
-    def close(self) -> None:
-        """Closes the ledger's file."""
-        if self._account is not None:
-            self._account.close()
 
     def __repr__(self) -> str:
         return (
@@ -708,34 +618,9 @@ class PrivateNodeClassifier(NoCopies):
                 sizes = graph.num_nodes, graph.num_edges, graph.num_edges // 2
                 check_rows(name, module, like, sizes)
 
-    def _open(self, num_nodes: int) -> ReleaseAccount:
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                'the classifier belongs to another process, whose account '
-                'would not know what is spent here'
-            )
-        if self._account is None:
-            self._account = ReleaseAccount(
-                {
-                    'relation': self.relation.name,
-                    'form': self.relation.form,
-                    'directed': self.relation.directed,
-                    'max_degree': self.relation.max_degree,
-                    'delta': self.delta,
-                    'num_nodes': num_nodes,
-                    'seeded': self.seed is not None,
-                },
-                limit=self.limit,
-                ledger=self.ledger,
-                ledger_head=self.ledger_head,
-            )
-        elif self._account.about['num_nodes'] != num_nodes:
-            raise ValueError(
-                f"'data' needs to have {self._account.about['num_nodes']} "
-                f'nodes, those of the first (got {num_nodes}): other data '
-                'need another account'
-            )
-        return self._account
+    def _prepare(self, task: _Task) -> None:
+        self._probe(task.x, task.classes, task.graph)
+        self._tell(task.classes)
 
     def _tell(self, classes: int) -> None:
         # Rows that are replaced have messages without opposites.

@@ -66,15 +66,14 @@ class GroupAccountant(Accountant):
             history (list): as in :class:`Accountant`.
             delta (float): in :math:`(0, 1)`.
         """
-        halved = [(z / 2, q, n) for z, q, n in history]
         return group_wor_epsilon(
-            halved, delta, self.num_roots, self.occurrences
+            history, delta, self.num_roots, self.occurrences
         )
 
     def _rdp_of_step(
         self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
     ) -> np.ndarray:
-        key = tuple(orders.tolist()), sample_rate, noise_multiplier / 2
+        key = tuple(orders.tolist()), sample_rate, noise_multiplier
         return _group_rdp(*key, self.num_roots, self.occurrences)
 
     def _constants(self) -> dict[str, Any]:
@@ -196,6 +195,6 @@ class FDPAccountant(Accountant):
 
 @lru_cache(maxsize=256)
 def _group_rdp(
-    orders: tuple[float, ...], rate: float, lam: float, n: int, k: int
+    orders: tuple[float, ...], rate: float, multiplier: float, n: int, k: int
 ) -> np.ndarray:
-    return rdp_group_wor(orders, rate, lam, n, k)
+    return rdp_group_wor(orders, rate, multiplier, n, k)

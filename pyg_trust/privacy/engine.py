@@ -19,7 +19,7 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
-from pyg_trust.functional.mechanisms import CLIPPINGS, check_lam
+from pyg_trust.functional.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy.accountant import RELATION
@@ -277,7 +277,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 Nothing is changed then.
         """
         self._check_free(module, optimizer, data_loader)
-        check_lam(noise_multiplier / (2 * data_loader.terms))
+        check_multiplier(noise_multiplier, data_loader.terms)
         step = self._prepare(
             module,
             optimizer,
@@ -614,12 +614,11 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     def spend_gaussian(self, mu: Positive) -> None:
         r"""Counts a release of Gaussian noise beside the steps, beforehand.
 
-        It is on the account as a step at rate 1 with
-        :math:`\lambda = 1 / \mu`, which is the same mechanism, so steps and
+        It is on the account as a step at rate 1 of the noise multiplier
+        :math:`z = 2 / \mu`, which is the same mechanism, so steps and
         releases have one :math:`\epsilon` and no sum of two. By coins as
         well: at rate 1 the pair of 'replace' is :math:`\mathcal{N}(\pm 1,
-        z^2)`, which is :math:`\mu = 2 / z` and :math:`z = 2 \lambda`
-        (:func:`pyg_trust.functional.poisson_epsilon`).
+        z^2)` (:func:`pyg_trust.functional.poisson_epsilon`).
         :class:`~pyg_trust.transforms.PrivateAGP` calls it.
 
         Args:
@@ -632,7 +631,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             ValueError: if the account is of other neighbours than a row that
                 is replaced; nothing is spent.
         """
-        lam = check_lam(1 / mu)
+        z = check_multiplier(2 / mu)
         self._check_process()
         if self._group.current().size > 1:
             raise RuntimeError(
@@ -653,11 +652,11 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 'as no step is to get another batch for the sake of a release'
             )
         ahead = deepcopy(accountant)
-        ahead.step(noise_multiplier=2 * lam, sample_rate=1.0)
+        ahead.step(noise_multiplier=z, sample_rate=1.0)
         self._check_left(ahead, f"'mu' = {mu:.6g}")
         if self._ledger is not None:
-            self._ledger.record(2 * lam, 1.0)
-        accountant.step(noise_multiplier=2 * lam, sample_rate=1.0)
+            self._ledger.record(z, 1.0)
+        accountant.step(noise_multiplier=z, sample_rate=1.0)
         self._note_spent()
         self._limit = None
         self._releases += 1

@@ -1,31 +1,30 @@
 """Private link prediction: scores of pairs that keep every edge private."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
-from pyg_trust import noise, rng
 from pyg_trust._checks import (
-    check_instance,
+    Count,
+    Fraction,
+    Positive,
     check_integer,
-    check_ledger,
     check_number,
-    check_positive,
     check_range,
     check_tensor,
+    validated,
 )
 from pyg_trust._fingerprints import fingerprint, stored
-from pyg_trust._states import FORMAT, check_settings, check_state
-from pyg_trust.account import NoCopies, PaidNoise, ReleaseAccount
-from pyg_trust.commit import ObjectLock, editing, synchronized
+from pyg_trust._states import check_settings
+from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.commit import editing, synchronized
 from pyg_trust.functional.links import (
     MOST_PAIRS,
     logits,
@@ -38,11 +37,6 @@ from pyg_trust.functional.links import (
     public_pairs,
     scaled_features,
 )
-from pyg_trust.functional.mechanisms import check_delta
-from pyg_trust.functional.private_accounting import (
-    gaussian_epsilon,
-    gaussian_mu_for,
-)
 from pyg_trust.functional.private_descent import descent_noise
 from pyg_trust.functional.private_propagation import (
     MARGIN,
@@ -52,16 +46,15 @@ from pyg_trust.functional.private_propagation import (
 from pyg_trust.graph import CSRGraph
 from pyg_trust.kernel.noise import DIGEST, SHIFT
 from pyg_trust.kernel.release import check_sum, pair_mus, released, truncated
-from pyg_trust.kernel.sentences import SEEDED
-from pyg_trust.privacy.state import check_history, check_shares
-from pyg_trust.report import Guarantee, Report, provenance
-from pyg_trust.report.base import stated
-from pyg_trust.transforms.aggregation_report import make_relation
+from pyg_trust.privacy.fitted import PrivateFit, check_shares, take
+from pyg_trust.report import Guarantee
+from pyg_trust.transforms.aggregation_report import (
+    ReleaseReport,
+    make_relation,
+)
 from pyg_trust.transforms.release_checks import (
-    check_alone,
     check_own,
     release_graph,
-    warn_of_other_releases,
 )
 
 _SHARES = (0.69, 0.01, 0.3)
@@ -76,7 +69,6 @@ _TENSORS = {
     'deviation': ('features',),
     'weight': ('columns',),
 }
-_ENTRIES = ('format', 'setting', 'history', 'ledger', 'count', 'negatives')
 _REFUSED = {
     'node': 'own lists need a scorer that reads released rows alone',
     'node_incident': 'a node of degree D moves D examples at every step, for '
@@ -85,8 +77,15 @@ _REFUSED = {
 }
 
 
+class _Task(NamedTuple):
+    graph: CSRGraph
+    x: Tensor
+    pairs: Tensor
+    key: str
+
+
 @dataclass(frozen=True)
-class LinkReport(Report):
+class LinkReport(ReleaseReport):
     r"""Privacy guarantee of a link predictor, with its assumptions.
 
     Args:
@@ -139,69 +138,45 @@ class LinkReport(Report):
     ledger_head: str | None
     provenance: dict[str, Any]
 
-    def promise(self) -> str:
-        """Guarantee in one sentence."""
-        return self.guarantee().promise
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Assumptions of the guarantee."""
+        return (
+            'ids, number of nodes, whether edges are directed, features and '
+            'all arguments were chosen without looking at edges, and no '
+            'column of the features was computed from them',
+            'errors, warnings and the time that a fit takes are not published',
+            'which way a function of torch or numpy takes on one pair does '
+            'not depend on the others: pairs are computed in blocks of one '
+            'shape',
+        )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Data and relations that the guarantee does not cover."""
+        return (
+            'which pairs were held out for evaluation, and measures of '
+            'quality on them',
+            "the relations 'node', 'node_incident' and 'feature'",
+        )
 
     def guarantee(self) -> Guarantee:
-        """Return the privacy guarantee, in the form that all reports share."""
-        fields = self.to_dict()
-        fields.pop('provenance')
-        kind = 'arcs' if self.directed else 'both ways'
-        where = 'account' if self.ledger_head is None else 'ledger'
-        return stated(
-            'private link prediction',
-            fields,
-            assumptions=(
-                'ids, number of nodes, whether edges are directed, features '
-                'and all arguments were chosen without looking at edges, and '
-                'no column of the features was computed from them',
-                'errors, warnings and the time that a fit takes are not '
-                'published',
-                'which way a function of torch or numpy takes on one pair '
-                'does not depend on the others: pairs are computed in blocks '
-                'of one shape',
-            ),
-            not_covered=(
-                'which pairs were held out for evaluation, and measures of '
-                'quality on them',
-                "the relations 'node', 'node_incident' and 'feature'",
-            ),
-            origin=self.provenance,
-            checked=(
-                f'before anything was released the graph was looked through: '
-                f'edges are {kind}, without weights, self-loops and doubles',
-                f'every release was on the {where} before its noise was drawn',
-            ),
-        )
+        """State how private the released rows and scores are."""
+        return self._stated('private link prediction')
 
-    def explain(self) -> str:
-        """Explain the guarantee in words."""
-        made = self.guarantee()
+    def _parts(self) -> dict[str, float]:
         names = ('sums', 'count', 'scorer', 'other releases')
-        parts = ', '.join(
-            f'{name} {mu:.3g}'
-            for name, mu in zip(names, self.mu_parts, strict=True)
-            if mu
-        )
-        lines = [
-            f'{made.promise[0].upper()}{made.promise[1:]} (mu {self.mu:.3g}: '
-            f'{parts}).',
+        return dict(zip(names, self.mu_parts, strict=True))
+
+    def _details(self) -> list[str]:
+        return [
             'Noise was drawn once: scores of any pairs cost nothing, another '
             'graph is another release.',
-            'This rests on:',
-            *(f'- {line}' for line in made.conditions),
-            'Not covered:',
-            *(f'- {line}' for line in made.not_covered),
         ]
-        return '\n'.join(lines)
-
-    def __str__(self) -> str:
-        table = super().__str__()
-        return f'{SEEDED}\n{table}' if self.seeded else table
 
 
-class PrivateLinkPredictor(NoCopies):
+@validated
+class PrivateLinkPredictor(PrivateFit):
     r"""Scores pairs of nodes, with differential privacy of every edge.
 
     .. code-block:: python
@@ -283,21 +258,21 @@ class PrivateLinkPredictor(NoCopies):
         True
     """
 
-    advice = 'Save state_dict()'
+    _entries = ('count', 'negatives')
 
     def __init__(
         self,
         relation: str = 'edge',
-        epsilon: float = 4.0,
-        delta: float = 1e-6,
+        epsilon: Positive = 4.0,
+        delta: Fraction = 1e-6,
         ledger: str | Path | None = None,
         *,
         shares: Sequence[float] | None = None,
-        dim: int = 32,
-        message_dim: int = 8,
-        steps: int = 30,
-        lr: float | None = None,
-        num_neg: int | None = None,
+        dim: Count = 32,
+        message_dim: Count = 8,
+        steps: Count = 30,
+        lr: Positive | None = None,
+        num_neg: Count | None = None,
         leave_out: bool = True,
         directed: bool = False,
         seed: int | None = None,
@@ -309,36 +284,14 @@ class PrivateLinkPredictor(NoCopies):
                 f'{_REFUSED[relation]}'
             )
         self.relation = make_relation(relation, None, directed, None)
-        self.epsilon = check_positive('epsilon', epsilon)
-        self.delta = check_delta(delta)
-        self.limit = gaussian_mu_for(self.epsilon, self.delta)
-        self.shares = check_shares(shares, _SHARES, 'rows, count and scorer')
-        self.dim = check_integer('dim', dim, 1)
-        self.message_dim = check_integer('message_dim', message_dim, 1, dim)
-        self.steps = check_integer('steps', steps, 1)
-        self.lr = None if lr is None else check_positive('lr', lr)
-        if num_neg is not None:
-            check_integer('num_neg', num_neg, 1)
-        self.num_neg = num_neg
-        check_instance('leave_out', leave_out, bool)
-        self.leave_out = leave_out
-        check_ledger(ledger, ledger_head)
-        self.ledger, self.ledger_head = ledger, ledger_head
-        self.seed = None if seed is None else rng.resolve(seed)
-        self._owner = os.getpid()
-        self._lock = ObjectLock()
-        self._account: ReleaseAccount | None = None
-        self._fitted = ''
+        made = check_shares(shares, _SHARES, 'rows, count and scorer')
+        self._set_budget(epsilon, delta, made, ledger, ledger_head, seed)
+        check_integer('message_dim', message_dim, 1, dim)
+        self.dim, self.message_dim = dim, message_dim
+        self.steps, self.lr = steps, lr
+        self.num_neg, self.leave_out = num_neg, leave_out
         self._state: dict[str, Tensor] = {}
         self._count, self._negatives = 0.0, 0
-
-    @property
-    def mus(self) -> tuple[float, float, float]:
-        r""":math:`\mu` of rows, number of edges and scorer."""
-        rows, count, scorer = (
-            self.limit * math.sqrt(share) for share in self.shares
-        )
-        return rows, count, scorer
 
     @property
     def noise_stds(self) -> tuple[float, float, float]:
@@ -363,12 +316,8 @@ class PrivateLinkPredictor(NoCopies):
         self._check_fitted()
         return self._count
 
-    @property
-    def account(self) -> ReleaseAccount | None:
-        """The account, once there are data."""
-        return self._account
-
     @editing
+    @validated
     def fit(self, data: Data) -> 'PrivateLinkPredictor':
         """Releases sums and a scorer of the edges of :obj:`data`.
 
@@ -388,11 +337,9 @@ class PrivateLinkPredictor(NoCopies):
             BudgetExceededError: if the budget does not allow it. Nothing is
                 spent then.
         """
-        if isinstance(data, HeteroData) or not isinstance(data, Data):
-            raise TypeError(
-                "'data' needs to be a homogeneous "
-                f'torch_geometric.data.Data (got {type(data).__name__})'
-            )
+        return self._fit(self._read(data))
+
+    def _read(self, data: Data) -> _Task:
         graph = release_graph(data, self.relation).to('cpu')
         x = check_own(data, 'x', self.relation).cpu()
         if graph.num_nodes < 2:
@@ -404,34 +351,14 @@ class PrivateLinkPredictor(NoCopies):
             )
         _check_examples(data, graph)
         key = fingerprint(graph.rowptr, graph.col, *stored(x))
-        if key == self._fitted:
-            return self
-        check_alone()
-        account = self._open(graph.num_nodes)
-        mus = self.mus
-        with account.lock:
-            # All or nothing: no budget goes into half of a model.
-            account.check(math.hypot(*mus))
-            for std in self.noise_stds:
-                check_sum(MOST_PAIRS, std, "the noise of 'epsilon'")
-            source = noise.source(
-                None
-                if self.seed is None
-                else rng.derive(self.seed, len(account.lines))
-            )
-            paid = PaidNoise(source, account.spend, list(mus))
-            # What was paid stays paid; scores stay those before.
-            self._train(graph, x, pairs, paid)
-            self._fitted = key
-        if self.seed is None:
-            warn_of_other_releases(
-                *(self.relation, graph, '', account, self.delta, 4)
-            )
-        return self
+        return _Task(graph, x, pairs, key)
 
-    def _train(
-        self, graph: CSRGraph, x: Tensor, pairs: Tensor, paid: PaidNoise
-    ) -> None:
+    def _train_on(self, task: _Task, account: ReleaseAccount) -> None:
+        graph, x, pairs, _ = task
+        for std in self.noise_stds:
+            check_sum(MOST_PAIRS, std, "the noise of 'epsilon'")
+        source = self._source(len(account.lines))
+        paid = PaidNoise(source, account.spend, list(self.mus))
         row_std, count_std, z = self.noise_stds
         principal = principal_rows(x, self.dim)
         sent = principal[:, : self.message_dim]
@@ -511,26 +438,19 @@ class PrivateLinkPredictor(NoCopies):
                 budget. (default: :obj:`None`)
         """
         self._check_fitted()
-        assert self._account is not None
-        delta = self.delta if delta is None else check_delta(delta)
-        lines = list(self._account.lines)
+        shared = self._reported(delta)
         row_std, count_std, z = self.noise_stds
         directed = self.relation.directed
         parts = pair_mus(row_std, count_std, z, self.steps, directed)
+        lines = list(self._saved()['history'])
         for mu in parts:
-            own = [m for m in lines if math.isclose(m, mu, rel_tol=1e-9)]
-            lines.remove(own[0])
+            take(lines, mu)
         return LinkReport(
-            epsilon=gaussian_epsilon(self._account.mu, delta),
-            delta=delta,
-            target_epsilon=self.epsilon,
-            mu=self._account.mu,
+            **shared,
             mu_parts=(*parts, math.hypot(*lines)),
             relation='edge',
             directed=directed,
             steps=self.steps,
-            releases=len(self._account.lines),
-            num_nodes=self._state['rows'].size(0),
             num_neg=self._negatives,
             leave_out=self.leave_out,
             row_std=row_std,
@@ -539,21 +459,14 @@ class PrivateLinkPredictor(NoCopies):
             arithmetic='exact',
             grid_exponent=-SHIFT,
             table=DIGEST,
-            seeded=self.seed is not None,
-            ledger_head=self._account.head,
-            provenance=provenance(**self._setting()),
         )
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
         """Released rows, weights, reduced features and the account."""
         state = self._check_fitted()
-        assert self._account is not None
         return {
-            'format': FORMAT,
-            'setting': self._setting(),
-            'history': list(self._account.lines),
-            'ledger': self._account.head or '',
+            **self._saved(),
             'count': self._count,
             'negatives': self._negatives,
             **{name: state[name].clone() for name in _TENSORS},
@@ -571,8 +484,7 @@ class PrivateLinkPredictor(NoCopies):
             ValueError: if it is of other arguments or does not continue the
                 present account. Nothing is changed then.
         """
-        check_instance('state', state, dict)
-        check_state(state, _ENTRIES, (FORMAT,))
+        self._check_saved(state)
         check_settings('setting', state['setting'], self._setting())
         made: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
@@ -591,18 +503,13 @@ class PrivateLinkPredictor(NoCopies):
             raise ValueError(f"'state' needs {features} features of a pair")
         count = check_number('state', state['count'])
         negatives = check_integer('state', state['negatives'], 1)
-        lines = check_history(state['history'], math.hypot(*self.mus))
-        for mu in self.mus:
-            if not any(math.isclose(m, mu, rel_tol=1e-9) for m in lines):
-                raise ValueError("'state' needs a 'history' with its releases")
+        lines = self._check_paid(state)
+        others = list(lines)
+        if not all(take(others, mu) for mu in self.mus):
+            raise ValueError("'state' needs a 'history' with its releases")
         self._open(sizes['num_nodes']).resume(lines, state['ledger'])
         self._state, self._count, self._negatives = made, count, negatives
         self._fitted = ''
-
-    def close(self) -> None:
-        """Closes the ledger's file."""
-        if self._account is not None:
-            self._account.close()
 
     def __repr__(self) -> str:
         return (
@@ -630,37 +537,6 @@ class PrivateLinkPredictor(NoCopies):
         if not self._state:
             raise RuntimeError('fit data first')
         return self._state
-
-    def _open(self, num_nodes: int) -> ReleaseAccount:
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                'the predictor belongs to another process, whose account '
-                'would not know what is spent here'
-            )
-        if self._account is None:
-            # As of other releases of edges, which may share the ledger.
-            about = {
-                'relation': 'edge',
-                'form': self.relation.form,
-                'directed': self.relation.directed,
-                'max_degree': None,
-                'delta': self.delta,
-                'num_nodes': num_nodes,
-                'seeded': self.seed is not None,
-            }
-            self._account = ReleaseAccount(
-                about,
-                limit=self.limit,
-                ledger=self.ledger,
-                ledger_head=self.ledger_head,
-            )
-        elif self._account.about['num_nodes'] != num_nodes:
-            raise ValueError(
-                f"'data' needs to have {self._account.about['num_nodes']} "
-                f'nodes, those of the first (got {num_nodes}): other data '
-                'need another account'
-            )
-        return self._account
 
 
 def _check_examples(data: Data, graph: CSRGraph) -> None:

@@ -26,7 +26,6 @@ from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
 from pyg_trust.functional.selection import check_law, draw_runs, rdp_select
 from pyg_trust.kernel.sentences import outwards
 from pyg_trust.ledger import BudgetExceededError
-from pyg_trust.noise import SEEDED
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     EGO_ACCOUNTS,
@@ -458,10 +457,6 @@ class SearchReport(Report):
             checked=self.checked,
             model=self.weights,
         )
-
-    def __str__(self) -> str:
-        table = super().__str__()
-        return f'{SEEDED}\n{table}' if self.seeded else table
 
 
 @validated

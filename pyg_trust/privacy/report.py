@@ -186,10 +186,6 @@ class PrivacyReport(Report):
     def _exactly(self) -> str:
         return ', in exact arithmetic' if self.arithmetic == 'exact' else ''
 
-    def __str__(self) -> str:
-        table = super().__str__()
-        return f'{SEEDED}\n{table}' if self.seeded else table
-
     def explain(self) -> str:
         """The guarantee in words."""
         rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'

@@ -1,13 +1,12 @@
-"""Checkpoints of private training, and of releases."""
+"""Checkpoints of private training."""
 
-import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 from torch.nn import Module
 
-from pyg_trust._checks import check_instance, check_number, check_positive
+from pyg_trust._checks import check_positive
 from pyg_trust._states import FORMAT, check_settings, check_state
 from pyg_trust.noise import SYSTEM
 from pyg_trust.privacy.accountant import Accountant
@@ -210,48 +209,3 @@ def _after(
     # The steps of a history after so many.
     lines = [(z, q) for z, q, count in history for _ in range(count)]
     return lines[steps:]
-
-
-def check_history(lines: Any, needed: float) -> list[float]:
-    r"""Check the lines of a checkpoint: that they pay for what it holds.
-
-    Args:
-        lines (list[float]): :math:`\mu` of every release.
-        needed (float): :math:`\mu` of what the checkpoint holds.
-    """
-    check_instance('state', lines, list)
-    lines = [check_positive('state', mu) for mu in lines]
-    if math.hypot(*lines) < needed * (1 - 1e-9):
-        raise ValueError(
-            "'state' needs a 'history' that pays for the rows and weights it "
-            f'holds (got mu {math.hypot(*lines):.6g}, need {needed:.6g})'
-        )
-    return lines
-
-
-def check_shares(
-    shares: Sequence[float] | None,
-    default: tuple[float, float, float],
-    names: str,
-) -> tuple[float, float, float]:
-    r"""Check the shares of :math:`\mu^2` that three releases have.
-
-    Args:
-        shares (sequence of float, optional): as given.
-        default (tuple): without any.
-        names (str): of the three, for the message.
-    """
-    if shares is None:
-        return default
-    if isinstance(shares, str) or not isinstance(shares, Sequence):
-        raise TypeError(
-            f"'shares' needs to be three numbers (got {type(shares).__name__})"
-        )
-    made = [check_number('shares', share) for share in shares]
-    fine = len(made) == 3 and all(0 < share < 1 for share in made)
-    if not fine or not math.isclose(sum(made), 1.0, rel_tol=1e-9):
-        raise ValueError(
-            "'shares' needs to be three positive numbers that sum to 1, for "
-            f'{names} (got {shares})'
-        )
-    return made[0], made[1], made[2]

@@ -13,7 +13,7 @@ import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch_geometric
@@ -23,7 +23,7 @@ import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
 from pyg_trust.kernel import claims
 from pyg_trust.kernel.claims import finite
-from pyg_trust.kernel.sentences import SETTINGS, outwards, words
+from pyg_trust.kernel.sentences import SEEDED, SETTINGS, outwards, words
 from pyg_trust.report.charts import Chart, draw
 
 #: Sorts of promises: about one person's data in what is released; about what
@@ -70,6 +70,9 @@ _ELSEWHERE = (
 @dataclass(frozen=True)
 class Report:
     """The base of all reports: a table to read, a dictionary to store."""
+
+    #: The first line of a report whose randomness is of an explicit seed.
+    _weakness: ClassVar[str] = SEEDED
 
     def numbers(self) -> dict[str, Any]:
         """Every number and setting, by the field's name.
@@ -151,7 +154,8 @@ class Report:
         ]
         width = max((len(name) for name, _ in rows), default=0)
         lines = [f'{name:<{width}}  {value}' for name, value in rows]
-        return '\n'.join([type(self).__name__, *lines])
+        first = [self._weakness] * getattr(self, 'seeded', False)
+        return '\n'.join([*first, type(self).__name__, *lines])
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,88 @@ def make_relation(
     return checked
 
 
+class ReleaseReport(Report):
+    r"""Base of the reports of noisy releases of a private graph.
+
+    A subclass is a dataclass with these fields. It names its parts of
+    :math:`\mu`, and adds its own sentences to :meth:`explain`.
+    """
+
+    mu: float
+    relation: str
+    directed: bool
+    ledger_head: str | None
+    provenance: dict[str, Any]
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Assumptions of the guarantee."""
+        raise NotImplementedError
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Data and relations that the guarantee does not cover."""
+        raise NotImplementedError
+
+    def _parts(self) -> dict[str, float]:
+        raise NotImplementedError
+
+    def _details(self) -> list[str]:
+        raise NotImplementedError
+
+    def promise(self) -> str:
+        """Guarantee in one sentence."""
+        return self.guarantee().promise
+
+    def _stated(self, procedure: str) -> Guarantee:
+        fields = self.to_dict()
+        fields.pop('provenance')
+        return stated(
+            procedure,
+            fields,
+            assumptions=self.assumptions,
+            not_covered=self.not_covered,
+            origin=self.provenance,
+            checked=self._checks(),
+        )
+
+    def _checks(self) -> tuple[str, ...]:
+        # The assumptions that a release refuses to break, and so were checked.
+        where = 'account' if self.ledger_head is None else 'ledger'
+        looked = 'no edge has a weight'
+        if self.relation != 'feature':
+            kind = 'arcs' if self.directed else 'both ways'
+            looked = (
+                f'edges are {kind}, without weights, self-loops and doubles'
+            )
+        return (
+            f'before anything was released the graph was checked: {looked}',
+            f'every release was on the {where} before its noise was drawn',
+        )
+
+    def explain(self) -> str:
+        """Explain the guarantee in words."""
+        made = self.guarantee()
+        parts = ', '.join(
+            f'{name} {outwards(mu)}'
+            for name, mu in self._parts().items()
+            if mu
+        )
+        return '\n'.join(
+            [
+                f'{made.promise[0].upper()}{made.promise[1:]} (mu '
+                f'{outwards(self.mu)}: {parts or "nothing yet"}).',
+                *self._details(),
+                'This rests on:',
+                *(f'- {line}' for line in made.conditions),
+                'Not covered:',
+                *(f'- {line}' for line in made.not_covered),
+            ]
+        )
+
+
 @dataclass(frozen=True)
-class AggregationReport(Report):
+class AggregationReport(ReleaseReport):
     r"""Privacy guarantee of noisy sums, with its assumptions.
 
     All :math:`\mu` are of Gaussian differential privacy
@@ -308,52 +388,19 @@ class AggregationReport(Report):
             others.remove('edge')
         return (*lines, 'the relations ' + ', '.join(map(repr, others)))
 
-    def promise(self) -> str:
-        """Guarantee in one sentence."""
-        return self.guarantee().promise
-
     def guarantee(self) -> Guarantee:
-        """Return the privacy guarantee, in the form that all reports share."""
-        fields = self.to_dict()
-        fields.pop('provenance')
-        return stated(
-            'private aggregation',
-            fields,
-            assumptions=self.assumptions,
-            not_covered=self.not_covered,
-            origin=self.provenance,
-            checked=self._checks(),
-        )
+        """State how private the released rows and predictions are."""
+        return self._stated('private aggregation')
 
-    def _checks(self) -> tuple[str, ...]:
-        # The assumptions that a release refuses to break, and so were checked.
-        where = 'account' if self.ledger_head is None else 'ledger'
-        looked = 'no edge has a weight'
-        if self.relation != 'feature':
-            kind = 'arcs' if self.directed else 'both ways'
-            looked = (
-                f'edges are {kind}, without weights, self-loops and doubles'
-            )
-        return (
-            f'before it was summed the graph was looked through: {looked}',
-            f'every release was on the {where} before its noise was drawn',
-        )
+    def _parts(self) -> dict[str, float]:
+        return {
+            'encoder': self.mu_encoder,
+            'aggregation': self.mu_aggregation,
+            'head': self.mu_head,
+        }
 
-    def explain(self) -> str:
-        """Explain the guarantee in words."""
-        text = self.promise()
-        parts = [
-            f'{name} {outwards(value)}'
-            for name, value in (
-                ('encoder', self.mu_encoder),
-                ('aggregation', self.mu_aggregation),
-                ('head', self.mu_head),
-            )
-            if value
-        ]
+    def _details(self) -> list[str]:
         lines = [
-            f'{text[0].upper()}{text[1:]} (mu {outwards(self.mu)}: '
-            f'{", ".join(parts) or "nothing yet"}).',
             'All rows may be published.'
             if self.rows == 'all'
             else 'The row of a node may be shown to everybody but the node '
@@ -384,19 +431,11 @@ class AggregationReport(Report):
             lines.append(
                 f'Epsilon of the sums by the degree of the node: {curve}.'
             )
-        lines += [
+        return [
+            *lines,
             'Noise was drawn once: asking again costs nothing, another graph '
             'or other messages are another release.',
-            'This rests on:',
-            *(f'- {line}' for line in self.assumptions),
-            'Not covered:',
-            *(f'- {line}' for line in self.not_covered),
         ]
-        return '\n'.join(lines)
-
-    def __str__(self) -> str:
-        table = super().__str__()
-        return f'{SEEDED}\n{table}' if self.seeded else table
 
 
 @validated

@@ -301,8 +301,6 @@ class AGP(MeasureTransform):
         names = list(dict.fromkeys((self.attr, *DATA_FIELDS)))
         values['data_fields'] = names
         if self.eps == 0:
-            if self.half:
-                values['bits'] = 16
             if self.level_tol:
                 values['level_bound'] = chebyshev(
                     measure, self.level_tol

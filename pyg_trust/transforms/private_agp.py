@@ -1,7 +1,6 @@
 """Noisy propagation as a dataset transform, released once."""
 
 import math
-import os
 import threading
 import warnings
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from pyg_trust import noise, rng
 from pyg_trust._checks import (
     Count,
     Fraction,
@@ -23,13 +21,11 @@ from pyg_trust._checks import (
     Positive,
     check_finite,
     check_instance,
-    check_ledger,
     check_positive,
     validated,
 )
 from pyg_trust._marks import mark
 from pyg_trust.account import (
-    NoCopies,
     PaidNoise,
     ReleaseAccount,
     TrainingAccount,
@@ -37,7 +33,6 @@ from pyg_trust.account import (
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.private_accounting import (
-    gaussian_epsilon,
     gaussian_mu_for,
 )
 from pyg_trust.functional.private_propagation import (
@@ -52,7 +47,6 @@ from pyg_trust.functional.private_propagation import (
 )
 from pyg_trust.graph import CSRGraph
 from pyg_trust.kernel.release import widened
-from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint, provenance
 from pyg_trust.transforms.aggregation_report import (
     AggregationReport,
@@ -60,6 +54,7 @@ from pyg_trust.transforms.aggregation_report import (
     make_report,
 )
 from pyg_trust.transforms.release_checks import (
+    Releasing,
     check_alone,
     check_own,
     release_graph,
@@ -73,7 +68,7 @@ _LOCK = threading.RLock()
 
 @validated
 @functional_transform('private_agp')
-class PrivateAGP(NoCopies, BaseTransform):
+class PrivateAGP(Releasing, BaseTransform):
     r"""Releases noisy sums over neighbours, once, on an account.
 
     .. math::
@@ -212,11 +207,7 @@ class PrivateAGP(NoCopies, BaseTransform):
         self._check_measure(measure)
         self.engine = engine
         self._check_budget(epsilon, delta, mu, engine, ledger)
-        self.seed = None if seed is None else rng.resolve(seed)
-        check_ledger(ledger, ledger_head)
-        self.ledger, self.ledger_head = ledger, ledger_head
-        self._owner = os.getpid()
-        self._account: ReleaseAccount | None = None
+        self._set_account(ledger, ledger_head, seed)
         self._kept: dict[str, list[Tensor]] = {}
         self._num_nodes = 0
         self._others, self._rho = 0.0, 0.0
@@ -298,11 +289,6 @@ class PrivateAGP(NoCopies, BaseTransform):
             )
 
     @property
-    def seeded(self) -> bool:
-        """Whether a seed makes the noise repeatable."""
-        return self.seed is not None
-
-    @property
     def noise_stds(self) -> tuple[float, ...]:
         """Standard deviation of the noise of each hop.
 
@@ -313,11 +299,6 @@ class PrivateAGP(NoCopies, BaseTransform):
         each = self.mu / math.sqrt(self.hops)
         std = self.relation.sensitivity / each
         return (widened(std, self._rho) if self._rho else std,) * self.hops
-
-    @property
-    def account(self) -> ReleaseAccount | None:
-        """Account of the release; None before it, and with an engine."""
-        return self._account
 
     def released(self, data: Data) -> list[Tensor]:
         r"""Noisy sums :math:`S_1, \ldots, S_K`, float64.
@@ -335,12 +316,7 @@ class PrivateAGP(NoCopies, BaseTransform):
 
     def _rows(self, data: Data, level: int) -> list[Tensor]:
         # Return the kept rows; callers must not write into them.
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                'the transform belongs to another process, whose account '
-                'would not know what is spent here: release before workers '
-                'are started'
-            )
+        self._check_owner()
         graph = release_graph(data, self.relation)
         x = check_own(data, self.attr, self.relation)
         if x.layout != torch.strided:
@@ -364,7 +340,7 @@ class PrivateAGP(NoCopies, BaseTransform):
                 return self._kept[key]
             check_alone()
             # Without the lock two first threads would open an account each.
-            account = self._open(graph.num_nodes)
+            account = self._account_of(graph.num_nodes)
             rows = self._release(graph, x, account)
             self._kept[key] = [row.to(x.dtype) for row in rows]
             if account is not None and not self.seeded:
@@ -418,42 +394,24 @@ class PrivateAGP(NoCopies, BaseTransform):
             dtype=x.dtype,
         )
 
-    def _source(self, number: int) -> SecureNoise | SeededNoise:
-        # A seed gives other noise to every release, also after a restart.
-        if self.seed is None:
-            return noise.source()
-        return noise.source(rng.derive(self.seed, number))
-
-    def _through(self, mu: float) -> None:
-        assert self.engine is not None
-        self.engine.spend_gaussian(mu)
-        self._through_engine.append(mu)
-
-    def _open(self, num_nodes: int) -> ReleaseAccount | None:
+    def _account_of(self, num_nodes: int) -> ReleaseAccount | None:
+        first = self._account is None
+        account = None if self.engine is not None else self._open(num_nodes)
+        if account is not None and first:
+            self._others = account.mu
         if self._num_nodes and self._num_nodes != num_nodes:
             raise ValueError(
                 f"'data' needs to have the {self._num_nodes} nodes of the "
                 f'first release (got {num_nodes}): other data need another '
                 'account'
             )
-        if self.engine is None and self._account is None:
-            self._account = ReleaseAccount(
-                {
-                    'relation': self.relation.name,
-                    'form': self.relation.form,
-                    'directed': self.relation.directed,
-                    'max_degree': self.relation.max_degree,
-                    'delta': self.delta,
-                    'num_nodes': num_nodes,
-                    'seeded': self.seeded,
-                },
-                limit=self.limit,
-                ledger=self.ledger,
-                ledger_head=self.ledger_head,
-            )
-            self._others = self._account.mu
         self._num_nodes = num_nodes
-        return self._account
+        return account
+
+    def _through(self, mu: float) -> None:
+        assert self.engine is not None
+        self.engine.spend_gaussian(mu)
+        self._through_engine.append(mu)
 
     def forward(self, data: Data) -> Data:
         """Return the graph with released rows.
@@ -496,36 +454,32 @@ class PrivateAGP(NoCopies, BaseTransform):
         if delta is None:
             raise ValueError("'delta' needs to be given if there is no target")
         delta = check_delta(delta)
-        if self.engine is not None:
-            mu = math.hypot(*self._through_engine)
-            epsilon = self.engine.get_epsilon(delta)
-            releases = len(self._through_engine)
-            target, head = self.engine.target_epsilon, self.engine.ledger_head
+        engine = self.engine
+        if engine is None:
+            spent = self._spent(delta)
         else:
-            assert self._account is not None
-            mu, releases = self._account.mu, len(self._account.lines)
-            epsilon = gaussian_epsilon(mu, delta)
-            target, head = self.epsilon, self._account.head
+            spent = {
+                'epsilon': engine.get_epsilon(delta),
+                'delta': delta,
+                'target_epsilon': engine.target_epsilon,
+                'mu': math.hypot(*self._through_engine),
+                'releases': len(self._through_engine),
+                'num_nodes': self._num_nodes,
+                'seeded': self.seeded or engine.seeded,
+                'ledger_head': engine.ledger_head,
+            }
         return make_report(
             self.relation,
-            epsilon=epsilon,
-            delta=delta,
-            target_epsilon=target,
-            mu=mu,
-            mu_aggregation=mu,
+            **spent,
+            mu_aggregation=spent['mu'],
             mu_others=self._others,
             hops=self.hops,
-            releases=releases,
             noise_stds=self.noise_stds,
             rho=self._rho,
-            num_nodes=self._num_nodes,
             raw_columns=self.cat,
-            predictions=self.engine is not None,
-            seeded=self.seeded
-            or (self.engine is not None and self.engine.seeded),
-            ledger_head=head,
+            predictions=engine is not None,
             provenance=provenance(
-                transform=repr(self), engine=self.engine is not None
+                transform=repr(self), engine=engine is not None
             ),
         )
 

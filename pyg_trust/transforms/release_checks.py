@@ -1,24 +1,131 @@
-"""Checks before private data are released: edges, features, processes."""
+"""Releases of private data: their one account, and checks before them."""
 
+import os
 import re
 import warnings
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import REAL, check_instance, check_tensor, validated
+from pyg_trust import noise, rng
+from pyg_trust._checks import (
+    REAL,
+    check_instance,
+    check_ledger,
+    check_tensor,
+    validated,
+)
 from pyg_trust._degrees import tells_degrees
 from pyg_trust._fingerprints import fingerprint
 from pyg_trust._marks import marked
-from pyg_trust.account import ReleaseAccount, register_release
+from pyg_trust.account import NoCopies, ReleaseAccount, register_release
 from pyg_trust.distributed import rank_and_size
 from pyg_trust.functional.private_accounting import gaussian_epsilon
 from pyg_trust.graph import CSRGraph
 from pyg_trust.kernel.sentences import outwards
+from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.transforms.aggregation_report import Relation
 
 _STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
+
+
+class Releasing(NoCopies):
+    r"""Base: an object that releases private data on one account.
+
+    The account is opened with the first data, whose number of nodes is part
+    of it. Subclasses set :obj:`relation`, :obj:`epsilon`, :obj:`delta` and
+    :obj:`limit`, the :math:`\mu` of the budget, and call
+    :meth:`_set_account`.
+    """
+
+    relation: Relation
+    epsilon: float | None
+    delta: float | None
+    limit: float | None
+
+    def _set_account(
+        self,
+        ledger: str | Path | None,
+        ledger_head: str | None,
+        seed: int | None,
+    ) -> None:
+        check_ledger(ledger, ledger_head)
+        self.ledger, self.ledger_head = ledger, ledger_head
+        self.seed = None if seed is None else rng.resolve(seed)
+        self._owner = os.getpid()
+        self._account: ReleaseAccount | None = None
+
+    @property
+    def account(self) -> ReleaseAccount | None:
+        """Account of the releases; None before the first."""
+        return self._account
+
+    @property
+    def seeded(self) -> bool:
+        """Whether a seed makes the noise repeatable."""
+        return self.seed is not None
+
+    def close(self) -> None:
+        """Close the ledger's file."""
+        if self._account is not None:
+            self._account.close()
+
+    def _source(self, number: int) -> SecureNoise | SeededNoise:
+        # A seed gives other noise to every release, also after a restart.
+        if self.seed is None:
+            return noise.source()
+        return noise.source(rng.derive(self.seed, number))
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                f'the {type(self).__name__} belongs to another process, whose '
+                'account would not know what is spent here: release before '
+                'workers are started'
+            )
+
+    def _open(self, num_nodes: int) -> ReleaseAccount:
+        self._check_owner()
+        if self._account is None:
+            about = self.relation._asdict()
+            del about['num_classes']
+            self._account = ReleaseAccount(
+                {
+                    'relation': about.pop('name'),
+                    **about,
+                    'delta': self.delta,
+                    'num_nodes': num_nodes,
+                    'seeded': self.seeded,
+                },
+                limit=self.limit,
+                ledger=self.ledger,
+                ledger_head=self.ledger_head,
+            )
+        elif self._account.about['num_nodes'] != num_nodes:
+            raise ValueError(
+                f"'data' needs to have {self._account.about['num_nodes']} "
+                f'nodes, those of the first (got {num_nodes}): other data '
+                'need another account'
+            )
+        return self._account
+
+    def _spent(self, delta: float) -> dict[str, Any]:
+        # The fields of a report that say what the account holds.
+        account = self._account
+        assert account is not None
+        return {
+            'epsilon': gaussian_epsilon(account.mu, delta),
+            'delta': delta,
+            'target_epsilon': self.epsilon,
+            'mu': account.mu,
+            'releases': len(account.lines),
+            'num_nodes': int(account.about['num_nodes']),
+            'seeded': self.seeded,
+            'ledger_head': account.head,
+        }
 
 
 @validated

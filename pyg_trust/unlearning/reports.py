@@ -1,11 +1,10 @@
-"""Reports of the classifiers with certified removal."""
+"""Reports of the classifiers with certified removal, and of recommenders."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from pyg_trust.kernel.sentences import outwards
-from pyg_trust.noise import SEEDED
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart, verified
@@ -357,10 +356,6 @@ class UnlearnReport(RemovalReport):
             ],
         )
 
-    def __str__(self) -> str:
-        table = super().__str__()
-        return f'{SEEDED}\n{table}' if self.seeded else table
-
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport(VerificationReport):
@@ -382,6 +377,110 @@ class VerifyReport(VerificationReport):
     def _of(self) -> str:
         return 'the graphs that remain alone:'
 
-    def __str__(self) -> str:
-        table = super().__str__()
-        return f'{SEEDED}\n{table}' if self.seeded else table
+
+@dataclass(frozen=True, kw_only=True)
+class RecommenderPlan(Report):
+    """A dry run of a removal from a recommender.
+
+    Args:
+        request (dict): the names of what would be removed.
+        touched_users (int): the users whose lists would change or go.
+        touched_entries (int): at most so many counts would change.
+        num_entries (int): how many there are; 0 where none are held.
+        recount (bool): whether all would be counted anew, which is faster
+            for a large request.
+    """
+
+    request: dict[str, Any]
+    touched_users: int
+    touched_entries: int
+    num_entries: int
+    recount: bool
+
+    def chart(self) -> Chart:
+        """Draw how many counts the request touches."""
+        return Chart(
+            f'Forgetting would touch {self.touched_users} users',
+            bars={
+                'counts touched': self.touched_entries,
+                'counts held': self.num_entries,
+            },
+            xlabel='pairs of items',
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommenderReport(Report):
+    """The result of a removal from a recommender.
+
+    Args:
+        request (dict): the names of what was removed.
+        entries_changed (int): how many counts have changed; 0 where none are
+            held.
+        recounted (bool): whether all were counted anew.
+        exact (bool): whether the counts have the bits of counting anew.
+        num_users (int): the users that remain.
+        num_items (int): the items that remain.
+        num_interactions (int): the interactions that remain.
+        data (str): a salted digest of what remains, as in the ledger.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
+        origin (dict): versions and settings.
+    """
+
+    request: dict[str, Any]
+    entries_changed: int
+    recounted: bool
+    exact: bool
+    num_users: int
+    num_items: int
+    num_interactions: int
+    data: str
+    ledger_head: str
+    origin: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommenderVerifyReport(Report):
+    """The findings of :meth:`Recommender.verify`.
+
+    Args:
+        ok (bool): whether the counts are equal and the lists sealed.
+        counts_equal (bool): whether the counts and the numbers of users of
+            items have the bits of counting anew.
+        sealed (bool): whether the lists of users are those that the ledger
+            seals.
+        num_entries (int): how many counts were compared; 0 where none are
+            held.
+        leftovers (tuple[str, ...]): traces of what was removed in memory,
+            which ``flush()`` ends.
+    """
+
+    ok: bool
+    counts_equal: bool
+    sealed: bool
+    num_entries: int
+    leftovers: tuple[str, ...]
+
+    def told(self) -> str:
+        """State the findings in one sentence."""
+        left = '; '.join(self.leftovers) or 'nothing that was removed'
+        return (
+            f'verify() {"found" if self.ok else "FAILED, and found"}, from '
+            f'what remains alone: {self.num_entries} counts '
+            f'{"equal" if self.counts_equal else "NOT equal"}, to the bit; '
+            f'lists {"as sealed" if self.sealed else "NOT as sealed"}; left '
+            f'in memory: {left}'
+        )
+
+    def chart(self) -> Chart:
+        """Draw how many counts were compared."""
+        return Chart(
+            'Verified: equal, bit for bit'
+            if self.ok
+            else 'NOT verified: see counts_equal and sealed',
+            bars={
+                'counts compared': self.num_entries,
+                'places that tell of what was removed': len(self.leftovers),
+            },
+        )

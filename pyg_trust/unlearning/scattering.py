@@ -415,7 +415,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     @editing
     def remove(
-        self, request: RemovalRequest, *, progress_bar: bool | None = None
+        self,
+        request: RemovalRequest,
+        *,
+        reference: str = '',
+        progress_bar: bool | None = None,
     ) -> UnlearnReport:
         r"""Remove the named items and release the weights anew.
 
@@ -426,6 +430,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         Args:
             request (RemovalRequest): what to forget, in the names of the
                 graphs and nodes that :meth:`fit` saw.
+            reference (str): of the batch that asks for it, 32 hexadecimal
+                digits, for the line of the ledger. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
@@ -437,11 +443,16 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 remain that :obj:`tol` is too large.
         """
         old = self._fitted
+        old.ledger.check_reference(reference)
         change = self._keeper.without(old.train, request, progress_bar)
         model, step = self._followed(old, change, request, progress_bar)
         model = self._released(model._replace(ledger=old.ledger.copy()))
         model.ledger.record(
-            self._line(step), step.spent, request.to_dict(), model.sealed
+            self._line(step),
+            step.spent,
+            request.to_dict(),
+            model.sealed,
+            reference,
         )
         report = self._described(model, request, change, step)
         # Model and account at once, and last of all.

@@ -13,7 +13,7 @@ from scipy.stats import hypergeom, norm
 from pyg_trust import functional as dp
 from pyg_trust.functional import accounting, mechanisms, pld
 from pyg_trust.functional.accounting import (
-    calibrate_lam,
+    calibrate_wor,
     max_steps,
     rdp_epsilon,
     wor_epsilon_pld,
@@ -133,7 +133,7 @@ def test_pld_bounds_two_different_steps():
     rng = np.random.default_rng(2)
     for _ in range(6):
         steps = [neighbours(rng, worst=True) for _ in range(2)]
-        history = [(lam, rate, 1) for *_, rate, lam in steps]
+        history = [(2 * lam, rate, 1) for *_, rate, lam in steps]
         p, q = (
             np.multiply.outer(steps[0][i][::20], steps[1][i][::20])
             for i in (0, 1)
@@ -159,7 +159,7 @@ def test_pld_without_sampling_is_the_gaussian(lam, steps, delta):
 
     top = 40 / total + 1 / total**2
     want = brentq(gap, 0, top, xtol=1e-12)
-    found = wor_epsilon_pld([(lam, 1.0, steps)], delta)
+    found = wor_epsilon_pld([(2 * lam, 1.0, steps)], delta)
     assert want <= found
     if steps < 10**5 or delta > 1e-8:
         # Beyond, the allowance for rounding is no longer small.
@@ -168,7 +168,7 @@ def test_pld_without_sampling_is_the_gaussian(lam, steps, delta):
 
 def test_pld_of_one_step_is_the_profile():
     for q, lam, delta in ((0.3, 0.7, 1e-3), (0.01, 1.0, 1e-6)):
-        eps = wor_epsilon_pld([(lam, q, 1)], delta)
+        eps = wor_epsilon_pld([(2 * lam, q, 1)], delta)
         assert wor_profile(eps, q, lam) <= delta
         assert wor_profile(eps * 0.999, q, lam) > delta
 
@@ -190,12 +190,12 @@ def test_central_moments_against_exact_sums():
 
 @pytest.mark.parametrize(('q', 'lam', 'T', 'delta', 'low', 'high'), LITERALS)
 def test_pld_literals(q, lam, T, delta, low, high):
-    assert low <= dp.wor_epsilon([(lam, q, T)], delta) <= 1.001 * high
+    assert low <= dp.wor_epsilon([(2 * lam, q, T)], delta) <= 1.001 * high
 
 
 @pytest.mark.parametrize(('q', 'T', 'want'), RDP_LITERALS)
 def test_rdp_literals(q, T, want):
-    found = dp.wor_epsilon([(4.0, q, T)], 1e-5, 'rdp_wor')
+    found = dp.wor_epsilon([(8.0, q, T)], 1e-5, 'rdp_wor')
     assert found == pytest.approx(want, rel=1.5e-6)
 
 
@@ -203,7 +203,8 @@ def test_rdp_literals(q, T, want):
     ('N', 'm', 'terms', 'lam', 'T', 'delta', 'want'), FDP_LITERALS
 )
 def test_fdp_literals(N, m, terms, lam, T, delta, want):
-    found = dp.fdp_epsilon(N, m, terms, lam, T, delta)
+    z = 2 * terms * lam
+    found = dp.fdp_epsilon(N, m, terms, z, T, delta)
     assert found == pytest.approx(want, rel=1e-6)
 
 
@@ -231,7 +232,7 @@ def test_oracle_rdp(oracle):
         q = min(1.0, row['m'] / row['M_min'])
         lam = row['noise_multiplier_lambda']
         for T, cell in row['T'].items():
-            found = wor_epsilon_rdp([(lam, q, int(T))], row['delta'])
+            found = wor_epsilon_rdp([(2 * lam, q, int(T))], row['delta'])
             want = cell['eps_min_wor_gauss_coupled']
             if lam == 8 and cell['order'] >= 49:
                 # dp-accounting takes B(l) by repeated differences in
@@ -249,7 +250,7 @@ def test_oracle_rdp(oracle):
 def test_oracle_small_rate(oracle):
     for row in oracle['small_rate']:
         lam, q = row['noise_multiplier_lambda'], row['m'] / row['M_min']
-        history = [(lam, q, row['T'])]
+        history = [(2 * lam, q, row['T'])]
         assert wor_epsilon_rdp(history, row['delta']) == pytest.approx(
             row['eps_dpacc_wor'], rel=1e-6
         )
@@ -260,7 +261,7 @@ def test_oracle_small_rate(oracle):
 
 def test_oracle_pld(oracle):
     for row in oracle['pld']:
-        history = [(row['lam'], row['q'], row['T'])]
+        history = [(2 * row['lam'], row['q'], row['T'])]
         found = wor_epsilon_pld(history, row['delta'])
         assert row['eps_lower_bound'] <= found
         assert found <= 1.001 * row['eps_wor_pld_upper']
@@ -270,7 +271,7 @@ def test_oracle_pld(oracle):
 
 def test_oracle_steps(oracle):
     for row in oracle['t_max_eps8']:
-        args = (8.0, row['delta'], row['q'], row['lam'])
+        args = (8.0, row['delta'], row['q'], 2 * row['lam'])
         assert max_steps(*args, method='rdp_wor') == row['min3']
         # The oracle stopped its own search within a percent.
         assert row['pld'] <= max_steps(*args) <= 1.015 * row['pld']
@@ -284,7 +285,8 @@ def test_oracle_fdp(oracle):
             row['K'], row['layers'], 1.0
         ) == pytest.approx(row['sigma_over_C'])
         found = dp.fdp_epsilon(
-            row['N'], row['m'], terms, lam, row['T'], row['delta']
+            *(row['N'], row['m'], terms, 2 * terms * lam),
+            *(row['T'], row['delta']),
         )
         assert found == pytest.approx(row['eps'], rel=1e-6)
 
@@ -307,17 +309,17 @@ def test_trap_1_lam_is_not_sigma_over_clip():
     right = dp.lam_from_opacus(2.0)
     assert right == 1.0
     assert dp.lam_to_opacus(right) == 2.0
-    rdp = dp.wor_epsilon([(right, 1.0, 1)], 1e-5, 'rdp_wor')
-    pld = dp.wor_epsilon([(right, 1.0, 1)], 1e-5)
+    rdp = dp.wor_epsilon([(2.0, 1.0, 1)], 1e-5, 'rdp_wor')
+    pld = dp.wor_epsilon([(2.0, 1.0, 1)], 1e-5)
     assert rdp == pytest.approx(4.73, abs=0.01)
     assert pld == pytest.approx(4.38, abs=0.01)
-    wrong = dp.wor_epsilon([(right / 2, 1.0, 1)], 1e-5)
+    wrong = dp.wor_epsilon([(right, 1.0, 1)], 1e-5)
     assert wrong == pytest.approx(10.0, abs=0.01)
 
 
 def test_trap_2_lam_as_noise_multiplier_halves_the_noise():
-    right = dp.wor_epsilon([(dp.lam_from_opacus(8.0), 0.4, 50)], 1e-7)
-    wrong = dp.wor_epsilon([(dp.lam_from_opacus(4.0), 0.4, 50)], 1e-7)
+    right = dp.wor_epsilon([(8.0, 0.4, 50)], 1e-7)
+    wrong = dp.wor_epsilon([(dp.lam_from_opacus(8.0), 0.4, 50)], 1e-7)
     assert right == pytest.approx(3.95, abs=0.01)
     assert wrong == pytest.approx(9.42, abs=0.01)
 
@@ -329,28 +331,28 @@ def test_trap_3_never_worse_than_no_amplification():
     plain = T * rdp_gaussian(accounting.ORDERS, lam)
     plain = rdp_epsilon(accounting.ORDERS, plain, delta)
     assert plain == pytest.approx(10.87, abs=0.01)
-    assert dp.wor_epsilon([(lam, q, T)], delta, 'rdp_wor') <= plain
+    assert dp.wor_epsilon([(2 * lam, q, T)], delta, 'rdp_wor') <= plain
     for q in (0.3, 0.5, 0.7, 0.99, 1.0):
         least = rdp_wor(accounting.ORDERS, q, lam)
         assert (least <= rdp_gaussian(accounting.ORDERS, lam)).all()
 
 
 def test_trap_4_continuous_at_full_sampling():
-    near = max_steps(8.0, 1e-7, 0.99997, 4.0, method='rdp_wor')
-    assert near == max_steps(8.0, 1e-7, 1.0, 4.0, method='rdp_wor') == 29
-    near = dp.wor_epsilon([(4.0, 0.99997, 29)], 1e-7)
+    near = max_steps(8.0, 1e-7, 0.99997, 8.0, method='rdp_wor')
+    assert near == max_steps(8.0, 1e-7, 1.0, 8.0, method='rdp_wor') == 29
+    near = dp.wor_epsilon([(8.0, 0.99997, 29)], 1e-7)
     assert near == pytest.approx(
-        dp.wor_epsilon([(4.0, 1.0, 29)], 1e-7), rel=1e-4
+        dp.wor_epsilon([(8.0, 1.0, 29)], 1e-7), rel=1e-4
     )
 
 
 @pytest.mark.parametrize('method', accounting.METHODS)
 def test_monotone(method):
-    def eps(lam=2.0, q=0.2, steps=40, delta=1e-6):
-        return dp.wor_epsilon([(lam, q, steps)], delta, method)
+    def eps(z=4.0, q=0.2, steps=40, delta=1e-6):
+        return dp.wor_epsilon([(z, q, steps)], delta, method)
 
     for changes in (
-        [{'lam': x} for x in (8, 4, 2, 1, 0.5, 0.1)],
+        [{'z': x} for x in (16, 8, 4, 2, 1, 0.2)],
         [{'q': x} for x in (0.001, 0.01, 0.1, 0.5, 0.9, 1)],
         [{'steps': x} for x in (0, 1, 2, 10, 100, 1000)],
         [{'delta': x} for x in (1e-2, 1e-4, 1e-6, 1e-8)],
@@ -374,16 +376,16 @@ def test_histories(method):
 
 
 def test_pld_is_at_most_rdp():
-    for q, lam, T in itertools.product((0.01, 0.4, 1), (0.3, 1, 6), (1, 99)):
+    for q, z, T in itertools.product((0.01, 0.4, 1), (0.6, 2, 12), (1, 99)):
         pld, rdp = (
-            dp.wor_epsilon([(lam, q, T)], 1e-6, method)
+            dp.wor_epsilon([(z, q, T)], 1e-6, method)
             for method in accounting.METHODS
         )
         assert 0 < pld <= rdp
 
 
 def test_coarser_grid_is_more_pessimistic(monkeypatch):
-    history = [(1.0, 0.05, 100)]
+    history = [(2.0, 0.05, 100)]
     fine = wor_epsilon_pld(history, 1e-5)
     monkeypatch.setattr(pld, '_MAX_CELLS', 600)
     coarse = wor_epsilon_pld(history, 1e-5)
@@ -394,26 +396,26 @@ def test_coarser_grid_is_more_pessimistic(monkeypatch):
 @pytest.mark.parametrize('epsilon', [0.5, 8.0, 40.0])
 def test_calibration(method, epsilon):
     for q, steps in ((0.01, 1000), (0.4, 100)):
-        lam = calibrate_lam(epsilon, 1e-6, q, steps, method=method)
-        spent = dp.wor_epsilon([(lam, q, steps)], 1e-6, method)
+        z = calibrate_wor(epsilon, 1e-6, q, steps, method=method)
+        spent = dp.wor_epsilon([(z, q, steps)], 1e-6, method)
         assert 0.99 * epsilon <= spent <= epsilon
 
 
 def test_calibration_that_is_impossible_or_free():
     with pytest.raises(ValueError, match="'epsilon' can't be reached"):
-        calibrate_lam(1e-3, 1e-6, 0.4, 10, method='rdp_wor')
-    assert calibrate_lam(1e6, 1e-6, 0.4, 1) == mechanisms.MIN_LAM
+        calibrate_wor(1e-3, 1e-6, 0.4, 10, method='rdp_wor')
+    assert calibrate_wor(1e6, 1e-6, 0.4, 1) == 0.1
 
 
 @pytest.mark.parametrize('method', accounting.METHODS)
 def test_max_steps(method):
-    history = [(2.0, 0.1, 20)]
-    steps = max_steps(3.0, 1e-6, 0.2, 3.0, method=method, history=history)
+    history = [(4.0, 0.1, 20)]
+    steps = max_steps(3.0, 1e-6, 0.2, 6.0, method=method, history=history)
     for more, within in ((0, True), (1, False)):
-        whole = [*history, (3.0, 0.2, steps + more)]
+        whole = [*history, (6.0, 0.2, steps + more)]
         assert (dp.wor_epsilon(whole, 1e-6, method) <= 3.0) is within
     assert steps > 0
-    assert max_steps(0.1, 1e-6, 1.0, 0.5, method=method) == 0
+    assert max_steps(0.1, 1e-6, 1.0, 1.0, method=method) == 0
 
 
 STEP = (1.0, 0.5, 1)
@@ -440,10 +442,10 @@ BAD = [
     (dp.wor_epsilon, ([STEP], 1e-5, 'rdp'), ValueError, 'method'),
     (dp.wor_epsilon, ([(1.0, 0.5, -1)], 1e-5), ValueError, 'steps'),
     (dp.wor_epsilon, ([(1.0, 0.5, 1.5)], 1e-5), TypeError, 'steps'),
-    (dp.wor_epsilon, ([(1e-3, 0.5, 1)], 1e-5), ValueError, 'lam'),
-    (calibrate_lam, (0.0, 1e-5, 0.5, 1), ValueError, 'epsilon'),
-    (calibrate_lam, (1.0, 1e-5, 0.5, 0), ValueError, 'steps'),
-    (calibrate_lam, (1.0, 2.0, 0.5, 1), ValueError, 'delta'),
+    (dp.wor_epsilon, ([(1e-3, 0.5, 1)], 1e-5), ValueError, 'noise_multiplier'),
+    (calibrate_wor, (0.0, 1e-5, 0.5, 1), ValueError, 'epsilon'),
+    (calibrate_wor, (1.0, 1e-5, 0.5, 0), ValueError, 'steps'),
+    (calibrate_wor, (1.0, 2.0, 0.5, 1), ValueError, 'delta'),
     (max_steps, (math.inf, 1e-5, 0.5, 1.0), ValueError, 'epsilon'),
     (max_steps, (1.0, 1e-5, 2.0, 1.0), ValueError, "'q'"),
     (fdp_terms, (0, 1), ValueError, "'K'"),

@@ -55,7 +55,7 @@ def test_epsilon_of_any_release(mu, delta):
     assert gaussian_delta(low, mu) > delta * (1 - 1e-12)
     if delta >= 1e-12:
         # As a phase of walks it is the same number.
-        walks = wor_epsilon([(1 / mu, 1.0, 1)], delta) if mu < 10 else found
+        walks = wor_epsilon([(2 / mu, 1.0, 1)], delta) if mu < 10 else found
         assert -1e-12 <= walks / found - 1 <= 2e-6
 
 
@@ -77,13 +77,13 @@ def test_many_hops_and_many_steps_are_one_gaussian():
     assert gaussian_mu([1.0] * len(stds), stds) == pytest.approx(
         float(want), rel=1e-15
     )
-    lines = [(50.0 + k, 1.0, 1 + k % 3) for k in range(300)]
-    mu = mp.sqrt(mp.fsum(n / mp.mpf(lam) ** 2 for lam, _, n in lines))
+    lines = [(100.0 + k, 1.0, 1 + k % 3) for k in range(300)]
+    mu = mp.sqrt(mp.fsum(4 * n / mp.mpf(z) ** 2 for z, _, n in lines))
     found = wor_epsilon(lines, 1e-12)
     assert gaussian_delta(found * (1 + 1e-9), mu) <= 1e-12
     assert gaussian_delta(found * (1 - 1e-9), mu) > 1e-12
     # A million steps with the noise of a million.
-    found = wor_epsilon([(1e3, 1.0, 10**6)], 1e-5)
+    found = wor_epsilon([(2e3, 1.0, 10**6)], 1e-5)
     assert found == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-12)
 
 
@@ -136,7 +136,7 @@ def poisson_delta(epsilon, q, z, direction):
     ],
 )
 def test_a_step_of_any_rate(q, lam, delta):
-    found = wor_epsilon([(lam, q, 1)], delta)
+    found = wor_epsilon([(2 * lam, q, 1)], delta)
     assert wor_delta(found, q, lam) <= delta
     low = found / 1.002
     if wor_delta(0, q, lam) > delta:

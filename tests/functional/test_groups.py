@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.integrate import quad
 from scipy.special import logsumexp, ndtr
 from scipy.stats import beta, binom, hypergeom
+from torch_geometric.data import Data
 
 from pyg_trust import functional as dp
 from pyg_trust.functional import poisson
@@ -17,6 +19,7 @@ from pyg_trust.functional.poisson import (
     poisson_profile,
     rdp_poisson,
 )
+from pyg_trust.loader import EgoLoader
 
 # Profiles of one step by root finding: k, q, z, and delta by epsilon.
 AT = (-1.0, -0.3, 0.0, 0.2, 0.7, 1.5, 3.0)
@@ -113,7 +116,7 @@ WOR = [
 
 @pytest.mark.parametrize(('n', 'm', 'k', 'z', 'steps', 'delta', 'want'), WOR)
 def test_epsilon_without_replacement(n, m, k, z, steps, delta, want):
-    history = [(z / 2, m / n, steps)]
+    history = [(z, m / n, steps)]
     found = dp.group_wor_epsilon(history, delta, n, k)
     assert -5e-4 < found / want - 1 < 2e-3
 
@@ -133,11 +136,11 @@ def test_another_program_composes_the_pair():
 
 
 def test_one_occurrence_is_a_disjoint_unit():
-    history = [(1.3, 0.2, 40), (4.0, 1.0, 2)]
+    history = [(2.6, 0.2, 40), (8.0, 1.0, 2)]
     found = dp.group_wor_epsilon(history, 1e-5, 20, 1)
     assert found == pytest.approx(dp.wor_epsilon(history, 1e-5), rel=1e-9)
     for epsilon in (-1.0, 0.0, 0.4, 2.0):
-        found = dp.group_wor_profile(epsilon, 4, 20, 1, 1.3)
+        found = dp.group_wor_profile(epsilon, 4, 20, 1, 2.6)
         want = wor_profile(epsilon, 0.2, 1.3)
         assert found == pytest.approx(want, rel=1e-12)
     # The search for an outcome, where there is a closed form.
@@ -151,7 +154,7 @@ def test_one_occurrence_is_a_disjoint_unit():
 def test_all_units_are_gaussian():
     for k in (2, 9):
         want = dp.gaussian_epsilon(2 * k * math.sqrt(6) / 40.0, 1e-5)
-        found = dp.group_wor_epsilon([(20.0, 1.0, 6)], 1e-5, 50, k)
+        found = dp.group_wor_epsilon([(40.0, 1.0, 6)], 1e-5, 50, k)
         assert found == pytest.approx(want, rel=1e-12)
         found = dp.poisson_epsilon([(40.0, 1.0, 6)], 1e-5, occurrences=k)
         assert found == pytest.approx(want, rel=1e-4)
@@ -253,7 +256,7 @@ TRAPS = [(20, 2, 1, 2.0), (20, 2, 2, 2.0), (50, 5, 3, 2.0), (100, 20, 5, 5.0)]
 def test_no_attack_is_above_the_bound_without_replacement(n, m, k, z):
     for epsilon in (0.1, 0.5, 1.0, 2.0):
         true = attack(epsilon, n, m, k, z)
-        bound = dp.group_wor_profile(epsilon, m, n, k, z / 2)
+        bound = dp.group_wor_profile(epsilon, m, n, k, z)
         assert true <= bound * (1 + 1e-5) + 1e-12
         if k == 1:
             # It is attained.
@@ -266,7 +269,7 @@ def test_the_trap_is_known_and_cannot_be_asked_for():
     # Of the oracle: 8.9e-4 is true, 5.9e-6 the pair's, 2.0e-3 the bound.
     assert attack(0.5, 1000, 50, 5, 4.0) == pytest.approx(8.89099e-4, rel=1e-3)
     assert trap(0.5, 1000, 50, 5, 4.0) == pytest.approx(5.90723e-6, rel=1e-3)
-    found = dp.group_wor_profile(0.5, 50, 1000, 5, 2.0)
+    found = dp.group_wor_profile(0.5, 50, 1000, 5, 4.0)
     assert found == pytest.approx(2.0e-3, rel=0.05)
     for name in ('weights', 'num_roots', 'm', 'law'):
         with pytest.raises(TypeError, match=name):
@@ -304,7 +307,7 @@ def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z):
         # E_Q (dP/dQ)^a, from second derivatives.
         def part(e):
             g = math.exp(e)
-            here = dp.group_wor_profile(e, m, n, k, z / 2) - max(0.0, 1 - g)
+            here = dp.group_wor_profile(e, m, n, k, z) - max(0.0, 1 - g)
             return a * (a - 1) * g ** (a - 1) * here
 
         return 1 + sum(
@@ -313,7 +316,7 @@ def test_renyi_divergences_are_integrals_of_the_profile(n, m, k, z):
         )
 
     orders = [1.5, 3.0, 6.0]
-    found = dp.rdp_group_wor(orders, m / n, z / 2, n, k)
+    found = dp.rdp_group_wor(orders, m / n, z, n, k)
     want = [math.log(power(a)) / (a - 1) for a in orders]
     assert found == pytest.approx(want, rel=1e-5)
 
@@ -324,8 +327,8 @@ def test_renyi_is_a_looser_account():
         exact = dp.poisson_epsilon([(z, 0.05, steps)], 1e-5, occurrences=k)
         found = rdp_epsilon(ORDERS[::8], rdp, 1e-5)
         assert exact < found < 1.3 * exact
-        rdp = steps * dp.rdp_group_wor(ORDERS[::8], 0.05, z / 2, 2000, k)
-        history = [(z / 2, 0.05, steps)]
+        rdp = steps * dp.rdp_group_wor(ORDERS[::8], 0.05, z, 2000, k)
+        history = [(z, 0.05, steps)]
         exact = dp.group_wor_epsilon(history, 1e-5, 2000, k)
         found = rdp_epsilon(ORDERS[::8], rdp, 1e-5)
         assert exact < found < 1.3 * exact
@@ -355,7 +358,7 @@ def test_groups_fit_their_roots_and_their_noise():
     with pytest.raises(ValueError, match="'q' needs to be a share of the 10"):
         dp.group_wor_epsilon([(2.0, 0.25, 3)], 1e-5, 10, 2)
     with pytest.raises(ValueError, match='noise'):
-        dp.group_wor_epsilon([(0.3, 0.5, 3)], 1e-5, 10, 8)
+        dp.group_wor_epsilon([(0.7, 0.5, 3)], 1e-5, 10, 8)
     with pytest.raises(ValueError, match='noise'):
         dp.poisson_epsilon([(0.7, 0.5, 3)], 1e-5, occurrences=8)
     with pytest.raises(ValueError, match="'m' needs to be at most 10"):
@@ -374,7 +377,7 @@ def test_more_draws_than_others_tell_all():
             )
             for i in range(3, 6)
         )
-        found = dp.group_wor_profile(e, 8, 10, 5, 2.0)
+        found = dp.group_wor_profile(e, 8, 10, 5, 4.0)
         assert found == pytest.approx(want, rel=1e-9)
 
 
@@ -385,22 +388,41 @@ def test_noise_for_groups_is_within_its_budget():
     assert z == pytest.approx(2.98, rel=0.01)
 
 
-def audited(z, q, steps, k, delta, seed, count=8000):
+def occurrences(count, q, steps, seed):
+    """How often each of some senders is in a batch of an EgoLoader, by steps.
+
+    Each is the middle of a star, and in the ego graphs of its four receivers
+    and its own.
+    """
+    middle = torch.arange(count).repeat_interleave(4)
+    star = torch.stack([middle, torch.arange(count, 5 * count)])
+    data = Data(edge_index=star, num_nodes=5 * count)
+    size = round(5 * count * q)
+    loader = EgoLoader(
+        *(data, size, 1, 4),
+        num_steps=steps,
+        sampling='poisson',
+        seed=seed,
+    )
+    for batch in loader:
+        yield batch.n_id.bincount(minlength=5 * count)[:count].numpy()
+
+
+def audited(z, q, steps, delta, seed, count=8000):
     """A lower bound of epsilon, by who sees a record in each of its roots.
 
-    Records on coordinates of their own, k coins each in every step; the
-    likelihood of all steps is compared with a threshold that one half of the
-    runs chooses. 95 % for each of the two rates.
+    Records on coordinates of their own, as often in a step as the loader has
+    drawn them; the likelihood of all steps is compared with a threshold that
+    one half of the runs chooses. 95 % for each of the two rates.
     """
     generator = np.random.default_rng(seed)
-    drawn = np.arange(k + 1)
-    w = binom.pmf(drawn, k, q)
+    drawn = np.arange(6)
+    w = binom.pmf(drawn, 5, q)
 
     def losses(sign):
         total = np.zeros(count)
-        for _ in range(steps):
-            noise = z * generator.standard_normal(count)
-            y = sign * generator.binomial(k, q, count) + noise
+        for often in occurrences(count, q, steps, 2 * seed + (sign > 0)):
+            y = sign * often + z * generator.standard_normal(count)
             up = w * np.exp(-((y[:, None] - drawn) ** 2) / (2 * z * z))
             down = w * np.exp(-((y[:, None] + drawn) ** 2) / (2 * z * z))
             total += np.log(up.sum(1) / down.sum(1))
@@ -427,6 +449,6 @@ def audited(z, q, steps, k, delta, seed, count=8000):
 @pytest.mark.slow
 def test_an_audit_stays_below_the_claim_and_finds_forgotten_occurrences():
     right = dp.calibrate_poisson(3.0, 1e-5, 0.05, 100, occurrences=5)
-    assert all(audited(right, 0.05, 100, 5, 1e-5, s) <= 3 for s in range(3))
+    assert all(audited(right, 0.05, 100, 1e-5, s) <= 3 for s in range(3))
     forgotten = dp.calibrate_poisson(3.0, 1e-5, 0.05, 100)
-    assert audited(forgotten, 0.05, 100, 5, 1e-5, 9) > 3
+    assert audited(forgotten, 0.05, 100, 1e-5, 9) > 3

@@ -122,7 +122,7 @@ TABLE = [
 def test_table(q, lam, steps, delta, wor, want):
     found = dp.poisson_epsilon([(2 * lam, q, steps)], delta)
     assert found == pytest.approx(want, abs=2e-3)
-    found = dp.wor_epsilon([(lam, q, steps)], delta)
+    found = dp.wor_epsilon([(2 * lam, q, steps)], delta)
     assert found == pytest.approx(wor, abs=2e-3)
 
 

@@ -57,12 +57,12 @@ def test_epsilon_meets_forty_digits(row):
 @pytest.mark.parametrize('row', ROWS)
 def test_it_is_a_phase_of_the_accountant_of_walks(row):
     *_, delta, mu, epsilon = row
-    found = wor_epsilon([(1 / mu, 1.0, 1)], delta)
+    found = wor_epsilon([(2 / mu, 1.0, 1)], delta)
     assert found == pytest.approx(epsilon, rel=1e-9)
     # The grid of the general case is a bit above, as is what it leaves of
     # delta for the proof.
-    found = wor_epsilon_pld([(1 / mu, 1.0, 1)], delta)
-    less = wor_epsilon([(1 / mu, 1.0, 1)], delta * (1 - 2e-4))
+    found = wor_epsilon_pld([(2 / mu, 1.0, 1)], delta)
+    less = wor_epsilon([(2 / mu, 1.0, 1)], delta * (1 - 2e-4))
     assert epsilon < less <= found <= less * (1 + 5e-6)
 
 
@@ -116,7 +116,7 @@ def test_all_rows_of_the_oracle(shared):
         assert mu == pytest.approx(row['mu'], rel=1e-12)
         found = gaussian_epsilon(mu, row['delta'])
         assert found == pytest.approx(row['epsilon'], rel=1e-9)
-        walks = wor_epsilon([(1 / mu, 1.0, 1)], row['delta'])
+        walks = wor_epsilon([(2 / mu, 1.0, 1)], row['delta'])
         assert -1e-12 <= walks / row['epsilon'] - 1 <= 1e-9
     for row in oracle['calibration']:
         mu = gaussian_mu_for(row['epsilon'], row['delta'])
@@ -137,9 +137,9 @@ def test_all_rows_of_the_oracle(shared):
         )
         assert found == pytest.approx(row['mu'], rel=1e-12)
     for row in oracle['wor_with_aggregation']:
-        history = [(row['lam'], row['q'], row['steps'])]
+        history = [(2 * row['lam'], row['q'], row['steps'])]
         if row['mu_aggregation']:
-            history.append((1 / row['mu_aggregation'], 1.0, 1))
+            history.append((2 / row['mu_aggregation'], 1.0, 1))
         found = wor_epsilon(history, row['delta'])
         assert row['epsilon_lower'] <= found <= row['epsilon_upper'] * 1.002
 

@@ -44,7 +44,7 @@ def by_renyi():
 
 def wor():
     """Steps of two kinds, without replacement."""
-    claim = wor_epsilon([(3.0, 0.4, 4), (5.0, 0.5, 3)], DELTA)
+    claim = wor_epsilon([(6.0, 0.4, 4), (10.0, 0.5, 3)], DELTA)
     lines = [(6.0, Fraction(2, 5), 4), (10.0, Fraction(1, 2), 3)]
     return judge('wor', lines, claim, DELTA)
 
@@ -194,9 +194,9 @@ RELEASES = {
         '4 / float(mu)',
     ),
     'an epsilon of the sums of one hop': (
-        PrivateAGP.report,
-        'epsilon = gaussian_epsilon(mu, delta)',
-        'epsilon = gaussian_epsilon(mu / math.sqrt(self.hops), delta)',
+        PrivateAGP._spent,
+        'gaussian_epsilon(account.mu, delta)',
+        'gaussian_epsilon(account.mu / self.hops**0.5, delta)',
     ),
     'a sensitivity that another rounding paid for': (
         private_agp.make_report,

@@ -279,9 +279,19 @@ def test_fields_of_another_certificate_differ():
         'features': (2, 2),
         'num_targets': 10,
         'attackers': 3,
+        'counted': 10,
     }
+    reached = {
+        int(who)
+        for who, point in zip(made['owner'], made['points'], strict=True)
+        if all(p <= r for p, r in zip(point, made['budget'], strict=True))
+    }
+    assert 0 < len(reached) < 10
+    values['one_by_one'] = 10 - len(reached)
     assert not list(kernel.differences(made, values))
     for name, value in (
+        ('one_by_one', values['one_by_one'] + 1),
+        ('counted', 9),
         ('edges', (3, 0)),
         ('edges', (2, 1)),
         ('features', (2, 3)),

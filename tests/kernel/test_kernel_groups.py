@@ -54,11 +54,11 @@ def test_draws_have_the_profile_of_their_bound(n, m, k, z):
     law = groups.without_replacement(n, k)
     for epsilon in (0.0, 0.25, 1.0, 3.0):
         (low, high), (less, most) = at(law, epsilon, Fraction(m, n), z)
-        want = dp.group_wor_profile(epsilon, m, n, k, z / 2)
+        want = dp.group_wor_profile(epsilon, m, n, k, z)
         assert low <= high <= low + 1e-30
         assert high == pytest.approx(want, rel=1e-9, abs=1e-20)
         one, two = (
-            dp.group_wor_profile(epsilon + side * 1e-5, m, n, k, z / 2)
+            dp.group_wor_profile(epsilon + side * 1e-5, m, n, k, z)
             for side in (1, -1)
         )
         if epsilon:
@@ -114,7 +114,7 @@ def test_an_account_is_proved_and_less_is_refuted(k, m, z, q, steps, delta):
         claim = dp.poisson_epsilon(lines, delta, occurrences=k)
     else:
         n = int(m / q)
-        claim = dp.group_wor_epsilon([(z / 2, float(q), steps)], delta, n, k)
+        claim = dp.group_wor_epsilon([(z, float(q), steps)], delta, n, k)
     assert judge_group(lines, 1.002 * claim, delta, k, m) == 'holds'
     assert judge_group(lines, 0.99 * claim, delta, k, m) == 'FAILS'
 

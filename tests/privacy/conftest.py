@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
+from pyg_trust import noise
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.noise import SeededNoise
 from pyg_trust.privacy import PrivacyEngine, aggregation
@@ -40,7 +41,7 @@ def quiet(monkeypatch):
         def cells(self, shape):
             return torch.zeros(shape, dtype=torch.int64)
 
-    monkeypatch.setattr(aggregation.noise, 'source', lambda *_: Silence())
+    monkeypatch.setattr(noise, 'source', lambda *_: Silence())
     monkeypatch.setattr(
         aggregation, 'train_privately', lambda module, *_: module.eval()
     )

@@ -54,7 +54,7 @@ def test_history(kind):
     spend(accountant, 1)
     assert accountant.history == [(8.0, 0.4, 3), (8.0, 0.5, 2), (8.0, 0.4, 1)]
     assert len(accountant) == 6
-    want = wor_epsilon([(4.0, 0.4, 4), (4.0, 0.5, 2)], 1e-6, kind.mechanism())
+    want = wor_epsilon([(8.0, 0.4, 4), (8.0, 0.5, 2)], 1e-6, kind.mechanism())
     assert accountant.get_epsilon(1e-6) == pytest.approx(want, rel=1e-9)
 
 
@@ -234,15 +234,15 @@ def test_bounded_degree():
     line = {'noise_multiplier': 2 * 4 * 3.0, 'sample_rate': 0.2}
     for _ in range(7):
         accountant.step(**line)
-    want = fdp_epsilon(1000, 200, 4, 3.0, 7, 1e-5)
+    want = fdp_epsilon(1000, 200, 4, 24.0, 7, 1e-5)
     assert accountant.get_epsilon(1e-5) == pytest.approx(want)
     left = accountant.remaining_steps(8.0, 1e-5, **line)
-    assert fdp_epsilon(1000, 200, 4, 3.0, 7 + left, 1e-5) <= 8
-    assert fdp_epsilon(1000, 200, 4, 3.0, 8 + left, 1e-5) > 8
+    assert fdp_epsilon(1000, 200, 4, 24.0, 7 + left, 1e-5) <= 8
+    assert fdp_epsilon(1000, 200, 4, 24.0, 8 + left, 1e-5) > 8
     noise = accountant.noise_multiplier_for(
         8.0, 1e-5, sample_rate=0.2, steps=50
     )
-    spent = fdp_epsilon(1000, 200, 4, noise / 8, 50, 1e-5)
+    spent = fdp_epsilon(1000, 200, 4, noise, 50, 1e-5)
     assert 0.99 * 8 <= spent <= 8
     other = FDPAccountant(1000, 200, 4)
     other.load_state_dict(accountant.state_dict())
@@ -253,7 +253,7 @@ def test_bounded_degree():
         PLDAccountant().load_state_dict(accountant.state_dict())
     with pytest.raises(ValueError, match='sample_rate'):
         accountant.step(noise_multiplier=24.0, sample_rate=0.3)
-    with pytest.raises(ValueError, match='lam'):
+    with pytest.raises(ValueError, match='noise_multiplier'):
         accountant.step(noise_multiplier=0.1, sample_rate=0.2)
     with pytest.raises(ValueError, match='delta'):
         accountant.get_epsilon(0.0)

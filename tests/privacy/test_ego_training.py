@@ -90,7 +90,7 @@ def test_the_account_is_by_the_loader(sampling):
         want = dp.poisson_epsilon([(6.0, 0.05, 10)], 1e-4, occurrences=3)
         assert 'coin' in report.explain()
     else:
-        want = dp.group_wor_epsilon([(3.0, 0.05, 10)], 1e-4, 60, 3)
+        want = dp.group_wor_epsilon([(6.0, 0.05, 10)], 1e-4, 60, 3)
     assert report.epsilon == pytest.approx(want, rel=1e-12)
     assert report.epsilon < report.epsilon_renyi
     assert 'at most 3 of all units see a row' in report.explain()

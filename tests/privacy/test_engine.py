@@ -208,15 +208,15 @@ def test_loader_ends_before_the_budget_does(private, method, chunk):
         max_physical_batch_size=chunk,
     )
     q = 8 / setup.loader.num_subgraphs
-    want = max_steps(2.5, 1e-3, q, 2.0, method=method)
+    want = max_steps(2.5, 1e-3, q, 4.0, method=method)
     assert want > 3
     setup.train(epochs=want)
     assert setup.engine.steps == want
     assert setup.engine.exhausted
     assert list(setup.loader) == []
     spent = setup.engine.get_epsilon(1e-3)
-    assert spent == pytest.approx(wor_epsilon([(2.0, q, want)], 1e-3, method))
-    assert spent <= 2.5 < wor_epsilon([(2.0, q, want + 1)], 1e-3, method)
+    assert spent == pytest.approx(wor_epsilon([(4.0, q, want)], 1e-3, method))
+    assert spent <= 2.5 < wor_epsilon([(4.0, q, want + 1)], 1e-3, method)
 
 
 def test_step_beyond_the_budget_is_refused(private):
@@ -279,7 +279,7 @@ def test_rates_of_every_partition(private):
     ]
     for rate, actual in zip(spent, exact, strict=True):
         assert actual <= rate <= actual + 1 / 4096
-    want = wor_epsilon([(2.0, q, 1) for q in exact], 1e-3)
+    want = wor_epsilon([(4.0, q, 1) for q in exact], 1e-3)
     assert want <= setup.engine.get_epsilon(1e-3) <= 1.005 * want
 
 
@@ -328,7 +328,7 @@ def test_report_says_it_all(private):
     assert report.steps == 2
     q = 8 / setup.loader.num_subgraphs
     assert report.sample_rates == ((q, 2),)
-    assert report.epsilon == pytest.approx(wor_epsilon([(2, q, 2)], 1e-3))
+    assert report.epsilon == pytest.approx(wor_epsilon([(4, q, 2)], 1e-3))
     json.loads(report.to_json())
     words = report.explain()
     for word in (
@@ -634,10 +634,10 @@ def test_fdp_trains_to_its_budget():
     assert report.units_per_row == 3
     assert report.sensitivity == pytest.approx(2 * 3 * 0.3)
     assert report.noise_std == pytest.approx(report.lam * 2 * 3 * 0.3)
-    want = fdp_epsilon(60, 10, 3, report.lam, engine.steps, 1e-3)
+    want = fdp_epsilon(60, 10, 3, 6 * report.lam, engine.steps, 1e-3)
     assert report.epsilon == pytest.approx(want)
     assert report.epsilon <= 9
-    more = fdp_epsilon(60, 10, 3, report.lam, engine.steps + 1, 1e-3)
+    more = fdp_epsilon(60, 10, 3, 6 * report.lam, engine.steps + 1, 1e-3)
     assert more > 9
     other, arguments = fdp_setup()
     other.make_private(
@@ -712,7 +712,7 @@ def test_percentile_in_private_spends(private, tmp_path):
             F.cross_entropy(out, batch.y[:4]).backward()
             optimizer.step()
     q = 4 / loader.num_subgraphs
-    assert engine.steps == max_steps(2.0, 1e-3, q, 2.0)
+    assert engine.steps == max_steps(2.0, 1e-3, q, 4.0)
     engine.close()
     engine, asked, _, _ = make_engine(private, ledger=tmp_path / 'ledger')
     engine._open(asked['data_loader'])

@@ -36,8 +36,7 @@ def half():
         """Half of what it costs."""
 
         def epsilon_of(self, history, delta):
-            lines = [(z / 2, q, n) for z, q, n in history]
-            return wor_epsilon(lines, delta) / 2
+            return wor_epsilon(history, delta) / 2
 
     return Mine
 

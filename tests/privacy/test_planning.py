@@ -15,7 +15,7 @@ from pyg_trust.functional.accounting import (
     least_noise,
     rdp_epsilon,
 )
-from pyg_trust.functional.mechanisms import MIN_LAM, rdp_fdp
+from pyg_trust.functional.mechanisms import rdp_fdp
 from pyg_trust.functional.selection import rdp_select
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import GraphLoader
@@ -149,7 +149,7 @@ def test_a_search_for_noise_asks_a_dozen_times_at_most(goal, power):
 
 
 def test_a_search_for_noise_ends_at_the_least_and_where_none_is_enough():
-    assert least_noise(lambda noise: 0.0, 1.0, 0.01, 'it') == MIN_LAM
+    assert least_noise(lambda noise: 0.0, 1.0, 0.01, 'it') == 0.1
     # A jump over the budget: the upper side of it.
     found = least_noise(lambda z: 2.0 if z < 5 else 0.1, 1.0, 0.01, 'it')
     assert 5 <= found <= 5 * (1 + 1e-8)

@@ -364,8 +364,8 @@ def test_walks_and_a_release_have_one_account(tmp_path):
     first = transform(data).x
     assert torch.equal(transform(data).x, first)
     rate = loader.sample_rate_at(0)
-    joint = wor_epsilon([(4.0, rate, 3), (2.0, 1.0, 1)], 1e-3)
-    apart = wor_epsilon([(4.0, rate, 3)], 1e-3) + gaussian_epsilon(0.5, 1e-3)
+    joint = wor_epsilon([(8.0, rate, 3), (4.0, 1.0, 1)], 1e-3)
+    apart = wor_epsilon([(8.0, rate, 3)], 1e-3) + gaussian_epsilon(0.5, 1e-3)
     assert engine.get_epsilon(1e-3) == pytest.approx(joint)
     assert transform.report(1e-3).epsilon == pytest.approx(joint)
     assert joint < apart

@@ -275,6 +275,7 @@ class Building(Stateful):
         progress_bar: bool | None,
         action: str,
         request: dict[str, Any] | None = None,
+        reference: str = '',
         *,
         begin: dict[int, tuple[Stage, ...]] | None = None,
         started: float | None = None,
@@ -329,7 +330,7 @@ class Building(Stateful):
             fresh=begin is None,
             work=Work(seconds, how.trainer, tuple(stages)),
         )
-        ledger.record(action, 0.0, request, state.sealed)
+        ledger.record(action, 0.0, request, state.sealed, reference)
         return state
 
     def _parts(self, data: Data, shards: Iterable[int]) -> dict[int, Data]:

@@ -86,7 +86,11 @@ class Removing(Building):
 
     @editing
     def remove(
-        self, request: RemovalRequest, *, progress_bar: bool | None = None
+        self,
+        request: RemovalRequest,
+        *,
+        reference: str = '',
+        progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
         """Remove the named items.
 
@@ -96,6 +100,8 @@ class Removing(Building):
         Args:
             request (RemovalRequest): what to forget, in the names that
                 ``fit`` saw, of graph 0.
+            reference (str): of the batch that asks for it, 32 hexadecimal
+                digits, for the line of the ledger. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
@@ -105,11 +111,16 @@ class Removing(Building):
                 the queue; if no training node would be left, or none of a
                 class without :obj:`num_classes`.
         """
-        self._agree('remove', request=request)
+        self._agree('remove', request=request, reference=reference)
         state = self._fitted
+        state.ledger.check_reference(reference)
         self._check_queue(state, request)
         return self._remove(
-            state, request, (state.queue, state.arrived), progress_bar
+            state,
+            request,
+            (state.queue, state.arrived),
+            progress_bar,
+            reference,
         )
 
     @editing
@@ -345,6 +356,7 @@ class Removing(Building):
         request: RemovalRequest,
         waiting: tuple[tuple[RemovalRequest, ...], tuple[float, ...]],
         progress_bar: bool | None,
+        reference: str = '',
     ) -> ShardRemovalReport:
         queue, arrived = waiting
         started = time.perf_counter()
@@ -362,7 +374,7 @@ class Removing(Building):
             for shard, stage in first.items()
         }
         ledger = state.ledger.copy()
-        ledger_line = ('retrain', request.to_dict())
+        ledger_line = ('retrain', request.to_dict(), reference)
         new = self._build(
             state,
             data,

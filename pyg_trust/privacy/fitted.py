@@ -1,0 +1,195 @@
+"""Frame of models that are fitted to a private graph once.
+
+A fit of one data set is a few Gaussian releases on one account, whose shares
+of the budget are fixed before. What comes out is kept: it predicts without
+reading an edge, and is saved with the lines of the account that paid for it.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from torch import Tensor
+
+from pyg_trust._checks import check_instance, check_number, check_positive
+from pyg_trust._fingerprints import fingerprint, stored
+from pyg_trust._states import FORMAT, check_state
+from pyg_trust.account import ReleaseAccount
+from pyg_trust.commit import ObjectLock
+from pyg_trust.functional.mechanisms import check_delta
+from pyg_trust.functional.private_accounting import gaussian_mu_for
+from pyg_trust.graph import CSRGraph
+from pyg_trust.report import provenance
+from pyg_trust.transforms.release_checks import (
+    Releasing,
+    check_alone,
+    warn_of_other_releases,
+)
+
+Shares = tuple[float, float, float]
+Model = TypeVar('Model', bound='PrivateFit')
+
+
+class Task(Protocol):
+    """Checked data of a fit; the key tells data apart."""
+
+    @property
+    def graph(self) -> CSRGraph:
+        """Graph."""
+
+    @property
+    def x(self) -> Tensor:
+        """Features."""
+
+    @property
+    def key(self) -> str:
+        """Digest of the data."""
+
+
+class PrivateFit(Releasing):
+    """Base: account, fit, report and checkpoint of a private model.
+
+    A subclass reads its data into a :class:`Task`, trains by
+    :meth:`_train_on`, which pays before it draws noise, and names its
+    :meth:`_setting` and the entries of its checkpoint.
+    """
+
+    advice = 'Save state_dict()'
+    #: Entries of a checkpoint beside those of every fit.
+    _entries: ClassVar[tuple[str, ...]]
+    epsilon: float
+    delta: float
+    limit: float
+
+    def _set_budget(
+        self,
+        epsilon: float,
+        delta: float,
+        shares: Shares,
+        ledger: str | Path | None,
+        ledger_head: str | None,
+        seed: int | None,
+    ) -> None:
+        self.epsilon = check_positive('epsilon', epsilon)
+        self.delta = check_delta(delta)
+        self.limit = gaussian_mu_for(self.epsilon, self.delta)
+        self.shares = shares
+        self._set_account(ledger, ledger_head, seed)
+        self._lock = ObjectLock()
+        self._fitted = ''
+
+    @property
+    def mus(self) -> Shares:
+        r""":math:`\mu` of each of the three releases of a fit."""
+        one, two, three = (self.limit * math.sqrt(s) for s in self.shares)
+        return one, two, three
+
+    def _setting(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _prepare(self, task: Any) -> None:
+        """Refuse a task that can't be trained on, before anything is spent."""
+
+    def _train_on(self, task: Any, account: ReleaseAccount) -> None:
+        raise NotImplementedError
+
+    def _fit(self: Model, task: Task) -> Model:
+        # The same data again change nothing and cost nothing.
+        if task.key == self._fitted:
+            return self
+        check_alone()
+        self._prepare(task)
+        account = self._open(task.graph.num_nodes)
+        with account.lock:
+            # All or nothing: no budget goes into half of a model.
+            account.check(math.hypot(*self.mus))
+            # Where it stops, what was paid stays paid.
+            self._train_on(task, account)
+            self._fitted = task.key
+        if self.seed is None:
+            features = ''
+            if self.relation.name != 'edge':
+                features = fingerprint(*stored(task.x))
+            warn_of_other_releases(
+                *(self.relation, task.graph, features),
+                *(account, self.delta, 6),
+            )
+        return self
+
+    def _reported(self, delta: float | None) -> dict[str, Any]:
+        # The fields of a report that all fits share.
+        if self._account is None:
+            raise RuntimeError('fit data first: nothing was released')
+        delta = self.delta if delta is None else check_delta(delta)
+        made = provenance(**self._setting())
+        return {**self._spent(delta), 'provenance': made}
+
+    def _saved(self) -> dict[str, Any]:
+        # The entries that every checkpoint has.
+        assert self._account is not None
+        return {
+            'format': FORMAT,
+            'setting': self._setting(),
+            'history': list(self._account.lines),
+            'ledger': self._account.head or '',
+        }
+
+    def _check_saved(self, state: Any) -> None:
+        check_instance('state', state, dict)
+        entries = ('setting', 'history', 'ledger', *self._entries)
+        check_state(state, entries, (FORMAT,))
+        check_instance('state', state['setting'], dict)
+
+    def _check_paid(self, state: dict[str, Any]) -> list[float]:
+        # The lines of a checkpoint, which pay for what it holds.
+        check_instance('state', state['history'], list)
+        lines = [check_positive('state', mu) for mu in state['history']]
+        needed = math.hypot(*self.mus)
+        if math.hypot(*lines) < needed * (1 - 1e-9):
+            raise ValueError(
+                "'state' needs a 'history' that pays for the rows and weights "
+                f'it holds (got mu {math.hypot(*lines):.6g}, need '
+                f'{needed:.6g})'
+            )
+        return lines
+
+
+def take(lines: list[float], mu: float) -> float:
+    r"""Remove one line of this :math:`\mu`; return it, or 0 without one.
+
+    Args:
+        lines (list[float]): of an account, changed in place.
+        mu (float): of the line.
+    """
+    for line in lines:
+        if math.isclose(line, mu, rel_tol=1e-9):
+            lines.remove(line)
+            return line
+    return 0.0
+
+
+def check_shares(
+    shares: Sequence[float] | None, default: Shares, names: str
+) -> Shares:
+    r"""Check the shares of :math:`\mu^2` that three releases have.
+
+    Args:
+        shares (sequence of float, optional): as given.
+        default (tuple): without any.
+        names (str): of the three, for the message.
+    """
+    if shares is None:
+        return default
+    if isinstance(shares, str) or not isinstance(shares, Sequence):
+        raise TypeError(
+            f"'shares' needs to be three numbers (got {type(shares).__name__})"
+        )
+    made = [check_number('shares', share) for share in shares]
+    fine = len(made) == 3 and all(0 < share < 1 for share in made)
+    if not fine or not math.isclose(sum(made), 1.0, rel_tol=1e-9):
+        raise ValueError(
+            "'shares' needs to be three positive numbers that sum to 1, for "
+            f'{names} (got {shares})'
+        )
+    return made[0], made[1], made[2]
