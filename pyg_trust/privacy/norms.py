@@ -18,7 +18,7 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
 from pyg_trust.privacy.attaching import Loader
@@ -301,7 +301,7 @@ def gradient_norms(
     found: list[Tensor] = []
     decoys = Decoys(_PROBED if loader.form == 'withdraw' else None)
     parts = torch.arange(loader.num_subgraphs).split(_PROBED)
-    for index in Bar(parts, **bar_options(progress_bar), desc='norms'):
+    for index in Bar(parts, progress_bar, desc='norms'):
         batch = loader(loader.batch_sampler.write(0, index))
         owner, count = loader.check_batch(batch, 0, index.numel())
         batch, owner = batch.to(device), owner.to(device)
