@@ -355,17 +355,6 @@ def _shard_removal(c: Any) -> Words:
             'the files of earlier states, which hold what was removed and are '
             'kept in the folder (keep_history=True) until purge()'
         )
-    if c.queued:
-        wait = ''
-        if c.max_wait is not None:
-            wait = (
-                ', and none comes by itself: flush_if_due() needs to be '
-                f'called {c.max_wait:g} seconds after the first came'
-            )
-        limits.append(
-            f'{c.queued} requests in the queue, which are not forgotten '
-            f'before the next flush(){wait}'
-        )
     return Words(
         ('' if c.secrets == FROM_SYSTEM else f'{c.secrets}; ')
         + 'models and aggregator equal, bit for bit, those trained from '

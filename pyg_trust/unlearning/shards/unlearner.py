@@ -9,7 +9,6 @@ which has seen labels and the outputs of all models.
 """
 
 import copy
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -25,9 +24,9 @@ from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_integer,
-    check_non_negative,
     check_tensor,
 )
+from pyg_trust._moved import retired
 from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
@@ -37,7 +36,6 @@ from pyg_trust.nn.shard_aggregator import (
     ShardAggregator,
     make_aggregator,
 )
-from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.shards.graph import (
     copied,
@@ -189,7 +187,6 @@ class ShardedUnlearner(Removing):
         over_ranks (bool): whether the processes of torchrun share the shards,
             each training and running every :math:`P`-th. All of them call
             what changes the unlearner (:meth:`fit`, :meth:`remove`,
-            :meth:`enqueue`, :meth:`flush`, :meth:`withdraw`,
             :meth:`repartition`) with the same arguments, and hold all models,
             with the bits of one process; one writes the :obj:`folder`.
             Where one fails or dies, all others get an error, within the
@@ -200,12 +197,6 @@ class ShardedUnlearner(Removing):
             Aggregators that learn need the outputs in any case; the others
             are :obj:`'mean'` and :obj:`'majority'`.
             (default: :obj:`'present'`)
-        max_wait (float, optional): after so many seconds in the queue a
-            request is :attr:`due`. (default: :obj:`None`)
-        max_requests (int, optional): so many requests make the queue due.
-            (default: :obj:`None`)
-        clock (Callable): tells the time, in seconds, when a request enters
-            the queue and when that is due. (default: :func:`time.time`)
         folder (str or Path, optional): where every new state is written
             before it becomes visible, and which then holds no file of an
             earlier one. (default: :obj:`None`)
@@ -221,6 +212,7 @@ class ShardedUnlearner(Removing):
         TypeError, ValueError: if an argument is out of range.
     """
 
+    @retired(max_wait=None, max_requests=None, clock=None)
     def __init__(
         self,
         model_factory: Callable[[], Module],
@@ -241,9 +233,6 @@ class ShardedUnlearner(Removing):
         num_workers: int | None = None,
         over_ranks: bool = False,
         outputs: str = 'present',
-        max_wait: float | None = None,
-        max_requests: int | None = None,
-        clock: Callable[[], float] = time.time,
         folder: str | Path | None = None,
         keep_history: bool = False,
         seed: int | None = None,
@@ -263,7 +252,6 @@ class ShardedUnlearner(Removing):
             ('aggregator_nodes', aggregator_nodes),
             ('num_classes', num_classes),
             ('num_workers', num_workers),
-            ('max_requests', max_requests),
         ):
             if value is not None or name == 'aggregator_nodes':
                 check_integer(name, cast(int, value), 1)
@@ -278,12 +266,6 @@ class ShardedUnlearner(Removing):
                 f'are the processes (got {trainer!r})'
             )
         check_choice('outputs', outputs, ('present', 'on_request'))
-        if max_wait is not None:
-            check_non_negative('max_wait', max_wait)
-        check_callable('clock', clock)
-        self.max_wait = None if max_wait is None else float(max_wait)
-        self.max_requests = max_requests
-        self._clock = clock
         self._on_request = outputs == 'on_request'
         self._auto_adj = sparse_adj == 'auto'
         self._asked_seconds = 0.0
@@ -347,9 +329,9 @@ class ShardedUnlearner(Removing):
                 there are fewer training nodes than shards (hash shards may be
                 empty), or the partition does not fit them; if the models'
                 outputs have the wrong width, or models are no function of
-                their data and seed; if requests are in the queue, or the
-                folder holds a state; if ranks were given different data,
-                seeds or arguments, with :obj:`over_ranks`.
+                their data and seed; if the folder holds a state; if ranks were
+                given different data, seeds or arguments, with
+                :obj:`over_ranks`.
         """
         self._agree(
             'fit',
@@ -364,8 +346,6 @@ class ShardedUnlearner(Removing):
                 self.keep_history,
                 self._on_request,
                 self._auto_adj,
-                self.max_wait,
-                self.max_requests,
             ],
         )
         if isinstance(self._given, Forgotten):
@@ -375,11 +355,6 @@ class ShardedUnlearner(Removing):
             )
         before = self._state
         anew = before is None or before.ledger.has_removals
-        if before is not None and before.queue:
-            raise ValueError(
-                f'{len(before.queue)} requests are in the queue, which a fit '
-                'would drop: flush() or withdraw() them first'
-            )
         if (
             anew
             and self.folder is not None
@@ -498,11 +473,6 @@ class ShardedUnlearner(Removing):
         """A copy of the account of removals; nothing is ever spent."""
         return self._fitted.ledger.copy()
 
-    @property
-    def queue(self) -> tuple[RemovalRequest, ...]:
-        """The queued requests, the oldest first."""
-        return self._fitted.queue
-
     def shard_state(self, shard: int) -> dict[str, Tensor]:
         """Copy the ``state_dict`` of a shard's model.
 
@@ -554,7 +524,7 @@ class ShardedUnlearner(Removing):
             'retrain',
             progress_bar,
         )
-        self._commit(new._replace(queue=state.queue, arrived=state.arrived))
+        self._commit(new)
         return self._report()
 
     # What can be checked ####################################################
@@ -571,7 +541,7 @@ class ShardedUnlearner(Removing):
 
         Weights need to be *equal*. Also looks for what should be gone: names
         that the ledger lists as removed in the graph, the partition, the
-        checkpoints and the queue; checkpoints, in the folder too, that are
+        checkpoints; checkpoints, in the folder too, that are
         not those of the present data; tensors that are views into larger
         ones. (There is no state of an optimizer to look at: it ends with the
         training.)
