@@ -572,7 +572,11 @@ for name in ('plan', 'remove'):
         users=NO_NAMES,
         items=NO_NAMES,
         interactions=NO_PAIRS,
-        **({'reference': values(3, ['a'])} if name == 'remove' else {}),
+        **(
+            {'reference': values(3, ['a'], 'a' * 31)}
+            if name == 'remove'
+            else {}
+        ),
     )
 entry(
     'unlearning.Recommender.recommend',
