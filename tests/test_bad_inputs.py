@@ -18,6 +18,7 @@ from typing import Any
 
 import bad_aggregation  # noqa: F401
 import bad_certificates  # noqa: F401
+import bad_erasure  # noqa: F401
 import bad_functional  # noqa: F401
 import bad_ground  # noqa: F401
 import bad_layers  # noqa: F401
