@@ -606,5 +606,14 @@ entry(
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
 )
+entry(
+    'unlearning.RecommenderReport.verified',
+    lambda: (
+        (model := liked()).remove(users=[0]),
+        {'found': model.verify()},
+    ),
+    Row('of other counts', {'found': liked().verify()}, "'found'"),
+    found=instance(),
+)
 for name in ('Plan', 'Report', 'VerifyReport'):
     EXEMPT[f'unlearning.Recommender{name}'] = RESULT
