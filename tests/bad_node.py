@@ -34,7 +34,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import transforms, unlearning
 from pyg_trust.functional import Measure, katz, sgc
-from pyg_trust.functional.dynamic_graph import DynamicGraph
+from pyg_trust.functional.incremental import bare
 from pyg_trust.functional.sums import Sums
 from pyg_trust.removal import RemovalRequest
 
@@ -46,7 +46,7 @@ LIST = tensor(rows=False, finite=False)
 
 
 def rows() -> Any:
-    return DynamicGraph(csr(), True).receiving
+    return bare(csr(), sgc(1)).receiving
 
 
 def ones(*shape: int) -> torch.Tensor:
@@ -76,57 +76,6 @@ entry(
     place=tensor(finite=False, none=True),
     add=values(3, None, 'a'),
     names={'nodes': "'(nodes|z|place)'", 'x': "'(x|recv|out|send)'"},
-)
-entry(
-    'ops.touched_rows',
-    lambda: {
-        'rows': rows(),
-        'reads': rows().length,
-        'seeds': NODES,
-        'extra': NODES,
-        'stamp': torch.zeros(N, dtype=torch.int32),
-        'mark': 1,
-        'levels': 2,
-        'most': 100.0,
-    },
-    rows=instance(),
-    reads=tensor(finite=False),
-    seeds=LIST,
-    extra=LIST,
-    stamp=tensor(finite=False),
-    mark=integer(1, 2**31 - 3),
-    levels=integer(0, 2**31 - 1),
-    most=values('half', None, [0.5]),
-    names={'levels': "'(levels|mark)'"},
-)
-entry(
-    'ops.entries_at',
-    lambda: {
-        'rows': rows(),
-        'back': rows(),
-        'nodes': NODES,
-        'edges': torch.tensor([[0], [1]]),
-        'both': True,
-    },
-    rows=instance(),
-    back=instance(),
-    nodes=LIST,
-    edges=tensor(finite=False),
-    both=values(3, None, 'a'),
-)
-entry(
-    'ops.edit_rows',
-    lambda: {
-        'rows': rows(),
-        'row': torch.tensor([0]),
-        'target': torch.tensor([0]),
-        'insert': False,
-    },
-    rows=instance(),
-    row=LIST,
-    target=tensor(finite=False),
-    insert=values(3, None, 'a'),
-    names={'row': "'(row|target)'"},
 )
 entry(
     'ops.push_rows',
@@ -267,6 +216,7 @@ entry(
         'num_nodes': N,
         'named': NODES,
         'values': ones(2, 2),
+        'edits': 1,
     },
     *STATES,
     state=instance(),
@@ -276,6 +226,7 @@ entry(
     num_nodes=integer(0, N),
     named=tensor(rows=False, finite=False),
     values=tensor(finite=False, columns=True),
+    edits=integer(0),
 )
 
 # Features of a changing graph ################################################
@@ -427,6 +378,8 @@ entry(
     ),
     Row('a long series', {'features': 'push'}, "'features'|features="),
     Row('theta', {'theta': 0.5}, "'theta'"),
+    Row('a bound beyond all grids', {'bound': 1e14}, "'bound'"),
+    bound=POSITIVE,
     measure=instance(),
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
