@@ -185,17 +185,6 @@ def test_no_exact_minimiser_is_farther_away_than_the_shift(head):
         assert 1e-5 < distance <= m * std * (1 + 1e-9)
 
 
-def test_what_cancels_is_rounded_all_the_same():
-    # Neighbours of opposite signs: nothing is left but what rounding hides.
-    entries = np.array([[0, 1, 2, 2], [2, 2, 0, 1]])
-    x = np.array([[0.7], [-0.7], [0.0]])
-    about = np.array([2]), (0.0, 1.0), 0.5, 0.5, False
-    found = removal.features(entries, x, *about)
-    same = removal.features(entries, np.abs(x), *about)
-    assert found.Z[0, 0] == 0
-    assert 1e-18 < found.error == same.error
-
-
 def test_a_node_that_nothing_leaves_is_reached_all_the_same():
     # Its degree is 0, and 0 to the power 0 is one.
     found = removal.features(
