@@ -748,7 +748,6 @@ entry(
     path=PATH,
 )
 for name in (
-    'BatchPlan',
     'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',

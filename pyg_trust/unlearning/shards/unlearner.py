@@ -11,7 +11,7 @@ which has seen labels and the outputs of all models.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -20,11 +20,13 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_callable,
+    NotNegative,
+    OneOf,
     check_choice,
     check_instance,
     check_integer,
     check_tensor,
+    validated,
 )
 from pyg_trust._moved import retired
 from pyg_trust.commit import ObjectLock, editing, synchronized
@@ -212,7 +214,11 @@ class ShardedUnlearner(Removing):
         TypeError, ValueError: if an argument is out of range.
     """
 
+<<<<<<< HEAD
     @retired(max_wait=None, max_requests=None, clock=None)
+=======
+    @validated
+>>>>>>> integ
     def __init__(
         self,
         model_factory: Callable[[], Module],
@@ -232,12 +238,18 @@ class ShardedUnlearner(Removing):
         trainer: str = 'sequential',
         num_workers: int | None = None,
         over_ranks: bool = False,
+<<<<<<< HEAD
         outputs: str = 'present',
+=======
+        outputs: Annotated[str, OneOf(('present', 'on_request'))] = 'present',
+        max_wait: NotNegative | None = None,
+        max_requests: int | None = None,
+        clock: Callable[[], float] = time.time,
+>>>>>>> integ
         folder: str | Path | None = None,
         keep_history: bool = False,
         seed: int | None = None,
     ) -> None:
-        check_callable('model_factory', model_factory)
         if isinstance(model_factory, Module):
             raise TypeError(
                 "'model_factory' needs to make a new model at every call, as "
@@ -255,17 +267,20 @@ class ShardedUnlearner(Removing):
         ):
             if value is not None or name == 'aggregator_nodes':
                 check_integer(name, cast(int, value), 1)
-        if folder is not None:
-            check_instance('folder', folder, str, Path)
         if isinstance(sparse_adj, str):
             check_choice('sparse_adj', sparse_adj, ('auto',))
-        check_instance('over_ranks', over_ranks, bool)
         if over_ranks and trainer != 'sequential':
             raise ValueError(
                 "'over_ranks' needs the trainer 'sequential', as the ranks "
                 f'are the processes (got {trainer!r})'
             )
+<<<<<<< HEAD
         check_choice('outputs', outputs, ('present', 'on_request'))
+=======
+        self.max_wait = None if max_wait is None else float(max_wait)
+        self.max_requests = max_requests
+        self._clock = clock
+>>>>>>> integ
         self._on_request = outputs == 'on_request'
         self._auto_adj = sparse_adj == 'auto'
         self._asked_seconds = 0.0
@@ -292,7 +307,6 @@ class ShardedUnlearner(Removing):
         self.trainer = trainer
         self.num_workers = num_workers
         self.over_ranks = over_ranks
-        check_instance('keep_history', keep_history, bool)
         # Absolute: independent of the working directory.
         self.folder = None if folder is None else Path(folder).absolute()
         self.keep_history = keep_history
