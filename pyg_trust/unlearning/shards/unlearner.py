@@ -20,7 +20,6 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    NotNegative,
     OneOf,
     check_choice,
     check_instance,
@@ -214,11 +213,8 @@ class ShardedUnlearner(Removing):
         TypeError, ValueError: if an argument is out of range.
     """
 
-<<<<<<< HEAD
     @retired(max_wait=None, max_requests=None, clock=None)
-=======
     @validated
->>>>>>> integ
     def __init__(
         self,
         model_factory: Callable[[], Module],
@@ -238,14 +234,7 @@ class ShardedUnlearner(Removing):
         trainer: str = 'sequential',
         num_workers: int | None = None,
         over_ranks: bool = False,
-<<<<<<< HEAD
-        outputs: str = 'present',
-=======
         outputs: Annotated[str, OneOf(('present', 'on_request'))] = 'present',
-        max_wait: NotNegative | None = None,
-        max_requests: int | None = None,
-        clock: Callable[[], float] = time.time,
->>>>>>> integ
         folder: str | Path | None = None,
         keep_history: bool = False,
         seed: int | None = None,
@@ -274,13 +263,6 @@ class ShardedUnlearner(Removing):
                 "'over_ranks' needs the trainer 'sequential', as the ranks "
                 f'are the processes (got {trainer!r})'
             )
-<<<<<<< HEAD
-        check_choice('outputs', outputs, ('present', 'on_request'))
-=======
-        self.max_wait = None if max_wait is None else float(max_wait)
-        self.max_requests = max_requests
-        self._clock = clock
->>>>>>> integ
         self._on_request = outputs == 'on_request'
         self._auto_adj = sparse_adj == 'auto'
         self._asked_seconds = 0.0
