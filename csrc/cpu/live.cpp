@@ -580,6 +580,17 @@ void live_rows(const State& state,
   });
 }
 
+void live_mark(const State& state, const Tensor& nodes, const Tensor& mark) {
+  const bool along = state[kHow].const_data_ptr<double>()[4] != 0;
+  const size_t at = along ? kRows : kBackRows;
+  const Pool sending(state[at], state[at + kCol], state[at + kFree]);
+  const auto* list = nodes.const_data_ptr<int64_t>();
+  auto* marked = mark.mutable_data_ptr<bool>();
+  for (int64_t k = 0; k < nodes.numel(); ++k)
+    for (auto* to = sending.begin(list[k]); to < sending.end(list[k]); ++to)
+      marked[*to] = true;
+}
+
 int64_t live_edit(const State& state,
                   const Tensor& arcs,
                   const Tensor& loops,
@@ -659,5 +670,6 @@ int64_t live_edit(const State& state,
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("live_build", TORCH_BOX(&pyg_trust::live_build));
   m.impl("live_rows", TORCH_BOX(&pyg_trust::live_rows));
+  m.impl("live_mark", TORCH_BOX(&pyg_trust::live_mark));
   m.impl("live_edit", TORCH_BOX(&pyg_trust::live_edit));
 }
