@@ -15,7 +15,8 @@ error.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -1443,6 +1444,9 @@ def row_linear(x: Tensor, weight: Tensor) -> Tensor:
     return _RowLinear.apply(x, weight)
 
 
+_stops: ContextVar[Collection[Any]] = ContextVar('_stops', default=())
+
+
 class _RowLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -1455,8 +1459,35 @@ class _RowLinear(torch.autograd.Function):
         needed = ctx.needs_input_grad
         return (
             _rows_times(grads[0], weight.t()) if needed[0] else None,
-            grads[0].t() @ x if needed[1] else None,
+            None if not needed[1] or _ends(ctx) else grads[0].t() @ x,
         )
+
+
+def _ends(ctx: Any) -> bool:
+    # Whether nobody asks for what would come to the weight.
+    stops, (node, _) = _stops.get(), ctx.next_functions[1]
+    return node in stops or (
+        bool(stops)
+        and bool(node.next_functions)
+        and all(n in stops for n, _ in node.next_functions)
+    )
+
+
+@contextlib.contextmanager
+def without_gradients(stops: Collection[Any]) -> Iterator[None]:
+    """Leave out gradients by weights of :func:`row_linear`.
+
+    Torch leaves out what nobody asks for in its own operations alone.
+
+    Args:
+        stops (collection): nodes of torch's graph that no gradient needs to
+            reach, of tensors of parameters alone.
+    """
+    token = _stops.set(stops)
+    try:
+        yield
+    finally:
+        _stops.reset(token)
 
 
 def _rows_times(x: Tensor, weight: Tensor) -> Tensor:

@@ -310,25 +310,19 @@ OBJECTIVE = (
 
 
 def _released(c: Any, releases: str, unit: str) -> Words:
-    promise = (
-        f'the released weights are {_pair(c.epsilon, c.delta)}-'
-        'indistinguishable from those of exact retraining without what was '
-        'removed'
+    output = c.noise == 'output'
+    more = (
+        ', if Theorem 3 of Guo et al. holds here, which it does not in general'
     )
-    if c.noise == 'output':
-        promise += (
-            f', and all {releases} since the fit together '
-            f'{_pair(c.epsilon_transcript, c.delta)}'
-        )
-    else:
-        promise += (
-            ', if Theorem 3 of Guo et al. holds here, which it does not in '
-            'general'
-        )
+    if output:
+        together = _pair(c.epsilon_transcript, c.delta)
+        more = f', and all {releases} since the fit together {together}'
     checked = f'how the residual was checked: {c.residual_checked}'
     return Words(
-        promise,
-        (*(_OUTPUT if c.noise == 'output' else OBJECTIVE), checked),
+        f'the released weights are {_pair(c.epsilon, c.delta)}-'
+        'indistinguishable from those of exact retraining without what was '
+        f'removed{more}',
+        (*(_OUTPUT if output else OBJECTIVE), checked),
         _AFTERWARDS,
         {unit: c.bound},
         {unit: c.budget},
@@ -387,6 +381,16 @@ def _shard_removal(c: Any) -> Words:
             'bits are those of one machine and one version of torch',
         ),
         tuple(limits),
+    )
+
+
+@_of('exact removal from a recommender')
+def _count_removal(c: Any) -> Words:
+    return Words(
+        f'the counts of {c.num_interactions:,} interactions that remain have '
+        'the bits of counting anew, without what was removed',
+        ('what remains was not made from what was removed',),
+        (_AFTERWARDS[0], *_AFTERWARDS[2:5]),
     )
 
 

@@ -23,13 +23,14 @@ from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
 from pyg_trust.privacy.attaching import Loader
 from pyg_trust.privacy.bounds import check_norm
+from pyg_trust.privacy.decoys import Decoys
 from pyg_trust.privacy.draws import (
     fresh_state,
     random_state,
     set_random_state,
 )
 from pyg_trust.privacy.gradients import SubgraphGradients
-from pyg_trust.privacy.rehearsal import Decoys, Rehearsal, forgetting
+from pyg_trust.privacy.rehearsal import Rehearsal, forgetting
 from pyg_trust.privacy.spending import Spending
 from pyg_trust.privacy.validation import (
     Criterion,

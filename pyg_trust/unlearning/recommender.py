@@ -419,6 +419,7 @@ class Recommender(EditedInPlace):
             sealed=is_sealed,
             num_entries=entries,
             leftovers=tuple(left),
+            weights=held.ledger.entries[-1].data,
         )
 
     # Saved states ############################################################

@@ -410,8 +410,8 @@ class RecommenderPlan(Report):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecommenderReport(Report):
-    """The result of a removal from a recommender.
+class RecommenderReport(Verifiable):
+    """The result of a removal from a recommender, and its promise.
 
     Args:
         request (dict): the names of what was removed.
@@ -426,6 +426,8 @@ class RecommenderReport(Report):
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
         origin (dict): versions and settings.
+        verification (RecommenderVerifyReport, optional): as :meth:`verified`
+            adds it.
     """
 
     request: dict[str, Any]
@@ -438,6 +440,34 @@ class RecommenderReport(Report):
     data: str
     ledger_head: str
     origin: dict[str, Any]
+    verification: 'RecommenderVerifyReport | None' = None
+
+    @property
+    def weights(self) -> str:  # type: ignore[override]
+        """A digest of what the counts are a function of."""
+        return self.data
+
+    @property
+    def _verification(self) -> type[Report]:
+        return RecommenderVerifyReport
+
+    def guarantee(self) -> Guarantee:
+        """State that the counts hold no trace of the removed items."""
+        found = self.verification
+        return stated(
+            'exact removal from a recommender',
+            {**self.numbers(), 'request': {'0': self.request}},
+            not_covered=(
+                'recommendations: they read the lists of all, and are not '
+                'private',
+                'names of what was removed, in ledgers and reports',
+                'memory before flush(), where empty counts and gaps tell that '
+                'something was there',
+            ),
+            data=self.data,
+            origin=self.origin,
+            checked=() if found is None else (found.told(),),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,6 +484,7 @@ class RecommenderVerifyReport(Report):
             held.
         leftovers (tuple[str, ...]): traces of what was removed in memory,
             which ``flush()`` ends.
+        weights (str): the digest of what remains, as in the ledger.
     """
 
     ok: bool
@@ -461,6 +492,7 @@ class RecommenderVerifyReport(Report):
     sealed: bool
     num_entries: int
     leftovers: tuple[str, ...]
+    weights: str
 
     def told(self) -> str:
         """State the findings in one sentence."""

@@ -247,6 +247,12 @@ def test_reports_say_what_remains():
     assert line.data == report.data
     assert line.link == report.ledger_head
     assert report.exact
+    promise = report.verified(model.verify()).guarantee()
+    assert '22 interactions that remain have the bits' in promise.promise
+    assert 'verify() found' in promise.checked[0]
+    model.remove(users=[0])
+    with pytest.raises(ValueError, match='before the next removal'):
+        report.verified(model.verify())
     assert line.spent == 0
 
 
