@@ -398,7 +398,7 @@ entry(
     'loader.EdgeStream',
     lambda: {'loader': events(), 'start': missing()},
     loader=values(3, None),
-    window=POSITIVE,
+    window=values(0.0, -1.0, 'a', [1]),
     directed=values(3, None, 'a'),
     start=tensor(finite=False, rows=False, none=True),
     on_removed=choice(),

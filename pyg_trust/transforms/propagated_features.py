@@ -44,6 +44,8 @@ class PropagatedFeatures(EditedInPlace):
         features = PropagatedFeatures(graph, x, sgc(2))
         features.insert_edges(torch.tensor([[0], [5]]))
         new = features.insert_nodes(x_new, torch.tensor([[n], [3]]))
+        for update in EdgeStream(events, window=86_400):
+            features.update(update)
         z = features.rows(torch.tensor([0, 5]))
 
     With :obj:`theta` it holds the infinite series :math:`\alpha (I - (1 -
