@@ -96,6 +96,7 @@ _UNLESS = {
     'mechanism rdp_fdp': 'delta',
     'vote mean': 'targets certified',
     'aggregator mean': 'targets certified',
+    'predictions True': 'target_epsilon',
 }
 # What a field can be.
 _CHOICES = {
@@ -129,7 +130,7 @@ def confirmed(procedure: str, values: Mapping[str, Any]) -> frozenset[str]:
         sure -= {'noise_stds', 'releases'}  # others' are on it as well
     for case, alone in _UNLESS.items():
         name, value = case.split()
-        if values.get(name) == value:
+        if str(values.get(name)) == value:
             sure -= set(alone.split())
     return frozenset(sure)
 
@@ -296,14 +297,16 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
     usual = {'form': 'either', 'directed': False, 'max_degree': None}
     for name, value in usual.items():
         yield from _is(name, v[name], run.get(name, value))
-    yield from _is('target_epsilon', v['target_epsilon'], run.get('epsilon'))
+    transform, engine = 'transform' in run, bool(run.get('engine'))
+    if not engine:  # whose budget it is
+        goal = run.get('epsilon')
+        yield from _is('target_epsilon', v['target_epsilon'], goal)
     of_edges = about == 'node_incident'
     yield from _is('rows', v['rows'], 'others' if of_edges else 'all')
     if about in ('edge', 'feature'):
         yield from _is('max_degree', most, None)
     if count('receivers', v['receivers']) > v['num_nodes']:
         yield f'receivers: {v["receivers"]} of {v["num_nodes"]} nodes'
-    transform, engine = 'transform' in run, bool(run.get('engine'))
     seed = run.get('seed') is not None if transform else run['seeded']
     if seed and not v['seeded']:
         yield 'seeded: the run had a seed, secret noise is claimed'
@@ -322,8 +325,8 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
     wider = 1 + amount('rho', v['rho'])
     each = math.hypot(*(moved * wider / std for std in stds))
     lines = count('releases', v['releases'], 1) - bool(encoder) - bool(head)
-    if v['ledger_head'] is None and not engine:
-        # Nobody else has spent.
+    if v['ledger_head'] is None or engine:
+        # Nobody else's releases are among these.
         one = each / math.sqrt(hops)
         yield from _same('mu_aggregation', sums, one * lines**0.5, 1e-6)
     elif sums < each * (1 - 1e-6) or lines < hops:
