@@ -5,8 +5,12 @@ auc     85 % of the edges train, 10 % are scored beside as many pairs that are
         own edge left out, and the cosine of features, which reads no edge.
         Wanted at epsilon 4: Cora .885, CiteSeer .930, Facebook .960.
 time    CPU seconds of a fit, microseconds of a score, on Facebook.
+forget  CPU time of forgetting a user, over that of counting all paths, on a
+        random table of Gowalla's size. Wanted: .001, and the same bits.
+rank    Recall and NDCG at 20 of `Recommender` on --data/gowalla, the official
+        split: `train.txt` and `test.txt`. Wanted: .1824 and .1490.
 
-    python benchmarks/links.py --data ../shared/data auc time
+    python benchmarks/links.py --data ../shared/data auc time forget rank
 """
 
 import argparse
@@ -28,6 +32,7 @@ from torch_geometric.utils import to_undirected
 
 from pyg_trust.functional.links import principal_rows
 from pyg_trust.privacy import PrivateLinkPredictor
+from pyg_trust.unlearning import Recommender
 
 WANTED = {'Cora': 0.885, 'CiteSeer': 0.93, 'Facebook': 0.96}
 
@@ -136,16 +141,89 @@ def seconds(args: argparse.Namespace) -> None:
     result('a million scores, CPU seconds', score, 2, at_most=True)
 
 
+def likes(num_users: int, num_items: int, count: int, seed: int) -> Tensor:
+    """Random interactions, with power laws on both sides."""
+    source = np.random.default_rng(seed)
+    laws = [
+        (np.arange(num) + 31.0) ** -power
+        for num, power in ((num_users, 0.65), (num_items, 0.7))
+    ]
+    keys = np.empty(0, np.int64)
+    while len(keys) < count:
+        user, item = (
+            source.choice(len(law), count, p=law / law.sum()) for law in laws
+        )
+        keys = np.unique(np.concatenate([keys, user * num_items + item]))
+    keys = source.permutation(keys)[:count]
+    return torch.from_numpy(np.stack([keys // num_items, keys % num_items]))
+
+
+def forget(args: argparse.Namespace) -> None:
+    """Forgetting over counting."""
+    users, items, count = 29_858, 40_981, 810_128
+    edges = likes(users, items, count, seed=0)
+    model = Recommender('paths').fit(edges, users, items)
+    start = time.process_time()
+    Recommender('paths').fit(edges, users, items)
+    fit = time.process_time() - start
+    names = np.random.default_rng(1).permutation(users)[:200].tolist()
+    start = time.process_time()
+    for name in names:
+        model.remove(users=[name])
+    each = (time.process_time() - start) / len(names)
+    print(
+        f'{count:,} interactions: fit {fit:.2f} s, a user {1000 * each:.2f} '
+        f'ms, verified: {model.verify().ok}',
+        flush=True,
+    )
+    result('a forgotten user over a fit', each / fit, 0.001, at_most=True)
+
+
+def rank(args: argparse.Namespace) -> None:
+    """Recall and NDCG on Gowalla."""
+    folder = args.data / 'gowalla'
+    if not (folder / 'train.txt').exists():
+        print(f'Gowalla: not in {args.data}')
+        return
+    from torch_geometric.metrics import LinkPredNDCG, LinkPredRecall
+
+    train, test = (_lists(folder / name) for name in ('train.txt', 'test.txt'))
+    num_users, num_items = (
+        int(max(train[k].max(), test[k].max())) + 1 for k in (0, 1)
+    )
+    model = Recommender('paths', cached=False)
+    model.fit(train, num_users, num_items)
+    users = test[0].unique()
+    best = model.recommend(users, 20)
+    truth = torch.stack([torch.searchsorted(users, test[0]), test[1]])
+    for name, metric, wanted in (
+        ('Recall', LinkPredRecall(20), 0.1824),
+        ('NDCG', LinkPredNDCG(20), 0.149),
+    ):
+        metric.update(best, truth)
+        result(f'{name}@20 on Gowalla', float(metric.compute()), wanted)
+
+
+def _lists(path: Path) -> Tensor:
+    # A line is a user and the user's items.
+    lines = [list(map(int, line.split())) for line in path.open()]
+    pairs = [(user, item) for user, *items in lines for item in items]
+    return torch.tensor(pairs).t()
+
+
+PARTS = {'auc': auc, 'time': seconds, 'forget': forget, 'rank': rank}
+
+
 def main() -> None:
     """Runs the parts that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('parts', nargs='*', default=['auc', 'time'])
+    parser.add_argument('parts', nargs='*', default=list(PARTS))
     parser.add_argument('--data', type=Path, default=Path('../shared/data'))
     parser.add_argument('--epsilon', type=float, default=4.0)
     parser.add_argument('--seeds', type=int, default=3)
     args = parser.parse_args()
     for part in args.parts:
-        {'auc': auc, 'time': seconds}[part](args)
+        PARTS[part](args)
 
 
 if __name__ == '__main__':

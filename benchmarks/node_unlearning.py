@@ -32,6 +32,7 @@ from pyg_trust.functional.heads import Gradient, Objective, targets
 from pyg_trust.functional.incremental import SeriesState
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.newton import refine
+from pyg_trust.functional.sums import Step
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
@@ -336,16 +337,11 @@ def push(args: argparse.Namespace) -> None:
         nodes = torch.tensor(part.nodes, dtype=torch.int64)
         changed = torch.tensor([*part.nodes, *part.features]).long()
         arcs = torch.tensor(part.arcs, dtype=torch.int64).view(-1, 2).t()
+        step = Step(nodes, arcs[:, arcs[0] <= arcs[1]])
 
-        def update(
-            nodes: Tensor = nodes,
-            changed: Tensor = changed,
-            arcs: Tensor = arcs,
-        ) -> None:
-            from pyg_trust.functional.dynamic_graph import Edit
-
-            structure = held.graph.remove(nodes, arcs, held.journal)
-            state.update(Edit(structure, changed))
+        def update(step: Step = step, changed: Tensor = changed) -> None:
+            structure, _ = held.graph.play([step], held.journal)
+            state.update(structure, changed)
             held.journal.clear()
 
         seconds.append(timed(update)[0])
@@ -363,7 +359,8 @@ def push(args: argparse.Namespace) -> None:
     result('error / bound', max(errors), 1, at_most=True)
     result('bound / error', statistics.median(loose), 3, at_most=True)
     # The residual at exact features from narrow propagations.
-    graph = held.graph.to_csr()
+    edges = held.graph.edge_index()
+    graph = CSRGraph.from_edge_index(edges, held.graph.num_nodes)
     measure = appnp(alpha, levels=91)
     y = data.y[data.train_mask]
     Y = targets(y, 4, 'ovr')

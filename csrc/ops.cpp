@@ -220,35 +220,6 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "Tensor x, Tensor recv, Tensor send, Tensor(a!)? out, Tensor(b!)? z, "
       "float weight, Tensor? place=None, bool add=True) -> ()");
 
-  // On each level the nodes of `extra` and those in the rows of the level
-  // before, `seeds` at first, each once; stamp[v] = mark + level for them,
-  // which no node has before. Ends before the first level whose rows are
-  // longer, by `reads` together, than `most`.
-  // reads: int64 [n]; seeds, extra: int64; stamp: int32 [n]. Returns int64, as
-  // they were met on all levels; and int64, where each level ends in these and
-  // how long its rows are.
-  m.def(
-      "touched_rows(Tensor start, Tensor length, Tensor col, Tensor reads, "
-      "Tensor seeds, Tensor extra, Tensor(a!) stamp, int mark, int levels, "
-      "float most) -> (Tensor, Tensor)");
-
-  // The entries of such rows and of those in the other direction that are in a
-  // row of `nodes` or lead there, and the given edges (both ways, if `both`):
-  // sorted, each once; and `nodes` and all that an entry is at, sorted.
-  // nodes: int64; edges: int64 [2, k]. Returns int64 thrice: row, target, nodes.
-  m.def(
-      "entries_at(Tensor start, Tensor length, Tensor col, "
-      "Tensor back_start, Tensor back_length, Tensor back_col, Tensor nodes, "
-      "Tensor edges, bool both) -> (Tensor, Tensor, Tensor)");
-
-  // Takes entries (row, target), sorted, out of such rows, or puts them in.
-  // Returns -1, or the first one that is not there (is there already): then
-  // nothing has changed.
-  // row, target: int64, one for each entry; what is put in needs room.
-  m.def(
-      "edit_rows(Tensor start, Tensor(a!) length, Tensor(b!) col, Tensor row, "
-      "Tensor target, bool insert) -> int");
-
   // Features of a changing graph by exact sums of integers (cpu/live.cpp). The
   // state, 14 tensors: rows (int64 [3, n]: start, length, room), col (int32, a
   // pool) and its lists of free blocks (int64 [41]); the same three of the rows
@@ -271,11 +242,12 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   m.def(
       "live_net(Tensor[] state, Tensor events, float most) "
       "-> (Tensor, Tensor, Tensor, Tensor, int)");
-  // Puts these in force, `names` and the features of `named`, and sends the
-  // differences. Returns 0, or how much a pool lacks: then nothing has changed.
+  // Puts these in force, `names`, the features of `named` and the number of
+  // edits so far, and sends the differences. Returns 0, or how much a pool
+  // lacks: then nothing has changed.
   m.def(
       "live_edit(Tensor(a!)[] state, Tensor arcs, Tensor loops, Tensor nodes, "
-      "int names, Tensor named, Tensor values) -> int");
+      "int names, Tensor named, Tensor values, int edits) -> int");
 
   // Pushes residues of z = alpha sum_i follow^i P^i x until each row of R is
   // within its limit, theta times the root of the row's length. Returns the

@@ -157,6 +157,7 @@ CAPABILITIES = {
         'functional.aggregate',
         'functional.attacks',
         'functional.heads',
+        'functional.recommend',
         'functional.feature_errors',
     ),
     'Graphs, reports, ground': ('',),

@@ -11,16 +11,34 @@ class Bar(tqdm):
 
     Forked processes share tqdm's lock. A fork that is killed while it holds
     the lock makes its parent wait for ever.
+
+    Args:
+        iterable (iterable, optional): the work. (default: :obj:`None`)
+        progress_bar (bool, optional): whether to show the bar; :obj:`None`
+            for where standard error is a terminal, after two seconds.
+            (default: :obj:`None`)
+        **kwargs (Any): of tqdm.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> 'Bar':
-        if kwargs.get('disable'):
-            return object.__new__(cls)
-        return super().__new__(cls, *args, **kwargs)
+    def __new__(
+        cls,
+        iterable: Any = None,
+        progress_bar: bool | None = None,
+        **kwargs: Any,
+    ) -> 'Bar':
+        if _is_shown(progress_bar):
+            return super().__new__(cls, iterable, **kwargs)
+        return object.__new__(cls)
 
-    def __init__(self, iterable: Any = None, **kwargs: Any) -> None:
-        if not kwargs.get('disable'):
-            super().__init__(iterable, **kwargs)
+    def __init__(
+        self,
+        iterable: Any = None,
+        progress_bar: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if _is_shown(progress_bar):
+            delay = 2 if progress_bar is None else 0
+            super().__init__(iterable, delay=delay, **kwargs)
             return
         self.iterable, self.disable = iterable, True
         self.total, self.desc = kwargs.get('total'), kwargs.get('desc')
@@ -28,14 +46,7 @@ class Bar(tqdm):
         self.pos, self.leave = 0, False
 
 
-def bar_options(progress_bar: bool | None) -> dict[str, Any]:
-    """Return the arguments of tqdm for a bar.
-
-    Args:
-        progress_bar (bool, optional): whether to show one; :obj:`None` for
-            where standard error is a terminal, after two seconds.
-    """
+def _is_shown(progress_bar: bool | None) -> bool:
     if progress_bar is not None:
-        return {'disable': not progress_bar}
-    shown = sys.stderr is not None and sys.stderr.isatty()
-    return {'disable': not shown, 'delay': 2}
+        return progress_bar
+    return sys.stderr is not None and sys.stderr.isatty()

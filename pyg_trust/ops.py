@@ -15,7 +15,8 @@ error.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -1067,122 +1068,6 @@ def pull_rows(
     )
 
 
-def touched_rows(
-    rows: OpenRows,
-    reads: Tensor,
-    seeds: Tensor,
-    extra: Tensor,
-    stamp: Tensor,
-    mark: int,
-    levels: int = 1,
-    most: float = math.inf,
-) -> tuple[Tensor, Tensor]:
-    """The nodes that are so many steps from some nodes, level by level.
-
-    On each level the nodes in the rows of those of the level before, and some
-    more, each once.
-
-    Args:
-        rows (OpenRows): the rows.
-        reads (Tensor): int64, ``[num_nodes]``: what each node costs.
-        seeds (Tensor): int64: whose rows are read first.
-        extra (Tensor): int64: nodes that belong to every level anyway.
-        stamp (Tensor): int32, ``[num_nodes]``: work memory;
-            ``stamp[v] == mark + i`` afterwards for the nodes that were last
-            met on level :math:`i`, from 0.
-        mark (int): a number above all that :obj:`stamp` holds.
-        levels (int): how many levels. (default: :obj:`1`)
-        most (float): it ends before the first level that costs more.
-            (default: :obj:`inf`)
-
-    Returns:
-        tuple[Tensor, Tensor]: int64: the nodes of all levels, on each in the
-        order in which they were met; and by level, where it ends there and
-        its cost, one after the other.
-    """
-    start, length, col = _check_open(rows)
-    check_integer('levels', levels, 0, 2**31 - 1)
-    check_integer('mark', mark, 1, 2**31 - 1 - levels)
-    nodes, counts = _ops.touched_rows.default(
-        start,
-        length,
-        col,
-        _check_host('reads', reads, torch.int64, _size(start)),
-        _check_host('seeds', seeds, torch.int64, _size(seeds)),
-        _check_host('extra', extra, torch.int64, _size(extra)),
-        _check_own('stamp', stamp, torch.int32, _size(start)),
-        mark,
-        levels,
-        check_number('most', most),
-    )
-    return nodes, counts
-
-
-def entries_at(
-    rows: OpenRows, back: OpenRows, nodes: Tensor, edges: Tensor, both: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The entries of rows that go with some nodes and some edges.
-
-    Args:
-        rows (OpenRows): row :math:`v` lists where edges go from :math:`v`.
-        back (OpenRows): row :math:`v` lists where they come from.
-        nodes (Tensor): int64: of which all entries are meant, either way.
-        edges (Tensor): int64, ``[2, k]``: further entries, there or not.
-        both (bool): whether these are meant in both directions.
-
-    Returns:
-        tuple[Tensor, Tensor, Tensor]: int64: row and target of the entries,
-        sorted, each once; and :obj:`nodes` and the nodes that entries are at,
-        ascending, each once.
-    """
-    start, length, col = _check_open(rows)
-    check_instance('both', both, bool)
-    n, dtype = _size(start), torch.int64
-    check_instance('back', back, OpenRows)
-    nodes = _check_host('nodes', nodes, dtype, _size(nodes))
-    edges = _check_host('edges', edges, dtype, 2, _size(edges) // 2)
-    row, target, changed = _ops.entries_at.default(
-        start,
-        length,
-        col,
-        _check_own('start', back.start, dtype, n),
-        _check_own('length', back.length, dtype, n),
-        _check_own('col', back.col, torch.int32, _size(back.col)),
-        nodes,
-        edges,
-        both,
-    )
-    return row, target, changed
-
-
-def edit_rows(
-    rows: OpenRows, row: Tensor, target: Tensor, insert: bool
-) -> int:
-    """Takes entries out of rows, or puts them in; in place.
-
-    Args:
-        rows (OpenRows): with room for what is put in.
-        row (Tensor): int64: the row of each entry.
-        target (Tensor): int64: the entry; sorted by row and entry, each pair
-            once.
-        insert (bool): whether they come or go.
-
-    Returns:
-        int: -1, or the first pair that is not there (is there already), and
-        then nothing has changed.
-    """
-    start, length, col = _check_open(rows)
-    check_instance('insert', insert, bool)
-    return _ops.edit_rows.default(
-        start,
-        length,
-        col,
-        _check_host('row', row, torch.int64, _size(row)),
-        _check_host('target', target, torch.int64, _size(row)),
-        insert,
-    )
-
-
 _LIVE = [
     [
         *2 * (torch.int64, torch.int32, torch.int64),
@@ -1279,6 +1164,7 @@ def live_edit(
     num_nodes: int,
     named: Tensor,
     values: Tensor,
+    edits: int,
 ) -> int:
     """Put the changes of :func:`live_net` in force, sums included, in place.
 
@@ -1290,6 +1176,7 @@ def live_edit(
         num_nodes (int): how many names there are from now on.
         named (Tensor): int64, each once: nodes that get other features.
         values (Tensor): as the features, one row for each.
+        edits (int): the number of edits so far that the state is given.
 
     Returns:
         int: 0, or how many entries a pool of rows lacks: then nothing has
@@ -1306,6 +1193,7 @@ def live_edit(
         num_nodes,
         _check_host('named', named, dtype, count),
         _check_host('values', values, x.dtype, count, x.size(1)),
+        check_integer('edits', edits, 0),
     )
 
 
@@ -1540,6 +1428,9 @@ def row_linear(x: Tensor, weight: Tensor) -> Tensor:
     return _RowLinear.apply(x, weight)
 
 
+_stops: ContextVar[Collection[Any]] = ContextVar('_stops', default=())
+
+
 class _RowLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -1552,8 +1443,35 @@ class _RowLinear(torch.autograd.Function):
         needed = ctx.needs_input_grad
         return (
             _rows_times(grads[0], weight.t()) if needed[0] else None,
-            grads[0].t() @ x if needed[1] else None,
+            None if not needed[1] or _ends(ctx) else grads[0].t() @ x,
         )
+
+
+def _ends(ctx: Any) -> bool:
+    # Whether nobody asks for what would come to the weight.
+    stops, (node, _) = _stops.get(), ctx.next_functions[1]
+    return node in stops or (
+        bool(stops)
+        and bool(node.next_functions)
+        and all(n in stops for n, _ in node.next_functions)
+    )
+
+
+@contextlib.contextmanager
+def without_gradients(stops: Collection[Any]) -> Iterator[None]:
+    """Leave out gradients by weights of :func:`row_linear`.
+
+    Torch leaves out what nobody asks for in its own operations alone.
+
+    Args:
+        stops (collection): nodes of torch's graph that no gradient needs to
+            reach, of tensors of parameters alone.
+    """
+    token = _stops.set(stops)
+    try:
+        yield
+    finally:
+        _stops.reset(token)
 
 
 def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
@@ -1601,11 +1519,6 @@ def _pushed(a: Any) -> tuple[Any, ...]:
     )
 
 
-def _entries(a: Any) -> tuple[Tensor, ...]:
-    count, nodes = _new(2)
-    return tuple(a.nodes.new_empty(k) for k in (count, count, nodes))
-
-
 def _netted(a: Any) -> tuple[Any, ...]:
     arcs, *rest = _new(4)
     at = torch.library.get_ctx().new_dynamic_size(min=-1)
@@ -1641,8 +1554,6 @@ def _gradient(a: Any) -> tuple[Tensor, Tensor]:
 # The results of each op, from the arguments of its schema (csrc/ops.cpp).
 _RESULTS: dict[str, Callable[[Any], Any]] = {
     'disjoint_walks': lambda a: tuple(a.roots.new_empty(k) for k in _new(2)),
-    'edit_rows': lambda a: torch.library.get_ctx().new_dynamic_size(min=-1),
-    'entries_at': _entries,
     'flip_bits': lambda a: (
         a.rowptr.new_empty((a.rowptr.numel() - 1) * a.num_samples + 1),
         a.col.new_empty(*_new()),
@@ -1680,7 +1591,6 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
     'push_sparse': _sparse,
     'quasi_newton': lambda a: torch.empty_like(a.grad),
     'row_linear': lambda a: a.x.new_empty(a.x.size(0), a.columns),
-    'touched_rows': lambda a: tuple(a.seeds.new_empty(k) for k in _new(2)),
 }
 
 

@@ -28,13 +28,13 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_procedures import damaged_or_old
+from bad_procedures import damaged, damaged_or_old
 from bad_table import EXEMPT, entry
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import transforms, unlearning
 from pyg_trust.functional import Measure, katz, sgc
-from pyg_trust.functional.dynamic_graph import DynamicGraph
+from pyg_trust.functional.incremental import bare
 from pyg_trust.functional.sums import Sums
 from pyg_trust.removal import RemovalRequest
 
@@ -46,7 +46,7 @@ LIST = tensor(rows=False, finite=False)
 
 
 def rows() -> Any:
-    return DynamicGraph(csr(), True).receiving
+    return bare(csr(), sgc(1)).receiving
 
 
 def ones(*shape: int) -> torch.Tensor:
@@ -76,57 +76,6 @@ entry(
     place=tensor(finite=False, none=True),
     add=values(3, None, 'a'),
     names={'nodes': "'(nodes|z|place)'", 'x': "'(x|recv|out|send)'"},
-)
-entry(
-    'ops.touched_rows',
-    lambda: {
-        'rows': rows(),
-        'reads': rows().length,
-        'seeds': NODES,
-        'extra': NODES,
-        'stamp': torch.zeros(N, dtype=torch.int32),
-        'mark': 1,
-        'levels': 2,
-        'most': 100.0,
-    },
-    rows=instance(),
-    reads=tensor(finite=False),
-    seeds=LIST,
-    extra=LIST,
-    stamp=tensor(finite=False),
-    mark=integer(1, 2**31 - 3),
-    levels=integer(0, 2**31 - 1),
-    most=values('half', None, [0.5]),
-    names={'levels': "'(levels|mark)'"},
-)
-entry(
-    'ops.entries_at',
-    lambda: {
-        'rows': rows(),
-        'back': rows(),
-        'nodes': NODES,
-        'edges': torch.tensor([[0], [1]]),
-        'both': True,
-    },
-    rows=instance(),
-    back=instance(),
-    nodes=LIST,
-    edges=tensor(finite=False),
-    both=values(3, None, 'a'),
-)
-entry(
-    'ops.edit_rows',
-    lambda: {
-        'rows': rows(),
-        'row': torch.tensor([0]),
-        'target': torch.tensor([0]),
-        'insert': False,
-    },
-    rows=instance(),
-    row=LIST,
-    target=tensor(finite=False),
-    insert=values(3, None, 'a'),
-    names={'row': "'(row|target)'"},
 )
 entry(
     'ops.push_rows',
@@ -267,6 +216,7 @@ entry(
         'num_nodes': N,
         'named': NODES,
         'values': ones(2, 2),
+        'edits': 1,
     },
     *STATES,
     state=instance(),
@@ -276,6 +226,7 @@ entry(
     num_nodes=integer(0, N),
     named=tensor(rows=False, finite=False),
     values=tensor(finite=False, columns=True),
+    edits=integer(0),
 )
 
 # Features of a changing graph ################################################
@@ -427,6 +378,8 @@ entry(
     ),
     Row('a long series', {'features': 'push'}, "'features'|features="),
     Row('theta', {'theta': 0.5}, "'theta'"),
+    Row('a bound beyond all grids', {'bound': 1e14}, "'bound'"),
+    bound=POSITIVE,
     measure=instance(),
     alpha=SHARE,
     t=values('a', [1.0], 0.5),
@@ -553,3 +506,101 @@ entry(
     Row('of other weights', {'found': fitted().verify()}, "'found'"),
     found=instance(),
 )
+
+
+# Recommenders ################################################################
+
+
+def liking() -> Any:
+    edges = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 2, 3]])
+    return unlearning.Recommender(exponents=(0.5, 0.5, 0.5)), edges
+
+
+def liked() -> Any:
+    model, edges = liking()
+    return model.fit(edges, 3, 4)
+
+
+def liked_file() -> Path:
+    path = temporary()
+    liked().save(path)
+    return path
+
+
+NO_NAMES = values(3, None, 'a', [0.5], [-1], [99], [True], [[0]])
+NO_PAIRS = values(3, None, 'a', [(0.5, 1)], [(0, 3)], [(-1, 0)], [(0, 1, 2)])
+entry(
+    'unlearning.Recommender',
+    lambda: {'method': 'paths', 'exponents': (0.5, 0.5, 0.5)},
+    method=choice(),
+    exponents=values(
+        *(3, None, 'abc', (0.5,), (0.5, 0.5, -0.1), (2.1, 0.0, 0.0)),
+        *((float('nan'), 0, 0), ('a', 0, 0), (0, 0, 0, 0)),
+    ),
+    cached=values(3, None, 'a'),
+)
+entry(
+    'unlearning.Recommender.fit',
+    lambda: (
+        liking()[0],
+        {'interactions': liking()[1], 'num_users': 3, 'num_items': 4},
+    ),
+    Row(
+        'twice',
+        {'interactions': torch.tensor([[0, 0], [1, 1]])},
+        "'interactions'",
+    ),
+    Row('a type', {'edge_type': ('a', 'b', 'c')}, "'edge_type'"),
+    names={
+        'interactions': "'(interactions|edge_type)'",
+        'num_users': "'(num_users|interactions)'",
+        'num_items': "'(num_items|interactions)'",
+    },
+    interactions=either(
+        tensor(rows=False, low=0, high=3, dtypes=(torch.float32,)),
+        values(3, None, 'a', HeteroData()),
+    ),
+    num_users=values(None, 'a', 0, -1, 1.5, 2),
+    num_items=values(None, 'a', 0, -1, 1.5, 3),
+    edge_type=values(3, 'a'),
+)
+for name in ('plan', 'remove'):
+    entry(
+        f'unlearning.Recommender.{name}',
+        lambda: (liked(), {'users': [0]}),
+        Row('nothing', {'users': []}, "'users', 'items' or 'interactions'"),
+        users=NO_NAMES,
+        items=NO_NAMES,
+        interactions=NO_PAIRS,
+        **({'reference': values(3, ['a'])} if name == 'remove' else {}),
+    )
+entry(
+    'unlearning.Recommender.recommend',
+    lambda: (liked(), {'users': [0], 'k': 2}),
+    users=NO_NAMES,
+    k=integer(1),
+)
+entry(
+    'unlearning.Recommender.counts',
+    lambda: (liked(), {'items': [0]}),
+    items=NO_NAMES,
+)
+entry(
+    'unlearning.Recommender.load_state_dict',
+    lambda: (liking()[0], {'state': liked().state_dict()}),
+    names={'state': 'state'},
+    state=damaged,
+)
+entry(
+    'unlearning.Recommender.save',
+    lambda: (liked(), {'path': temporary()}),
+    path=PATH,
+)
+entry(
+    'unlearning.Recommender.load',
+    lambda: (liking()[0], {'path': liked_file()}),
+    Row('another file', {'path': saved()}, 'state'),
+    path=PATH,
+)
+for name in ('Plan', 'Report', 'VerifyReport'):
+    EXEMPT[f'unlearning.Recommender{name}'] = RESULT

@@ -12,7 +12,7 @@ SETTINGS = {
     'softmax': {'head': 'softmax', 'measure': 'appnp', 'alpha': 0.2},
     'squared': {'head': 'squared', 'measure': 'heat', 't': 2.0, 'levels': 3},
     'against': {'measure': 'single_target', 'alpha': 0.3, 'levels': 3},
-    'receivers': {'measure': Measure(0.2, 0.7, (0.5, 0.2, 0.3), True)},
+    'receivers': {'measure': Measure(0.5, 1, (0.5, 0.2, 0.3), True)},
 }
 
 

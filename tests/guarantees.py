@@ -7,7 +7,14 @@ and, by the names that ``check_report`` takes, what an auditor is handed.
 from unittest import mock
 
 import torch
-from procedures import Private, classifier, cycle, dataset, node_classifier
+from procedures import (
+    Private,
+    classifier,
+    cycle,
+    dataset,
+    liked,
+    node_classifier,
+)
 from torch_geometric.nn import GCN
 
 from pyg_trust import rng
@@ -40,7 +47,7 @@ from pyg_trust.privacy import (
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.transforms import AGP, PrivateAGP
-from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning import Recommender, ShardedUnlearner
 from pyg_trust.unlearning.shards.waiting import batch_plan
 from pyg_trust.utils import local_cluster
 
@@ -181,6 +188,12 @@ def shards(folder):
     }
 
 
+def counted(folder):
+    model = Recommender().fit(liked(), 30, 20)
+    report = model.remove(users=[3], items=[7])
+    return report, {'ledger': model.ledger.state_dict()}
+
+
 def poisoned(folder):
     # Shards come from secret keys: of some, no vote is worth a change.
     for _ in range(50):
@@ -234,6 +247,7 @@ MADE = {
     ),
     'UnlearnReport': graphs,
     'UnlearnReport, objective': lambda folder: graphs(folder, noise_std=0.1),
+    'RecommenderReport': counted,
     'ShardRemovalReport': shards,
     'PoisonCertificate': poisoned,
     'RemovalAudit': audited,
@@ -267,6 +281,12 @@ OTHERS = {
     'ShardVerifyReport': lambda: _fitted_shards()[2],
     'NodePlan': lambda: _fitted_nodes()[0],
     'NodeVerifyReport': lambda: _fitted_nodes()[1],
+    'RecommenderPlan': lambda: (
+        Recommender().fit(liked(), 30, 20).plan(users=[1])
+    ),
+    'RecommenderVerifyReport': lambda: (
+        Recommender().fit(liked(), 30, 20).verify()
+    ),
     'VerifyReport': lambda: classifier().fit(dataset()).verify(),
     'MembershipReport': _membership,
     'AuditRow': lambda: audited(None)[0].rows[0],

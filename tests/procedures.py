@@ -41,6 +41,7 @@ from pyg_trust.transforms import GFT, GraphScattering, Shards
 from pyg_trust.unlearning import (
     GINClassifier,
     NodeClassifier,
+    Recommender,
     ScatteringClassifier,
     ShardedUnlearner,
 )
@@ -618,6 +619,57 @@ PROCEDURES['audit_training'] = Procedure(
     ),
     draws=True,
 )
+
+
+# Recommenders ################################################################
+
+
+def liked(num_users=30, num_items=20):
+    """Interactions; the first is of user 0, and none is with item 3 alone."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.rand(num_users, num_items, generator=generator) < 0.3
+    return table.nonzero().t().contiguous()
+
+
+def seen(model):
+    """All that can be seen of a recommender, but for what is random."""
+    if model._held is None:
+        return None
+    held = model._held
+    return {
+        **without_chance(model.state_dict()),
+        'lineage': len(held.lineage.names),
+        'counts': torch.from_numpy(held.counts.data.copy()),
+        'degree': held.degree.clone(),
+    }
+
+
+def is_counted(model):
+    assert model._held is None or model.verify().ok
+
+
+for name, prepare, run in (
+    (
+        'fit',
+        lambda folder: Recommender(),
+        lambda model, bar: model.fit(liked(), 30, 20) and None,
+    ),
+    (
+        'remove',
+        lambda folder: Recommender().fit(liked(), 30, 20),
+        lambda model, bar: without_root(
+            model.remove(users=[3], interactions=[liked()[:, 0].tolist()])
+        ),
+    ),
+    (
+        'flush',
+        lambda folder: Recommender().fit(liked(), 30, 20),
+        lambda model, bar: model.flush() and None,
+    ),
+):
+    PROCEDURES[f'Recommender.{name}'] = Procedure(
+        prepare, run, seen, is_counted, shows=-1
+    )
 
 
 # Node classifiers ############################################################

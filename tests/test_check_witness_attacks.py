@@ -8,6 +8,7 @@ import copy
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from guarantees import MADE
 from procedures import cycle
 
 from pyg_trust.certificates import ThreatModel, certify
-from pyg_trust.check import FAILS, HOLDS, check_report
+from pyg_trust.check import FAILS, HOLDS, UNKNOWN, check_report
 from pyg_trust.kernel import collective, proofs
 from pyg_trust.kernel.arrays import fingerprint, read_arrays
 from pyg_trust.kernel.removal import plausible, sealed, setting
@@ -126,6 +127,17 @@ def test_budgets_that_few_nodes_have_are_said(tmp_path):
         assert FAILS in statuses(tmp_path, whole, report.proof.arrays)
 
 
+def test_logits_of_a_model_are_not_proved_to_be_its_own(tmp_path):
+    torch.manual_seed(0)
+    report, _ = MADE['Certificate'](tmp_path)
+    whole = as_json(report)
+    (each,) = whole['guarantees']
+    each['model'] = each['values']['model_digest'] = ''
+    assert each['values']['model'] == 'PPNP'
+    found = statuses(tmp_path, whole, report.proof.arrays)
+    assert UNKNOWN in found
+
+
 # Collective certificates #####################################################
 
 
@@ -175,6 +187,28 @@ def test_nothing_that_was_seen_is_not_all_that_was_there(together, tmp_path):
     assert any('how many break together' in e.text for e in found)
 
 
+def test_a_witness_of_many_nodes_takes_no_memory():
+    # A kilobyte took six gigabytes, and a minute.
+    numbers = {
+        'owner': [0],
+        'points': [[1]],
+        'budget': [1],
+        'rows': [],
+        'near_ptr': [0, 1],
+        'near': [5],
+        'num_targets': 1,
+        'attackers': -1,
+        'num_nodes': 2**26,
+    }
+    arrays = {k: np.array(x, dtype=np.int64) for k, x in numbers.items()}
+    tracemalloc.start()
+    # As few rows as with a handful of nodes.
+    arrays['multipliers'] = np.zeros(4)
+    assert collective.prove(arrays) == 1
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
+
+
 # Votes #######################################################################
 
 
@@ -201,6 +235,15 @@ def test_a_vote_without_another_class_is_none(voted, tmp_path, name):
     values['tallies'] = [[total, votes, -1, -1, 0]]
     values['certified'] = {str(votes): total}
     assert FAILS in statuses(tmp_path, whole, text='')
+
+
+def test_changes_of_both_kinds_are_not_promised_at_once(voted):
+    (each,) = voted('SmoothedCertificate')['guarantees']
+    assert {name.split('_')[0] for name in each['values']['certified']} == {
+        'edges',
+        'features',
+    }
+    assert 'after one of these: ' in each['promise']
 
 
 def test_fewer_than_none_do_not_abstain(voted, tmp_path):

@@ -36,6 +36,7 @@ PROCEDURES = {
     'SearchReport',
     'NodeUnlearnReport',
     'UnlearnReport',
+    'RecommenderReport',
     'ShardRemovalReport',
     'PoisonCertificate',
     'RemovalAudit',

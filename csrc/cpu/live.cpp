@@ -12,17 +12,21 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "dispatch.h"
+#include "kernels.h"
 #include "parallel.h"
 #include "pool.h"
+#include "pull.h"
 
 namespace pyg_trust {
 namespace {
@@ -34,7 +38,7 @@ using torch::stable::Tensor;
 constexpr double kMagic = 6755399441055744.0;
 constexpr int64_t kMagicBits = std::bit_cast<int64_t>(kMagic);
 constexpr int64_t kHalf = int64_t{1} << 51;
-constexpr int64_t kColumns = 64;  // computed at once: work memory
+constexpr int64_t kAtOnce = 64;  // columns: work memory
 double power(int64_t degree, double e) {
   if (e == 0)
     return 1;
@@ -99,6 +103,7 @@ struct Live {
   int64_t *clock, names, columns, levels, stride, slots, *sums, *held;
   int32_t *slot, *owner;
   double a, b, grid, heavy;
+  bool any_heavy;
   scalar_t* x;
 
   explicit Live(const State& state)
@@ -114,6 +119,8 @@ struct Live {
         held(state[kHeld].mutable_data_ptr<int64_t>()),
         slot(state[kSlot].mutable_data_ptr<int32_t>()),
         owner(state[kOwner].mutable_data_ptr<int32_t>()),
+        any_heavy(std::any_of(owner, owner + slots,
+                              [](int32_t u) { return u >= 0; })),
         x(state[kFeatures].mutable_data_ptr<scalar_t>()) {
     const auto* how = state[kHow].const_data_ptr<double>();
     a = how[0];
@@ -149,7 +156,7 @@ struct Live {
   // Adds what heavy senders of v send on level 0.
   void add_heavy(int64_t v, int64_t* to) const {
     const int32_t* row = receiving().begin(v);
-    const int64_t count = receiving().length[v];
+    const int64_t count = any_heavy ? receiving().length[v] : 0;
     for (int64_t e = 0; e < count; ++e)
       if (slot[row[e]] >= 0)
         add(to, held + slot[row[e]] * columns, columns);
@@ -203,46 +210,108 @@ struct Live {
     std::copy_n(room, columns, held + slot[u] * columns);
   }
 
-  // All sums of a level, or of the last one, times weight * r * 2^-f, into z.
-  void whole(int64_t level, double* z, double weight) const {
+  // Sums of a level of the nodes in a list: kept, or times weight * r * 2^-f
+  // added to rows of z. Doubles hold integers up to 2^53: where no sum can be
+  // larger, they are those of doubles, in any order.
+  void whole(int64_t level,
+             const int64_t* list,
+             int64_t count,
+             double* z,
+             double weight) const {
     const Pool& rows = receiving();
+    std::vector<char> named(names, count == names);
+    std::vector<double> scale(names, 1);
+    int64_t longest = 0;
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t v = list[k];
+      longest = std::max(longest, rows.length[v]);
+      if (z)
+        scale[v] = power(out.length[v], a) / grid;
+      for (const int32_t* at = rows.begin(v);
+           count < names && at < rows.end(v); ++at)
+        named[*at] = 1;
+    }
     // Not zeroed: it is as large as what is read.
-    const std::unique_ptr<int64_t[]> sent_rows(
-        new int64_t[names * std::min(columns, kColumns)]);
-    for (int64_t first = 0; first < columns; first += kColumns) {
-      const int64_t count = std::min(kColumns, columns - first);
-      constexpr int64_t task = 256;
-      const int64_t tasks = (names + task - 1) / task;
-      parallel_tasks(tasks, names * count, [&] {
-        return [&](int64_t k) {
-          for (int64_t v = k * task; v < std::min(names, (k + 1) * task); ++v)
-            sent(level, v, out.length[v], &sent_rows[v * count], first, count);
+    const int64_t wide = std::min(columns, kAtOnce);
+    const std::unique_ptr<double[]> sent_rows(new double[names * wide]);
+    constexpr int64_t task = 256;
+    const auto by_tasks = [&](int64_t size, const auto& run) {
+      parallel_tasks((size + task - 1) / task, size * columns, [&] {
+        return [&, run = run](int64_t k) mutable {
+          run(k * task, std::min(size, (k + 1) * task));
         };
       });
-      parallel_tasks(tasks, names * count, [&] {
-        return [&, total = std::vector<int64_t>(count)](int64_t k) mutable {
-          for (int64_t v = k * task; v < std::min(names, (k + 1) * task); ++v) {
-            std::fill(total.begin(), total.end(), 0);
-            const int32_t* row = rows.begin(v);
-            const int64_t length = rows.length[v];
-            for (int64_t e = 0; e < length; ++e) {
-              const int64_t u = row[e];
-              if (e + 8 < length)
-                fetch(&sent_rows[row[e + 8] * count], count);
-              if (z || level || slot[u] < 0)
-                add(total.data(), &sent_rows[u * count], count);
-            }
-            if (z)
-              for (int64_t c = 0; c < count; ++c)
-                z[v * columns + first + c] +=
-                    weight * (power(out.length[v], a) / grid *
-                              static_cast<double>(total[c]));
-            else
-              std::copy(total.begin(), total.end(), sum(level, v) + first);
+    };
+    for (int64_t first = 0; first < columns; first += kAtOnce) {
+      const int64_t some = std::min(kAtOnce, columns - first);
+      std::atomic<uint64_t> bits = 0;
+      by_tasks(names, [&, room = std::vector<int64_t>(some)](
+                          int64_t begin, int64_t end) mutable {
+        uint64_t most = 0;
+        for (int64_t v = begin; v < end; ++v) {
+          if (!named[v])
+            continue;
+          sent(level, v, out.length[v], room.data(), first, some);
+          // Heavy ones are in no sum that is kept.
+          if (!z && level == 0 && slot[v] >= 0)
+            std::fill(room.begin(), room.end(), 0);
+          for (int64_t c = 0; c < some; ++c) {
+            most |= static_cast<uint64_t>(room[c] < 0 ? -room[c] : room[c]);
+            sent_rows[v * some + c] = std::bit_cast<double>(room[c]);
           }
-        };
+        }
+        bits |= most;
+      });
+      const bool exact =
+          std::bit_width(bits.load()) +
+              std::bit_width(static_cast<uint64_t>(longest)) <= 53;
+      if (exact)
+        by_tasks(names, [&](int64_t begin, int64_t end) {
+          for (int64_t v = begin; v < end; ++v)
+            for (int64_t c = v * some; named[v] && c < (v + 1) * some; ++c)
+              sent_rows[c] =
+                  static_cast<double>(std::bit_cast<int64_t>(sent_rows[c]));
+        });
+      by_tasks(count, [&, sums = std::vector<double>(task * some),
+                       total = std::vector<int64_t>(some)](
+                          int64_t begin, int64_t end) mutable {
+        Pull<double> pull{};
+        pull.rows = {rows.start, rows.length, rows.col};
+        pull.list = list + begin;
+        pull.in = sent_rows.get();
+        pull.columns = some;
+        pull.recv = scale.data();
+        pull.z = sums.data();
+        pull.weight = 1;
+        if (exact)
+          kernels().pull_double(pull, 0, end - begin);
+        for (int64_t k = begin; k < end; ++k) {
+          const int64_t v = list[k];
+          double* row = &sums[(k - begin) * some];
+          std::fill(total.begin(), total.end(), 0);
+          for (const int32_t* at = rows.begin(v); !exact && at < rows.end(v);
+               ++at)
+            for (int64_t c = 0; c < some; ++c)
+              total[c] += std::bit_cast<int64_t>(sent_rows[*at * some + c]);
+          for (int64_t c = 0; c < some; ++c) {
+            if (z)
+              z[k * columns + first + c] +=
+                  weight * (exact ? row[c]
+                                  : scale[v] * static_cast<double>(total[c]));
+            else
+              sum(level, v)[first + c] =
+                  exact ? static_cast<int64_t>(row[c]) : total[c];
+          }
+        }
       });
     }
+  }
+
+  // Sums of a level of all nodes.
+  void whole(int64_t level, double* z = nullptr, double weight = 0) const {
+    std::vector<int64_t> every(names);
+    std::iota(every.begin(), every.end(), 0);
+    whole(level, every.data(), names, z, weight);
   }
 
   // Adds heavy senders to S_0 of all nodes, or takes them away.
@@ -270,7 +339,7 @@ struct Live {
         sent(0, v, out.length[v], held + next++ * columns);
       }
     for (int64_t level = 0; level < levels; ++level)
-      whole(level, nullptr, 0);
+      whole(level);
   }
 
   // One edit of the sums; rows and features are edited already.
@@ -301,6 +370,18 @@ struct Live {
         subtract(row, &old[j * columns], columns);
         moved[j] = std::any_of(row, row + columns, [](auto q) { return q; });
       }
+      int64_t work = 0;
+      for (size_t j = 0; j < senders.size(); ++j)
+        work += moved[j] ? sending().length[senders[j]] : 0;
+      if (work > names &&
+          3 * work > std::accumulate(out.length, out.length + names,
+                                     int64_t{0})) {
+        // So many differences cost more than to make the sums anew.
+        for (; level < levels; ++level)
+          whole(level);
+        break;
+      }
+      work *= columns;
       std::vector<int64_t> other;
       if (level + 1 < levels) {
         next = named;
@@ -319,9 +400,6 @@ struct Live {
                &other[j * columns]);
         }
       }
-      int64_t work = 0;
-      for (size_t j = 0; j < senders.size(); ++j)
-        work += moved[j] ? sending().length[senders[j]] * columns : 0;
       // By ranges of receivers: each sum is written by one thread.
       const int64_t tasks = work < (int64_t{1} << 22) ? 1 : 32;
       const int64_t wide = (names + tasks - 1) / tasks;
@@ -376,7 +454,7 @@ struct Live {
         if (levels && at + 4 < rows.end(v))
           fetch(sum(levels - 1, at[4]), columns);
         const int64_t u = *at, degree = out.length[u];
-        if (levels == 1) {
+        if (levels == 1 && any_heavy) {
           std::copy_n(sum(0, u), columns, part);
           add_heavy(u, part);
           to_grid(part, power(degree, a) * power(degree, b), columns, part);
@@ -409,27 +487,34 @@ void live_rows(const State& state,
     const Live<scalar_t> live(state);
     const auto* w = weights.const_data_ptr<double>();
     const int64_t top = weights.numel() - 1, columns = live.columns;
-    const auto* nodes = list ? list->const_data_ptr<int64_t>() : nullptr;
+    // An empty list has no address: it is not all of them.
+    const bool all = !list;
+    const auto* nodes = all ? nullptr : list->const_data_ptr<int64_t>();
     const int64_t count = list ? list->numel() : live.names;
     auto* to = z.mutable_data_ptr<double>();
     // With all of them, the last level is read as a whole.
-    const bool heavy = !nodes && live.levels == 1;
+    const bool heavy = all && live.levels == 1;
     live.clock[kBroken] |= heavy;
     if (heavy)
       live.heavy_everywhere(false);
+    // Many rows are read together: what their neighbours send is made once.
+    int64_t entries = 0;
+    for (int64_t k = 0; !all && k < count; ++k)
+      entries += live.receiving().length[nodes[k]];
+    const bool whole = all || (!live.any_heavy && 2 * entries > live.names);
     constexpr int64_t task = 8;
     parallel_tasks((count + task - 1) / task, count * columns * 16, [&] {
       std::vector<int64_t> total(columns), part(columns);
       return [&, total, part](int64_t k) mutable {
         for (int64_t j = k * task; j < std::min(count, (k + 1) * task); ++j) {
-          const int64_t v = nodes ? nodes[j] : j;
+          const int64_t v = all ? j : nodes[j];
           double* row = to + j * columns;
           for (int64_t c = 0; c < columns; ++c)
             row[c] = w[0] * static_cast<double>(live.x[v * columns + c]);
           for (int64_t level = 1; level <= top; ++level) {
-            if (w[level] == 0 || (!nodes && level > live.levels))
+            if (w[level] == 0 || (whole && level > live.levels))
               continue;
-            if (nodes) {
+            if (!whole) {
               live.level_row(level, v, w[level], total.data(), part.data(),
                              row);
               continue;
@@ -442,8 +527,12 @@ void live_rows(const State& state,
         }
       };
     });
-    if (!nodes && top > 0 && w[top] != 0)
-      live.whole(live.levels, to, w[top]);
+    if (whole && top > 0 && w[top] != 0) {
+      if (all)
+        live.whole(live.levels, to, w[top]);
+      else
+        live.whole(live.levels, nodes, count, to, w[top]);
+    }
     if (heavy) {
       live.heavy_everywhere(true);
       live.clock[kBroken] = 0;
@@ -457,7 +546,8 @@ int64_t live_edit(const State& state,
                   const Tensor& nodes,
                   int64_t names,
                   const Tensor& named,
-                  const Tensor& values) {
+                  const Tensor& values,
+                  int64_t edits) {
   const auto* given = arcs.const_data_ptr<int64_t>();
   const int64_t count = arcs.size(1);
   std::vector<Arc> there, back;
@@ -514,7 +604,7 @@ int64_t live_edit(const State& state,
               senders.begin()] = 1;
     }
     now[kNames] = names;
-    ++now[kEdits];
+    now[kEdits] = edits;
     for (size_t j = 0; j < senders.size(); ++j)
       if (degrees[j] == 0 || live.out.length[senders[j]] == 0)
         changed[j] = 1;

@@ -55,3 +55,22 @@ plt.show()
 # The graph of the test split holds the links that were held out for
 # validation: it is another graph, and its release would cost again.
 print(train.num_edges // 2, 'edges were released;', test.num_edges // 2)
+
+# %%
+# Forget a customer
+# -----------------
+# A table of users and items is counted, not trained. What goes is subtracted,
+# to the bit as if it had never been counted.
+from pyg_trust.unlearning import Recommender
+
+likes = (torch.rand(300, 80) < 0.1).nonzero().t()
+recommender = Recommender('paths').fit(likes, num_users=300, num_items=80)
+recommender.remove(users=[7], interactions=likes[:, :1])
+print(recommender.verify().told())
+
+# %%
+# PyG's metrics take the best items as they are.
+best = recommender.recommend([1, 2, 3], k=5)
+rest = likes[:, 1:][:, likes[0, 1:] != 7]
+fresh = Recommender('paths').fit(rest, num_users=300, num_items=80)
+print(torch.equal(best, fresh.recommend([1, 2, 3], k=5)), best.tolist())

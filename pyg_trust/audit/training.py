@@ -32,7 +32,7 @@ from pyg_trust._checks import (
     check_non_negative,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import (
     check_coins,
@@ -461,7 +461,7 @@ def audit_training(
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     engine, (model, private, batches) = attach(module, optimizer, loader)
     score = torch.zeros(num_canaries, dtype=torch.float64)
-    for batch in Bar(batches, **bar_options(progress_bar), desc='steps'):
+    for batch in Bar(batches, progress_bar, desc='steps'):
         private.zero_grad()
         model(batch.x, batch.edge_index).sum().backward()
         private.step()

@@ -173,7 +173,7 @@ class Solver(Problem):
                 reached = self.reach(found.policy, signal[block])
             return found.value, found.high, reached
 
-        with Bar(blocks, desc='class pairs', **self.bar) as bar:
+        with Bar(blocks, self.bar, desc='class pairs') as bar:
             for block, (values, high, reached) in zip(
                 bar, shared(blocks, worst, self.over_ranks), strict=True
             ):
@@ -381,7 +381,7 @@ class Solver(Problem):
         # What is reached over few edges is done first.
         degree = self.perturbations.graph.degree[self.targets[which]]
         every_k = which[degree.argsort(stable=True)].tolist()
-        with Bar(every_k, desc='regions', **self.bar) as bar:
+        with Bar(every_k, self.bar, desc='regions') as bar:
             robust = 0
             for k, made in zip(
                 bar, shared(every_k, bounded, self.over_ranks), strict=True
@@ -406,7 +406,7 @@ class Solver(Problem):
         """Bound and attack the classes that are open for some targets."""
         size = max(1, _BLOCK // (self.logits.numel() * 4))
         total = int(open_[which].sum())
-        with Bar(total=total, desc='targets, classes', **self.bar) as bar:
+        with Bar(None, self.bar, total=total, desc='targets, classes') as bar:
 
             def tried(first: int) -> tuple[Any, ...]:
                 part = which[first : first + size]
@@ -472,7 +472,7 @@ class Solver(Problem):
 
             each = range(which.numel())
             found = shared(each, attacked, self.over_ranks)
-            with Bar(found, total=len(each), desc='attacks', **self.bar) as b:
+            with Bar(found, self.bar, total=len(each), desc='attacks') as b:
                 flips = list(b)
             self.try_flips(which, signal, flips)
             return

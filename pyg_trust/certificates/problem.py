@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._progress import bar_options
 from pyg_trust.certificates.deployed import Deployed
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.budget import clip_budget
@@ -49,7 +48,7 @@ class Problem:
             deployed.alpha, deployed.K, deployed.normalization
         )
         self.targets, self.reference = targets, reference
-        self.tolerance, self.bar = tolerance, bar_options(progress_bar)
+        self.tolerance, self.bar = tolerance, progress_bar
         self.progress_bar = bool(progress_bar)
         self.over_ranks = over_ranks
         self.budget = threat.global_budget

@@ -155,7 +155,7 @@ class Run:
         if self._identity() == self.digest:
             return made
         # Calls leave something in the model: it may not matter.
-        with Bar(disable=True) as quiet:
+        with Bar(progress_bar=False) as quiet:
             again = self._counted(first, count, quiet, True)
         for one, two in zip(made, again, strict=True):
             if one is None or two is None:

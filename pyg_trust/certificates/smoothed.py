@@ -24,7 +24,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._identity import check_process, identity, identity_on
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.runs import Run
 from pyg_trust.certificates.sampling import (
@@ -227,9 +227,7 @@ def certify_smoothed(
         rows = index if task == 'nodes' else None
         copies = num_selection + looks[-1]
         total = copies * (len(graphs) if task == 'graphs' else 1)
-        with Bar(
-            total=total, desc='copies', **bar_options(progress_bar)
-        ) as bar:
+        with Bar(total=total, desc='copies', progress_bar=progress_bar) as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)
             made: SmoothedCertificate | None = None
             done, votes = 0, torch.zeros(0)

@@ -58,7 +58,7 @@ from pyg_trust._checks import (
     Positive,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.distributed import shared
 from pyg_trust.functional.dual_search import DualSearch, Mirror, pagerank_of
 from pyg_trust.functional.horizon import Horizon
@@ -178,7 +178,7 @@ def bounds_and_vectors(
         bound = alpha * (optimum.value + optimum.high[:, None])
         return bound[:, targets], bound if keep else bound[:0]
 
-    with Bar(blocks, **bar_options(progress_bar), desc='PageRank') as bar:
+    with Bar(blocks, progress_bar, desc='PageRank') as bar:
         for block, (bound, whole) in zip(
             bar, shared(blocks, bounded, over_ranks), strict=True
         ):
@@ -284,7 +284,7 @@ def dual_bound(
         prices = perturbations.graph.num_edges + perturbations.pairs.size(1)
         numbers += 4 * prices // perturbations.num_nodes
     blocks = list(perturbations.column_blocks(count, numbers))
-    for block in Bar(blocks, **bar_options(progress_bar), desc='bounds'):
+    for block in Bar(blocks, progress_bar, desc='bounds'):
         search = DualSearch(
             perturbations,
             reward[block],
@@ -369,7 +369,7 @@ def refine_pagerank_bounds(
         torch.full(targets.shape, 1e-12, dtype=torch.float64),
     )
     blocks = list(perturbations.column_blocks(active.numel()))
-    for block in Bar(blocks, **bar_options(progress_bar), desc='PageRank'):
+    for block in Bar(blocks, progress_bar, desc='PageRank'):
         row = active[block]
         unit = torch.zeros((row.numel(), n), dtype=torch.float64)
         unit[torch.arange(row.numel()), row] = 1

@@ -21,7 +21,7 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.functional.propagation_checks import (
@@ -182,7 +182,7 @@ def propagate_median(
         )
     seed = rng.resolve(seed)
     runs, numbers = [], range(plan.repetitions)
-    for run in Bar(numbers, **bar_options(progress_bar), desc='runs'):
+    for run in Bar(numbers, progress_bar, desc='runs'):
         z = propagate(
             graph,
             x.detach(),

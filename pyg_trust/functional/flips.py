@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import Array, Fraction, Natural, check_range, validated
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.budget import (
     Bounds,
     Cost,
@@ -109,7 +109,7 @@ def single_flip_margins(
     # With all pairs fragile, a number per node, column and pair of classes.
     active = perturbations.active.numel()
     blocks = list(perturbations.column_blocks(active, 4 * num_classes))
-    for block in Bar(blocks, **bar_options(progress_bar), desc='flips'):
+    for block in Bar(blocks, progress_bar, desc='flips'):
         rows = perturbations.active[block]
         unit = torch.zeros((rows.numel(), n), dtype=torch.float64)
         unit[torch.arange(rows.numel()), rows] = 1
@@ -211,7 +211,7 @@ def budget_attacks(
         raise ValueError("'multiplier' needs to be non-negative everywhere")
     attacks: list[Tensor] = []
     blocks = list(perturbations.column_blocks(targets.numel()))
-    for block in Bar(blocks, **bar_options(progress_bar), desc='attacks'):
+    for block in Bar(blocks, progress_bar, desc='attacks'):
         search = DualSearch(
             perturbations,
             reward[block],

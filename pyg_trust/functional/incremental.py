@@ -1,37 +1,6 @@
-r"""Propagated features of a changing graph, updated where edits reach.
+r"""The infinite series of a changing graph, by pushes.
 
-With :math:`P = D^{-a} A D^{-b}` and :math:`z = \sum_{i=0}^L w_i P^i x`
-(:mod:`.measures`), the state is what nodes *send* on each level,
-
-.. math::
-    t_i = D^{-b} y_i, \quad y_i = P^i x, \quad
-    y_{i+1}(v) = d_v^{-a} \sum_{u \to v} t_i(u), \quad i = 0, \ldots, L - 1,
-
-sums in ascending order of :math:`u`. Let :math:`S` be the nodes whose degree
-or neighbours an edit changed and :math:`F` those whose features changed. Then
-:math:`t_0` changes at :math:`F`, and for :math:`b > 0` at :math:`S`, whose
-degrees changed; and where :math:`t_i` changes at :math:`C_i`, :math:`y_{i+1}`
-and :math:`t_{i+1}` change at most at
-
-.. math::
-    C_{i+1} = N'[C_i] \cup S ,
-
-where :math:`N'` are those who receive in the new graph. (For :math:`b > 0` all
-neighbours of :math:`S` are in :math:`C_1`, since what :math:`S` sends depends
-on its degree.) Everything else reads the same numbers as before.
-
-**From scratch.** A row is computed by :func:`pyg_trust.ops.pull_rows` alone,
-for one node or for all: the inner loop of ``csrc/gather.h``, which exact
-propagation runs on too. What it returns depends on the row and on nothing
-else, and the powers of a degree come from one table. So after any sequence of
-edits the state has the bits of a new :class:`LevelState` of the graph as it
-is; nothing of what was before is in it. (:func:`.propagate` agrees with it to
-rounding, and to the bit where it adds in the same order.)
-
-Rows :math:`z(v)` are computed when they are asked for, from :math:`x` and
-:math:`t_0, \ldots, t_{L-1}`, and not kept: none can be out of date.
-
-**Infinite series.** For :math:`z = \alpha (I - (1 - \alpha) P)^{-1} x`, where
+For :math:`z = \alpha (I - (1 - \alpha) P)^{-1} x`, where
 an edit changes everything a little, :class:`SeriesState` holds an estimate
 :math:`\hat z` and its residual :math:`R = \alpha x + (1 - \alpha) P \hat z -
 \hat z`, and pushes what is above a threshold (`Zhang et al. 2016
@@ -50,25 +19,17 @@ in the error.)
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust._checks import check_range, is_finite
-from pyg_trust.functional._ranges import known_norms
-from pyg_trust.functional.dynamic_graph import DynamicGraph, Edit, Journal
+from pyg_trust.functional.journal import Journal
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.ragged import pointer, ranges
-from pyg_trust.functional.sums import Step
+from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
-
-# From so much of all edges on, a level is computed as a whole.
-WHOLE_ABOVE = 1 / 3
-# Up to this number of degrees, their powers are computed one by one.
-FEW = 64
-_NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 
 
 def degree_power(degree: Tensor, exponent: float) -> Tensor:
@@ -86,9 +47,6 @@ def degree_power(degree: Tensor, exponent: float) -> Tensor:
     """
     if exponent == 0:
         return torch.ones(degree.shape, dtype=torch.float64)
-    if degree.numel() <= FEW:
-        power = [_power(d, exponent) for d in degree.tolist()]
-        return torch.tensor(power, dtype=torch.float64)
     values, place = degree.unique(return_inverse=True)
     power = [_power(d, exponent) for d in values.tolist()]
     return torch.tensor(power, dtype=torch.float64)[place]
@@ -103,265 +61,33 @@ def _power(degree: int, exponent: float) -> float:
     return float(degree) ** exponent
 
 
-class Touched(NamedTuple):
-    """Nodes that an update recomputed, and its work.
+def bare(
+    graph: CSRGraph,
+    measure: Measure,
+    directed: bool = False,
+    gone: Tensor | None = None,
+) -> Sums:
+    """Make a graph that can be edited, with no features.
 
     Args:
-        nodes (Tensor, optional): int64: the nodes whose :math:`z` may have
-            changed; :obj:`None` for all.
-        rows (int): how many these are.
-        work (int): entries of rows that were read.
+        graph (CSRGraph): as in :class:`.Sums`.
+        measure (Measure): its self-loops and its direction count.
+        directed (bool): as in :class:`.Sums`. (default: :obj:`False`)
+        gone (Tensor, optional): int64: names that are there no more.
+            (default: :obj:`None`)
     """
-
-    nodes: Tensor | None
-    rows: int
-    work: int
-
-
-class _State:
-    # The graph, the features and the powers of the degrees.
-
-    def __init__(
-        self, graph: DynamicGraph, x: Tensor, measure: Measure
-    ) -> None:
-        if measure.shrink != 1 or measure.spectral_radius is not None:
-            raise ValueError(
-                f"'measure' {measure} depends on the spectral radius of the "
-                'graph, which changes with it'
-            )
-        self.graph = graph
-        self.measure = measure
-        self.x = x.clone(memory_format=torch.contiguous_format)
-        self.recv = self._power(graph.degree, measure.a)
-        # One tensor, where both are the same.
-        self.send = self.recv
-        if measure.b != measure.a:
-            self.send = self._power(graph.degree, measure.b)
-        self.journal = Journal()
-
-    def _power(self, degree: Tensor, exponent: float) -> Tensor:
-        return degree_power(degree, -exponent).to(self.x.dtype)
-
-    def _take(self, edit: Edit, x: Tensor | None) -> None:
-        # New degrees and features.
-        self._take_degrees(edit)
-        if edit.features.numel():
-            self.journal.rows(self.x, edit.features)
-            if x is None:
-                self.x.index_fill_(0, edit.features, 0)
-            else:
-                self.x[edit.features] = x
-
-    def _take_degrees(self, edit: Edit) -> None:
-        if edit.structure.numel() == 0:
-            return
-        degree = self.graph.degree.index_select(0, edit.structure)
-        a, b = self.measure.a, self.measure.b
-        powers = {id(self.recv): (self.recv, a), id(self.send): (self.send, b)}
-        for power, exponent in powers.values():
-            self.journal.rows(power, edit.structure)
-            new = self._power(degree, exponent)
-            power.index_copy_(0, edit.structure, new)
-
-    def _grow_rows(self, count: int, *names: str) -> None:
-        before = {name: getattr(self, name) for name in names}
-        self.journal.note(lambda: vars(self).update(before))
-        new = {}
-        for old in before.values():
-            more = old.new_zeros((count, *old.shape[1:]))
-            # Once, if it has two names.
-            new[id(old)] = torch.cat([old, more])
-        vars(self).update({n: new[id(old)] for n, old in before.items()})
-
-    def undo(self) -> None:
-        """Undo all updates since the last :meth:`commit`.
-
-        The graph has a journal of its own.
-        """
-        self.journal.undo()
-
-    def commit(self) -> None:
-        """Drop the undo log, and with it the old rows."""
-        self.journal.clear()
+    return Sums(
+        graph,
+        torch.empty((graph.num_nodes, 0), dtype=torch.float64),
+        replace(measure, weights=(1.0,)),
+        bound=1.0,
+        bits=1,
+        directed=directed,
+        gone=torch.empty(0, dtype=torch.int64) if gone is None else gone,
+    )
 
 
-class LevelState(_State):
-    r"""Features of :math:`L` levels, exact after every edit.
-
-    Memory: :math:`(L + 1) N d` numbers, :math:`L N d` for :math:`b = 0`.
-
-    Args:
-        graph (DynamicGraph): the graph, made for :obj:`measure`; it is edited
-            first, and :meth:`update` is then told what changed.
-        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``; copied.
-        measure (Measure): with fixed weights.
-
-    Raises:
-        ValueError: if weights vanish in the dtype, and the powers of the
-            operator may make up for it; or if a level leaves its range.
-    """
-
-    def __init__(
-        self, graph: DynamicGraph, x: Tensor, measure: Measure
-    ) -> None:
-        tiny = torch.finfo(x.dtype).tiny
-        vanish = any(0 < w < tiny for w in measure.weights)
-        # From a + b = 1 on, P is similar to a matrix whose rows or columns sum
-        # to 1 at most, whichever way edges go: what vanishes stays small.
-        if vanish and known_norms(measure, undirected=True) is None:
-            raise ValueError(
-                f"'measure' {measure} has weights that vanish in {x.dtype}, "
-                'while the powers of its operator may grow: take float64, or '
-                'fewer levels'
-            )
-        super().__init__(graph, x, measure)
-        self.sent: list[Tensor] = []
-        if measure.levels:
-            first = self.x if self._shared else self.send.unsqueeze(1) * self.x
-            self.sent.append(first)
-        for level in range(1, measure.levels):
-            self.sent.append(self._whole(level))
-        if self.sent and not is_finite(self.sent[-1]):
-            raise ValueError(
-                f"'measure' {measure} has levels beyond the range of "
-                f'{x.dtype} on this graph: take float64, or fewer levels'
-            )
-
-    @property
-    def _shared(self) -> bool:
-        return self.measure.b == 0
-
-    @property
-    def error_bound(self) -> float:
-        """Bound of all rounding errors, in the Frobenius norm."""
-        return 0.0
-
-    def update(self, edit: Edit, x: Tensor | None = None) -> Touched:
-        """Recompute the rows that an edit touches.
-
-        Args:
-            edit (Edit): what changed.
-            x (Tensor, optional): the new features of ``edit.features``; zeros
-                by default. (default: :obj:`None`)
-        """
-        measure = self.measure
-        if edit.structure.numel() + edit.features.numel() == 0:
-            return Touched(edit.features, 0, 0)
-        self._take(edit, x)
-        first = edit.features
-        if measure.b > 0:
-            # Some twice, which does no harm.
-            first = torch.cat([edit.features, edit.structure])
-            if self.sent:
-                self.journal.rows(self.sent[0], first)
-                send = self.send.index_select(0, first).unsqueeze(1)
-                new = self.x.index_select(0, first).mul_(send)
-                self.sent[0].index_copy_(0, first, new)
-        entries = self.graph.num_entries
-        touched, read = self.graph.receivers(
-            first, edit.structure, measure.levels, WHOLE_ABOVE * entries
-        )
-        work = sum(read) + entries * (measure.levels - len(read))
-        for level in range(1, measure.levels):
-            if level > len(touched):
-                self._swap(level, self._whole(level))
-            else:
-                self.journal.rows(self.sent[level], touched[level - 1])
-                self._pull(level, touched[level - 1], self.sent[level])
-        if len(touched) < measure.levels:
-            return Touched(None, int(self.graph.alive.sum()), work)
-        parts = [
-            nodes
-            for nodes, weight in zip(
-                (edit.features, *touched), measure.weights, strict=True
-            )
-            if weight
-        ]
-        nodes = parts[0] if len(parts) == 1 else torch.cat(parts).unique()
-        return Touched(nodes, nodes.numel(), work)
-
-    def rows(self, nodes: Tensor | None = None) -> Tensor:
-        """Return rows of :math:`z` of the present graph: ``[k, num_columns]``.
-
-        Args:
-            nodes (Tensor, optional): int64; all by default.
-                (default: :obj:`None`)
-        """
-        count = self.x.size(0) if nodes is None else nodes.numel()
-        z = self.x.new_empty((count, self.x.size(1)))
-        self.write_rows(nodes, z)
-        return z
-
-    def write_rows(
-        self, nodes: Tensor | None, z: Tensor, place: Tensor | None = None
-    ) -> None:
-        """Write the result of :meth:`rows` into rows of a matrix.
-
-        Args:
-            nodes (Tensor, optional): int64; :obj:`None` for all.
-            z (Tensor): as the features.
-            place (Tensor, optional): int64: its rows to write, one for each
-                node and each once; the first ones, in order, by default.
-                (default: :obj:`None`)
-        """
-        weights = self.measure.weights
-        add = weights[0] != 0 or not any(weights)
-        if add:
-            x = self.x if nodes is None else self.x.index_select(0, nodes)
-            if place is None:
-                torch.mul(x, weights[0], out=z)
-            else:
-                z.index_copy_(0, place, weights[0] * x)
-        for level in range(1, len(weights)):
-            if weights[level] == 0:
-                continue
-            ops.pull_rows(
-                self.graph.receiving,
-                nodes,
-                self.sent[level - 1],
-                self.recv,
-                self.send,
-                z=z,
-                weight=weights[level],
-                place=place,
-                add=add,
-            )
-            add = True
-
-    def grow(self, count: int) -> None:
-        """Add rows of zeros for nodes that were added to the graph.
-
-        Args:
-            count (int): how many; tell :meth:`update` of them afterwards.
-        """
-        self._grow_rows(count, 'x', 'recv', 'send')
-        for level, old in enumerate(self.sent):
-            shared = level == 0 and self._shared
-            more = old.new_zeros((count, old.size(1)))
-            self._swap(level, self.x if shared else torch.cat([old, more]))
-
-    def _swap(self, level: int, new: Tensor) -> None:
-        old, sent = self.sent[level], self.sent
-        self.journal.note(lambda: sent.__setitem__(level, old))
-        sent[level] = new
-
-    def _whole(self, level: int) -> Tensor:
-        out = torch.empty_like(self.x)
-        self._pull(level, None, out)
-        return out
-
-    def _pull(self, level: int, nodes: Tensor | None, out: Tensor) -> None:
-        ops.pull_rows(
-            self.graph.receiving,
-            nodes,
-            self.sent[level - 1],
-            self.recv,
-            self.send,
-            out=out,
-        )
-
-
-class SeriesState(_State):
+class SeriesState:
     r"""Features of the infinite series, to a known error.
 
     .. math::
@@ -373,7 +99,8 @@ class SeriesState(_State):
     :math:`3 N d` numbers.
 
     Args:
-        graph (DynamicGraph): undirected, made for :obj:`measure`.
+        graph (Sums): undirected, of :func:`bare` for :obj:`measure`; it is
+            edited first, and :meth:`update` is then told what changed.
         x (Tensor): float64, ``[num_nodes, num_columns]``; copied.
         measure (Measure): :math:`a` and :math:`b`; its weights play no part.
         alpha (float): the teleport probability, in :math:`(0, 1]`.
@@ -383,7 +110,7 @@ class SeriesState(_State):
 
     def __init__(
         self,
-        graph: DynamicGraph,
+        graph: Sums,
         x: Tensor,
         measure: Measure,
         alpha: float,
@@ -394,14 +121,22 @@ class SeriesState(_State):
                 "'measure' needs a + b = 1 and an undirected graph for an "
                 f'infinite series (got {measure})'
             )
-        super().__init__(graph, x, measure)
+        self.graph = graph
+        self.measure = measure
+        self.x = x.clone(memory_format=torch.contiguous_format)
+        self.recv = degree_power(graph.degree, -measure.a)
+        # One tensor, where both are the same.
+        self.send = self.recv
+        if measure.b != measure.a:
+            self.send = degree_power(graph.degree, -measure.b)
+        self.journal = Journal()
         self.alpha = alpha
         self.theta = theta
         self._interrupted = False
         self.z = torch.zeros_like(self.x)
         self.residue = alpha * self.x
         self._push(torch.arange(graph.num_nodes))
-        self.commit()
+        self.journal.clear()
 
     @property
     def error_bound(self) -> float:
@@ -412,29 +147,47 @@ class SeriesState(_State):
         size = float((power.unsqueeze(1) * self.residue).norm())
         return size * float((1 / power).max()) / self.alpha
 
-    def update(self, edit: Edit, x: Tensor | None = None) -> Touched:
+    def update(
+        self, structure: Tensor, features: Tensor, x: Tensor | None = None
+    ) -> Tensor:
         """Recompute the residual where an edit changed it, and push.
 
         Args:
-            edit (Edit): what changed.
-            x (Tensor, optional): the new features of ``edit.features``; zeros
-                by default. (default: :obj:`None`)
+            structure (Tensor): int64: nodes whose degree or neighbours
+                changed.
+            features (Tensor): int64: nodes whose features changed.
+            x (Tensor, optional): these features; zeros by default.
+                (default: :obj:`None`)
+
+        Returns:
+            Tensor: int64: nodes whose estimate may have changed.
         """
         self._settle()
-        nodes, graph = edit.features, self.graph
-        if edit.structure.numel() + nodes.numel() == 0:
-            return Touched(nodes, 0, 0)
-        self._take(edit, x)
-        if edit.structure.numel():
-            there = graph.alive.index_select(0, edit.structure)
-            if not bool(there.all()):
-                gone = edit.structure[~there]
-                self.journal.rows(self.z, gone)
-                self.z.index_fill_(0, gone, 0)
-            both = torch.cat([edit.structure, nodes])
-            (nodes,), _ = graph.receivers(edit.structure, both)
-        nodes, work = self._push(nodes, self.x)
-        return Touched(nodes, nodes.numel(), work)
+        nodes = features
+        if structure.numel() + nodes.numel() == 0:
+            return nodes
+        self._take(structure, features, x)
+        if structure.numel():
+            gone = structure[~self.graph.alive[structure]]
+            self.journal.rows(self.z, gone)
+            self.z.index_fill_(0, gone, 0)
+            start, length, col = self.graph.sending
+            near = ranges(start[structure], length[structure])
+            nodes = torch.cat([structure, nodes, col[near].long()]).unique()
+        return self._push(nodes, self.x)
+
+    def _take(
+        self, structure: Tensor, features: Tensor, x: Tensor | None
+    ) -> None:
+        # New degrees and features.
+        degree = self.graph.degree[structure]
+        a, b = self.measure.a, self.measure.b
+        powers = {id(self.recv): (self.recv, a), id(self.send): (self.send, b)}
+        for power, exponent in powers.values():
+            self.journal.rows(power, structure)
+            power[structure] = degree_power(degree, -exponent)
+        self.journal.rows(self.x, features)
+        self.x[features] = 0 if x is None else x
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
         r"""Return rows of the estimate :math:`\hat z`: ``[k, num_columns]``.
@@ -495,7 +248,15 @@ class SeriesState(_State):
         Args:
             count (int): how many; tell :meth:`update` of them afterwards.
         """
-        self._grow_rows(count, 'x', 'z', 'residue', 'recv', 'send')
+        names = 'x', 'z', 'residue', 'recv', 'send'
+        before = {name: getattr(self, name) for name in names}
+        self.journal.note(lambda: vars(self).update(before))
+        new = {}
+        for old in before.values():
+            more = old.new_zeros((count, *old.shape[1:]))
+            # Once, if it has two names.
+            new[id(old)] = torch.cat([old, more])
+        vars(self).update({n: new[id(old)] for n, old in before.items()})
 
     def _residue(self, nodes: Tensor) -> Tensor:
         rows = self.graph.receiving
@@ -519,13 +280,11 @@ class SeriesState(_State):
             self.residue.copy_(self._residue(nodes))
             self._interrupted = False
 
-    def _push(
-        self, seeds: Tensor, x: Tensor | None = None
-    ) -> tuple[Tensor, int]:
+    def _push(self, seeds: Tensor, x: Tensor | None = None) -> Tensor:
         # An interrupt before the way back is noted leaves an estimate that is
         # not the old one, and of which the residual is not known.
         self._interrupted = True
-        nodes, residue, pushed, z, count = ops.push_rows(
+        nodes, residue, pushed, z, _ = ops.push_rows(
             self.graph.sending,
             seeds,
             self.recv,
@@ -540,7 +299,7 @@ class SeriesState(_State):
         self.journal.note(lambda: state.index_copy_(0, pushed, z))
         self.journal.note(lambda: left.index_copy_(0, nodes, residue))
         self._interrupted = False
-        return nodes, count
+        return nodes
 
 
 class EditedSeries:
@@ -552,8 +311,7 @@ class EditedSeries:
         measure (Measure): likewise.
         alpha (float): likewise.
         theta (float): likewise.
-        directed (bool): as in ``DynamicGraph``.
-            (default: :obj:`False`)
+        directed (bool): as in :class:`.Sums`. (default: :obj:`False`)
         gone (Tensor, optional): int64: names that are there no more.
             (default: :obj:`None`)
     """
@@ -568,11 +326,7 @@ class EditedSeries:
         directed: bool = False,
         gone: Tensor | None = None,
     ) -> None:
-        self.graph = DynamicGraph(
-            graph, measure.self_loops, measure.along, directed
-        )
-        if gone is not None and gone.numel():
-            self.graph.remove(gone, _NO_EDGES, Journal())
+        self.graph = bare(graph, measure, directed, gone)
         self.state = SeriesState(self.graph, x, measure, alpha, theta)
         self.measure = measure
         self.undirected = self.graph.undirected
@@ -632,27 +386,22 @@ class EditedSeries:
 
     def mend(self) -> None:
         """Undo an edit that was interrupted."""
-        self.state.undo()
+        self.state.journal.undo()
 
     def _play(self, step: Step) -> list[Tensor]:
         graph, state, journal = self.graph, self.state, self.state.journal
-        count = graph.num_nodes + (0 if step.new is None else len(step.new))
-        for edges in (step.cut, step.edges):
-            check_range('edge_index', edges, count, 'the nodes')
-        names = torch.empty(0, dtype=torch.int64)
-        changed = [graph.remove(step.gone, step.cut, journal)]
-        if changed[0].numel():
-            state.update(Edit(changed[0], step.gone))
-        if step.new is not None and step.new.size(0):
-            names = graph.grow(step.new.size(0), journal)
+        none, new = step.gone[:0], step.new
+        changed, _ = graph.play([Step(step.gone, step.cut)], journal)
+        state.update(changed, step.gone)
+        empty = None if new is None else new[:, :0]
+        more, first = graph.play([Step(new=empty, edges=step.edges)], journal)
+        names = torch.arange(first, graph.num_nodes)
+        if names.numel():
             state.grow(names.numel())
-        changed += [graph.insert(step.edges, journal), names]
-        if changed[1].numel() + names.numel():
-            both = torch.cat([changed[1], names]).unique()
-            state.update(Edit(both, names), step.new)
-        if step.x is not None and step.nodes.numel():
-            for node in step.nodes[~graph.alive[step.nodes]].tolist()[:1]:
-                raise ValueError(f'node {node} is not there')
-            state.update(Edit(names[:0], step.nodes), step.x)
-            changed.append(step.nodes)
-        return changed
+        state.update(more, names, new)
+        if step.x is None or not step.nodes.numel():
+            return [changed, more]
+        same = Step(nodes=step.nodes, x=step.x[:, :0])
+        nodes, _ = graph.play([same], journal)
+        state.update(none, nodes, step.x)
+        return [changed, more, nodes]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import Natural, OneOf, Positive, check_tensor, validated
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.heads import (
     LOSSES,
     Factor,
@@ -306,7 +306,7 @@ def minimize(
         K = gram(Z)
     objective = Objective(Z, Y, mu, LOSSES[loss], B, K=K)
     W = torch.zeros_like(B) if W is None else W
-    with Bar(**bar_options(progress_bar), desc='Newton') as bar:
+    with Bar(progress_bar=progress_bar, desc='Newton') as bar:
         W, gradient, _, iteration = _steps(
             objective, W, tol, max_iter, strict=False, bar=bar
         )

@@ -30,7 +30,7 @@ from pyg_trust._checks import (
     declared,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust._storage import available_memory, checksum, parse_memory
 from pyg_trust.commit import exclusive
 from pyg_trust.functional.measures import Measure
@@ -445,7 +445,7 @@ def _in_blocks(
     bar = Bar(
         total=c,
         initial=c - sum(end - first for first, end in blocks),
-        **bar_options(progress_bar if rank == 0 else False),
+        progress_bar=progress_bar if rank == 0 else False,
         desc='columns',
     )
     failed = None

@@ -16,7 +16,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.partition import (
     PARTITIONS,
     check_edges,
@@ -219,7 +219,7 @@ def blpa(
     shard = start.to(edge_index.device)
     nodes = torch.arange(num_nodes, device=shard.device)
     rounds = range(max_rounds)
-    for step in Bar(rounds, **bar_options(progress_bar), desc='blpa'):
+    for step in Bar(rounds, progress_bar, desc='blpa'):
         count = _neighbours(edge_index, shard, num_nodes, num_shards)
         most = count.max(1).values
         draw = torch.rand(
@@ -320,7 +320,7 @@ def bekm(
     centroid = embedding[first.to(embedding.device)]
     shard = None
     rounds = range(max_rounds)
-    for _ in Bar(rounds, **bar_options(progress_bar), desc='bekm'):
+    for _ in Bar(rounds, progress_bar, desc='bekm'):
         distance = torch.cdist(
             embedding, centroid, compute_mode='donot_use_mm_for_euclid_dist'
         )

@@ -72,7 +72,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.diffusion import check_logits
 from pyg_trust.functional.perturbations import Perturbations, Policy
 
@@ -329,7 +329,7 @@ def worst_case_margins(
     )
     policies = []
     blocks = list(perturbations.column_blocks(first.numel()))
-    for block in Bar(blocks, **bar_options(progress_bar), desc='class pairs'):
+    for block in Bar(blocks, progress_bar, desc='class pairs'):
         optimum = policy_iteration(
             perturbations,
             reward[block],

@@ -39,7 +39,7 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.scattering_batch import (
     Batch,
@@ -189,9 +189,7 @@ def scattering_transform(
     num_graphs, d, T = batch.num_graphs, x.size(1), num_paths(J, L)
     values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
     blocks = batch.blocks(wavelet, J, L, method)
-    for block, dense in Bar(
-        blocks, **bar_options(progress_bar), desc='scattering'
-    ):
+    for block, dense in Bar(blocks, progress_bar, desc='scattering'):
         embed = _embed_dense if dense else _embed_sparse
         out = embed(batch, block, wavelet, J, Q, L, low_pass, linear)
         active = batch.active[block]
@@ -275,7 +273,7 @@ def graph_fourier(
     batch = Batch.make(graph, x, ptr, 'diffusion')
     rows = []
     graphs = range(batch.num_graphs)
-    for i in Bar(graphs, **bar_options(progress_bar), desc='spectra'):
+    for i in Bar(graphs, progress_bar, desc='spectra'):
         block = torch.tensor([i], device=x.device)
         adj, _ = batch.dense(block)
         laplacian = 2 * (

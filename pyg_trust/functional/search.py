@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import Natural, validated
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.budget import Rewards, Targets
 from pyg_trust.functional.dual_search import pagerank_of
 from pyg_trust.functional.horizon import Horizon
@@ -127,7 +127,7 @@ class Exhaustive:
         signal = logits.t().contiguous()
         size = max(1, 2**22 // (perturbations.num_nodes * num_classes), 1)
         sets = all_flips(perturbations, budget, undirected)
-        bar = Bar(**bar_options(progress_bar), desc='graphs')
+        bar = Bar(progress_bar=progress_bar, desc='graphs')
         here = torch.arange(shape[0])
         while some := list(itertools.islice(sets, size)):
             repeated = [flips for flips in some for _ in range(num_classes)]
@@ -206,7 +206,7 @@ def greedy_attacks(
     attacks: list[Tensor] = []
     numbers = 2 + 4 * pairs.size(1) // n
     blocks = list(perturbations.column_blocks(targets.numel(), numbers))
-    for block in Bar(blocks, **bar_options(progress_bar), desc='greedy'):
+    for block in Bar(blocks, progress_bar, desc='greedy'):
         search = _Greedy(
             perturbations,
             pairs,

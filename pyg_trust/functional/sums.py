@@ -39,7 +39,9 @@ and :math:`f = 40` it is about :math:`10^{-12} \sqrt{d_v}`.
 :math:`B`, and :math:`|S_i(v)| \le n_v 2^f B`, which has to stay below
 :math:`2^{62}`: an edit that gives a node more neighbours is refused. On a
 directed graph whose signals travel along the edges nothing ties :math:`n_v`
-to :math:`d_v`, and :math:`(\max n_v)^L 2^f B` has to stay below.
+to :math:`d_v`, and :math:`(\max n_v)^L 2^f B` has to stay below; or, for
+:math:`b = 1`, :math:`2 N 2^f B` with :math:`N` names, as :math:`\sum_v
+|S_i(v)| \le \sum_u d_u |q_i(u)|`, which grows by roundings alone.
 """
 
 import math
@@ -51,14 +53,18 @@ from torch import Tensor
 
 from pyg_trust import ops
 from pyg_trust._checks import check_range
+from pyg_trust.functional.journal import Journal
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import CSRGraph
+from pyg_trust.ops import OpenRows
 
 BITS = 40
 BOUND = 16.0
 # Senders of more receivers are read, not summed.
 HEAVY = 256
+# From so many of all entries on, all rows count as touched.
+WHOLE_ABOVE = 1 / 3
 
 _CUT, _JOIN, _GO, _COME, _CHANGE = range(5)
 _ROWS, _COL, _FREE, _BACK = 0, 1, 2, 3
@@ -121,16 +127,7 @@ class Sums:
         directed: bool = False,
         gone: Tensor = _NONE,
     ) -> None:
-        if measure.shrink != 1 or measure.spectral_radius is not None:
-            raise ValueError(
-                f"'measure' {measure} depends on the spectral radius of the "
-                'graph, which changes with it'
-            )
-        if measure.a + measure.b < 1 - 1e-12:
-            raise ValueError(
-                "'measure' needs a + b >= 1, or sums may leave their range "
-                f'(got {measure})'
-            )
+        check_measure(measure)
         if math.log2(bound) + bits > 51:
             raise ValueError(
                 "'bits' needs 2^bits * bound <= 2^51 "
@@ -167,8 +164,8 @@ class Sums:
             ),
         ]
         self._check_features(x)
-        most = int(self._receiving[1].max()) if n else 0
-        if most >= self.most:
+        most = int(self.receiving.length.max()) if n else 0
+        if most >= self._most(n):
             raise self._too_many('a node', 'graph')
         self._build()
 
@@ -200,17 +197,48 @@ class Sums:
         return self._state[_ROWS][1, : self.num_nodes]
 
     @property
-    def most(self) -> float:
-        """So many neighbours of one node are too many for its sums."""
+    def own_loop(self) -> Tensor:
+        """Bool: the names with a self-loop of their own."""
+        return self._state[_FLAGS][1, : self.num_nodes]
+
+    @property
+    def sending(self) -> OpenRows:
+        """Rows by sender: row :math:`v` lists the receivers of :math:`v`."""
+        return self._open(_ROWS if self.measure.along else _BACK)
+
+    @property
+    def receiving(self) -> OpenRows:
+        """Rows by receiver: row :math:`v` lists the senders to :math:`v`."""
+        return self._open(_BACK if self.measure.along else _ROWS)
+
+    @property
+    def leaving(self) -> OpenRows:
+        """Row :math:`v` lists where edges go from :math:`v`."""
+        return self._open(_ROWS)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """All that is kept, by name, with the room to spare."""
+        names = 'neighbours', 'in-neighbours', 'x', 'sums', 'heavy'
+        places = _COL, _BACK + _COL, _X, _SUMS, _HELD
+        return {
+            name: self._state[k] for name, k in zip(names, places, strict=True)
+        }
+
+    def _most(self, names: int) -> float:
+        # So many neighbours of one of so many nodes are too many for sums.
         room = 2.0 ** (62 - self.bits) / self.bound
-        tied = self.undirected or not self.measure.along
-        return room if tied else room ** (1 / max(self.measure.levels, 1))
+        if self.undirected or not self.measure.along:
+            return room
+        # What a node has is shared by its receivers: no more than all of it.
+        if self.measure.b == 1 and names < room / 2:
+            return math.inf
+        return room ** (1 / max(self.measure.levels, 1))
 
     @property
     def error_bound(self) -> float:
         """Bound of all rows' error in the Frobenius norm, after rounding."""
         measure, unit = self.measure, 2.0**-53
-        terms = self._receiving[1, : self.num_nodes].double()
+        terms = self.receiving.length.double()
         power = self.degree.clamp(min=1).double()
         recv = power**-measure.a
         growth = float((terms * recv * power**-measure.b).max())
@@ -227,14 +255,63 @@ class Sums:
 
     def edge_index(self) -> Tensor:
         """The edges by name, without added self-loops: ``[2, m]``."""
-        n = self.num_nodes
-        start, length, _ = self._state[_ROWS][:, :n]
-        col = self._state[_COL][ranges(start, length)].long()
-        edges = torch.stack([torch.arange(n).repeat_interleave(length), col])
+        length, col = self.entries()
+        row = torch.arange(self.num_nodes).repeat_interleave(length)
+        edges = torch.stack([row, col.long()])
         if self.measure.self_loops:
-            own = self._state[_FLAGS][1][edges[0]]
-            edges = edges[:, (edges[0] != col) | own]
+            edges = edges[:, (row != col) | self.own_loop[row]]
         return edges
+
+    def entries(self) -> tuple[Tensor, Tensor]:
+        """The degrees, and the neighbours of all nodes, row after row."""
+        start, length, col = self.leaving
+        return length, col[ranges(start, length)]
+
+    def has_edges(self, edges: Tensor) -> Tensor:
+        """Return which edges exist; self-loops of the measure do not count.
+
+        Args:
+            edges (Tensor): int64, ``[2, k]``.
+        """
+        n, own = self.num_nodes, self.own_loop.numpy()
+        start, length, col = (part.numpy() for part in self.leaving)
+
+        def has(u: int, v: int) -> bool:
+            if not (0 <= u < n and 0 <= v < n) or u == v:
+                return u == v and 0 <= u < n and bool(own[u])
+            row = col[start[u] : start[u] + length[u]]
+            at = row.searchsorted(v)
+            return bool(at < row.size and row[at] == v)
+
+        there = [has(u, v) for u, v in edges.t().tolist()]
+        return torch.tensor(there, dtype=torch.bool)
+
+    def touched(self, changed: Tensor, features: Tensor) -> Tensor | None:
+        r"""Find the rows of :math:`z` that an edit may have changed.
+
+        Args:
+            changed (Tensor): int64: of :meth:`play`.
+            features (Tensor): int64: those of them whose features changed.
+
+        Returns:
+            Tensor, optional: int64, ascending; :obj:`None` for all of them.
+        """
+        measure, (start, length, col) = self.measure, self.sending
+        found = torch.zeros(self.num_nodes, dtype=torch.bool)
+        if measure.weights[0]:
+            found[features] = True
+        seeds = changed if measure.b > 0 else features
+        most = WHOLE_ABOVE * float(length.sum())
+        for weight in measure.weights[1:]:
+            count = length[seeds]
+            if int(count.sum()) > most:
+                return None
+            level = torch.zeros_like(found)
+            level[changed] = True
+            level[col[ranges(start[seeds], count)].long()] = True
+            found |= level & (weight > 0)
+            seeds = level.nonzero().view(-1)
+        return found.nonzero().view(-1)
 
     def level(self, level: int) -> Tensor:
         """Sums that are kept, with those of heavy nodes: int64.
@@ -260,7 +337,9 @@ class Sums:
                 (default: :obj:`None`)
         """
         self.mend()
+        # With heavy nodes, many rows are read as all of them.
         dense = nodes is not None and 8 * nodes.numel() > self.num_nodes
+        dense &= bool((self._state[_OWNER] >= 0).any())
         count = self.num_nodes
         if nodes is not None and not dense:
             count = nodes.numel()
@@ -273,11 +352,15 @@ class Sums:
 
     # Edits ##################################################################
 
-    def play(self, steps: Sequence[Step]) -> tuple[Tensor, int]:
+    def play(
+        self, steps: Sequence[Step], journal: Journal | None = None
+    ) -> tuple[Tensor, int]:
         """Play edits in their order, as one: all of it or nothing.
 
         Args:
             steps (list[Step]): the edits.
+            journal (Journal, optional): notes the way back.
+                (default: :obj:`None`)
 
         Returns:
             tuple[Tensor, int]: int64, ascending: nodes whose degree,
@@ -315,14 +398,18 @@ class Sums:
         if not events:
             return _NONE, first
         played = events[0] if len(events) == 1 else torch.cat(events, dim=1)
-        net = ops.live_net(self._state, played, self.most)
+        most = self._most(names)
+        net = ops.live_net(self._state, played, most)
         arcs, loops, lives, changed, at = net
         if at >= 0:
             self._refuse(played, at // 4, at % 4, names)
+        # New names may be what makes them too many.
+        if most < self._most(first) and self.receiving.length.max() >= most:
+            raise self._too_many('a node', 'x', names)
         nodes, x = _NONE, self._state[_X][:0]
         if named:
             nodes, x = _last(torch.cat(named), torch.cat(values))
-        self._put(arcs, loops, lives, names, nodes, x)
+        self._put(arcs, loops, lives, names, nodes, x, journal)
         return changed, first
 
     def mend(self) -> None:
@@ -338,19 +425,25 @@ class Sums:
         names: int,
         nodes: Tensor,
         x: Tensor,
+        journal: Journal | None,
     ) -> None:
         before, edits = self.num_nodes, int(self._clock[_EDITS])
         if names > self._state[_SLOT].numel():
             self._grow(names)
         old = self._state[_X][nodes] if nodes.numel() else x
-        try:
-            self._edit(arcs, loops, lives, names, nodes, x)
-        except BaseException:
+
+        def back() -> None:
             self.mend()
             if self._clock[_EDITS] != edits:
-                sign = torch.tensor([[1], [1], [-1]])
-                back = arcs * sign
-                self._edit(back, loops, lives, before, nodes, old)
+                away = arcs * torch.tensor([[1], [1], [-1]])
+                self._edit(away, loops, lives, before, nodes, old, edits)
+
+        if journal is not None:
+            journal.note(back)
+        try:
+            self._edit(arcs, loops, lives, names, nodes, x, edits + 1)
+        except BaseException:
+            back()
             raise
 
     def _edit(self, *args: Any) -> None:
@@ -377,9 +470,9 @@ class Sums:
     def _clock(self) -> Any:
         return self._state[_CLOCK].numpy()
 
-    @property
-    def _receiving(self) -> Tensor:
-        return self._state[_BACK if self.measure.along else _ROWS]
+    def _open(self, at: int) -> OpenRows:
+        start, length, _ = self._state[at][:, : self.num_nodes]
+        return OpenRows(start, length, self._state[at + _COL])
 
     @staticmethod
     def _slots(count: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -443,16 +536,19 @@ class Sums:
                 'larger bound'
             )
 
-    def _too_many(self, node: str, name: str) -> ValueError:
+    def _too_many(
+        self, node: str, name: str, names: int | None = None
+    ) -> ValueError:
+        most = self._most(self.num_nodes if names is None else names)
         return ValueError(
-            f"'{name}' needs less than {self.most:.0f} neighbours of a node, "
+            f"'{name}' needs less than {most:.0f} neighbours of a node, "
             f'for bits={self.bits} and bound={self.bound} (got more at {node})'
             ": take a smaller 'bits' or 'bound'"
         )
 
     def _refuse(self, events: Tensor, at: int, why: int, names: int) -> None:
         if why == 3:
-            raise self._too_many(f'node {at}', 'edge_index')
+            raise self._too_many(f'node {at}', 'edge_index', names)
         kind, u, v = events[:, at].tolist()
         if kind in (_CUT, _JOIN):
             check_range('edge_index', events[1:, at], names, 'the nodes')
@@ -470,6 +566,27 @@ class Sums:
                     there[node] = past == _COME
             u = v if bool(there[u]) else u
         raise ValueError(f'node {u} is not there{_GONE}')
+
+
+def check_measure(measure: Measure) -> None:
+    """Refuse measures of which integers are no sums.
+
+    Args:
+        measure (Measure): of the features.
+
+    Raises:
+        ValueError: if its weights depend on the graph, or :math:`a + b < 1`.
+    """
+    if measure.shrink != 1 or measure.spectral_radius is not None:
+        raise ValueError(
+            f"'measure' {measure} depends on the spectral radius of the "
+            'graph, which changes with it'
+        )
+    if measure.a + measure.b < 1 - 1e-12:
+        raise ValueError(
+            "'measure' needs a + b >= 1, or sums may leave their range "
+            f'(got {measure})'
+        )
 
 
 def _looped(graph: CSRGraph, flags: Tensor) -> CSRGraph:

@@ -125,17 +125,13 @@ _REMOVED = {
     'residual_checked': 'by what the residual was checked',
 }
 NodeRemoval = _promise(
-    'NodeRemoval',
-    'certified removal from a node classifier',
-    'removal',
+    *('NodeRemoval', 'certified removal from a node classifier', 'removal'),
     num_train='training nodes that remain',
     setting='SHA-256 of propagation, head, penalty and deviation of the noise',
     **_REMOVED,
 )
 GraphRemoval = _promise(
-    'GraphRemoval',
-    'certified removal',
-    'removal',
+    *('GraphRemoval', 'certified removal', 'removal'),
     num_graphs='training graphs that remain',
     releases='count, since the fit',
     **_REMOVED,
@@ -150,6 +146,12 @@ ShardRemoval = _promise(
     keeps_history='whether files of earlier states are kept',
     queued='requests that wait',
     max_wait='seconds until they are forgotten; None without a limit',
+    ledger_head='SHA-256 of the ledger',
+)
+CountRemoval = _promise(
+    *('CountRemoval', 'exact removal from a recommender', 'removal'),
+    request='names of what was removed',
+    num_interactions='count, of those that remain',
     ledger_head='SHA-256 of the ledger',
 )
 ExactCertificate = _promise(

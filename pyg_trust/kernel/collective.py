@@ -106,11 +106,11 @@ def program(attack: Attack) -> Program:
     )
     made = _Blocks()
     kinds = range(len(reach))
-    near = np.ones(owner.size)
+    # Who needs an added edge sees it: no point without.
+    most = np.ones(owner.size)
     if additions is not None:
-        # Who needs an added edge sees it: no point without.
-        near[points[:, -1] > 0] = 0.0
-    made.add('y', near, gain=1.0)
+        most[points[:, -1] > 0] = 0.0
+    made.add('y', most, gain=1.0)
     for kind in kinds:
         most = np.minimum(caps[kind], budget[kind])
         made.add(f'b{kind}', most)
@@ -119,9 +119,15 @@ def program(attack: Attack) -> Program:
         made.at_most(0, {'y': need, f'b{kind}': -reach[kind][who]})
     each = {'y': one}
     if additions is not None:
+        # No added edge ends where nobody sees it.
+        near = additions[who]
+        seen, place = np.unique(near.indices, return_inverse=True)
+        near = scipy.sparse.csr_array(
+            (near.data, place, near.indptr), shape=(who.size, seen.size)
+        )
         made.add('wide', (budget[-1] > 0) * np.ones(owner.size), 1.0)
         made.add('added', np.array([budget[-1]]))
-        made.add('ends', np.full(additions.shape[1], budget[-1]))
+        made.add('ends', np.full(seen.size, budget[-1]))
         each['wide'] = one
         column = scipy.sparse.csr_array(np.ones((who.size, 1)))
         for kind in kinds:
@@ -132,9 +138,8 @@ def program(attack: Attack) -> Program:
             made.at_most(0, {'y': need, 'wide': need, every: -column})
         need = _needs(one, np.maximum(points[:, -1], 1))
         made.at_most(0, {'wide': need, 'added': -column})
-        made.at_most(0, {'wide': one, 'ends': -additions[who]})
-        ends = _ones(additions.shape[1])
-        made.at_most(0, {'ends': ends, 'added': -2 * _ones(1)})
+        made.at_most(0, {'wide': one, 'ends': -near})
+        made.at_most(0, {'ends': _ones(seen.size), 'added': -2 * _ones(1)})
     made.at_most(1, each)
     if attackers is not None:
         nodes = caps[rows[0]].size

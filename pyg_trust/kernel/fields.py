@@ -73,6 +73,7 @@ _MARKED = {
     + 'num_train seeded secure',
     'certified removal': _REMOVAL + 'releases',
     'exact removal by shards': 'shards stages',
+    'exact removal from a recommender': '',
     'robustness certificate': 'targets num_robust num_broken num_unknown '
     'scenario undirected global_budget* alpha* K* normalization* self_loops* '
     'tolerance* model*',

@@ -1,8 +1,9 @@
 r"""How far weights are from those of exact retraining, from what remains.
 
-**Statement.** Of the graph that remains, let :math:`Z = \sum_i w_i P^i x`,
-:math:`P = D^{-a} A D^{-b}`, in real arithmetic, restricted to the :math:`n`
-rows that are trained on, and
+**Statement.** Of the graph that remains, let :math:`Z = w_0 x + \sum_{i > 0}
+w_i 2^{-f} D^{-a} S_i`, with :math:`q_i = \operatorname{rint}(D^{-a} D^{-b}
+S_i)`, :math:`S_{i+1} = A q_i` and :math:`q_0 = \operatorname{rint}(2^f D^{-b}
+x)`, restricted to the :math:`n` rows that are trained on, and
 
 .. math::
     L(W) = \sum_r \ell(W^\top z_r, y_r) + \frac{\lambda n}{2} \lVert W
@@ -36,12 +37,9 @@ u)`; norms are Frobenius norms; hats are what is computed (Higham 2002, chapter
 3: a sum of :math:`k` products is off by :math:`\gamma_k` of that of absolute
 values, in any order, with or without fused additions).
 
-1. *Features.* A power of a degree is off by at most 4 units, a level has
-   two of them, their two products, and a sum of at most :math:`t` numbers,
-   :math:`t` the most neighbours of a node; the last sum has :math:`L + 1`
-   products. So :math:`|\hat Z - Z| \le \gamma_q \sum_i w_i P^i |x|` entry by
-   entry, :math:`q = L (t + 12) + L + 3`; :math:`E` is the norm of the right
-   side, which is computed too, and off by :math:`\gamma_q` of it.
+1. *Features.* Every step is one of IEEE 754 or of integers, and their error
+   :math:`E` is 0. Where a power is not a root or a quotient, or an integer
+   leaves its range, :math:`E = \infty`, and nothing is proved.
 2. *Margins.* :math:`\lVert \hat M - Z W \rVert \le \gamma_d \lVert \hat Z
    \rVert \lVert W \rVert + E \lVert W \rVert`, :math:`d` columns.
 3. *Slopes.* :math:`G = \partial \ell / \partial a` has the Lipschitz constant
@@ -103,10 +101,11 @@ ARRAYS: dict[str, tuple[str, int]] = {
     **dict.fromkeys(
         ('self_loops', 'along', 'directed', 'secure'), ('bool', 0)
     ),
-    **{'head': ('str', 0), 'releases': ('int64', 0), 'classes': ('int64', 1)},
-    **{'weights': ('float64', 1), 'rowptr': ('int64', 1), 'col': ('int32', 1)},
+    **dict.fromkeys(('releases', 'bits'), ('int64', 0)),
+    **{'head': ('str', 0), 'weights': ('float64', 1), 'col': ('int32', 1)},
     **dict.fromkeys(('alive', 'own_loop', 'featureless'), ('bool', 1)),
-    **{'labels': ('int64', 1), 'salts': ('uint8', 2)},
+    **dict.fromkeys(('classes', 'rowptr', 'labels'), ('int64', 1)),
+    'salts': ('uint8', 2),
     **dict.fromkeys(('x', 'W', 'released'), ('float64', 2)),
 }
 RESIDUAL = 'that the residual is within its bound'
@@ -178,8 +177,9 @@ def features(
     b: float,
     self_loops: bool,
     along: bool = True,
+    bits: int = 40,
 ) -> Features:
-    r"""Propagate from scratch: step 1.
+    r"""Propagate from scratch, by sums of integers: step 1.
 
     Args:
         entries (ndarray): int64, ``[2, num_entries]``: edges from the first
@@ -193,6 +193,7 @@ def features(
         self_loops (bool): whether missing self-loops are added.
         along (bool): whether signals go along the edges, or against them.
             (default: :obj:`True`)
+        bits (int): :math:`f`. (default: :obj:`40`)
 
     Raises:
         ValueError: if an entry is there twice, or numbers are not finite.
@@ -207,31 +208,27 @@ def features(
         raise ValueError("'entries' needs every edge once")
     if not np.isfinite(x).all() or min(weights) < 0:
         raise ValueError("'x' and 'weights' need to be finite and positive")
-    ones = np.ones(len(source))
     degree = np.bincount(source, minlength=count)
     ends = (target, source) if along else (source, target)
-    matrix = csr_array((ones, ends), shape=(count, count))
-    receive, send = (_power(degree, -exponent) for exponent in (a, b))
-
-    def propagate(y: np.ndarray) -> np.ndarray:
-        total = weights[0] * y
-        for weight in weights[1:]:
-            y = receive[:, None] * (matrix @ (send[:, None] * y))
-            total = total + weight * y
-        return total[rows]
-
-    levels = len(weights) - 1
-    most = int(np.diff(matrix.indptr).max(initial=0))
-    off = gamma(levels * (most + 12) + levels + 3)
-    Z = propagate(x)
-    sizes = Z if (x >= 0).all() else propagate(np.abs(x))
-    return Features(Z, off * norm(sizes) + TINY)
+    matrix = csr_array((np.ones(len(source), int), ends), (count, count))
+    receive, send = _power(degree, a)[:, None], _power(degree, b)[:, None]
+    grid, known = 2.0**bits, {a, b} <= {0, 0.5, 1}
+    q, Z = send * grid * x, weights[0] * x
+    for weight in weights[1:]:
+        q = np.rint(q)
+        if (matrix @ np.abs(q)).max(initial=0) >= 2.0**62:
+            return Features(Z[rows], math.inf)
+        total = (matrix @ q.astype(np.int64)).astype(np.float64)
+        Z = Z + weight * (receive / grid * total)
+        q = receive * send * total
+    return Features(Z[rows], 0.0 if known else math.inf)
 
 
 def _power(degree: np.ndarray, exponent: float) -> np.ndarray:
-    # 0 at degree 0, but for the exponent 0, which gives ones.
+    # d^-e: 0 at degree 0, but for the exponent 0, which gives ones.
     there = np.where(degree > 0, degree, 1).astype(np.float64)
-    power = 1 / np.sqrt(there) if exponent == -0.5 else there**exponent
+    root = {0.5: np.sqrt(there), 1.0: there}.get(exponent)
+    power = there**-exponent if root is None else 1 / root
     return power if exponent == 0 else np.where(degree > 0, power, 0.0)
 
 
@@ -382,6 +379,7 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
         len(arrays['weights']) and (arrays['weights'] >= 0).all(),
         str(arrays['head']) in LIPSCHITZ,
         min(arrays['lam'], arrays['std']) > 0,
+        0 < arrays['bits'] <= 51,
         (labels >= 0).any(),
         # What is gone has nothing.
         inside and arrays['alive'][col].all(),
@@ -399,7 +397,7 @@ def setting(arrays: Mapping[str, np.ndarray]) -> str:
     Args:
         arrays (dict): of ``ARRAYS``.
     """
-    names = ('weights', 'a', 'b', 'self_loops', 'along', 'lam', 'std')
+    names = 'weights', 'a', 'b', 'bits', 'self_loops', 'along', 'lam', 'std'
     return fingerprint(str(arrays['head']), *(arrays[n] for n in names))
 
 
@@ -427,7 +425,8 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
     weights = tuple(arrays['weights'].tolist())
     a, b, lam, std = (float(arrays[k]) for k in ('a', 'b', 'lam', 'std'))
     loops, along = bool(arrays['self_loops']), bool(arrays['along'])
-    found = features(entries, arrays['x'], rows, weights, a, b, loops, along)
+    how = weights, a, b, loops, along, int(arrays['bits'])
+    found = features(entries, arrays['x'], rows, *how)
     Y = targets(labels[rows], len(arrays['classes']), str(head))
     beta = residual(found, Y, arrays['W'], lam, str(head))
     m = shift(beta.most, len(rows), lam, arrays['W'], std)

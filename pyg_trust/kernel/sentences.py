@@ -362,6 +362,16 @@ def _shard_removal(c: Any) -> Words:
     )
 
 
+@_of('exact removal from a recommender')
+def _count_removal(c: Any) -> Words:
+    return Words(
+        f'the counts of {c.num_interactions:,} interactions that remain have '
+        'the bits of counting anew, without what was removed',
+        ('what remains was not made from what was removed',),
+        (_AFTERWARDS[0], *_AFTERWARDS[2:5]),
+    )
+
+
 # Robustness ##################################################################
 
 
@@ -412,8 +422,8 @@ def _smoothed(c: Any) -> Words:
         answers += f' not refused, with probability {least} at least)'
     each = 'all together' if c.per == 'all' else 'each of them by itself'
     return Words(
-        f"the smoothed classifier's class stays, of {c.targets} {c.task}: "
-        f'{"; ".join(parts)}; with confidence '
+        f"the smoothed classifier's class stays, of {c.targets} {c.task}, "
+        f'after one of these: {"; ".join(parts)}; with confidence '
         f'{outwards(c.confidence, 6, False)}, {each} '
         f'({c.num_abstained} abstain)',
         (
@@ -447,7 +457,7 @@ def _collective(c: Any) -> Words:
     return Words(
         f'{c.guaranteed} of {c.num_targets} predictions of the smoothed '
         f'classifier stay at once, for up to {c.edges[0]} added and '
-        f'{c.edges[1]} deleted edges, {c.features[0]} added and '
+        f'{c.edges[1]} deleted undirected edges, {c.features[0]} added and '
         f'{c.features[1]} deleted entries of the features{at_most} together, '
         f'with confidence {outwards(c.confidence, 6, False)}',
         (

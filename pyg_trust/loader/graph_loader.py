@@ -48,6 +48,37 @@ class _NoSampler(BaseSampler):
         raise NotImplementedError('graphs are drawn whole')
 
 
+def _side_by_side(graphs: list[Data], ptr: Tensor) -> dict[str, Any] | None:
+    # What PyG's Batch has, in a fifth of its time. None where graphs have
+    # rules of their own, or more than tensors with rows.
+    rows = [graph.to_dict() for graph in graphs]
+    names = rows[0].keys()
+    if (
+        any(type(graph) is not Data for graph in graphs)
+        or any(row.keys() != names for row in rows)
+        or any('batch' in name or name == 'ptr' for name in names)
+    ):
+        return None
+    out = {}
+    for name in names:
+        moves = 'index' in name or name == 'face'
+        values = [row[name] for row in rows]
+        for value in values:
+            if (
+                type(value) is not Tensor
+                or value.dim() == 0
+                or value.layout != torch.strided
+                or (moves and value.dtype != torch.int64)
+            ):
+                return None
+        out[name] = torch.cat(values, -1 if moves else 0)
+        if moves:
+            counts = torch.tensor([value.size(-1) for value in values])
+            out[name] += ptr[:-1].repeat_interleave(counts)
+    out['batch'] = torch.arange(len(rows)).repeat_interleave(ptr.diff())
+    return {**out, 'ptr': ptr}
+
+
 @validated
 class GraphLoader(WholeUnitLoader):
     r"""Loads batches of whole graphs, for private graph classification.
@@ -275,12 +306,15 @@ class GraphLoader(WholeUnitLoader):
         index = torch.as_tensor(index, dtype=torch.int64)
         if index.numel() == 0:
             return self._finish(self._empty())
-        whole = Batch.from_data_list([self.graphs[i] for i in index.tolist()])
-        out = Data.from_dict(whole.to_dict())
-        out.num_nodes = whole.num_nodes
-        sizes = whole.ptr.diff()
-        offset = self._first[index] - whole.ptr[:-1]
-        out.n_id = torch.arange(int(whole.ptr[-1]))
+        graphs = [self.graphs[i] for i in index.tolist()]
+        sizes = self._first[index + 1] - self._first[index]
+        whole = _side_by_side(graphs, pointer(sizes))
+        if whole is None:
+            whole = Batch.from_data_list(graphs).to_dict()
+        out = Data.from_dict(whole)
+        offset = self._first[index] - out.ptr[:-1]
+        out.n_id = torch.arange(int(out.ptr[-1]))
+        out.num_nodes = out.n_id.numel()
         out.n_id += offset.repeat_interleave(sizes)
         out.input_id = index
         out.batch_size = index.numel()

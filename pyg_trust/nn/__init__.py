@@ -1,7 +1,6 @@
 """PyG layers and models."""
 
 from pyg_trust.nn.agp_conv import APPNP, SGConv
-from pyg_trust.nn.label_prop import CorrectAndSmooth
 from pyg_trust.nn.partitioner import (
     ShardPartitioner,
     learned_partition,
@@ -9,6 +8,7 @@ from pyg_trust.nn.partitioner import (
 )
 from pyg_trust.nn.ppnp import (
     PPNP,
+    CorrectAndSmooth,
     FeaturePropagation,
     LabelPropagation,
     PageRankDiffusion,

@@ -18,7 +18,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.partition import (
     PARTITIONS,
     check_edges,
@@ -176,7 +176,7 @@ def learned_partition(
     num_classes = int(y.max()) + 1
     best, since = float('inf'), 0
     epochs = range(max_epochs)
-    for _ in Bar(epochs, **bar_options(progress_bar), desc='partition'):
+    for _ in Bar(epochs, progress_bar, desc='partition'):
         optimizer.zero_grad()
         losses = partition_losses(
             model(x, edge_index), edge_index, y, num_classes
@@ -240,7 +240,7 @@ def partition_embedding(
             model.parameters(), lr=lr, weight_decay=weight_decay
         )
         steps = range(epochs)
-        for _ in Bar(steps, **bar_options(progress_bar), desc='embedding'):
+        for _ in Bar(steps, progress_bar, desc='embedding'):
             optimizer.zero_grad()
             F.cross_entropy(model(x, edge_index), y).backward()
             optimizer.step()

@@ -28,7 +28,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust._registry import Registry
 from pyg_trust.functional import aggregate
 from pyg_trust.functional.partition import check_edges
@@ -202,7 +202,7 @@ class LBAggregator(ShardAggregator):
         everyone = torch.arange(index.numel(), device=index.device)
         best, kept = float('inf'), weight.detach().clone()
         epochs = range(self.epochs)
-        for _ in Bar(epochs, **bar_options(progress_bar), desc='aggregator'):
+        for _ in Bar(epochs, progress_bar, desc='aggregator'):
             order = torch.randperm(index.numel(), generator=generator)
             for nodes in order.to(index.device).split(self.batch_size):
                 optimizer.zero_grad()
@@ -348,7 +348,7 @@ class AttentiveAggregator(ShardAggregator):
         order_of = rng.generator(rng.derive(seed, _ORDER))
         draws = rng.generator(rng.derive(seed, _STEP))
         epochs = range(self.epochs)
-        for _ in Bar(epochs, **bar_options(progress_bar), desc='aggregator'):
+        for _ in Bar(epochs, progress_bar, desc='aggregator'):
             order = torch.randperm(index.numel(), generator=order_of)
             for nodes in index[order.to(index.device)].split(self.batch_size):
                 optimizer.zero_grad()

@@ -245,7 +245,8 @@ def lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
     most = torch.minimum(
         up + width * math.sqrt(tiny), top * (width * (1 + 2.0**-50))
     )
-    return torch.where(found.isfinite(), most, found), top
+    # No number is less than infinite, nor is infinity.
+    return torch.where(found < math.inf, most, found), top
 
 
 def precision(dtype: torch.dtype) -> tuple[float, float]:

@@ -266,7 +266,7 @@ class Call:
                 return type(value)(visit(name, item) for item in value)
             return leaf(name, value)
 
-        parameters = inspect.signature(self.module.forward).parameters
+        parameters = self.bound.signature.parameters
         new: dict[str, Any] = {}
         for name, value in self.bound.arguments.items():
             if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:

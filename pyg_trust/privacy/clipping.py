@@ -45,6 +45,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_trust import ops
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.kernel import clip
 from pyg_trust.privacy.bounds import (
@@ -190,6 +191,7 @@ class Book:
         self.num_subgraphs = num_subgraphs
         self._layouts: dict[int, tuple[Tensor, _Layout]] = {}
         self._lengths: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+        self._powers: dict[Any, tuple[Tensor, Tensor]] = {}
         for use in recorder.uses:
             if use.rows.owner is None:
                 raise Unsupported(
@@ -218,13 +220,14 @@ class Book:
         edges = {(u.edge.node, u.edge.output_nr): u.edge for u in uses}
         if not edges:
             return []
-        found = torch.autograd.grad(
-            outputs,
-            list(edges.values()),
-            grads,
-            retain_graph=True,
-            allow_unused=True,
-        )
+        with ops.without_gradients(self.recorder.stops):
+            found = torch.autograd.grad(
+                outputs,
+                list(edges.values()),
+                grads,
+                retain_graph=True,
+                allow_unused=True,
+            )
         by_edge = dict(zip(edges, found, strict=True))
         parts: dict[int, dict[Any, _Cluster]] = {}
         bases: dict[int, Tensor] = {}
@@ -381,6 +384,13 @@ class Book:
             self._lengths[key] = rows, *lengths(rows)
         return self._lengths[key][1:]
 
+    def _scales(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        # The powers of two that rows are rounded to, and their inverses.
+        key = rows.data_ptr(), rows.shape, rows.stride()
+        if key not in self._powers:
+            self._powers[key] = scales(self._length(rows)[1])
+        return self._powers[key]
+
     def _by_owner(self, values: Tensor, owner: Tensor) -> Tensor:
         total = values.new_zeros(self.num_subgraphs)
         return total.index_add_(0, owner, values).mul_(_UP)
@@ -413,7 +423,7 @@ class Book:
                 inner = cluster.inputs[i]
                 width = math.sqrt(inner.size(1))
                 others, tops = self._length(inner)
-                scale, inverse = scales(tops)
+                scale, inverse = self._scales(inner)
                 sizes.tau += self._by_owner(length * scale, owner) * width / 2
                 rounded = 0.51 * out * others * inverse + out * width / 3
                 weight = top * scale
@@ -581,7 +591,7 @@ class Book:
             if inner is None:
                 yield scaled(grad, each).long().sum(0)
                 continue
-            scale, inverse = scales(self._length(inner)[1][rows])
+            scale, inverse = (power[rows] for power in self._scales(inner))
             inner, each = inner[rows], each * scale
             for at in exact_blocks(top * each):
                 alpha = scaled(grad[at], each[at])

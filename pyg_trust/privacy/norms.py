@@ -18,18 +18,19 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
 from pyg_trust.privacy.attaching import Loader
 from pyg_trust.privacy.bounds import check_norm
+from pyg_trust.privacy.decoys import Decoys
 from pyg_trust.privacy.draws import (
     fresh_state,
     random_state,
     set_random_state,
 )
 from pyg_trust.privacy.gradients import SubgraphGradients
-from pyg_trust.privacy.rehearsal import Decoys, Rehearsal, forgetting
+from pyg_trust.privacy.rehearsal import Rehearsal, forgetting
 from pyg_trust.privacy.spending import Spending
 from pyg_trust.privacy.validation import (
     Criterion,
@@ -301,7 +302,7 @@ def gradient_norms(
     found: list[Tensor] = []
     decoys = Decoys(_PROBED if loader.form == 'withdraw' else None)
     parts = torch.arange(loader.num_subgraphs).split(_PROBED)
-    for index in Bar(parts, **bar_options(progress_bar), desc='norms'):
+    for index in Bar(parts, progress_bar, desc='norms'):
         batch = loader(loader.batch_sampler.write(0, index))
         owner, count = loader.check_batch(batch, 0, index.numel())
         batch, owner = batch.to(device), owner.to(device)

@@ -71,6 +71,9 @@ _SCATTERS = names(
     index_fill
     """
 )
+# Places are values.
+_PLACED = _PICKS | _SCATTERS | names('index index_put _index_put_impl')
+_PLACED |= names('_unsafe_index _unsafe_index_put')
 _LOSSES = names(
     """
     mse_loss smooth_l1_loss huber_loss binary_cross_entropy l1_loss kl_div
@@ -126,6 +129,8 @@ def owners_after(
     """
     results = tensors_of_tree(out)
     got = _bind(func, args, kwargs)
+    if facts(func, args, kwargs, value_of) == ():
+        value_of = _unseen
     call = _Call(func, got, results, owner_of, value_of)
     owner: Owner | list[Owner]
     try:
@@ -138,6 +143,45 @@ def owners_after(
         None if o is None else _fit(o, result)
         for o, result in zip(owners, results, strict=True)
     ]
+
+
+def facts(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    value_of: Callable[[Any], Any],
+) -> tuple[bool, ...] | None:
+    """What owners depend on besides owners, shapes, types and constants.
+
+    Owners after an operation are a function of these and of what is returned
+    here: a rule reads no value of another operation.
+
+    Args:
+        func (OpOverload): the ATen operation.
+        args (tuple): what it is called with.
+        kwargs (dict): what it is called with, by name.
+        value_of (callable): the plain tensors in a tree of arguments.
+
+    Returns:
+        tuple, optional: None if they depend on all values of some tensor.
+    """
+    name = base_name(func)
+    if name in _PLACED:
+        return None
+    if name in _ROW_LOSSES:
+        got = _bind(func, args, kwargs)
+        if 'ignore_index' in got:
+            return (_ignores(got, value_of),)
+    return ()
+
+
+def _ignores(got: dict[str, Any], value_of: Callable[[Any], Any]) -> bool:
+    found = value_of(got['target']) == got['ignore_index']
+    return bool(found.any())
+
+
+def _unseen(value: Any) -> Any:
+    raise ValueError('values are read by a rule that is not said to')
 
 
 @cache
@@ -509,8 +553,7 @@ def _row_loss(call: _Call) -> list[Owner]:
         return [owner, extra][: 2 if 'margin' not in got else 1]
     # What a mean divides by: a constant unless classes have weights.
     divisor: Owner = None
-    ignored = call.value_of(got['target']) == got['ignore_index']
-    if got.get('weight') is not None or bool(ignored.any()):
+    if got.get('weight') is not None or _ignores(got, call.value_of):
         divisor = reduce(target)
     if reduction == 1:
         owner = join(owner, divisor)

@@ -35,6 +35,8 @@ _VIEWS = names(
     """
 )
 LINEAR, ROWS = 'linear', 'rows'
+# They tell a shape, and make no tensor.
+_SHAPES: frozenset[Any] = frozenset([Tensor.dim, Tensor.size, Tensor.numel])
 
 
 @dataclass(eq=False)
@@ -127,6 +129,8 @@ class Recorder(Watch):
         kwargs: dict[str, Any],
     ) -> Any:
         """Notes who uses parameters, and follows the rest."""
+        if func in _SHAPES:
+            return func(*args, **kwargs)
         name = getattr(func, '__name__', '')
         if name == '__get__':
             name = getattr(getattr(func, '__self__', None), '__name__', '')

@@ -33,6 +33,7 @@ from pyg_trust.kernel import step
 from pyg_trust.kernel.step import Share
 from pyg_trust.privacy.alone import DISAGREES, Alone, CrossCheck, Draw
 from pyg_trust.privacy.calls import Call
+from pyg_trust.privacy.decoys import Decoys
 from pyg_trust.privacy.draws import fresh_state, random_state, set_random_state
 from pyg_trust.privacy.exactness import Exactness
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
@@ -40,7 +41,6 @@ from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.pins import Pins
 from pyg_trust.privacy.pipeline import check_names
 from pyg_trust.privacy.rehearsal import (
-    Decoys,
     Rehearsal,
     forgetting,
     settings,
@@ -235,7 +235,6 @@ class PrivateStep:
             raise RuntimeError(DISAGREES)
         self._drop_tape()
         # Whoever writes into what is handed out does not change these.
-        self._plain = batch.clone()
         owner = owner.clone()
         if not self.trust_loss and (count or self.decoys.num_units):
             self._rehearsal = Rehearsal(
@@ -243,6 +242,8 @@ class PrivateStep:
             )
             self._plain = self._rehearsal.batch
             batch = self._rehearsal.shown
+        else:
+            self._plain = batch.clone()
         self._batch = batch
         self._total = total
         self._owner = owner

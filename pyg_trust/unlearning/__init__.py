@@ -3,10 +3,14 @@
 from pyg_trust._moved import moved
 from pyg_trust.unlearning.baselines import GINClassifier
 from pyg_trust.unlearning.node import NodeClassifier
+from pyg_trust.unlearning.recommender import Recommender
 from pyg_trust.unlearning.reports import (
     NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
+    RecommenderPlan,
+    RecommenderReport,
+    RecommenderVerifyReport,
     UnlearnReport,
     VerifyReport,
 )
@@ -30,6 +34,10 @@ __all__ = [
     'NodeUnlearnReport',
     'NodeVerifyReport',
     'PoisonCertificate',
+    'Recommender',
+    'RecommenderPlan',
+    'RecommenderReport',
+    'RecommenderVerifyReport',
     'ScatteringClassifier',
     'ShardPlan',
     'ShardRemovalReport',

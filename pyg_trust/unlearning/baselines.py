@@ -38,7 +38,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.heads import (
     Gradient,
     Objective,
@@ -594,7 +594,7 @@ class GINClassifier:
         optimizer = torch.optim.Adam(net.parameters(), lr=self.lr)
         net.train()
         epochs = range(self.epochs)
-        for _ in Bar(epochs, **bar_options(progress_bar), desc='epochs'):
+        for _ in Bar(epochs, progress_bar, desc='epochs'):
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(
                 self._logits(net, *inputs), y

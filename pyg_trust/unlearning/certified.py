@@ -224,6 +224,9 @@ class CertifiedClassifier(Generic[M]):
 
     def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
         config, mine = dict(state['config']), self._config()
+        if 'feature_bound' in mine:
+            # Of before there were sums; features beyond it are refused.
+            config.setdefault('feature_bound', mine['feature_bound'])
         if 'noise_std' not in mine:
             # States of 0.1 have it, without an effect.
             config.pop('noise_std', None)

@@ -4,9 +4,8 @@ r"""Node classifiers with certified removal.
 
 Features are propagated, :math:`z = \sum_i w_i P^i x`, and a regularised linear
 head is trained on them. A removal recomputes the rows that it touches, to the
-bit as from scratch (:mod:`pyg_trust.functional.incremental`), and the head
-follows by steps whose residual is measured
-(:mod:`pyg_trust.functional.heads`).
+bit as from scratch (:mod:`pyg_trust.functional.sums`), and the head follows by
+steps whose residual is measured (:mod:`pyg_trust.functional.heads`).
 
 :mod:`pyg_trust.unlearning.certified` has the promise.
 """
@@ -34,6 +33,7 @@ from pyg_trust.commit import EditedInPlace, Lineage, editing, synchronized
 from pyg_trust.functional.heads import HEADS, Factor, Gradient, Problem
 from pyg_trust.functional.measures import Measure, make_measure, needs_graph
 from pyg_trust.functional.newton import refine
+from pyg_trust.functional.sums import BOUND, check_measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import Part, RemovalRequest
@@ -58,6 +58,8 @@ from pyg_trust.unlearning.reports import (
 
 FEATURES = ('exact', 'push')
 SERIES = ('appnp', 'ppr', 'single_target')
+# Beyond, the grid of sums is coarser than 1.
+MOST_BOUND = 2.0**43
 
 MAX_STEPS = 20
 # A fresh factor takes about so many steps. What the others cost is added up,
@@ -105,19 +107,24 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     of a graph with hubs. Local updates pay for edges, features and labels,
     and for nodes at two levels; beyond that use ``features='push'``.
 
-    Runs on the CPU, in float64. Memory: :math:`(L + 1) N d` numbers for
-    :math:`L` levels, and the Hessian, twice where it is small (its factor
-    and, with ``head='ovr'``, its inverse).
+    Runs on the CPU, in float64. Memory: :math:`L N d` numbers for :math:`L`
+    levels, the rows of the training nodes, and the Hessian, twice where it is
+    small (its factor and, with ``head='ovr'``, its inverse).
 
     Args:
-        measure (str or Measure): the propagation, with fixed weights:
-            :obj:`'sgc'`, :obj:`'appnp'`, :obj:`'heat'`, :obj:`'ppr'`, ...
-            (:mod:`.measures`), not :obj:`'katz'`. (default: :obj:`'sgc'`)
+        measure (str or Measure): the propagation, with fixed weights and
+            :math:`a + b \ge 1`: :obj:`'sgc'`, :obj:`'appnp'`, :obj:`'heat'`,
+            :obj:`'ppr'`, ... (:mod:`.measures`), not :obj:`'katz'`.
+            (default: :obj:`'sgc'`)
         alpha (float, optional): as the measure takes it.
             (default: :obj:`None`)
         t (float, optional): as the measure takes it. (default: :obj:`None`)
         levels (int, optional): as the measure takes it.
             (default: :obj:`None`)
+        bound (float): the largest magnitude that a feature may ever have; of
+            ``features='exact'``. It is declared and not measured, so that no
+            refusal tells of other rows. Features are summed on a grid of
+            about :math:`2^{-44}` of it. (default: :obj:`16.0`)
         head (str): :obj:`'ovr'` (logistic, one versus the rest),
             :obj:`'softmax'` or :obj:`'squared'`. (default: :obj:`'ovr'`)
         lam (float): :math:`\lambda > 0`; the regularisation is
@@ -188,6 +195,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         alpha: float | None = None,
         t: float | None = None,
         levels: int | None = None,
+        bound: float = BOUND,
         head: str = 'ovr',
         lam: float = 1e-3,
         release_std: float = 1e-4,
@@ -235,6 +243,13 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             theta = 1e-6 if theta is None else float(theta)
         elif theta is not None:
             raise ValueError("'theta' goes with features='push'")
+        else:
+            check_measure(self.measure)
+        self.bound = check_positive('bound', bound)
+        if self.bound > MOST_BOUND:
+            raise ValueError(
+                f"'bound' needs to be at most {MOST_BOUND} (got {bound})"
+            )
         self.head = head
         self.features = features
         self.encoder = encoder
@@ -244,6 +259,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             theta,
             head,
             self.lam,
+            self.bound,
         )
         self._editing: Model | None = None
 
@@ -392,7 +408,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     @synchronized
     def graph(self) -> CSRGraph:
         """The remaining graph; removed nodes have no edges."""
-        return self._fitted.data.graph.to_csr()
+        graph = self._fitted.data.graph
+        return CSRGraph.from_edge_index(graph.edge_index(), graph.num_nodes)
 
     @property
     @synchronized
@@ -805,8 +822,7 @@ def _part(request: Any) -> Part:
 
 
 def _names(change: Change, part: Part) -> Tensor:
-    # The nodes whose data have changed, some twice. A self-loop changes no
-    # neighbour.
+    # The nodes whose data have changed, some twice.
     ends = (node for edge in part.arcs for node in edge)
     named = (*part.nodes, *part.features, *part.labels, *ends)
-    return torch.cat([torch.tensor(named).long(), change.structure])
+    return torch.cat([torch.tensor(named).long(), change.named])

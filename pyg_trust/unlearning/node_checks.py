@@ -26,7 +26,7 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
     settings = data.settings
     if model.B is not None or settings.theta is not None:
         return None
-    degree, col = data.graph.rows()
+    degree, col = data.graph.entries()
     labels = torch.where(data.place >= 0, data.y[data.place], -1)
     held = {
         'col': col,
@@ -57,6 +57,7 @@ def _settings(settings: Settings, std: float) -> dict[str, np.ndarray]:
         'weights': np.array(measure.weights),
         'a': np.array(float(measure.a)),
         'b': np.array(float(measure.b)),
+        'bits': np.array(settings.bits),
         'lam': np.array(settings.lam),
         'std': np.array(std),
         'self_loops': np.array(measure.self_loops),

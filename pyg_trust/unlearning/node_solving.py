@@ -95,6 +95,7 @@ class NodeSolver(CertifiedClassifier[Model]):
             'measure': measure,
             'alpha': self._settings.alpha,
             'theta': self._settings.theta,
+            'feature_bound': self._settings.bound,
             'head': self.head,
             'features': self.features,
             'encoder': None if encoder is None else type(encoder).__name__,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pyg_trust import report
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.dynamic_graph import FEW, DynamicGraph, Edit, Journal
 from pyg_trust.functional.heads import (
     GAMMA_1,
     UNIT,
@@ -24,8 +23,10 @@ from pyg_trust.functional.heads import (
     slopes,
     targets,
 )
-from pyg_trust.functional.incremental import LevelState, SeriesState
+from pyg_trust.functional.incremental import SeriesState, bare
+from pyg_trust.functional.journal import Journal
 from pyg_trust.functional.measures import Measure
+from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import loss_change
 from pyg_trust.removal import Part
@@ -44,6 +45,7 @@ class Settings(NamedTuple):
             exact features.
         head (str): of :mod:`~pyg_trust.functional.heads`.
         lam (float): :math:`\lambda`.
+        bound (float): of the features.
     """
 
     measure: Measure
@@ -51,6 +53,12 @@ class Settings(NamedTuple):
     theta: float | None
     head: str
     lam: float
+    bound: float
+
+    @property
+    def bits(self) -> int:
+        """The grid of sums: :math:`2^f` times the bound is about 2^44."""
+        return min(44 - math.ceil(math.log2(self.bound)), 51)
 
 
 class Change(NamedTuple):
@@ -61,14 +69,14 @@ class Change(NamedTuple):
         train_rows (int): those of them that count in the objective.
         gradient (Gradient, optional): at the old weights, on what remains;
             :obj:`None` where it has to be measured.
-        structure (Tensor): int64: nodes whose degree or neighbours changed.
-            It tells what was removed: not to be kept.
+        named (Tensor): int64: nodes whose degree, neighbours or features
+            changed. It tells what was removed: not to be kept.
     """
 
     rows: int
     train_rows: int
     gradient: Gradient | None
-    structure: Tensor
+    named: Tensor
 
 
 class ColumnProblem(NamedTuple):
@@ -201,26 +209,34 @@ class NodeState:
         self.classes = classes
         measure = settings.measure
         self.journal = Journal()
-        self.graph = DynamicGraph(
-            graph, measure.self_loops, measure.along, directed
-        )
         n = graph.num_nodes
         self.featureless = torch.zeros(n, dtype=torch.bool)
         if featureless is not None:
             self.featureless |= featureless
+        gone = torch.empty(0, dtype=torch.int64)
         if alive is not None:
             gone = (~alive).nonzero().view(-1)
-            none = torch.empty((2, 0), dtype=torch.int64)
-            self.graph.remove(gone, none, Journal())
-        self.levels: LevelState | SeriesState
+        self.graph: Sums
+        self.levels: Sums | SeriesState
         if settings.theta is None:
-            self.levels = LevelState(self.graph, x, measure)
+            # A removal reads more rows than it writes: no sender is heavy.
+            self.graph = self.levels = Sums(
+                graph,
+                x,
+                measure,
+                bound=settings.bound,
+                bits=settings.bits,
+                heavy=math.inf,
+                directed=directed,
+                gone=gone,
+            )
         else:
             assert settings.alpha is not None
+            self.graph = bare(graph, measure, directed, gone)
             self.levels = SeriesState(
                 self.graph, x, measure, settings.alpha, settings.theta
             )
-        self.levels.journal = self.journal
+            self.levels.journal = self.journal
         self.names = (y >= 0).nonzero().view(-1)
         self.place = torch.full((n,), -1)
         self.place[self.names] = torch.arange(self.names.numel())
@@ -232,7 +248,7 @@ class NodeState:
         self.Z: Tensor | None = None
         # The square of its norm, from above, once it is needed.
         self.square: float | None = None
-        if isinstance(self.levels, LevelState):
+        if isinstance(self.levels, Sums):
             self.Z = self.levels.rows(self.names)
 
     @property
@@ -278,7 +294,7 @@ class NodeState:
             weight (Tensor): ``[d, num_outputs]``.
             nodes (Tensor): int64, nodes that are there.
         """
-        if isinstance(self.levels, LevelState):
+        if isinstance(self.levels, Sums):
             return self.levels.rows(nodes) @ weight
         signal = self.levels.x @ weight
         return self.levels.solve(signal, 1e-12)[nodes]
@@ -334,41 +350,49 @@ class NodeState:
                 is followed.
         """
         nodes = torch.tensor(part.nodes, dtype=torch.int64)
-        changed = nodes
-        if part.features:
-            both = sorted({*part.nodes, *part.features})
-            changed = torch.tensor(both, dtype=torch.int64)
+        features = torch.tensor(part.features, dtype=torch.int64)
+        changed = torch.cat([nodes, features])
         before = self.mu
         arcs = _edges(part.arcs)
+        # Of both directions one, or those that are there.
+        once = arcs[0] <= arcs[1]
         if not self.graph.undirected:
-            arcs = arcs[:, self.graph.has_edges(arcs)]
-        structure = self.graph.remove(nodes, arcs, self.journal)
-        if changed.numel():
-            self.journal.rows(self.featureless, changed)
-            self.featureless.index_fill_(0, changed, True)
-        touched = self.levels.update(Edit(structure, changed))
+            once = self.graph.has_edges(arcs)
+        arcs = arcs[:, once]
+        zeros = self.graph.x.new_zeros((len(features), self.graph.num_columns))
+        step = Step(nodes, arcs, nodes=features, x=zeros)
+        named, _ = self.graph.play([step], self.journal)
+        self.journal.rows(self.featureless, changed)
+        self.featureless[changed] = True
+        touched: Tensor | None
+        if isinstance(self.levels, Sums):
+            touched = self.levels.touched(named, changed)
+        else:
+            structure = named if part.nodes or part.arcs else named[:0]
+            touched = self.levels.update(structure, changed)
         dropped = self._dropped(part)
         goals = self.Y.index_select(0, dropped)
         if dropped.numel():
             self._drop(dropped)
-        if touched.nodes is None:
+        if touched is None:
             kept = (self.names >= 0).nonzero().view(-1)
+            count = int(self.graph.alive.sum())
         else:
-            kept = self.place.index_select(0, touched.nodes)
+            kept = self.place.index_select(0, touched)
             kept = kept[kept >= 0]
+            count = touched.numel()
         if self.Z is None:
-            return Change(touched.rows, kept.numel(), None, structure)
+            return Change(count, kept.numel(), None, named)
         rows = torch.cat([kept, dropped])
-        assert isinstance(self.levels, LevelState)
         Z, held = self.Z, self.Z.index_select(0, rows)
         self.journal.note(lambda: Z.index_copy_(0, rows, held))
         if dropped.numel():
             Z.index_fill_(0, dropped, 0)
         names = self.names.index_select(0, kept)
-        self.levels.write_rows(names, Z, kept)
+        Z.index_copy_(0, kept, self.levels.rows(names))
         if old is None or 2 * rows.numel() >= self.names.numel():
             self._resize(None)
-            return Change(touched.rows, kept.numel(), None, structure)
+            return Change(count, kept.numel(), None, named)
         goals = torch.cat([self.Y.index_select(0, kept), goals])
         value, squares, sizes = loss_change(
             Z, self.Y, kept, held, goals, W, self.settings.head
@@ -382,9 +406,9 @@ class NodeState:
         self._resize(square)
         slope = math.sqrt(math.fsum(squares.tolist()))
         norms = math.sqrt(new + gone), slope
-        count, more = rows.numel() + kept.numel(), self.mu - before
-        follow = self._follow(value, norms, count, W, more, old)
-        return Change(touched.rows, kept.numel(), follow, structure)
+        read, more = rows.numel() + kept.numel(), self.mu - before
+        follow = self._follow(value, norms, read, W, more, old)
+        return Change(count, kept.numel(), follow, named)
 
     def _resize(self, square: float | None) -> None:
         before = self.square
@@ -434,9 +458,6 @@ class NodeState:
                 f"'directed' needs a directed graph (got {u} -> {v} of an "
                 'undirected one, which it would make directed)'
             )
-        few = len(part.edges) <= FEW and graph.undirected
-        if few and graph.has_all(part.edges):
-            return
         edges = _edges(part.edges)
         # Either direction suffices.
         there = graph.has_edges(edges)
@@ -517,26 +538,27 @@ class NodeState:
         found = []
         gone = (~self.graph.alive).nonzero().view(-1)
         levels = self.levels
-        arrays = {'x': levels.x, 'recv': levels.recv, 'send': levels.send}
-        if isinstance(levels, LevelState):
-            arrays |= {f'level {i}': t for i, t in enumerate(levels.sent)}
+        rows = {'x': levels.x}
+        arrays = self.graph.arrays()
+        if isinstance(levels, Sums):
+            count = levels.num_nodes
+            kept = arrays['sums'][:, :count]
+            rows |= {f'level {i}': t for i, t in enumerate(kept, 1)}
         else:
-            arrays |= {'z': levels.z, 'residue': levels.residue}
-        for name, array in arrays.items():
+            names = 'x', 'z', 'residue', 'recv', 'send'
+            rows = {name: getattr(levels, name) for name in names}
+            arrays |= rows
+        for name, array in rows.items():
             power = name in ('recv', 'send')
             # A power of exponent 0 is one everywhere.
-            rows = array[gone] if not power else array[gone] % 1
-            if bool(rows.any()):
+            left = array[gone] if not power else array[gone] % 1
+            if bool(left.any()):
                 found.append(f'{name} has a row of a removed node')
         if bool(levels.x[self.featureless].any()):
             found.append('x has a feature row that was removed')
-        for name, lists in (
-            ('neighbours', self.graph.out),
-            ('in-neighbours', self.graph.into),
-        ):
-            if bool(torch.isin(lists.view.col, gone.int()).any()):
+        for name in ('neighbours', 'in-neighbours'):
+            if bool(torch.isin(arrays[name], gone.int()).any()):
                 found.append(f'{name} name a removed node')
-            arrays[name] = lists.view.col
         empty = self.names < 0
         arrays |= {'names': self.names, 'y': self.y, 'Y': self.Y}
         if self.Z is not None:
@@ -570,7 +592,7 @@ class NodeState:
         graph, n = self.graph, self.graph.num_nodes
         if nodes is None:
             nodes = torch.arange(0, n, BLOCK)
-        start, length, col = (part.numpy() for part in graph.out.view)
+        start, length, col = (part.numpy() for part in graph.leaving)
         made = {}
         for block in sorted({node // BLOCK for node in nodes.tolist()}):
             held = slice(block * BLOCK, (block + 1) * BLOCK)

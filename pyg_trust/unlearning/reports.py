@@ -1,4 +1,4 @@
-"""Reports of the classifiers with certified removal."""
+"""Reports of the classifiers with certified removal, and of recommenders."""
 
 import math
 from dataclasses import dataclass
@@ -376,3 +376,143 @@ class VerifyReport(VerificationReport):
     @property
     def _of(self) -> str:
         return 'the graphs that remain alone:'
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommenderPlan(Report):
+    """A dry run of a removal from a recommender.
+
+    Args:
+        request (dict): the names of what would be removed.
+        touched_users (int): the users whose lists would change or go.
+        touched_entries (int): at most so many counts would change.
+        num_entries (int): how many there are; 0 where none are held.
+        recount (bool): whether all would be counted anew, which is faster
+            for a large request.
+    """
+
+    request: dict[str, Any]
+    touched_users: int
+    touched_entries: int
+    num_entries: int
+    recount: bool
+
+    def chart(self) -> Chart:
+        """Draw how many counts the request touches."""
+        return Chart(
+            f'Forgetting would touch {self.touched_users} users',
+            bars={
+                'counts touched': self.touched_entries,
+                'counts held': self.num_entries,
+            },
+            xlabel='pairs of items',
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommenderReport(Verifiable):
+    """The result of a removal from a recommender, and its promise.
+
+    Args:
+        request (dict): the names of what was removed.
+        entries_changed (int): how many counts have changed; 0 where none are
+            held.
+        recounted (bool): whether all were counted anew.
+        exact (bool): whether the counts have the bits of counting anew.
+        num_users (int): the users that remain.
+        num_items (int): the items that remain.
+        num_interactions (int): the interactions that remain.
+        data (str): a salted digest of what remains, as in the ledger.
+        ledger_head (str): a digest of all lines of the ledger up to this
+            removal.
+        origin (dict): versions and settings.
+        verification (RecommenderVerifyReport, optional): as :meth:`verified`
+            adds it.
+    """
+
+    request: dict[str, Any]
+    entries_changed: int
+    recounted: bool
+    exact: bool
+    num_users: int
+    num_items: int
+    num_interactions: int
+    data: str
+    ledger_head: str
+    origin: dict[str, Any]
+    verification: 'RecommenderVerifyReport | None' = None
+
+    @property
+    def weights(self) -> str:  # type: ignore[override]
+        """A digest of what the counts are a function of."""
+        return self.data
+
+    @property
+    def _verification(self) -> type[Report]:
+        return RecommenderVerifyReport
+
+    def guarantee(self) -> Guarantee:
+        """State that the counts hold no trace of the removed items."""
+        found = self.verification
+        return stated(
+            'exact removal from a recommender',
+            {**self.numbers(), 'request': {'0': self.request}},
+            not_covered=(
+                'recommendations: they read the lists of all, and are not '
+                'private',
+                'names of what was removed, in ledgers and reports',
+                'memory before flush(), where empty counts and gaps tell that '
+                'something was there',
+            ),
+            data=self.data,
+            origin=self.origin,
+            checked=() if found is None else (found.told(),),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommenderVerifyReport(Report):
+    """The findings of :meth:`Recommender.verify`.
+
+    Args:
+        ok (bool): whether the counts are equal and the lists sealed.
+        counts_equal (bool): whether the counts and the numbers of users of
+            items have the bits of counting anew.
+        sealed (bool): whether the lists of users are those that the ledger
+            seals.
+        num_entries (int): how many counts were compared; 0 where none are
+            held.
+        leftovers (tuple[str, ...]): traces of what was removed in memory,
+            which ``flush()`` ends.
+        weights (str): the digest of what remains, as in the ledger.
+    """
+
+    ok: bool
+    counts_equal: bool
+    sealed: bool
+    num_entries: int
+    leftovers: tuple[str, ...]
+    weights: str
+
+    def told(self) -> str:
+        """State the findings in one sentence."""
+        left = '; '.join(self.leftovers) or 'nothing that was removed'
+        return (
+            f'verify() {"found" if self.ok else "FAILED, and found"}, from '
+            f'what remains alone: {self.num_entries} counts '
+            f'{"equal" if self.counts_equal else "NOT equal"}, to the bit; '
+            f'lists {"as sealed" if self.sealed else "NOT as sealed"}; left '
+            f'in memory: {left}'
+        )
+
+    def chart(self) -> Chart:
+        """Draw how many counts were compared."""
+        return Chart(
+            'Verified: equal, bit for bit'
+            if self.ok
+            else 'NOT verified: see counts_equal and sealed',
+            bars={
+                'counts compared': self.num_entries,
+                'places that tell of what was removed': len(self.leftovers),
+            },
+        )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.functional.rows import dense_rows, gram, keep_rows, replace_rows
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
@@ -100,7 +100,7 @@ class GraphKeeper:
                 terminal, after two seconds. (default: :obj:`None`)
         """
         kept: dict[int, Data] = {}
-        for data in Bar(listed, **bar_options(progress_bar), desc='graphs'):
+        for data in Bar(listed, progress_bar, desc='graphs'):
             i = len(kept)
             y = _label(i, data)
             try:

@@ -468,7 +468,7 @@ def test_added_edges_and_few_attackers_in_a_certificate():
     worse = certify_collective(report, model, data, hops=2, edges=(1, 1))
     assert worse.verify() == 'holds'
     assert worse.guaranteed <= made.guaranteed <= made.counted
-    assert '1 added and 0 deleted edges' in made.guarantee().promise
+    assert '1 added and 0 deleted undirected edges' in made.guarantee().promise
     noise = BitFlips(features=(0.02, 0.3))
     report = smooth(model, data, noise)
     budget = {'hops': 2, 'features': (2, 2)}

@@ -22,7 +22,7 @@ from torch_geometric.nn import (
     global_add_pool,
 )
 
-from pyg_trust._progress import bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.certificates import (
     BitFlips,
     SmoothedClassifier,
@@ -720,8 +720,9 @@ def test_a_bar_is_shown_in_a_terminal_and_nowhere_else(monkeypatch):
             return True
 
     monkeypatch.setattr(sys, 'stderr', io.StringIO())
-    assert bar_options(None)['disable']
-    assert not bar_options(True)['disable']
+    assert Bar().disable
+    with Bar(progress_bar=True) as shown:
+        assert not shown.disable
     monkeypatch.setattr(sys, 'stderr', Terminal())
-    assert not bar_options(None)['disable']
-    assert bar_options(False)['disable']
+    assert not Bar().disable
+    assert Bar(progress_bar=False).disable

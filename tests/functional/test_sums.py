@@ -410,20 +410,20 @@ def test_what_does_not_fit_changes_nothing(steps, message):
 def test_a_node_of_too_many_neighbours_is_refused():
     # 2^62 / (2^40 2^11): a sum of so many of the largest is out of range.
     state = star(60, bound=2.0**11, bits=40)
-    assert state.most == 2**11
+    assert state._most(60) == 2**11
     with pytest.raises(ValueError, match="'bits' needs"):
         star(60, bound=2.0**12, bits=40)
     state = star(60, bound=2.0**45, bits=6)
-    assert state.most == 2.0**11
+    assert state._most(60) == 2.0**11
     graph = CSRGraph.from_edge_index(state.edge_index(), 60)
     wide = Sums(graph, state.x, sgc(2), bits=2, bound=2.0**49)
-    assert wide.most == 2.0**11
+    assert wide._most(60) == 2.0**11
     # Directed edges with signals along them: the square root of it.
     arcs = edges_of({(u, 0) for u in range(1, 40)})
     into = CSRGraph.from_edge_index(arcs, 60)
     measure = Measure(0.5, 0.5, (0.0, 0.0, 1.0), self_loops=True)
     small = Sums(into, state.x, measure, bits=41, bound=2.0**10)
-    assert 45 < small.most < 46
+    assert 45 < small._most(60) < 46
     more = edges_of({(u, 0) for u in range(40, 60)})
     before = small.rows()
     with pytest.raises(ValueError, match='needs less than 45 neighbours'):
@@ -431,7 +431,42 @@ def test_a_node_of_too_many_neighbours_is_refused():
     assert torch.equal(small.rows(), before)
     small.play([Step(edges=more[:, :5])])
     against = Measure(0.5, 0.5, (0.0, 0.0, 1.0), along=False)
-    assert Sums(into, state.x, against, bits=41, bound=2.0**10).most == 2048
+    assert (
+        Sums(into, state.x, against, bits=41, bound=2.0**10)._most(60) == 2048
+    )
+
+
+def test_rows_of_no_node_are_none():
+    state = star(60)
+    assert state.rows(torch.empty(0, dtype=torch.int64)).shape[0] == 0
+
+
+def test_what_nodes_share_among_receivers_stays_in_range():
+    # b = 1 along directed edges: 59 in-neighbours, one edge to leave by. The
+    # seventh power of 59 is out of range, the sum of all features is not.
+    n, bits, bound = 60, 20, 1024.0
+    arcs = edges_of({(u, 0) for u in range(1, n)})
+    arcs = torch.cat([arcs, edges_of({(0, 1), (1, 2)})], dim=1).unique(dim=1)
+    arcs = arcs[:, (arcs[0] != 1) | (arcs[1] == 2)]
+    graph = CSRGraph.from_edge_index(arcs, n)
+    x = torch.full((n, 1), bound, dtype=torch.float64)
+    measure = Measure(0, 1, (0.0,) * 7 + (1.0,))
+    state = Sums(graph, x, measure, bits=bits, bound=bound)
+    dense = torch.zeros((n, n), dtype=torch.float64)
+    dense[arcs[1], arcs[0]] = 1 / graph.degree[arcs[0]].double()
+    want = torch.linalg.matrix_power(dense, 7) @ x
+    torch.testing.assert_close(state.rows(), want, rtol=1e-4, atol=1e-3)
+    # For other measures the limit is what it was.
+    power = Measure(0.5, 0.5, measure.weights)
+    with pytest.raises(ValueError, match='less than 24 neighbours'):
+        Sums(graph, x, power, bits=bits, bound=bound)
+    # And where names are too many, for this one too: 2^(62 - 50) = 4,096.
+    wide = Sums(graph, x / bound, measure, bits=50, bound=1.0)
+    new = torch.zeros((2100, 1), dtype=torch.float64)
+    with pytest.raises(ValueError, match='less than 3 neighbours'):
+        wide.play([Step(new=new)])
+    assert wide.num_nodes == n
+    wide.play([Step(new=new[:1000])])
 
 
 def test_the_largest_numbers_do_not_overflow():

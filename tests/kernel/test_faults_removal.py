@@ -13,9 +13,9 @@ from forgetting import forgotten
 from sharded import make, make_data
 
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
-from pyg_trust.functional import dynamic_graph, heads
-from pyg_trust.functional.incremental import LevelState, Touched
+from pyg_trust.functional import heads
 from pyg_trust.functional.newton import Refined
+from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import shards as kernel
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
@@ -58,8 +58,8 @@ def stale(self, value, norms, count, W, mu, old):
     return old
 
 
-def none_touched(self, edit, x=None):
-    return Touched(torch.empty(0, dtype=torch.int64), 0, 0)
+def none_touched(self, changed, features):
+    return changed[:0]
 
 
 def one_more(self):
@@ -76,20 +76,12 @@ def first_step(found, problem, W, *_):
 
 def one_way(patch):
     # Of an edge that is named, the other direction stays.
-    kind = dynamic_graph.DynamicGraph
-    held = kind.remove
+    held = Sums._edit
 
-    def remove(self, nodes, edges, journal):
-        before = self.out.view
-        col, v = before.col.clone(), edges[1, :1]
-        changed = held(self, nodes, edges, journal)
-        if edges.numel():
-            at, size = int(before.start[v]), int(self.out.view.length[v]) + 1
-            self.out.view.col[at : at + size] = col[at : at + size]
-            self.out.view.length[v] = size
-        return changed
+    def edit(self, arcs, *args):
+        held(self, arcs[:, :-1] if arcs.size(1) == 2 else arcs, *args)
 
-    patch.setattr(kind, 'remove', remove)
+    patch.setattr(Sums, '_edit', edit)
 
 
 FAULTS = {
@@ -106,7 +98,7 @@ FAULTS = {
         RESIDUAL,
     ),
     'features that are not made anew': (
-        replaced(LevelState, 'update', none_touched),
+        replaced(Sums, 'touched', none_touched),
         RESIDUAL,
     ),
     'a penalty of the nodes there were': (

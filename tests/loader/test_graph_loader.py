@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import TUDataset
 from torch_geometric.nn import GINConv, global_add_pool, global_mean_pool
 
@@ -105,6 +105,62 @@ def test_batches_are_whole_graphs():
     ):
         assert one.x.equal(two.x)
         assert one.input_id.equal(two.input_id)
+
+
+class Odd(Data):
+    """Puts its graphs together by a rule of its own."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        return 1 if key == 'tag' else super().__inc__(key, value, *args)
+
+
+def told(number, kind):
+    graph = make_graph(number)
+    nodes = graph.num_nodes
+    more = {
+        'plain': {'x': torch.eye(nodes).half()[:, :2]},
+        'scalar': {'y': torch.tensor(number)},
+        'number': {'level': number / 3},
+        'index': {'pair_index': torch.tensor([[0], [1]]), 'face': None},
+        'face': {'face': torch.tensor([[0], [1], [nodes - 1]])},
+        'small index': {'near_index': torch.zeros(3, dtype=torch.int32)},
+        'truths': {'root_index': torch.ones(2, dtype=torch.bool)},
+        'text': {'name': f'graph {number}'},
+        'batch': {'my_batch': torch.arange(2)},
+        'ptr': {'ptr': torch.tensor([0, nodes])},
+        'nodes': {'num_nodes': nodes},
+        'sparse': {'adj': torch.eye(nodes).to_sparse()},
+        'some': {'more': torch.ones(1)} if number else {},
+        'own rule': {'tag': torch.zeros(1, dtype=torch.int64)},
+    }[kind]
+    made = Odd() if kind == 'own rule' else Data()
+    return made.update({**graph.to_dict(), **more})
+
+
+KINDS = (
+    *('plain', 'scalar', 'number', 'index', 'face', 'small index', 'truths'),
+    *('text', 'batch', 'ptr', 'nodes', 'sparse', 'some', 'own rule'),
+)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_batches_are_those_of_pyg(kind):
+    # Of the same graphs in the same order, PyG makes the batch.
+    graphs = [told(i, kind) for i in range(9)]
+    loader = GraphLoader(graphs, 4, seed=3)
+    for index in ([8, 1, 5], [2], [6, 4, 3, 7]):
+        batch = loader.collate_fn(index)
+        expected = Batch.from_data_list([graphs[i] for i in index]).to_dict()
+        found = batch.to_dict()
+        own = {'n_id', 'input_id', 'batch_size', 'num_nodes'}
+        assert found.keys() - own == expected.keys() - own
+        for name, value in expected.items():
+            if isinstance(value, torch.Tensor):
+                assert found[name].dtype == value.dtype
+                assert found[name].to_dense().equal(value.to_dense())
+            else:
+                assert found[name] == value
+        assert batch.num_nodes == sum(graphs[i].num_nodes for i in index)
 
 
 @pytest.mark.parametrize('size', [1, 5, 24])

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
@@ -299,3 +300,29 @@ def test_an_estimated_norm_of_a_graph_is_of_that_graph_alone(count):
         )
         found.add(norms[1:].tobytes())
     assert len(found) == 1
+
+
+def test_gradients_of_weights_are_left_out_where_nobody_asks_for_them():
+    x = torch.randn(6, 3, requires_grad=True)
+    w = nn.Parameter(torch.randn(2, 3))
+    z = torch.randn(2, 3, requires_grad=True)
+    alias, made = w.view_as(w), z.exp()
+    stops = {get_gradient_edge(alias).node}
+    ends = ops.row_linear(x, alias), ops.row_linear(x, alias.view(2, 3))
+    flows = ops.row_linear(x, made)
+    for out in ends:
+        (expected,) = torch.autograd.grad(
+            out.square().sum(), [w], retain_graph=True
+        )
+        assert bool(expected.any())
+        with ops.without_gradients(stops):
+            by_x, by_w = torch.autograd.grad(
+                out.square().sum(), [x, w], allow_unused=True
+            )
+        assert by_w is None
+        assert by_x.equal(ops.row_linear(2 * out.detach(), w.detach().t()))
+    # What is made of rows is reached, whatever stops elsewhere.
+    with ops.without_gradients(stops):
+        (found,) = torch.autograd.grad(flows.sum(), [z])
+    expected = x.detach().sum(0).expand(2, 3) * made.detach()
+    torch.testing.assert_close(found, expected)

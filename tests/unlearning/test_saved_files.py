@@ -165,7 +165,7 @@ def test_no_line_tells_how_far_the_weights_were_from_those_of_what_remains():
     # goal and some far below it, after no step or after many.
     steps, residuals, lines = set(), set(), set()
     for guess in (0.0, 1e-9, 0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 9.0, 20.0, 50.0):
-        model = NodeClassifier(lam=0.05, release_std=1e-2)
+        model = NodeClassifier(lam=0.05, release_std=1e-2, bound=64.0)
         model.fit(community(guess))
         budget = model.budget
         report = model.remove(RemovalRequest(nodes=[7]))
@@ -477,7 +477,8 @@ def large(**kwargs):
     """Features of thousands, and noise next to nothing."""
     data = blocks(n=24, seed=7, d=5)
     data.x *= 3e3
-    model = NodeClassifier(lam=0.02, release_std=1e-7, seed=0, **kwargs)
+    kwargs |= {'lam': 0.02, 'release_std': 1e-7, 'seed': 0, 'bound': 1e5}
+    model = NodeClassifier(**kwargs)
     return model.fit(data), data.train_mask.nonzero().view(-1).tolist()
 
 
@@ -514,7 +515,7 @@ def test_fits_that_rounding_stops_say_what_to_do():
     data = blocks(n=24, seed=7, d=5)
     data.x *= 1e6
     with pytest.raises(BudgetExceededError, match="larger 'release_std'"):
-        NodeClassifier(lam=0.02, release_std=1e-7).fit(data)
+        NodeClassifier(lam=0.02, release_std=1e-7, bound=1e8).fit(data)
 
 
 def test_few_graphs_do_not_stand_in_the_way_of_a_removal():

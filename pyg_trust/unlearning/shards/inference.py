@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.unlearning.shards.isolation import keeps_apart
 from pyg_trust.unlearning.shards.products import (
@@ -71,9 +71,7 @@ def evaluate_all(
         if over_ranks:
             outputs = run_over_ranks(states, output)
         else:
-            with Bar(
-                states, **bar_options(progress_bar), desc='inference'
-            ) as bar:
+            with Bar(states, progress_bar, desc='inference') as bar:
                 outputs = [output(state) for state in bar]
     # Of one type: that of the models.
     kinds = (out.dtype for out in outputs if out.is_floating_point())

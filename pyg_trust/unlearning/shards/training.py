@@ -56,7 +56,7 @@ from pyg_trust._checks import (
     check_positive,
 )
 from pyg_trust._identity import fingerprint_any
-from pyg_trust._progress import Bar, bar_options
+from pyg_trust._progress import Bar
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.graph import quiet_sparse
 from pyg_trust.unlearning.shards.products import (
@@ -257,7 +257,7 @@ def train(
             took = [[share / len(made)] * len(made) for made in stages]
             return _trained(stages, 'process', took)
         stages, took = [], []
-        for shard in Bar(shards, **bar_options(progress_bar), desc='shards'):
+        for shard in Bar(shards, progress_bar, desc='shards'):
             clock = [time.perf_counter()]
             module, made = build(factory, shard), []
             # A copy may share state with a function of the model.
@@ -709,7 +709,7 @@ def _train_in_processes(
             for future in Bar(
                 as_completed(futures),
                 total=len(futures),
-                **bar_options(progress_bar),
+                progress_bar=progress_bar,
                 desc='shards',
             ):
                 packed = io.BytesIO(future.result())

@@ -1,0 +1,178 @@
+"""Rows and graphs that are made up, in the place of private ones."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from pyg_trust.privacy.calls import Call
+from pyg_trust.privacy.flow import NAMES, private_rows
+from pyg_trust.privacy.validation import BatchCall, in_training
+
+_SEED = 0
+# The nodes of a graph that is made up: a ring.
+_NODES = 8
+
+
+class Decoys:
+    """Rows and graphs that are made up, of nothing private.
+
+    Args:
+        num_units (int, optional): how many graphs a batch shows; by default as
+            many as it has. (default: :obj:`None`)
+    """
+
+    def __init__(self, num_units: int | None = None) -> None:
+        self.num_units = num_units
+        #: The nodes of each graph.
+        self.num_nodes = _NODES
+        #: Calls of a model with few graphs, by how it is called.
+        self.few: dict[Any, tuple[Call, int]] = {}
+        #: The last loss whose gradient was followed to the end.
+        self.proved: Any = None
+        self._levels: dict[str, str] = {}
+        self._rows: dict[Any, Tensor] = {}
+
+    def rows(self, like: Tensor, size: int) -> Tensor:
+        """Rows as those of a tensor: random numbers, or zeros for integers.
+
+        Args:
+            like (Tensor): ``[num_rows, *]``; its values are not used.
+            size (int): how many.
+        """
+        shape = like.shape[1:]
+        if not like.is_floating_point():
+            return like.new_zeros(size, *shape)
+        key = shape, like.dtype, like.device
+        if key not in self._rows or len(self._rows[key]) < size:
+            generator = torch.Generator().manual_seed(_SEED)
+            made = torch.randn((2 * size, *shape), generator=generator)
+            # Weights are often to be positive.
+            made = made if shape else made.abs() + 0.1
+            self._rows[key] = made.to(like)
+        return self._rows[key][:size].clone()
+
+    def batch(self, batch: Data, owner: Tensor, count: int) -> Data:
+        """A batch of the same structure, with other rows.
+
+        Args:
+            batch (Data): the batch.
+            owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+            count (int): the number of subgraphs.
+        """
+        out = copy.copy(batch)
+        for name, value, _ in private_rows(batch, owner, count):
+            if name not in NAMES:
+                out[name] = self.rows(value, len(value))
+        return out
+
+    def graphs(self, batch: Data, count: int) -> Data:
+        """A batch of rings, with the attributes of a batch of graphs.
+
+        Args:
+            batch (Data): the batch.
+            count (int): how many graphs it has.
+        """
+        shown = count if self.num_units is None else self.num_units
+        n, device = self.num_nodes, batch.batch.device
+        units = torch.arange(shown, device=device)
+        nodes = torch.arange(shown * n, device=device)
+        ring = torch.stack([nodes, nodes - nodes % n + (nodes + 1) % n])
+        edges = torch.cat([ring, ring.flip(0)], 1)
+        sizes = {'unit': shown, 'node': len(nodes), 'edge': edges.size(1)}
+        own = {
+            'batch': nodes // n,
+            'ptr': torch.arange(shown + 1, device=device) * n,
+            'n_id': nodes,
+            'input_id': units,
+            'batch_size': shown,
+            'num_nodes': len(nodes),
+        }
+        out = Data()
+        for name, value in batch.to_dict().items():
+            level = self.level(batch, name, value, count)
+            if name in own:
+                out[name] = own[name]
+            elif level == 'index':
+                out[name] = edges
+            elif level in sizes:
+                out[name] = self.rows(value, sizes[level])
+        return out
+
+    def fit(
+        self, module: nn.Module, call: BatchCall, batch: Data, count: int
+    ) -> None:
+        """Finds graphs that a model runs on: some need more nodes than few.
+
+        Args:
+            module (torch.nn.Module): the model.
+            call (BatchCall): how it is called.
+            batch (Data): a batch of graphs.
+            count (int): how many it has.
+
+        Raises:
+            ValueError: if it runs on none.
+        """
+        kept = {n: b.detach().clone() for n, b in module.named_buffers()}
+        error: Exception | None = None
+        for nodes in (self.num_nodes, int((batch.batch == 0).sum())):
+            self.num_nodes = nodes
+            try:
+                with (
+                    in_training(module, kept),
+                    torch.no_grad(),
+                    torch.random.fork_rng(cuda_of(batch.batch)),
+                ):
+                    call(module, self.graphs(batch, count))
+            except Exception as found:
+                error = found
+            else:
+                return
+        raise ValueError(
+            "'module' needs to run on graphs that are made up, which the loss "
+            f'sees in place of private ones (got rings of {_NODES} nodes '
+            'with random features, or zeros where they are integers)'
+        ) from error
+
+    def level(self, batch: Data, name: str, value: Any, count: int) -> str:
+        """Whether an attribute is of graphs, nodes or edges.
+
+        As in the first batch that was asked about, which is that of the probe:
+        in a small one numbers may be the same by chance.
+
+        Args:
+            batch (Data): the batch.
+            name (str): of the attribute.
+            value (Any): the attribute.
+            count (int): how many graphs the batch has.
+        """
+        if name not in self._levels:
+            self._levels[name] = _level(batch, name, value, count)
+        return self._levels[name]
+
+
+def _level(batch: Data, name: str, value: Any, count: int) -> str:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return 'other'
+    if value.dim() == 2 and len(value) == 2 and 'index' in name:
+        return 'index'
+    if value.dim() == 0:
+        return 'other'
+    if name == 'y' and len(value) == count:
+        return 'unit'
+    if batch.is_node_attr(name):
+        return 'node'
+    if batch.is_edge_attr(name):
+        return 'edge'
+    return 'unit' if len(value) == count else 'other'
+
+
+def cuda_of(tensor: Tensor) -> list[torch.device]:
+    """The devices whose generators ``fork_rng`` is to keep.
+
+    Args:
+        tensor (Tensor): on the device that is computed on.
+    """
+    return [tensor.device] if tensor.is_cuda else []

@@ -1,0 +1,691 @@
+r"""Recommenders that forget exactly: users, items and interactions.
+
+A recommender of paths (:mod:`pyg_trust.functional.recommend`) is a table of
+counts. They are held in fixed point, so that what goes is subtracted and
+leaves the very bits of counting anew.
+
+**The promise.** The reference is ``fit`` of a new object with the same
+arguments on what remains. After any sequence of removals every recommendation
+equals the reference's, bit for bit, and so does every number in a file that
+:meth:`Recommender.save` writes, but for salts, the names of states and the
+ledger, which names what was removed. Memory holds empty entries and gaps until
+:meth:`Recommender.flush`: they tell that something was there.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.typing import EdgeType
+
+from pyg_trust import commit, files
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_tensor,
+)
+from pyg_trust._states import FORMAT, check_settings, check_state, reading
+from pyg_trust.commit import (
+    EditedInPlace,
+    Lineage,
+    ObjectLock,
+    editing,
+    synchronized,
+)
+from pyg_trust.functional.recommend import (
+    Exponent,
+    Lists,
+    Row,
+    Sparse,
+    best_items,
+    downdate,
+    joined,
+    lists_of,
+    path_counts,
+    path_scores,
+    shortened,
+)
+from pyg_trust.ledger import RemovalLedger
+from pyg_trust.report import provenance
+from pyg_trust.seals import Seals, sealed
+from pyg_trust.unlearning.reports import (
+    RecommenderPlan,
+    RecommenderReport,
+    RecommenderVerifyReport,
+)
+
+METHODS = ('paths',)
+# A removal that changes more than so much of all counts counts anew.
+RECOUNT = 1 / 8
+# Users whose scores are held at once.
+_BLOCK = 256
+# Where PyG's data sets keep ratings.
+_RATINGS = ('edge_weight', 'edge_attr', 'rating')
+
+Names = Tensor | Iterable[int]
+Pairs = Tensor | Iterable[tuple[int, int]]
+
+
+class _Held(NamedTuple):
+    # A fitted recommender. Lists and counts are edited in place.
+    lists: Lists
+    degree: Tensor
+    users: Tensor
+    items: Tensor
+    counts: Sparse | None
+    seals: Seals
+    ledger: RemovalLedger
+    lineage: Lineage
+
+    @property
+    def content(self) -> str:
+        # A digest of all that remains, by the salts of the users.
+        return sealed(self.seals.root, self.items)
+
+    def recorded(self, action: str, request: dict[str, Any]) -> '_Held':
+        # The next state, with a line of its ledger.
+        self.ledger.record(action, 0.0, request, self.content)
+        return self._replace(lineage=self.lineage.next())
+
+
+class _Change(NamedTuple):
+    # What a request does: who stays, and whose lists get shorter.
+    request: dict[str, Any]
+    users: Tensor
+    items: Tensor
+    rows: list[Row]
+    entries: int
+    recount: bool
+
+
+class Recommender(EditedInPlace):
+    r"""A recommender that forgets users, items and interactions exactly.
+
+    .. code-block:: python
+
+        model = Recommender('paths').fit(edge_index, num_users, num_items)
+        top = model.recommend(users, k=20)
+        model.remove(users=[7], interactions=[(3, 9)])
+        assert model.verify().ok
+
+    Scores are weighted counts of paths user, item, other user, item
+    (:mod:`pyg_trust.functional.recommend`); there is nothing to train. On
+    sparse catalogues their recall is that of LightGCN.
+
+    **What to keep secret:** :meth:`state_dict`, the ledger, and who sees whose
+    recommendations: they read the user's own list, and the lists of all.
+    Nothing here is differentially private.
+
+    Runs on the CPU. A removal of a user costs the square of the length of
+    their list. That of an interaction costs the same, as a user with a shorter
+    list counts for more; that of an item as much for each of its users.
+
+    Args:
+        method (str): :obj:`'paths'`. (default: :obj:`'paths'`)
+        exponents (tuple[float, float, float]): :math:`b`, :math:`c` and
+            :math:`d`, in :math:`[0, 2]`: how much popular items of the user,
+            active other users and popular recommended items are discounted.
+            Chosen on Gowalla; others need others. Whoever chooses them by
+            looking at data keeps that choice when the data go.
+            (default: :obj:`(0.6, 0.6, 0.3)`)
+        cached (bool): hold the counts, 12 bytes for each pair of items that
+            share a user; else count the rows that are asked for, with the
+            same bits. (default: :obj:`True`)
+
+    Raises:
+        TypeError, ValueError: if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        method: str = 'paths',
+        *,
+        exponents: tuple[float, float, float] = (0.6, 0.6, 0.3),
+        cached: bool = True,
+    ) -> None:
+        check_choice('method', method, METHODS)
+        check_instance('exponents', exponents, tuple, list)
+        if len(exponents) != 3:
+            raise ValueError(
+                f"'exponents' needs to hold b, c and d (got {len(exponents)})"
+            )
+        (check,) = Exponent.__metadata__  # type: ignore[attr-defined]
+        check_instance('cached', cached, bool)
+        self.method = method
+        b, c, d = [check('exponents', each) for each in exponents]
+        self.exponents = (b, c, d)
+        self.cached = cached
+        self._held: _Held | None = None
+        # Of an edit: the state before it, and what was overwritten.
+        self._way_back: Any = None
+        self._lock = ObjectLock()
+
+    # Fitting and asking ######################################################
+
+    @editing
+    def fit(
+        self,
+        interactions: Tensor | HeteroData,
+        num_users: int | None = None,
+        num_items: int | None = None,
+        *,
+        edge_type: EdgeType | None = None,
+    ) -> 'Recommender':
+        """Count the paths. A second call starts over, with a new ledger.
+
+        Args:
+            interactions (Tensor or HeteroData): int64, ``[2,
+                num_interactions]``, users above and items below; or a
+                bipartite graph.
+            num_users (int, optional): the number of users; that of a graph
+                is its own. (default: :obj:`None`)
+            num_items (int, optional): the number of items.
+                (default: :obj:`None`)
+            edge_type (tuple, optional): the type of a graph's interactions,
+                as ``('user', 'likes', 'item')``; it needs none with one
+                alone. (default: :obj:`None`)
+
+        Raises:
+            TypeError, ValueError: if interactions are listed twice, have
+                ratings other than 1 or name what is not there.
+        """
+        edges, num_users, num_items = _read(
+            interactions, num_users, num_items, edge_type
+        )
+        lists = lists_of(edges, num_users, num_items)
+        users = torch.ones(num_users, dtype=torch.bool)
+        items = torch.ones(num_items, dtype=torch.bool)
+        ledger, seals = RemovalLedger(0.0), Seals(_texts(lists, users))
+        held = self._counted(lists, users, items, seals, ledger, Lineage())
+        self._held = held.recorded('fit', {})
+        return self
+
+    @synchronized
+    def recommend(self, users: Names, k: int = 10) -> Tensor:
+        """Return the best new items of users: int64, ``[num_users, k]``.
+
+        By descending score, equal scores by ascending name. A user's own
+        items, and items that no path reaches, are left out. Empty places hold
+        ``num_items``, as ``torch_geometric.metrics`` would take -1 for the
+        last item of another user.
+
+        Args:
+            users (list[int] or Tensor): names.
+            k (int): how many items. (default: :obj:`10`)
+
+        Raises:
+            TypeError, ValueError: if a user is not there.
+        """
+        held = self._fitted
+        names = _there('users', users, held.users)
+        k = check_integer('k', k, 1)
+        best = [torch.empty((0, k), dtype=torch.int64)]
+        for block in names.split(_BLOCK):
+            own = block.numpy()
+            scores = path_scores(
+                held.lists, own, held.degree, self.exponents, held.counts
+            )
+            for row, user in zip(scores, own, strict=True):
+                row[held.lists.of(user)] = 0.0
+            best.append(torch.from_numpy(best_items(scores, k)))
+        return torch.cat(best)
+
+    @synchronized
+    def counts(self, items: Names) -> Tensor:
+        """Return the counts of items, float64, ``[num, num_items]``, exactly.
+
+        Args:
+            items (list[int] or Tensor): names.
+
+        Raises:
+            TypeError, ValueError: if an item is not there.
+        """
+        held = self._fitted
+        names = _there('items', items, held.items).numpy()
+        if held.counts is None:
+            size, c = len(held.items), self.exponents[1]
+            rows = path_counts(held.lists, size, c, names)
+        else:
+            rows = held.counts[names]
+        return torch.from_numpy(rows.toarray())
+
+    @property
+    @synchronized
+    def edge_index(self) -> Tensor:
+        """The interactions that remain, by user and item: a copy."""
+        return self._fitted.lists.pairs()
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """A copy of the account of removals; nothing is ever spent."""
+        return self._fitted.ledger.copy()
+
+    # Forgetting ##############################################################
+
+    @synchronized
+    def plan(
+        self,
+        users: Names = (),
+        items: Names = (),
+        interactions: Pairs = (),
+    ) -> RecommenderPlan:
+        """Estimate the work of a removal, and change nothing.
+
+        Args:
+            users (list[int] or Tensor): as in :meth:`remove`.
+                (default: :obj:`()`)
+            items (list[int] or Tensor): as in :meth:`remove`.
+                (default: :obj:`()`)
+            interactions (list[tuple[int, int]] or Tensor): as in
+                :meth:`remove`. (default: :obj:`()`)
+
+        Raises:
+            TypeError, ValueError: as :meth:`remove`.
+        """
+        held = self._fitted
+        change = self._change(held, users, items, interactions)
+        return RecommenderPlan(
+            request=change.request,
+            touched_users=len(change.rows),
+            touched_entries=change.entries,
+            num_entries=0 if held.counts is None else held.counts.nnz,
+            recount=change.recount,
+        )
+
+    @editing
+    def remove(
+        self,
+        users: Names = (),
+        items: Names = (),
+        interactions: Pairs = (),
+        *,
+        reference: str | None = None,
+    ) -> RecommenderReport:
+        """Forget users, items and interactions, to the bit.
+
+        If anything fails or interrupts it, everything is as before. A user
+        without interactions remains, and so does an item.
+
+        Args:
+            users (list[int] or Tensor): names of users, who go with all their
+                interactions. (default: :obj:`()`)
+            items (list[int] or Tensor): names of items, which go with all
+                their interactions. (default: :obj:`()`)
+            interactions (list[tuple[int, int]] or Tensor): pairs of user and
+                item, or a tensor ``[2, num]``. (default: :obj:`()`)
+            reference (str, optional): of the request elsewhere, for the
+                ledger. (default: :obj:`None`)
+
+        Raises:
+            TypeError, ValueError: if nothing is named, or something that is
+                not there.
+        """
+        held = self._fitted
+        change = self._change(held, users, items, interactions)
+        if reference is not None:
+            check_instance('reference', reference, str)
+            change.request['reference'] = reference
+        size, c = len(held.items), self.exponents[1]
+        lists, where, left = shortened(held.lists, change.rows)
+        parts, counts = [(held.lists.item, where, left)], held.counts
+        if change.recount:
+            item = held.lists.item.copy()
+            item[where] = left
+            lists, parts = lists._replace(item=item), []
+            counts = path_counts(lists, size, c)
+        elif counts is not None:
+            parts.append((counts.data, *downdate(counts, change.rows, c)))
+        texts = {
+            row.user: _text(row.items[row.stays])
+            for row in change.rows
+            if change.users[row.user]
+        }
+        gone = (held.users & ~change.users).nonzero().view(-1).tolist()
+        lost = joined([row.items[~row.stays] for row in change.rows])
+        new = held._replace(
+            lists=lists,
+            degree=held.degree - _degree(lost, size),
+            users=change.users,
+            items=change.items,
+            counts=counts,
+            seals=held.seals.replaced(texts, gone),
+            ledger=held.ledger.copy(),
+        ).recorded('step', change.request)
+        self._way_back = held, [(a, i, a[i]) for a, i, _ in parts]
+        for array, index, value in parts:
+            array[index] = value
+        self._held = new
+        self._way_back = None
+        changed = parts[1][1].size if len(parts) > 1 else change.entries
+        return RecommenderReport(
+            request=change.request,
+            entries_changed=0 if new.counts is None else changed,
+            recounted=change.recount,
+            exact=True,
+            num_users=int(change.users.sum()),
+            num_items=int(change.items.sum()),
+            num_interactions=int(lists.length.sum()),
+            data=new.content,
+            ledger_head=new.ledger.head,
+            origin=provenance(**self._config()),
+        )
+
+    @editing
+    def flush(self) -> 'Recommender':
+        """Drop empty entries and gaps, which tell what was there."""
+        held = self._fitted
+        counts = held.counts
+        if counts is not None:
+            counts = counts.copy()
+            counts.eliminate_zeros()
+        lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
+        self._held = held._replace(lists=lists, counts=counts)
+        return self
+
+    @synchronized
+    def verify(self) -> RecommenderVerifyReport:
+        """Count anew from what remains, and compare to the bit."""
+        held = self._fitted
+        lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
+        equal = torch.equal(held.degree, _degree(lists.item, len(held.items)))
+        left, entries = [], 0
+        if held.counts is not None:
+            anew = path_counts(lists, len(held.items), self.exponents[1])
+            there = held.counts.copy()
+            there.eliminate_zeros()
+            empty, entries = held.counts.nnz - there.nnz, there.nnz
+            equal &= all(
+                np.array_equal(getattr(anew, name), getattr(there, name))
+                for name in ('indptr', 'indices', 'data')
+            )
+            if empty:
+                left.append(
+                    f'{empty} empty counts of items that once shared a user'
+                )
+        if len(held.lists.item) > len(lists.item):
+            left.append('gaps in the lists of users')
+        is_sealed = (
+            not held.seals.differing(_texts(lists, held.users))
+            and held.content == held.ledger.entries[-1].data
+        )
+        return RecommenderVerifyReport(
+            ok=equal and is_sealed,
+            counts_equal=equal,
+            sealed=is_sealed,
+            num_entries=entries,
+            leftovers=tuple(left),
+            weights=held.ledger.entries[-1].data,
+        )
+
+    # Saved states ############################################################
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickle has no empty entries and gaps.
+        if self._held is not None:
+            self.flush()
+        return super().__getstate__()
+
+    @synchronized
+    def state_dict(self) -> dict[str, Any]:
+        """Return what remains and its account, as copies: a secret.
+
+        The counts are not in it: they are counted anew.
+        """
+        held = self._fitted
+        return {
+            'format': FORMAT,
+            'config': self._config(),
+            'lineage': list(held.lineage.names),
+            'ledger': held.ledger.state_dict(),
+            'interactions': held.lists.pairs(),
+            'users': held.users.clone(),
+            'items': held.items.clone(),
+            'salts': held.seals.state_dict(),
+        }
+
+    @editing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state; count anew.
+
+        Args:
+            state (dict): of :meth:`state_dict` of a recommender with the same
+                arguments.
+
+        Raises:
+            ValueError: if the arguments differ, the parts do not fit
+                together, or the state does not continue the present one.
+        """
+        check_instance('state', state, dict)
+        check_state(state, ('config', 'interactions'), (FORMAT,))
+        with reading():
+            check_settings('config', state['config'], self._config())
+            users, items = state['users'], state['items']
+            for each in (users, items):
+                check_tensor('state', each, torch.bool, ('num',))
+            lists = lists_of(state['interactions'], len(users), len(items))
+            present = self._held
+            lineage = Lineage.of(
+                state, None if present is None else present.lineage
+            )
+            ledger = RemovalLedger(0.0)
+            if present is not None:
+                ledger = present.ledger.copy()
+            ledger.load_state_dict(state['ledger'])
+            seals = Seals.of(state['salts'], _texts(lists, users))
+            made = self._counted(
+                lists, users.clone(), items.clone(), seals, ledger, lineage
+            )
+            if not torch.equal(lists.pairs(), state['interactions']) or (
+                made.content != ledger.entries[-1].data
+            ):
+                raise ValueError(
+                    "the 'state' is not what its ledger seals: something was "
+                    'changed or exchanged'
+                )
+        self._held = made
+
+    @synchronized
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file, whole or not at all.
+
+        A removal is done once it is saved.
+
+        Args:
+            path (str or Path): of the file, which is replaced.
+
+        Raises:
+            StaleStateError: if another object has changed the file since this
+                one read or wrote it.
+            ValueError: if it holds the state of another fit, or anything
+                else.
+        """
+        check_instance('path', path, str, Path)
+        commit.save(path, self.state_dict())
+
+    def load(self, path: str | Path) -> None:
+        """Take over the state that :meth:`save` has written.
+
+        Args:
+            path (str or Path): of the file.
+
+        Raises:
+            ValueError: as :meth:`load_state_dict`.
+        """
+        self.load_state_dict(files.load(path))
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.method!r}, '
+            f'exponents={self.exponents}, cached={self.cached})'
+        )
+
+    # Inside ##################################################################
+
+    @property
+    def _fitted(self) -> _Held:
+        self._settle()
+        if self._held is None:
+            raise ValueError('the recommender needs to be fitted first')
+        return self._held
+
+    def _settle(self) -> None:
+        if self._way_back is not None:
+            before, parts = self._way_back
+            if self._held is before:
+                for array, index, value in parts:
+                    array[index] = value
+            self._way_back = None
+
+    def _config(self) -> dict[str, Any]:
+        return {'method': self.method, 'exponents': list(self.exponents)}
+
+    def _counted(
+        self, lists: Lists, users: Tensor, items: Tensor, *rest: Any
+    ) -> _Held:
+        # A state whose lists have no gaps.
+        size, counts = len(items), None
+        if self.cached:
+            counts = path_counts(lists, size, self.exponents[1])
+        degree = _degree(lists.item, size)
+        return _Held(lists, degree, users, items, counts, *rest)
+
+    def _change(
+        self, held: _Held, users: Names, items: Names, interactions: Pairs
+    ) -> _Change:
+        lists = held.lists
+        named = {
+            'users': _there('users', users, held.users).unique(),
+            'items': _there('items', items, held.items).unique(),
+        }
+        if not isinstance(interactions, Tensor):
+            listed = _listed('interactions', interactions, ('num', 2))
+            interactions = listed.view(-1, 2).t()
+        check_tensor('interactions', interactions, torch.int64, (2, 'num'))
+        pairs = interactions.unique(dim=1)
+        for row, there in zip(pairs, (held.users, held.items), strict=True):
+            _there('interactions', row, there)
+        if not sum(map(torch.numel, (*named.values(), pairs))):
+            raise ValueError(
+                "'users', 'items' or 'interactions' needs to name something "
+                'to remove'
+            )
+        left, stay = held.users.clone(), held.items.clone()
+        left[named['users']], stay[named['items']] = False, False
+        lost: dict[int, list[int]] = {}
+        for user, item in pairs.t().tolist():
+            if item not in lists.of(user):
+                raise ValueError(
+                    f"'interactions' needs pairs that are there (got {user}, "
+                    f'{item}): it never was, or was removed before'
+                )
+            lost.setdefault(user, []).append(item)
+        touched = {*named['users'].tolist(), *lost}
+        if named['items'].numel():
+            edges = lists.pairs()
+            touched.update(edges[0][~stay[edges[1]]].tolist())
+        rows = []
+        for user in sorted(touched):
+            own = lists.of(user).copy()
+            stays = stay.numpy()[own] & ~np.isin(own, lost.get(user, []))
+            rows.append(Row(user, own, stays & bool(left[user])))
+        request: dict[str, Any] = {
+            name: value.tolist() for name, value in named.items()
+        }
+        request['interactions'] = pairs.t().tolist()
+        request = {name: value for name, value in request.items() if value}
+        entries = sum(len(row.items) ** 2 for row in rows)
+        many = held.counts is not None and entries > RECOUNT * held.counts.nnz
+        return _Change(request, left, stay, rows, entries, bool(many))
+
+
+def _read(
+    data: Tensor | HeteroData,
+    num_users: int | None,
+    num_items: int | None,
+    edge_type: EdgeType | None,
+) -> tuple[Tensor, int, int]:
+    # The interactions, and how many users and items there are.
+    check_instance('interactions', data, Tensor, HeteroData)
+    if isinstance(data, HeteroData):
+        types = [edge_type] if edge_type is not None else data.edge_types
+        if len(types) != 1 or types[0] not in data.edge_types:
+            raise ValueError(
+                f"'edge_type' needs to be one of {data.edge_types} (got "
+                f'{edge_type!r})'
+            )
+        store = data[types[0]]
+        for name in _RATINGS:
+            rating = store.get(name)
+            if rating is not None and not bool((rating == 1).all()):
+                raise ValueError(
+                    "'interactions' can't have ratings other than 1 in "
+                    f'{name!r}: keep those that count, and drop it'
+                )
+        sizes = [data[types[0][end]].num_nodes for end in (0, 2)]
+        for what, given, found in (
+            ('num_users', num_users, sizes[0]),
+            ('num_items', num_items, sizes[1]),
+        ):
+            if given is not None and given != found:
+                raise ValueError(
+                    f"'{what}' needs to be that of the graph, {found}, or "
+                    f'left out (got {given})'
+                )
+        edges, (num_users, num_items) = store.get('edge_index'), sizes
+    else:
+        edges = data
+        if edge_type is not None:
+            raise ValueError(
+                "'edge_type' needs a HeteroData (got a tensor of interactions)"
+            )
+    check_tensor('interactions', edges, torch.int64, (2, 'num_interactions'))
+    num_users = check_integer('num_users', num_users, 1)  # type: ignore
+    num_items = check_integer('num_items', num_items, 1)  # type: ignore
+    return edges.cpu(), num_users, num_items
+
+
+def _listed(name: str, values: Any, shape: tuple[int | str, ...]) -> Tensor:
+    # Integers, as a tensor of their own.
+    if not isinstance(values, Tensor):
+        check_instance(name, values, Iterable)
+        try:
+            values = torch.tensor(list(values))
+        except (OverflowError, RuntimeError, TypeError, ValueError):
+            raise TypeError(
+                f"'{name}' needs to hold integers (got others)"
+            ) from None
+        if not values.numel():
+            return torch.empty(0, dtype=torch.int64)
+    check_tensor(name, values, torch.int64, shape)
+    return values.detach().cpu()
+
+
+def _there(name: str, values: Names, there: Tensor) -> Tensor:
+    # Names of what is there.
+    made = _listed(name, values, ('num',))
+    known = (made >= 0) & (made < len(there))
+    known &= there[made.clamp(0, len(there) - 1)]
+    if not bool(known.all()):
+        raise ValueError(
+            f"'{name}' needs names that are there (got "
+            f'{int(made[~known][0])}): it never was, or was removed before'
+        )
+    return made
+
+
+def _degree(items: np.ndarray, num_items: int) -> Tensor:
+    return torch.from_numpy(items).bincount(minlength=num_items)
+
+
+def _text(items: np.ndarray) -> str:
+    return ' '.join(map(str, items.tolist()))
+
+
+def _texts(lists: Lists, users: Tensor) -> dict[int, str]:
+    names = users.nonzero().view(-1).tolist()
+    return {user: _text(lists.of(user)) for user in names}
