@@ -294,11 +294,13 @@ OBJECTIVE = (
 
 
 def _released(c: Any, releases: str, unit: str) -> Words:
-    why, more = OBJECTIVE, 'if Theorem 3 of Guo et al. holds here, which it '
-    more += 'does not in general'
+    more = (
+        'if Theorem 3 of Guo et al. holds here, which it does not in general'
+    )
     if c.noise == 'output':
-        why, more = _OUTPUT, f'and all {releases} since the fit together '
-        more += _pair(c.epsilon_transcript, c.delta)
+        together = _pair(c.epsilon_transcript, c.delta)
+        more = f'and all {releases} since the fit together {together}'
+    why = _OUTPUT if c.noise == 'output' else OBJECTIVE
     return Words(
         f'the released weights are {_pair(c.epsilon, c.delta)}-'
         'indistinguishable from those of exact retraining without what was '
