@@ -649,7 +649,11 @@ for name in ('plan', 'remove'):
         users=NO_NAMES,
         items=NO_NAMES,
         interactions=NO_PAIRS,
-        **({'reference': values(3, ['a'])} if name == 'remove' else {}),
+        **(
+            {'reference': values(3, ['a'], 'a' * 31)}
+            if name == 'remove'
+            else {}
+        ),
     )
 entry(
     'unlearning.Recommender.recommend',
@@ -678,6 +682,15 @@ entry(
     lambda: (liking()[0], {'path': liked_file()}),
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
+)
+entry(
+    'unlearning.RecommenderReport.verified',
+    lambda: (
+        (model := liked()).remove(users=[0]),
+        {'found': model.verify()},
+    ),
+    Row('of other counts', {'found': liked().verify()}, "'found'"),
+    found=instance(),
 )
 for name in ('Plan', 'Report', 'VerifyReport'):
     EXEMPT[f'unlearning.Recommender{name}'] = RESULT
