@@ -142,6 +142,7 @@ CAPABILITIES = {
         'functional.voting',
     ),
     'Unlearning': (
+        'erasure',
         'unlearning',
         'removal',
         'loader.shard_loader',
