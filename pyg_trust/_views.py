@@ -12,10 +12,11 @@ from typing_extensions import Self
 from pyg_trust import _building as building
 from pyg_trust import _layouts as layouts
 from pyg_trust._checks import (
+    Finite,
     check_finite,
-    check_instance,
     check_integer,
     check_nodes,
+    validated,
 )
 from pyg_trust.ops import PushGraph
 from pyg_trust.sparse import pick_rows
@@ -386,8 +387,9 @@ class Views:
         along = bool(along) or self.is_undirected
         return ('push_graph', along) in self._cache
 
+    @validated
     def degree_power(
-        self, exponent: float, dtype: torch.dtype, loops: bool = False
+        self, exponent: Finite, dtype: torch.dtype, loops: bool = False
     ) -> Tensor:
         r"""Return the diagonal of :math:`D^{exponent}`, 0 at degree 0.
 
@@ -397,8 +399,6 @@ class Views:
             loops (bool): whether degrees are those of
                 :meth:`with_self_loops`. (default: :obj:`False`)
         """
-        check_finite('exponent', exponent)
-        check_instance('loops', loops, bool)
         building.check_real('dtype', dtype)
 
         def build() -> Tensor:

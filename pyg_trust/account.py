@@ -19,10 +19,10 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from pyg_trust._checks import (
-    check_callable,
     check_instance,
     check_ledger,
     check_positive,
+    validated,
 )
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -310,14 +310,13 @@ class PaidNoise:
             others.
     """
 
+    @validated
     def __init__(
         self,
         source: SecureNoise | SeededNoise,
         spend: Callable[[float], None],
         mus: list[float],
     ) -> None:
-        check_instance('source', source, SecureNoise, SeededNoise)
-        check_callable('spend', spend)
         check_instance('mus', mus, list)
         self._source, self._spend = source, spend
         self._mus = [check_positive('mus', mu) for mu in mus]

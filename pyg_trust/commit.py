@@ -237,7 +237,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
     path = Path(path)
     with exclusive(path):
         check_one_name(path)
-        check_continues(path, _peek(path), state)
+        check_continues(path, peek(path), state)
         files.save(path, state)
 
 
@@ -434,8 +434,20 @@ def _same_file(path: Path, handle: int) -> bool:
     return os.path.samestat(named, os.fstat(handle))
 
 
-def _peek(path: Path) -> dict[str, Any] | None:
-    # What is in a file, without reading its tensors.
+def peek(path: str | Path) -> dict[str, Any] | None:
+    """Reads the lineage and the ledger of a saved state, and no tensor.
+
+    Args:
+        path (str or Path): of the file.
+
+    Returns:
+        dict: both, under their names; :obj:`None` if there is no file.
+
+    Raises:
+        ValueError: if it is a file of another kind.
+    """
+    check_instance('path', path, str, Path)
+    path = Path(path)
     if not path.exists():
         return None
     try:

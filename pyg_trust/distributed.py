@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from pyg_trust._checks import check_callable, check_instance, check_integer
+from pyg_trust._checks import (
+    check_callable,
+    check_instance,
+    check_integer,
+    validated,
+)
 from pyg_trust._identity import fingerprint_any
 
 T = TypeVar('T')
@@ -25,6 +30,7 @@ def rank_and_size() -> tuple[int, int]:
     return 0, 1
 
 
+@validated
 def from_first(
     work: Callable[[], T], size: int | None = None, *, after: bool = False
 ) -> T:
@@ -41,8 +47,6 @@ def from_first(
         >>> from_first(lambda: 3)
         3
     """
-    check_callable('work', work)
-    check_instance('after', after, bool)
     rank, world = rank_and_size()
     if (world if size is None else check_integer('size', size, 1)) == 1:
         return work()
@@ -62,6 +66,7 @@ def from_first(
     return value
 
 
+@validated
 def shared(
     items: Sequence[Any], work: Callable[[Any], T], over_ranks: bool
 ) -> Iterable[T]:
@@ -78,8 +83,6 @@ def shared(
         ['1', '2']
     """
     check_instance('items', items, Sequence)
-    check_callable('work', work)
-    check_instance('over_ranks', over_ranks, bool)
     return run_over_ranks(items, work) if over_ranks else map(work, items)
 
 

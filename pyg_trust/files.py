@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_instance, validated
 
 try:
     import fcntl
@@ -24,6 +24,7 @@ class DamagedFileError(ValueError):
     """A file is not what was written to it; the message names the file."""
 
 
+@validated
 def write(path: str | Path, content: bytes | memoryview) -> None:
     """Replaces a file in one step: it has the old content or the new one.
 
@@ -37,8 +38,6 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
         path (str or Path): of the file.
         content (bytes): what it is to hold.
     """
-    check_instance('path', path, str, Path)
-    check_instance('content', content, bytes, memoryview)
     path = Path(path).resolve()
     delete_unfinished(path)
     file = _temporary(path)

@@ -6,7 +6,7 @@ Row :math:`u` lists the edges that leave :math:`u`, so rows are
 
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,13 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 from pyg_trust import _building as building
 from pyg_trust import _sources, _storage
 from pyg_trust._checks import (
+    Count,
+    OneOf,
     check_choice,
     check_instance,
     check_integer,
     check_range,
+    validated,
 )
 from pyg_trust._views import Views
 from pyg_trust.sparse import pick_rows as pick_rows
@@ -175,6 +178,7 @@ class CSRGraph(Views):
         )
 
     @classmethod
+    @validated
     def from_edges(
         cls,
         source: Any,
@@ -182,7 +186,7 @@ class CSRGraph(Views):
         *,
         folder: str | Path | None = None,
         memory: int | str = '4GB',
-        duplicates: str = 'raise',
+        duplicates: Annotated[str, OneOf(DUPLICATES)] = 'raise',
         undirected: bool = False,
     ) -> 'CSRGraph':
         r"""Make an unweighted graph of files or chunks of edges.
@@ -218,10 +222,6 @@ class CSRGraph(Views):
                 (:class:`~pyg_trust.files.DamagedFileError`).
         """
         n = building.check_num_nodes(num_nodes)
-        check_choice('duplicates', duplicates, DUPLICATES)
-        check_instance('undirected', undirected, bool)
-        if folder is not None:
-            check_instance('folder', folder, str, Path)
         rowptr, col, repeats = _sources.rows_from_edges(
             source,
             n,
@@ -267,6 +267,7 @@ class CSRGraph(Views):
         )
 
     @classmethod
+    @validated
     def load(
         cls, folder: str | Path, *, mmap: bool = False, verify: bool = True
     ) -> 'CSRGraph':
@@ -290,9 +291,6 @@ class CSRGraph(Views):
             DamagedFileError: a :class:`ValueError` that names the file that
                 is not what was written.
         """
-        check_instance('folder', folder, str, Path)
-        check_instance('mmap', mmap, bool)
-        check_instance('verify', verify, bool)
         tensors, header = _storage.load_rows(Path(folder), mmap, verify)
         known = {
             key: header[key]
@@ -623,7 +621,8 @@ class LastGraph:
                 return self._graph
         return CSRGraph.convert(graph, num_nodes, transposed=True)
 
-    def keep(self, made: CSRGraph, graph: Any, num_nodes: int) -> None:
+    @validated
+    def keep(self, made: CSRGraph, graph: Any, num_nodes: Count) -> None:
         """Cache the result of :meth:`convert`, once it was used.
 
         Args:
@@ -632,8 +631,6 @@ class LastGraph:
                 cached.
             num_nodes (int): its number of nodes.
         """
-        check_instance('made', made, CSRGraph)
-        check_integer('num_nodes', num_nodes, 1)
         if (
             isinstance(graph, Tensor)
             and graph.layout == torch.strided

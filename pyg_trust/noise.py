@@ -23,11 +23,13 @@ from torch import Tensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    Natural,
+    Share,
     check_callable,
     check_instance,
     check_integer,
-    check_share,
     check_tensor,
+    validated,
 )
 from pyg_trust._registry import Registry
 from pyg_trust.kernel.noise import SHIFT, Bytes, cells
@@ -220,8 +222,9 @@ def source(
     return SecureNoise(checked)
 
 
+@validated
 def coins(
-    source: SecureNoise | SeededNoise, count: int, rate: float
+    source: SecureNoise | SeededNoise, count: Natural, rate: Share
 ) -> np.ndarray:
     r"""Those of :obj:`count` for which a coin shows heads, independently.
 
@@ -236,9 +239,6 @@ def coins(
     Returns:
         ndarray: int64, increasing.
     """
-    check_instance('source', source, SecureNoise, SeededNoise)
-    check_integer('count', count, 0)
-    check_share('rate', rate)
     return np.flatnonzero(source.uniform(count) <= rate)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_choice, check_instance
+from pyg_trust._checks import check_choice, validated
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph
 
@@ -48,6 +48,7 @@ def make_graph(name: str) -> CSRGraph:
     return CSRGraph.from_edge_index(pairs, num_nodes, duplicates='keep')
 
 
+@validated
 def dense_operator(graph: CSRGraph, measure: Measure) -> Tensor:
     r"""Return the matrix of a measure, from dense powers of the adjacency.
 
@@ -58,8 +59,6 @@ def dense_operator(graph: CSRGraph, measure: Measure) -> Tensor:
     Returns:
         Tensor: float64, ``[num_nodes, num_nodes]``.
     """
-    check_instance('graph', graph, CSRGraph)
-    check_instance('measure', measure, Measure)
     adj = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
     edge_index, _ = graph.to_edge_index()
     for u, v in edge_index.t().tolist():

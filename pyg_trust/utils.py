@@ -1,17 +1,18 @@
 """Utilities on PyG graphs, in the manner of ``torch_geometric.utils``."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_choice,
-    check_instance,
+    Count,
+    NotNegative,
+    OneOf,
     check_integer,
-    check_non_negative,
+    validated,
 )
 from pyg_trust.functional.clustering import sweep_cut, uniform_signal
 from pyg_trust.functional.measures import Measure, hkpr
@@ -39,14 +40,15 @@ class LocalCluster(Report):
     provenance: dict[str, Any]
 
 
+@validated
 def local_cluster(
     graph: Any,
     seeds: int | Tensor,
     *,
     measure: Measure | None = None,
-    eps: float = 1e-6,
-    method: str = 'prune',
-    max_size: int | None = None,
+    eps: NotNegative = 1e-6,
+    method: Annotated[str, OneOf(METHODS)] = 'prune',
+    max_size: Count | None = None,
     num_nodes: int | None = None,
     seed: int | None = None,
 ) -> LocalCluster:
@@ -91,11 +93,6 @@ def local_cluster(
         seeds = torch.tensor([seeds], device=graph.device)
     if measure is None:
         measure = hkpr(5.0)
-    check_instance('measure', measure, Measure)
-    check_choice('method', method, METHODS)
-    if max_size is not None:
-        check_integer('max_size', max_size, 1)
-    check_non_negative('eps', eps)
     signal = uniform_signal(seeds, graph.num_nodes)
     # Pruning is deterministic and must not advance the generator.
     seed = 0 if method == 'prune' and seed is None else rng.resolve(seed)

@@ -196,7 +196,6 @@ def attached() -> privacy.PrivacyEngine:
 entry(
     'privacy.PrivacyEngine.spend_gaussian',
     lambda: (attached(), {'mu': 0.5}),
-    Row('no noise', {'mu': 100.0}, "'(mu|lam)'"),
 )
 
 # The transform ###############################################################

@@ -821,6 +821,7 @@ for name in ('synchronized', 'editing'):
         f'commit.{name}', lambda: {'method': str}, method=values(3, None, 'a')
     )
 entry('commit.check_one_name', lambda: {'path': temporary()}, path=PATH)
+entry('commit.peek', lambda: {'path': temporary()}, path=PATH)
 
 entry('rng.resolve', lambda: {'seed': 3})
 

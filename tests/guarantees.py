@@ -4,6 +4,8 @@ Each entry of :data:`MADE` returns a report, or what else has a guarantee,
 and, by the names that ``check_report`` takes, what an auditor is handed.
 """
 
+import tempfile
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -34,6 +36,7 @@ from pyg_trust.certificates import (
     certify,
     certify_collective,
 )
+from pyg_trust.erasure import ErasureDesk
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn import PPNP
 from pyg_trust.privacy import (
@@ -304,10 +307,23 @@ OTHERS = {
     'BatchPlan': lambda: batch_plan(
         [(1.0,), (2.0,)], [1.0], 0.5, rate=0.1, max_wait=60.0
     ),
+    'DeskPlan': lambda: _desk()[0],
+    'DeskStatus': lambda: _desk()[1],
+    'ErasureReport': lambda: _desk()[2],
     'TrustReport': lambda: TrustReport.of(
         private_guarantee(), nodes(None)[0].guarantee()
     ),
 }
+
+
+def _desk(folder=None):
+    with tempfile.TemporaryDirectory() as made:
+        desk = ErasureDesk(Path(folder or made) / 'desk.db')
+        desk.recipient('partner')
+        number = desk.add(RemovalRequest(nodes=[1])).subject_request_id
+        found = desk.plan(), desk.status(), desk.done(number, 'partner')
+        desk.close()
+    return found
 
 
 def private_guarantee():

@@ -10,12 +10,15 @@ has to work, on the same objects.
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import bad_aggregation  # noqa: F401
 import bad_certificates  # noqa: F401
+import bad_erasure  # noqa: F401
 import bad_functional  # noqa: F401
 import bad_ground  # noqa: F401
 import bad_layers  # noqa: F401
@@ -31,6 +34,9 @@ from bad_inputs import (
     parameters,
 )
 from bad_table import EXEMPT, TABLE, kind_of
+
+import pyg_trust
+from pyg_trust._checks import declared
 
 pytestmark = pytest.mark.sparse
 
@@ -120,12 +126,51 @@ def test_bad_inputs_are_refused(key: str) -> None:
         pytest.skip(str(error))
 
 
+def test_functions_declared_to_check_inside_are_tried_here() -> None:
+    # `declared` by itself checks nothing: the rows above see whether a step
+    # inside does.
+    trusted = {
+        key
+        for key, function in FOUND.items()
+        if getattr(function, 'is_validated', False)
+        and not hasattr(function, '__wrapped__')
+    }
+    written = {
+        f'{path.stem}.{name}'
+        for path in Path(pyg_trust.__file__).parent.rglob('*.py')
+        for name in re.findall(
+            r'^ *@declared\n(?: *@.*\n)* *def (\w+)', path.read_text(), re.M
+        )
+    }
+    assert trusted
+    assert trusted <= set(TABLE)
+    assert {key.rpartition('.')[2] for key in trusted} == {
+        name.rpartition('.')[2] for name in written
+    }
+
+
+def test_a_function_that_is_declared_and_checks_nothing_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = 'functional.propagate_to'
+
+    def nothing(**arguments: Any) -> None:
+        return None
+
+    checked = FOUND[key]
+    nothing.__signature__ = inspect.signature(checked)  # type: ignore
+    monkeypatch.setitem(FOUND, key, declared(nothing))
+    with pytest.raises(AssertionError, match='accepted'):
+        test_bad_inputs_are_refused(key)
+
+
 # What takes a number.
 NUMBERS = [
     (key, name)
     for key in TABLE
     for name in parameters(FOUND[key])
-    if hasattr(kind_of(key, name), 'limits') and TABLE[key].needs is None
+    if getattr(kind_of(key, name), 'limits', None) is not None
+    and TABLE[key].needs is None
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_callable, check_instance, validated
+from pyg_trust._checks import check_instance, validated
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
@@ -197,11 +197,10 @@ class _NoisySubject(Generic[_Model]):
     # What subjects of certified classifiers share.
     noisy = True
 
+    @validated
     def __init__(
         self, make: Callable[..., _Model], *, on_disk: bool = False
     ) -> None:
-        check_callable('make', make)
-        check_instance('on_disk', on_disk, bool)
         self._make: Callable[..., _Model] = make
         self._on_disk = on_disk
         self._folder: tempfile.TemporaryDirectory | None = None

@@ -23,7 +23,6 @@ from pyg_trust._checks import (
     Positive,
     check_distinct,
     check_integer,
-    check_positive,
     check_range,
     check_tensor,
     validated,
@@ -149,6 +148,7 @@ class MajorityAggregator(ShardAggregator):
 
 
 @AGGREGATORS.builtin('lbaggr')
+@validated
 class LBAggregator(ShardAggregator):
     r"""Learned weights of GraphEraser, one per sub-model.
 
@@ -172,10 +172,13 @@ class LBAggregator(ShardAggregator):
     """
 
     def __init__(
-        self, *, epochs: int = 50, batch_size: int = 32, lr: float = 1e-3
+        self,
+        *,
+        epochs: Count = 50,
+        batch_size: Count = 32,
+        lr: Positive = 1e-3,
     ) -> None:
         super().__init__()
-        _check_training(epochs, batch_size, lr)
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
@@ -642,9 +645,3 @@ def _check_logits(aggregator: ShardAggregator, examples: Examples) -> None:
             f'for a {type(aggregator).__name__} without a head '
             f'(got {channels} channels)'
         )
-
-
-def _check_training(epochs: int, batch_size: int, lr: float) -> None:
-    check_integer('epochs', epochs, 1)
-    check_integer('batch_size', batch_size, 1)
-    check_positive('lr', lr)

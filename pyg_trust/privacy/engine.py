@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pyg_trust._checks import (
     Count,
     Fraction,
+    Number,
     OneOf,
     Positive,
     check_positive,
@@ -612,7 +613,9 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         return self._adaptive.next(norm, 0.5 + centred / size)
 
     @validated
-    def spend_gaussian(self, mu: Positive) -> None:
+    def spend_gaussian(
+        self, mu: Annotated[float, Number(0, 20, 'high')]
+    ) -> None:
         r"""Counts a release of Gaussian noise beside the steps, beforehand.
 
         It is on the account as a step at rate 1 of the noise multiplier
@@ -623,7 +626,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         :class:`~pyg_trust.transforms.PrivateAGP` calls it.
 
         Args:
-            mu (float): sensitivity over noise, of replacing one row.
+            mu (float): sensitivity over noise, of replacing one row, in
+                :math:`(0, 20]`.
 
         Raises:
             BudgetExceededError: if it would exceed the budget; nothing is
@@ -632,7 +636,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             ValueError: if the account is of other neighbours than a row that
                 is replaced; nothing is spent.
         """
-        z = check_multiplier(2 / mu)
+        z = 2 / mu
         self._check_process()
         if self._group.current().size > 1:
             raise RuntimeError(

@@ -13,7 +13,6 @@ from torch_geometric.data import Data
 from pyg_trust import noise, rng
 from pyg_trust._checks import (
     REAL,
-    check_instance,
     check_ledger,
     check_tensor,
     validated,
@@ -232,6 +231,7 @@ def warn_of_other_releases(
         )
 
 
+@validated
 def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
     """Features that are a node's own, as far as that can be known.
 
@@ -240,8 +240,6 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
         attr (str): the attribute.
         relation (Relation): the neighbouring relation.
     """
-    check_instance('data', data, Data)
-    check_instance('attr', attr, str)
     x = data.get(attr)
     if not isinstance(x, Tensor):
         raise ValueError(

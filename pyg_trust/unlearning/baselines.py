@@ -22,7 +22,7 @@ graph: it can only be trained again.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -31,12 +31,15 @@ from torch_geometric.nn import GIN, global_mean_pool
 
 from pyg_trust import rng
 from pyg_trust._checks import (
+    Count,
+    Natural,
+    NotNegative,
+    OneOf,
+    Positive,
     check_choice,
     check_instance,
-    check_integer,
-    check_non_negative,
-    check_positive,
     check_tensor,
+    validated,
 )
 from pyg_trust._progress import Bar
 from pyg_trust.functional.heads import (
@@ -80,6 +83,8 @@ from pyg_trust.unlearning.training_graphs import (
 # What a bound adds to an account keeps so many bits: it is a function of what
 # was removed.
 BITS = 4
+
+_ACCOUNTS = ('residual', 'bound', 'paper')
 
 
 class ObjectiveNoise(CertifiedClassifier[Any]):
@@ -258,17 +263,16 @@ class PublishedScatteringClassifier(ObjectiveNoise, ScatteringClassifier):
             the stored :math:`b`, and ``'retrain'`` draws a fresh one.
     """
 
+    @validated
     def __init__(
         self,
         transform: GraphEmbedding,
         *,
-        noise_std: float = 0.1,
-        accounting: str = 'residual',
+        noise_std: NotNegative = 0.1,
+        accounting: Annotated[str, OneOf(_ACCOUNTS)] = 'residual',
         **settings: Any,
     ) -> None:
-        self.noise_std = check_non_negative('noise_std', noise_std)
-        choices = ('residual', 'bound', 'paper')
-        check_choice('accounting', accounting, choices)
+        self.noise_std = noise_std
         self.accounting = accounting
         super().__init__(transform, **settings)
 
@@ -462,22 +466,17 @@ class GINClassifier:
             (default: :obj:`None`)
     """
 
+    @validated
     def __init__(
         self,
         *,
-        max_degree: int | None = None,
-        hidden_channels: int = 64,
-        num_layers: int = 2,
-        lr: float = 1e-4,
-        epochs: int = 500,
+        max_degree: Count | None = None,
+        hidden_channels: Count = 64,
+        num_layers: Count = 2,
+        lr: Positive = 1e-4,
+        epochs: Natural = 500,
         seed: int | None = None,
     ) -> None:
-        if max_degree is not None:
-            check_integer('max_degree', max_degree, 1)
-        check_integer('hidden_channels', hidden_channels, 1)
-        check_integer('num_layers', num_layers, 1)
-        check_positive('lr', lr)
-        check_integer('epochs', epochs, 0)
         self.max_degree = max_degree
         self.hidden_channels = hidden_channels
         self.num_layers = num_layers

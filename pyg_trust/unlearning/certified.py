@@ -22,13 +22,18 @@ it is not written over (:class:`~pyg_trust.commit.StaleStateError`).
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyg_trust import commit, noise, rng
-from pyg_trust._checks import check_choice, check_instance, check_positive
+from pyg_trust._checks import (
+    OneOf,
+    Positive,
+    check_instance,
+    validated,
+)
 from pyg_trust._states import FORMAT, check_settings, check_state, reading
 from pyg_trust.commit import Lineage, ObjectLock, synchronized
 from pyg_trust.functional.heads import Residual
@@ -109,23 +114,23 @@ class CertifiedClassifier(Generic[M]):
         'rounding is paid for',
     )
 
+    @validated
     def __init__(
         self,
         *,
         head: str,
-        lam: float,
-        release_std: float,
+        lam: Positive,
+        release_std: Positive,
         epsilon: float,
         delta: float,
-        on_exceed: str,
-        tol: float,
+        on_exceed: Annotated[str, OneOf(ON_EXCEED)],
+        tol: Positive,
         seed: int | None,
     ) -> None:
         self._head = head
-        self.lam = check_positive('lam', lam)
-        self.tol = check_positive('tol', tol)
-        self.release_std = check_positive('release_std', release_std)
-        check_choice('on_exceed', on_exceed, ON_EXCEED)
+        self.lam = lam
+        self.tol = tol
+        self.release_std = release_std
         self.on_exceed = on_exceed
         self.budget = self._new_budget(epsilon, delta)
         self.epsilon = float(epsilon)

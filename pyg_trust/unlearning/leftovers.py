@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_instance, validated
 
 
+@validated
 def named_leftovers(
     data: Data, part: Mapping[str, Any], where: str = ''
 ) -> list[str]:
@@ -23,9 +24,7 @@ def named_leftovers(
             ledger's line.
         where (str): is put behind every finding. (default: :obj:`''`)
     """
-    check_instance('data', data, Data)
     check_instance('part', part, Mapping)
-    check_instance('where', where, str)
     there = {v: row for row, v in enumerate(data.n_id.tolist())}
     found = [f'node {v}{where}' for v in part.get('nodes', ()) if v in there]
     found += [

@@ -13,7 +13,7 @@ steps whose residual is measured (:mod:`pyg_trust.functional.heads`).
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,11 +22,12 @@ from torch_geometric.data import Data
 
 from pyg_trust import files, noise
 from pyg_trust._checks import (
-    check_choice,
+    OneOf,
     check_instance,
     check_nodes,
     check_positive,
     check_tensor,
+    validated,
 )
 from pyg_trust._moved import retired
 from pyg_trust.commit import EditedInPlace, Lineage, editing, synchronized
@@ -188,6 +189,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             'bound': 'unlearning.baselines:BoundedNodeClassifier',
         },
     )
+    @validated
     def __init__(
         self,
         measure: str | Measure = 'sgc',
@@ -196,21 +198,19 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         t: float | None = None,
         levels: int | None = None,
         bound: float = BOUND,
-        head: str = 'ovr',
+        head: Annotated[str, OneOf(HEADS)] = 'ovr',
         lam: float = 1e-3,
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
         on_exceed: str = 'refine',
-        features: str = 'exact',
+        features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
         encoder: Callable[[Tensor], Tensor] | None = None,
         encoder_is_public: bool = False,
         tol: float = 1e-8,
         seed: int | None = None,
     ) -> None:
-        check_choice('head', head, HEADS)
-        check_choice('features', features, FEATURES)
         super().__init__(
             head=head,
             lam=lam,
@@ -221,7 +221,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             tol=tol,
             seed=seed,
         )
-        check_instance('encoder_is_public', encoder_is_public, bool)
         if encoder is not None and not encoder_is_public:
             raise ValueError(
                 "'encoder' needs encoder_is_public=True, your declaration "

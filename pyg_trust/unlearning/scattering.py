@@ -12,7 +12,7 @@ classifier is solved again from where it was
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import files
-from pyg_trust._checks import check_choice, check_integer, check_tensor
+from pyg_trust._checks import (
+    Int,
+    OneOf,
+    check_integer,
+    check_tensor,
+    validated,
+)
 from pyg_trust._moved import retired
 from pyg_trust.commit import Lineage, editing, synchronized
 from pyg_trust.functional.heads import LOSSES, Objective, Residual
@@ -216,6 +222,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         accounting={'residual': ''},
         noise_std=None,
     )
+    @validated
     def __init__(
         self,
         transform: GraphEmbedding,
@@ -224,10 +231,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         release_std: float = 1e-4,
         epsilon: float = 1.0,
         delta: float = 1e-4,
-        loss: str = 'logistic',
-        mode: str = 'delete',
+        loss: Annotated[str, OneOf(tuple(LOSSES))] = 'logistic',
+        mode: Annotated[str, OneOf(MODES)] = 'delete',
         on_exceed: str = 'refine',
-        num_classes: int | None = None,
+        num_classes: Annotated[int, Int(2)] | None = None,
         tol: float = 1e-10,
         seed: int | None = None,
     ) -> None:
@@ -236,10 +243,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 "'transform' needs to be a GraphScattering or GFT "
                 f'(got {type(transform).__name__})'
             )
-        check_choice('loss', loss, tuple(LOSSES))
-        check_choice('mode', mode, MODES)
-        if num_classes is not None:
-            check_integer('num_classes', num_classes, 2)
         self.transform = transform
         self.loss = loss
         self.mode = mode

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pyg_trust import commit, files
-from pyg_trust._checks import check_instance, check_plain
+from pyg_trust._checks import check_instance, check_plain, validated
 from pyg_trust.files import DamagedFileError
 
 MANIFEST = 'manifest.json'
@@ -61,6 +61,7 @@ class ShardStore:
             )
         return manifest
 
+    @validated
     def write(
         self,
         parts: dict[str, Any],
@@ -98,8 +99,6 @@ class ShardStore:
         for name in parts:
             check_instance('parts', name, str)
         check_plain('plain', plain)
-        check_instance('keep_history', keep_history, bool)
-        check_instance('goes_on', goes_on, bool)
         self.folder.mkdir(parents=True, exist_ok=True)
         with commit.exclusive(self.folder / MANIFEST):
             commit.check_one_name(self.folder / MANIFEST)

@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -21,12 +21,13 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    check_callable,
+    NotNegative,
+    OneOf,
     check_choice,
     check_instance,
     check_integer,
-    check_non_negative,
     check_tensor,
+    validated,
 )
 from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import check_shards
@@ -221,6 +222,7 @@ class ShardedUnlearner(Removing):
         TypeError, ValueError: if an argument is out of range.
     """
 
+    @validated
     def __init__(
         self,
         model_factory: Callable[[], Module],
@@ -240,15 +242,14 @@ class ShardedUnlearner(Removing):
         trainer: str = 'sequential',
         num_workers: int | None = None,
         over_ranks: bool = False,
-        outputs: str = 'present',
-        max_wait: float | None = None,
+        outputs: Annotated[str, OneOf(('present', 'on_request'))] = 'present',
+        max_wait: NotNegative | None = None,
         max_requests: int | None = None,
         clock: Callable[[], float] = time.time,
         folder: str | Path | None = None,
         keep_history: bool = False,
         seed: int | None = None,
     ) -> None:
-        check_callable('model_factory', model_factory)
         if isinstance(model_factory, Module):
             raise TypeError(
                 "'model_factory' needs to make a new model at every call, as "
@@ -267,20 +268,13 @@ class ShardedUnlearner(Removing):
         ):
             if value is not None or name == 'aggregator_nodes':
                 check_integer(name, cast(int, value), 1)
-        if folder is not None:
-            check_instance('folder', folder, str, Path)
         if isinstance(sparse_adj, str):
             check_choice('sparse_adj', sparse_adj, ('auto',))
-        check_instance('over_ranks', over_ranks, bool)
         if over_ranks and trainer != 'sequential':
             raise ValueError(
                 "'over_ranks' needs the trainer 'sequential', as the ranks "
                 f'are the processes (got {trainer!r})'
             )
-        check_choice('outputs', outputs, ('present', 'on_request'))
-        if max_wait is not None:
-            check_non_negative('max_wait', max_wait)
-        check_callable('clock', clock)
         self.max_wait = None if max_wait is None else float(max_wait)
         self.max_requests = max_requests
         self._clock = clock
@@ -310,7 +304,6 @@ class ShardedUnlearner(Removing):
         self.trainer = trainer
         self.num_workers = num_workers
         self.over_ranks = over_ranks
-        check_instance('keep_history', keep_history, bool)
         # Absolute: independent of the working directory.
         self.folder = None if folder is None else Path(folder).absolute()
         self.keep_history = keep_history

@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyg_trust._checks import check_positive
+from pyg_trust._checks import Positive, validated
 from pyg_trust.report import Report
 
 ASSUMED = (
@@ -60,12 +60,13 @@ class BatchPlan(Report):
     assumptions: tuple[str, ...]
 
 
+@validated
 def batch_plan(
     stage_seconds: Sequence[Sequence[float]],
     shares: Sequence[float],
     rest: float,
-    rate: float,
-    max_wait: float,
+    rate: Positive,
+    max_wait: Positive,
 ) -> BatchPlan:
     """Compare the costs of flushing after the longest wait, earlier, at once.
 
@@ -76,8 +77,6 @@ def batch_plan(
         rate (float): requests per second.
         max_wait (float): in seconds.
     """
-    check_positive('rate', rate)
-    check_positive('max_wait', max_wait)
     count = len(stage_seconds)
     costs = [
         (seconds, share / count)

@@ -1,0 +1,695 @@
+"""Desk for erasure requests: one durable file, over all models.
+
+A request waits in the desk until every model has forgotten what it names, in
+as few trainings as its date allows, and every recipient was told. The file
+survives the process, however it ends; the names and identities in it do not
+survive the completion of their request.
+
+**Once, however a process dies.** Before a batch begins, the desk writes down a
+random number. The model writes this number into the line of its own ledger
+that records the removal. An unfinished batch is looked up there: with the
+line, the removal was done; without, it was not. No removal is lost or done
+twice.
+
+**What it is not.** A controller decides who may ask, which exceptions apply,
+and what to answer. The models' names stay in the models' ledgers
+(:class:`~pyg_trust.ledger.RemovalLedger`), as proof of what was forgotten: let
+:obj:`names` lead from people to numbers that mean nothing to anybody else.
+"""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+from pyg_trust import commit
+from pyg_trust._checks import (
+    OneOf,
+    check_number,
+    validated,
+)
+from pyg_trust.erasure import fields, queries
+from pyg_trust.erasure.places import GONE, Names, Place, read
+from pyg_trust.erasure.reports import (
+    DeskPlan,
+    DeskStatus,
+    ErasureReport,
+    Policy,
+)
+from pyg_trust.erasure.store import Store
+from pyg_trust.removal import RemovalRequest
+
+Resolve = Callable[[fields.Identity], RemovalRequest | None]
+# A shorter removal is not waited for.
+_QUICK = 1.0
+_HOUR = 3600.0
+
+
+class ErasureDesk:
+    r"""Queue of erasure requests over all models, in one file.
+
+    .. code-block:: python
+
+        desk = ErasureDesk('erasure.db', zone='Europe/Berlin')
+        desk.register('scores', model, save='scores.pt')
+        desk.recipient('partner export')
+        desk.add(RemovalRequest(nodes=[12]))
+        desk.run()                  # every hour, by cron or systemd
+        print(desk.status())
+
+    Fields have the names of OpenDSR. Dates are those of the regulation, in the
+    controller's zone.
+
+    **Plans.** Models do not interact, so each has the cheapest plan of its
+    own. A removal that takes less than a second, or was never timed, is done
+    at once. The others wait for one another until the latest start that keeps
+    all dates, since a batch trains every touched part once.
+
+    Args:
+        path (str or Path): of the file; if it is not there, it is made.
+        zone (str): the controller's time zone. (default: :obj:`'UTC'`)
+        clock (Callable): tells the time in seconds since 1970.
+            (default: :func:`time.time`)
+        policy (Policy, optional): rules. (default: :obj:`None`)
+        resolve (Callable, optional): from an identity, a dictionary with
+            ``identity_type`` and ``identity_value``, to a request.
+            (default: :obj:`None`)
+
+    Raises:
+        ValueError: if the zone is unknown, or the file is of another program
+            or zone, keeps a write-ahead log, or can be read by others.
+    """
+
+    @validated
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        zone: str = 'UTC',
+        clock: Callable[[], float] = time.time,
+        policy: Policy | None = None,
+        resolve: Callable[[fields.Identity], RemovalRequest | None]
+        | None = None,
+    ) -> None:
+        self.zone = fields.find_zone(zone)
+        self.policy = Policy() if policy is None else policy
+        self._clock, self._resolve = clock, resolve
+        self._places: dict[str, Place] = {}
+        self._finished: list[str] = []
+        self.path = Path(path).absolute()
+        self._store = Store(self.path)
+        self._sql, self._one = self._store.rows, self._store.one
+        with self._store.change():
+            self._sql("INSERT OR IGNORE INTO setting VALUES ('zone', ?)", zone)
+        (known,) = self._one("SELECT value FROM setting WHERE name = 'zone'")
+        if known != zone:
+            self.close()
+            raise ValueError(
+                f"'zone' needs to be {known!r}, by which the dates in "
+                f'{self.path} were made (got {zone!r})'
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._store.close()
+
+    # Who has to forget ######################################################
+
+    @validated
+    def register(
+        self,
+        name: str,
+        model: Any,
+        *,
+        save: str | Path | None = None,
+        names: Names | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """Register a model that has to forget, whenever the desk is opened.
+
+        A request is not complete before every model whose name was ever
+        registered has forgotten it.
+
+        Args:
+            name (str): of the model, on reports.
+            model (Any): a fitted one, with ``remove(request, reference=)``.
+            save (str or Path, optional): the file of the model; left out for
+                a model with a folder of its own. (default: :obj:`None`)
+            names (Callable, optional): from a request in the desk's names to
+                one in the model's; :obj:`None` if none of it is in the model.
+                Keep what it needs until the last backup is gone.
+                (default: :obj:`None`)
+            fresh (bool): the model was fitted again, without anybody whose
+                request is complete. (default: :obj:`False`)
+
+        Raises:
+            TypeError: if the model can't remove by a reference.
+            ValueError: if the name is taken, the model has no state, or not
+                one place to keep it.
+        """
+        place = Place(model, None if save is None else Path(save), names)
+        if name in self._places:
+            raise ValueError(f"'name' is taken: {name!r} is registered")
+        self._add_place(name, True)
+        self._places[name] = place
+        with self._store.change():
+            for batch in self._missing(name) if fresh else ():
+                self._sql(queries.SET_BATCH, 'superseded', batch)
+
+    @validated
+    def recipient(self, name: str) -> None:
+        """Register somebody who has to be told, and :meth:`done` says when.
+
+        Args:
+            name (str): on reports.
+
+        Raises:
+            ValueError: if a model has this name.
+        """
+        self._add_place(name, False)
+
+    def _add_place(self, name: str, is_model: bool) -> None:
+        fields.check_text('name', name)
+        with self._store.change():
+            self._sql(
+                'INSERT OR IGNORE INTO place VALUES (?, ?)', name, is_model
+            )
+            if self._one(queries.KIND, name) != (is_model,):
+                raise ValueError(
+                    f"'name' is taken: {name!r} is "
+                    f'{"a recipient" if is_model else "a model"}'
+                )
+            # Requests that wait concern it, too.
+            for (number,) in self._sql(
+                f'SELECT id FROM request {queries.OPEN}'
+            ):
+                self._sql(queries.NEW_TASK, number, name)
+
+    # Requests ###############################################################
+
+    @validated
+    def add(
+        self,
+        request: RemovalRequest | None = None,
+        *,
+        subject_request_id: str | None = None,
+        subject_request_type: Annotated[str, OneOf(('erasure',))] = 'erasure',
+        regulation: Annotated[str, OneOf(fields.PERIODS)] = 'gdpr',
+        submitted_time: Any = None,
+        received_time: Any = None,
+        subject_identities: Sequence[fields.Identity] = (),
+        immediately: bool = False,
+    ) -> ErasureReport:
+        """Write a request down; it is on the disk when this returns.
+
+        The same request a second time changes nothing, and gets the same
+        answer.
+
+        Args:
+            request (RemovalRequest, optional): in names of the desk; left out
+                where identities are resolved. (default: :obj:`None`)
+            subject_request_id (str, optional): a UUID; by default a new one.
+                (default: :obj:`None`)
+            subject_request_type (str): ``'erasure'``, the only one.
+                (default: :obj:`'erasure'`)
+            regulation (str): ``'gdpr'``, a month, or ``'ccpa'``, 45 days.
+                (default: :obj:`'gdpr'`)
+            submitted_time (str or datetime, optional): when it was sent, in
+                RFC 3339. (default: :obj:`None`)
+            received_time (str or datetime, optional): when it came, by which
+                it is dated; by default now. (default: :obj:`None`)
+            subject_identities (list[dict]): each with ``identity_type`` and
+                ``identity_value``; kept until the request is complete.
+                (default: :obj:`()`)
+            immediately (bool): do not wait for others.
+                (default: :obj:`False`)
+
+        Raises:
+            ValueError: on another type, regulation, or content for the same
+                id; a time in the future; identities that are not resolved; or
+                if nothing is registered.
+        """
+        number, now = fields.read_id(subject_request_id), self._now()
+        came = now
+        if received_time is not None:
+            came = fields.read('received_time', received_time)
+        if came > now:
+            raise ValueError(
+                "'received_time' can't be in the future (got "
+                f'{fields.written(came)}, now is {fields.written(now)})'
+            )
+        if submitted_time is not None:
+            submitted_time = fields.read('submitted_time', submitted_time)
+            submitted_time = fields.written(submitted_time)
+        identities = fields.read_identities(subject_identities)
+        named = self._resolved(request, identities).to_dict()
+        due = fields.due(came, self.zone, regulation)
+        people = json.dumps(identities, sort_keys=True)
+        content = (
+            *(regulation, submitted_time, immediately),
+            *(json.dumps(named), people),
+        )
+        with self._store.change():
+            known = self._one(queries.CONTENT, number)
+            # The names of what is complete are gone.
+            count = 5 if known and known[4] else 3
+            times = (None, known[5]) if known else ()
+            if not known:
+                values = (number, *content, fields.written(came))
+                self._sql(queries.NEW_REQUEST, *values, fields.written(due))
+                self._set_status(number, 'pending')
+                places = self._sql('SELECT name FROM place')
+                for (place,) in places:
+                    self._sql(queries.NEW_TASK, number, place)
+                if not places:
+                    raise ValueError(
+                        'a model or recipient needs to be registered first: '
+                        'nobody would have to forget'
+                    )
+            elif known[:count] != content[:count] or (
+                received_time and fields.written(came) not in times
+            ):
+                raise ValueError(
+                    f"'subject_request_id' {number} is of a request with "
+                    'other content: a new request needs a new one'
+                )
+        return self.report(number)
+
+    def _resolved(
+        self, request: RemovalRequest | None, identities: list[fields.Identity]
+    ) -> RemovalRequest:
+        found = [request]
+        if request is None and self._resolve is not None:
+            found = [self._resolve(dict(identity)) for identity in identities]
+        named = [one for one in found if one is not None]
+        if not named:
+            raise ValueError(
+                "'request' needs to name what is to be erased, or "
+                "'subject_identities' what 'resolve' of the desk knows"
+            )
+        return RemovalRequest.batch(named)
+
+    @validated
+    def done(self, subject_request_id: str, name: str) -> ErasureReport:
+        """Record that a recipient has done it, or the owner of a model.
+
+        Of a model it says that it was fitted again without the person.
+
+        Args:
+            subject_request_id (str): of the request.
+            name (str): of the recipient or model.
+
+        Raises:
+            ValueError: if there is no such task, or the model is at it.
+        """
+        with self._store.change():
+            number = self._open(subject_request_id)
+            (state,) = self._one(queries.STATE, number, name) or ('none',)
+            if state in ('none', 'in_progress'):
+                raise ValueError(
+                    "'name' needs to be one who has to forget it and is not "
+                    f'at it (got {name!r}, whose task is {state})'
+                )
+            if state != 'done':
+                self._end_task(number, name, 'by its owner')
+            self._complete()
+        return self.report(number)
+
+    @validated
+    def hold(
+        self, subject_request_id: str, reason: str, *, paused: bool = False
+    ) -> ErasureReport:
+        """Hold a request for an exception of article 17(3).
+
+        Args:
+            subject_request_id (str): of the request.
+            reason (str): the ground; without names, as it is kept.
+            paused (bool): pause it, for doubts about who asks, instead: its
+                date goes on. (default: :obj:`False`)
+        """
+        fields.check_text('reason', reason)
+        return self._halt(
+            subject_request_id, 'paused' if paused else 'held', reason
+        )
+
+    @validated
+    def resume(self, subject_request_id: str) -> ErasureReport:
+        """Go on with a request that is held, paused, or refused by a model.
+
+        Args:
+            subject_request_id (str): of the request.
+        """
+        return self._halt(subject_request_id, '', '')
+
+    def _halt(self, number: str, how: str, reason: str) -> ErasureReport:
+        with self._store.change():
+            number = self._open(number)
+            self._sql(
+                'UPDATE request SET halted = ?, reason = ? WHERE id = ?',
+                *(how, reason, number),
+            )
+            if not how:
+                self._sql(queries.ASK_AGAIN, number)
+            self._log(number, how or 'resumed')
+        return self.report(number)
+
+    @validated
+    def cancel(self, subject_request_id: str, reason: str) -> ErasureReport:
+        """Refuse or withdraw a request; its names leave the desk.
+
+        What was forgotten already stays forgotten.
+
+        Args:
+            subject_request_id (str): of the request.
+            reason (str): the ground; without names, as it is kept.
+
+        Raises:
+            ValueError: if a model is at it.
+        """
+        fields.check_text('reason', reason)
+        with self._store.change():
+            number = self._open(subject_request_id)
+            if self._one(queries.BUSY, number):
+                raise ValueError(
+                    "'subject_request_id' is of a request that a model is at: "
+                    'run() needs to end first, the rest can be cancelled then'
+                )
+            self._close_request(number, 'cancelled', reason)
+        return self.report(number)
+
+    # Work ###################################################################
+
+    def plan(self) -> DeskPlan:
+        """Say what :meth:`run` would do now, model by model."""
+        now = self._now()
+        return DeskPlan(tuple(self._planned(n, now)[0] for n in self._places))
+
+    @validated
+    def run(self, *, confirm: bool = False) -> tuple[ErasureReport, ...]:
+        """Do what has to be done by now. Call it every hour.
+
+        Ends what an earlier call could not, begins the batches whose time has
+        come, and erases the names of requests that are complete. The others
+        go on where a model fails.
+
+        Args:
+            confirm (bool): also do batches beyond ``max_share``.
+                (default: :obj:`False`)
+
+        Returns:
+            tuple[ErasureReport]: of the requests that became complete.
+
+        Raises:
+            RuntimeError: if a model failed; what the others did is kept.
+        """
+        now, failed = self._now(), []
+        with commit.exclusive(self.path):
+            self._finished = []
+            with self._store.change():
+                self._sql(queries.EXPIRED, fields.written(now))
+            for name in self._places:
+                try:
+                    self._work(name, now, confirm)
+                except Exception as error:
+                    failed.append((name, error))
+        if failed:
+            raise RuntimeError(
+                'what was done is kept, and run() needs to be called again '
+                'once this is mended: '
+                + '; '.join(f'{name!r}: {error}' for name, error in failed)
+            ) from failed[0][1]
+        return tuple(map(self.report, self._finished))
+
+    def _work(self, name: str, now: datetime, confirm: bool) -> None:
+        for (batch,) in self._sql(queries.BATCHES, name, 'in_progress'):
+            self._perform(name, batch)
+        self._repeat(name)
+        row, waiting = self._planned(name, now)
+        if not row['starts_now'] or row['needs_confirmation'] > confirm:
+            return
+        named = [number for number, request in waiting if request is not None]
+        with self._store.change():
+            for number in {number for number, _ in waiting} - {*named}:
+                self._end_task(number, name, 'not in it')
+            self._complete()
+            batch = self._begin(name, named, row['mode']) if named else ''
+        if batch:
+            self._perform(name, batch)
+
+    def _planned(
+        self, name: str, now: datetime
+    ) -> tuple[dict[str, Any], list[tuple[str, RemovalRequest | None]]]:
+        # What waits for a model, and when it begins.
+        place, rows = self._places[name], self._sql(queries.WAITING, name)
+        waiting = [(n, place.named(read(names))) for n, names, *_ in rows]
+        row: dict[str, Any] = {'model': name, 'mode': 'nothing waits'}
+        row.update(requests=len(rows), share=0.0, seconds=0.0, due='')
+        row.update(starts='', starts_now=False, needs_confirmation=False)
+        named = [request for _, request in waiting if request is not None]
+        seconds: float | None = 0.0
+        if named:
+            whole = RemovalRequest.batch(named)
+            row['share'] = place.share(whole)
+            seconds = place.seconds(whole)
+            if seconds is None:
+                (seconds,) = self._one(queries.SECONDS, name) or (None,)
+        if rows:
+            due = fields.read('due', rows[0][2])
+            start = due - timedelta(
+                seconds=self.policy.reserve * max(_HOUR, seconds or 0.0)
+            )
+            quick = seconds is None or seconds < _QUICK
+            if quick or any(immediately for *_, immediately in rows):
+                start = now
+            row.update(
+                mode='now' if start == now else 'batch',
+                seconds=seconds,
+                due=fields.written(due),
+                starts=fields.written(start),
+                starts_now=start <= now,
+                needs_confirmation=row['share'] > self.policy.max_share,
+            )
+        return row, waiting
+
+    def _begin(self, name: str, requests: Sequence[str], mode: str) -> str:
+        batch = secrets.token_hex(16)
+        self._sql(queries.NEW_BATCH, batch, name, mode)
+        for number in requests:
+            self._sql(queries.TAKE, mode, batch, number, name)
+            if self._one(queries.STATUS, number) == ('pending',):
+                self._set_status(number, 'in_progress')
+        return batch
+
+    def _perform(self, name: str, batch: str) -> None:
+        # Brings a batch that was begun to its end.
+        place, started = self._places[name], time.perf_counter()
+        place.catch_up()
+        promise, how = None, ''
+        if not place.ledger.refers_to(batch):
+            (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
+            named = [
+                (number, request)
+                for number, names in self._sql(queries.NAMES, batch)
+                for request in [place.named(read(names))]
+                if request is not None
+            ]
+            try:
+                requests = [request for _, request in named]
+                promise, how = place.forget(requests, batch)
+            except Exception as error:
+                is_refusal = isinstance(error, ValueError)
+                if place.ledger.refers_to(batch):
+                    raise
+                if is_refusal and len(named) > 1:
+                    self._divide(name, batch, [n for n, _ in named], mode)
+                    return
+                if mode != 'again':
+                    # Nothing was changed. Numbers in a message are names.
+                    note = re.sub(r'\d+', '#', str(error))
+                    with self._store.change():
+                        self._drop(batch)
+                        if is_refusal:
+                            self._sql(queries.REFUSE, note, named[0][0], name)
+                            self._log(named[0][0], 'refused')
+                    if is_refusal:
+                        return
+                if not is_refusal or GONE not in str(error):
+                    raise
+                how = 'not in it'
+        place.keep()
+        seconds = None if promise is None else time.perf_counter() - started
+        with self._store.change():
+            head = place.ledger.head
+            self._sql(queries.END_BATCH, head, seconds, promise, how, batch)
+            for (number,) in self._sql(queries.TASKS, batch):
+                self._end_task(number, name, how)
+            self._complete()
+
+    def _divide(
+        self, name: str, batch: str, numbers: list[str], mode: str
+    ) -> None:
+        # One of them is not possible: each half by itself.
+        middle = len(numbers) // 2
+        with self._store.change():
+            parts = numbers[:middle], numbers[middle:]
+            halves = [self._begin(name, part, mode) for part in parts]
+            self._drop(batch)
+        for half in halves:
+            self._perform(name, half)
+
+    def _drop(self, batch: str) -> None:
+        self._sql(queries.UNDO, batch)
+        self._sql('DELETE FROM batch WHERE id = ?', batch)
+
+    def _missing(self, name: str) -> list[str]:
+        # Batches that the desk has done, and the model has not.
+        ledger = self._places[name].ledger
+        done = self._sql(queries.BATCHES, name, 'done')
+        return [batch for (batch,) in done if not ledger.refers_to(batch)]
+
+    def _repeat(self, name: str) -> None:
+        # A model that was restored forgets again.
+        missing = {
+            batch: [number for (number,) in self._sql(queries.TASKS, batch)]
+            for batch in self._missing(name)
+        }
+        lost = [
+            batch
+            for batch, numbers in missing.items()
+            if len(self._sql(queries.NAMES, batch)) < len(numbers)
+        ]
+        if lost:
+            raise ValueError(
+                f'the model is older than the batches {", ".join(lost)}, '
+                "which cannot be repeated: keep 'backup_days' >= your "
+                'backups. Fit it again without those people, and register it '
+                'with fresh=True'
+            )
+        for batch, numbers in missing.items():
+            with self._store.change():
+                self._sql(queries.SET_BATCH, 'superseded', batch)
+                again = self._begin(name, numbers, 'again')
+            self._perform(name, again)
+
+    # Completion #############################################################
+
+    def _end_task(self, number: str, name: str, how: str) -> None:
+        now = fields.written(self._now())
+        self._sql(queries.END_TASK, now, how, number, name)
+
+    def _complete(self) -> None:
+        for (number,) in self._sql(queries.COMPLETE):
+            self._close_request(number, 'completed', '')
+            self._finished.append(number)
+
+    def _close_request(self, number: str, status: str, reason: str) -> None:
+        came, names = self._one(
+            'SELECT received, names FROM request WHERE id = ?', number
+        )
+        # A clock may have been set back.
+        end, until = max(self._now(), fields.read('received', came)), None
+        if self.policy.backup_days and self._one(queries.WAS_TAKEN, number):
+            until = fields.written(end + timedelta(self.policy.backup_days))
+            values = (number, names, until)
+            self._sql('INSERT INTO tombstone VALUES (?, ?, ?)', *values)
+        self._sql(queries.CLOSE, reason, fields.written(end), until, number)
+        self._set_status(number, status)
+
+    # What can be seen #######################################################
+
+    @validated
+    def report(self, subject_request_id: str) -> ErasureReport:
+        """Report a request: the evidence of its erasure, without names.
+
+        Args:
+            subject_request_id (str): of the request.
+
+        Raises:
+            ValueError: if the desk does not know it.
+        """
+        number = fields.read_id(subject_request_id)
+        found = self._one(queries.FIELDS, number)
+        if not found:
+            raise ValueError(
+                "'subject_request_id' needs to be one of the desk "
+                f'(got {number})'
+            )
+        regulation, submitted, received, due, status, *others = found
+        halted, reason, finished, until = others
+        end = finished or fields.written(self._now())
+        named = (
+            *('name', 'is_model', 'state', 'mode', 'finished', 'note'),
+            *('reference', 'head', 'promise'),
+        )
+        tasks = [
+            dict(zip(named, row, strict=True))
+            for row in self._sql(queries.EVIDENCE, number)
+        ]
+        for task in tasks:
+            task['is_model'] = bool(task['is_model'])
+            task['promise'] = json.loads(task['promise'] or '{}')
+        return ErasureReport(
+            subject_request_id=number,
+            subject_request_type='erasure',
+            regulation=regulation,
+            zone=str(self.zone),
+            submitted_time=submitted,
+            received_time=received,
+            expected_completion_time=due,
+            completed_time=finished if status == 'completed' else None,
+            request_status=status,
+            halted=halted,
+            reason=reason,
+            overdue=end > due and status != 'cancelled' and halted != 'held',
+            tasks=tuple(tasks),
+            backups_until=until,
+        )
+
+    def status(self) -> DeskStatus:
+        """Count requests, and name those that need somebody."""
+        now = fields.written(self._now())
+        late = f"{queries.OPEN} AND halted != 'held' AND due < ? ORDER BY due"
+        overdue = self._sql(f'SELECT id FROM request {late}', now)
+        (first,) = self._one(f'SELECT min(due) FROM request {queries.OPEN}')
+        names = ('pending', 'in_progress', 'completed', 'cancelled')
+        return DeskStatus(
+            tuple(number for (number,) in overdue),
+            tuple(self._sql(queries.REFUSED)),
+            tuple(self._sql(queries.HALTED)),
+            first,
+            **{name: self._one(queries.COUNT, name)[0] for name in names},
+        )
+
+    # Private ################################################################
+
+    def _now(self) -> datetime:
+        now = check_number('clock', self._clock())
+        try:
+            made = datetime.fromtimestamp(now, timezone.utc)
+        except (OverflowError, ValueError, OSError):
+            raise ValueError(
+                f"'clock' needs to tell the time (got {now})"
+            ) from None
+        return made.replace(microsecond=0)
+
+    def _open(self, number: str) -> str:
+        number = fields.read_id(number)
+        (status,) = self._one(queries.STATUS, number) or ('unknown',)
+        if status not in ('pending', 'in_progress'):
+            raise ValueError(
+                "'subject_request_id' needs to be an open request "
+                f'(got {number}, which is {status})'
+            )
+        return number
+
+    def _set_status(self, number: str, status: str) -> None:
+        self._sql('UPDATE request SET status = ? WHERE id = ?', status, number)
+        self._log(number, status)
+
+    def _log(self, number: str, state: str) -> None:
+        now = fields.written(self._now())
+        self._sql('INSERT INTO log VALUES (?, ?, ?)', now, number, state)

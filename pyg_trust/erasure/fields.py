@@ -1,0 +1,136 @@
+"""Fields of erasure requests: times in RFC 3339 and UTC, ids, texts."""
+
+import calendar
+import uuid
+import zoneinfo
+from collections.abc import Sequence
+from datetime import datetime, time, timedelta, timezone, tzinfo
+from typing import Any
+
+from pyg_trust._checks import check_instance
+
+Identity = dict[str, str]
+_IDENTITY = {'identity_type', 'identity_value', 'identity_format'}
+
+#: By regulation: the months and days until a request has to be done.
+PERIODS = {'gdpr': (1, 0), 'ccpa': (0, 45)}
+
+
+def find_zone(name: str) -> zoneinfo.ZoneInfo:
+    """Find a time zone; the error of an unknown one names ``zone``.
+
+    Args:
+        name (str): as in ``'Europe/Berlin'``.
+    """
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (OSError, ValueError, zoneinfo.ZoneInfoNotFoundError):
+        raise ValueError(
+            "'zone' needs to be the name of a time zone, as 'Europe/Berlin' "
+            f'(got {name!r})'
+        ) from None
+
+
+def written(moment: datetime) -> str:
+    """Write a time as it is stored, so that later texts are larger.
+
+    Args:
+        moment (datetime): with its zone.
+    """
+    utc = moment.astimezone(timezone.utc)
+    return utc.strftime('%Y-%m-%dT%H:%M:%SZ')
+
+
+def read(name: str, value: Any) -> datetime:
+    """Read a time, to the second.
+
+    Args:
+        name (str): of the argument, for errors.
+        value (str or datetime): RFC 3339, with a zone.
+    """
+    try:
+        if isinstance(value, str):
+            ends = value[-1:] in ('Z', 'z')
+            value = datetime.fromisoformat(
+                value[:-1] + '+00:00' if ends else value
+            )
+        if value.tzinfo is not None:
+            made: datetime = value.astimezone(timezone.utc)
+            return made.replace(microsecond=0)
+    except (AttributeError, OverflowError, ValueError):
+        pass
+    raise ValueError(
+        f"'{name}' needs to be a time with its zone, as "
+        f"'2026-11-23T12:00:00Z' (got {str(value)[:40]!r})"
+    )
+
+
+def due(received: datetime, zone: tzinfo, regulation: str) -> datetime:
+    """Compute by when a request has to be done.
+
+    A month ends with the same date of the next one, in the controller's zone,
+    or with its last day if it has no such date. Week-ends do not move it.
+
+    Args:
+        received (datetime): when it came, with a zone.
+        zone (tzinfo): of the controller.
+        regulation (str): a key of :obj:`PERIODS`.
+    """
+    months, days = PERIODS[regulation]
+    day = received.astimezone(zone).date()
+    year, month = divmod(day.year * 12 + day.month - 1 + months, 12)
+    last = calendar.monthrange(year, month + 1)[1]
+    day = day.replace(year, month + 1, min(day.day, last)) + timedelta(days)
+    end = datetime.combine(day, time(23, 59, 59), zone)
+    # Where clocks are set at midnight, the earlier of both.
+    return min(end.replace(fold=f).astimezone(timezone.utc) for f in (0, 1))
+
+
+def check_text(name: str, value: Any) -> None:
+    """Refuse what is no line of text, or can look like another one.
+
+    Args:
+        name (str): of the argument.
+        value (str): what was given.
+    """
+    check_instance(name, value, str)
+    if not 0 < len(value) <= 1000 or not value.isprintable():
+        raise ValueError(
+            f"'{name}' needs to be a text of at most 1000 characters, all of "
+            f'them printable (got {len(value)} characters)'
+        )
+
+
+def read_id(number: str | None) -> str:
+    """Read the id of a request, a UUID; without one, make one.
+
+    Args:
+        number (str, optional): in any writing.
+    """
+    try:
+        return str(uuid.uuid4() if number is None else uuid.UUID(number))
+    except ValueError:
+        raise ValueError(
+            "'subject_request_id' needs to be a UUID "
+            f'(got {len(number or "")} characters that are none)'
+        ) from None
+
+
+def read_identities(given: Sequence[Any]) -> list[Identity]:
+    """Read identities as OpenDSR writes them.
+
+    Args:
+        given (list[dict]): with ``identity_type`` and ``identity_value``.
+    """
+    check_instance('subject_identities', given, list, tuple)
+    for identity in given:
+        check_instance('subject_identities', identity, dict)
+        needed = {'identity_type', 'identity_value'}
+        if not needed <= set(identity) <= _IDENTITY:
+            raise ValueError(
+                "'subject_identities' need 'identity_type', 'identity_value' "
+                f"and perhaps 'identity_format' (got {len(identity)} fields)"
+            )
+        for value in identity.values():
+            check_text('subject_identities', value)
+    return [dict(identity) for identity in given]

@@ -1,0 +1,220 @@
+"""Registered models of a desk: what they forgot, and how they are saved."""
+
+import contextlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyg_trust import commit
+from pyg_trust._checks import check_instance
+from pyg_trust.commit import StaleStateError
+from pyg_trust.ledger import RemovalLedger
+from pyg_trust.removal import RemovalRequest
+
+Names = Callable[[RemovalRequest], RemovalRequest | None]
+#: What models say of an item that is gone.
+GONE = 'removed before'
+
+
+class Place:
+    """A registered model.
+
+    Args:
+        model (Any): with ``remove(request, reference=)`` and a ledger.
+        save (Path, optional): where it is saved; :obj:`None` for a model that
+            writes a folder of its own.
+        names (callable, optional): from the desk's names to the model's.
+
+    Raises:
+        TypeError: if the model can't remove with a reference.
+        ValueError: if it has no state, or no one place of its own.
+    """
+
+    def __init__(
+        self, model: Any, save: Path | None, names: Names | None
+    ) -> None:
+        remove = getattr(model, 'remove', None)
+        if not callable(remove) or (
+            'reference' not in inspect.signature(remove).parameters
+        ):
+            raise TypeError(
+                "'model' needs to remove requests by a reference; any other "
+                'is fitted again by its owner, who says so by done(): make it '
+                f'a recipient() (got {type(model).__name__})'
+            )
+        if not model.ledger.entries:
+            raise ValueError("'model' needs to be fitted first")
+        if (save is None) == (getattr(model, 'folder', None) is None):
+            raise ValueError(
+                "'save' needs to be the file of the model, or to be left out "
+                'if the model has a folder: it is kept in one place'
+            )
+        self.model, self.save, self.names = model, save, names
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """The ledger of the model."""
+        found: RemovalLedger = self.model.ledger
+        return found
+
+    def named(self, request: RemovalRequest) -> RemovalRequest | None:
+        """Translate a request; :obj:`None` if nothing of it is in the model.
+
+        Args:
+            request (RemovalRequest): in the desk's names.
+        """
+        found = request if self.names is None else self.names(request)
+        if found is not None:
+            check_instance('names', found, RemovalRequest)
+        return found
+
+    def catch_up(self) -> None:
+        """Load what another object has saved since, if anything."""
+        found = None if self.save is None else commit.peek(self.save)
+        lines = (found or {}).get('ledger', {}).get('entries', ())
+        mine = self.ledger.state_dict()['entries']
+        if len(lines) > len(mine) and lines[: len(mine)] == mine:
+            self.model.load(self.save)
+
+    def forget(
+        self, requests: list[RemovalRequest], reference: str
+    ) -> tuple[str | None, str]:
+        """Remove from the newest state; :meth:`keep` writes the next one.
+
+        Args:
+            requests (list[RemovalRequest]): in the model's names.
+            reference (str): of the batch.
+
+        Returns:
+            tuple[str, str]: what the model promises, as JSON without names,
+            and how else the requests were met.
+        """
+        if not requests:
+            return None, 'not in it'
+        whole = RemovalRequest.batch(requests)
+        try:
+            return self._remove(whole, reference), ''
+        except ValueError:
+            if len(requests) > 1 or self.ledger.refers_to(reference):
+                raise
+            rest = self.left(whole)
+            if rest == whole:
+                raise
+        if rest is None:
+            return None, 'removed before'
+        return self._remove(rest, reference), ''
+
+    def _remove(self, request: RemovalRequest, reference: str) -> str:
+        try:
+            report = self.model.remove(request, reference=reference)
+        except StaleStateError:
+            # A model with a folder compares before it changes.
+            self.model.load()
+            report = self.model.remove(request, reference=reference)
+        made = report.guarantee()
+        names = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
+        return json.dumps({name: getattr(made, name) for name in names})
+
+    def keep(self) -> None:
+        """Write the state of the model."""
+        if self.save is not None:
+            self.model.save(self.save)
+
+    def seconds(self, request: RemovalRequest) -> float | None:
+        """Estimate the time of a removal; :obj:`None` if it is not known.
+
+        Args:
+            request (RemovalRequest): in the model's names.
+        """
+        if hasattr(self.model, 'shard_state'):
+            # An impossible one is refused when it is done.
+            with contextlib.suppress(ValueError):
+                return sum(self.model.plan(request).seconds.values()) or None
+        return None
+
+    def share(self, request: RemovalRequest) -> float:
+        """Compute the share of nodes or edges that a request names.
+
+        Args:
+            request (RemovalRequest): in the model's names.
+        """
+        model, named = self.model, [0, 0]
+        graphs = model.graphs if hasattr(model, 'graphs') else {}
+        if graphs:
+            sizes = [(d.num_nodes, d.num_edges) for d in graphs.values()]
+            held = [sum(size) for size in zip(*sizes, strict=True)]
+        elif hasattr(model, 'graph'):
+            held = [model.nodes.numel(), model.graph.num_edges]
+        else:
+            held = [model.n_id.numel(), model.data.num_edges]
+        for graph, part in request.parts.items():
+            if part.whole and graph in graphs:
+                named[0] += graphs[graph].num_nodes
+            named[0] += len({*part.nodes, *part.features, *part.labels})
+            named[1] += len(part.arcs)
+        return max(n / max(1, h) for n, h in zip(named, held, strict=True))
+
+    def left(self, request: RemovalRequest) -> RemovalRequest | None:
+        """Drop what the ledger names as removed, and the model has not.
+
+        Args:
+            request (RemovalRequest): in the model's names.
+
+        Returns:
+            RemovalRequest: the rest; :obj:`None` if nothing is left.
+        """
+        lines = [line.request for line in self.ledger.entries if line.request]
+        if not lines:
+            return request
+        done = RemovalRequest.batch(
+            RemovalRequest.from_dict(
+                line if all(map(str.isdigit, line)) else {'0': line}
+            )
+            for line in lines
+        )
+        kept = [
+            item
+            for item in _items(request)
+            if done | _directions(item) != done or self._has(item)
+        ]
+        return RemovalRequest.batch(kept) if kept else None
+
+    def _has(self, item: RemovalRequest) -> bool:
+        # Whether something that was removed has come again.
+        try:
+            getattr(self.model, 'plan', lambda _: None)(item)
+        except ValueError as error:
+            return GONE not in str(error)
+        return hasattr(self.model, 'plan')
+
+
+def _items(request: RemovalRequest) -> Iterator[RemovalRequest]:
+    # Requests of one item each.
+    for graph, part in request.parts.items():
+        if part.whole:
+            yield RemovalRequest(graphs=[graph])
+        for name in ('nodes', 'features', 'labels', 'edges'):
+            for item in getattr(part, name):
+                named: dict[str, Any] = {name: {graph: [item]}}
+                yield RemovalRequest(**named)
+        for edge in part.directed_edges:
+            yield RemovalRequest(edges={graph: [edge]}, directed=True)
+
+
+def _directions(item: RemovalRequest) -> RemovalRequest:
+    # (7, 3) is gone with (3, 7).
+    ((graph, part),) = item.parts.items()
+    if not part.edges:
+        return item
+    return RemovalRequest(edges={graph: part.arcs}, directed=True)
+
+
+def read(names: str) -> RemovalRequest:
+    """Read a request from its names in JSON.
+
+    Args:
+        names (str): of ``to_dict()``.
+    """
+    return RemovalRequest.from_dict(json.loads(names))

@@ -1,0 +1,61 @@
+"""Statements of a desk, in SQL; the tables are in ``store.py``."""
+
+OPEN = "WHERE status IN ('pending', 'in_progress')"
+WHO_WAITS = f'SELECT id FROM request {OPEN}'
+KIND = 'SELECT is_model FROM place WHERE name = ?'
+STATUS = 'SELECT status FROM request WHERE id = ?'
+COUNT = 'SELECT count(*) FROM request WHERE status = ?'
+STATE = 'SELECT state FROM task WHERE request = ? AND place = ?'
+TASKS = 'SELECT request FROM task WHERE batch = ? ORDER BY request'
+CONTENT = """SELECT regulation, submitted, immediately, names, identities,
+    received FROM request WHERE id = ?"""
+FIELDS = """SELECT regulation, submitted, received, due, status, halted,
+    reason, finished, until FROM request WHERE id = ?"""
+NEW_REQUEST = """INSERT INTO request (id, regulation, submitted, immediately,
+    names, identities, received, due, halted, reason)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, '', '')"""
+NEW_TASK = """INSERT OR IGNORE INTO task
+    VALUES (?, ?, 'pending', '', NULL, NULL, '')"""
+NEW_BATCH = """INSERT INTO batch (id, place, state, mode)
+    VALUES (?, ?, 'in_progress', ?)"""
+TAKE = """UPDATE task SET state = 'in_progress', mode = ?, batch = ?
+    WHERE request = ? AND place = ?"""
+UNDO = """UPDATE task SET state = 'pending', mode = '', batch = NULL
+    WHERE batch = ?"""
+REFUSE = """UPDATE task SET state = 'refused', note = ?
+    WHERE request = ? AND place = ?"""
+REFUSED = f"""SELECT request, place FROM task JOIN request ON id = request
+    {OPEN} AND state = 'refused'"""
+HALTED = f"SELECT id, halted FROM request {OPEN} AND halted != ''"
+ASK_AGAIN = """UPDATE task SET state = 'pending', note = ''
+    WHERE request = ? AND state = 'refused'"""
+BUSY = "SELECT 1 FROM task WHERE request = ? AND state = 'in_progress'"
+WAS_TAKEN = 'SELECT 1 FROM task WHERE request = ? AND batch IS NOT NULL'
+WAITING = f"""SELECT id, names, due, immediately FROM task
+    JOIN request ON id = request {OPEN}
+    AND place = ? AND state = 'pending' AND halted = '' ORDER BY due, id"""
+SECONDS = """SELECT seconds FROM batch WHERE place = ? AND seconds IS NOT NULL
+    ORDER BY rowid DESC LIMIT 1"""
+BATCHES = """SELECT id FROM batch WHERE place = ? AND state = ?
+    AND mode NOT IN ('removed before', 'not in it') ORDER BY rowid"""
+SET_BATCH = 'UPDATE batch SET state = ? WHERE id = ?'
+END_BATCH = """UPDATE batch SET state = 'done', head = ?, seconds = ?,
+    promise = ?, mode = coalesce(nullif(?, ''), mode) WHERE id = ?"""
+END_TASK = """UPDATE task SET state = 'done', finished = ?, note = '',
+    mode = coalesce(nullif(?, ''), mode) WHERE request = ? AND place = ?"""
+NAMES = """SELECT task.request, coalesce(request.names, tombstone.names)
+    FROM task JOIN request ON request.id = task.request
+    LEFT JOIN tombstone ON tombstone.request = task.request
+    WHERE batch = ? AND coalesce(request.names, tombstone.names) IS NOT NULL
+    ORDER BY request.due, request.id"""
+COMPLETE = f"""SELECT id FROM request {OPEN} AND NOT EXISTS
+    (SELECT 1 FROM task WHERE request = id AND state != 'done')"""
+CLOSE = """UPDATE request SET reason = ?, finished = ?, until = ?,
+    halted = '', names = NULL, identities = NULL WHERE id = ?"""
+EXPIRED = """DELETE FROM tombstone WHERE until < ? AND NOT EXISTS
+    (SELECT 1 FROM task WHERE task.request = tombstone.request
+    AND state = 'in_progress')"""
+EVIDENCE = """SELECT place.name, is_model, task.state, task.mode, finished,
+    note, batch.id, head, promise FROM task
+    JOIN place ON place.name = task.place LEFT JOIN batch
+    ON batch.id = task.batch WHERE request = ? ORDER BY place.name"""

@@ -1,0 +1,151 @@
+"""File of an erasure desk: one sqlite database that forgets what it deletes.
+
+Deleted and overwritten content is zeroed (``secure_delete``), the rollback
+journal is truncated after every change, and temporary tables stay in memory. A
+write-ahead log keeps old content for an unknown time: it is refused. What a
+file system, a backup or a snapshot keeps of earlier content is outside of it.
+"""
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_APPLICATION = 0x70794572
+_VERSION = 1
+_PRAGMAS = (
+    'journal_mode = TRUNCATE',
+    'secure_delete = ON',
+    'synchronous = FULL',
+    'foreign_keys = ON',
+    'temp_store = MEMORY',
+)
+_TABLES = (
+    'setting (name TEXT PRIMARY KEY, value TEXT NOT NULL)',
+    'place (name TEXT PRIMARY KEY, is_model INTEGER NOT NULL)',
+    'request (id TEXT PRIMARY KEY, regulation TEXT, submitted TEXT, '
+    'immediately INTEGER, received TEXT, due TEXT, status TEXT, halted TEXT, '
+    'reason TEXT, finished TEXT, until TEXT, names TEXT, identities TEXT)',
+    'batch (id TEXT PRIMARY KEY, place TEXT NOT NULL REFERENCES place, '
+    'state TEXT, mode TEXT, head TEXT, seconds REAL, promise TEXT)',
+    'task (request TEXT NOT NULL REFERENCES request, place TEXT NOT NULL '
+    'REFERENCES place, state TEXT, mode TEXT, batch TEXT REFERENCES batch, '
+    'finished TEXT, note TEXT, PRIMARY KEY (request, place))',
+    'tombstone (request TEXT PRIMARY KEY REFERENCES request, names TEXT, '
+    'until TEXT)',
+    'log (time TEXT, request TEXT REFERENCES request, state TEXT)',
+)
+_INDICES = (
+    'request_status ON request (status, due)',
+    'batch_place ON batch (place, state)',
+    'task_place ON task (place, state)',
+    'task_state ON task (state)',
+    'task_batch ON task (batch)',
+)
+
+
+class Store:
+    """Open file of a desk, for the thread that opened it.
+
+    Args:
+        path (Path): of the file; if it is not there, it is made for its owner
+            alone.
+
+    Raises:
+        ValueError: if the file is of another program, keeps a write-ahead
+            log, or can be read by others.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._owner = os.getpid(), threading.get_ident()
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        if os.name == 'posix' and path.stat().st_mode & 0o077:
+            raise ValueError(
+                f'{path} needs to be for its owner alone, as it names people '
+                'who asked for erasure: chmod 600 it'
+            )
+        self._database = sqlite3.connect(
+            path, timeout=60, isolation_level=None, check_same_thread=False
+        )
+        try:
+            self._open()
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, sqlite3.DatabaseError):
+                raise
+            raise ValueError(
+                f'{path} needs to be the file of an erasure desk ({error})'
+            ) from None
+
+    def _open(self) -> None:
+        known = self.one('PRAGMA application_id') + self.one(
+            'PRAGMA user_version'
+        )
+        is_new = self.one('SELECT count(*) FROM sqlite_master') == (0,)
+        if known != (0, 0) if is_new else known != (_APPLICATION, _VERSION):
+            raise ValueError(
+                f'{self.path} needs to be the file of an erasure desk of this '
+                f'version (got application {known[0]}, version {known[1]})'
+            )
+        if self.one('PRAGMA journal_mode') == ('wal',):
+            raise ValueError(
+                f'{self.path} keeps a write-ahead log, in which erased names '
+                "can stay: set its journal_mode to 'delete' with sqlite3"
+            )
+        for pragma in _PRAGMAS:
+            self.rows(f'PRAGMA {pragma}')
+        if is_new:
+            with self.change():
+                for table in _TABLES:
+                    self.rows(f'CREATE TABLE IF NOT EXISTS {table}')
+                for index in _INDICES:
+                    self.rows(f'CREATE INDEX IF NOT EXISTS {index}')
+                self.rows(f'PRAGMA application_id = {_APPLICATION}')
+                self.rows(f'PRAGMA user_version = {_VERSION}')
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement, and return its rows.
+
+        Args:
+            query (str): in SQL.
+            *values (Any): of its places.
+
+        Raises:
+            RuntimeError: from another thread or process than the owner's.
+        """
+        if self._owner != (os.getpid(), threading.get_ident()):
+            raise RuntimeError(
+                'a desk can be used by the thread that opened it alone: open '
+                'the file again there'
+            )
+        return self._database.execute(query, values).fetchall()
+
+    def one(self, query: str, *values: Any) -> tuple[Any, ...]:
+        """Run a statement, and return its first row; () without any.
+
+        Args:
+            query (str): in SQL.
+            *values (Any): of its places.
+        """
+        return next(iter(self.rows(query, *values)), ())
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[None]:
+        """Put all or nothing of a block in force, on the disk."""
+        self.rows('BEGIN IMMEDIATE')
+        try:
+            yield
+            self.rows('COMMIT')
+        except BaseException:
+            if self._database.in_transaction:
+                self.rows('ROLLBACK')
+            raise

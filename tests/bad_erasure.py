@@ -1,0 +1,116 @@
+"""Bad inputs of the desk for erasure requests."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bad_functional import RESULT
+from bad_inputs import PATH, Row, values
+from bad_table import EXEMPT, FOLDER, entry
+from desks import ALL, Clock, fitted, nodes
+
+from pyg_trust.erasure import ErasureDesk
+
+MODEL = values(3, None, 'model')
+WORDS = values(3, None, '', 'a\nb', 'x' * 1001)
+ID = values(3, 'anna', 'a' * 33, b'a')
+TIME = values(3, 'yesterday', '2026-01-01T00:00:00', [1])
+
+
+def place() -> Path:
+    return Path(tempfile.mkdtemp(dir=FOLDER))
+
+
+def desk() -> ErasureDesk:
+    made = ErasureDesk(place() / 'desk.db', clock=Clock(), policy=ALL)
+    made.recipient('partner')
+    return made
+
+
+def asked() -> tuple[ErasureDesk, dict[str, Any]]:
+    made = desk()
+    return made, {'subject_request_id': made.add(nodes(1)).subject_request_id}
+
+
+def with_reason() -> tuple[ErasureDesk, dict[str, Any]]:
+    made, given = asked()
+    return made, {**given, 'reason': 'unfounded'}
+
+
+entry('erasure.Policy', lambda: {})
+for name in ('DeskPlan', 'DeskStatus', 'ErasureReport'):
+    EXEMPT[f'erasure.{name}'] = RESULT
+entry(
+    'erasure.ErasureDesk',
+    lambda: {'path': place() / 'desk.db', 'zone': 'UTC'},
+    path=PATH,
+    zone=values(3, None, 'Mars', '../etc/passwd', ''),
+    clock=values(3, 'noon'),
+    resolve=values(3, 'a'),
+)
+entry(
+    'erasure.ErasureDesk.register',
+    lambda: (
+        desk(),
+        {'name': 'scores', 'model': fitted(), 'save': place() / 'a.pt'},
+    ),
+    Row('without a file', {'save': None}, "'save'"),
+    name=WORDS,
+    model=MODEL,
+    save=PATH,
+)
+entry(
+    'erasure.ErasureDesk.recipient',
+    lambda: (desk(), {'name': 'other'}),
+    name=WORDS,
+)
+entry(
+    'erasure.ErasureDesk.add',
+    lambda: (desk(), {'request': nodes(1)}),
+    Row('nothing', {'request': None}, "'request'"),
+    subject_request_id=ID,
+    submitted_time=TIME,
+    received_time=TIME,
+    subject_identities=values(3, 'anna', ['anna'], [{}], [{'a': 'b'}]),
+)
+entry(
+    'erasure.ErasureDesk.done',
+    lambda: (lambda made, given: (made, {**given, 'name': 'partner'}))(
+        *asked()
+    ),
+    subject_request_id=ID,
+    name=values(3, None, 'nobody'),
+)
+for name in ('hold', 'cancel'):
+    entry(
+        f'erasure.ErasureDesk.{name}',
+        with_reason,
+        subject_request_id=ID,
+        reason=WORDS,
+    )
+for name in ('resume', 'report'):
+    entry(f'erasure.ErasureDesk.{name}', asked, subject_request_id=ID)
+entry('erasure.ErasureDesk.run', lambda: (desk(), {}))
+
+
+def evidence() -> dict[str, Any]:
+    made, given = asked()
+    report = made.done(given['subject_request_id'], 'partner')
+    path = place() / 'one.json'
+    path.write_text(report.to_json())
+    return {'path': path}
+
+
+def others() -> Any:
+    for text in ('', '{}', '[1]', '{"tasks": 3}'):
+        path = place() / 'bad.json'
+        path.write_text(text)
+        yield path
+
+
+entry(
+    'erasure.check_erasure',
+    evidence,
+    path=values(3, None, *others()),
+    ledgers=values(3, 'a', {'nobody': 'a.json'}),
+)
