@@ -1130,6 +1130,22 @@ def live_rows(
     )
 
 
+def live_mark(state: list[Tensor], nodes: Tensor, mark: Tensor) -> None:
+    """Mark the receivers of some nodes, in place.
+
+    Args:
+        state (list[Tensor]): as in :func:`live_build`.
+        nodes (Tensor): int64.
+        mark (Tensor): bool, one for each name; what is marked stays so.
+    """
+    count = int(_check_live(state)[6][0])
+    _ops.live_mark.default(
+        state,
+        _check_host('nodes', nodes, torch.int64, _size(nodes)),
+        _check_own('mark', mark, torch.bool, count),
+    )
+
+
 def live_net(
     state: list[Tensor], events: Tensor, most: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
@@ -1560,6 +1576,7 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
     ),
     'live_build': lambda a: None,
     'live_edit': lambda a: torch.library.get_ctx().new_dynamic_size(),
+    'live_mark': lambda a: None,
     'live_net': _netted,
     'live_rows': lambda a: None,
     'loss_change': lambda a: (

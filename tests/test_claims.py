@@ -250,6 +250,43 @@ def test_nothing_of_a_stranger_is_said_to_be_confirmed(every):
         assert settings.startswith(f'settings: {ALONE}')
 
 
+@pytest.mark.parametrize(
+    ('procedure', 'field', 'value', 'alone'),
+    [
+        # Others write on a ledger; an engine has a budget of its own.
+        ('private aggregation', 'ledger_head', '0' * 64, 'noise_stds'),
+        ('private aggregation', 'predictions', True, 'target_epsilon'),
+        # The noise on the gradients is more than that of the account.
+        ('private training', 'clipping', 'adaptive', 'noise_std'),
+        # Of this accountant the kernel has no proof.
+        ('private training', 'mechanism', 'rdp_fdp', 'delta'),
+        ('private training', 'vouched', 'me', 'epsilon'),
+        # Means of probabilities have no table.
+        ('certificate by division and voting', 'vote', 'mean', 'certified'),
+        (
+            'certificate against poisoning, by shards',
+            'aggregator',
+            'mean',
+            'certified',
+        ),
+    ],
+)
+def test_less_is_confirmed_where_less_is_known(
+    complete, procedure, field, value, alone
+):
+    values = next(
+        each['values']
+        for each in complete()['guarantees']
+        if each['procedure'] == procedure
+    )
+    assert alone in confirmed(procedure, values)
+    made = claims.claim(procedure, {**values, field: value})
+    (settings,) = [t for t in words(made).assumptions if ALONE in t]
+    known, unknown = settings.split(ALONE)
+    assert f' {alone} ' not in known
+    assert f' {alone} ' in unknown
+
+
 @pytest.mark.parametrize('gone', ['lam', 'unit', 'history', 'sensitivity'])
 def test_a_confirmer_that_is_missing_confirms_nothing(
     complete, tmp_path, gone

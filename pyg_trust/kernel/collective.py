@@ -13,7 +13,7 @@ i}` changes of kind d at item i, and a matrix M of what is seen,
 is at least the number that break. Items of at most so many attackers change.
 
 **Added edges.** With noise that only deletes, all that v can see lies within
-its rounds of messages, unless one of :math:`a` added edges has an end there:
+its rounds of messages, unless one of :math:`R_a` added edges has an end there:
 on a path from what v sees to v, look at the added edge that is the nearest to
 v. From then on it may see every change. So each point has a second variable
 :math:`y'_{v p}`, without M, that asks for an added edge also where p has none:
@@ -21,9 +21,8 @@ v. From then on it may see every change. So each point has a second variable
 .. math::
     \sum_p y_{v p} + y'_{v p} \le 1, \quad
     \sum_p p_d (y_{v p} + y'_{v p}) \le \sum_i b_{d i}, \quad
-    \sum_p \max(1, p_a) y'_{v p} \le a, \quad
     \sum_p y'_{v p} \le \sum_{i \in B_v} e_i, \quad
-    \sum_i e_i \le 2 a, \quad e_i \le a \le R_a.
+    \sum_i e_i \le 2 R_a, \quad e_i \le R_a.
 
 **The bound.** For ANY :math:`\lambda \ge 0` and :math:`0 \le x \le u, A x \le
 h`: :math:`c^\top x \le \lambda^\top h + \sum_j u_j \max(0, c_j - (A^\top
@@ -125,8 +124,7 @@ def program(attack: Attack) -> Program:
         near = scipy.sparse.csr_array(
             (near.data, place, near.indptr), shape=(who.size, seen.size)
         )
-        made.add('wide', (budget[-1] > 0) * np.ones(owner.size), 1.0)
-        made.add('added', np.array([budget[-1]]))
+        made.add('wide', np.ones(owner.size), 1.0)
         made.add('ends', np.full(seen.size, budget[-1]))
         each['wide'] = one
         column = scipy.sparse.csr_array(np.ones((who.size, 1)))
@@ -136,10 +134,8 @@ def program(attack: Attack) -> Program:
             some = {f'b{kind}': -_ones(caps[kind].size)}
             made.at_most(0, {every: _ones(1), **some})
             made.at_most(0, {'y': need, 'wide': need, every: -column})
-        need = _needs(one, np.maximum(points[:, -1], 1))
-        made.at_most(0, {'wide': need, 'added': -column})
         made.at_most(0, {'wide': one, 'ends': -near})
-        made.at_most(0, {'ends': _ones(seen.size), 'added': -2 * _ones(1)})
+        made.at_most(2 * budget[-1], {'ends': _ones(seen.size)})
     made.at_most(1, each)
     if attackers is not None:
         nodes = caps[rows[0]].size
@@ -211,11 +207,14 @@ def value(multipliers: np.ndarray, made: Program) -> Fraction:
         raise ValueError('the program is not of whole numbers')
     if multipliers.shape != made.right.shape:
         raise ValueError('the multipliers are of another program')
-    held = np.maximum(np.where(np.isfinite(multipliers), multipliers, 0), 0)
+    held = np.where(
+        (multipliers > 0) & np.isfinite(multipliers), multipliers, 0
+    )
     # A sum over a column is below 2^61.
     matrix = made.matrix.astype(np.int64).T
     column = int(abs(matrix).sum(1).max())
-    most = math.frexp(max(float(held.max()), 1.0))[1] + column.bit_length()
+    top = max(float(held.max()), float(abs(made.gain).max()), 1.0)
+    most = math.frexp(top)[1] + column.bit_length()
     p = 60 - most
     units = np.floor(np.ldexp(held, p)).astype(np.int64)
     gain = np.floor(np.ldexp(-made.gain, p)).astype(np.int64)

@@ -54,8 +54,7 @@ _REMOVAL = (
     'epsilon_transcript target_epsilon* delta lam* '
 )
 # By procedure, the fields of which a change that promises more is noticed:
-# those with a star have to be among the arguments of the run, too, and those
-# with a question mark may be.
+# those with a star are among the arguments of the run, too.
 _MARKED = {
     'private training': 'epsilon delta steps relation sampling mechanism '
     'sample_rates noise_multiplier account units_per_row lam max_grad_norm '
@@ -63,10 +62,10 @@ _MARKED = {
     'search for settings of private training': '',
     'private aggregation': 'epsilon delta target_epsilon mu mu_encoder '
     'mu_aggregation mu_head mu_edge epsilon_replace degree_curve relation* '
-    'form? directed? max_degree? hops* releases rows raw_columns predictions '
-    'seeded? sensitivity noise_stds arithmetic grid_exponent table',
+    'form directed max_degree hops* releases rows raw_columns predictions '
+    'seeded sensitivity noise_stds arithmetic grid_exponent table',
     'private link prediction': 'epsilon delta target_epsilon* mu mu_parts '
-    'relation* directed* steps* releases seeded* row_std count_std '
+    'relation* directed* steps* seeded* row_std count_std '
     'noise_multiplier arithmetic grid_exponent table',
     'certified removal from a node classifier': _REMOVAL.replace(
         'noise release_std ', 'noise* release_std* '
@@ -98,6 +97,7 @@ _UNLESS = {
     'mechanism rdp_fdp': 'delta',
     'vote mean': 'targets certified',
     'aggregator mean': 'targets certified',
+    'predictions True': 'target_epsilon',
 }
 # What a field can be.
 _CHOICES = {
@@ -126,10 +126,12 @@ def confirmed(procedure: str, values: Mapping[str, Any]) -> frozenset[str]:
         values (dict): the fields.
     """
     known = '' if values.get('vouched') else _MARKED[procedure]
-    sure = {name.rstrip('*?') for name in known.split()}
+    sure = {name.rstrip('*') for name in known.split()}
+    if 'noise_stds' in sure and values.get('ledger_head') is not None:
+        sure -= {'noise_stds', 'releases'}  # others' are on it as well
     for case, alone in _UNLESS.items():
         name, value = case.split()
-        if values.get(name) == value:
+        if str(values.get(name)) == value:
             sure -= set(alone.split())
     return frozenset(sure)
 
@@ -171,11 +173,10 @@ def contradictions(
     v = _Whole({**dict.fromkeys(LATER, ''), **values})
     run = [(_NAMES.get(name, name), x) for name, x in given(arguments)]
     marked = _MARKED[procedure].split()
-    known = {name.rstrip('*?') for name in marked}
-    compared = {name[:-1] for name in marked if name[-1] in '*?'}
+    known = {name.rstrip('*') for name in marked}
+    compared = {name[:-1] for name in marked if name[-1] == '*'}
     if not v.get('vouched'):
-        needed = {name[:-1] for name in marked if name[-1] == '*'}
-        missing = (known - set(v)) | (needed - {name for name, _ in run})
+        missing = (known - set(v)) | (compared - {name for name, _ in run})
         if missing:
             raise ValueError(
                 f'{min(missing)!r} is missing among the fields or among the '
@@ -292,21 +293,26 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
     about, form, most = v['relation'], v['form'], v['max_degree']
     known = ('either',) if about == 'edge' else ('withdraw', 'replace')
     yield from _one_of('form', form, known)
+    # A transform prints what is not as it is by default.
+    run = dict(given(arguments))
+    usual = {'form': 'either', 'directed': False, 'max_degree': None}
+    for name, value in usual.items():
+        yield from _is(name, v[name], run.get(name, value))
+    transform, engine = 'transform' in run, bool(run.get('engine'))
+    if not engine:  # whose budget it is
+        goal = run.get('epsilon')
+        yield from _is('target_epsilon', v['target_epsilon'], goal)
     of_edges = about == 'node_incident'
     yield from _is('rows', v['rows'], 'others' if of_edges else 'all')
     if about in ('edge', 'feature'):
         yield from _is('max_degree', most, None)
     if count('receivers', v['receivers']) > v['num_nodes']:
         yield f'receivers: {v["receivers"]} of {v["num_nodes"]} nodes'
-    # Seeds and engines of a transform are in its arguments.
-    run = dict(given(arguments))
-    transform, engine = 'transform' in run, bool(run.get('engine'))
     seed = run.get('seed') is not None if transform else run['seeded']
     if seed and not v['seeded']:
         yield 'seeded: the run had a seed, secret noise is claimed'
     yield from _is('predictions', v['predictions'], engine or not transform)
     yield from _is('raw_columns', v['raw_columns'], run.get('cat', False))
-    yield from _is('target_epsilon', v['target_epsilon'], run.get('epsilon'))
     moved = amount('sensitivity', v['sensitivity'])
     classes = [None, *range(2, 1000)] if v['predictions'] else [None]
     made = (sensitivity(about, v['directed'], form, most, c) for c in classes)
@@ -320,8 +326,8 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
     wider = 1 + amount('rho', v['rho'])
     each = math.hypot(*(moved * wider / std for std in stds))
     lines = count('releases', v['releases'], 1) - bool(encoder) - bool(head)
-    if v['ledger_head'] is None and not engine:
-        # Nobody else has spent.
+    if v['ledger_head'] is None or engine:
+        # Nobody else's releases are among these.
         one = each / math.sqrt(hops)
         yield from _same('mu_aggregation', sums, one * lines**0.5, 1e-6)
     elif sums < each * (1 - 1e-6) or lines < hops:
@@ -356,7 +362,7 @@ def _of_others(v: Fields, sums: float) -> Texts:
         # Others' sums may be of more classes than one's own.
         moved = 1.0 if v['directed'] else math.sqrt(2)
         least = moved * sums / v['sensitivity']
-        if not v['mu_edge'] >= least * (1 - 1e-9):
+        if number('mu_edge', v['mu_edge']) < least * (1 - 1e-9):
             yield f'mu_edge: it is at least {least:.6g}'
 
 

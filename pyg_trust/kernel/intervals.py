@@ -54,6 +54,12 @@ def log(num: int, b: int, p: int) -> Bracket:
     return v - 1, v + 2
 
 
+def root(p: int) -> Bracket:
+    r"""The bracket of :math:`1 / \sqrt{2 \pi}`."""
+    pi, square = to_fixed(mpf_pi(p + 24), p), 1 << 3 * p - 1
+    return math.isqrt(square // (pi + 2)), math.isqrt(square // (pi - 1)) + 1
+
+
 def tail(num: int, b: int, p: int) -> Bracket:
     r"""The bracket of the upper tail :math:`\Phi_c(num\, 2^{-b})`.
 
@@ -77,9 +83,7 @@ def tail(num: int, b: int, p: int) -> Bracket:
         s_lo, s_hi, k = s_lo + lo, s_hi + hi, k + 2
     v = w + 3 * half // 2 + 8
     e_lo, e_hi = exp(-square, shift + 1, v)
-    pi = to_fixed(mpf_pi(v + 24), v)
-    r_lo = math.isqrt((1 << 3 * v - 1) // (pi + 2))  # 1 / sqrt(2 pi)
-    r_hi = math.isqrt((1 << 3 * v - 1) // (pi - 1)) + 1
+    r_lo, r_hi = root(v)
     middle, down = 1 << (w + 2 * v - 1), w + 2 * v - p
     lo = (middle - (s_hi + 2 * hi + 2) * e_hi * r_hi) >> down
     return max(0, lo), up(middle - s_lo * e_lo * r_lo, 1 << down)

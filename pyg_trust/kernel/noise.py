@@ -22,15 +22,9 @@ words continue :math:`v`, most significant bit first. Bytes of a source are
 little-endian words. Whoever has the bytes can draw the same cells again.
 
 **Integers decide** (:func:`settle`). :math:`|Z| < x` holds if and only if
-:math:`v / 2 > Q(x)`. The known bits enclose :math:`v`, and :func:`tail`
-encloses :math:`Q(x)` by the alternating series
-
-.. math::
-    Q(x) = \frac{1}{2} - \frac{1}{\sqrt{2 \pi}} \sum_{k \ge 0}
-        \frac{(-1)^k x^{2k + 1}}{2^k k! (2k + 1)}
-
-in integers, each of which is rounded to a known side. Where the enclosures
-overlap, the bits do not tell, and more bits of the same source are appended.
+:math:`v / 2 > Q(x)`. The known bits enclose :math:`v`, and ``intervals.tail``
+encloses :math:`Q(x)`. Where the enclosures overlap, the bits do not tell, and
+more bits of the same source are appended.
 
 **A table decides nearly always** (:func:`quick`). Let :math:`e` be the number
 of leading zeros of :math:`v`, let the next :math:`K = 6` bits choose a segment
@@ -68,11 +62,13 @@ import hashlib
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import lru_cache
-from math import factorial, inf, isqrt, nextafter
+from math import factorial, inf, nextafter
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+
+from .intervals import root, tail
 
 Bytes = Callable[[int], bytes]
 
@@ -87,69 +83,6 @@ _PIECE = 2**14
 _MOST_WORDS = 10
 # The table is the same on every machine: integers and decimals round exactly.
 DIGEST = '2b5b74289685135e4cfba7d4cc6b2cf55d0c32326783ffb6bd52a782ad585fb5'
-
-
-def _up(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-@lru_cache(None)
-def _root(bits: int) -> tuple[int, int]:
-    """Enclose :math:`2^{bits} / sqrt(2 pi)` by two integers."""
-    one = 1 << bits
-
-    def arctangent(n: int) -> tuple[int, int]:
-        # sum (-1)^k / ((2k + 1) n^(2k+1)): a term is off by less than 1, and
-        # what is left out by less than the last term, which is below 1.
-        power, total, k = one // n, 0, 0
-        while power:
-            total += (-1) ** k * (power // (2 * k + 1))
-            power //= n * n
-            k += 1
-        return total - 2 * k - 1, total + 2 * k + 1
-
-    (low_5, high_5), (low_239, high_239) = arctangent(5), arctangent(239)
-    # Machin: pi = 16 arctan(1/5) - 4 arctan(1/239).
-    low, high = 16 * low_5 - 4 * high_239, 16 * high_5 - 4 * low_239
-    cube = 1 << (3 * bits)
-    return isqrt(cube // (2 * high)), isqrt(_up(cube, 2 * low)) + 1
-
-
-def tail(m: int, b: int, bits: int) -> tuple[int, int]:
-    r"""Enclose the upper tail of a standard Gaussian by two integers.
-
-    Args:
-        m (int): the numerator of :math:`x = m / 2^b`, positive.
-        b (int): the binary digits of :math:`x` after the point.
-        bits (int): the binary digits of the enclosure.
-
-    Returns:
-        tuple: integers :math:`l \le 2^{bits} Q(x) \le h`.
-    """
-    square, scale = m * m, 2 * b + 1
-    half_square = square >> scale  # floor of x^2 / 2
-    # An error of one unit grows to at most exp(x^2 / 2) < 2^(3 x^2 / 4).
-    digits = 64 * _up(bits + 32 + 3 * (half_square + 1), 64)
-    low, high = m << digits >> b, _up(m << digits, 1 << b)
-    sum_low = sum_high = k = 0
-    # The terms x^(2k+1) / (2^k k!) fall from k = x^2 / 2 on.
-    while True:
-        part_low, part_high = low // (2 * k + 1), _up(high, 2 * k + 1)
-        if k > 2 * half_square + 2 and low == 0 and k % 2 == 0:
-            # What is left alternates and falls: between 0 and its first term.
-            sum_high += part_high
-            break
-        if k % 2:
-            part_low, part_high = -part_high, -part_low
-        sum_low, sum_high = sum_low + part_low, sum_high + part_high
-        k += 1
-        low = low * square // (k << scale)
-        high = _up(high * square, k << scale)
-    root_low, root_high = _root(digits)
-    half, down = 1 << (2 * digits - 1), 2 * digits - bits
-    least = half - max(0, sum_high) * root_high
-    most = half - max(0, sum_low) * root_low
-    return max(0, least >> down), _up(most, 1 << down)
 
 
 def _is_below(m: int, v: int, known: int, b: int) -> bool | None:
@@ -251,8 +184,7 @@ def _polynomials(count: int) -> list[list[int]]:
 
 
 def _density(x: Decimal) -> Decimal:
-    root = Decimal(sum(_root(256))) / 2**257
-    return root * (-x * x / 2).exp()
+    return Decimal(sum(root(256))) / 2**257 * (-x * x / 2).exp()
 
 
 def _quantile(p: Decimal) -> Decimal:

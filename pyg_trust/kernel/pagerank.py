@@ -160,17 +160,14 @@ def scaled(
     x1, x0 = x >> 24, x & (2**24 - 1)
     # (x1 2^24 + x0) (f1 2^26 + f0) 2^-52, every product below 2^51.
     part = up(x1 * f1, 2) + up(x1 * f0, 28)
-    return part + up(x0 * f1, 26) + up(x0 * f0, 52)
+    return part + up(x0 * f1, 26) + (x0 * f0 > 0)
 
 
 def roots(most: int) -> Roots:
     """``1 / sqrt(s)`` for s = max(1, 0), ..., most: down and up."""
     square = [(1 << 2 * BITS) // max(s, 1) for s in range(most + 1)]
     low = np.array([math.isqrt(x) for x in square])
-    exact = [
-        int(f) ** 2 * max(s, 1) == 1 << 2 * BITS for s, f in enumerate(low)
-    ]
-    return low, low + ~np.array(exact)
+    return low, low + 1
 
 
 def places(*values: np.ndarray) -> int:

@@ -106,8 +106,10 @@ def _pair(epsilon: float, delta: float) -> str:
     return f'({outwards(epsilon)}, {outwards(delta, 6)})'
 
 
-def _limit(target: float | None) -> float:
-    return math.inf if target is None else target
+def _spends(c: Any) -> tuple[dict[str, float], dict[str, float]]:
+    goal = getattr(c, 'target_epsilon', None)
+    limit = math.inf if goal is None else goal
+    return {'epsilon': c.epsilon}, {'epsilon': limit}
 
 
 _RULES: dict[str, Callable[[Any], Words]] = {}
@@ -158,29 +160,24 @@ def protected_unit(relation: str) -> str:
 
 @_of('private training')
 def _training(c: Any) -> Words:
-    limits = {
-        'replace-one-graph': ('how many graphs there are',),
-        'add-or-remove-one-graph': (
-            'the rate, and the number that sums are divided by',
-        ),
-    }
     exact = c.arithmetic == 'exact' and c.checked
     alone = [RUN_ALONE + c.checked] if c.checked else []
+    public: tuple[str, ...] = (
+        'edges, and which nodes there are',
+        'predictions, which read the features of neighbours',
+    )
+    if c.relation == 'replace-one-graph':
+        public = ('how many graphs there are',)
+    elif c.relation == 'add-or-remove-one-graph':
+        public = ('the rate, and the number that sums are divided by',)
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
         f'{_pair(c.epsilon, c.delta)}-differentially private'
         f'{", in exact arithmetic," if exact else ""} in any one '
         f'{protected_unit(c.relation)}',
         (*TRAINING, NO_LEDGER if c.ledger_head is None else LEDGER, *alone),
-        limits.get(
-            c.relation,
-            (
-                'edges, and which nodes there are',
-                'predictions, which read the features of neighbours',
-            ),
-        ),
-        {'epsilon': c.epsilon},
-        {'epsilon': _limit(c.target_epsilon)},
+        public,
+        *_spends(c),
     )
 
 
@@ -192,8 +189,7 @@ def _search(c: Any) -> Words:
         f'{protected_unit(c.relation)}',
         (),
         ('all other runs, how many there were, and the time',),
-        {'epsilon': c.epsilon},
-        {'epsilon': math.inf},
+        *_spends(c),
     )
 
 
@@ -218,36 +214,25 @@ def unit_of_sums(
 
 @_of('private aggregation')
 def _sums(c: Any) -> Words:
-    hops = f'{c.hops} hop' + ('s' if c.hops > 1 else '')
+    hops = f'{c.hops} hop{"s" * (c.hops > 1)}'
     if c.relation == 'feature':
         hops = 'a linear propagation'
     what = f'the noisy sums of {hops} over {c.num_nodes:,} nodes'
     if c.predictions:
         others = '' if c.relation == 'edge' else ' for others'
-        what += f', the weights and every prediction{others}, together, are'
-    else:
-        what += ' are'
+        what += f', the weights and every prediction{others}, together,'
     unit = unit_of_sums(c.relation, c.form, c.directed, c.max_degree)
+    public = ['all arguments', 'ids and number of nodes']
+    if c.raw_columns and c.relation != 'edge':
+        public.append('the first columns, which are the raw rows')
+    if c.rows == 'others':
+        public.append("a node's own row, which is for that node")
     return Words(
-        f'{what} {_pair(c.epsilon, c.delta)}-differentially private in one '
-        + unit,
+        f'{what} are {_pair(c.epsilon, c.delta)}-differentially private in '
+        f'one {unit}',
         _once(c),
-        (
-            'all arguments',
-            'ids and number of nodes',
-            *(
-                ['the first columns, which are the raw rows']
-                if c.raw_columns and c.relation != 'edge'
-                else []
-            ),
-            *(
-                ["a node's own row, which is for that node"]
-                if c.rows == 'others'
-                else []
-            ),
-        ),
-        {'epsilon': c.epsilon},
-        {'epsilon': _limit(c.target_epsilon)},
+        tuple(public),
+        *_spends(c),
     )
 
 
@@ -275,8 +260,7 @@ def _links(c: Any) -> Words:
         'as a message and as an example',
         _once(c),
         ('all arguments, ids, number of nodes and features: known to all',),
-        {'epsilon': c.epsilon},
-        {'epsilon': _limit(c.target_epsilon)},
+        *_spends(c),
     )
 
 
@@ -310,19 +294,18 @@ OBJECTIVE = (
 
 
 def _released(c: Any, releases: str, unit: str) -> Words:
-    output = c.noise == 'output'
     more = (
-        ', if Theorem 3 of Guo et al. holds here, which it does not in general'
+        'if Theorem 3 of Guo et al. holds here, which it does not in general'
     )
-    if output:
+    if c.noise == 'output':
         together = _pair(c.epsilon_transcript, c.delta)
-        more = f', and all {releases} since the fit together {together}'
-    checked = f'how the residual was checked: {c.residual_checked}'
+        more = f'and all {releases} since the fit together {together}'
+    why = _OUTPUT if c.noise == 'output' else OBJECTIVE
     return Words(
         f'the released weights are {_pair(c.epsilon, c.delta)}-'
         'indistinguishable from those of exact retraining without what was '
-        f'removed{more}',
-        (*(_OUTPUT if output else OBJECTIVE), checked),
+        f'removed, {more}',
+        (*why, f'how the residual was checked: {c.residual_checked}'),
         _AFTERWARDS,
         {unit: c.bound},
         {unit: c.budget},
@@ -356,18 +339,15 @@ def _shard_removal(c: Any) -> Words:
             'kept in the folder (keep_history=True) until purge()'
         )
     if c.queued:
-        wait = ''
+        wait = f'{c.queued} requests in the queue, which are not forgotten '
+        wait += 'before the next flush()'
         if c.max_wait is not None:
-            wait = (
-                ', and none comes by itself: flush_if_due() needs to be '
-                f'called {c.max_wait:g} seconds after the first came'
-            )
-        limits.append(
-            f'{c.queued} requests in the queue, which are not forgotten '
-            f'before the next flush(){wait}'
-        )
+            wait += ', and none comes by itself: flush_if_due() needs to be '
+            wait += f'called {c.max_wait:g} seconds after the first came'
+        limits.append(wait)
     return Words(
-        ('' if c.secrets == FROM_SYSTEM else f'{c.secrets}; ')
+        f'{c.secrets}; '
+        * (c.secrets != FROM_SYSTEM)
         + 'models and aggregator equal, bit for bit, those trained from '
         'scratch without what was removed'
         + ('' if c.exact else ', but for the partition')
@@ -432,20 +412,16 @@ def _smoothed(c: Any) -> Words:
     parts = []
     for name, count in c.certified.items():
         kind, _, added, _, deleted = name.split('_')
-        parts.append(
-            f'{count} for up to {added} added and {deleted} deleted '
-            f'{names[kind]}'
-        )
+        what = f'{added} added and {deleted} deleted {names[kind]}'
+        parts.append(f'{count} for up to {what}')
     answers = '; '.join(
         f'{count} at {name.replace("_", " ")}'
         for name, count in c.answered.items()
     )
     if answers:
-        answers = (
-            f' ({answers} also have an answer, each in each run that is not '
-            'refused, with probability '
-            f'{outwards(1 - c.alpha, 6, False)} at least)'
-        )
+        least = outwards(1 - c.alpha, 6, False)
+        answers = f' ({answers} also have an answer, each in each run that is'
+        answers += f' not refused, with probability {least} at least)'
     each = 'all together' if c.per == 'all' else 'each of them by itself'
     return Words(
         f"the smoothed classifier's class stays, of {c.targets} {c.task}, "
@@ -582,19 +558,18 @@ def _poisoned(c: Any) -> Words:
 @_of('propagation')
 def _propagation(c: Any) -> Words:
     measure = c.measure.removeprefix('Measure(').removesuffix(')')
-    promise = f'{c.written!r} holds {c.read!r} propagated by {measure}'
+    promise = f'{c.written!r} holds {c.read!r} propagated by {measure}, '
     if c.standard_deviation is not None:
-        promise += (
-            ', right on average over seeds; no entry has a standard deviation '
-            f'above {outwards(c.standard_deviation, 3)}'
-        )
+        most = outwards(c.standard_deviation, 3)
+        promise += 'right on average over seeds; no entry has a standard '
+        promise += f'deviation above {most}'
     else:
-        promise += ', up to rounding' + ' (levels in float16)' * bool(c.half)
+        promise += 'up to rounding' + ' (levels in float16)' * c.half
     if c.level_bound is not None:
+        most = outwards(c.level_bound, 3)
+        promise += f' and to within {most} times the sum of the weights times '
         promise += (
-            f' and to within {outwards(c.level_bound, 3)} times the sum of '
-            f'the weights times the norm of {c.read!r}, |D^(a-1/2) .|_F, as '
-            'levels are cut'
+            f'the norm of {c.read!r}, |D^(a-1/2) .|_F, as levels are cut'
         )
     return Words(
         promise,
@@ -613,17 +588,14 @@ _FOUND = {
 
 @_of('audit of a removal')
 def _audit(c: Any) -> Words:
-    rows = {
-        verdict: [row['test'] for row in c.tests if row['verdict'] == verdict]
-        for verdict in _FOUND
-    }
+    parts = []
+    for verdict, what in _FOUND.items():
+        tests = [row['test'] for row in c.tests if row['verdict'] == verdict]
+        if tests:
+            of = f'{len(tests)} of {len(c.tests)} tests'
+            parts.append(f'{of} {what} ({", ".join(tests)})')
     return Words(
-        '; '.join(
-            f'{len(tests)} of {len(c.tests)} tests {_FOUND[verdict]} '
-            f'({", ".join(tests)})'
-            for verdict, tests in rows.items()
-            if tests
-        ),
+        '; '.join(parts),
         (
             'the subject releases nothing but what released() lists',
             'verdicts are of this request, this data and these seeds',

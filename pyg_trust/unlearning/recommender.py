@@ -12,7 +12,6 @@ ledger, which names what was removed. Memory holds empty entries and gaps until
 :meth:`Recommender.flush`: they tell that something was there.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,8 +50,17 @@ from pyg_trust.functional.recommend import (
     shortened,
 )
 from pyg_trust.ledger import RemovalLedger
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import provenance
 from pyg_trust.seals import Seals, sealed
+from pyg_trust.unlearning.recommender_data import (
+    Names,
+    Pairs,
+    asked,
+    listed,
+    names_there,
+    read_interactions,
+)
 from pyg_trust.unlearning.reports import (
     RecommenderPlan,
     RecommenderReport,
@@ -64,11 +72,6 @@ METHODS = ('paths',)
 RECOUNT = 1 / 8
 # Users whose scores are held at once.
 _BLOCK = 256
-# Where PyG's data sets keep ratings.
-_RATINGS = ('edge_weight', 'edge_attr', 'rating')
-
-Names = Tensor | Iterable[int]
-Pairs = Tensor | Iterable[tuple[int, int]]
 
 
 class _Held(NamedTuple):
@@ -87,15 +90,18 @@ class _Held(NamedTuple):
         # A digest of all that remains, by the salts of the users.
         return sealed(self.seals.root, self.items)
 
-    def recorded(self, action: str, request: dict[str, Any]) -> '_Held':
+    def recorded(
+        self, action: str, named: dict[str, Any], reference: str = ''
+    ) -> '_Held':
         # The next state, with a line of its ledger.
-        self.ledger.record(action, 0.0, request, self.content)
+        self.ledger.record(action, 0.0, named, self.content, reference)
         return self._replace(lineage=self.lineage.next())
 
 
 class _Change(NamedTuple):
     # What a request does: who stays, and whose lists get shorter.
     request: dict[str, Any]
+    named: dict[str, Any]
     users: Tensor
     items: Tensor
     rows: list[Row]
@@ -194,7 +200,7 @@ class Recommender(EditedInPlace):
             TypeError, ValueError: if interactions are listed twice, have
                 ratings other than 1 or name what is not there.
         """
-        edges, num_users, num_items = _read(
+        edges, num_users, num_items = read_interactions(
             interactions, num_users, num_items, edge_type
         )
         lists = lists_of(edges, num_users, num_items)
@@ -222,7 +228,7 @@ class Recommender(EditedInPlace):
             TypeError, ValueError: if a user is not there.
         """
         held = self._fitted
-        names = _there('users', users, held.users)
+        names = names_there('users', users, held.users)
         k = check_integer('k', k, 1)
         best = [torch.empty((0, k), dtype=torch.int64)]
         for block in names.split(_BLOCK):
@@ -246,7 +252,7 @@ class Recommender(EditedInPlace):
             TypeError, ValueError: if an item is not there.
         """
         held = self._fitted
-        names = _there('items', items, held.items).numpy()
+        names = names_there('items', items, held.items).numpy()
         if held.counts is None:
             size, c = len(held.items), self.exponents[1]
             rows = path_counts(held.lists, size, c, names)
@@ -261,6 +267,23 @@ class Recommender(EditedInPlace):
         return self._fitted.lists.pairs()
 
     @property
+    @synchronized
+    def data(self) -> HeteroData:
+        """The present graph of all names, which ``fit`` takes: a copy."""
+        held, made = self._fitted, HeteroData()
+        made['user'].num_nodes = len(held.users)
+        made['item'].num_nodes = len(held.items)
+        made['user', 'likes', 'item'].edge_index = held.lists.pairs()
+        return made
+
+    @property
+    @synchronized
+    def n_id(self) -> Tensor:
+        """The names that remain, as of the whole graph: users, then items."""
+        held = self._fitted
+        return torch.cat([held.users, held.items]).nonzero().view(-1)
+
+    @property
     def ledger(self) -> RemovalLedger:
         """A copy of the account of removals; nothing is ever spent."""
         return self._fitted.ledger.copy()
@@ -270,15 +293,15 @@ class Recommender(EditedInPlace):
     @synchronized
     def plan(
         self,
-        users: Names = (),
+        users: Names | RemovalRequest = (),
         items: Names = (),
         interactions: Pairs = (),
     ) -> RecommenderPlan:
         """Estimate the work of a removal, and change nothing.
 
         Args:
-            users (list[int] or Tensor): as in :meth:`remove`.
-                (default: :obj:`()`)
+            users (list[int] or Tensor or RemovalRequest): as in
+                :meth:`remove`. (default: :obj:`()`)
             items (list[int] or Tensor): as in :meth:`remove`.
                 (default: :obj:`()`)
             interactions (list[tuple[int, int]] or Tensor): as in
@@ -300,11 +323,11 @@ class Recommender(EditedInPlace):
     @editing
     def remove(
         self,
-        users: Names = (),
+        users: Names | RemovalRequest = (),
         items: Names = (),
         interactions: Pairs = (),
         *,
-        reference: str | None = None,
+        reference: str = '',
     ) -> RecommenderReport:
         """Forget users, items and interactions, to the bit.
 
@@ -312,24 +335,25 @@ class Recommender(EditedInPlace):
         without interactions remains, and so does an item.
 
         Args:
-            users (list[int] or Tensor): names of users, who go with all their
-                interactions. (default: :obj:`()`)
+            users (list[int] or Tensor or RemovalRequest): names of users, who
+                go with all their interactions; or a request for nodes and
+                edges of the whole graph, where item ``i`` has the name
+                ``num_users + i`` as in ``HeteroData.to_homogeneous()``.
+                (default: :obj:`()`)
             items (list[int] or Tensor): names of items, which go with all
                 their interactions. (default: :obj:`()`)
             interactions (list[tuple[int, int]] or Tensor): pairs of user and
                 item, or a tensor ``[2, num]``. (default: :obj:`()`)
-            reference (str, optional): of the request elsewhere, for the
-                ledger. (default: :obj:`None`)
+            reference (str): of the batch that asks for it, 32 hexadecimal
+                digits, for the line of the ledger. (default: :obj:`''`)
 
         Raises:
             TypeError, ValueError: if nothing is named, or something that is
-                not there.
+                not there; or if the reference is malformed or used before.
         """
         held = self._fitted
+        held.ledger.check_reference(reference)
         change = self._change(held, users, items, interactions)
-        if reference is not None:
-            check_instance('reference', reference, str)
-            change.request['reference'] = reference
         size, c = len(held.items), self.exponents[1]
         lists, where, left = shortened(held.lists, change.rows)
         parts, counts = [(held.lists.item, where, left)], held.counts
@@ -355,7 +379,7 @@ class Recommender(EditedInPlace):
             counts=counts,
             seals=held.seals.replaced(texts, gone),
             ledger=held.ledger.copy(),
-        ).recorded('step', change.request)
+        ).recorded('step', change.named, reference)
         self._way_back = held, [(a, i, a[i]) for a, i, _ in parts]
         for array, index, value in parts:
             array[index] = value
@@ -364,6 +388,7 @@ class Recommender(EditedInPlace):
         changed = parts[1][1].size if len(parts) > 1 else change.entries
         return RecommenderReport(
             request=change.request,
+            named=change.named,
             entries_changed=0 if new.counts is None else changed,
             recounted=change.recount,
             exact=True,
@@ -555,20 +580,26 @@ class Recommender(EditedInPlace):
         return _Held(lists, degree, users, items, counts, *rest)
 
     def _change(
-        self, held: _Held, users: Names, items: Names, interactions: Pairs
+        self,
+        held: _Held,
+        users: Names | RemovalRequest,
+        items: Names,
+        interactions: Pairs,
     ) -> _Change:
-        lists = held.lists
+        lists, n = held.lists, len(held.users)
+        if isinstance(users, RemovalRequest):
+            users, items, interactions = asked(users, n)
         named = {
-            'users': _there('users', users, held.users).unique(),
-            'items': _there('items', items, held.items).unique(),
+            'users': names_there('users', users, held.users).unique(),
+            'items': names_there('items', items, held.items).unique(),
         }
         if not isinstance(interactions, Tensor):
-            listed = _listed('interactions', interactions, ('num', 2))
-            interactions = listed.view(-1, 2).t()
+            made = listed('interactions', interactions, ('num', 2))
+            interactions = made.view(-1, 2).t()
         check_tensor('interactions', interactions, torch.int64, (2, 'num'))
         pairs = interactions.unique(dim=1)
         for row, there in zip(pairs, (held.users, held.items), strict=True):
-            _there('interactions', row, there)
+            names_there('interactions', row, there)
         if not sum(map(torch.numel, (*named.values(), pairs))):
             raise ValueError(
                 "'users', 'items' or 'interactions' needs to name something "
@@ -598,84 +629,16 @@ class Recommender(EditedInPlace):
         }
         request['interactions'] = pairs.t().tolist()
         request = {name: value for name, value in request.items() if value}
+        whole = RemovalRequest(
+            nodes=[*named['users'].tolist(), *(n + named['items']).tolist()],
+            edges=pairs + torch.tensor([[0], [n]]),
+        )
         entries = sum(len(row.items) ** 2 for row in rows)
         many = held.counts is not None and entries > RECOUNT * held.counts.nnz
-        return _Change(request, left, stay, rows, entries, bool(many))
-
-
-def _read(
-    data: Tensor | HeteroData,
-    num_users: int | None,
-    num_items: int | None,
-    edge_type: EdgeType | None,
-) -> tuple[Tensor, int, int]:
-    # The interactions, and how many users and items there are.
-    check_instance('interactions', data, Tensor, HeteroData)
-    if isinstance(data, HeteroData):
-        types = [edge_type] if edge_type is not None else data.edge_types
-        if len(types) != 1 or types[0] not in data.edge_types:
-            raise ValueError(
-                f"'edge_type' needs to be one of {data.edge_types} (got "
-                f'{edge_type!r})'
-            )
-        store = data[types[0]]
-        for name in _RATINGS:
-            rating = store.get(name)
-            if rating is not None and not bool((rating == 1).all()):
-                raise ValueError(
-                    "'interactions' can't have ratings other than 1 in "
-                    f'{name!r}: keep those that count, and drop it'
-                )
-        sizes = [data[types[0][end]].num_nodes for end in (0, 2)]
-        for what, given, found in (
-            ('num_users', num_users, sizes[0]),
-            ('num_items', num_items, sizes[1]),
-        ):
-            if given is not None and given != found:
-                raise ValueError(
-                    f"'{what}' needs to be that of the graph, {found}, or "
-                    f'left out (got {given})'
-                )
-        edges, (num_users, num_items) = store.get('edge_index'), sizes
-    else:
-        edges = data
-        if edge_type is not None:
-            raise ValueError(
-                "'edge_type' needs a HeteroData (got a tensor of interactions)"
-            )
-    check_tensor('interactions', edges, torch.int64, (2, 'num_interactions'))
-    num_users = check_integer('num_users', num_users, 1)  # type: ignore
-    num_items = check_integer('num_items', num_items, 1)  # type: ignore
-    return edges.cpu(), num_users, num_items
-
-
-def _listed(name: str, values: Any, shape: tuple[int | str, ...]) -> Tensor:
-    # Integers, as a tensor of their own.
-    if not isinstance(values, Tensor):
-        check_instance(name, values, Iterable)
-        try:
-            values = torch.tensor(list(values))
-        except (OverflowError, RuntimeError, TypeError, ValueError):
-            raise TypeError(
-                f"'{name}' needs to hold integers (got others)"
-            ) from None
-        if not values.numel():
-            return torch.empty(0, dtype=torch.int64)
-    check_tensor(name, values, torch.int64, shape)
-    return values.detach().cpu()
-
-
-def _there(name: str, values: Names, there: Tensor) -> Tensor:
-    # Names of what is there.
-    made = _listed(name, values, ('num',))
-    known = (made >= 0) & (made < len(there))
-    known &= there[made.clamp(0, len(there) - 1)]
-    if not bool(known.all()):
-        raise ValueError(
-            f"'{name}' needs names that are there (got "
-            f'{int(made[~known][0])}): it never was, or was removed before'
+        return _Change(
+            *(request, whole.parts[0].to_dict(), left, stay, rows),
+            *(entries, bool(many)),
         )
-    return made
 
 
 def _degree(items: np.ndarray, num_items: int) -> Tensor:

@@ -415,6 +415,8 @@ class RecommenderReport(Verifiable):
 
     Args:
         request (dict): the names of what was removed.
+        named (dict): the same as nodes and edges of the whole graph, as the
+            ledger has it: items have names after all users.
         entries_changed (int): how many counts have changed; 0 where none are
             held.
         recounted (bool): whether all were counted anew.
@@ -431,6 +433,7 @@ class RecommenderReport(Verifiable):
     """
 
     request: dict[str, Any]
+    named: dict[str, Any]
     entries_changed: int
     recounted: bool
     exact: bool
@@ -456,7 +459,7 @@ class RecommenderReport(Verifiable):
         found = self.verification
         return stated(
             'exact removal from a recommender',
-            {**self.numbers(), 'request': {'0': self.request}},
+            {**self.numbers(), 'request': {'0': self.named}},
             not_covered=(
                 'recommendations: they read the lists of all, and are not '
                 'private',

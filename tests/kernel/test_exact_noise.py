@@ -373,13 +373,9 @@ FAULTS = {
     ),
     'the wrong end of a cell': ('_is_below(2 * n - 1', '_is_below(2 * n + 1'),
     'the cell above': ('_is_below(2 * n + 1', '_is_below(2 * n + 2'),
-    'a series that does not alternate': (
-        'part_low, part_high = -part_high, -part_low',
-        'part_low, part_high = part_low, part_high',
-    ),
     'a tail of half the width': (
-        'root_low, root_high = _root(digits)',
-        ('root_low, root_high = (r // 2 for r in _root(digits))'),
+        'low, high = tail(m, b, bits)',
+        'low, high = (end // 2 for end in tail(m, b, bits))',
     ),
     'octaves by rounded floats': (
         'np.bitwise_and(v, ~top, out=top)',
@@ -397,6 +393,7 @@ def mutant(old, new):
     source = inspect.getsource(noise)
     assert source.count(old) == 1, old
     made = types.ModuleType('mutant')
+    made.__package__ = noise.__package__
     exec(compile(source.replace(old, new), 'mutant', 'exec'), vars(made))
     inner, calls = made.tail, itertools.count()
 

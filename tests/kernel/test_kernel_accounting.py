@@ -4,6 +4,7 @@ import math
 import random
 import time
 from fractions import Fraction
+from math import ceil, floor
 
 import mpmath
 import pytest
@@ -56,6 +57,48 @@ def test_exponentials_and_logarithms_are_bracketed(x):
         if x > 0 and num:
             lo, hi = intervals.log(num, 60, 120)
             assert lo <= mpmath.log(exact) * 2**120 <= hi <= lo + 3
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_brackets_are_the_tightest(seed):
+    draw = random.Random(seed)
+    low, other = sorted(draw.randrange(-999, 999) for _ in range(2))
+    x, y = (low, other), (draw.randrange(-9, 9), draw.randrange(9, 99))
+    q = Fraction(draw.randrange(60), draw.randrange(1, 9))
+    assert intervals.times(x, q) == (floor(low * q), ceil(other * q))
+    assert intervals.fixed(q, 5) == (floor(32 * q), ceil(32 * q))
+    assert intervals.plus(x, y) == (x[0] + y[0], x[1] + y[1])
+    differences = [i - j for i in x for j in y]
+    assert intervals.minus(x, y) == (min(differences), max(differences))
+    p = intervals.P + draw.randrange(1, 9)
+    fine = Fraction(2) ** (intervals.P - p)
+    assert intervals.coarser(x, p) == (floor(low * fine), ceil(other * fine))
+    u, v = sorted(draw.getrandbits(intervals.B + 2) for _ in range(2))
+    m, n = sorted(draw.getrandbits(p) for _ in range(2))
+    scale = Fraction(1, 1 << intervals.B + p - intervals.P)
+    found = intervals.product((u, v), (m, n), p)
+    assert found == (floor(u * m * scale), ceil(v * n * scale))
+
+
+def test_large_numbers_have_exponents_below_the_point():
+    # 5 * 2^3 is a number without digits after the point.
+    with mpmath.workprec(300):
+        lo, hi = intervals.exp(5, -3, 60)
+        assert lo <= mpmath.exp(40) * 2**60 <= hi <= lo + 3
+
+
+@pytest.mark.parametrize('x', [-3.0, -0.2, 0.0, 0.1, 2.0, 9.0])
+@pytest.mark.parametrize('width', [0.0, 1e-6, 0.3])
+def test_a_tail_between_two_numbers_is_bracketed(x, width):
+    ends = [int(x * 2**60), int((x + width) * 2**60)]
+    lo, hi = intervals.between((ends[0], ends[1]), 80, 60)
+    with mpmath.workprec(300):
+        most, least = (
+            mpmath.ncdf(-mpmath.mpf(n) / 2**60) * 2**80 for n in ends
+        )
+        assert lo <= least <= most <= hi
+        assert least - lo <= 2
+        assert hi - least <= (ends[1] - ends[0]) * 2**19 + 3
 
 
 @pytest.mark.parametrize('law', ['wor', 'replace', 'withdraw', 'exchanged'])

@@ -34,7 +34,7 @@ def problem(seed, additions=False, attackers=None):
         )
     rows = [0, 1] if attackers else []
     return kernel.Attack(
-        *(owner, points, seen, [2] * (2 + additions)),
+        *(owner, points, seen, [2, 1, 2][: 2 + additions]),
         *(caps, near, attackers, rows),
     )
 
@@ -252,6 +252,10 @@ def test_a_witness_proves_the_bound_of_the_program(case):
         ('num_targets', lambda x: x + 1),
         ('num_nodes', lambda x: x + 2**50),
         ('near', lambda x: x + 9),
+        # The first number that is one too many.
+        ('rows', lambda x: x + 1),
+        ('items0', lambda x: x - x.max() + 7),
+        ('near', lambda x: np.maximum(x, 9)),
     ],
 )
 def test_what_is_no_witness_is_refused_soon(name, change):
@@ -266,6 +270,36 @@ def test_what_is_no_witness_is_refused_soon(name, change):
         kernel.prove(made)
 
 
+def test_numbers_of_a_program_are_below_two_to_the_31():
+    one = scipy.sparse.csr_array(np.ones((1, 1)))
+    for most, sound in ((2**31 - 1, True), (2**31, False)):
+        for at in range(4):
+            parts = [one, *(np.ones(1) for _ in range(3))]
+            parts[at] = parts[at] * most
+            made = kernel.Program(*parts)
+            if sound:
+                assert kernel.value(np.ones(1), made) >= 0
+                continue
+            with pytest.raises(ValueError, match='whole numbers'):
+                kernel.value(np.ones(1), made)
+
+
+def test_many_rows_of_one_column_do_not_overflow():
+    # max x with x <= 1: sixty multipliers of one leave 60 on the right alone.
+    column = scipy.sparse.csr_array(np.ones((60, 1)))
+    made = kernel.Program(column, np.ones(60), np.ones(1), np.ones(1))
+    assert kernel.value(np.ones(60), made) == 60
+    assert kernel.value(np.full(60, 1 / 64), made) == 1
+
+
+def test_nobody_who_attacks_is_a_limit_of_its_own():
+    made = {**witness(0, False, 2), 'attackers': np.array(0)}
+    assert kernel.read(made).attackers == 0
+    assert kernel.prove(made) <= kernel.prove(witness(0, False, 2))
+    with pytest.raises(ValueError, match='witness'):
+        kernel.prove({**made, 'rows': np.zeros(0, dtype=np.int64)})
+
+
 def test_nothing_within_the_budget_breaks_nobody():
     made = witness(0)
     made['points'] = made['points'] + 9
@@ -276,7 +310,7 @@ def test_fields_of_another_certificate_differ():
     made = witness(0, True, 3)
     values = {
         'edges': (2, 0),
-        'features': (2, 2),
+        'features': (2, 1),
         'num_targets': 10,
         'attackers': 3,
         'counted': 10,

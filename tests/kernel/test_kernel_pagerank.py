@@ -334,6 +334,13 @@ def test_products_are_rounded_up():
         found = kernel.scaled(x, *kernel.limbs(factor))
         for value, made in zip(x.tolist(), found.tolist(), strict=True):
             assert 0 <= made - value * factor <= 5
+    # A unit below zero, and a low limb that alone is more than a whole unit.
+    for value, factor in (
+        (-1, 1 - Fraction(1, 2**60)),
+        (2**45, Fraction(129, 2**52)),
+    ):
+        made = kernel.scaled(np.array([value]), *kernel.limbs(factor))
+        assert made[0] >= value * factor
     down, above = kernel.roots(400)
     for s in range(1, 401):
         assert int(down[s]) ** 2 * s <= 2**104 <= int(above[s]) ** 2 * s
@@ -489,6 +496,41 @@ def test_a_flip_pays_no_more_than_its_share(monkeypatch, shared):
             kernel.bound_within(
                 *(graphs, kernel.Model(0.15), r, r, r, 2, price, bad, 4)
             )
+
+
+def test_units_of_floats_are_those_of_their_kinds():
+    for name, (unit, tiny) in kernel.KINDS.items():
+        info = np.finfo(name)
+        assert Fraction(float(info.eps)) == 2 * unit
+        assert Fraction(float(info.smallest_normal)) == tiny
+
+
+def test_a_row_that_can_reach_two_to_the_15_neighbours_is_refused():
+    n = 2**15 + 1
+    for degree in (2**15 - 2, 2**15 - 1):
+        rowptr = np.full(n + 1, degree)
+        rowptr[0] = 0
+        budget = np.zeros(n, dtype=np.int64)
+        budget[0] = 1
+        graphs = kernel.Graphs(
+            *(rowptr, np.arange(1, degree + 1), np.zeros(degree, dtype=bool)),
+            *(budget, np.zeros((2, 0), dtype=np.int64), True),
+        )
+        if degree == 2**15 - 2:
+            assert kernel.check(graphs) == n
+            continue
+        with pytest.raises(ValueError, match='not exact'):
+            kernel.check(graphs)
+
+
+def test_no_node_makes_no_graph():
+    none = np.zeros(0, dtype=np.int64)
+    graphs = kernel.Graphs(
+        *(np.zeros(1, dtype=np.int64), none, none.astype(bool), none),
+        *(np.zeros((2, 0), dtype=np.int64), False),
+    )
+    with pytest.raises(ValueError, match='no rows'):
+        kernel.check(graphs)
 
 
 def test_a_graph_is_one_to_the_last_index():

@@ -185,6 +185,15 @@ def test_no_exact_minimiser_is_farther_away_than_the_shift(head):
         assert 1e-5 < distance <= m * std * (1 + 1e-9)
 
 
+def test_a_node_that_nothing_leaves_is_reached_all_the_same():
+    # Its degree is 0, and 0 to the power 0 is one.
+    found = removal.features(
+        *(np.array([[0], [1]]), np.array([[3.0], [5.0]]), np.array([1])),
+        *((0.0, 1.0), 0.0, 0.0, False),
+    )
+    assert found.Z[0, 0] == 3
+
+
 @pytest.mark.parametrize('head', ['ovr', 'softmax'])
 def test_exponentials_are_as_exact_as_assumed(head):
     rng = np.random.default_rng(0)

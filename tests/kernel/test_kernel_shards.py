@@ -190,3 +190,11 @@ def test_a_share_that_is_reached_is_the_next_stage():
         found = shards.divided(iter([0]), 1, 5, (share, 1.0), 0)
         assert found.stage == {0: stage}
         assert found.shard == {0: 0}
+
+
+def test_a_share_that_is_reached_is_the_stage_before_it():
+    value = (shards.hashed(3, 7) >> 10) / 2**53
+    for share, stage in ((value, 1), (math.nextafter(value, 1), 0)):
+        made = shards.divided(iter([7]), 4, 0, (share, 1.0), 3)
+        assert made.stage == {7: stage}
+        assert set(made.shard) == {7}

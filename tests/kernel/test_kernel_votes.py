@@ -4,6 +4,7 @@ import itertools
 from fractions import Fraction
 from math import comb
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -187,3 +188,65 @@ def slow_radius(counts, mine, ties):
                 return found
         found = k
     return found
+
+
+def test_pi_is_less_than_what_stands_for_it():
+    with mpmath.workdps(40):
+        above = mpmath.mpf(votes.PI.numerator) / votes.PI.denominator
+        assert 0 < above - mpmath.pi < 1e-17
+
+
+def test_a_proposal_that_is_too_high_proves_nothing(monkeypatch):
+    monkeypatch.setattr(votes, 'betaincinv', lambda *_: 1.0)
+    assert votes.lower_bound(10, 5, 1e-3) == 0
+
+
+def test_the_other_class_has_what_its_votes_leave():
+    # At the bound, so few votes or fewer have at most the level's chance.
+    n, runner_up, classes, alpha = 60, 12, 3, 0.01
+    _, upper = votes.bounds(45, runner_up, n, classes, alpha, 'all')
+    chance = sum(
+        comb(n, k) * upper**k * (1 - upper) ** (n - k)
+        for k in range(runner_up + 1)
+    )
+    level = Fraction(alpha) / (2 * classes)
+    assert level * (1 - Fraction(1, 10**6)) < chance <= level
+
+
+@pytest.mark.parametrize('flips', [(-0.1, 0.2), (0.2, -0.1), (0.5, 0.5)])
+def test_no_noise_has_less_than_no_probability(flips):
+    with pytest.raises(ValueError, match='no noise'):
+        votes.regions([(1, 0, *flips)])
+
+
+def test_bits_that_stay_are_certain():
+    # A 1 never goes: what was added is there, so the two are told apart.
+    assert votes.regions([(1, 0, 0.0, 0.0)]) == [(1, 0), (0, 1)]
+
+
+def test_a_bound_above_one_half_leaves_room_for_floats():
+    # Proved at one half, and not 2^-38 above it: one vote more.
+    level = votes.tail_up(10, 8, Fraction(1, 2))
+    assert votes.proves(10, 8, Fraction(1, 2), level)
+    assert votes.needed(10, level, 0) == 9
+
+
+@pytest.mark.parametrize('n', [1, 2, 7, 40])
+@pytest.mark.parametrize('level', [Fraction(1, 3), Fraction(1, 1000)])
+@pytest.mark.parametrize('off', [0, Fraction(1, 20)])
+def test_the_least_count_above_one_half_by_trying_all(n, level, off):
+    half = Fraction(1, 2) + off + votes.SURE
+    counts = [k for k in range(n // 2, n + 1) if tail(n, k, half) <= level]
+    assert votes.needed(n, level, off) == min(counts, default=n + 1)
+
+
+def test_an_answer_fails_as_often_as_two_binomials_do():
+    p, n, k, m = Fraction(4, 5), 40, 28, 15
+    missed = (1 - tail(n, k, p)) + (1 - tail(m, 8, p))
+    assert votes.answers(p, n, k, m, missed * (1 + Fraction(1, 10**9)))
+    assert not votes.answers(p, n, k, m, missed * (1 - Fraction(1, 10**9)))
+    # A tie of an even number chooses nothing for sure.
+    missed = (1 - tail(n, k, p)) + (1 - tail(16, 9, p))
+    assert votes.answers(p, n, k, 16, missed * (1 + Fraction(1, 10**9)))
+    assert not votes.answers(p, n, k, 16, missed * (1 - Fraction(1, 10**9)))
+    assert not votes.answers(Fraction(1, 2), n, k, m, 1)

@@ -13,6 +13,7 @@ from states import same, without_chance
 from torch_geometric.data import HeteroData
 
 from pyg_trust.commit import StaleStateError
+from pyg_trust.erasure import ErasureDesk
 from pyg_trust.functional import recommend
 from pyg_trust.functional.recommend import (
     best_items,
@@ -20,6 +21,7 @@ from pyg_trust.functional.recommend import (
     lists_of,
     path_scores,
 )
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import Recommender, recommender
 
 # Values of numpy alone, from the oracle of the specification.
@@ -228,22 +230,23 @@ def test_a_shorter_list_counts_for_more(monkeypatch):
 def test_reports_say_what_remains():
     model = Recommender().fit(torch.tensor(ORACLE), 12, 9)
     report = model.remove(
-        users=[10], items=[8], interactions=[(10, 0), (0, 3)], reference='r-1'
+        users=[10],
+        items=[8],
+        interactions=[(10, 0), (0, 3)],
+        reference='a' * 32,
     )
     assert (report.num_users, report.num_items) == (11, 8)
     # 5 of user 10, 2 of item 8, and (0, 3).
     assert report.num_interactions == 30 - 5 - 2 - 1
+    assert report.request == {
+        'users': [10],
+        'items': [8],
+        'interactions': [[0, 3], [10, 0]],
+    }
     line = model.ledger.entries[-1]
-    assert (
-        line.request
-        == report.request
-        == {
-            'users': [10],
-            'items': [8],
-            'interactions': [[0, 3], [10, 0]],
-            'reference': 'r-1',
-        }
-    )
+    # What goes with user 10 is not named again.
+    assert line.request == {'nodes': [10, 20], 'edges': [[0, 15]]}
+    assert model.ledger.refers_to('a' * 32)
     assert line.data == report.data
     assert line.link == report.ledger_head
     assert report.exact
@@ -254,6 +257,58 @@ def test_reports_say_what_remains():
     with pytest.raises(ValueError, match='before the next removal'):
         report.verified(model.verify())
     assert line.spent == 0
+
+
+def test_a_request_for_nodes_and_edges_is_the_same():
+    # Item 5 is node 17; user 5 is another.
+    edges = torch.tensor(ORACLE)
+    one, two = (Recommender().fit(edges, 12, 9) for _ in range(2))
+    request = RemovalRequest(nodes=[3, 17], edges=[(12, 0), (6, 15)])
+    plan = one.plan(request)
+    first = one.remove(request)
+    assert plan.request == first.request
+    second = two.remove([3], [5], [(0, 0), (6, 3)])
+    assert first.request == second.request
+    assert first.named == second.named
+    again = RemovalRequest.from_dict({'0': first.named})
+    assert again.parts[0].nodes == request.parts[0].nodes
+    assert torch.equal(one.data['likes'].edge_index, two.edge_index)
+    assert one.n_id.tolist() == [i for i in range(21) if i not in (3, 17)]
+    anew = Recommender().fit(one.data)
+    assert torch.equal(anew.counts([0, 4]), one.counts([0, 4]))
+    for bad in (
+        RemovalRequest(graphs=[0]),
+        RemovalRequest(features=[1]),
+        RemovalRequest(labels=[1]),
+        RemovalRequest(nodes={0: [1], 1: [2]}),
+        RemovalRequest(nodes={1: [1]}),
+    ):
+        with pytest.raises(ValueError, match="'users' needs to be a request"):
+            one.remove(bad)
+    for bad in (
+        RemovalRequest(edges=[(1, 2)]),
+        RemovalRequest(edges=[(15, 16)]),
+        RemovalRequest(nodes=[21]),
+        RemovalRequest(nodes=[3]),
+    ):
+        with pytest.raises(ValueError, match='removed before'):
+            one.plan(bad)
+
+
+def test_a_desk_removes_by_nodes_of_the_whole_graph(tmp_path):
+    model = Recommender().fit(liked(), 30, 20)
+    model.save(tmp_path / 'model.pt')
+    desk = ErasureDesk(tmp_path / 'desk.db')
+    desk.register('likes', model, save=tmp_path / 'model.pt')
+    desk.add(RemovalRequest(nodes=[4]), immediately=True)
+    desk.add(RemovalRequest(nodes=[33]), immediately=True)
+    assert len(desk.run(confirm=True)) == 2
+    desk.close()
+    late = Recommender()
+    late.load(tmp_path / 'model.pt')
+    assert late.n_id.tolist() == [i for i in range(50) if i not in (4, 33)]
+    assert late.ledger.entries[-1].reference
+    assert late.verify().ok
 
 
 def test_users_and_items_may_end_with_nothing():

@@ -1,0 +1,134 @@
+"""Reading of interactions, and of what is to be forgotten of them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.typing import EdgeType
+
+from pyg_trust._checks import check_instance, check_integer, check_tensor
+from pyg_trust.removal import Part, RemovalRequest
+
+# Where PyG's data sets keep ratings.
+_RATINGS = ('edge_weight', 'edge_attr', 'rating')
+
+Names = Tensor | Iterable[int]
+Pairs = Tensor | Iterable[tuple[int, int]]
+
+
+def read_interactions(
+    data: Tensor | HeteroData,
+    num_users: int | None,
+    num_items: int | None,
+    edge_type: EdgeType | None,
+) -> tuple[Tensor, int, int]:
+    """Read interactions, and how many users and items there are.
+
+    Args:
+        data (Tensor or HeteroData): as ``fit`` takes it.
+        num_users (int, optional): as given.
+        num_items (int, optional): as given.
+        edge_type (tuple, optional): as given.
+    """
+    check_instance('interactions', data, Tensor, HeteroData)
+    if isinstance(data, HeteroData):
+        types = [edge_type] if edge_type is not None else data.edge_types
+        if len(types) != 1 or types[0] not in data.edge_types:
+            raise ValueError(
+                f"'edge_type' needs to be one of {data.edge_types} (got "
+                f'{edge_type!r})'
+            )
+        store = data[types[0]]
+        for name in _RATINGS:
+            rating = store.get(name)
+            if rating is not None and not bool((rating == 1).all()):
+                raise ValueError(
+                    "'interactions' can't have ratings other than 1 in "
+                    f'{name!r}: keep those that count, and drop it'
+                )
+        sizes = [data[types[0][end]].num_nodes for end in (0, 2)]
+        for what, given, found in (
+            ('num_users', num_users, sizes[0]),
+            ('num_items', num_items, sizes[1]),
+        ):
+            if given is not None and given != found:
+                raise ValueError(
+                    f"'{what}' needs to be that of the graph, {found}, or "
+                    f'left out (got {given})'
+                )
+        edges, (num_users, num_items) = store.get('edge_index'), sizes
+    else:
+        edges = data
+        if edge_type is not None:
+            raise ValueError(
+                "'edge_type' needs a HeteroData (got a tensor of interactions)"
+            )
+    check_tensor('interactions', edges, torch.int64, (2, 'num_interactions'))
+    num_users = check_integer('num_users', num_users, 1)  # type: ignore
+    num_items = check_integer('num_items', num_items, 1)  # type: ignore
+    return edges.cpu(), num_users, num_items
+
+
+def asked(
+    request: RemovalRequest, num_users: int
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Return users, items and interactions of a request for a whole graph.
+
+    Args:
+        request (RemovalRequest): for nodes and edges; items have names after
+            all users.
+        num_users (int): the number of users, removed ones too.
+    """
+    part = request.parts.get(0, Part(whole=True))
+    if request.graphs != [0] or part.whole or part.features or part.labels:
+        raise ValueError(
+            "'users' needs to be a request for nodes and edges of graph 0 "
+            f'(got others of graphs {request.graphs})'
+        )
+    pairs = {(min(arc), max(arc) - num_users) for arc in part.arcs}
+    users = [name for name in part.nodes if name < num_users]
+    items = [name - num_users for name in part.nodes if name >= num_users]
+    return users, items, sorted(pairs)
+
+
+def listed(name: str, values: Any, shape: tuple[int | str, ...]) -> Tensor:
+    """Return integers as a tensor.
+
+    Args:
+        name (str): of the argument.
+        values (Tensor or Iterable): as given.
+        shape (tuple): that it needs to have.
+    """
+    if not isinstance(values, Tensor):
+        check_instance(name, values, Iterable)
+        try:
+            values = torch.tensor(list(values))
+        except (OverflowError, RuntimeError, TypeError, ValueError):
+            raise TypeError(
+                f"'{name}' needs to hold integers (got others)"
+            ) from None
+        if not values.numel():
+            return torch.empty(0, dtype=torch.int64)
+    check_tensor(name, values, torch.int64, shape)
+    return values.detach().cpu()
+
+
+def names_there(name: str, values: Names, there: Tensor) -> Tensor:
+    """Return names, of which none is missing.
+
+    Args:
+        name (str): of the argument.
+        values (Tensor or Iterable): as given.
+        there (Tensor): bool, by name: whether it is there.
+    """
+    made = listed(name, values, ('num',))
+    known = (made >= 0) & (made < len(there))
+    known &= there[made.clamp(0, len(there) - 1)]
+    if not bool(known.all()):
+        raise ValueError(
+            f"'{name}' needs names that are there (got "
+            f'{int(made[~known][0])}): it never was, or was removed before'
+        )
+    return made
