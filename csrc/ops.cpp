@@ -235,6 +235,8 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   m.def(
       "live_rows(Tensor(a!)[] state, Tensor weights, Tensor? list, "
       "Tensor(b!) z) -> ()");
+  // mark[v] = true, bool [names], for all receivers v of `nodes`, int64.
+  m.def("live_mark(Tensor[] state, Tensor nodes, Tensor(a!) mark) -> ()");
   // Plays events (kind, u, v), int64 [3, k], of which nothing changes yet: the
   // arcs (row, target, sign) that differ in the end, sorted, int64 [3, m]; the
   // nodes whose own loop and that themselves come or go, int64; all that are

@@ -101,6 +101,8 @@ CAPABILITIES = {
         'functional.clustering',
         'functional.incremental',
         'functional.sums',
+        'update',
+        'loader.edge_stream',
         'functional.out_of_core',
         'functional.halo',
         'utils',

@@ -469,7 +469,7 @@ def push(
 
 
 def cost_nodes(num_nodes: int) -> Tensor:
-    """The nodes that :func:`push` estimates the cost of a level from.
+    """Return the sample of nodes from which :func:`push` estimates costs.
 
     Args:
         num_nodes (int): of the graph.
@@ -489,7 +489,7 @@ def pull(
     keep: Tensor,
     pull_above: float,
 ) -> Tensor | None:
-    """Is :func:`push` where that pushes nothing, else :obj:`None`.
+    """Compute :func:`push` if no entry is randomised, else return :obj:`None`.
 
     On the CPU alone. Of the graph it needs the rows of :func:`cost_nodes`.
 
@@ -545,7 +545,7 @@ def push_sparse(
     threshold: float = 0.0,
     deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Is :func:`push` for sparse signals, with sparse results.
+    r"""Run :func:`push` on sparse signals, with sparse results.
 
     Signals are independent: signal :math:`k` draws from the stream of
     :obj:`(seed, first + k)`. Time is that of the pushes alone. Memory beside
@@ -1130,6 +1130,22 @@ def live_rows(
     )
 
 
+def live_mark(state: list[Tensor], nodes: Tensor, mark: Tensor) -> None:
+    """Mark the receivers of some nodes, in place.
+
+    Args:
+        state (list[Tensor]): as in :func:`live_build`.
+        nodes (Tensor): int64.
+        mark (Tensor): bool, one for each name; what is marked stays so.
+    """
+    count = int(_check_live(state)[6][0])
+    _ops.live_mark.default(
+        state,
+        _check_host('nodes', nodes, torch.int64, _size(nodes)),
+        _check_own('mark', mark, torch.bool, count),
+    )
+
+
 def live_net(
     state: list[Tensor], events: Tensor, most: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
@@ -1560,6 +1576,7 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
     ),
     'live_build': lambda a: None,
     'live_edit': lambda a: torch.library.get_ctx().new_dynamic_size(),
+    'live_mark': lambda a: None,
     'live_net': _netted,
     'live_rows': lambda a: None,
     'loss_change': lambda a: (

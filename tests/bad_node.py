@@ -30,13 +30,14 @@ from bad_inputs import (
 )
 from bad_procedures import damaged, damaged_or_old
 from bad_table import EXEMPT, entry
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, TemporalData
 
-from pyg_trust import transforms, unlearning
+from pyg_trust import loader, transforms, unlearning
 from pyg_trust.functional import Measure, katz, sgc
 from pyg_trust.functional.incremental import bare
 from pyg_trust.functional.sums import Sums
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.update import Update
 
 # Ops #########################################################################
 
@@ -199,6 +200,18 @@ entry(
     names={'nodes': "'(nodes|z)'"},
 )
 entry(
+    'ops.live_mark',
+    lambda: {
+        'state': live(),
+        'nodes': NODES,
+        'mark': torch.zeros(N, dtype=torch.bool),
+    },
+    *STATES,
+    state=instance(),
+    nodes=LIST,
+    mark=tensor(finite=False),
+)
+entry(
     'ops.live_net',
     lambda: {'state': live(), 'events': EVENTS, 'most': 9.0},
     *STATES,
@@ -336,6 +349,70 @@ entry(
     Row('twice', {'nodes': torch.tensor([1, 1])}, "'nodes'"),
     nodes=SOME,
     x=tensor(columns=True),
+)
+
+entry(
+    'update.Update',
+    lambda: {
+        'nodes': ones(1, 2),
+        'edges': missing(),
+        'features': (NODES, ones(2, 2)),
+        'remove': RemovalRequest(edges=[(0, 1)]),
+    },
+    Row(
+        'twice', {'features': (NODES[:1].expand(2), ones(2, 2))}, "'features'"
+    ),
+    nodes=tensor(rows=False, none=True, columns=False),
+    edges=tensor(finite=False, rows=False, none=True),
+    features=values(3, 'a', (NODES,), (NODES, 'a')),
+    remove=values(3, 'a', [1]),
+    directed=values(3, None, 'a'),
+    names={'edges': "'(edges|remove)'"},
+)
+entry(
+    'update.Update.arcs',
+    lambda: (Update(edges=missing()), {'undirected': True}),
+    undirected=values(3, None, 'a'),
+)
+EXEMPT['update.directs'] = 'makes the error of a refusal'
+entry('update.Update.of', lambda: {'update': Update()}, update=values(3, [3]))
+entry(
+    'transforms.PropagatedFeatures.update',
+    lambda: (features(), {'update': Update(edges=missing())}),
+    Row('once more', {'update': Update(edges=undirected()[:, :1])}, 'edge'),
+    Row('labels', {'update': RemovalRequest(labels=[0])}, "'update'"),
+    update=values(3, 'a', [3]),
+)
+
+
+def events() -> TemporalData:
+    ring = torch.arange(N)
+    return TemporalData(src=ring, dst=(ring + 1) % N, t=ring)
+
+
+def stream() -> Any:
+    return loader.EdgeStream(events(), window=2)
+
+
+entry(
+    'loader.EdgeStream',
+    lambda: {'loader': events(), 'start': missing()},
+    loader=values(3, None),
+    window=values(0.0, -1.0, 'a', [1]),
+    directed=values(3, None, 'a'),
+    start=tensor(finite=False, rows=False, none=True),
+    on_removed=choice(),
+    ignore_msg=values(3, None, 'a'),
+)
+entry(
+    'loader.EdgeStream.forget',
+    lambda: (stream(), {'nodes': NODES}),
+    nodes=tensor(rows=False, low=0, dtypes=(torch.float32,)),
+)
+entry(
+    'loader.EdgeStream.load_state_dict',
+    lambda: (stream(), {'state': stream().state_dict()}),
+    state=values(3, None, {}, {'edges': NODES}),
 )
 
 # Node classifiers ############################################################

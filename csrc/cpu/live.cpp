@@ -20,6 +20,7 @@
 #include <numeric>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "dispatch.h"
@@ -77,6 +78,30 @@ void to_grid(const int64_t* in, double scale, int64_t count, int64_t* out) {
     const double value = std::bit_cast<double>(in[c] + kMagicBits) - kMagic;
     out[c] = std::bit_cast<int64_t>(scale * value + kMagic) - kMagicBits;
   }
+}
+
+// The same, as doubles. Returns the bits of kUnits plus a number that no result
+// is larger than; where that is not below 2^51, they are wrong.
+constexpr double kUnits = 4503599627370496.0;  // whose last bits are units
+template <typename scalar_t>
+uint64_t to_doubles(const scalar_t* in,
+                    double scale,
+                    int64_t count,
+                    double* out) {
+  uint64_t most = 0, wide = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    double value;
+    if constexpr (std::is_same_v<scalar_t, int64_t>) {
+      wide |= static_cast<uint64_t>(in[c] + kHalf);
+      value = std::bit_cast<double>(in[c] + kMagicBits) - kMagic;
+    } else {
+      value = static_cast<double>(in[c]);
+    }
+    value *= scale;
+    most |= std::bit_cast<uint64_t>(std::fabs(value) + kUnits);
+    out[c] = (value + kMagic) - kMagic;
+  }
+  return wide >> 52 ? ~uint64_t{0} : most;
 }
 
 void add(int64_t* to, const int64_t* from, int64_t count) {
@@ -153,6 +178,17 @@ struct Live {
     sent(level, v, degree, to, 0, columns);
   }
 
+  // The same as doubles.
+  uint64_t sent_doubles(
+      int64_t level, int64_t v, double* to, int64_t first, int64_t count) const {
+    const int64_t degree = out.length[v];
+    const double s = power(degree, b);
+    if (level == 0)
+      return to_doubles(x + v * columns + first, s * grid, count, to);
+    return to_doubles(sum(level - 1, v) + first, power(degree, a) * s, count,
+                      to);
+  }
+
   // Adds what heavy senders of v send on level 0.
   void add_heavy(int64_t v, int64_t* to) const {
     const int32_t* row = receiving().begin(v);
@@ -211,8 +247,8 @@ struct Live {
   }
 
   // Sums of a level of the nodes in a list: kept, or times weight * r * 2^-f
-  // added to rows of z. Doubles hold integers up to 2^53: where no sum can be
-  // larger, they are those of doubles, in any order.
+  // added to rows of z. Doubles hold integers up to 2^53: rows so short that no
+  // sum can be larger have those of doubles, in any order.
   void whole(int64_t level,
              const int64_t* list,
              int64_t count,
@@ -221,10 +257,8 @@ struct Live {
     const Pool& rows = receiving();
     std::vector<char> named(names, count == names);
     std::vector<double> scale(names, 1);
-    int64_t longest = 0;
     for (int64_t k = 0; k < count; ++k) {
       const int64_t v = list[k];
-      longest = std::max(longest, rows.length[v]);
       if (z)
         scale[v] = power(out.length[v], a) / grid;
       for (const int32_t* at = rows.begin(v);
@@ -245,32 +279,34 @@ struct Live {
     for (int64_t first = 0; first < columns; first += kAtOnce) {
       const int64_t some = std::min(kAtOnce, columns - first);
       std::atomic<uint64_t> bits = 0;
-      by_tasks(names, [&, room = std::vector<int64_t>(some)](
-                          int64_t begin, int64_t end) mutable {
+      const auto leaves_out = [&](int64_t v) {
+        // Heavy ones are in no sum that is kept.
+        return !named[v] || (!z && level == 0 && slot[v] >= 0);
+      };
+      by_tasks(names, [&](int64_t begin, int64_t end) {
         uint64_t most = 0;
-        for (int64_t v = begin; v < end; ++v) {
-          if (!named[v])
-            continue;
-          sent(level, v, out.length[v], room.data(), first, some);
-          // Heavy ones are in no sum that is kept.
-          if (!z && level == 0 && slot[v] >= 0)
-            std::fill(room.begin(), room.end(), 0);
-          for (int64_t c = 0; c < some; ++c) {
-            most |= static_cast<uint64_t>(room[c] < 0 ? -room[c] : room[c]);
-            sent_rows[v * some + c] = std::bit_cast<double>(room[c]);
-          }
-        }
+        for (int64_t v = begin; v < end; ++v)
+          if (leaves_out(v))
+            std::fill_n(&sent_rows[v * some], named[v] ? some : 0, 0);
+          else
+            most |= sent_doubles(level, v, &sent_rows[v * some], first, some);
         bits |= most;
       });
-      const bool exact =
-          std::bit_width(bits.load()) +
-              std::bit_width(static_cast<uint64_t>(longest)) <= 53;
-      if (exact)
-        by_tasks(names, [&](int64_t begin, int64_t end) {
-          for (int64_t v = begin; v < end; ++v)
-            for (int64_t c = v * some; named[v] && c < (v + 1) * some; ++c)
-              sent_rows[c] =
-                  static_cast<double>(std::bit_cast<int64_t>(sent_rows[c]));
+      // Rows of more entries are summed as integers.
+      const auto largest = static_cast<int64_t>(
+          bits.load() - (bits ? std::bit_cast<uint64_t>(kUnits) : 0));
+      const bool fits = largest >= 0 && largest < kHalf;
+      const int64_t longest = fits ? 4 * kHalf / (largest + 1) : -1;
+      if (!fits)
+        by_tasks(names, [&, room = std::vector<int64_t>(some)](
+                            int64_t begin, int64_t end) mutable {
+          for (int64_t v = begin; v < end; ++v) {
+            if (leaves_out(v))
+              continue;
+            sent(level, v, out.length[v], room.data(), first, some);
+            for (int64_t c = 0; c < some; ++c)
+              sent_rows[v * some + c] = std::bit_cast<double>(room[c]);
+          }
         });
       by_tasks(count, [&, sums = std::vector<double>(task * some),
                        total = std::vector<int64_t>(some)](
@@ -283,16 +319,20 @@ struct Live {
         pull.recv = scale.data();
         pull.z = sums.data();
         pull.weight = 1;
-        if (exact)
+        if (fits)
           kernels().pull_double(pull, 0, end - begin);
         for (int64_t k = begin; k < end; ++k) {
           const int64_t v = list[k];
           double* row = &sums[(k - begin) * some];
+          const bool exact = rows.length[v] <= longest;
           std::fill(total.begin(), total.end(), 0);
           for (const int32_t* at = rows.begin(v); !exact && at < rows.end(v);
-               ++at)
+               ++at) {
+            const double* from = &sent_rows[*at * some];
             for (int64_t c = 0; c < some; ++c)
-              total[c] += std::bit_cast<int64_t>(sent_rows[*at * some + c]);
+              total[c] += fits ? static_cast<int64_t>(from[c])
+                               : std::bit_cast<int64_t>(from[c]);
+          }
           for (int64_t c = 0; c < some; ++c) {
             if (z)
               z[k * columns + first + c] +=
@@ -540,6 +580,17 @@ void live_rows(const State& state,
   });
 }
 
+void live_mark(const State& state, const Tensor& nodes, const Tensor& mark) {
+  const bool along = state[kHow].const_data_ptr<double>()[4] != 0;
+  const size_t at = along ? kRows : kBackRows;
+  const Pool sending(state[at], state[at + kCol], state[at + kFree]);
+  const auto* list = nodes.const_data_ptr<int64_t>();
+  auto* marked = mark.mutable_data_ptr<bool>();
+  for (int64_t k = 0; k < nodes.numel(); ++k)
+    for (auto* to = sending.begin(list[k]); to < sending.end(list[k]); ++to)
+      marked[*to] = true;
+}
+
 int64_t live_edit(const State& state,
                   const Tensor& arcs,
                   const Tensor& loops,
@@ -619,5 +670,6 @@ int64_t live_edit(const State& state,
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {
   m.impl("live_build", TORCH_BOX(&pyg_trust::live_build));
   m.impl("live_rows", TORCH_BOX(&pyg_trust::live_rows));
+  m.impl("live_mark", TORCH_BOX(&pyg_trust::live_mark));
   m.impl("live_edit", TORCH_BOX(&pyg_trust::live_edit));
 }

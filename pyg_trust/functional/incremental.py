@@ -402,6 +402,6 @@ class EditedSeries:
         if step.x is None or not step.nodes.numel():
             return [changed, more]
         same = Step(nodes=step.nodes, x=step.x[:, :0])
-        nodes, _ = graph.play([same], journal)
-        state.update(none, nodes, step.x)
-        return [changed, more, nodes]
+        graph.play([same], journal)
+        state.update(none, step.nodes, step.x)
+        return [changed, more, step.nodes]

@@ -296,19 +296,18 @@ class Sums:
         Returns:
             Tensor, optional: int64, ascending; :obj:`None` for all of them.
         """
-        measure, (start, length, col) = self.measure, self.sending
+        measure, length = self.measure, self.sending.length
         found = torch.zeros(self.num_nodes, dtype=torch.bool)
         if measure.weights[0]:
             found[features] = True
         seeds = changed if measure.b > 0 else features
         most = WHOLE_ABOVE * float(length.sum())
         for weight in measure.weights[1:]:
-            count = length[seeds]
-            if int(count.sum()) > most:
+            if int(length[seeds].sum()) > most:
                 return None
             level = torch.zeros_like(found)
             level[changed] = True
-            level[col[ranges(start[seeds], count)].long()] = True
+            ops.live_mark(self._state, seeds, level)
             found |= level & (weight > 0)
             seeds = level.nonzero().view(-1)
         return found.nonzero().view(-1)

@@ -208,7 +208,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         exact: bool = False,
         isolation: str = 'followed',
     ) -> PrivateTraining:
-        r"""Makes a model, an optimizer and a loader private.
+        r"""Wrap a model, an optimizer and a loader for private training.
 
         Args:
             module (torch.nn.Module): the model; it returns a row per node, or
@@ -323,7 +323,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         epochs: Count | None = None,
         **kwargs: Any,
     ) -> PrivateTraining:
-        r"""Makes them private with just enough noise for a budget.
+        r"""Wrap them for private training, with the least noise for a budget.
 
         The noise is such that so many steps stay below the target, by at most
         one percent (or, with ``resample_every``, as many at the highest rate
@@ -555,7 +555,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
 
     @property
     def clipping(self) -> str:
-        """How gradients are clipped, see :meth:`make_private`."""
+        """Way of clipping gradients, see :meth:`make_private`."""
         step = self._training_step()
         return step.clipping if self._adaptive is None else 'adaptive'
 
@@ -690,7 +690,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     def load_state_dict(
         self, state: dict[str, Any], *, rewind: bool = False
     ) -> None:
-        """Goes on from a checkpoint, with noise of its own.
+        """Continue from a checkpoint, with fresh noise.
 
         Call it after :meth:`make_private` with the same arguments.
 

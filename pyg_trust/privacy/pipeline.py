@@ -35,7 +35,7 @@ _DEPTH = 4
 def check_tables(
     module: nn.Module, num_nodes: int | None, public: Sequence[str] = ()
 ) -> None:
-    """Refuses what a model keeps of every node of the graph.
+    """Refuse tensors of a model with an entry for every node.
 
     Args:
         module (torch.nn.Module): the model.
@@ -82,7 +82,7 @@ def check_names(
     public: Sequence[str] = (),
     seed: int = 0,
 ) -> None:
-    """Tests that a model knows rows, not the names or places of nodes.
+    """Test that outputs do not depend on node ids or positions.
 
     On random rows, outputs have to be the same if nodes are called otherwise
     (``n_id``, ``e_id``, ``input_id``), and move with the subgraphs if these
@@ -129,7 +129,7 @@ def check_names(
 def check_transform(
     transform: Any, batch: Data, by_unit: bool = False, seed: int = 0
 ) -> None:
-    """Tests that a loader's transform treats subgraphs apart.
+    """Test that a loader's transform works on each subgraph by itself.
 
     Args:
         transform (callable, optional): of the loader.
@@ -277,7 +277,7 @@ def _by_name(what: str) -> None:
 
 
 def tables_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The arrays that a model holds besides what it trains, by name.
+    """Yield the arrays of a model that are not trained, with their names.
 
     Args:
         module (torch.nn.Module): the model.

@@ -1,6 +1,7 @@
 """Propagated features of a changing graph."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
@@ -11,6 +12,7 @@ from pyg_trust._checks import (
     Int,
     Positive,
     check_nodes,
+    check_range,
     check_tensor,
     validated,
 )
@@ -19,8 +21,11 @@ from pyg_trust.functional.incremental import EditedSeries
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.sums import BITS, BOUND, Step, Sums
 from pyg_trust.graph import CSRGraph
+from pyg_trust.removal import Part, RemovalRequest
+from pyg_trust.update import Update, directs
 
 _NONE = torch.empty(0, dtype=torch.int64)
+_NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 
 
 @validated
@@ -39,6 +44,8 @@ class PropagatedFeatures(EditedInPlace):
         features = PropagatedFeatures(graph, x, sgc(2))
         features.insert_edges(torch.tensor([[0], [5]]))
         new = features.insert_nodes(x_new, torch.tensor([[n], [3]]))
+        for update in EdgeStream(events, window=86_400):
+            features.update(update)
         z = features.rows(torch.tensor([0, 5]))
 
     With :obj:`theta` it holds the infinite series :math:`\alpha (I - (1 -
@@ -333,6 +340,81 @@ class PropagatedFeatures(EditedInPlace):
         shape = (nodes.numel(), self._live.num_columns)
         check_tensor('x', x, self._live.x.dtype, shape, finite=True)
         return self._play(Step(nodes=nodes, x=x))
+
+    @editing
+    def update(self, update: Update | RemovalRequest | Sequence[Any]) -> int:
+        """Play updates in their order, as one: all of them or nothing.
+
+        Only what differs in the end is computed: an edge that comes and goes
+        again is no edge, and of several features of a node the last count.
+
+        Args:
+            update (Update, RemovalRequest or list): what goes, comes and
+                changes; a list is one edit.
+
+        Returns:
+            int: how many nodes get another degree, neighbour or feature.
+
+        Raises:
+            TypeError: on anything else.
+            ValueError: if something is not there, or is there already, or
+                does not fit; or on removals of labels, which it has none of.
+        """
+        live = self._live
+        names, come = live.num_nodes, _NO_EDGES
+        steps = []
+        for each in Update.of(update):
+            step = self._step(each, names, come)
+            names += 0 if step.new is None else step.new.size(0)
+            come = torch.cat([come, step.edges], dim=1)
+            steps.append(step)
+        return live.play(steps)[0].numel()
+
+    def _step(self, update: Update, names: int, come: Tensor) -> Step:
+        # Of what is there, with `names` and edges that came before it.
+        live, part = self._live, update.part
+        if part.labels:
+            raise ValueError(
+                "'update' needs nodes, edges and features (got labels to "
+                'remove, of which there are none here)'
+            )
+        shape = ('k', live.num_columns)
+        new = update.nodes
+        if new is not None:
+            check_tensor('nodes', new, live.x.dtype, shape)
+            names += new.size(0)
+        edges = update.arcs(live.undirected)
+        check_range('edges', edges, names, 'the nodes')
+        of, x = torch.tensor(part.features, dtype=torch.int64), None
+        x = live.x.new_zeros((of.numel(), live.num_columns))
+        if update.features is not None:
+            check_tensor('features', update.features[1], live.x.dtype, shape)
+            check_range('features', update.features[0], names, 'the nodes')
+            of = torch.cat([of, update.features[0]])
+            x = torch.cat([x, update.features[1]])
+        gone = torch.tensor(part.nodes, dtype=torch.int64)
+        return Step(gone, self._cut(part, come), new, edges, of, x)
+
+    def _cut(self, part: Part, come: Tensor) -> Tensor:
+        # Of both directions one; of a directed graph those that are there.
+        arcs = torch.tensor(part.arcs, dtype=torch.int64).view(-1, 2).t()
+        if self._live.undirected:
+            for u, v in part.directed_edges:
+                raise directs(u, v)
+            return arcs[:, arcs[0] <= arcs[1]]
+        # A series is of an undirected graph.
+        assert isinstance(self._live, Sums)
+        there = {(u, v) for u, v in come.t().tolist()}
+        found = self._live.has_edges(arcs).tolist()
+        there |= {a for a, has in zip(part.arcs, found, strict=True) if has}
+        lost = [e for e in part.edges if not {e, e[::-1]} & there]
+        lost += [e for e in part.directed_edges if e not in there]
+        for u, v in lost:
+            raise ValueError(
+                f'edge {u} -> {v} is not there: it never was, or was removed '
+                'before'
+            )
+        return arcs[:, torch.tensor([a in there for a in part.arcs]).bool()]
 
     def __repr__(self) -> str:
         return (

@@ -1,0 +1,240 @@
+"""Updates of a graph from a stream of events."""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import TemporalData
+
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_nodes,
+    check_positive,
+    check_tensor,
+)
+from pyg_trust._states import check_state, reading
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.update import Update
+
+_NEEDED = 'src', 'dst', 't', 'removed'
+_TIMES = torch.int64, torch.float32, torch.float64
+
+
+class EdgeStream:
+    r"""Stream of updates, one for each batch of events.
+
+    .. code-block:: python
+
+        events = TemporalDataLoader(data, batch_size=1_000)
+        for update in EdgeStream(events, window=86_400):
+            features.update(update)
+
+    An edge comes with the first event of its pair. With a :obj:`window`
+    :math:`w` it is there at time :math:`T`, that of the last event of a
+    batch, if one of its events has :math:`T - w < t \le T`; without one it
+    stays. An event with ``removed`` set, a bool attribute of the batch, takes
+    the edge away, if it is still there. Iterating again goes on where the last
+    iteration ended.
+
+    Args:
+        loader (TemporalData or iterable): batches of events, with ``src``,
+            ``dst`` and ``t``; as ``TemporalDataLoader`` has them.
+        window (float, optional): :math:`w`, positive. (default: :obj:`None`)
+        directed (bool): whether an event is an edge in one direction alone.
+            (default: :obj:`False`)
+        start (Tensor, optional): edges that are there already and stay until
+            an event removes them: int64, ``[2, k]``. (default: :obj:`None`)
+        on_removed (str): what happens to an event of a node that
+            :meth:`forget` was told of: :obj:`'raise'`, or :obj:`'skip'`,
+            which counts it in :attr:`num_skipped`.
+            (default: :obj:`'raise'`)
+        ignore_msg (bool): whether messages of events are left out; else they
+            are refused, as edges have no features here.
+            (default: :obj:`False`)
+
+    Raises:
+        TypeError, ValueError: if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        loader: TemporalData | Iterable[TemporalData],
+        *,
+        window: float | None = None,
+        directed: bool = False,
+        start: Tensor | None = None,
+        on_removed: str = 'raise',
+        ignore_msg: bool = False,
+    ) -> None:
+        if isinstance(loader, TemporalData):
+            loader = [loader]
+        check_instance('loader', loader, Iterable)
+        check_instance('directed', directed, bool)
+        check_instance('ignore_msg', ignore_msg, bool)
+        check_choice('on_removed', on_removed, ('raise', 'skip'))
+        self.loader = loader
+        self.window = None
+        if window is not None:
+            self.window = check_positive('window', window)
+        self.directed = directed
+        self.on_removed = on_removed
+        self.ignore_msg = ignore_msg
+        self.num_skipped = 0
+        # Of each edge the time of its last event; none for those that stay.
+        self._last: dict[tuple[int, int], float | None] = {}
+        self._events: deque[tuple[float, tuple[int, int]]] = deque()
+        self._gone: set[int] = set()
+        self._now = -math.inf
+        if start is not None:
+            check_tensor('start', start, torch.int64, (2, 'k'))
+            ends = start.t().tolist()
+            self._last = {self._pair(u, v): None for u, v in ends}
+
+    def __iter__(self) -> Iterator[Update]:
+        for batch in self.loader:
+            check_instance('loader', batch, TemporalData)
+            yield self._update(batch)
+
+    def forget(self, nodes: Tensor) -> None:
+        """Drop all that is known of nodes that were removed from the graph.
+
+        Args:
+            nodes (Tensor): int64 indices.
+        """
+        nodes = check_nodes('nodes', nodes, 2**31)
+        self._gone |= {*nodes.tolist()}
+        self._last = {
+            pair: t
+            for pair, t in self._last.items()
+            if self._gone.isdisjoint(pair)
+        }
+        self._events = deque(
+            event for event in self._events if event[1] in self._last
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is there and still to expire: personal data."""
+        pairs = sorted(self._last)
+        stays = [self._last[pair] is None for pair in pairs]
+        times = [self._last[pair] or 0 for pair in pairs]
+        # Nanoseconds are more than doubles hold.
+        whole = all(isinstance(t, int) for t in times)
+        dtype = torch.int64 if whole else torch.float64
+        return {
+            'edges': torch.tensor(pairs).long().view(-1, 2).t().contiguous(),
+            'times': torch.tensor(times, dtype=dtype),
+            'stays': torch.tensor(stays, dtype=torch.bool),
+            'removed': torch.tensor(sorted(self._gone)).long(),
+            'now': self._now,
+            'num_skipped': self.num_skipped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Args:
+            state (dict): of :meth:`state_dict`.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        check_instance('state', state, dict)
+        names = 'edges', 'times', 'stays', 'removed', 'now', 'num_skipped'
+        check_state(state, names)
+        with reading():
+            pairs = [(u, v) for u, v in state['edges'].t().tolist()]
+            times = [
+                None if stays else t
+                for stays, t in zip(
+                    state['stays'].tolist(),
+                    state['times'].tolist(),
+                    strict=True,
+                )
+            ]
+            last = dict(zip(pairs, times, strict=True))
+            gone = {*state['removed'].tolist()}
+            now, skipped = state['now'] + 0, state['num_skipped'] + 0
+        events = sorted((t, p) for p, t in last.items() if t is not None)
+        self._last, self._gone, self._now = last, gone, now
+        self._events, self.num_skipped = deque(events), skipped
+
+    def _pair(self, u: int, v: int) -> tuple[int, int]:
+        return (v, u) if u > v and not self.directed else (u, v)
+
+    def _update(self, batch: TemporalData) -> Update:
+        events, skipped = self._read(batch)
+        self.num_skipped += skipped
+        last, was = self._last, dict[tuple[int, int], bool]()
+        for t, pair, removed in events:
+            self._now = t
+            self._expire(was)
+            was.setdefault(pair, pair in last)
+            if removed:
+                last.pop(pair, None)
+            elif last.get(pair, t) is not None:
+                last[pair] = t
+                if self.window is not None:
+                    self._events.append((t, pair))
+        came = sorted(pair for pair in was if pair in last and not was[pair])
+        went = sorted(pair for pair in was if was[pair] and pair not in last)
+        remove = None
+        if went:
+            remove = RemovalRequest(edges=went, directed=self.directed)
+        edges = torch.tensor(came, dtype=torch.int64).view(-1, 2).t()
+        return Update(edges=edges, remove=remove, directed=self.directed)
+
+    def _expire(self, was: dict[tuple[int, int], bool]) -> None:
+        least = -math.inf
+        if self.window is not None:
+            least = self._now - self.window
+        while self._events and self._events[0][0] <= least:
+            t, pair = self._events.popleft()
+            if self._last.get(pair) == t:
+                was.setdefault(pair, True)
+                del self._last[pair]
+
+    def _read(
+        self, batch: TemporalData
+    ) -> tuple[list[tuple[float, tuple[int, int], bool]], int]:
+        # Nothing is kept of a batch that is refused.
+        if getattr(batch, 'msg', None) is not None and not self.ignore_msg:
+            raise ValueError(
+                "'loader' has messages, and edges have no features here: "
+                'leave them out by ignore_msg=True'
+            )
+        held: Any = [getattr(batch, name, None) for name in _NEEDED]
+        src, dst, t, away = held
+        check_tensor('src', src, torch.int64, ('k',))
+        check_tensor('dst', dst, torch.int64, (src.numel(),))
+        check_tensor('t', t, _TIMES, (src.numel(),), finite=True)
+        for name, ends in (('src', src), ('dst', dst)):
+            if ends.numel() and int(ends.min()) < 0:
+                raise ValueError(
+                    f"'{name}' needs names from 0 on (got {int(ends.min())})"
+                )
+        if away is None:
+            away = torch.zeros_like(src, dtype=torch.bool)
+        check_tensor('removed', away, torch.bool, (src.numel(),))
+        found, skipped, now = [], 0, self._now
+        parts = (part.tolist() for part in (t, src, dst, away))
+        for k, (time, u, v, removed) in enumerate(zip(*parts, strict=True)):
+            if time < now:
+                raise ValueError(
+                    "'t' needs times that do not fall (got a smaller one at "
+                    f'position {k})'
+                )
+            now = time
+            if u in self._gone or v in self._gone:
+                if self.on_removed == 'raise':
+                    raise ValueError(
+                        f'the event at position {k} is of a node that was '
+                        "removed: leave it out, or take on_removed='skip'"
+                    )
+                skipped += 1
+                continue
+            found.append((time, self._pair(u, v), removed))
+        return found, skipped

@@ -1,0 +1,286 @@
+"""Updates of a graph: the bits of a fresh start, or nothing at all."""
+
+import pickle
+
+import pytest
+import torch
+from states import same
+
+from pyg_trust.functional import Measure, sgc
+from pyg_trust.graph import CSRGraph
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.transforms import PropagatedFeatures
+from pyg_trust.update import Update
+
+N, COLUMNS = 30, 3
+
+
+class World:
+    """A graph as sets, and the updates that are played on it."""
+
+    def __init__(self, directed, seed):
+        self.random = torch.Generator().manual_seed(seed)
+        self.directed = directed
+        pairs = torch.randint(N, (2, 50), generator=self.random).t().tolist()
+        self.x = dict(enumerate(self.rows(N)))
+        self.names = N
+        self.edges = set()
+        for u, v in pairs:
+            self.add(u, v, one_way=directed)
+
+    def rows(self, count):
+        shape = count, COLUMNS
+        return torch.randn(shape, generator=self.random, dtype=torch.float64)
+
+    def below(self, high):
+        return int(torch.randint(high, (), generator=self.random))
+
+    def add(self, u, v, one_way=False):
+        self.edges |= {(u, v)} if one_way else {(u, v), (v, u)}
+
+    def draw(self):
+        """A mixed update; it is played on the sets."""
+        nodes = sorted(self.x)
+        gone = [nodes[self.below(len(nodes))]] * (self.below(3) == 0)
+        empty = nodes[self.below(len(nodes))]
+        empty = [empty] * (self.below(3) == 0 and empty not in gone)
+        held = sorted(e for e in self.edges if not {*e} & {*gone})
+        cut = [held[self.below(len(held))] for _ in range(self.below(3))]
+        # With any two nodes, not what goes.
+        one_way = self.directed and self.below(2) == 0
+        for v in gone:
+            del self.x[v]
+        for v in empty:
+            self.x[v] = torch.zeros(COLUMNS, dtype=torch.float64)
+        for u, v in cut:
+            self.edges -= {(u, v)} if one_way else {(u, v), (v, u)}
+        self.edges = {e for e in self.edges if not {*e} & {*gone}}
+        remove = None
+        if gone or empty or cut:
+            named = {'nodes': gone, 'features': empty, 'edges': cut}
+            remove = RemovalRequest(**named, directed=one_way)
+        new = self.rows(self.below(3))
+        for row in new:
+            self.x[self.names] = row
+            self.names += 1
+        nodes = sorted(self.x)
+        came = []
+        for _ in range(self.below(4)):
+            u, v = (nodes[self.below(len(nodes))] for _ in range(2))
+            back = {(u, v), (v, u)}
+            # What is cut either way is left alone, so that nothing is refused.
+            if back & self.edges or back & {*cut} or back & {*came}:
+                continue
+            came.append((u, v))
+            self.add(u, v, one_way=one_way)
+        changed = [v for v in nodes if self.below(8) == 0 and v not in empty]
+        x = self.rows(len(changed))
+        self.x |= dict(zip(changed, x, strict=True))
+        return Update(
+            nodes=new if len(new) else None,
+            edges=torch.tensor(came).long().view(-1, 2).t(),
+            features=(torch.tensor(changed).long(), x),
+            remove=remove,
+            directed=one_way,
+        )
+
+    def features(self, measure, **how):
+        """Made from scratch, with rows of nothing for those that are gone."""
+        x = torch.zeros((self.names, COLUMNS), dtype=torch.float64)
+        for v, row in self.x.items():
+            x[v] = row
+        edges = torch.tensor(sorted(self.edges)).long().view(-1, 2).t()
+        graph = CSRGraph.from_edge_index(edges, self.names)
+        return PropagatedFeatures(graph, x, measure, **how)
+
+
+@pytest.mark.parametrize('at_once', [1, 3])
+@pytest.mark.parametrize('directed', [False, True])
+def test_mixed_updates_have_the_bits_of_a_fresh_start(directed, at_once):
+    measure = Measure(0.5, 0.5, (0.2, 0.3, 0.5)) if directed else sgc(2)
+    world = World(directed, seed=at_once)
+    features = world.features(measure)
+    for _ in range(40):
+        count = features.update([world.draw() for _ in range(at_once)])
+        assert count >= 0
+        nodes = features.nodes
+        assert nodes.tolist() == sorted(world.x)
+        fresh = world.features(measure)
+        found = features.graph.to_edge_index()[0].t().tolist()
+        assert {tuple(e) for e in found} == world.edges
+        assert torch.equal(features.rows(nodes), fresh.rows(nodes))
+    again = pickle.loads(pickle.dumps(features))
+    assert torch.equal(again.rows(), features.rows())
+
+
+def test_a_series_takes_updates_too():
+    world = World(False, seed=5)
+    how = {'alpha': 0.3, 'theta': 1e-9}
+    features = world.features(sgc(1), **how)
+    for _ in range(10):
+        features.update([world.draw(), world.draw()])
+    nodes = features.nodes
+    fresh = world.features(sgc(1), **how)
+    torch.testing.assert_close(
+        features.rows(nodes), fresh.rows(nodes), rtol=0, atol=1e-6
+    )
+
+
+def path():
+    ring = torch.arange(5)
+    edges = torch.stack([ring, ring + 1])
+    edges = torch.cat([edges, edges.flip(0)], dim=1)
+    x = torch.arange(12.0, dtype=torch.float64).view(6, 2)
+    return PropagatedFeatures(CSRGraph.from_edge_index(edges, 6), x, sgc(2))
+
+
+def pairs(*edges):
+    return torch.tensor(edges).t()
+
+
+def test_what_comes_and_goes_again_is_nothing():
+    features, other = path(), path()
+    x = torch.ones((1, 2), dtype=torch.float64)
+    three = (torch.tensor([3]), x)
+    four = (torch.tensor([3]), 4 * x)
+    features.update(
+        [
+            Update(nodes=x, edges=pairs((6, 0))),
+            Update(edges=pairs((0, 4)), features=three),
+            RemovalRequest(nodes=[6], edges=[(4, 0)]),
+            Update(features=four),
+        ]
+    )
+    other.update_features(torch.tensor([3]), 4 * x)
+    assert torch.equal(features.rows(features.nodes), other.rows())
+    # Its name is used up.
+    assert features.num_nodes == 7
+    assert features.nodes.tolist() == [*range(6)]
+
+
+def test_a_request_is_an_update_that_removes():
+    features, other = path(), path()
+    request = RemovalRequest(nodes=[2], features=[4], edges=[(0, 1)])
+    features.update(request)
+    other.remove_edges(pairs((0, 1)))
+    other.remove_nodes(torch.tensor([2]))
+    zeros = torch.zeros((1, 2), dtype=torch.float64)
+    other.update_features(torch.tensor([4]), zeros)
+    assert torch.equal(features.rows(other.nodes), other.rows(other.nodes))
+    assert features.update([]) == features.update(Update()) == 0
+
+
+ROW = torch.ones((1, 2), dtype=torch.float64)
+REFUSED = {
+    'an edge that is there': (Update(edges=pairs((1, 0))), '1 -> 0 is there'),
+    'an edge twice': (Update(edges=pairs((0, 5), (5, 0))), 'is there already'),
+    'an edge that is not': (RemovalRequest(edges=[(0, 5)]), 'is not there'),
+    'a name beyond': (Update(edges=pairs((0, 6))), "'edges' needs"),
+    'a node that is not': (RemovalRequest(nodes=[6]), 'node 6 is not there'),
+    'features of none': (Update(features=(torch.tensor([6]), ROW)), "'feat"),
+    'other columns': (Update(nodes=ROW[:, :1]), "'nodes' needs"),
+    'another type': (Update(nodes=ROW.float()), "'nodes' needs"),
+    'too large': (Update(nodes=100 * ROW), "'bound'"),
+    'one way': (Update(edges=pairs((0, 5)), directed=True), "'directed'"),
+    'away one way': (
+        RemovalRequest(edges=[(0, 1)], directed=True),
+        "'directed'",
+    ),
+    'labels': (RemovalRequest(labels=[1]), 'labels'),
+    'a graph': (RemovalRequest(graphs=[0]), 'graph 0'),
+    'another graph': (RemovalRequest(nodes={3: [1]}), 'graph 0'),
+    'no update': ([3], "'update' needs"),
+    'a node that went before': (
+        [RemovalRequest(nodes=[1]), Update(edges=pairs((1, 4)))],
+        'node 1 is not there',
+    ),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_is_refused_leaves_everything_as_it_was(name):
+    features = path()
+    before = features.__getstate__()
+    update, message = REFUSED[name]
+    updates = update if isinstance(update, list) else [update]
+    good = Update(nodes=ROW, edges=pairs((6, 0)), features=None)
+    late = [*updates, good]
+    with pytest.raises((ValueError, TypeError), match=message):
+        features.update(late)
+    assert same(features.__getstate__(), before)
+    assert torch.equal(features.rows(), path().rows())
+    features.update(good)
+
+
+def test_of_a_directed_graph_goes_what_is_there():
+    edges = pairs((0, 1), (1, 2), (2, 1), (3, 4))
+    graph = CSRGraph.from_edge_index(edges, 5)
+    measure = Measure(0.5, 0.5, (0.0, 1.0))
+    features = PropagatedFeatures(graph, torch.ones(5, 1), measure)
+
+    def left():
+        return sorted(
+            map(tuple, features.graph.to_edge_index()[0].t().tolist())
+        )
+
+    features.update(RemovalRequest(edges=[(1, 0), (1, 2)]))
+    assert left() == [(3, 4)]
+    with pytest.raises(ValueError, match='4 -> 3 is not there'):
+        features.update(RemovalRequest(edges=[(4, 3)], directed=True))
+    with pytest.raises(ValueError, match='1 -> 0 is not there'):
+        features.update(RemovalRequest(edges=[(1, 0)]))
+    features.update(Update(edges=pairs((4, 3), (0, 0)), directed=True))
+    assert left() == [(0, 0), (3, 4), (4, 3)]
+    # What came in the same list is found, in both directions.
+    features.update(
+        [Update(edges=pairs((0, 2))), RemovalRequest(edges=[(2, 0), (3, 4)])]
+    )
+    assert left() == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ({'edges': pairs((0, 1)), 'remove': [(1, 0)]}, "'edges' has 0 -> 1"),
+        ({'edges': pairs((0, 1)), 'gone': [1]}, 'an end of it'),
+        ({'features': (torch.tensor([1]), ROW), 'gone': [1]}, 'node 1'),
+        ({'features': (torch.tensor([1]), ROW), 'empty': [1]}, 'node 1'),
+        ({'features': (torch.tensor([1, 1]), ROW.expand(2, 2))}, 'once'),
+        ({'features': (torch.tensor([1]), ROW, ROW)}, '3 things'),
+        ({'features': (torch.tensor([-1]), ROW)}, 'from 0 on'),
+        ({'edges': pairs((0, -1))}, 'from 0 on'),
+        ({'nodes': ROW / 0}, 'finite'),
+        ({'edges': torch.zeros(3)}, "'edges'"),
+        ({'directed': 1}, "'directed'"),
+    ],
+)
+def test_updates_that_contradict_themselves_are_refused(arguments, message):
+    arguments = dict(arguments)
+    named = {
+        'edges': arguments.pop('remove', ()) if 'remove' in arguments else (),
+        'nodes': arguments.pop('gone', ()),
+        'features': arguments.pop('empty', ()),
+    }
+    if any(map(len, named.values())):
+        arguments['remove'] = RemovalRequest(**named)
+    with pytest.raises((ValueError, TypeError), match=message):
+        Update(**arguments)
+
+
+def test_an_update_says_names_and_is_not_changed_later():
+    x, of = ROW.clone(), torch.tensor([2])
+    edges = pairs((6, 0))
+    update = Update(nodes=x, edges=edges, features=(of, x), directed=False)
+    x.zero_()
+    of.zero_()
+    edges.zero_()
+    assert update.to_dict() == {
+        'new_nodes': 1,
+        'edges': [[6, 0]],
+        'features': [2],
+    }
+    assert '1.' not in repr(update)
+    assert torch.equal(update.nodes, ROW)
+    with pytest.raises(AttributeError):
+        update.nodes = x
+    assert update != Update(nodes=ROW)
