@@ -459,9 +459,10 @@ class ErasureDesk:
                 (seconds,) = self._one(queries.SECONDS, name) or (None,)
         if rows:
             due = fields.read('due', rows[0][2])
-            start = due - timedelta(
-                seconds=self.policy.reserve * max(_HOUR, seconds or 0.0)
-            )
+            # The others may be at work just then.
+            (others,) = self._one(queries.OTHERS, name)
+            busy = max(_HOUR, (seconds or 0.0) + others)
+            start = due - timedelta(seconds=self.policy.reserve * busy)
             quick = seconds is None or seconds < _QUICK
             if quick or any(immediately for *_, immediately in rows):
                 start = now
@@ -486,7 +487,7 @@ class ErasureDesk:
 
     def _perform(self, name: str, batch: str) -> None:
         # Brings a batch that was begun to its end.
-        place, started = self._places[name], time.perf_counter()
+        place, started = self._places[name], self._clock()
         place.catch_up()
         promise, how = None, ''
         if not place.ledger.refers_to(batch):
@@ -521,7 +522,8 @@ class ErasureDesk:
                     raise
                 how = 'not in it'
         place.keep()
-        seconds = None if promise is None else time.perf_counter() - started
+        took = max(0.0, self._clock() - started)
+        seconds = None if promise is None else took
         with self._store.change():
             head = place.ledger.head
             self._sql(queries.END_BATCH, head, seconds, promise, how, batch)

@@ -59,3 +59,5 @@ EVIDENCE = """SELECT place.name, is_model, task.state, task.mode, finished,
     note, batch.id, head, promise FROM task
     JOIN place ON place.name = task.place LEFT JOIN batch
     ON batch.id = task.batch WHERE request = ? ORDER BY place.name"""
+OTHERS = """SELECT total(most) FROM (SELECT max(seconds) AS most FROM batch
+    WHERE place != ? GROUP BY place)"""

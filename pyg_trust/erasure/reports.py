@@ -13,8 +13,9 @@ class Policy:
     """Rules of a desk.
 
     Args:
-        reserve (float): a batch begins so many times its own duration, and at
-            least so many hours, before its first date. (default: :obj:`3.0`)
+        reserve (float): a batch begins so many times its own duration and that
+            of the longest batches of other models, and at least so many
+            hours, before its first date. (default: :obj:`3.0`)
         backup_days (int): how long backups of the models are kept. So long
             the desk keeps the names of completed requests, as a model that is
             restored has to forget them again. (default: :obj:`0`)
