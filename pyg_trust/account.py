@@ -33,7 +33,7 @@ Self = TypeVar('Self')
 
 
 class NoCopies:
-    """An account, or what has one: a copy is the thing itself.
+    """Mixin: copying returns self, and pickling is refused.
 
     A second one would spend the same budget again.
     """
@@ -170,7 +170,7 @@ class ReleaseAccount(NoCopies):
         return None if self._ledger is None else self._ledger.head
 
     def check(self, mu: float) -> None:
-        r"""Refuses what does not fit.
+        r"""Refuse a release that exceeds the limit.
 
         Args:
             mu (float): of the release, or of all that are planned.
@@ -195,7 +195,7 @@ class ReleaseAccount(NoCopies):
             )
 
     def spend(self, mu: float) -> None:
-        r"""Counts a release, before its noise is drawn.
+        r"""Record a release, before its noise is drawn.
 
         Args:
             mu (float): :math:`\mu` of the release.
@@ -217,7 +217,7 @@ class ReleaseAccount(NoCopies):
                 self._spent = _releases(self._ledger)
 
     def resume(self, lines: list[float], head: str) -> None:
-        r"""Goes on from the lines of a checkpoint.
+        r"""Continue from the lines of a checkpoint.
 
         Args:
             lines (list[float]): :math:`\mu` of every release.
@@ -301,7 +301,7 @@ def register_release(
 
 
 class PaidNoise:
-    r"""Noise every draw of which is paid for first.
+    r"""Noise source that pays for each draw first.
 
     Args:
         source (SecureNoise or SeededNoise): where noise comes from.

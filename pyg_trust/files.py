@@ -26,7 +26,7 @@ class DamagedFileError(ValueError):
 
 @validated
 def write(path: str | Path, content: bytes | memoryview) -> None:
-    """Replaces a file in one step: it has the old content or the new one.
+    """Replace a file atomically: it has the old content or the new one.
 
     A symbolic link stays one: the file that it leads to is replaced, so that
     no name has the old content. When it returns, the content is on the disk.

@@ -194,7 +194,7 @@ class RemovalLedger:
         data: str = '',
         reference: str = '',
     ) -> LedgerEntry:
-        """Writes a line; call it before the new model becomes visible.
+        """Write a line; call it before the new model becomes visible.
 
         Args:
             action (str): :obj:`'fit'`, :obj:`'refine'` or :obj:`'retrain'`

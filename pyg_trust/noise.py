@@ -139,7 +139,7 @@ class SecureNoise:
         return self._source(check_integer('count', count, 0))
 
     def uniform(self, count: int) -> np.ndarray:
-        r"""Uniform numbers on the grid :math:`2^{-53} \{1, ..., 2^{53}\}`."""
+        r"""Draw uniformly from the grid :math:`2^{-53} \{1, ..., 2^{53}\}`."""
         check_integer('count', count, 0)
         word = np.frombuffer(self._source(8 * count), dtype=np.uint64)
         return ((word >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
@@ -163,7 +163,7 @@ class SecureNoise:
         return _normal(self.cells(shape))
 
     def choose(self, count: int, size: int) -> np.ndarray:
-        """So many of :obj:`count`, uniformly without replacement.
+        """Draw :obj:`size` of :obj:`count` items without replacement.
 
         Those with the least of :obj:`count` random words of 64 bits; on a
         tie, which would favour one, all are drawn again.

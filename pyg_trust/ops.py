@@ -469,7 +469,7 @@ def push(
 
 
 def cost_nodes(num_nodes: int) -> Tensor:
-    """The nodes that :func:`push` estimates the cost of a level from.
+    """Return the sample of nodes from which :func:`push` estimates costs.
 
     Args:
         num_nodes (int): of the graph.
@@ -489,7 +489,7 @@ def pull(
     keep: Tensor,
     pull_above: float,
 ) -> Tensor | None:
-    """Is :func:`push` where that pushes nothing, else :obj:`None`.
+    """Compute :func:`push` if no entry is randomised, else return :obj:`None`.
 
     On the CPU alone. Of the graph it needs the rows of :func:`cost_nodes`.
 
@@ -545,7 +545,7 @@ def push_sparse(
     threshold: float = 0.0,
     deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Is :func:`push` for sparse signals, with sparse results.
+    r"""Run :func:`push` on sparse signals, with sparse results.
 
     Signals are independent: signal :math:`k` draws from the stream of
     :obj:`(seed, first + k)`. Time is that of the pushes alone. Memory beside

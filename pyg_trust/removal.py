@@ -193,7 +193,7 @@ class RemovalRequest:
 
     @classmethod
     def from_dict(cls, named: Mapping[str, Any]) -> 'RemovalRequest':
-        """The request that :meth:`to_dict` has written down.
+        """Read a request that :meth:`to_dict` has written.
 
         Args:
             named (dict): by the name of a graph, what is asked of it.

@@ -32,7 +32,7 @@ def _tensors(data: Data) -> list[Tensor | str]:
 
 
 def content(data: Data, *context: str | int | float) -> str:
-    """A hash of what a graph holds, to be sealed: never store it.
+    """Hash the contents of a graph for its seal; never store the hash.
 
     It has no salt: who has it can test any guess of the graph.
 
@@ -204,7 +204,7 @@ class Seals:
     def of(
         cls, state: dict[str, Tensor], contents: Mapping[int, str]
     ) -> 'Seals':
-        """The seals of a saved state, made again from its contents.
+        """Recompute the seals of a saved state from its contents.
 
         Whether they are those that were recorded is for the root to say.
 

@@ -23,7 +23,7 @@ ATTACKS = ('loss', 'confidence')
 
 @dataclass(frozen=True)
 class MembershipReport(Report):
-    """How well an attack tells members from others.
+    """Quality of a membership inference attack.
 
     Args:
         auc (float): the probability that a member scores above another node;
@@ -49,7 +49,7 @@ class MembershipReport(Report):
     provenance: dict[str, Any]
 
     def chart(self) -> Chart:
-        """How well the attack tells members, beside chance."""
+        """Chart of the attack's success beside chance."""
         chance = self.low <= 0.5 <= self.high
         return Chart(
             'The attack does no better than chance'

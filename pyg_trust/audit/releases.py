@@ -114,7 +114,7 @@ def differing(
 
 
 def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Names without what follows a colon or the fourth slash.
+    """Shorten the names of releases to their kinds.
 
     Not every weight of a shard.
 
@@ -145,7 +145,7 @@ def _content(value: Tensor | bytes) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def size_of(value: Tensor | bytes) -> int:
-    """How many bytes a release has.
+    """Size of a release in bytes.
 
     Args:
         value (Tensor or bytes): of :func:`opened`.
@@ -164,7 +164,7 @@ def _raw(value: Tensor) -> bytes:
 
 
 def encodings(values: Tensor) -> list[bytes]:
-    """Numbers as they could lie in a file.
+    """Return the byte encodings that numbers may have in a file.
 
     Args:
         values (Tensor): float16.
@@ -178,7 +178,7 @@ def encodings(values: Tensor) -> list[bytes]:
 
 
 def holding(released: Released, needles: list[bytes]) -> list[str]:
-    """The names of what holds one of some strings of bytes.
+    """Find the releases that contain any of some byte strings.
 
     Args:
         released (dict): of :func:`opened`.

@@ -98,7 +98,7 @@ class RemovalAudit(AuditReport):
     not_compared: tuple[str, ...]
 
     def guarantee(self) -> Guarantee:
-        """The verdicts of the audit, no promise that all is forgotten."""
+        """State the findings; an audit promises no complete forgetting."""
         return stated(
             'audit of a removal',
             {
@@ -246,7 +246,7 @@ class PrivacyAudit(AuditReport):
 
     @property
     def false_negative_rate(self) -> float:
-        """Of the test, measured."""
+        """Measured false negative rate of the attack."""
         return 1 - self.true_positive_rate
 
     def chart(self) -> Chart:

@@ -150,7 +150,7 @@ class Runs:
         return None
 
     def made(self) -> Subject:
-        """Make a subject that is not fitted."""
+        """Make a subject without fitting it."""
         made = self.make()
         if not isinstance(made, Subject):
             raise TypeError(

@@ -42,7 +42,7 @@ class Subject(Protocol):
         """
 
     def remove(self, request: RemovalRequest) -> None:
-        """Forgets what a request names.
+        """Remove the items that a request names.
 
         Args:
             request (RemovalRequest): of graph 0.
@@ -56,7 +56,7 @@ class Subject(Protocol):
         """
 
     def released(self) -> Released:
-        """All that leaves the process: weights, cached outputs, files.
+        """Collect the released data: weights, cached outputs, files.
 
         Tensors and bytes by name; files under their names.
         """
@@ -95,7 +95,7 @@ class ShardedSubject:
         return self._unlearner
 
     def fit(self, data: Data, seed: int) -> None:
-        """Makes an unlearner and fits it.
+        """Make an unlearner and fit it.
 
         Args:
             data (Data): the graph, with a ``train_mask``.
@@ -124,7 +124,7 @@ class ShardedSubject:
         return self.unlearner.predict_proba(data)
 
     def released(self) -> Released:
-        """All that leaves the process."""
+        """Collect the released data."""
         unlearner = self.unlearner
         found: Released = {
             f'shard {i}: {name}': value
@@ -171,7 +171,7 @@ class RetrainSubject(ShardedSubject):
     _fitted_to: tuple[Data, int] | None = None
 
     def fit(self, data: Data, seed: int) -> None:
-        """Makes an unlearner and fits it.
+        """Make an unlearner and fit it.
 
         Args:
             data (Data): the graph, with a ``train_mask``.
@@ -245,7 +245,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
     """
 
     def fit(self, data: Data, seed: int) -> None:
-        """Makes a classifier and fits it.
+        """Make a classifier and fit it.
 
         Args:
             data (Data): the graph, with a ``train_mask``.
@@ -267,7 +267,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
 
     @validated
     def remove(self, request: RemovalRequest) -> None:
-        """Forgets what a request names.
+        """Remove the items that a request names.
 
         Args:
             request (RemovalRequest): of graph 0.
@@ -305,7 +305,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
         return wide
 
     def released(self) -> Released:
-        """All that leaves the process."""
+        """Collect the released data."""
         made = self.classifier
         return {
             'weight': made.weight,
@@ -329,7 +329,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
     """
 
     def fit(self, data: Data, seed: int) -> None:
-        """Makes a classifier and fits it to the graphs.
+        """Make a classifier and fit it to the graphs.
 
         Args:
             data (Data): all graphs, with ``batch`` and ``train_mask``.
@@ -350,7 +350,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
 
     @validated
     def remove(self, request: RemovalRequest) -> None:
-        """Forgets what a request names.
+        """Remove the items that a request names.
 
         Args:
             request (RemovalRequest): of graph 0, the union of all.
@@ -402,7 +402,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         return wide[home]
 
     def released(self) -> Released:
-        """All that leaves the process."""
+        """Collect the released data."""
         return {'weight': self.classifier.weight, **self._files()}
 
 

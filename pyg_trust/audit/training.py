@@ -77,7 +77,7 @@ def audit_function(
     independent: Annotated[str, OneOf(('canaries', 'runs'))] = 'canaries',
     seed: int | None = None,
 ) -> PrivacyAudit:
-    r"""Audits a training function: how well do its weights tell neighbours?
+    r"""Audit a training function by how well its weights tell neighbours.
 
     Nodes are added to the graph, without edges, each with a feature (a column
     of ``x``) that no other node has. A coin decides whether a canary's row is

@@ -43,7 +43,7 @@ _WIDE = 6
 
 @dataclass(frozen=True)
 class CollectiveCertificate(Proved, SpeaksOf, Report):
-    """How many predictions stay, in one perturbed graph for all.
+    """Certified number of predictions that stay under one joint attack.
 
     Args:
         num_targets (int): how many predictions there are.

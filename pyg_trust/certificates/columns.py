@@ -103,7 +103,7 @@ class Columns:
         return made, multiplier
 
     def attack(self, multiplier: Tensor, cost: str) -> None:
-        """Tries what the relaxation suggests where the bound is negative."""
+        """Run the attack that the relaxation suggests on negative bounds."""
         problem = self.problem
         assert problem.budget is not None
         if problem.undirected or not problem.is_plain:

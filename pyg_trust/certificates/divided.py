@@ -102,7 +102,7 @@ class VoteCertificate(SpeaksOf, Report):
 
     @validated
     def certified(self, changes: Natural, rows: Natural = 0) -> Tensor:
-        """Whose class stays for sure: bool, ``[num_targets]``.
+        """Return whose class is certified: bool, ``[num_targets]``.
 
         Args:
             changes (int): how many elements change, of what is protected; for

@@ -46,7 +46,7 @@ class LinearFeatures(Tensor):
     def __new__(
         cls, product: Product, shape: tuple[int, int], like: Tensor
     ) -> 'LinearFeatures':
-        """Makes one; a tensor is made here, not in ``__init__``."""
+        """Make the tensor here, as torch does, not in ``__init__``."""
         made = like.new_full((1, 1), torch.nan).expand(shape).as_subclass(cls)
         made.product = product
         return made

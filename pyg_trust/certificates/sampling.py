@@ -142,7 +142,7 @@ class Sampler:
             self._fixed_x = _csr_of(x)
 
     def logits(self, first: int, count: int, plain: bool = False) -> Tensor:
-        """Those of some copies: ``[count, rows, num_classes]``.
+        """Compute the logits of some copies: ``[count, rows, num_classes]``.
 
         Args:
             first (int): the number of the first copy.
@@ -369,7 +369,7 @@ class Sampler:
             )
 
     def as_new(self) -> 'Sampler':
-        """One whose pipeline no call has changed.
+        """Return a sampler with a fresh copy of the pipeline.
 
         Raises:
             ValueError: if there can be none.
@@ -462,7 +462,7 @@ class Sampler:
         return sorted(found)
 
     def constant(self) -> list[str]:
-        """What a transform makes, the same for all copies, to the bit."""
+        """List the attributes that a transform makes equal in all copies."""
         transform = self.pipeline.transform
         if transform is None:
             return []

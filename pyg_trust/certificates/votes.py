@@ -52,7 +52,7 @@ def is_right(
 
 @dataclass(frozen=True)
 class SmoothedCertificate(SpeaksOf, Report):
-    r"""How likely every class is under noise, and what follows from it.
+    r"""Class probabilities under noise, and the certificates they give.
 
     It speaks of the *smoothed* classifier, the likeliest class of the model
     over noisy copies of its input, not of the model itself: predict with
@@ -118,7 +118,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> Tensor:
-        """Whose class stays under so many changes: bool, ``[num_targets]``.
+        """Return which classes stay under changes: bool, ``[num_targets]``.
 
         Args:
             edges (tuple[int, int]): at most so many additions and deletions
@@ -146,7 +146,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> Tensor:
-        r"""Where the deployed classifier also answers: ``[num_targets]``.
+        r"""Return which targets it answers when deployed: ``[num_targets]``.
 
         A class that stays is the likeliest one of the noisy copies of every
         admissible graph. :class:`SmoothedClassifier`, which draws copies of

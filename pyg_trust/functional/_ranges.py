@@ -28,7 +28,7 @@ def check_shrink(measure: Measure, dtype: torch.dtype) -> None:
 def check_weights(
     measure: Measure, dtype: torch.dtype, norms: Callable[[], list[float]]
 ) -> None:
-    """Refuse weights that underflow in the dtype while their terms do not."""
+    """Refuse weights that underflow in the dtype and whose terms count."""
     info = torch.finfo(dtype)
     if max(measure.weights) < info.tiny:
         raise ValueError(
@@ -66,7 +66,7 @@ def known_norms(measure: Measure, undirected: bool) -> list[float] | None:
 def check_half(
     measure: Measure, weights: Tensor, room: float, norms: list[float]
 ) -> None:
-    """Refuse levels that underflow in float16 while later ones count.
+    """Refuse weights whose float16 levels underflow but still matter.
 
     The largest number of a level is at least 2^13 / room of its range, and
     what is below 2^-25 is lost; later levels make it grow.

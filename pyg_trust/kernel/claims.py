@@ -144,8 +144,6 @@ ShardRemoval = _promise(
     exact='whether the partition is that of what remains, too',
     exactness='what exact means for this partition',
     keeps_history='whether files of earlier states are kept',
-    queued='requests that wait',
-    max_wait='seconds until they are forgotten; None without a limit',
     ledger_head='SHA-256 of the ledger',
 )
 CountRemoval = _promise(

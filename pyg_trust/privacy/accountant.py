@@ -156,7 +156,7 @@ class Accountant(IAccountant):
 
     @validated
     def spend_pure(self, epsilon: Positive) -> None:
-        r"""Counts a release beside the steps that is :math:`\epsilon`-DP.
+        r"""Record an :math:`\epsilon`-DP release beside the steps.
 
         It adds up with the steps by basic composition.
 
@@ -231,7 +231,7 @@ class Accountant(IAccountant):
         noise_multiplier: Positive,
         sample_rate: Rate,
     ) -> int:
-        r"""How many more steps stay within a budget.
+        r"""Return the number of further steps that stay within a budget.
 
         Args:
             epsilon (float): the budget of everything, also what was spent.
@@ -312,7 +312,7 @@ class Accountant(IAccountant):
         }
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Takes over a history that continues the present one.
+        """Load a history that continues the present one.
 
         Args:
             state_dict (dict): of :meth:`state_dict`.
@@ -357,7 +357,7 @@ class Accountant(IAccountant):
 
 
 class WORAccountant(Accountant):
-    r"""Counts steps that draw subgraphs without replacement.
+    r"""Accountant of steps that draw subgraphs without replacement.
 
     The relation and the assumptions are those of
     :mod:`pyg_trust.functional.mechanisms`: one row of the features is
@@ -396,7 +396,7 @@ class WORAccountant(Accountant):
 
 @ACCOUNTANTS.builtin('pld_wor')
 class PLDAccountant(WORAccountant):
-    """Accounts with privacy loss distributions: tighter, the default.
+    """Accountant by privacy loss distributions: tighter, the default.
 
     See :func:`pyg_trust.functional.accounting.wor_epsilon_pld`.
     """
@@ -406,7 +406,7 @@ class PLDAccountant(WORAccountant):
 
 @ACCOUNTANTS.builtin('rdp_wor')
 class RDPAccountant(WORAccountant):
-    """Accounts with Rényi DP, as Ayle et al. 2023 do.
+    """Accountant by Rényi DP, as in Ayle et al. 2023.
 
     See :func:`pyg_trust.functional.accounting.wor_epsilon_rdp`.
     """
@@ -417,7 +417,7 @@ class RDPAccountant(WORAccountant):
 @validated
 @ACCOUNTANTS.builtin(POISSON)
 class PoissonAccountant(Accountant):
-    r"""Counts steps that draw every unit by a coin of its own.
+    r"""Accountant of Poisson sampling: each unit is drawn independently.
 
     By the pairs of :mod:`pyg_trust.functional.poisson`, which are exact. As
     everywhere, :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, and here
@@ -465,7 +465,7 @@ class PoissonAccountant(Accountant):
 def create_accountant(
     mechanism: str = 'pld_wor', **arguments: Any
 ) -> Accountant:
-    """Makes an accountant by its name.
+    """Make an accountant by its name.
 
     Args:
         mechanism (str): :obj:`'pld_wor'`, :obj:`'rdp_wor'`,
@@ -488,7 +488,7 @@ def create_accountant(
 
 
 def register_accountants() -> None:
-    """Makes both known to ``opacus.accountants.create_accountant``.
+    """Register both with ``opacus.accountants.create_accountant``.
 
     Importing pyg_trust does not: it would change Opacus for everyone. Calling
     it again changes nothing. Opacus' own engine samples by Poisson or by
@@ -566,7 +566,7 @@ def _continues(
 def epsilon_over_time(
     accountant: Accountant, delta: float, points: int = 8
 ) -> tuple[float, ...]:
-    r"""How :math:`\epsilon` grew, from nothing to all steps so far.
+    r"""Compute :math:`\epsilon` over time, from no step to all so far.
 
     Args:
         accountant (Accountant): what was counted; releases beside the

@@ -475,7 +475,7 @@ class PrivateNodeClassifier(PrivateFit):
 
     @editing
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint; predictions then need ``x``.
+        """Continue from a checkpoint; predictions then need ``x``.
 
         Args:
             state (dict): of :meth:`state_dict`, of a classifier with the same

@@ -87,7 +87,7 @@ class Alone:
         return step.alone(self.module, unit, pull, self.key)
 
     def outputs(self, number: int) -> Tensor:
-        """What the model returns for a unit, by the kernel.
+        """Run the model on one unit, by the kernel.
 
         Args:
             number (int): of the unit.

@@ -150,7 +150,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_group(group: Group, loader: StepLoader) -> None:
-    """Makes sure that all processes have the same loader.
+    """Check that all processes have the same loader.
 
     Args:
         group (Group): the processes.
@@ -218,7 +218,7 @@ def probe(
 
 
 def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:
-    """Makes sure that sums are of all units that were drawn, and not too many.
+    """Check that sums are of all units drawn, and of no more than allowed.
 
     Args:
         found (Tensor): the number of units they are of.
@@ -257,7 +257,7 @@ def check_grid(name: str, multiplier: float, count: int) -> None:
 def check_arithmetic(
     loader: StepLoader, multiplier: float, parameters: Sequence[Tensor]
 ) -> None:
-    """Makes sure that sums and noise are exact in integers.
+    """Check that sums and noise are exact in integers.
 
     Args:
         loader (StepLoader): draws the units of a step.

@@ -43,7 +43,7 @@ class Sizes:
     weight: Tensor
 
     def share(self, unit: int, factor: float, integers: Any) -> Share:
-        """What a subgraph has added, with its bounds.
+        """Return the contribution of a subgraph to the sum, with its bounds.
 
         Args:
             unit (int): its number.

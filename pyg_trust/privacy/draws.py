@@ -208,7 +208,7 @@ class UseDraws(Watch):
 
 
 class NoDropout(Watch):
-    """Leaves dropout out."""
+    """Context in which dropout does nothing."""
 
     def call(
         self,
@@ -216,7 +216,7 @@ class NoDropout(Watch):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Leaves out a dropout."""
+        """Replace dropout by the identity."""
         if func in _DROPOUTS:
             return args[0] if args else kwargs['input']
         return func(*args, **kwargs)

@@ -30,7 +30,7 @@ from pyg_trust.privacy.accountant import (
 
 @ACCOUNTANTS.builtin(GROUP_WOR)
 class GroupAccountant(Accountant):
-    r"""Counts steps where a record is in several units, such as ego graphs.
+    r"""Accountant for records that are in several units, such as ego graphs.
 
     Each of at most :math:`k` roots sees a row; :math:`m` of :math:`N` roots
     are drawn without replacement, and clipped each. By
@@ -86,7 +86,7 @@ class GroupAccountant(Accountant):
 
 @ACCOUNTANTS.builtin(GROUP)
 class GroupPoissonAccountant(GroupAccountant):
-    r"""Counts steps as :class:`GroupAccountant`, of roots drawn by coins.
+    r"""Accountant as :class:`GroupAccountant`, for Poisson sampling of roots.
 
     By the pair of :mod:`pyg_trust.functional.poisson` for so many
     occurrences, which is exact.
@@ -126,7 +126,7 @@ class GroupPoissonAccountant(GroupAccountant):
 
 @ACCOUNTANTS.builtin(FDP)
 class FDPAccountant(Accountant):
-    r"""Accounts for the baseline on bounded-degree graphs, as its paper does.
+    r"""Accountant of the baseline on bounded-degree graphs, as in its paper.
 
     :class:`GroupAccountant` has a smaller :math:`\epsilon` for the same
     steps. See :func:`pyg_trust.functional.mechanisms.rdp_fdp`: :math:`m` of

@@ -208,7 +208,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         exact: bool = False,
         isolation: str = 'followed',
     ) -> PrivateTraining:
-        r"""Makes a model, an optimizer and a loader private.
+        r"""Wrap a model, an optimizer and a loader for private training.
 
         Args:
             module (torch.nn.Module): the model; it returns a row per node, or
@@ -251,9 +251,9 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 back-propagated unchecked; the report repeats it.
                 (default: :obj:`False`)
             public (Sequence[str]): buffers, frozen parameters and attributes
-                of the model that have a row per node of the graph and hold
-                nothing private; the report repeats them.
-                (default: :obj:`()`)
+                of the model that have a row per node of the graph, and
+                attributes of the data that are no rows, which hold nothing
+                private; the report repeats them. (default: :obj:`()`)
             clipping (str): :obj:`'flat'`, gradients above :math:`C` are cut
                 to it, or :obj:`'automatic'`, every gradient is scaled to just
                 below it (:func:`pyg_trust.functional.clip_factors`).
@@ -323,7 +323,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         epochs: Count | None = None,
         **kwargs: Any,
     ) -> PrivateTraining:
-        r"""Makes them private with just enough noise for a budget.
+        r"""Wrap them for private training, with the least noise for a budget.
 
         The noise is such that so many steps stay below the target, by at most
         one percent (or, with ``resample_every``, as many at the highest rate
@@ -438,7 +438,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         check_layers(module)
         withdraws = data_loader.form == 'withdraw'
         known = None if withdraws else data_loader.data.num_nodes
-        check_tables(module, known, public)
+        units = data_loader.input_nodes.numel()
+        check_tables(module, known, public, data_loader.data, units)
         step = PrivateStep(
             SubgraphGradients(module, method),
             check_parameters(module, optimizer),
@@ -555,7 +556,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
 
     @property
     def clipping(self) -> str:
-        """How gradients are clipped, see :meth:`make_private`."""
+        """Way of clipping gradients, see :meth:`make_private`."""
         step = self._training_step()
         return step.clipping if self._adaptive is None else 'adaptive'
 
@@ -690,7 +691,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     def load_state_dict(
         self, state: dict[str, Any], *, rewind: bool = False
     ) -> None:
-        """Goes on from a checkpoint, with noise of its own.
+        """Continue from a checkpoint, with fresh noise.
 
         Call it after :meth:`make_private` with the same arguments.
 

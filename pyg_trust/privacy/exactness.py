@@ -19,7 +19,7 @@ _LOCAL = frozenset(
 
 
 class Exactness:
-    """What was seen that may round a unit otherwise beside other units.
+    """Record of operations whose rounding may depend on the other units.
 
     Args:
         gradients (SubgraphGradients): of the model.

@@ -114,7 +114,7 @@ def replaced(value: Any, find: Callable[[Any], Any]) -> Any:
 
 
 def pairs(step: Step, made: Any) -> Iterator[tuple[Slot, Tensor]]:
-    """What an operation returned, by the slots that stand for it.
+    """Pair the tensors that an operation returned with their slots.
 
     Args:
         step (Step): the operation.
@@ -128,7 +128,7 @@ def pairs(step: Step, made: Any) -> Iterator[tuple[Slot, Tensor]]:
 
 
 def plainly(step: Step, find: Callable[[Any], Any]) -> Any:
-    """Does an operation again, on numbers that nothing follows.
+    """Repeat an operation on plain tensors, without tracking.
 
     Args:
         step (Step): the operation.
@@ -475,7 +475,9 @@ def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
 def private_rows(
     batch: Data, owner: Tensor, count: int
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """What a batch has for each node, subgraph or edge, and whose it is.
+    """Return the private rows of a batch, with the subgraph of each.
+
+    Places and masks are public, by their names; numbers with a point are not.
 
     Args:
         batch (Data): the batch.
@@ -489,7 +491,11 @@ def private_rows(
             not isinstance(value, Tensor)
             or value.layout != torch.strided
             or value.dim() == 0
-            or (is_structure(name) and name not in NAMES)
+            or (
+                is_structure(name)
+                and name not in NAMES
+                and not value.is_floating_point()
+            )
         ):
             continue
         if value.size(0) == owner.numel() and batch.is_node_attr(name):

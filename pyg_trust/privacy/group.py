@@ -80,7 +80,7 @@ class Group:
             )
 
     def of_first(self, call: Callable[[], T]) -> T:
-        """The result of a call in the first process, broadcast to all of them.
+        """Call a function in the first process, and broadcast its result.
 
         Args:
             call (callable): is called in the first process alone.
@@ -106,7 +106,7 @@ class Group:
         return box[1]
 
     def agree(self, what: str, value: Any) -> None:
-        """Makes sure that something is the same in all processes.
+        """Check that a value is the same in all processes.
 
         Args:
             what (str): what it is.
@@ -136,7 +136,7 @@ class Group:
         return self.of_first(lambda: os.urandom(32))
 
     def same_weights(self, module: nn.Module) -> None:
-        """Gives all processes the weights and buffers of the first."""
+        """Broadcast the weights and buffers of the first process."""
         if self.size == 1:
             return
         with torch.no_grad():

@@ -474,7 +474,7 @@ class PrivateLinkPredictor(PrivateFit):
 
     @editing
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint.
+        """Continue from a checkpoint.
 
         Args:
             state (dict): of :meth:`state_dict`, of a predictor with the same

@@ -1,4 +1,4 @@
-"""A loader whose batches are those of private steps, in their order."""
+"""Loader whose batches are those of private steps, in their order."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from pyg_trust.privacy.wrappers import (
 
 
 class PrivateLoader(Single):
-    """Gives out the batches of a loader, and keeps track of them.
+    """Loader of private batches that keeps track of which were used.
 
     It ends by itself, also in the midst of an epoch, before a step that would
     exceed the budget; then it is empty. Whoever leaves an epoch and begins

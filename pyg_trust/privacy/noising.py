@@ -1,4 +1,4 @@
-"""Noise on clipped sums, on a grid that everybody may know."""
+"""Noise on clipped sums, on a public grid."""
 
 from typing import Any
 

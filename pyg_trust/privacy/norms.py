@@ -106,7 +106,7 @@ class AdaptiveNorm:
             )
 
     def count_std(self, noise_multiplier: float, batch_size: int) -> float:
-        """The noise :math:`s` on the count.
+        """Return the standard deviation of the noise on the count.
 
         Args:
             noise_multiplier (float): :math:`z`, of the account.
@@ -137,7 +137,7 @@ class AdaptiveNorm:
         return noise_multiplier / math.sqrt(rest)
 
     def next(self, norm: float, share: float) -> float:
-        r"""The clipping norm of the next step.
+        r"""Return the clipping norm of the next step.
 
         Args:
             norm (float): :math:`C` of this one.

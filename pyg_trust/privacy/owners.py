@@ -151,7 +151,7 @@ def facts(
     kwargs: dict[str, Any],
     value_of: Callable[[Any], Any],
 ) -> tuple[bool, ...] | None:
-    """What owners depend on besides owners, shapes, types and constants.
+    """Return the values, besides shapes and types, that owners depend on.
 
     Owners after an operation are a function of these and of what is returned
     here: a rule reads no value of another operation.
@@ -192,7 +192,7 @@ def base_name(func: Any) -> str:
 
 
 def tensors_of_tree(value: Any) -> list[Tensor]:
-    """The tensors in tuples and lists of an operation's arguments."""
+    """List the tensors in nested arguments of an operation."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, tuple | list):

@@ -49,7 +49,7 @@ class Pins:
         self._layers = self._find_layers()
 
     def check_layers(self) -> None:
-        """Refuses other layers, and other parameters to train.
+        """Refuse if layers or trainable parameters were added or removed.
 
         Raises:
             ValueError: if there are.

@@ -107,7 +107,7 @@ class Proposal(Report):
         )
 
     def chart(self) -> Chart:
-        """How epsilon would grow with the steps."""
+        """Chart of epsilon over the planned steps."""
         history = epsilon_over_time(self.accountant(), self.delta)
         last = max(len(history) - 1, 1)
         return Chart(
@@ -329,7 +329,7 @@ def compare_samplings(
     steps: Count,
     delta: Fraction,
 ) -> SamplingReport:
-    r"""Tells which law of batches costs less, before anything is trained.
+    r"""Compare the epsilon of both sampling schemes, before any training.
 
     Deprecated: :func:`propose` tries both laws.
 

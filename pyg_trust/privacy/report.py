@@ -33,7 +33,7 @@ APART = (
 
 
 def vouched(mechanism: str) -> str:
-    """Who vouches for an epsilon; '' if it is this package.
+    """Name the user's accountant of an epsilon; '' for one of this package.
 
     Args:
         mechanism (str): the name of an accountant.
@@ -43,7 +43,7 @@ def vouched(mechanism: str) -> str:
 
 
 def said_by(mechanism: str) -> str:
-    """Who vouches for an epsilon, if it is not this package.
+    """Phrase that names the user's accountant; '' for one of this package.
 
     Args:
         mechanism (str): the name of an accountant.
@@ -158,7 +158,7 @@ class PrivacyReport(Report):
         )
 
     def chart(self) -> Chart:
-        """How epsilon grew with the steps."""
+        """Chart of epsilon over the steps."""
         last = max(len(self.history) - 1, 1)
         steps = [-(-self.steps * i // last) for i in range(len(self.history))]
         limit = self.target_epsilon
@@ -235,7 +235,7 @@ class PrivacyReport(Report):
 
 
 class Run(NamedTuple):
-    """What a report needs to know of a training beside its account.
+    """Facts of a training that its report states, beside the account.
 
     Args:
         loader (StepLoader): draws the batches.
@@ -430,9 +430,10 @@ def assumptions(
     lines = [
         *TRAINING,
         *units,
-        'buffers and attributes of the model hold nothing of private data '
-        '(tables with a row per node, and what is looked up by names or '
-        'places of nodes, are refused)',
+        'buffers and attributes of the model, and what the data has besides '
+        'rows of nodes and edges, hold nothing of private data (tables with a '
+        'row per node, as many numbers as there are units, and what is looked '
+        'up by names or places of nodes, are refused)',
         'the loss reads private data by the batch and the outputs alone, and '
         'carries nothing private from step to step, also not what a model '
         'kept of an earlier one: it is computed on outputs for made-up rows, '

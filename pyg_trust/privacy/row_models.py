@@ -253,7 +253,7 @@ def outputs(module: nn.Module, x: Tensor, private: bool) -> Tensor:
 
 
 def readable(module: nn.Module, x: Tensor) -> Tensor:
-    """Rows as a model takes them: finite, of its dtype, sparse if it can.
+    """Prepare rows for a model: finite, of its dtype, sparse if it takes that.
 
     Args:
         module (torch.nn.Module): the model.

@@ -90,7 +90,7 @@ class Conflict(Exception):
 
 
 class RowTracker:
-    """Knows the rows of tensors, and what functions do with them.
+    """Tracker of which rows of a tensor come from which nodes.
 
     Nothing here looks at the values of features: whose a row is follows from
     the structure of the graph and from what the model does. A function that

@@ -38,7 +38,7 @@ _PLANNED = 32
 
 
 class Spending(Single):
-    """The account of an engine, its ledger, and where its chance comes from.
+    """Account of an engine, its ledger and its source of randomness.
 
     Args:
         accountant (str, optional): as of

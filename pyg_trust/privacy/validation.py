@@ -99,7 +99,7 @@ def _objection(layer: nn.Module) -> str | None:
 def check_parameters(
     module: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[nn.Parameter]:
-    """Makes sure that the optimizer moves the model's parameters, all of them.
+    """Check that the optimizer trains all parameters of the model.
 
     Args:
         module (torch.nn.Module): the model.
@@ -149,7 +149,7 @@ def check_parameters(
 
 
 class BatchCall:
-    """How a model is called with a batch: which attributes go where.
+    """Arguments of a model's call: the batch attribute of each.
 
     Every tensor has to be one that the batch was delivered with, the same
     object and unchanged: only then is it known which row belongs to which
@@ -185,7 +185,7 @@ class BatchCall:
         return module(*args, **kwargs)
 
     def arguments(self, batch: Data) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What a model is called with for another batch.
+        """Return the arguments of the call for another batch.
 
         Args:
             batch (Data): the batch.
@@ -269,7 +269,7 @@ def _version(value: Any) -> int:
 def find_call(
     module: nn.Module, batch: Data, forward: Forward | None
 ) -> BatchCall:
-    """How a model is going to be called.
+    """Find the attributes of a batch that a model is called with.
 
     Args:
         module (torch.nn.Module): the model.
@@ -321,7 +321,7 @@ def find_call(
 
 
 def check_edges(batch: Data, owner: Tensor) -> None:
-    """Makes sure that no edge of a batch joins two subgraphs.
+    """Check that no edge of a batch joins two subgraphs.
 
     Args:
         batch (Data): the batch.
@@ -553,7 +553,7 @@ class _Features:
 
 
 def features_of(batch: Data, num_nodes: int) -> _Features:
-    """Whatever has a row per node and is no structure."""
+    """List the attributes with a row per node, graph structure aside."""
     floating, integer = [], []
     for name, value in batch.to_dict().items():
         if (
@@ -624,7 +624,7 @@ def _run(
 def check_output(
     out: Any, num_nodes: int, count: int, by_unit: bool = False
 ) -> None:
-    """Makes sure that a model gives a row per node or per subgraph.
+    """Check that a model returns a row per node or per subgraph.
 
     Args:
         out (Any): what it gives.

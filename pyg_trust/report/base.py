@@ -40,7 +40,7 @@ KINDS = (
 
 
 def provenance(**arguments: Any) -> dict[str, Any]:
-    """The versions that are running and the arguments of a procedure.
+    """Return the versions in use and the arguments of a procedure.
 
     Args:
         **arguments (Any): the seed and whatever else it takes to run the
@@ -88,7 +88,7 @@ class Report:
         }
 
     def guarantee(self) -> 'Guarantee':
-        """The promise of this report, in the words that all reports share.
+        """State the guarantee of this report, in the form all reports share.
 
         Raises:
             TypeError: if this kind of report promises nothing by itself.
@@ -243,7 +243,7 @@ class Guarantee(Report):
 
     @property
     def settings(self) -> str:
-        """What the line of settings says; empty without one."""
+        """Return the text of the settings line; empty without one."""
         lines = [t for t in self.assumptions if t.startswith(SETTINGS)]
         return lines[0].removeprefix(SETTINGS) if lines else ''
 
@@ -356,7 +356,7 @@ def _chart_of_numbers(report: Report, title: str) -> Chart:
 
 
 def plain(value: Any) -> Any:
-    """The value as numbers, texts, lists and dictionaries."""
+    """Convert a value to numbers, texts, lists and dictionaries."""
     if isinstance(value, Tensor):
         return value.detach().cpu().tolist()
     if isinstance(value, Report):
@@ -371,7 +371,7 @@ def plain(value: Any) -> Any:
 
 
 def short(value: Any) -> str:
-    """The value as a text for a table."""
+    """Format a value for a table."""
     if isinstance(value, Tensor):
         if value.numel() == 1:
             return short(value.item())

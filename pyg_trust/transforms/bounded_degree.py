@@ -14,7 +14,7 @@ from pyg_trust.functional.partition import check_edges
 @validated
 @functional_transform('bounded_degree')
 class BoundedDegree(BaseTransform):
-    r"""Keeps at most :math:`K` receivers of every node, chosen at random.
+    r"""Cap the out-degree: keep at most :math:`K` random receivers per node.
 
     The first step of `"Node-Level Differentially Private Graph Neural
     Networks" <https://arxiv.org/abs/2111.15521>`_ (Daigavane et al. 2021;

@@ -423,11 +423,28 @@ def test_repeated_interactions_and_too_popular_items_are_refused(monkeypatch):
     twice = torch.tensor([[0, 1, 0], [1, 1, 1]])
     with pytest.raises(ValueError, match='each pair of user and item once'):
         Recommender().fit(twice, 2, 2)
+    # Any sum or difference of so many is an integer of 53 bits.
+    assert recommend.MOST_USERS * 2**recommend.BITS == 2**52
     monkeypatch.setattr(recommend, 'MOST_USERS', 3)
     liked = torch.tensor([[0, 1, 2], [1, 1, 1]])
     with pytest.raises(ValueError, match='fewer than 3 users'):
         lists_of(liked, 3, 2)
     assert lists_of(liked[:, :2], 3, 2).length.tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ('pair', 'what'),
+    [
+        ((2, 0), 'the users'),
+        ((-1, 0), 'the users'),
+        ((0, 2), 'the items'),
+        ((0, -1), 'the items'),
+    ],
+)
+def test_interactions_are_in_range_and_errors_tell_no_name(pair, what):
+    edges = torch.tensor([[0, pair[0]], [1, pair[1]]])
+    with pytest.raises(ValueError, match=rf'{what} \(got others\)'):
+        Recommender().fit(edges, 2, 2)
 
 
 # Interrupts, verification, files #############################################
