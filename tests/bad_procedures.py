@@ -748,7 +748,6 @@ entry(
     path=PATH,
 )
 for name in (
-    'BatchPlan',
     'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',
@@ -856,9 +855,6 @@ entry(
         [(np.nan, 1), (1, 1)],
     ),
     outputs=choice(),
-    max_wait=number(0, closed='low', none=True),
-    max_requests=integer(1, none=True),
-    clock=FUNCTION,
     trainer=choice(),
     num_workers=integer(1, none=True),
     over_ranks=FLAG,
@@ -912,7 +908,7 @@ entry(
     lambda: (fitted_unlearner(), {'shard': 1}),
     shard=integer(0, 1),
 )
-for name in ('plan', 'remove', 'enqueue'):
+for name in ('plan', 'remove'):
     entry(
         f'unlearning.ShardedUnlearner.{name}',
         lambda: (fitted_unlearner(), {'request': RemovalRequest(nodes=[0])}),
@@ -927,7 +923,7 @@ for name in ('plan', 'remove', 'enqueue'):
             'leave class 0',
         ),
         names=REQUEST_NAMES,
-        request=either(instance(none=name == 'plan'), *REQUESTS[1:]),
+        request=either(instance(), *REQUESTS[1:]),
     )
 entry(
     'unlearning.ShardedUnlearner.repartition',
@@ -937,14 +933,12 @@ entry(
     partition=PARTITIONS,
 )
 entry(
-    'unlearning.ShardedUnlearner.policy',
-    lambda: (fitted_unlearner(), {'rate': 0.1, 'max_wait': 10.0}),
-    rate=POSITIVE,
-    max_wait=POSITIVE,
+    'unlearning.ShardedUnlearner.enqueue',
+    lambda: (fitted_unlearner(), {'request': RemovalRequest(nodes=[0])}),
+    request=instance(),
 )
 for name in (
     'ShardedUnlearner.flush',
-    'ShardedUnlearner.flush_if_due',
     'ScatteringClassifier.verify',
 ):
     EXEMPT[f'unlearning.{name}'] = 'takes a flag alone'

@@ -51,7 +51,6 @@ from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.transforms import AGP, PrivateAGP
 from pyg_trust.unlearning import Recommender, ShardedUnlearner
-from pyg_trust.unlearning.shards.waiting import batch_plan
 from pyg_trust.utils import local_cluster
 
 
@@ -304,9 +303,6 @@ OTHERS = {
     'Proposal': lambda: propose(200, epsilon=4.0, delta=1e-4),
     'LocalCluster': lambda: local_cluster(cycle(30), 3),
     'LedgerEntry': lambda: RemovalLedger(1.0).record('fit', 0.25),
-    'BatchPlan': lambda: batch_plan(
-        [(1.0,), (2.0,)], [1.0], 0.5, rate=0.1, max_wait=60.0
-    ),
     'DeskPlan': lambda: _desk()[0],
     'DeskStatus': lambda: _desk()[1],
     'ErasureReport': lambda: _desk()[2],

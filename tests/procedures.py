@@ -342,13 +342,6 @@ PROCEDURES['ShardedUnlearner.fit'] = Procedure(
     is_exact,
     shows=3,
 )
-PROCEDURES['ShardedUnlearner.flush'] = Procedure(
-    lambda folder: queued(folder),
-    lambda model, bar: untimed(model.flush(progress_bar=bar)),
-    sharded,
-    is_exact,
-    shows=3,
-)
 PROCEDURES['ShardedUnlearner.remove'] = Procedure(
     lambda folder: unlearner(
         trainer='sequential', sparse_x=True, sparse_adj=True
@@ -381,12 +374,6 @@ PROCEDURES['ShardedUnlearner.predict'] = Procedure(
     shows=2,
 )
 NAMED = RemovalRequest(nodes=[0, 1, 35])
-
-
-def queued(folder):
-    model = unlearner(folder / 'state').fit(cycle(40))
-    model.enqueue(NAMED)
-    return model
 
 
 def untimed(report):

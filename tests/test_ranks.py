@@ -65,9 +65,8 @@ def assert_equal(one, two):
 def removed(made):
     made.fit(data())
     made.remove(RemovalRequest(nodes=[3, 14]))
-    made.enqueue(RemovalRequest(edges=[data().edge_index[:, 0].tolist()]))
-    made.enqueue(RemovalRequest(features=[5]))
-    made.flush()
+    edge = data().edge_index[:, 0].tolist()
+    made.remove(RemovalRequest(edges=[edge], features=[5]))
     return made
 
 
@@ -91,7 +90,7 @@ def test_shards_have_the_bits_of_one_process(size, tmp_path):
         # Salts and names are those of all.
         state = made.state_dict()
         (tmp_path / f'root-{rank}').write_text(
-            f'{state["ledger"]} {state["lineage"]} {state["arrived"]}'
+            f'{state["ledger"]} {state["lineage"]}'
         )
 
     together(size, tmp_path, work)
@@ -140,7 +139,9 @@ def test_ranks_that_disagree_are_refused(tmp_path):
         with pytest.raises(ValueError, match="'request'"):
             made.remove(RemovalRequest(nodes=[3 + rank]))
         with pytest.raises(ValueError, match="'call'"):
-            made.withdraw() if rank else made.remove(RemovalRequest(nodes=[3]))
+            made.repartition() if rank else made.remove(
+                RemovalRequest(nodes=[3])
+            )
         assert made.state_dict()['lineage'] == before
         # From the operating system, but one.
         drawn = unlearner(seed=None, over_ranks=True).fit(data())

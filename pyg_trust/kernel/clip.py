@@ -121,19 +121,16 @@ def factors(
             :math:`n / (n + .01)` of :math:`C`. (default: :obj:`False`)
     """
     step = grid(norm)
-    dead = ~(np.isfinite(n) & np.isfinite(tau) & np.isfinite(kappa))
     most = np.maximum(np.maximum(n, tau), weight)
-    dead |= ~(most < HUGE * HUGE)
-    n, tau, kappa = (np.where(dead, 0.0, v) for v in (n, tau, kappa))
-    weight = np.where(dead, 0.0, weight)
-    with np.errstate(divide='ignore', invalid='ignore'):
+    with np.errstate(all='ignore'):
         room = norm - step * kappa
         c = room / (n + tau + (0.01 if automatic else 0.0))
-        cap = math.ldexp(step, INPUT_BITS) / weight
-    c = np.where(room > 0, np.nan_to_num(c, nan=1.0, posinf=np.inf), 0.0)
-    c = np.minimum(c, np.where(weight > 0, cap, np.inf))
-    c = np.minimum(c, 1e300 if automatic else 1.0)
-    return np.where(dead, 0.0, np.maximum(c, 0.0) * (1 - 2.0**-40))
+        c = np.where(room > 0, c, 0.0)
+        c = np.minimum(c, math.ldexp(step, INPUT_BITS) / weight)
+    if not automatic:
+        c = np.minimum(c, 1.0)
+    # What is no number is not less than anything.
+    return np.where(most < HUGE * HUGE, c * (1 - 2.0**-40), 0.0)
 
 
 def rows(

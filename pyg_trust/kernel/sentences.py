@@ -338,13 +338,6 @@ def _shard_removal(c: Any) -> Words:
             'the files of earlier states, which hold what was removed and are '
             'kept in the folder (keep_history=True) until purge()'
         )
-    if c.queued:
-        wait = f'{c.queued} requests in the queue, which are not forgotten '
-        wait += 'before the next flush()'
-        if c.max_wait is not None:
-            wait += ', and none comes by itself: flush_if_due() needs to be '
-            wait += f'called {c.max_wait:g} seconds after the first came'
-        limits.append(wait)
     return Words(
         f'{c.secrets}; '
         * (c.secrets != FROM_SYSTEM)

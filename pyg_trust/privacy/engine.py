@@ -251,9 +251,9 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 back-propagated unchecked; the report repeats it.
                 (default: :obj:`False`)
             public (Sequence[str]): buffers, frozen parameters and attributes
-                of the model that have a row per node of the graph and hold
-                nothing private; the report repeats them.
-                (default: :obj:`()`)
+                of the model that have a row per node of the graph, and
+                attributes of the data that are no rows, which hold nothing
+                private; the report repeats them. (default: :obj:`()`)
             clipping (str): :obj:`'flat'`, gradients above :math:`C` are cut
                 to it, or :obj:`'automatic'`, every gradient is scaled to just
                 below it (:func:`pyg_trust.functional.clip_factors`).
@@ -438,7 +438,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         check_layers(module)
         withdraws = data_loader.form == 'withdraw'
         known = None if withdraws else data_loader.data.num_nodes
-        check_tables(module, known, public)
+        units = data_loader.input_nodes.numel()
+        check_tables(module, known, public, data_loader.data, units)
         step = PrivateStep(
             SubgraphGradients(module, method),
             check_parameters(module, optimizer),

@@ -477,6 +477,8 @@ def private_rows(
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Return the private rows of a batch, with the subgraph of each.
 
+    Places and masks are public, by their names; numbers with a point are not.
+
     Args:
         batch (Data): the batch.
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
@@ -489,7 +491,11 @@ def private_rows(
             not isinstance(value, Tensor)
             or value.layout != torch.strided
             or value.dim() == 0
-            or (is_structure(name) and name not in NAMES)
+            or (
+                is_structure(name)
+                and name not in NAMES
+                and not value.is_floating_point()
+            )
         ):
             continue
         if value.size(0) == owner.numel() and batch.is_node_attr(name):

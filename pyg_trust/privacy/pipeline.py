@@ -33,20 +33,29 @@ _DEPTH = 4
 
 
 def check_tables(
-    module: nn.Module, num_nodes: int | None, public: Sequence[str] = ()
+    module: nn.Module,
+    num_nodes: int | None,
+    public: Sequence[str] = (),
+    data: Data | None = None,
+    num_units: int = 1,
 ) -> None:
-    """Refuse tensors of a model with an entry for every node.
+    """Refuse tensors of a model, or of each batch, with all nodes' entries.
 
     Args:
         module (torch.nn.Module): the model.
         num_nodes (int, optional): of the graph; None if it is private, and
             no refusal may depend on it.
-        public (Sequence[str]): the buffers, frozen parameters and attributes
-            that hold nothing private. (default: :obj:`()`)
+        public (Sequence[str]): the buffers, frozen parameters and attributes,
+            of the model or the data, that hold nothing private.
+            (default: :obj:`()`)
+        data (Data, optional): the graph. (default: :obj:`None`)
+        num_units (int): of how many units something private may be in what
+            each batch has whole. (default: :obj:`1`)
 
     Raises:
         ValueError: if a buffer, a frozen parameter or an attribute has a
-            dimension of this length, or a name is not there.
+            dimension of this length, each batch has as many numbers as there
+            are units that are no rows, or a name is not there.
     """
     if isinstance(public, str) or not isinstance(public, Sequence):
         raise TypeError(
@@ -54,11 +63,26 @@ def check_tables(
             f'{type(public).__name__})'
         )
     found = dict(tables_of(module))
-    unknown = [name for name in public if name not in found]
+    whole = {} if data is None else dict(_whole(data))
+    unknown = [name for name in public if name not in {**found, **whole}]
     if unknown:
         raise ValueError(
             "'public' needs to hold names of buffers, frozen parameters or "
-            f"attributes of 'module' that are tensors (got {unknown})"
+            f"attributes of 'module' that are tensors, or of what 'data' has "
+            f'that are no rows (got {unknown})'
+        )
+    large = [
+        name
+        for name, count in whole.items()
+        if count >= max(2, num_units) and name not in public
+    ]
+    if large and num_nodes is not None:
+        raise ValueError(
+            "'data' needs to have a row for each node or edge in what a model "
+            f'or a loss may read, but {large} may hold rows of all of its '
+            f'{num_nodes} nodes in another form: each batch has that whole, '
+            'and nobody clips it. Take it out of the data, or name what is '
+            f"public with 'public={large}'"
         )
     tables = [
         name
@@ -72,6 +96,37 @@ def check_tables(
             'subgraph, and nobody clips them. Put features into the data, or '
             f"name what is public with 'public={tables}'"
         )
+
+
+def _whole(data: Data) -> Iterator[tuple[str, int]]:
+    # What is in each batch as it is in the graph, and how many numbers.
+    n = data.num_nodes
+    sizes = n, data.num_edges
+    for name, value in data.to_dict().items():
+        rows = data.is_node_attr(name) or data.is_edge_attr(name)
+        if isinstance(value, Tensor):
+            places = not value.is_floating_point() and is_structure(name)
+            sparse = value.layout != torch.strided and value.shape == (n, n)
+            if places or sparse or value.dim() == 0:
+                continue
+            # PyG has columns of nodes where a name says 'index'.
+            rows = rows and value.size(0) in sizes
+        if not rows:
+            yield name, _count(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, np.ndarray):
+        return value.size
+    if isinstance(value, dict):
+        return sum(map(_count, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return sum(map(_count, value))
+    if isinstance(value, Data):
+        return _count(value.to_dict())
+    return int(isinstance(value, bool | int | float | str))
 
 
 def check_names(

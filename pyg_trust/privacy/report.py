@@ -430,9 +430,10 @@ def assumptions(
     lines = [
         *TRAINING,
         *units,
-        'buffers and attributes of the model hold nothing of private data '
-        '(tables with a row per node, and what is looked up by names or '
-        'places of nodes, are refused)',
+        'buffers and attributes of the model, and what the data has besides '
+        'rows of nodes and edges, hold nothing of private data (tables with a '
+        'row per node, as many numbers as there are units, and what is looked '
+        'up by names or places of nodes, are refused)',
         'the loss reads private data by the batch and the outputs alone, and '
         'carries nothing private from step to step, also not what a model '
         'kept of an earlier one: it is computed on outputs for made-up rows, '

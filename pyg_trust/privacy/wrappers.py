@@ -170,8 +170,8 @@ class PrivateStep:
             )
         if self.public:
             notes.append(
-                f'DECLARED PUBLIC: {", ".join(self.public)} of the model, '
-                'which are not protected'
+                f'DECLARED PUBLIC: {", ".join(self.public)} of the model or '
+                'the data, which are not protected'
             )
         if self.states_loaded:
             notes.append(

@@ -16,7 +16,6 @@ from pyg_trust.unlearning.reports import (
 )
 from pyg_trust.unlearning.scattering import ScatteringClassifier
 from pyg_trust.unlearning.shards import (
-    BatchPlan,
     PoisonCertificate,
     ShardedUnlearner,
     ShardPlan,
@@ -27,7 +26,6 @@ from pyg_trust.unlearning.shards import (
 from pyg_trust.unlearning.store import ShardStore
 
 __all__ = [
-    'BatchPlan',
     'GINClassifier',
     'NodeClassifier',
     'NodePlan',

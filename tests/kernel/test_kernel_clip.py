@@ -267,3 +267,39 @@ def test_units_whose_scales_are_no_numbers_add_nothing():
     c = clip.factors(one, none, none, weight, 1.0)
     assert c[0] > 0
     assert (c[1:] == 0).all()
+
+
+def test_scales_are_powers_of_two_from_the_least_to_the_largest_row():
+    # The largest entry becomes an integer of 22 bits, of which rows outside
+    # of these ends have fewer or more.
+    for power in (-300, -299, -1, 0, 1, 399):
+        for top in (2.0**power, 2.0**power * 1.999):
+            (scale,) = clip.scales(np.array([top]))
+            assert 2**21 <= Fraction(top) / Fraction(scale) < 2**22
+    ends = clip.scales(np.array([0.0, 2.0**-301, 2.0**-1000, 2.0**400, 1e300]))
+    assert ends.tolist() == [0, 2.0**-321, 2.0**-321, 2.0**379, 2.0**379]
+
+
+def test_factors_of_nothing_and_of_all_that_is_too_large():
+    zero, one = np.zeros(1), np.ones(1)
+    less = 1 - 2.0**-40
+    # Nothing is clipped where there is nothing; if lengthened, by 100 C.
+    assert clip.factors(zero, zero, zero, zero, 3.0).tolist() == [less]
+    found = clip.factors(zero, zero, zero, zero, 3.0, automatic=True)
+    assert found.tolist() == [3.0 / 0.01 * less]
+    # All of C goes into rounding; one unit of the grid is left; more is not.
+    for kappa, room in ((2.0**43, 0), (2.0**43 - 1, 1), (2.0**43 + 1, 0)):
+        c = clip.factors(one, zero, kappa * one, zero, 1.0)
+        assert c.tolist() == [room * 2.0**-43 * less]
+    for large in (2.0**800, 1e300, np.inf, np.nan):
+        for place in range(3):
+            given = [one, zero, zero, zero]
+            given[(0, 1, 3)[place]] = large * one
+            assert clip.factors(*given, 1.0).tolist() == [0]
+            assert clip.factors(*given, 1.0, automatic=True).tolist() == [0]
+    # Just below they count, and are made as short as C.
+    c = clip.factors(2.0**799 * one, zero, zero, zero, 2.0**10)
+    assert c.tolist() == [2.0**-789 * less]
+    # The largest integer is below 2^22 of the grid.
+    c = clip.factors(zero, zero, zero, 5.0 * one, 1.0)
+    assert c.tolist() == [2.0 ** (22 - 43) / 5.0 * less]

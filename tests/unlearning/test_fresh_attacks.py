@@ -552,16 +552,6 @@ def test_a_second_fit_does_not_write_over_the_folder(tmp_path: Path) -> None:
     assert 3 not in again.n_id.tolist()
 
 
-def test_a_second_fit_does_not_drop_the_queue() -> None:
-    model = sharded().fit(network())
-    model.enqueue(GONE)
-    with pytest.raises(ValueError, match='in the queue'):
-        model.fit(network())
-    assert len(model.queue) == 1
-    model.withdraw()
-    model.fit(network())
-
-
 def test_an_older_state_is_not_taken_over_by_a_new_fit() -> None:
     # Loaded into the object that had gone on.
     for make, data in FITTED.values():

@@ -147,7 +147,6 @@ def test_who_comes_second_is_told(tmp_path):
     one.remove(RemovalRequest(nodes=[3]))
     for change in (
         lambda: two.remove(RemovalRequest(nodes=[4])),
-        lambda: two.enqueue(RemovalRequest(nodes=[4])),
         two.repartition,
         two.save,
         lambda: two.fit(make_data()),
@@ -196,13 +195,10 @@ def test_no_half_of_an_edge_stays():
     assert not left & {(5, 6), (6, 5)}
     assert (0, 9) in left
     assert unlearner.verify().ok
-    # One direction alone, if that is what is asked, in the queue too.
-    one = RemovalRequest(edges=[(6, 7)], directed=True)
-    unlearner.enqueue(one)
+    # One direction alone, if that is what is asked.
     other = make()
     other.load_state_dict(unlearner.state_dict())
-    assert other.queue == (one,)
-    other.flush()
+    other.remove(RemovalRequest(edges=[(6, 7)], directed=True))
     left = {tuple(e) for e in other.data.edge_index.t().tolist()}
     assert (6, 7) not in left
     assert (7, 6) in left
@@ -236,10 +232,8 @@ def test_a_shard_of_one_node_does_not_block_batch_norms(slices):
     assert unlearner.outputs[1].any()
     report = unlearner.verify()
     assert report.ok
-    # And requests that wait are not held up by it.
-    unlearner.enqueue(RemovalRequest(nodes=[1]))
-    unlearner.enqueue(RemovalRequest(features=[mine[0]]))
-    unlearner.flush()
+    # And other requests are not held up by it.
+    unlearner.remove(RemovalRequest(nodes=[1], features=[mine[0]]))
     assert unlearner.verify().ok
     # As a fresh start has it.
     left = unlearner.data

@@ -356,64 +356,54 @@ def test_the_seed_of_a_shard_is_its_own():
     assert not same(learnt(one), learnt(two))
 
 
-# The queue ##################################################################
+# The queue of 0.1 ###########################################################
 
 
-def test_the_queue_trains_a_shard_once(monkeypatch):
+def test_the_queue_waits_in_memory_and_warns():
     data = make_data()
     unlearner, once = make().fit(data), make().fit(data)
     nodes = [v for v in range(TRAIN) if unlearner.data.shard[v] == 2][:3]
     before = learnt(unlearner)
+    with pytest.raises(ValueError, match='queue is empty'):
+        unlearner.flush()
     for i, node in enumerate(nodes):
-        assert unlearner.enqueue(RemovalRequest(nodes=[node])) == i + 1
+        with pytest.warns(DeprecationWarning, match='ErasureDesk'):
+            assert unlearner.enqueue(RemovalRequest(nodes=[node])) == i + 1
+    with pytest.raises(TypeError, match="'request'"):
+        unlearner.enqueue([0])
     assert same(before, learnt(unlearner))
-    assert len(unlearner.queue) == unlearner.report().queued == 3
-    plan = unlearner.plan()
-    assert plan.requests_per_shard == {2: 3}
-    assert plan.shards == (2,)
-    report = unlearner.flush()
+    assert len(unlearner.queue) == 3
+    with pytest.warns(DeprecationWarning, match='flush'):
+        report = unlearner.flush()
     assert report.shards == (2,)
     assert unlearner.queue == ()
     once.remove(RemovalRequest(nodes=nodes))
     assert same(snapshot(once), snapshot(unlearner))
-    with pytest.raises(ValueError, match='queue is empty'):
-        unlearner.flush()
-    with pytest.raises(ValueError, match='queue is empty'):
-        unlearner.plan()
-
-
-def test_what_is_queued_is_not_asked_for_again():
-    unlearner = make().fit(make_data())
-    unlearner.enqueue(RemovalRequest(nodes=[1], features=[2]))
-    before = snapshot(unlearner)
-    for again in (
-        RemovalRequest(nodes=[1, 5]),
-        RemovalRequest(features=[2]),
-    ):
-        for call in (unlearner.enqueue, unlearner.remove, unlearner.plan):
-            with pytest.raises(ValueError, match='in the queue already'):
-                call(again)
-    with pytest.raises(ValueError, match='not there'):
+    with pytest.warns(DeprecationWarning, match='ErasureDesk'):
         unlearner.enqueue(RemovalRequest(nodes=[NODES]))
-    assert same(before, snapshot(unlearner))
-    assert len(unlearner.withdraw()) == 1
+    with (
+        pytest.warns(DeprecationWarning, match='flush'),
+        pytest.raises(ValueError, match='not there'),
+    ):
+        unlearner.flush()
+    with pytest.warns(DeprecationWarning, match='withdraw'):
+        assert len(unlearner.withdraw()) == 1
     assert unlearner.queue == ()
-    unlearner.remove(RemovalRequest(nodes=[1]))
+    for name in ('max_wait', 'max_requests', 'clock'):
+        with pytest.warns(DeprecationWarning, match='leave it out'):
+            make(**{name: None})
 
 
-def test_a_removal_leaves_the_queue_possible():
+def test_requests_that_wait_in_a_state_of_before_still_do():
     data = make_data()
-    unlearner = make(epochs=1, aggregator='mean').fit(data)
-    u, v = data.edge_index[:, 0].tolist()
-    unlearner.enqueue(RemovalRequest(edges=[(u, v)]))
-    before = snapshot(unlearner)
-    with pytest.raises(ValueError, match='in the queue would be impossible'):
-        unlearner.remove(RemovalRequest(nodes=[u]))
-    assert same(before, snapshot(unlearner))
-    other = next(w for w in range(TRAIN) if w not in (u, v))
-    unlearner.remove(RemovalRequest(nodes=[other]))
-    assert len(unlearner.queue) == 1
-    unlearner.flush()
+    unlearner = make().fit(data)
+    state = unlearner.state_dict()
+    request = RemovalRequest(edges=[(6, 7)], directed=True)
+    old = {**state, 'queue': [request.to_dict()], 'arrived': [1000.0]}
+    other = make()
+    other.load_state_dict(old)
+    assert other.queue == (request,)
+    assert 'queue' not in other.state_dict()
 
 
 # Verification ###############################################################
@@ -501,14 +491,13 @@ def test_a_state_goes_on_where_it_was():
     data = make_data()
     unlearner = make().fit(data)
     unlearner.remove(RemovalRequest(nodes=[0]))
-    unlearner.enqueue(RemovalRequest(nodes=[1]))
     state = copy.deepcopy(unlearner.state_dict())
     other = make(seed=77)
     other.load_state_dict(state)
     assert same(snapshot(unlearner), snapshot(other))
     assert other.verify().ok
-    unlearner.flush()
-    other.flush()
+    unlearner.remove(RemovalRequest(nodes=[1]))
+    other.remove(RemovalRequest(nodes=[1]))
     assert same(snapshot(unlearner), snapshot(other))
 
 
@@ -541,12 +530,11 @@ def test_a_state_of_something_else_is_refused():
 
 def test_a_folder_holds_the_present_state(tmp_path):
     unlearner = make(folder=tmp_path).fit(make_data())
-    unlearner.enqueue(RemovalRequest(nodes=[3]))
     names = {path.name for path in tmp_path.iterdir()}
     assert sum(name.startswith('shard-') for name in names) == SHARDS
     loaded = make(seed=1).load(tmp_path)
     assert same(snapshot(unlearner), snapshot(loaded))
-    report = unlearner.flush()
+    report = unlearner.remove(RemovalRequest(nodes=[3]))
     loaded = make(seed=1).load(tmp_path)
     assert same(snapshot(unlearner), snapshot(loaded))
 
@@ -790,7 +778,6 @@ def test_whatever_fails_nothing_has_changed(
     tmp_path, monkeypatch, module, name
 ):
     unlearner = make(folder=tmp_path).fit(make_data())
-    unlearner.enqueue(RemovalRequest(nodes=[9]))
     before = snapshot(unlearner)
 
     def failing(*args, **kwargs):
@@ -799,19 +786,15 @@ def test_whatever_fails_nothing_has_changed(
     with monkeypatch.context() as patch:
         patch.setattr(module, name, failing)
         calls = [lambda: unlearner.remove(RemovalRequest(nodes=[0, 1]))]
-        calls.append(unlearner.flush)
         if name != 'remove_from_data':
             calls.append(unlearner.repartition)
         for call in calls:
             with pytest.raises(RuntimeError, match='injected'):
                 call()
             assert same(before, snapshot(unlearner))
-        # A fit would drop the queue.
-        with pytest.raises(ValueError, match='in the queue'):
-            unlearner.fit(make_data(1))
     loaded = make(seed=1).load(tmp_path)
     assert same(before, snapshot(loaded))
-    unlearner.flush()
+    unlearner.remove(RemovalRequest(nodes=[9]))
     unlearner.purge()
     assert unlearner.verify().ok
 
@@ -844,11 +827,11 @@ def test_removals_that_can_not_be():
             'leave class 2',
         ),
     ):
-        for call in (unlearner.plan, unlearner.remove, unlearner.enqueue):
+        for call in (unlearner.plan, unlearner.remove):
             with pytest.raises(ValueError, match=message):
                 call(request)
             assert same(before, snapshot(unlearner))
-    for call in (unlearner.remove, unlearner.enqueue):
+    for call in (unlearner.plan, unlearner.remove):
         with pytest.raises(TypeError, match='RemovalRequest'):
             call([0])
     assert same(before, snapshot(unlearner))
@@ -863,7 +846,7 @@ def test_the_only_node_of_the_largest_label_does_not_leave_it_behind():
     unlearner = make().fit(data)
     before = snapshot(unlearner)
     request = RemovalRequest(nodes=[node])
-    for call in (unlearner.plan, unlearner.remove, unlearner.enqueue):
+    for call in (unlearner.plan, unlearner.remove):
         with pytest.raises(ValueError, match="'num_classes' to allow"):
             call(request)
         assert same(before, snapshot(unlearner))

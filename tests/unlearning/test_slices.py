@@ -139,11 +139,7 @@ def test_a_hundred_random_removals_keep_the_bits():
             request = RemovalRequest(features=names[:1])
         else:
             request = RemovalRequest(nodes=names[:1])
-        if kind == 3:
-            unlearner.enqueue(request)
-            unlearner.flush()
-        else:
-            unlearner.remove(request)
+        unlearner.remove(request)
         left = remove_from_data(left, request.parts[0])
         if step % 20 == 19:
             anew = sliced(aggregator='mean').fit(left)

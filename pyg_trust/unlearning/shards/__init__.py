@@ -8,10 +8,8 @@ from pyg_trust.unlearning.shards.reports import (
     ShardVerifyReport,
 )
 from pyg_trust.unlearning.shards.unlearner import ShardedUnlearner
-from pyg_trust.unlearning.shards.waiting import BatchPlan
 
 __all__ = [
-    'BatchPlan',
     'PoisonCertificate',
     'ShardPlan',
     'ShardRemovalReport',

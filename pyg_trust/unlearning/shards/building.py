@@ -257,8 +257,6 @@ class Building(Stateful):
             outputs=data.x,
             aggregator=self._aggregator,
             ledger=ledger,
-            queue=(),
-            arrived=(),
             seals=Seals(),
             fresh=True,
             work=self._unseen,

@@ -175,15 +175,6 @@ def touched_shards(data: Data, part: Part) -> tuple[int, ...]:
     return tuple(touched[touched >= 0].unique().tolist())
 
 
-def named_items(part: Part) -> set[tuple[str, Any]]:
-    """List the items that a request names."""
-    return {
-        *(('node', v) for v in part.nodes),
-        *(('features of node', v) for v in part.features),
-        *(('edge', edge) for edge in part.arcs),
-    }
-
-
 def kind_of(value: Any) -> str:
     """Name the type of a value, for errors."""
     if isinstance(value, Tensor):

@@ -14,7 +14,7 @@ from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.store import ShardStore
 
 # What a folder can be compared by, without reading tensors.
-_IN_MANIFEST = ('lineage', 'ledger', 'queue', 'arrived')
+_IN_MANIFEST = ('lineage', 'ledger')
 
 
 class Forgotten(NamedTuple):
@@ -171,7 +171,8 @@ def from_files(
     packed['checkpoints'] = {
         int(name.split('-')[1]): made for name, made in parts.items()
     }
-    named = {key: manifest[key] for key in _IN_MANIFEST if key in manifest}
+    known = (*_IN_MANIFEST, 'queue')
+    named = {key: manifest[key] for key in known if key in manifest}
     return {**packed, **named}
 
 

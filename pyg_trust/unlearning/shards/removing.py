@@ -1,14 +1,12 @@
-"""Removal from a sharded unlearner: plans, the queue and retraining."""
+"""Removal from a sharded unlearner: plans and retraining."""
 
 import copy
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_number
 from pyg_trust.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
 from pyg_trust.kernel.sentences import FROM_SYSTEM
@@ -16,7 +14,6 @@ from pyg_trust.nn.shard_aggregator import unchecked
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.graph import (
-    named_items,
     rows_of,
     touched_shards,
     without_features,
@@ -32,47 +29,32 @@ from pyg_trust.unlearning.shards.reports import (
 )
 from pyg_trust.unlearning.shards.slices import touched_slices
 from pyg_trust.unlearning.shards.state import Stage, State, hash_of_shards
-from pyg_trust.unlearning.shards.waiting import BatchPlan, batch_plan
+from pyg_trust.unlearning.shards.waiting import Waiting
 
 
-class Removing(Building):
+class Removing(Waiting, Building):
     """Mixin of an unlearner: plans and does removals."""
 
-    max_wait: float | None
-    max_requests: int | None
-    _clock: Callable[[], float]
-
     @synchronized
-    def plan(self, request: RemovalRequest | None = None) -> ShardPlan:
+    def plan(self, request: RemovalRequest) -> ShardPlan:
         """Estimate the shards and the cost of a removal, and change nothing.
 
         Args:
-            request (RemovalRequest, optional): what to forget; by default all
-                that is in the queue. (default: :obj:`None`)
+            request (RemovalRequest): what to forget.
 
         Raises:
             TypeError, ValueError: as :meth:`remove`.
         """
         state = self._fitted
-        if request is None:
-            requests = list(self._queued())
-        else:
-            self._check_queue(state, request)
-            requests = [request]
-        whole = RemovalRequest.batch(requests)
+        self._check(request)
         light = without_features(state.data)
-        data, touched = self._without(light, whole)
-        first = self._first(light, whole, touched)
-        per_shard = dict.fromkeys(touched, 0)
-        for part in requests:
-            for shard in touched_shards(light, part.parts[0]):
-                per_shard[shard] += 1
+        data, touched = self._without(light, request)
+        first = self._first(light, request, touched)
         nodes = self._nodes(data, touched)
         seconds, fraction = self._estimate(state.work, data, first)
         return ShardPlan(
-            request=whole.to_dict(),
+            request=request.to_dict(),
             shards=touched,
-            requests_per_shard=per_shard,
             nodes=nodes,
             node_epochs=self._node_epochs(data, first),
             full_node_epochs=self._node_epochs(
@@ -107,161 +89,17 @@ class Removing(Building):
 
         Raises:
             TypeError: on another request.
-            ValueError: if something is not there, was removed before or is in
-                the queue; if no training node would be left, or none of a
-                class without :obj:`num_classes`.
+            ValueError: if something is not there or was removed before; if no
+                training node would be left, or none of a class without
+                :obj:`num_classes`.
         """
         self._agree('remove', request=request, reference=reference)
         state = self._fitted
         state.ledger.check_reference(reference)
-        self._check_queue(state, request)
-        return self._remove(
-            state,
-            request,
-            (state.queue, state.arrived),
-            progress_bar,
-            reference,
-        )
+        self._check(request)
+        return self._remove(state, request, progress_bar, reference)
 
-    @editing
-    def enqueue(self, request: RemovalRequest) -> int:
-        """Queue a request, and return how many wait.
-
-        Nothing is forgotten before :meth:`flush`, which trains every shard
-        once however many requests touch it. The time of the clock is kept
-        with it, for :meth:`flush_if_due`.
-
-        Args:
-            request (RemovalRequest): as in :meth:`remove`; together with the
-                queue it needs to be possible.
-
-        Raises:
-            TypeError, ValueError: as :meth:`remove`.
-        """
-        self._agree('enqueue', request=request)
-        state = self._fitted
-        self._check_queue(state, request)
-        queue = (*state.queue, request)
-        light = without_features(state.data)
-        self._without(light, RemovalRequest.batch(queue))
-        # A clock that was set back does not prolong a wait.
-        now = max((self._from_first(self._now), *state.arrived))
-        arrived = (*state.arrived, now)
-        self._commit(state._replace(queue=queue, arrived=arrived))
-        return len(queue)
-
-    @property
-    @synchronized
-    def due(self) -> bool:
-        """Whether the policy of the class says to flush the queue.
-
-        It is if it holds :obj:`max_requests`, or its oldest request has
-        waited :obj:`max_wait`.
-        """
-        return self._due()
-
-    def _due(self) -> bool:
-        state = self._fitted
-        if not state.queue:
-            return False
-        if (
-            self.max_requests is not None
-            and len(state.queue) >= self.max_requests
-        ):
-            return True
-        return (
-            self.max_wait is not None
-            and self._now() - state.arrived[0] >= self.max_wait
-        )
-
-    @editing
-    def flush_if_due(
-        self, *, progress_bar: bool | None = None
-    ) -> ShardRemovalReport | None:
-        """Flush the queue if it is :attr:`due`.
-
-        Nothing calls it by itself: a request waits at most :obj:`max_wait`
-        and the time between two calls.
-
-        Args:
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
-
-        Raises:
-            ValueError: as :meth:`flush`; or if the class has no policy.
-        """
-        if self.max_wait is None and self.max_requests is None:
-            raise ValueError(
-                "'max_wait' or 'max_requests' needs to be given to the class"
-            )
-        self._agree('flush_if_due')
-        due = self._from_first(self._due)
-        return self._flush(progress_bar) if due else None
-
-    @synchronized
-    def policy(self, rate: float, max_wait: float) -> BatchPlan:
-        """Compare the cost of batched removals with that of immediate ones.
-
-        Args:
-            rate (float): how many requests come per second; each names one
-                random training node.
-            max_wait (float): the longest that one may wait, in seconds.
-
-        Raises:
-            TypeError, ValueError: if one is not positive.
-        """
-        work = self._fitted.work
-        shares = [share for share, _ in self.recipe.slices] or [1.0]
-        stages = work.times()
-        if stages is None:
-            raise ValueError(
-                'no training was seen, and a saved state has no times: remove '
-                'something first'
-            )
-        rest = sum(work.seconds.values()) - work.seconds['shards']
-        return batch_plan(stages, shares, rest, rate, max_wait)
-
-    @editing
-    def flush(self, *, progress_bar: bool | None = None) -> ShardRemovalReport:
-        """Remove all that is queued, as one request.
-
-        Args:
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
-
-        Raises:
-            ValueError: if the queue is empty, or is no longer possible; then
-                the queue is as before, and :meth:`withdraw` helps.
-        """
-        self._agree('flush')
-        return self._flush(progress_bar)
-
-    def _flush(self, progress_bar: bool | None) -> ShardRemovalReport:
-        queue = self._queued()
-        request = RemovalRequest.batch(queue)
-        return self._remove(self._fitted, request, ((), ()), progress_bar)
-
-    @editing
-    def withdraw(self) -> tuple[RemovalRequest, ...]:
-        """Empty the queue without removing, and return its requests."""
-        self._agree('withdraw')
-        state = self._fitted
-        self._commit(state._replace(queue=(), arrived=()))
-        return state.queue
-
-    def _now(self) -> float:
-        now = check_number('clock', self._clock())
-        if not math.isfinite(now):
-            raise ValueError(f"'clock' needs to tell the time (got {now})")
-        return now
-
-    def _queued(self) -> tuple[RemovalRequest, ...]:
-        queue = self._fitted.queue
-        if not queue:
-            raise ValueError('the queue is empty')
-        return queue
-
-    def _check_queue(self, state: State, request: RemovalRequest) -> None:
+    def _check(self, request: RemovalRequest) -> None:
         if not isinstance(request, RemovalRequest):
             raise TypeError(
                 "'request' needs to be a RemovalRequest "
@@ -272,12 +110,6 @@ class Removing(Building):
                 "'request' needs to name nodes, features or edges of graph "
                 f'0, the only one (got graphs {request.graphs})'
             )
-        queued = set().union(*(named_items(r.parts[0]) for r in state.queue))
-        for what in named_items(request.parts[0]):
-            if what in queued:
-                raise ValueError(
-                    f'{what[0]} {what[1]} is in the queue already'
-                )
 
     def _without(
         self, data: Data, request: RemovalRequest
@@ -354,20 +186,11 @@ class Removing(Building):
         self,
         state: State,
         request: RemovalRequest,
-        waiting: tuple[tuple[RemovalRequest, ...], tuple[float, ...]],
         progress_bar: bool | None,
-        reference: str = '',
+        reference: str,
     ) -> ShardRemovalReport:
-        queue, arrived = waiting
         started = time.perf_counter()
         data, touched = self._without(state.data, request)
-        if queue:
-            try:
-                self._without(data, RemovalRequest.batch(queue))
-            except ValueError as error:
-                raise ValueError(
-                    f'what is in the queue would be impossible then: {error}'
-                ) from None
         first = self._first(state.data, request, touched)
         begin = {
             shard: self._kept(state, data, shard, stage)
@@ -385,7 +208,6 @@ class Removing(Building):
             begin=begin,
             started=started,
         )
-        new = new._replace(queue=queue, arrived=arrived)
         nodes = self._nodes(data, touched)
         _, fraction = self._estimate(new.work, data, first)
         exact, exactness = self._exactness(new)
@@ -406,8 +228,6 @@ class Removing(Building):
             assumptions=(*ASSUMPTIONS, *unchecked(self._aggregator)),
             origin=self._origin(),
             stages=first,
-            queued=len(queue),
-            max_wait=self.max_wait,
             weights=hash_of_shards(new),
             data=new.ledger.entries[-1].data,
             ledger_head=new.ledger.head,
@@ -433,10 +253,6 @@ class Removing(Building):
             exactness=exactness,
             keeps_history=self._keeps_history,
             removals=len(removals),
-            queued=len(state.queue),
-            oldest_request=state.arrived[0] if state.queue else None,
-            max_wait=self.max_wait,
-            max_requests=self.max_requests,
             seconds=self._seconds(state),
             trainer=state.work.trainer,
             assumptions=(*ASSUMPTIONS, *unchecked(self._aggregator)),

@@ -30,7 +30,6 @@ class ShardPlan(Report):
     Args:
         request (dict): the names of what would be removed.
         shards (tuple[int, ...]): the shards that would be trained again.
-        requests_per_shard (dict): how many requests touch each of them.
         nodes (int): how many training nodes they would have.
         node_epochs (int): nodes times epochs of their training, which is
             no measure of time: an epoch costs what its weights cost, too.
@@ -49,7 +48,6 @@ class ShardPlan(Report):
 
     request: dict[str, Any]
     shards: tuple[int, ...]
-    requests_per_shard: dict[int, int]
     nodes: int
     node_epochs: int
     full_node_epochs: int
@@ -96,9 +94,6 @@ class ShardRemovalReport(Verifiable):
         origin (dict): versions and settings.
         stages (dict): the first stage of every shard that was trained again,
             from 0; other than 0 with slices alone.
-        queued (int): how many requests wait, and are not forgotten yet.
-        max_wait (float, optional): seconds after which
-            ``flush_if_due()`` forgets them.
         weights (str): SHA-256 of the weights of all shards, ``{i:
             unlearner.shard_state(i)}`` for each of them.
         data (str): a salted digest of the data that remain, as in the ledger.
@@ -124,8 +119,6 @@ class ShardRemovalReport(Verifiable):
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
     stages: dict[int, int]
-    queued: int
-    max_wait: float | None
     weights: str = ''
     data: str = ''
     ledger_head: str = ''
@@ -179,12 +172,6 @@ class ShardReport(Report):
         keeps_history (bool): whether the folder keeps the files of earlier
             states, with what was removed, until ``purge()``.
         removals (int): how many removals were done.
-        queued (int): how many requests wait, and are not forgotten yet.
-        oldest_request (float, optional): when the first of them came, in
-            seconds of the clock.
-        max_wait (float, optional): seconds after which ``flush_if_due()``
-            forgets them.
-        max_requests (int, optional): how many make it do so at once.
         seconds (dict): what the last training took, by part; empty where
             nothing was trained since a load.
         trainer (str): how the shards were trained last.
@@ -203,10 +190,6 @@ class ShardReport(Report):
     exactness: str
     keeps_history: bool
     removals: int
-    queued: int
-    oldest_request: float | None
-    max_wait: float | None
-    max_requests: int | None
     seconds: dict[str, float]
     trainer: str
     assumptions: tuple[str, ...]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_instance, check_integer, check_number
+from pyg_trust._checks import check_instance, check_integer
 from pyg_trust._states import FORMAT, check_settings, check_state, reading
 from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.distributed import check_same, from_first
@@ -20,7 +20,6 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model
 from pyg_trust.seals import Seals, content, sealed
 from pyg_trust.unlearning.leftovers import named_leftovers, views
-from pyg_trust.unlearning.shards.graph import named_items
 from pyg_trust.unlearning.shards.packing import (
     fits_partition,
     from_files,
@@ -118,9 +117,6 @@ class State(NamedTuple):
     outputs: Tensor | None
     aggregator: ShardAggregator
     ledger: RemovalLedger
-    queue: tuple[RemovalRequest, ...]
-    # When each of them came, in seconds of the clock.
-    arrived: tuple[float, ...]
     # Whether the partition has seen nothing that was removed since.
     fresh: bool
     work: Work
@@ -182,6 +178,7 @@ class Stateful:
     _given: Any
     _first_seed: int
     _first_seeded: bool
+    _waiting: tuple[RemovalRequest, ...]
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
@@ -410,8 +407,6 @@ class Stateful:
             },
             'aggregator': state.aggregator.state_dict(),
             'ledger': state.ledger.state_dict(),
-            'queue': [request.to_dict() for request in state.queue],
-            'arrived': list(state.arrived),
         }
 
     def _unpacked(
@@ -487,15 +482,8 @@ class Stateful:
             and self._state is not None
         ):
             given = self._state.partition
-        queue = tuple(RemovalRequest.from_dict(r) for r in packed['queue'])
-        arrived = packed['arrived']
-        for time in arrived:
-            check_number('arrived', time)
-        if len(arrived) != len(queue):
-            raise ValueError(
-                f"'state' needs to say when each request came (got "
-                f'{len(arrived)} times of {len(queue)})'
-            )
+        # States of 0.1 may have one, which is in memory alone from here on.
+        queue = tuple(map(RemovalRequest.from_dict, packed.get('queue', ())))
         state = State(
             seed=other._first_seed,
             seeded=packed['seeded'],
@@ -506,8 +494,6 @@ class Stateful:
             outputs=outputs,
             aggregator=aggregator.eval(),
             ledger=ledger,
-            queue=queue,
-            arrived=tuple(arrived),
             fresh=fresh,
             work=self._unseen,
             seals=seals,
@@ -518,6 +504,7 @@ class Stateful:
                 'the data or models of the state, or its account, are not '
                 'those of its ledger: something was changed or exchanged'
             )
+        self._waiting = queue or self._waiting
         return state
 
     def _store(self, folder: str | Path | None) -> ShardStore:
@@ -539,10 +526,10 @@ class Stateful:
             before = Lineage()
             if self._state is not None and not anew:
                 before = self._state.lineage
-            lineage, arrived, work = self._from_first(
-                lambda: (before.next(), state.arrived, state.work)
+            lineage, work = self._from_first(
+                lambda: (before.next(), state.work)
             )
-            state = state._replace(lineage=lineage, arrived=arrived, work=work)
+            state = state._replace(lineage=lineage, work=work)
         if self.folder is None:
             self._take(state)
             return
@@ -591,7 +578,6 @@ class Stateful:
             for shard, made in enumerate(state.checkpoints)
             for name in made.n_id.tolist()
         }
-        queued = set().union(*(named_items(r.parts[0]) for r in state.queue))
         found = []
         for entry in state.ledger.entries:
             part = entry.request.get('0', {})
@@ -602,8 +588,6 @@ class Stateful:
                         f'node {name} in the checkpoint of shard '
                         f'{trained_on[name]}'
                     )
-                if ('node', name) in queued:
-                    found.append(f'node {name} in the queue')
         tensors: dict[str, Tensor] = {}
         if state.outputs is not None:
             tensors['outputs'] = state.outputs

@@ -9,7 +9,6 @@ which has seen labels and the outputs of all models.
 """
 
 import copy
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -21,7 +20,6 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    NotNegative,
     OneOf,
     check_choice,
     check_instance,
@@ -29,6 +27,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._moved import retired
 from pyg_trust.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
@@ -38,7 +37,6 @@ from pyg_trust.nn.shard_aggregator import (
     ShardAggregator,
     make_aggregator,
 )
-from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.shards.graph import (
     copied,
@@ -190,7 +188,6 @@ class ShardedUnlearner(Removing):
         over_ranks (bool): whether the processes of torchrun share the shards,
             each training and running every :math:`P`-th. All of them call
             what changes the unlearner (:meth:`fit`, :meth:`remove`,
-            :meth:`enqueue`, :meth:`flush`, :meth:`withdraw`,
             :meth:`repartition`) with the same arguments, and hold all models,
             with the bits of one process; one writes the :obj:`folder`.
             Where one fails or dies, all others get an error, within the
@@ -201,12 +198,6 @@ class ShardedUnlearner(Removing):
             Aggregators that learn need the outputs in any case; the others
             are :obj:`'mean'` and :obj:`'majority'`.
             (default: :obj:`'present'`)
-        max_wait (float, optional): after so many seconds in the queue a
-            request is :attr:`due`. (default: :obj:`None`)
-        max_requests (int, optional): so many requests make the queue due.
-            (default: :obj:`None`)
-        clock (Callable): tells the time, in seconds, when a request enters
-            the queue and when that is due. (default: :func:`time.time`)
         folder (str or Path, optional): where every new state is written
             before it becomes visible, and which then holds no file of an
             earlier one. (default: :obj:`None`)
@@ -222,6 +213,7 @@ class ShardedUnlearner(Removing):
         TypeError, ValueError: if an argument is out of range.
     """
 
+    @retired(max_wait=None, max_requests=None, clock=None)
     @validated
     def __init__(
         self,
@@ -243,9 +235,6 @@ class ShardedUnlearner(Removing):
         num_workers: int | None = None,
         over_ranks: bool = False,
         outputs: Annotated[str, OneOf(('present', 'on_request'))] = 'present',
-        max_wait: NotNegative | None = None,
-        max_requests: int | None = None,
-        clock: Callable[[], float] = time.time,
         folder: str | Path | None = None,
         keep_history: bool = False,
         seed: int | None = None,
@@ -264,7 +253,6 @@ class ShardedUnlearner(Removing):
             ('aggregator_nodes', aggregator_nodes),
             ('num_classes', num_classes),
             ('num_workers', num_workers),
-            ('max_requests', max_requests),
         ):
             if value is not None or name == 'aggregator_nodes':
                 check_integer(name, cast(int, value), 1)
@@ -275,9 +263,6 @@ class ShardedUnlearner(Removing):
                 "'over_ranks' needs the trainer 'sequential', as the ranks "
                 f'are the processes (got {trainer!r})'
             )
-        self.max_wait = None if max_wait is None else float(max_wait)
-        self.max_requests = max_requests
-        self._clock = clock
         self._on_request = outputs == 'on_request'
         self._auto_adj = sparse_adj == 'auto'
         self._asked_seconds = 0.0
@@ -340,9 +325,9 @@ class ShardedUnlearner(Removing):
                 there are fewer training nodes than shards (hash shards may be
                 empty), or the partition does not fit them; if the models'
                 outputs have the wrong width, or models are no function of
-                their data and seed; if requests are in the queue, or the
-                folder holds a state; if ranks were given different data,
-                seeds or arguments, with :obj:`over_ranks`.
+                their data and seed; if the folder holds a state; if ranks were
+                given different data, seeds or arguments, with
+                :obj:`over_ranks`.
         """
         self._agree(
             'fit',
@@ -357,8 +342,6 @@ class ShardedUnlearner(Removing):
                 self.keep_history,
                 self._on_request,
                 self._auto_adj,
-                self.max_wait,
-                self.max_requests,
             ],
         )
         if isinstance(self._given, Forgotten):
@@ -368,11 +351,6 @@ class ShardedUnlearner(Removing):
             )
         before = self._state
         anew = before is None or before.ledger.has_removals
-        if before is not None and before.queue:
-            raise ValueError(
-                f'{len(before.queue)} requests are in the queue, which a fit '
-                'would drop: flush() or withdraw() them first'
-            )
         if (
             anew
             and self.folder is not None
@@ -491,11 +469,6 @@ class ShardedUnlearner(Removing):
         """A copy of the account of removals; nothing is ever spent."""
         return self._fitted.ledger.copy()
 
-    @property
-    def queue(self) -> tuple[RemovalRequest, ...]:
-        """The queued requests, the oldest first."""
-        return self._fitted.queue
-
     def shard_state(self, shard: int) -> dict[str, Tensor]:
         """Copy the ``state_dict`` of a shard's model.
 
@@ -547,7 +520,7 @@ class ShardedUnlearner(Removing):
             'retrain',
             progress_bar,
         )
-        self._commit(new._replace(queue=state.queue, arrived=state.arrived))
+        self._commit(new)
         return self._report()
 
     # What can be checked ####################################################
@@ -564,7 +537,7 @@ class ShardedUnlearner(Removing):
 
         Weights need to be *equal*. Also looks for what should be gone: names
         that the ledger lists as removed in the graph, the partition, the
-        checkpoints and the queue; checkpoints, in the folder too, that are
+        checkpoints; checkpoints, in the folder too, that are
         not those of the present data; tensors that are views into larger
         ones. (There is no state of an optimizer to look at: it ends with the
         training.)
