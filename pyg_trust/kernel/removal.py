@@ -478,7 +478,7 @@ def plausible(arrays: Mapping[str, np.ndarray]) -> float:
     half, square = off.size / 2, float((off**2).sum()) / 2
     law = scipy.special
     tails = law.gammainc(half, square), law.gammaincc(half, square)
-    return min(1.0, 2 * float(min(tails)))
+    return 2 * float(min(tails))
 
 
 def remaining(arrays: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -540,6 +540,7 @@ def test_a_witness_of_one_class_is_none():
     arrays = {
         **report.proof.arrays,
         'logits': report.proof.arrays['logits'][:, :1],
+        'reference': 0 * report.proof.arrays['reference'],
         'classes': np.zeros((2, 0), dtype=np.int64),
         'scores': np.zeros((0, 40)),
     }
@@ -646,3 +647,24 @@ def test_columns_are_of_a_target_a_class_and_a_cost(full):
             columns[row, 0] = value
             with pytest.raises(ValueError, match='witness'):
                 kernel.read({**full, 'columns': columns})
+
+
+def test_costs_of_charged_rows_are_two(full):
+    for value in (-1, 2):
+        charged = full['charged'].copy()
+        charged[1, 0] = value
+        with pytest.raises(ValueError, match='witness'):
+            kernel.read({**full, 'charged': charged})
+
+
+def test_fragile_edges_are_those_that_may_go_or_come(full):
+    graphs = kernel.attacker(full)
+    ends = [
+        (i, int(graphs.col[e]))
+        for i in range(16)
+        for e in range(graphs.rowptr[i], graphs.rowptr[i + 1])
+        if graphs.removable[e]
+    ]
+    ends += [(int(i), int(j)) for i, j in graphs.pairs.T]
+    known = [divmod(int(edge), 16) for edge in kernel.fragile(graphs)]
+    assert known == sorted(ends)

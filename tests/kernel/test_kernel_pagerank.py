@@ -412,12 +412,15 @@ def powerset(items):
 @pytest.mark.parametrize('priced', ['none', 'row', 'visits', 'edge'])
 @pytest.mark.parametrize('loose', [False, True])
 def test_the_operator_is_the_maximum_over_all_flips(kind, priced, loose):
-    for seed in range(3):
+    for seed in range(8 if priced == 'edge' else 3):
         graphs, free = rows_of(seed, loose)
         kernel.check(graphs)
         draw = np.random.default_rng(seed)
         z, signal = draw.integers(-(2**44), 2**44, (2, 6))
         dear = draw.integers(0, 2**43, 6 + len(graphs.col) + free.shape[1])
+        if seed % 2:
+            # So cheap that many flip at once.
+            dear >>= 20
         price = kernel.Prices(0 * dear[:6])
         if priced in ('row', 'visits'):
             price = kernel.Prices(dear[:6], priced == 'visits')
@@ -496,6 +499,46 @@ def test_a_flip_pays_no_more_than_its_share(monkeypatch, shared):
             kernel.bound_within(
                 *(graphs, kernel.Model(0.15), r, r, r, 2, price, bad, 4)
             )
+
+
+def test_a_signal_below_zero_is_divided_upwards():
+    # Its limbs are exact but for the last unit of a root.
+    model, every = kernel.Model(0.5, None, 'sym'), np.arange(1, 3000)
+    signal = np.full(len(every), -(2**45))
+    made = kernel.own(model, kernel.roots(3000), signal, every)
+    for s, value in zip(every.tolist(), made.tolist(), strict=True):
+        assert value <= 0
+        assert value**2 * s <= 2**90
+
+
+@pytest.mark.parametrize('kind', ['float32', 'float64'])
+@pytest.mark.parametrize('K', [None, 3, 64, 200])
+def test_the_slack_is_that_of_its_statement(kind, K):
+    d, h, model = 5, 3.0, kernel.Model(0.25, K)
+    unit = kernel.KINDS[kind][0]
+    gamma = (d + 8) * unit / (1 - (d + 8) * unit)
+    if K is None:
+        double = (d + 8) * Fraction(1, 2**53)
+        part = 8 * double / (1 - double) * 4
+        exact = Fraction({'float32': 1e-8, 'float64': 1e-12}[kind])
+        exact += part + 2 * unit
+    else:
+        exact = gamma * sum((Fraction(3, 4) + gamma) ** k for k in range(K))
+    found = kernel.slack(kind, model, d, h)
+    assert exact * 3 <= found <= exact * 3 * (1 + Fraction(2, 10**6))
+
+
+def test_a_price_is_shared_by_the_two_directions_of_an_edge_alone():
+    # 0 -> 2 and 1 -> 2 have no way back, 0 <-> 1 has one.
+    graphs = kernel.Graphs(
+        *(np.array([0, 2, 4, 4]), np.array([1, 2, 0, 2]), np.ones(4, bool)),
+        *(np.ones(3, dtype=np.int64), np.zeros((2, 0), np.int64), False),
+    )
+    most = 1 - 2.0**-51
+    good = np.array([0.25, most, 0.5, most])
+    assert kernel.split(graphs, good).tolist() == good.tolist()
+    with pytest.raises(ValueError, match='more than a price'):
+        kernel.split(graphs, np.array([0.5, 0, 0.5, 0]))
 
 
 def test_units_of_floats_are_those_of_their_kinds():

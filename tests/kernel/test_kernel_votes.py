@@ -250,3 +250,42 @@ def test_an_answer_fails_as_often_as_two_binomials_do():
     assert votes.answers(p, n, k, 16, missed * (1 + Fraction(1, 10**9)))
     assert not votes.answers(p, n, k, 16, missed * (1 - Fraction(1, 10**9)))
     assert not votes.answers(Fraction(1, 2), n, k, m, 1)
+
+
+@pytest.mark.parametrize('classes', ['all', 'one'])
+def test_answers_are_those_of_every_bound_by_itself(classes):
+    n, m, alpha, off = 60, 21, 0.05, 1e-3
+    share = Fraction(alpha) / (2 if classes == 'all' else 1)
+    count = votes.needed(n, share, off)
+    made = votes.Answers(n, m, alpha, classes, off)
+    parts = votes.regions([(1, 1, 0.3, 0.2)])
+    found = set()
+    # Neither from the least on, nor from the most.
+    for i in (50, 99, 80, 20, 95, 90, 97, 93, 98, 100, 96):
+        bound = Fraction(i, 100)
+        low = votes.least(max(bound - Fraction(off), Fraction(0)), parts)
+        left = low - Fraction(off)
+        holds = votes.answers(left, n, count, m, alpha)
+        assert made.holds(bound, parts) == holds
+        found.add(holds)
+    assert found == {True, False}
+
+
+@pytest.mark.parametrize(
+    'rows',
+    [
+        'text',
+        [(1, 2, 3)],
+        [[1, 2]],
+        [[1, 2, 3, 4]],
+        [[1, 2, True]],
+        [[1, 2, 3.0]],
+        [[1, 2, -1]],
+        [[0, 2, 3]],
+    ],
+)
+def test_a_table_has_rows_of_counts(rows):
+    assert votes.table([[1, 0, 0], [2, 3, 4]], 3) == [[1, 0, 0], [2, 3, 4]]
+    assert votes.table([[1, -1, 0]], 3, -1)
+    with pytest.raises(ValueError, match="'tallies' needs"):
+        votes.table(rows, 3)
