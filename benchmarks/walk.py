@@ -18,7 +18,9 @@ claimed, and the claim.
 
 import argparse
 import random
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from common import bandwidth, interleaved, power_law, result
@@ -168,7 +170,7 @@ def coins(num_nodes: int, repeats: int) -> None:
     data = Data(edge_index=power_law(num_nodes, 10 * num_nodes))
     data.x = torch.zeros(num_nodes, 64)
     data = BoundedDegree(4)(data)
-    cases = {
+    cases: dict[str, Callable[[], Any]] = {
         name: partial(
             list,
             EgoLoader(

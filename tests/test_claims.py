@@ -287,6 +287,39 @@ def test_less_is_confirmed_where_less_is_known(
     assert f' {alone} ' in unknown
 
 
+@pytest.mark.parametrize(
+    ('procedure', 'field', 'values'),
+    [
+        # In Python a truth is a number, and equal to the right one.
+        (
+            'private training',
+            'sensitivity',
+            {'max_grad_norm': 0.5, 'sensitivity': True, 'noise_std': 2.0},
+        ),
+        # Each has to be proved, and takes its time.
+        (
+            'private aggregation',
+            'degree_curve',
+            {'degree_curve': [[1, 9]] * 21},
+        ),
+    ],
+)
+def test_a_field_of_another_kind_is_named(
+    complete, tmp_path, procedure, field, values
+):
+    (each,) = [
+        each
+        for each in complete()['guarantees']
+        if each['procedure'] == procedure
+    ]
+    each['values'].update(values)
+    path = tmp_path / 'trust.json'
+    path.write_text(forged(reworded({**complete(), 'guarantees': [each]})))
+    failed = [e.text for e in check_report(path) if e.status == FAILS]
+    assert sum(field in text for text in failed) == 1, failed
+    assert not any('is too small' in text for text in failed)
+
+
 @pytest.mark.parametrize('gone', ['lam', 'unit', 'history', 'sensitivity'])
 def test_a_confirmer_that_is_missing_confirms_nothing(
     complete, tmp_path, gone

@@ -116,6 +116,7 @@ Lines = Sequence[tuple[float | Fraction, float | Fraction, int]]
 Exact = Sequence[tuple[Fraction, Fraction, int]]
 # Brackets of F and of Q(loss > eps), its slope downwards.
 Point = tuple[Bracket, Bracket]
+Kink = tuple[int, Bracket, int]  # index, gamma, G
 # A name, or F and its slope at an epsilon >= 0 of a symmetric relation.
 Law = str | Callable[[int, int, Fraction, Fraction], Point]
 
@@ -268,8 +269,8 @@ def below(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
     b, js = chosen(law, q, z, r, cut)
     ends = list(pairwise(js))
     middle = points(law, [i + j for i, j in ends], b + 1, q, z)
-    # Points from the top: index, gamma, G; G less its first value is below F.
-    line: list[tuple[int, Bracket, int]] = []
+    # Points from the top; G less its first value is below F.
+    line: list[Kink] = []
     right = ONE
     for (i, j), (f, s) in zip(ends[::-1], middle[::-1], strict=True):
         g, here, there = exp(i + j, b + 1, P), exp(i, b, P), exp(j, b, P)
@@ -287,9 +288,7 @@ def below(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
     return placed(_kinks(line), b, r, 0)
 
 
-def _kinks(
-    line: Sequence[tuple[int, Bracket, int]],
-) -> Iterator[tuple[int, int]]:
+def _kinks(line: Sequence[Kink]) -> Iterator[tuple[int, int]]:
     flat = 0
     for (j, g, at), (i, g2, at2) in pairwise(line):
         steep = ((at2 - at) << 2 * P) // (g[1] - g2[0])

@@ -280,11 +280,7 @@ def claim(procedure: str, values: Mapping[str, Any]) -> Any:
 
 
 def values(made: Any) -> dict[str, Any]:
-    """Return the fields of a claim as a report in JSON has them.
-
-    Args:
-        made (Any): of :func:`claim`.
-    """
+    """Return the fields of a claim as a report in JSON has them."""
     found = {
         each.name: getattr(made, each.name)
         for each in fields(made)
@@ -298,9 +294,6 @@ def visible(text: str) -> str:
 
     A line end, a control sequence of a terminal or a sign that turns the
     direction of writing would let a text look like another one.
-
-    Args:
-        text (str): from wherever.
 
     Example:
         >>> print(visible('a\nb\x1b[2K'))
@@ -337,9 +330,6 @@ def digest(fields: dict[str, Any]) -> str:
 def read_json(text: str) -> Any:
     """Read a JSON that every program reads alike.
 
-    Args:
-        text (str): the JSON.
-
     Raises:
         ValueError: if it is none, a name is in one object twice, or a number
             is none of JSON's (``NaN``, ``Infinity``) or too large (``1e999``).
@@ -351,7 +341,7 @@ def read_json(text: str) -> Any:
     return json.loads(
         text,
         object_pairs_hook=_each_once,
-        parse_constant=_no_number,
+        parse_constant=_number,
         parse_float=_number,
     )
 
@@ -365,13 +355,10 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _no_number(text: str) -> Any:
-    raise ValueError(f'{text} is no number of JSON')
-
-
 def _number(text: str) -> float:
-    made = float(text)
-    return made if math.isfinite(made) else _no_number(text)
+    if not math.isfinite(made := float(text)):
+        raise ValueError(f'{text} is no number of JSON')
+    return made
 
 
 def count(name: str, value: Any, least: int = 0) -> int:

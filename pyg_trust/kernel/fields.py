@@ -203,11 +203,8 @@ def contradictions(
     for name, choices in _CHOICES.items():
         if name in v:
             yield from _one_of(name, v[name], choices)
-    yield from _RULES.get(procedure, _none)(v, _Whole(arguments), history)
-
-
-def _none(v: Fields, arguments: Fields, history: Fields) -> Texts:
-    return iter(())
+    if procedure in _RULES:
+        yield from _RULES[procedure](v, _Whole(arguments), history)
 
 
 def _truth(value: Any) -> bool:

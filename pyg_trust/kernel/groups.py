@@ -55,6 +55,7 @@ LEAST = Fraction(1, 1 << 112)  # weights that are added at the end
 MOST = 64  # weights of a law: more take minutes
 LARGEST = 1024  # units of a record
 C = v.B + 128  # bits of g
+ALIKE = C - v.B + v.P  # makes v.product one of C bits
 NEAR = 1 << C - 190  # half of the bracket of log u
 Weights = dict[int, Fraction]
 Terms = list[tuple[int, v.Bracket]]
@@ -100,16 +101,11 @@ def balance(y: int, gamma: v.Bracket, terms: Terms) -> tuple[v.Bracket, int]:
         total, power, at = (0, 0), (1 << C, 1 << C), 0
         for i, height in terms:
             for _ in range(i - at):
-                power = shorter(power, one)
-            at, part = i, shorter(power, height)
+                power = v.product(power, one, ALIKE)
+            at, part = i, v.product(power, height, ALIKE)
             total, slope = v.plus(total, part), slope + i * part[0] * scale
         sums.append(total)
-    return v.minus(sums[0], shorter(sums[1], gamma)), slope >> C
-
-
-def shorter(x: v.Bracket, y: v.Bracket) -> v.Bracket:
-    """The bracket of a product of numbers of ``C`` bits, not negative."""
-    return x[0] * y[0] >> C, v.up(x[1] * y[1], 1 << C)
+    return v.minus(sums[0], v.product(sums[1], gamma, ALIKE)), slope >> C
 
 
 def guess(epsilon: float, q: Fraction, z: Fraction, k: int) -> float:

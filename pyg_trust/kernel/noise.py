@@ -167,9 +167,8 @@ class Table(NamedTuple):
 
     def digest(self) -> str:
         """Return the SHA-256 of all entries."""
-        found = hashlib.sha256(self.coefficients.data)
-        found.update(self.room.data)
-        return found.hexdigest()
+        both = self.coefficients.tobytes() + self.room.tobytes()
+        return hashlib.sha256(both).hexdigest()
 
 
 @lru_cache(None)
@@ -239,18 +238,15 @@ def make_table() -> Table:
         for row in range(count):
             c, error = _segment(*divmod(row, 1 << _K))
             coefficients[:, row] = [float(value) for value in c]
-            found = float(Decimal('0.5') - error)
             # Down, whatever way the last two steps were rounded.
-            room[row] = nextafter(found, -inf)
+            room[row] = nextafter(float(Decimal('0.5') - error), -inf)
     for values in (coefficients, room):
         values.flags.writeable = False
     return Table(coefficients, room)
 
 
-@lru_cache(None)
-def table() -> Table:
-    """Return the table of this process, made at first use."""
-    return make_table()
+#: The table of this process, made at first use.
+table = lru_cache(None)(make_table)
 
 
 def quick(words: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:

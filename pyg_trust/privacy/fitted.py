@@ -51,8 +51,8 @@ class PrivateFit(Releasing):
     """Base: account, fit, report and checkpoint of a private model.
 
     A subclass reads its data into a :class:`Task`, trains by
-    :meth:`_train_on`, which pays before it draws noise, and names its
-    :meth:`_setting` and the entries of its checkpoint.
+    ``_train_on``, which pays before it draws noise, and names its
+    ``_setting`` and the entries of its checkpoint.
     """
 
     advice = 'Save state_dict()'

@@ -37,7 +37,7 @@ class Releasing(NoCopies):
     The account is opened with the first data, whose number of nodes is part
     of it. Subclasses set :obj:`relation`, :obj:`epsilon`, :obj:`delta` and
     :obj:`limit`, the :math:`\mu` of the budget, and call
-    :meth:`_set_account`.
+    ``_set_account``.
     """
 
     relation: Relation
