@@ -320,6 +320,48 @@ def test_a_field_of_another_kind_is_named(
     assert not any('is too small' in text for text in failed)
 
 
+LEDGER = {'ledger_head': '0' * 64}
+
+
+@pytest.mark.parametrize(
+    ('procedure', 'field', 'values'),
+    [
+        # One release of its own is on a ledger, whoever else writes there.
+        (
+            'private aggregation',
+            'mu_aggregation',
+            {**LEDGER, 'mu_aggregation': 0.1, 'mu': 0.1, 'releases': 9},
+        ),
+        (
+            'private aggregation',
+            'mu_aggregation',
+            {**LEDGER, 'hops': 2, 'noise_stds': [90.0, 90.0]},
+        ),
+        # What is sampled has a deviation.
+        ('propagation', 'standard_deviation', {'standard_deviation': None}),
+        # The shift of graphs is the residual over deviation, lam and number.
+        ('certified removal', 'residual', {'residual': 2e-10}),
+    ],
+)
+def test_a_field_that_follows_from_others_is_contradicted(
+    every, tmp_path, procedure, field, values
+):
+    each = next(
+        each
+        for each in every
+        if each['procedure'] == procedure
+        and each['values'].get('standard_deviation', 1) is not None
+    )
+    each = copy.deepcopy(each)
+    each['values'].update(values)
+    path = tmp_path / 'trust.json'
+    whole = {'guarantees': [each], 'schema_version': 2}
+    whole['created'] = '2026-01-01T00:00:00+00:00'
+    path.write_text(forged(reworded(whole)))
+    failed = [e.text for e in check_report(path) if e.status == FAILS]
+    assert sum(f' {field}: ' in text for text in failed) == 1, failed
+
+
 @pytest.mark.parametrize('gone', ['lam', 'unit', 'history', 'sensitivity'])
 def test_a_confirmer_that_is_missing_confirms_nothing(
     complete, tmp_path, gone

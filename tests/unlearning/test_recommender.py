@@ -516,6 +516,18 @@ def test_files_tell_nothing_of_the_way(tmp_path):
     assert 'counts' not in states[0][0]
 
 
+def test_what_was_overwritten_is_dropped_and_nothing_is_held_uncached():
+    model = Recommender(cached=False)
+    for ask in (model.plan, model.verify, model.flush, lambda: model.data):
+        with pytest.raises(ValueError, match='fitted first'):
+            ask()
+    model.fit(liked(), 30, 20)
+    assert model.plan(users=[4]).num_entries == 0
+    model.remove(users=[4])
+    assert model._way_back is None
+    assert model.verify().num_entries == 0
+
+
 def test_a_pickle_has_no_gaps():
     model = Recommender().fit(liked(), 30, 20)
     model.remove(users=[4])
