@@ -603,3 +603,32 @@ def test_an_interrupt_at_any_line_leaves_all_of_an_edit_or_nothing():
         line += 1
     assert line > 60
     assert seen == {False, True}
+
+
+@pytest.mark.parametrize('bound', [16.0, 2.0**11])
+def test_long_rows_are_summed_as_integers(bound):
+    # 2^53 / (2^40 bound) = 512 neighbours, or 4, is as far as doubles go.
+    n = 2000
+    ends = torch.stack([torch.zeros(n - 1).long(), torch.arange(1, n)])
+    edges = torch.cat([ends, ends.flip(0)], dim=1)
+    x = bound * torch.rand((n, 3), generator=_random(), dtype=torch.float64)
+    graph = CSRGraph.from_edge_index(edges, n)
+    measure = Measure(1, 0, (0.0, 0.3, 0.7))
+    state = Sums(graph, x, measure, bound=bound, heavy=float('inf'))
+    q = [round(v * 2**40) for v in x[:, 0].tolist()]
+    assert int(state.level(0)[0, 0]) == sum(q[1:])
+    # Together, one by one, and as all.
+    rows = state.rows()
+    nodes = torch.arange(n)
+    assert torch.equal(state.rows(nodes), rows)
+    some = torch.tensor([0, 7])
+    assert torch.equal(state.rows(some), rows[some])
+    assert torch.equal(
+        state.rows(torch.tensor([1999, 3, 3])), rows[[-1, 3, 3]]
+    )
+    # A change of nearly all makes the sums anew.
+    new = -x[:1500]
+    state.play([Step(nodes=torch.arange(1500), x=new)])
+    fresh = Sums(graph, torch.cat([new, x[1500:]]), measure, bound=bound)
+    assert torch.equal(state.level(0), fresh.level(0))
+    assert torch.equal(state.rows(), fresh.rows())
