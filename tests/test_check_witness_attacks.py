@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from procedures import cycle
 
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.check import FAILS, HOLDS, UNKNOWN, check_report
-from pyg_trust.kernel import collective, proofs
+from pyg_trust.kernel import collective, pagerank, proofs
 from pyg_trust.kernel.arrays import fingerprint, read_arrays
 from pyg_trust.kernel.removal import plausible, sealed, setting
 from pyg_trust.report import TrustReport
@@ -136,6 +137,31 @@ def test_logits_of_a_model_are_not_proved_to_be_its_own(tmp_path):
     assert each['values']['model'] == 'PPNP'
     found = statuses(tmp_path, whole, report.proof.arrays)
     assert UNKNOWN in found
+
+
+def test_a_tie_is_not_broken():
+    # Without edges a score is alpha times the logit: -1 to the last bit.
+    arrays = {
+        'rowptr': np.zeros(2, dtype=np.int64),
+        'logits': np.array([[0.0, 2.0]]),
+        'flips': np.zeros((2, 0), dtype=np.int64),
+        'flips_ptr': np.zeros(2, dtype=np.int64),
+        'flips_of': np.zeros(1, dtype=np.int64),
+        'targets': np.zeros(1, dtype=np.int64),
+        'reference': np.zeros(1, dtype=np.int64),
+        'global_budget': np.array(-1),
+        'undirected': np.array(False),
+        'dtype': np.array('exact arithmetic'),
+    }
+    none = np.zeros(0, dtype=np.int64)
+    graphs = pagerank.Graphs(
+        *(arrays['rowptr'], none, none.astype(bool), none[:0]),
+        *(np.zeros((2, 0), dtype=np.int64), False),
+    )._replace(budget=np.zeros(1, dtype=np.int64))
+    model = pagerank.Model(0.5)
+    for need, broken in ((1, []), (Fraction(1) - Fraction(1, 2**30), [0])):
+        made = proofs.attacked(arrays, graphs, model, Fraction(need))
+        assert list(made) == broken
 
 
 # Collective certificates #####################################################

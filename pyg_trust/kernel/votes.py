@@ -233,13 +233,10 @@ def stays(
         tolerance (float): of the sampler, taken off the first bound and added
             to the second. (default: :obj:`0`)
     """
-    lower, upper = Fraction(bound[0]), Fraction(bound[1])
-    low = max(lower - Fraction(tolerance), Fraction(0))
-    kept = least(low, parts)
-    if 2 * kept > 1:
-        return True
-    high = min(upper, 1 - lower) + Fraction(tolerance)
-    return kept > 1 - least(1 - min(high, Fraction(1)), parts)
+    off = Fraction(tolerance)
+    kept = least(max(Fraction(bound[0]) - off, Fraction(0)), parts)
+    high = min(Fraction(bound[1]) + off, Fraction(1))
+    return 2 * kept > 1 or kept > 1 - least(1 - high, parts)
 
 
 def needed(n: int, level: Number, tolerance: Number) -> int:

@@ -50,7 +50,7 @@ class EdgeStream:
             an event removes them: int64, ``[2, k]``. (default: :obj:`None`)
         on_removed (str): what happens to an event of a node that
             :meth:`forget` was told of: :obj:`'raise'`, or :obj:`'skip'`,
-            which counts it in :attr:`num_skipped`.
+            which counts it in ``num_skipped``.
             (default: :obj:`'raise'`)
         ignore_msg (bool): whether messages of events are left out; else they
             are refused, as edges have no features here.

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -668,3 +669,31 @@ def test_fragile_edges_are_those_that_may_go_or_come(full):
     ends += [(int(i), int(j)) for i, j in graphs.pairs.T]
     known = [divmod(int(edge), 16) for edge in kernel.fragile(graphs)]
     assert known == sorted(ends)
+
+
+def test_two_undirected_edges_are_no_one_flip(full):
+    graphs = kernel.attacker(full)
+    edges = {
+        (int(i), int(j))
+        for i, j in np.stack([kernel.rows(graphs), graphs.col]).T
+    }
+    free = [
+        (i, j)
+        for i in range(16)
+        for j in range(i)
+        if not {(i, j), (j, i)} & edges
+        and {(i, j), (j, i)} <= {(int(a), int(b)) for a, b in graphs.pairs.T}
+    ]
+    one, two = next((x, y) for x in free for y in free if not set(x) & set(y))
+    rich = graphs._replace(budget=graphs.budget + 9)
+    flips = np.array([one, one[::-1], two, two[::-1]]).T
+    assert len(kernel.flipped(rich, flips, 2, True).col) == len(edges) + 4
+    with pytest.raises(ValueError, match='no attacker'):
+        kernel.flipped(rich, flips, 1, True)
+
+
+def test_loops_that_are_claimed_are_there(full):
+    made = {**full, 'self_loops': np.array(True)}
+    values = defaultdict(str, self_loops=True, scenario='both')
+    found = list(kernel.differences(made, values))
+    assert 'self_loops is claimed, and there are rows without' in found
