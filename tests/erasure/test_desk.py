@@ -173,6 +173,22 @@ def test_batches_wait_for_the_latest_start(tmp_path):
     assert len(model.calls) == 2
 
 
+def test_the_reserve_counts_the_batches_of_other_models(tmp_path):
+    desk = opened(tmp_path)
+    desk.register('one', Slow(7200.0))
+    desk.register('two', Slow(0.0, fitted(seed=1)))
+    desk.add(nodes(1))
+    first = desk.plan().models[0]
+    assert first['starts'] == '2026-04-10T15:59:59Z'
+    desk._sql(
+        'INSERT INTO batch (id, place, state, mode, seconds) VALUES '
+        "('a', 'two', 'superseded', 'now', 3600.0), "
+        "('b', 'two', 'superseded', 'now', 60.0)"
+    )
+    # Three times an hour more.
+    assert desk.plan().models[0]['starts'] == '2026-04-10T12:59:59Z'
+
+
 def test_a_held_request_waits_and_a_paused_one_is_late(tmp_path):
     clock, model = Clock(), fitted()
     desk = opened(tmp_path, model, clock)

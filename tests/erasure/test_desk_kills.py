@@ -79,6 +79,9 @@ def forked(folder, i, last):
     if pid == 0:
         try:
             os.close(end)
+            # Threads of the parent are not in a fork: whoever waits for them
+            # waits for ever.
+            torch.set_num_threads(1)
             child(folder, i, last, pipe)
             os._exit(0)
         except BaseException:
