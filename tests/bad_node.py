@@ -42,7 +42,9 @@ from pyg_trust.update import Update
 # Ops #########################################################################
 
 EXEMPT['ops.OpenRows'] = 'a bundle of tensors, checked where it is used'
-EXEMPT['ops.without_gradients'] = 'nodes of torch graphs, from the recorder alone'
+EXEMPT['ops.without_gradients'] = (
+    'nodes of torch graphs, from the recorder alone'
+)
 NODES = torch.tensor([1, 2])
 LIST = tensor(rows=False, finite=False)
 

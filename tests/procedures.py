@@ -303,8 +303,6 @@ def unlearner(folder=None, **kwargs):
         'epochs': 2,
         'seed': 5,
         'aggregator': aggregator,
-        # Requests come at one time: states are compared.
-        'clock': lambda: 0.0,
         **kwargs,
     }
     return ShardedUnlearner(

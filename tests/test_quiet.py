@@ -30,6 +30,7 @@ SPEAKS = {
     ('erasure/cli.py', 'sys.stderr.write'),
     # An old name that means another now.
     ('unlearning/shards/training.py', 'warnings.warn'),
+    ('unlearning/shards/waiting.py', 'warnings.warn'),
     # Sparse matrices are new to torch, and it says so once per process.
     ('sparse.py', 'warnings.catch_warnings'),
     ('sparse.py', 'warnings.filterwarnings'),

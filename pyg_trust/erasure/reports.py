@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pyg_trust._checks import Int, Number, validated
 from pyg_trust.report import Report
+from pyg_trust.report.charts import Chart
 
 
 @validated
@@ -41,6 +42,16 @@ class DeskPlan(Report):
     """
 
     models: tuple[dict[str, Any], ...]
+
+    def chart(self) -> Chart:
+        """Requests that wait, by model."""
+        waiting = {each['model']: each['requests'] for each in self.models}
+        total = sum(waiting.values())
+        return Chart(
+            f'{total} removals wait for a batch',
+            bars={'all models': total, **waiting},
+            xlabel='requests',
+        )
 
 
 @dataclass(frozen=True)
@@ -110,3 +121,12 @@ class ErasureReport(Report):
     overdue: bool
     tasks: tuple[dict[str, Any], ...]
     backups_until: str | None
+
+    def chart(self) -> Chart:
+        """Models and recipients that are done, and those that are not."""
+        done = sum(task['state'] == 'done' for task in self.tasks)
+        return Chart(
+            f'{done} of {len(self.tasks)} models and recipients are done',
+            bars={'done': done, 'open': len(self.tasks) - done},
+            xlabel='models and recipients',
+        )

@@ -156,6 +156,9 @@ def test_batches_wait_for_the_latest_start(tmp_path):
         clock.now += DAY
     assert model.calls == []
     (row,) = desk.plan().models
+    waiting = row['requests']
+    bars = {'all models': waiting, row['model']: waiting}
+    assert desk.plan().chart().bars == bars
     # Three times two hours before the first date, that of 10 April.
     assert (row['mode'], row['requests']) == ('batch', 3)
     assert row['due'] == '2026-04-10T21:59:59Z'
