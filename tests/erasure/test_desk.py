@@ -285,7 +285,7 @@ def test_requests_that_name_each_other(tmp_path, first):
 def test_models_with_names_of_their_own(tmp_path):
     first, second = fitted(), fitted(seed=1)
     desk = ErasureDesk(tmp_path / 'desk.db', clock=Clock(), policy=ALL)
-    people = {70001: [1, 2], 70002: []}
+    people = {700010007000100: [1, 2], 700010007000200: []}
 
     def names(request):
         found = [v for p in request.parts[0].nodes for v in people[p]]
@@ -295,15 +295,15 @@ def test_models_with_names_of_their_own(tmp_path):
     desk.register(
         'two', second, save=tmp_path / 'two.pt', names=lambda r: None
     )
-    desk.add(nodes(70001))
-    desk.add(nodes(70002))
+    desk.add(nodes(700010007000100))
+    desk.add(nodes(700010007000200))
     reports = desk.run()
     assert len(reports) == 2
     assert {1, 2}.isdisjoint(first.nodes.tolist())
     assert len(second.ledger.entries) == 1
     modes = sorted(t['mode'] for r in reports for t in r.tasks)
     assert modes.count('not in it') == 3
-    assert b'70001' not in all_bytes(tmp_path)
+    assert b'700010007000100' not in all_bytes(tmp_path)
 
 
 def test_identities_are_resolved(tmp_path):
