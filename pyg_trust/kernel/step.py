@@ -311,8 +311,8 @@ def agree(
             (default: :obj:`0.0`)
     """
     c, n, tau = share.factor, share.n, share.tau
-    given = map(np.array, (n, tau, share.kappa, share.weight))
-    if c != clip.factors(*given, norm, automatic).item():
+    one, two, three, four = map(np.array, (n, tau, share.kappa, share.weight))
+    if c != clip.factors(one, two, three, four, norm, automatic).item():
         return False
     step = clip.grid(norm)
     integers = [part.astype(np.float64) for part in share.integers]
