@@ -391,7 +391,8 @@ def _removed(
         return
     std = number('release_std', v['release_std'], above=0.0)
     lam = number('lam', v['lam'], above=0.0)
-    n = count('num_train', v['num_train' if of_nodes else 'num_graphs'], 1)
+    of = 'num_train' if of_nodes else 'num_graphs'
+    n = count(of, v[of], 1)
     bound, most = amount('bound', v['bound']), amount('budget', v['budget'])
     # Of nodes the bound is of a gradient, of graphs it is of a shift.
     unit, scale = (1.0, lam * n) if of_nodes else (std * lam * n, 1 / std)

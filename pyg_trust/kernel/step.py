@@ -173,11 +173,8 @@ def gradient(module: nn.Module, out: Tensor, pulled: Tensor) -> list[Floats]:
         pulled (Tensor): the gradient by them.
     """
     params = [p for p in module.parameters() if p.requires_grad]
-    found = torch.autograd.grad(out, params, pulled, allow_unused=True)
-    return [
-        np.zeros(p.shape) if g is None else g.double().cpu().numpy()
-        for p, g in zip(params, found, strict=True)
-    ]
+    found = torch.autograd.grad(out, params, pulled, materialize_grads=True)
+    return [each.double().cpu().numpy() for each in found]
 
 
 def _own(value: Any) -> Any:
@@ -224,7 +221,7 @@ def length(gradient: Iterable[Floats]) -> float:
     Returns:
         float: infinite, or no number, where something is not finite.
     """
-    flat = np.concatenate([part.reshape(-1) for part in gradient])
+    flat = np.concatenate([part.ravel() for part in gradient])
     top = float(np.abs(flat).max(initial=0.0))
     if top == 0 or not math.isfinite(top):
         return top
@@ -248,9 +245,9 @@ def adds(
         automatic (bool): whether short ones are made longer.
             (default: :obj:`False`)
     """
-    none = np.zeros(1)
     n = np.array([length(gradient)])
-    c = float(clip.factors(n, none, none, none, norm, automatic)[0])
+    none = np.zeros_like(n)
+    c = clip.factors(n, none, none, none, norm, automatic).item()
     if c == 0:
         return [np.zeros(part.shape, dtype=np.int64) for part in gradient]
     return [clip.truncated(part, c, norm) for part in gradient]
@@ -314,11 +311,8 @@ def agree(
             (default: :obj:`0.0`)
     """
     c, n, tau = share.factor, share.n, share.tau
-    given = np.array([[n], [tau], [share.kappa], [share.weight]])
-    made = clip.factors(
-        given[0], given[1], given[2], given[3], norm, automatic
-    )
-    if c != float(made[0]):
+    one, two, three, four = map(np.array, (n, tau, share.kappa, share.weight))
+    if c != clip.factors(one, two, three, four, norm, automatic).item():
         return False
     step = clip.grid(norm)
     integers = [part.astype(np.float64) for part in share.integers]

@@ -239,6 +239,45 @@ def test_the_grid_of_noise_is_what_is_stated():
             assert abs(rho / stated - 1) < mpmath.mpf(2) ** -48
 
 
+def test_of_the_grid_of_noise_2_to_the_minus_50_is_given_away():
+    # Of powers of two no product but the last is rounded.
+    step, rho = clip.noise_grid(1.0, 1.0, 1)
+    more = Fraction(step) * 2**32 / (1 + Fraction(rho)) - 1
+    assert abs(more - Fraction(1, 2**50)) <= Fraction(3, 2**53)
+
+
+def test_the_ends_of_norms_and_the_share_of_one_half():
+    for norm in (2.0**-200, 2.0**200):
+        step, _ = clip.noise_grid(1.0, norm, 1)
+        assert step * 2**32 >= norm
+    for norm in (2.0**-200 * (1 - 2.0**-53), 2.0**200 * (1 + 2.0**-52)):
+        with pytest.raises(ValueError, match="'norm'"):
+            clip.noise_grid(1.0, norm, 1)
+    # The multipliers around it: one of them makes it one half exactly.
+    z, halves = 2.0**30 / 1.001, 0
+    for _ in range(4):
+        z = math.nextafter(z, 0)
+    for _ in range(9):
+        share = 1.001 * math.ldexp(z, -31)
+        if share < 0.5:
+            assert clip.noise_grid(z, 1.0, 1)[1] == share / (1 - share)
+        else:
+            with pytest.raises(ValueError, match="'multiplier'"):
+                clip.noise_grid(z, 1.0, 1)
+        halves += share == 0.5
+        z = math.nextafter(z, math.inf)
+    assert halves
+
+
+def test_a_row_of_zeros_adds_zeros():
+    gamma, a = np.ones((2, 3)), np.zeros((2, 4))
+    a[1] = 0.5
+    alpha, inner = clip.rows(gamma, a, np.ones(2), 1.0)
+    assert alpha[0].tolist() == [0] * 3
+    assert inner[0].tolist() == [0] * 4
+    assert clip.block_sum(alpha, inner).tolist() == [[2**42] * 4] * 3
+
+
 def test_factors_give_away_their_last_digits_and_no_more():
     n, norm = np.array([3.0, 1e-3]), 0.7
     tau, kappa = np.array([0.1, 0.0]), np.array([2.0**20, 0.0])
@@ -291,6 +330,8 @@ def test_factors_of_nothing_and_of_all_that_is_too_large():
     for kappa, room in ((2.0**43, 0), (2.0**43 - 1, 1), (2.0**43 + 1, 0)):
         c = clip.factors(one, zero, kappa * one, zero, 1.0)
         assert c.tolist() == [room * 2.0**-43 * less]
+    c = clip.factors(zero, zero, 2.0**43 * one, zero, 1.0)
+    assert c.tolist() == [0]
     for large in (2.0**800, 1e300, np.inf, np.nan):
         for place in range(3):
             given = [one, zero, zero, zero]

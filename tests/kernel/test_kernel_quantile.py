@@ -55,6 +55,31 @@ def test_a_unit_more_of_sensitivity_would_be_found():
     assert not exactly_below(ratio, 2.0)
 
 
+def test_where_the_ratio_rounds_to_1_every_answer_is_as_likely():
+    # More than 1 it would be to say that far ones are likelier.
+    found = law([0.02, 0.3, 0.5, 2.0, 7.0], 1e-15)
+    assert found == [Fraction(1, 256)] * 256
+
+
+class Empty(Exception):
+    """No byte is left."""
+
+
+@pytest.mark.parametrize(
+    ('total', 'size'),
+    [(1, 1), (255, 1), (256, 2), (511, 2), (65535, 2), (65536, 3), (2**24, 4)],
+)
+def test_a_draw_asks_for_the_fewest_bytes(total, size):
+    asked = []
+
+    def source(count):
+        asked.append(count)
+        return bytes(count)
+
+    assert quantile.pick([total - 1, 1] if total > 1 else [1], source) == 0
+    assert asked == [size]
+
+
 def test_a_draw_is_exactly_in_proportion():
     # All bytes, once each: those that are taken are even.
     made = [3, 0, 5, 1, 8]
@@ -64,13 +89,13 @@ def test_a_draw_is_exactly_in_proportion():
 
         def source(count, given=given):
             if not given:
-                raise StopIteration
+                raise Empty
             assert count == 1
             return given.pop()
 
         try:
             found[quantile.pick(made, source)] += 1
-        except StopIteration:
+        except Empty:
             continue
     assert found == [8 * w for w in made]
 
@@ -87,11 +112,14 @@ def test_the_answer_is_near_the_quantile():
 
 def test_the_ends_are_answers_and_the_integers_stay_short():
     assert quantile.candidates(0.5, 3.0)[[0, -1]].tolist() == [0.5, 3.0]
-    many = np.full(10**6, 2.0)
-    made = quantile.weights(many, 0.5, 1.0, np.array([1.0, 2.0, 3.0]), 1)
+    # Half of a million below the second answer, none or all of the others.
+    many = np.repeat([1.0, 3.0], 500_000)
+    answers = np.array([0.5, 2.0, 4.0])
+    made = quantile.weights(many, 0.5, 1.0, answers, 1)
     assert max(made).bit_length() <= 33 * 128
     # Weights fall by e^-64, and no farther.
-    assert 63.9 < math.log(Fraction(max(made), 1) / min(made)) + 64 < 64.1
+    assert made[0] == made[2] == min(made)
+    assert 63.999 < math.log(Fraction(made[1], made[0])) <= 64
 
 
 @pytest.mark.parametrize('epsilon', [700.0, 1e4, 1e300])
@@ -100,7 +128,7 @@ def test_an_epsilon_whose_exponential_is_0_leaves_every_answer(epsilon):
     values = np.array([1.0, 1.0, 5.0, 5.0, 5.0, 5.0])
     answers = np.array([1.0, 2.0, 9.0])
     made = quantile.weights(values, 0.5, epsilon, answers, 1)
-    assert min(made) > 0
+    assert min(made) == 1
     source = np.random.default_rng(0).bytes
     assert 0 <= quantile.pick(made, source) < 3
 
@@ -108,6 +136,7 @@ def test_an_epsilon_whose_exponential_is_0_leaves_every_answer(epsilon):
 def test_the_ratio_of_two_weights_is_rounded_up_and_not_by_much():
     # Right above a whole number, where a float is at it, or below it.
     answers = quantile.candidates(0.01, 10.0)
+    seen = 0
     for m in range(2**30, 2**32, 2**27 - 1):
         step = -math.log(m / 2**32)
         made = quantile.weights(np.array([1.0]), 0.1, 2 * step, answers, 1)
@@ -115,3 +144,16 @@ def test_the_ratio_of_two_weights_is_rounded_up_and_not_by_much():
         with mpmath.workdps(60):
             exact = mpmath.exp(-mpmath.mpf(step)) * 2**32
             assert exact <= a <= exact + 1 + mpmath.mpf(2) ** -14
+        # Given away is 2^-48 of it: by steps just before a whole number.
+        for part in (0.6, 0.8, 1.2, 1.7):
+            near = step - math.log1p(-part * 2.0**-48)
+            with mpmath.workdps(60):
+                up = mpmath.exp(-mpmath.mpf(near)) * 2**32
+                up *= 1 + mpmath.mpf(2) ** -48
+                clear = abs(up - mpmath.nint(up)) > up * 2.0**-51
+                wanted = int(mpmath.ceil(up))
+            values = np.array([1.0])
+            made = quantile.weights(values, 0.1, 2 * near, answers, 1)
+            assert min(made) == wanted or not clear
+            seen += clear
+    assert seen > 50

@@ -1,5 +1,6 @@
 """A step by construction, against whole numbers and fractions of Python."""
 
+import hashlib
 import math
 from fractions import Fraction
 
@@ -58,6 +59,12 @@ def test_what_floats_do_not_hold_has_no_length():
     assert step.length([np.array([2.0**1000])]) == math.inf
     assert step.length([np.array([2.0**999])]) >= 2.0**999
     assert step.length([np.zeros(3), np.zeros(0)]) == 0
+    assert step.length([np.zeros(0)]) == 0
+
+
+def test_a_length_is_the_float_after_what_the_proof_says():
+    # Of two numbers: 1 + (2 + 8) / 2^53, and one unit of the last place.
+    assert step.length([np.array([1.0, 0.0])]) == 1 + 6 * 2.0**-52
 
 
 @pytest.mark.parametrize('automatic', [False, True])
@@ -103,6 +110,15 @@ def test_neighbours_differ_by_twice_the_norm_at_most():
             assert square <= 4 * 2**86
             far = max(far, square)
     assert far > 3 * 2**86
+
+
+def test_units_are_added_in_place_and_none_is_left_out():
+    totals = [np.array([1, -2]), np.array([[2**43]])]
+    kept = [*totals]
+    step.add(totals, [np.array([5, 7]), np.array([[-1]])])
+    assert [each.tolist() for each in kept] == [[6, 5], [[2**43 - 1]]]
+    with pytest.raises(ValueError, match='argument 2'):
+        step.add(totals, [np.array([5, 7])])
 
 
 class Keeps(nn.Module):
@@ -185,6 +201,31 @@ def test_random_numbers_are_a_function_of_the_unit_and_the_key():
     data = Data(x=x, y=2 * x)
     assert drop(1, data) == drop(1, {'y': 2 * x, 'x': x}) != first
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_seed_is_the_hash_of_the_key_and_the_unit(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, 'manual_seed', seen.append)
+    x = torch.arange(3.0)
+    wanted = hashlib.sha256(b'7' + x.numpy().tobytes()).hexdigest()[:14]
+    model = Calls(lambda *_: torch.tensor(torch.initial_seed()))
+    assert int(step.outputs(model, ((x,), {}), 7)) == int(wanted, 16)
+    # A model on the processor leaves other devices' generators alone.
+    assert seen == []
+
+
+def test_what_was_made_of_other_tensors_is_cut_off_everywhere():
+    x = torch.ones(1, 3, requires_grad=True)
+
+    def call(module, value, named, data):
+        return (value + named['y'] + data.x) @ module.weight.t()
+
+    def unit(x):
+        return (2 * x, {'y': 3 * x}, Data(x=4 * x)), {}
+
+    found = step.alone(Calls(call), unit(x), ones, 0)
+    assert found[0].tolist() == [[9.0] * 3] * 2
+    assert x.grad is None
 
 
 def test_a_unit_is_not_written_to_and_weights_are_refused():
@@ -379,10 +420,37 @@ def test_no_more_than_the_norm_agrees():
     assert c > 0
     bounds = [float(v[0]) for v in wide]
     gradient = [np.array([1.0, 0.0])]
-    for length, right in ((1 - 2.0**-33, True), (1 + 2.0**-19, False)):
-        added = [np.array([int(2**43 * length), 0])]
-        share = step.Share(added, c, *bounds)
-        assert step.agree(share, gradient, C, 1.0) == right
+
+    def agrees(first, second=0):
+        share = step.Share([np.array([first, second])], c, *bounds)
+        return step.agree(share, gradient, C, 1.0)
+
+    for more, right in ((-(2.0**-33), True), (0.9, True), (1.1, False)):
+        assert agrees(int(2**43 * (1 + more * 2.0**-20))) == right
+    # And 1 + 2^-20 of it, to the last bit: of two numbers with this length.
+    most = 2**43 + 2**23
+    low, high = 0, 2**23
+    while low < high:
+        mid = (low + high) // 2
+        if step.length([np.array([most - 1.0, mid])]) < most:
+            low = mid + 1
+        else:
+            high = mid
+    assert step.length([np.array([most - 1.0, low])]) == most
+    assert agrees(most - 1, low)
+
+
+@pytest.mark.parametrize('gradient', [[3e-3, 4e-3], [1.0, 0.0], []])
+def test_the_reference_agrees_with_itself_without_any_room(gradient):
+    gradient = [np.array(gradient)]
+    n = step.length(gradient)
+    given = [np.array([v]) for v in (n, 0.0, 0.0, 0.0)]
+    c = float(clip.factors(*given, C)[0])
+    share = step.Share(step.adds(gradient, C), c, n, 0.0, 0.0, 0.0)
+    assert step.agree(share, gradient, C, 0.0)
+    more = [*gradient, np.zeros(1)]
+    with pytest.raises(ValueError, match='argument 2'):
+        step.agree(share, more, C, 1.0)
 
 
 def test_a_gradient_that_is_longer_than_was_said_does_not_agree():
