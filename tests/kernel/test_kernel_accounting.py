@@ -511,6 +511,29 @@ def test_a_cut_top_is_infinite_and_a_cut_bottom_is_zero():
     assert found.levels[1][4] == 7
 
 
+def test_ends_are_cut_level_by_level_from_outside():
+    # Of five cells two are on either side; six units may be cut of each.
+    middle, inner, outer = [0, 9, 9, 9, 0], [2, 3, 0, 1, 3], [1, 2, 0, 1, 2]
+    x = kernel.Losses(-4, [middle, inner, outer], 0)
+    left = [0, 3, 0, 1, 0]
+    assert kernel.tidy(x, 6, 0) == (-4, [middle, left], 0)
+    assert kernel.tidy(x, 6, 1) == (-4, [[0, 9, 14, 9, 0], left], 6)
+    # A level without masses is none that may be left out with the last one.
+    x = kernel.Losses(-4, [middle, [0] * 5, outer], 0)
+    assert kernel.tidy(x, 0, 1) == x
+
+
+def test_cells_are_widened_below_four_deviations():
+    # A mass of a quarter one cell away: the deviation is half a cell.
+    unit, none = intervals.ONE, [0] * 5
+    for more, b in ((0, 5), (4, 4)):
+        x = kernel.Losses(5, [[0, 0, 0, unit // 4 + more, 0]], 0)
+        assert kernel.tidy(x, 0, 1).b == b
+        # Cells of the next level are twice as wide: so is their distance.
+        x = kernel.Losses(5, [none, [0, 0, 0, 0, unit // 64 + more]], 0)
+        assert kernel.tidy(x, 0, 1).b == b
+
+
 def test_wide_cells_do_not_prove():
     q, z, steps, delta, epsilon = KNOWN[0]
     claim = epsilon + 5e-5
