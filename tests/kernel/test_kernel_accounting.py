@@ -483,6 +483,9 @@ def test_wider_cells_bound_every_profile(rounding):
 def test_a_finest_level_goes_to_the_next_and_no_other_is_lost(rounding):
     # Empty cells around five are four, and they are empty.
     assert kernel.wider([5, 6, 7, 8, 9]) == [0, 0, 5, 6, 7, 8, 9, 0, 0]
+    for b, levels in ((0, 1), (5, 17)):
+        with pytest.raises(OverflowError, match='beyond all measure'):
+            kernel.coarsened(some_losses(8, b, levels), rounding)
     for levels in (1, 2, 3, 4):
         x = some_losses(8, 5, levels, levels)
         found = kernel.coarsened(x, rounding)
@@ -518,19 +521,21 @@ def test_ends_are_cut_level_by_level_from_outside():
     left = [0, 3, 0, 1, 0]
     assert kernel.tidy(x, 6, 0) == (-4, [middle, left], 0)
     assert kernel.tidy(x, 6, 1) == (-4, [[0, 9, 14, 9, 0], left], 6)
+    x = kernel.Losses(-4, [[5, 0, 0, 9, 0, 0, 7]], 0)
+    assert kernel.tidy(x, 7, 1) == (-4, [[0, 0, 0, 14, 0, 0, 0]], 7)
     # A level without masses is none that may be left out with the last one.
     x = kernel.Losses(-4, [middle, [0] * 5, outer], 0)
     assert kernel.tidy(x, 0, 1) == x
 
 
 def test_cells_are_widened_below_four_deviations():
-    # A mass of a quarter one cell away: the deviation is half a cell.
-    unit, none = intervals.ONE, [0] * 5
+    # 9 / 64 two cells away: a deviation is 3 / 4 of a cell, of three.
+    unit, none = intervals.ONE, [0] * 7
     for more, b in ((0, 5), (4, 4)):
-        x = kernel.Losses(5, [[0, 0, 0, unit // 4 + more, 0]], 0)
+        x = kernel.Losses(5, [[0, 9 * unit // 64 + more, *none[2:]]], 0)
         assert kernel.tidy(x, 0, 1).b == b
         # Cells of the next level are twice as wide: so is their distance.
-        x = kernel.Losses(5, [none, [0, 0, 0, 0, unit // 64 + more]], 0)
+        x = kernel.Losses(5, [none, [*none[1:], unit // 64 + more]], 0)
         assert kernel.tidy(x, 0, 1).b == b
 
 
