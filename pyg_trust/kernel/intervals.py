@@ -77,7 +77,8 @@ def tail(num: int, b: int, p: int) -> Bracket:
     w = p + 16
     lo, hi = (num << w) >> b, up(num << w, 1 << b)
     s_lo, s_hi, k = lo, hi, 3
-    while hi > 1 or square * 2 >> shift >= k:
+    # The terms are above 2^-w while 2 x^2 is not below k.
+    while hi > 1:
         lo = (lo * square >> shift) // k
         hi = up(hi * square, k << shift)
         s_lo, s_hi, k = s_lo + lo, s_hi + hi, k + 2

@@ -306,7 +306,8 @@ def test_open_words_are_settled_after_all_others():
 
 
 def test_what_is_not_random_or_too_short_is_refused():
-    with pytest.raises(ValueError, match=r"'source' returned bytes that are"):
+    # The word of a cell, and ten more.
+    with pytest.raises(ValueError, match=r"'source' .* random: 11 words did"):
         noise.cells(lambda count: bytes(count), 3)
     with pytest.raises(ValueError, match=r'needs to return 24 bytes \(got 23'):
         noise.cells(lambda count: bytes(count - 1), 3)
@@ -441,3 +442,18 @@ def test_probabilities_are_fractions_of_the_starts():
     seen = [noise.magnitude(v, 11, 0) for v in range(2**11)]
     share = Fraction(sum(n == 0 for n in seen), 2**11)
     assert abs(float(share) - 0.38292492254802624) < 2**-11 * 2
+
+
+@pytest.mark.parametrize('b', [0, 2])
+def test_a_tail_that_is_not_sharp_enough_is_asked_again(monkeypatch, b):
+    right, known = noise.tail, 7
+    wanted = [noise.magnitude(v, known, b) for v in range(2**known)]
+
+    def blurred(m, b, bits):
+        # As wide as the known bits leave open, when it is asked first.
+        low, high = right(m, b, bits)
+        blur = 2**14 if bits == known + 17 else 0
+        return max(0, low - blur), high + blur
+
+    monkeypatch.setattr(noise, 'tail', blurred)
+    assert wanted == [noise.magnitude(v, known, b) for v in range(2**known)]

@@ -4,6 +4,7 @@ import math
 import random
 import time
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil, floor
 
 import mpmath
@@ -275,6 +276,137 @@ def true_delta(pairs, b, infinite, epsilon):
         return total
 
 
+def exact(law, epsilon, q, z):
+    """F and its slope by tails of the outputs, the root by bisection."""
+    swap = law == 'exchanged' or (law != 'withdraw' and epsilon < 0)
+    q, z = number(q), number(z / 2 if law == 'wor' else z)
+    gamma, epsilon = mpmath.exp(epsilon), -epsilon if swap else epsilon
+
+    def loss(x):
+        one = mpmath.log(1 - q + q * mpmath.exp((2 * x - 1) / (2 * z**2)))
+        if law != 'replace':
+            return one
+        return one - mpmath.log(
+            1 - q + q * mpmath.exp((-2 * x - 1) / (2 * z**2))
+        )
+
+    low, high = -80 * z - 99 * z**2, 80 * z + 99 * z**2
+    for _ in range(300):
+        middle = (low + high) / 2
+        low, high = (middle, high) if loss(middle) < epsilon else (low, middle)
+    side = -1 if swap else 1
+    none, mine, other = (
+        mpmath.ncdf(side * (mean - low) / z)
+        for mean in (0, 1, -1 if law == 'replace' else 0)
+    )
+    mine, other = (1 - q) * none + q * mine, (1 - q) * none + q * other
+    if swap:
+        mine, other = other, mine
+    return max(mine - gamma * other, mpmath.mpf(0)), other
+
+
+@pytest.mark.parametrize('law', ['wor', 'replace', 'withdraw', 'exchanged'])
+@pytest.mark.parametrize(
+    ('q', 'z'), [(0.05, 2.0), (0.4, 8.0), (0.7, 0.6), (1.0, 1.5), (1e-6, 9.0)]
+)
+def test_a_step_is_bracketed_to_its_last_digits(law, q, z):
+    q, z = Fraction(q), Fraction(z)
+    for num in (-700, -40, -1, 0, 3, 60, 1500):
+        (found,) = kernel.points(law, [num], 5, q, z)
+        with mpmath.workprec(600):
+            wanted = exact(law, mpmath.mpf(num) / 32, q, z)
+            for (low, high), want in zip(found, wanted, strict=True):
+                assert 0 <= low <= want * intervals.ONE <= high
+                # The exchange is a sum with numbers as large as gamma.
+                assert high - low <= 8 * mpmath.exp(abs(num) / 32)
+
+
+def test_a_step_at_the_end_of_its_losses_is_bracketed():
+    # The least loss of a unit that is withdrawn is log(1 - q).
+    with mpmath.workprec(600):
+        num = int(mpmath.floor(mpmath.log(0.75) * 2**400))
+    q, z, unit = Fraction(1, 4), Fraction(2), intervals.ONE
+    for shift in (-1, 0, 1):
+        (low, high), (less, most) = kernel.withdrawn(num + shift, 400, q, z)
+        assert low <= unit // 4 <= high
+        assert less <= unit <= most
+    (low, high), slope = kernel.withdrawn(num >> 300, 100, q, z)
+    assert low >= unit // 4
+    assert high - low <= 3
+    assert slope == (unit, unit)
+
+
+def lower_hull(x, y):
+    """The highest convex function below points, by all pairs of them."""
+    return [
+        min(
+            y[i] + (y[k] - y[i]) * (x[j] - x[i]) / (x[k] - x[i])
+            if k > i
+            else y[j]
+            for i in range(j + 1)
+            for k in range(j, len(x))
+        )
+        for j in range(len(x))
+    ]
+
+
+@pytest.mark.parametrize(
+    ('law', 'q', 'z'),
+    [
+        ('wor', 0.7, 0.8),
+        ('replace', 0.3, 2.0),
+        ('withdraw', 0.3, 2.0),
+        ('exchanged', 0.7, 0.8),
+    ],
+)
+def test_losses_are_the_chords_and_the_hull_of_tangents(law, q, z):
+    about = law, Fraction(q), Fraction(z), 16, intervals.ONE >> 24
+    b, js = kernel.chosen(*about)
+    assert js == sorted(set(js))
+    assert min(js) < 0 < max(js)
+    high, low = kernel.above(*about), kernel.below(*about)
+    assert high.b == low.b == b
+    with mpmath.workprec(240):
+        at = [Fraction(j, 2**b) for j in js]
+        g = [mpmath.exp(number(e)) for e in at]
+        f = [exact(law, number(e), *about[1:3])[0] for e in at]
+        infinite = Fraction(high.infinite, intervals.ONE)
+        # Chords: what is lost between two points is not lost at them.
+        for e, want in zip(at, f, strict=True):
+            found = true_delta(atoms(high), b, infinite, e)
+            assert 0 <= found - want < mpmath.mpf(10) ** -38
+        # Tangents in the middle of all cells; the lower of two at a point.
+        ends = list(pairwise(range(len(js))))
+        lines = []
+        for i, j in ends:
+            middle = number(at[i] + at[j]) / 2
+            value, slope = exact(law, middle, *about[1:3])
+            lines.append((value, slope, mpmath.exp(middle)))
+        lowest = [
+            min(
+                value - slope * (g[j] - gamma)
+                for value, slope, gamma in lines[max(0, j - 1) : j + 1]
+            )
+            for j in range(len(js))
+        ]
+        while lowest[-1] < 0:
+            lowest.pop()
+        # The lowest point has no cell below.
+        at, g, f, lowest = at[1:], g[1:], f[1:], lowest[1:]
+        hull = lower_hull(g[: len(lowest)], lowest)
+        assert low.infinite == 0
+        curve = [value - lowest[-1] for value in hull]
+        # Below where it meets 1 - gamma: the line to 1 at gamma = 0.
+        below = [n for n, v in enumerate(curve) if v < 1 - g[n]]
+        first = max(below, default=0)
+        for n in range(first):
+            curve[n] = 1 - g[n] * (1 - curve[first]) / g[first]
+        for e, want, true in zip(at, curve, f, strict=False):
+            found = true_delta(atoms(low), b, Fraction(0), e)
+            assert found <= true
+            assert abs(found - want) < mpmath.mpf(10) ** -38
+
+
 EPSILONS = [Fraction(n, 7) for n in (0, 1, 3, 6, 12, 20, 40, 70)]
 
 
@@ -344,6 +476,24 @@ def test_wider_cells_bound_every_profile(rounding):
                     for x, w in ((before, 8), (after, 4))
                 ]
                 assert abs(sums[0] - sums[1]) < 1e-12
+
+
+@pytest.mark.parametrize('rounding', [0, 1])
+@mpmath.workdps(60)
+def test_a_finest_level_goes_to_the_next_and_no_other_is_lost(rounding):
+    # Empty cells around five are four, and they are empty.
+    assert kernel.wider([5, 6, 7, 8, 9]) == [0, 0, 5, 6, 7, 8, 9, 0, 0]
+    for levels in (1, 2, 3, 4):
+        x = some_losses(8, 5, levels, levels)
+        found = kernel.coarsened(x, rounding)
+        assert (found.b, found.infinite) == (4, x.infinite)
+        assert len(found.levels) == max(1, levels - 1)
+        for epsilon in (Fraction(n, 8) for n in range(-20, 21)):
+            one = true_delta(atoms(x), 5, Fraction(0), epsilon)
+            two = true_delta(atoms(found), 4, Fraction(0), epsilon)
+            off = (two - one) * (1 if rounding else -1)
+            assert -(mpmath.mpf(10) ** -41) <= off
+            assert off < sum(x.levels[0]) / intervals.ONE / 64
 
 
 def test_a_cut_top_is_infinite_and_a_cut_bottom_is_zero():

@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import mpmath
 import pytest
 
 from pyg_trust import functional as dp
@@ -10,6 +11,7 @@ from pyg_trust.functional import gaussian_epsilon
 from pyg_trust.functional.poisson import poisson_profile
 from pyg_trust.kernel import accounting, groups, intervals
 from pyg_trust.kernel.groups import judge_group
+from tests.kernel.test_kernel_accounting import exact, number
 
 ONE, BITS = intervals.ONE, 60
 
@@ -143,6 +145,7 @@ def test_what_is_no_statement_is_not_proved():
     line = [(8.0, Fraction(1, 4), 3)]
     assert judge_group(line, 1.0, 1.5, 2) == 'FAILS'
     assert judge_group(line, -1.0, 1e-5, 2) == 'FAILS'
+    assert judge_group(line, 1e6, 0.0, 2) == 'FAILS'
     # Too little noise; no share; more occurrences than units; two numbers
     # of units; more weights than minutes.
     assert judge_group(line, 1e6, 1e-5, 100) == 'not proved'
@@ -160,3 +163,121 @@ def test_a_guess_that_is_wrong_proves_nothing(monkeypatch):
     monkeypatch.setattr(groups, 'guess', lambda *_: 3.0)
     (low, high), (less, most) = at(groups.coins(3), 0.5, 0.1, 4.0)
     assert (low, high, less, most) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ('k', 'q', 'z'),
+    [(1, 0.3, 1.0), (2, 0.05, 0.6), (5, 0.2, 18.25), (16, 0.005, 9.0)],
+)
+def test_coins_are_bracketed_to_their_last_digits(k, q, z):
+    law, q, z = groups.coins(k), Fraction(q), Fraction(z)
+    rest = groups.binomial(q, k)[1]
+    with mpmath.workprec(400):
+        w = [
+            mpmath.binomial(k, i) * number(q) ** i * number(1 - q) ** (k - i)
+            for i in range(k + 1)
+        ]
+        std = number(z)
+        for num in (0, 96):
+            gamma = mpmath.exp(mpmath.mpf(num) / 32)
+            # The loss grows; where it is log gamma no mass is gained.
+            low, high = mpmath.mpf(0), 50 * std**2 + 50 * std
+            for _ in range(200):
+                x = (low + high) / 2
+                gain = sum(
+                    v
+                    * mpmath.exp(-((i / std) ** 2) / 2)
+                    * (
+                        mpmath.exp(i * x / std**2)
+                        - gamma * mpmath.exp(-i * x / std**2)
+                    )
+                    for i, v in enumerate(w)
+                )
+                low, high = (x, high) if gain < 0 else (low, x)
+            mine, other = (
+                sum(
+                    v * mpmath.ncdf((side * i - x) / std)
+                    for i, v in enumerate(w)
+                )
+                for side in (1, -1)
+            )
+            found = law(num, 5, q, z)
+            wants = mine - gamma * other, other
+            for (less, most), want in zip(found, wants, strict=True):
+                assert 0 <= less <= want * ONE <= most
+                assert most - less <= 8 + 3 * gamma * number(rest) * ONE
+
+
+@pytest.mark.parametrize(
+    ('n', 'm', 'k'), [(20, 4, 1), (10, 8, 5), (5000, 100, 21)]
+)
+def test_draws_are_bracketed_to_their_last_digits(n, m, k):
+    q, z = Fraction(m, n), Fraction(4)
+    law = groups.without_replacement(n, k)
+    rest = groups.hypergeometric(m, n, k)[1]
+    for num in (0, 60):
+        found = law(num, 5, q, z)
+        with mpmath.workprec(600):
+            wants = [mpmath.mpf(0), mpmath.mpf(0)]
+            w = [
+                Fraction(
+                    math.comb(k, i) * math.comb(n - k, m - i), math.comb(n, m)
+                )
+                for i in range(min(m, k) + 1)
+            ]
+            rate = 1 - w[0]
+            for i in range(1, len(w)):
+                each = exact('withdraw', num / 32, rate, z / (2 * i))
+                for j in (0, 1):
+                    wants[j] += number(w[i] / rate) * each[j]
+            for (less, most), want in zip(found, wants, strict=True):
+                assert 0 <= less <= want * ONE <= most
+                assert most - less <= 8 * k + 3 * number(rest / rate) * ONE
+
+
+@pytest.mark.parametrize('z', [Fraction(1), Fraction(7, 3)])
+def test_the_two_signs_at_a_root_are_of_brackets(z):
+    q, k, unit = Fraction(1, 5), 3, 1 << groups.C
+    terms = groups.heights(q, z, k)
+    with mpmath.workprec(900):
+        heights = [
+            mpmath.binomial(k, i)
+            * number(q) ** i
+            * number(1 - q) ** (k - i)
+            * mpmath.exp(-number(i * i / (2 * z**2)))
+            for i in range(k + 1)
+        ]
+        for (i, (low, high)), want in zip(terms, heights, strict=True):
+            assert low <= want * unit <= high <= low + 4, i
+        gamma = mpmath.exp(1)
+        for y in (unit // 7, unit, 3 * unit):
+            (low, high), _ = groups.balance(
+                y, intervals.exp(1, 0, groups.C), terms
+            )
+            u = mpmath.exp(mpmath.mpf(y) / unit)
+            want = unit * sum(
+                h * (u**i - gamma * u**-i) for i, h in enumerate(heights)
+            )
+            assert low <= want <= high <= low + 10**6
+
+
+@pytest.mark.parametrize(
+    ('low', 'high', 'is_proved'),
+    [
+        ((-9, -1), (1, 9), True),
+        ((-9, 0), (1, 9), False),
+        ((-9, -1), (0, 9), False),
+        ((-9, 5), (1, 9), False),
+        ((-9, -1), (-5, 9), False),
+    ],
+)
+def test_a_root_is_proved_by_two_signs(monkeypatch, low, high, is_proved):
+    middle = 1 << groups.C
+
+    def balance(y, *_):
+        return low if y < middle else high if y > middle else (0, 0), 1
+
+    monkeypatch.setattr(groups, 'guess', lambda *_: 1.0)
+    monkeypatch.setattr(groups, 'balance', balance)
+    found = groups.coins(3)(1, 1, Fraction(1, 9), Fraction(4))
+    assert (found != ((0, ONE), (0, ONE))) == is_proved
