@@ -671,7 +671,8 @@ def nodes_classified(model):
     return {
         **model.state_dict(),
         'Z': data.Z,
-        'sent': list(data.levels.sent),
+        'rows': data.levels.rows(),
+        'entries': data.levels.entries(),
         'gradient': model._model.gradient.value,
         # The random name of a fit, and what is hashed with random salts.
         'lineage': len(model._model.lineage.names),

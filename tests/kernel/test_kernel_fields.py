@@ -6,6 +6,7 @@ that are said to be contradicted: by arithmetic that is done here.
 
 import math
 
+import mpmath
 import pytest
 
 from pyg_trust.kernel.fields import confirmed, contradictions, given
@@ -292,6 +293,14 @@ OF_HEAD = {
     'engine': True,
 }
 LEDGER = {'ledger_head': 64 * '0'}
+HOP = {'hops': 1, 'noise_stds': [2.0], 'releases': 1}
+# The least that is not too small, by the same products.
+LEAST = math.hypot(1 / 8**0.5, 1 / 8**0.5) * (1 - 1e-6)
+EDGE = 2**0.5 * 0.5 * (1 - 1e-9)
+NO_FORM = of("hops=2, relation='node', form='either', epsilon=3.0")
+DEGREE = of(
+    "hops=2, relation='edge', max_degree=3, epsilon=3.0",
+)
 
 
 @pytest.mark.parametrize(
@@ -319,6 +328,8 @@ LEDGER = {'ledger_head': 64 * '0'}
         (RUN, {'predictions': True}, ['predictions']),
         (RUN, {'sensitivity': 2.0, 'mu_edge': 9.0}, ['sensitivity', 'mu_agg']),
         (RUN, {'hops': 3}, ['hops', 'hops', 'mu_aggregation']),
+        (RUN, {'noise_stds': [8**0.5]}, ['hops', 'mu_aggregation']),
+        (of(RUN['transform'][11:-1].replace('2', '1', 1)), HOP, []),
         (RUN, {'mu': 0.4}, ['mu']),
         (RUN, {'mu_aggregation': 0.4, 'mu': 0.4}, ['mu_aggregation']),
         # The root of 2 shares, which are rounded: to a millionth.
@@ -347,6 +358,19 @@ LEDGER = {'ledger_head': 64 * '0'}
         (OF_HEAD, HEAD, []),
         (OF_HEAD, {**HEAD, 'seeded': True}, []),
         ({**OF_HEAD, 'seeded': True}, HEAD, ['seeded']),
+        # Without a transform predictions are released, by whomever.
+        ({**OF_HEAD, 'engine': False, 'epsilon': 1.0}, HEAD, []),
+        (
+            RUN,
+            {
+                'noise_stds': [0.5, 0.5],
+                'mu_aggregation': 8**0.5,
+                'mu': 8**0.5,
+                'mu_edge': 4.1,
+                'epsilon_replace': 40.0,
+            },
+            [],
+        ),
         (OF_HEAD, {**HEAD, 'predictions': False}, ['predictions']),
         (OF_HEAD, {**HEAD, 'releases': 3}, ['mu_aggregation']),
         (OF_HEAD, {**HEAD, **LEDGER, 'releases': 9}, ['mu_aggregation']),
@@ -383,6 +407,19 @@ LEDGER = {'ledger_head': 64 * '0'}
         (RUN, {'epsilon_replace': None}, ['epsilon_replace']),
         (OF_EDGES, {**EDGES, 'epsilon_replace': 9.0}, ['epsilon_replace']),
         (RUN, {'mu_edge': None}, ['mu_edge']),
+        (RUN, {'mu_edge': EDGE}, []),
+        (RUN, {**LEDGER, 'mu_aggregation': LEAST, 'mu': LEAST}, []),
+        (
+            NO_FORM,
+            {
+                'form': 'either',
+                'sensitivity': 2.0,
+                'noise_stds': [32**0.5] * 2,
+                'epsilon_replace': None,
+            },
+            ['form'],
+        ),
+        (DEGREE, {**EDGES, 'max_degree': 3}, ['max_degree']),
         (OF_EDGES, {**EDGES, 'mu_edge': 1.0}, ['mu_edge']),
         (OF_PAIRS, {**PAIRS, 'mu_edge': 1.0}, ['mu_edge']),
         # An edge is in two rows, an arc is in one.
@@ -455,6 +492,22 @@ def test_other_forms_and_degrees_follow_in_closed_form():
             assert found == ([] if right else wrong)
 
 
+@pytest.mark.parametrize(('part', 'right'), [(0.75, True), (1.25, False)])
+def test_of_squares_2_to_the_minus_44_is_given_to_rounding(part, right):
+    with mpmath.workdps(50):
+        mu = mpmath.sqrt(1 - part * mpmath.mpf(2) ** -44)
+
+        def excess(e):
+            first = mpmath.ncdf(mu / 2 - e / mu)
+            second = mpmath.ncdf(-mu / 2 - e / mu)
+            return first - mpmath.exp(e) * second - mpmath.mpf(1e-3)
+
+        epsilon = float(mpmath.findroot(excess, epsilon_of(1.0, 1e-3)))
+    # Beside the float of it lie hundreds before the next quarter.
+    found = summed(epsilon_replace=epsilon)
+    assert found == ([] if right else ['degree_curve, epsilon_replace'])
+
+
 @pytest.mark.parametrize(
     'changes',
     [
@@ -502,6 +555,16 @@ OF_LINKS['epsilon'] = 1.0
         ({'relation': 'node'}, ['relation']),
         ({'directed': True}, ['directed', 'mu', 'mu_parts']),
         ({'steps': 5}, ['steps', 'mu', 'mu_parts']),
+        (
+            {
+                'row_std': 0.5,
+                'count_std': 0.5,
+                'noise_multiplier': 0.5,
+                'mu_parts': [8**0.5, 2.0, 4.0, 0.0],
+                'mu': 28**0.5,
+            },
+            [],
+        ),
         ({'mu': 0.3}, ['mu']),
         ({'mu_parts': [0.25, 0.125, 0.1, 0.0]}, ['mu_parts']),
         ({'mu_parts': [0.25, 0.125, 0.0]}, ['mu_parts']),
@@ -528,6 +591,15 @@ def test_of_links(changes, names):
     v = {**LINKS, **changes}
     found = contradictions('private link prediction', v, OF_LINKS, {})
     assert fields_of(found) == names
+
+
+def test_of_links_one_step_and_one_relation():
+    run = {**OF_LINKS, 'steps': 1}
+    name, mu = 'private link prediction', math.sqrt(1 / 16 + 1 / 64 + 1 / 256)
+    v = {**LINKS, 'steps': 1, 'mu': mu, 'mu_parts': [0.25, 0.125, 0.0625, 0.0]}
+    assert fields_of(contradictions(name, v, run, {})) == []
+    v, run = {**LINKS, 'relation': 'node'}, {**OF_LINKS, 'relation': 'node'}
+    assert fields_of(contradictions(name, v, run, {})) == ['relation']
 
 
 @pytest.mark.parametrize(
@@ -599,7 +671,26 @@ SHIFTS = {'shift': [0.25, 0.5]}
             [],
         ),
         ({'residual': 0.5 * (1 + 0.9e-9)}, {}, PAID, []),
+        ({'residual': 0.5 * (1 + 1e-9)}, {}, PAID, []),
         ({'residual': 0.5 * (1 + 1.1e-9)}, {}, PAID, ['residual']),
+        (
+            {'bound': 0.5 * (1 + 1e-9), 'distance_bound': 0.05 * (1 + 1e-9)},
+            {},
+            PAID,
+            [],
+        ),
+        (
+            {'history': [0.25, 0.0625, 0.125]},
+            {},
+            {'residual': [1.0, 0.3, 0.5]},
+            ['history'],
+        ),
+        (
+            {'history': [0.25, 0.0625, 0.125]},
+            {},
+            {'residual': [1.0, 0.25, 0.5]},
+            [],
+        ),
         ({'distance_bound': 0.06}, {}, PAID, ['distance_bound']),
         ({'lam': 0.25}, {'lam': 0.25}, PAID, ['distance_bound']),
         ({'num_train': 10}, {}, PAID, ['distance_bound']),
@@ -651,6 +742,17 @@ def test_of_removal_from_a_node_classifier(changes, run, paid, names):
         ({'releases': 3}, SHIFTS, ['releases']),
         ({'history': [0.25, 0.4]}, SHIFTS, ['history']),
         ({}, {'shift': [0.3, 0.5]}, ['history']),
+        # Nothing but 0 is the same as 0, down to 1e-300.
+        (
+            {'bound': 7.2e-300, 'distance_bound': 0.0, 'residual': 0.0},
+            SHIFTS,
+            [],
+        ),
+        (
+            {'bound': 8.8e-300, 'distance_bound': 0.0, 'residual': 0.0},
+            SHIFTS,
+            ['distance_bound'],
+        ),
         # These have no seed of their own.
         ({'seeded': False}, SHIFTS, []),
     ],
