@@ -34,6 +34,8 @@ gradients; the ratio is to these.
 
 import argparse
 import csv
+import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -399,6 +401,9 @@ def peak(
     if step == 'ours':
         run = partial(private, gradients)
     run(small)
+    gc.collect()
+    # What is free would be used again and not be seen.
+    ctypes.CDLL(None).malloc_trim(0)
     before = resident('VmRSS')
     Path('/proc/self/clear_refs').write_text('5')
     run(batch)
