@@ -17,6 +17,9 @@ def check_erasure(
 ) -> list[str]:
     """Check the evidence of a request, and the ledgers of models.
 
+    A task whose mode is ``'not in it'``, ``'removed before'`` or ``'by its
+    owner'`` has no line in a ledger: the evidence alone states it.
+
     Args:
         path (str or Path): of the report, as its ``to_json()``.
         ledgers (dict, optional): by the name of a model, the file with the

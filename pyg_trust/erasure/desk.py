@@ -92,8 +92,7 @@ class ErasureDesk:
         zone: str = 'UTC',
         clock: Callable[[], float] = time.time,
         policy: Policy | None = None,
-        resolve: Callable[[fields.Identity], RemovalRequest | None]
-        | None = None,
+        resolve: Resolve | None = None,
     ) -> None:
         self.zone = fields.find_zone(zone)
         self.policy = Policy() if policy is None else policy
@@ -184,9 +183,7 @@ class ErasureDesk:
                     f'{"a recipient" if is_model else "a model"}'
                 )
             # Requests that wait concern it, too.
-            for (number,) in self._sql(
-                f'SELECT id FROM request {queries.OPEN}'
-            ):
+            for (number,) in self._sql(queries.WHO_WAITS):
                 self._sql(queries.NEW_TASK, number, name)
 
     # Requests ###############################################################
