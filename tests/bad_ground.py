@@ -49,7 +49,8 @@ from pyg_trust import (
     rng,
 )
 from pyg_trust import functional as F
-from pyg_trust.commit import Lineage
+from pyg_trust.files.commit import Lineage
+from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.graph import LastGraph
 from pyg_trust.ledger import (
     PrivacyLedger,
@@ -57,10 +58,6 @@ from pyg_trust.ledger import (
 )
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport
-from pyg_trust.seals import (
-    Seals,
-    sealed,
-)
 
 # The kernels' arguments: types and shapes are checked, entries are not. Who
 # calls them by hand answers for indices.

@@ -17,7 +17,7 @@ compose, also when requests are chosen by looking at earlier ones
 retrain exactly after every request, under the same transcript.
 
 Threads take turns. A file that another object has changed since this one read
-it is not written over (:class:`~pyg_trust.commit.StaleStateError`).
+it is not written over (:class:`~pyg_trust.files.commit.StaleStateError`).
 """
 
 from collections.abc import Callable
@@ -27,15 +27,21 @@ from typing import Annotated, Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_trust import commit, noise, rng
+from pyg_trust import noise, rng
 from pyg_trust._checks import (
     OneOf,
     Positive,
     check_instance,
     validated,
 )
-from pyg_trust._states import FORMAT, check_settings, check_state, reading
-from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust._checks.states import (
+    FORMAT,
+    check_settings,
+    check_state,
+    reading,
+)
+from pyg_trust.files import commit
+from pyg_trust.files.commit import Lineage, ObjectLock, synchronized
 from pyg_trust.functional.heads import Residual
 from pyg_trust.functional.shifts import (
     gaussian_budget,

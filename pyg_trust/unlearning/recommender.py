@@ -21,21 +21,28 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.typing import EdgeType
 
-from pyg_trust import commit, files
+from pyg_trust import files
 from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_integer,
     check_tensor,
 )
-from pyg_trust._states import FORMAT, check_settings, check_state, reading
-from pyg_trust.commit import (
+from pyg_trust._checks.states import (
+    FORMAT,
+    check_settings,
+    check_state,
+    reading,
+)
+from pyg_trust.files import commit
+from pyg_trust.files.commit import (
     EditedInPlace,
     Lineage,
     ObjectLock,
     editing,
     synchronized,
 )
+from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.functional.recommend import (
     Exponent,
     Lists,
@@ -52,7 +59,6 @@ from pyg_trust.functional.recommend import (
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import provenance
-from pyg_trust.seals import Seals, sealed
 from pyg_trust.unlearning.recommender_data import (
     Names,
     Pairs,
