@@ -155,8 +155,9 @@ def test_modules_of_the_last_release_work_and_warn(old, name):
     assert said[0].filename == __file__
     assert value is getattr(importlib.import_module(home), name)
     # What was pickled under the old name is still read.
-    with pytest.warns(DeprecationWarning):
-        assert pickle.loads(f'cpyg_trust.{old}\n{name}\n.'.encode()) is value
+    pickled = f'cpyg_trust.{old}\n{name}\n.'.encode()
+    with pytest.warns(DeprecationWarning, match=f'from {home}$'):
+        assert pickle.loads(pickled) is value
     with pytest.raises(AttributeError):
         module.nothing  # noqa: B018
 
