@@ -161,8 +161,8 @@ def points(
     law: Law, nums: Sequence[int], b: int, q: Fraction, z: Fraction
 ) -> list[Point]:
     """F and its fall of one step of a law at the epsilons ``num 2^-b``."""
-    one = withdrawn if law != 'replace' else replaced
-    one, z = law if callable(law) else one, z / 2 if law == 'wor' else z
+    half = replaced if law == 'replace' else withdrawn
+    one, z = law if callable(law) else half, z / 2 if law == 'wor' else z
     symmetric = law not in ('withdraw', 'exchanged')
     swap = {n: n < 0 if symmetric else law == 'exchanged' for n in nums}
     at = {m: one(m, b, q, z) for m in {-n if swap[n] else n for n in nums}}
