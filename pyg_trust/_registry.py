@@ -64,10 +64,6 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def register(self, name: str, **facts: str) -> Callable[[Made], Made]:
         """Register the decorated object as an entry of the user's own.
 
-        Args:
-            name (str): the name in arguments.
-            **facts (str): the texts of this kind of entry.
-
         Raises:
             TypeError: if the entry is none of this kind, or a fact is missing
                 or unknown.
@@ -116,9 +112,6 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def remove(self, name: str) -> None:
         """Remove an entry of the user's own.
 
-        Args:
-            name (str): of the entry.
-
         Raises:
             ValueError: if the user has registered no such entry.
         """
@@ -128,10 +121,6 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def find(self, argument: str, name: str) -> Entry:
         """Return the entry that an argument names.
-
-        Args:
-            argument (str): for the message.
-            name (str): the value of the argument.
 
         Raises:
             ValueError: if there is none; the message lists all names.
