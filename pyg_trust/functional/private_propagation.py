@@ -223,7 +223,7 @@ class MessageBlocks:
         return self._x.size(1) + bool(self._c)
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """Return float64 messages on the CPU: ``[num_nodes, stop - start]``."""
+        """Return messages, float64, on the CPU: ``[num_nodes, columns]``."""
         block = self._x[:, start:stop].cpu()
         block = block.to(
             torch.float64, copy=True, memory_format=torch.contiguous_format

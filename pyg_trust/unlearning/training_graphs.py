@@ -14,10 +14,10 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance
 from pyg_trust._progress import Bar
+from pyg_trust.files.seals import Seals, content
 from pyg_trust.functional.rows import dense_rows, gram, keep_rows, replace_rows
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.seals import Seals, content
 from pyg_trust.transforms import GraphEmbedding
 
 
