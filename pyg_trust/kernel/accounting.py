@@ -401,13 +401,9 @@ def delta_of(x: Losses, epsilon: Fraction, rounding: int) -> Fraction:
 def judge_mu(mu2: Fraction, epsilon: float, delta: float) -> str:
     r"""Prove or refute an epsilon of Gaussian releases, by closed form.
 
-    :math:`\delta = \Phi_c(\epsilon / \mu - \mu / 2) - e^\epsilon
-    \Phi_c(\epsilon / \mu + \mu / 2)` (Balle, Wang 2018, Theorem 8).
-
-    Args:
-        mu2 (Fraction): the sum of the squares of sensitivity over noise.
-        epsilon (float): claimed.
-        delta (float): claimed.
+    ``mu2`` is the sum of the squares of sensitivity over noise. :math:`\delta
+    = \Phi_c(\epsilon / \mu - \mu / 2) - e^\epsilon \Phi_c(\epsilon / \mu + \mu
+    / 2)` (Balle, Wang 2018, Theorem 8).
     """
     claim, goal = Fraction(epsilon), Fraction(delta)
     if not (claim >= 0 and 0 < goal < 1 and mu2 >= 0):
