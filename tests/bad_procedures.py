@@ -929,7 +929,10 @@ for name, given in (
             {given: RemovalRequest(nodes=[0, 2, 4])},
             'leave class 0',
         ),
-        names=REQUEST_NAMES,
+        names={
+            **REQUEST_NAMES,
+            'update': "'(update|remove)'|node|edge|feature",
+        },
         **{given: either(instance(), *REQUESTS[1:])},
         **({'shard': values(3, 'a', {0: 9})} if given == 'update' else {}),
     )

@@ -26,7 +26,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import GCN
 
 from pyg_trust import files, rng
-from pyg_trust.commit import StaleStateError
+from pyg_trust.files.commit import StaleStateError
 from pyg_trust.functional.partition import hash_partition
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms import Shards
@@ -832,7 +832,7 @@ def test_removals_that_can_not_be():
                 call(request)
             assert same(before, snapshot(unlearner))
     for call in (unlearner.plan, unlearner.remove):
-        with pytest.raises(TypeError, match='RemovalRequest|Update'):
+        with pytest.raises(TypeError, match=r'RemovalRequest|Update'):
             call([0])
     assert same(before, snapshot(unlearner))
 

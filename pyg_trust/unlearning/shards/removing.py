@@ -8,7 +8,7 @@ from typing import Any
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_choice, check_instance, check_integer
-from pyg_trust.commit import editing, synchronized
+from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
 from pyg_trust.kernel.sentences import FROM_SYSTEM
 from pyg_trust.nn.shard_aggregator import unchecked
@@ -89,6 +89,11 @@ class Removing(Waiting, Building):
             ValueError: as :meth:`update`.
         """
         check_instance('request', request, RemovalRequest)
+        if request.graphs != [0] or request.parts[0].whole:
+            raise ValueError(
+                "'request' needs to name nodes, edges, features or labels of "
+                f'graph 0, the only one (got graphs {request.graphs})'
+            )
         return self.update(
             request, reference=reference, progress_bar=progress_bar
         )

@@ -28,7 +28,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._moved import retired
-from pyg_trust.commit import ObjectLock, editing, synchronized
+from pyg_trust.files.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
@@ -140,8 +140,9 @@ class ShardedUnlearner(Removing):
     ends with the files that it replaces being deleted (``load()`` finishes
     that for a process that was killed), unless :obj:`keep_history` is set.
     Threads take turns. Of two processes with one folder, the one that comes
-    second is refused with a :class:`~pyg_trust.commit.StaleStateError` and
-    can ``load()`` and repeat its request.
+    second is refused with a
+    :class:`~pyg_trust.files.commit.StaleStateError` and can ``load()`` and
+    repeat its request.
 
     Models run on the CPU, on one thread: that is what the bits depend on.
 
@@ -163,7 +164,8 @@ class ShardedUnlearner(Removing):
             training nodes, those with the smallest hashes of their names.
             (default: :obj:`1000`)
         num_classes (int, optional): the number of classes, of those to come
-            too; by default the largest label of any node plus one. (default: :obj:`None`)
+            too; by default the largest label of any node plus one.
+            (default: :obj:`None`)
         epochs (int, optional): full-batch epochs of every shard; by default
             100, or those of all :obj:`slices`. (default: :obj:`None`)
         lr (float): the learning rate. (default: :obj:`0.01`)
@@ -194,8 +196,9 @@ class ShardedUnlearner(Removing):
         over_ranks (bool): whether the processes of torchrun share the shards,
             each training and running every :math:`P`-th. All of them call
             what changes the unlearner (:meth:`fit`, :meth:`update`,
-            :meth:`remove`, :meth:`repartition`) with the same arguments, and hold all models,
-            with the bits of one process; one writes the :obj:`folder`.
+            :meth:`remove`, :meth:`repartition`) with the same arguments, and
+            hold all models, with the bits of one process; one writes the
+            :obj:`folder`.
             Where one fails or dies, all others get an error, within the
             timeout of the process group. (default: :obj:`False`)
         outputs (str): :obj:`'present'` runs all models on the graph in every
