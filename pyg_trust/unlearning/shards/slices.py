@@ -115,14 +115,7 @@ def induced(part: Data, number: Tensor, last: int) -> Data:
 def touched_slices(
     data: Data, part: Part, slices: Slices, seed: int
 ) -> dict[int, int]:
-    """Find the first slice that something is in, by shard.
-
-    Args:
-        data (Data): the graph, with ``shard`` and ``n_id``.
-        part (Part): nodes and edges of it, as what is removed.
-        slices (tuple): of :func:`check_slices`; none for one stage.
-        seed (int): the key.
-    """
+    """Find the first slice that nodes or edges are in, by shard."""
     number = slice_numbers(data.n_id, slices or ((1.0, 0),), seed)
     nodes = torch.tensor([*part.nodes, *part.features], dtype=torch.int64)
     rows = rows_of(data.n_id, nodes)
