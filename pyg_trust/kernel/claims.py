@@ -152,6 +152,17 @@ CountRemoval = _promise(
     num_interactions='count, of those that remain',
     ledger_head='SHA-256 of the ledger',
 )
+CoveredRemoval = _promise(
+    *('CoveredRemoval', 'removal covered by privacy', 'removal'),
+    request='names of what was removed, by graph',
+    relation='which data are neighbours',
+    units='count, of nodes or edges that were removed since the release',
+    shift='how far they move sums of messages of norm 1, at most',
+    mu='sensitivity over noise, of all of them',
+    budget='mu that they may have',
+    history='mu after every line of the ledger',
+    **_SPENT,
+)
 ExactCertificate = _promise(
     *('ExactCertificate', 'robustness certificate', 'robustness'),
     targets='count',

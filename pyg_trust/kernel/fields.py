@@ -74,6 +74,8 @@ _MARKED = {
     'certified removal': _REMOVAL + 'releases',
     'exact removal by shards': 'shards stages',
     'exact removal from a recommender': '',
+    'removal covered by privacy': 'epsilon delta* target_epsilon budget mu '
+    'history seeded',
     'robustness certificate': 'targets num_robust num_broken num_unknown '
     'scenario undirected global_budget* alpha* K* normalization* self_loops* '
     'tolerance* model*',
@@ -419,6 +421,20 @@ def _shards(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield 'stages: they are of other shards'
 
 
+def _covered(v: Fields, arguments: Fields, history: Fields) -> Texts:
+    yield from _one_of(
+        'relation', v['relation'], ('edge', 'node', 'node_incident', 'feature')
+    )
+    yield from _is('seeded', v['seeded'], False)
+    paid = [amount('history', each) for each in v['history']]
+    if not paid or paid[0] or max(paid) > v['budget']:
+        yield 'history: it starts at 0 and ends within the budget'
+    if v['mu'] < max(paid[-1:], default=0.0):
+        yield 'mu: it is less than its ledger has paid for'
+    if (v['mu'] > 0) != (count('units', v['units']) > 0):
+        yield 'units: each has a mu'
+
+
 # Robustness ##################################################################
 
 
@@ -471,6 +487,7 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'certified removal from a node classifier': _removed,
     'certified removal': partial(_removed, of_nodes=False),
     'exact removal by shards': _shards,
+    'removal covered by privacy': _covered,
     'robustness certificate': _exact,
     'collective certificate by smoothing': _collective,
     'propagation': _propagated,

@@ -367,6 +367,35 @@ def _count_removal(c: Any) -> Words:
     )
 
 
+@_of('removal covered by privacy')
+def _covered_removal(c: Any) -> Words:
+    what = {'edge': 'edges', 'feature': 'rows of features and labels'}
+    return Words(
+        'no weight was changed: what was released is '
+        f'{_pair(c.epsilon, c.delta)}-indistinguishable from the same release '
+        f'of data without the {c.units} {what.get(c.relation, "nodes")} that '
+        'were removed since',
+        (
+            'it is for people who did not decide by looking at this release; '
+            'for others it bounds what is learnt about them, not how the '
+            'model differs from one that was trained without them',
+            'the reference is the same mechanism with the same ids, masks, '
+            'steps and noise, and blank records',
+            f'the release keeps its promise under {c.relation!r}',
+        ),
+        (
+            'the weights still depend on them, by at most this epsilon',
+            'raw data, backups, earlier checkpoints and their copies, plots, '
+            'served predictions and logs: they have to be deleted as well',
+            'that somebody asked, and who: ledgers and reports are to be kept '
+            'private',
+            'other releases of the same data: each covers its own alone',
+        ),
+        {'mu': c.mu},
+        {'mu': c.budget},
+    )
+
+
 # Robustness ##################################################################
 
 
