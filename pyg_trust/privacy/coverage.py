@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust import commit, files
+from pyg_trust import files
 from pyg_trust._checks import check_instance, validated
-from pyg_trust._fingerprints import fingerprint
-from pyg_trust.commit import Lineage, editing, synchronized
+from pyg_trust._checks.fingerprints import fingerprint
+from pyg_trust.files import commit
+from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.functional.forgetting import edge_shift, node_shift
 from pyg_trust.functional.private_accounting import (
     gaussian_epsilon,

@@ -30,7 +30,13 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._moved import retired
-from pyg_trust.commit import EditedInPlace, Lineage, editing, synchronized
+from pyg_trust.files.commit import (
+    EditedInPlace,
+    Lineage,
+    editing,
+    synchronized,
+)
+from pyg_trust.files.seals import Seals
 from pyg_trust.functional.heads import HEADS, Factor, Gradient, Problem
 from pyg_trust.functional.measures import Measure, make_measure, needs_graph
 from pyg_trust.functional.newton import refine
@@ -39,7 +45,6 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.seals import Seals
 from pyg_trust.unlearning.node_checks import (
     evidence,
     feature_error,
@@ -561,34 +566,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             **found,
             **proved_by_kernel(model, self.release_std, upper <= bound),
         )
-
-    # State ##################################################################
-
-    @editing
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state; compute features and weights anew.
-
-        Args:
-            state (dict): of :meth:`state_dict` of a classifier with the same
-                arguments.
-
-        Raises:
-            ValueError: if the arguments differ, the parts do not fit
-                together, or the state or its ledger does not continue the
-                present one.
-        """
-        self._load(state)
-
-    def load(self, path: str | Path) -> None:
-        """Take over the state that :meth:`save` has written.
-
-        Args:
-            path (str or Path): of the file.
-
-        Raises:
-            ValueError: as :meth:`load_state_dict`.
-        """
-        self.load_state_dict(files.load(path))
 
     @synchronized
     def save_for_check(self, path: str | Path) -> None:
