@@ -27,6 +27,7 @@ MODELS = [
     pagerank.Model(0.25),
     pagerank.Model(0.5, None, 'sym'),
     pagerank.Model(0.25, 2),
+    pagerank.Model(0.25, 0),
     pagerank.Model(0.5, 1, 'sym'),
 ]
 
