@@ -13,6 +13,8 @@ import numpy as np
 from ..kernel import collective
 from ..kernel.claims import amount, count
 from ..kernel.proofs import BROKEN, MOST, ROBUST, differences, prove
+from ..kernel.ranks import differences as differ
+from ..kernel.ranks import prove as prove_ranks
 from ..kernel.votes import (
     Answers,
     bounds,
@@ -31,6 +33,7 @@ _COUNT = '(0|[1-9][0-9]{0,2})'
 _BUDGET = re.compile(f'(edges|features)_added_{_COUNT}_deleted_{_COUNT}')
 
 
+RANKS = 'certificate of ranks'
 # Additions and deletions of a kind of bits, and the probabilities that a 0
 # becomes 1 and that a 1 becomes 0.
 Change = tuple[int, int, float, float]
@@ -336,17 +339,30 @@ def _exact(each: Stated) -> Said:
         HOLDS if sum(parts) == total else FAILS,
         f'robust, broken and unknown are {sum(parts)} together, of {total}',
     )
+    yield from _unproved(values, 'that no graph breaks them')
+
+
+def _unproved(values: dict[str, Any], text: str) -> Said:
     digest = str(values.get('witness_digest', 'none'))
     if len(digest) != 64:
-        yield (
-            UNPROVED,
-            f'that no graph breaks them: the witness is {digest}; certify '
-            'again',
-        )
+        yield UNPROVED, f'{text}: the witness is {digest}; certify again'
+
+
+def _prove_ranks(v: dict[str, Any], arrays: dict[str, Any]) -> Said:
+    proved, lost = prove_ranks(arrays, MOST)
+    alike = proved.all() and v['num_lost'] <= lost.sum()
+    yield (
+        HOLDS if alike else UNPROVED,
+        f'witness: {proved.sum()} of {proved.size} ranks are proved, and '
+        f'{lost.sum()} of {v["num_lost"]} to be above {v["k"]} in some graph',
+    )
+    for text in differ(arrays, v):
+        yield FAILS, f'witness: {text}'
+    yield UNKNOWN, 'witness: that its edges are those of the data'
 
 
 def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
-    """Prove an exact or a collective certificate from its witness.
+    """Prove a certificate without samples from its witness.
 
     Args:
         each (Stated): which names the digest of the witness.
@@ -365,6 +381,9 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
             yield FAILS, f'witness: {text}'
         return
     try:
+        if each.procedure == RANKS:
+            yield from _prove_ranks(values, arrays)
+            return
         status, total = prove(arrays, MOST), len(arrays['targets'])
     except OverflowError as error:
         yield UNPROVED, f'witness: {error}'
@@ -393,6 +412,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
 _CHECKS: dict[str, Callable[[Stated], Said]] = {
     'certificate by smoothing': _smoothed,
     'collective certificate by smoothing': _collective,
+    RANKS: lambda each: _unproved(each.values, 'that no rank is larger'),
     'certificate by division and voting': _voted,
     'certificate against poisoning, by shards': _poisoned,
     'robustness certificate': _exact,
