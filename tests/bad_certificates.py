@@ -474,7 +474,7 @@ entry(
         'items': torch.arange(N),
     },
     Row('too many', {'k': N}, "'k'"),
-    Row('another graph', {'graph': HALF}, "'graph'"),
+    Row('another graph', {'graph': ONE_WAY}, "'graph'"),
     Row('some items', {'items': torch.tensor([1, 2])}, "'items'"),
     Row('no budget', {'threat': one_flip(global_budget=None)}, "'threat'"),
     users=values(None, 3, 'x', [0], torch.zeros(2), torch.tensor([N])),

@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel import collective
+from ..kernel import collective, ranks
 from ..kernel.claims import amount, count
 from ..kernel.proofs import BROKEN, MOST, ROBUST, differences, prove
-from ..kernel.ranks import differences as differ
-from ..kernel.ranks import prove as prove_ranks
 from ..kernel.votes import (
     Answers,
     bounds,
@@ -33,7 +31,6 @@ _COUNT = '(0|[1-9][0-9]{0,2})'
 _BUDGET = re.compile(f'(edges|features)_added_{_COUNT}_deleted_{_COUNT}')
 
 
-RANKS = 'certificate of ranks'
 # Additions and deletions of a kind of bits, and the probabilities that a 0
 # becomes 1 and that a 1 becomes 0.
 Change = tuple[int, int, float, float]
@@ -339,24 +336,22 @@ def _exact(each: Stated) -> Said:
         HOLDS if sum(parts) == total else FAILS,
         f'robust, broken and unknown are {sum(parts)} together, of {total}',
     )
-    yield from _unproved(values, 'that no graph breaks them')
+    yield from _unproved(each)
 
 
-def _unproved(values: dict[str, Any], text: str) -> Said:
-    digest = str(values.get('witness_digest', 'none'))
+def _unproved(each: Stated) -> Said:
+    digest = str(each.values.get('witness_digest', 'none'))
     if len(digest) != 64:
-        yield UNPROVED, f'{text}: the witness is {digest}; certify again'
+        yield UNPROVED, f'that no graph breaks it: the witness is {digest}'
 
 
 def _prove_ranks(v: dict[str, Any], arrays: dict[str, Any]) -> Said:
-    proved, lost = prove_ranks(arrays, MOST)
+    proved, lost = ranks.prove(arrays, MOST)
     alike = proved.all() and v['num_lost'] <= lost.sum()
-    yield (
-        HOLDS if alike else UNPROVED,
-        f'witness: {proved.sum()} of {proved.size} ranks are proved, and '
-        f'{lost.sum()} of {v["num_lost"]} to be above {v["k"]} in some graph',
-    )
-    for text in differ(arrays, v):
+    text = f'{proved.sum()} of {proved.size} ranks and {lost.sum()} of '
+    text = f'witness: {text}{v["num_lost"]} losses are proved'
+    yield HOLDS if alike else UNPROVED, text
+    for text in ranks.differences(arrays, v):
         yield FAILS, f'witness: {text}'
     yield UNKNOWN, 'witness: that its edges are those of the data'
 
@@ -381,7 +376,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
             yield FAILS, f'witness: {text}'
         return
     try:
-        if each.procedure == RANKS:
+        if each.procedure.endswith('ranks'):
             yield from _prove_ranks(values, arrays)
             return
         status, total = prove(arrays, MOST), len(arrays['targets'])
@@ -412,7 +407,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
 _CHECKS: dict[str, Callable[[Stated], Said]] = {
     'certificate by smoothing': _smoothed,
     'collective certificate by smoothing': _collective,
-    RANKS: lambda each: _unproved(each.values, 'that no rank is larger'),
+    'certificate of ranks': _unproved,
     'certificate by division and voting': _voted,
     'certificate against poisoning, by shards': _poisoned,
     'robustness certificate': _exact,

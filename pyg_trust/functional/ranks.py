@@ -135,8 +135,11 @@ def single_edge_ranks(
             roundoff = max(roundoff, error)
             gap[i] = gap_of(attained)[i]
     return WorstRanks(
-        *(torch.from_numpy(x) for x in (col[best], worst, attained, flips)),
-        roundoff,
+        items=torch.from_numpy(col[best]),
+        worst=torch.from_numpy(worst),
+        attained=torch.from_numpy(attained),
+        flips=torch.from_numpy(flips),
+        roundoff=roundoff,
     )
 
 

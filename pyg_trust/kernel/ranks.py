@@ -105,7 +105,7 @@ def flip(
     moved *= ((size > 0) / np.maximum(size, 1))[:, None]
     moved -= sums * ((old > 0) / np.maximum(old, 1))[:, None]
     (p, q), (r, s) = np.eye(2) - a * moved[:, ends]
-    reach = a * made.alpha * made.X[np.ix_(users, ends)]
+    reach = a * made.alpha * made.X[users[:, None], ends]
     with np.errstate(divide='ignore', invalid='ignore'):
         y = reach @ (np.array([[s, -q], [-r, p]]) / (p * s - q * r))
     rho = y @ np.array([[p, q], [r, s]]) - reach

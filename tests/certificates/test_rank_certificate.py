@@ -375,8 +375,8 @@ def test_a_checker_proves_the_ranks_of_a_report(tmp_path):
     found = lines(made, tmp_path, file)
     assert 'FAILS' not in {status for status, _ in found}
     said = ' '.join(text for status, text in found if status == 'holds')
-    assert '6 of 6 worst ranks are proved' in said
-    assert f'{made.num_lost} are proved to leave the first 3' in said
+    lost = f'{made.num_lost} of {made.num_lost}'
+    assert f'6 of 6 ranks and {lost} losses are proved' in said
     path = tmp_path / 'two.json'
     TrustReport.of(example(2)).save(path)
     assert any(
