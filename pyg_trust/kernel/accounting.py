@@ -465,13 +465,7 @@ def gaussian_delta(mu2: Fraction, epsilon: Fraction, p: int) -> Bracket:
 
 
 def judge_mu(mu2: Fraction, epsilon: float, delta: float) -> str:
-    r"""Prove or refute an epsilon of Gaussian releases, by closed form.
-
-    Args:
-        mu2 (Fraction): the sum of the squares of sensitivity over noise.
-        epsilon (float): claimed.
-        delta (float): claimed.
-    """
+    r"""Prove or refute an epsilon of Gaussian releases, by closed form."""
     claim, goal = Fraction(epsilon), Fraction(delta)
     if not (claim >= 0 and 0 < goal < 1 and mu2 >= 0):
         return FAILS
