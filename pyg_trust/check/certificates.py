@@ -342,17 +342,6 @@ def _unproved(each: Stated) -> Said:
         yield UNPROVED, f'that no graph breaks it: the witness is {digest}'
 
 
-def _prove_ranks(v: dict[str, Any], arrays: dict[str, Any]) -> Said:
-    proved, lost = ranks.prove(arrays, MOST)
-    alike = proved.all() and v['num_lost'] <= lost.sum()
-    text = f'{proved.sum()} of {proved.size} ranks and {lost.sum()} of '
-    text = f'witness: {text}{v["num_lost"]} losses are proved'
-    yield HOLDS if alike else UNPROVED, text
-    for text in ranks.differences(arrays, v):
-        yield FAILS, f'witness: {text}'
-    yield UNKNOWN, 'witness: that its edges are those of the data'
-
-
 def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
     """Prove a certificate without samples from its witness."""
     values = each.values
@@ -369,7 +358,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
         return
     try:
         if each.procedure.endswith('ranks'):
-            yield from _prove_ranks(values, arrays)
+            yield from ranks.judge(arrays, values, MOST)
             return
         status, total = prove(arrays, MOST), len(arrays['targets'])
     except OverflowError as error:

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse
 
+from .accounting import FAILS, HOLDS, NOT_PROVED
 from .claims import count
 from .pagerank import Graphs, check
 
@@ -237,6 +238,26 @@ def read(arrays: Mapping[str, np.ndarray]) -> scipy.sparse.csr_array:
     if not sound:
         raise ValueError('the witness holds no ranks of a graph')
     return adjacency
+
+
+def judge(
+    arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], most: float
+) -> Iterator[tuple[str, str]]:
+    """Prove the fields of a certificate: yield a status and a text for each.
+
+    Args:
+        arrays (dict): as :func:`prove` takes them.
+        values (dict): the fields by name.
+        most (float): the work to be done.
+    """
+    proved, lost = prove(arrays, most)
+    sure = proved.all() and values['num_lost'] <= lost.sum()
+    text = f'{proved.sum()} of {proved.size} ranks are proved, and that '
+    text += f'{lost.sum()} of {values["num_lost"]} are above k in some graph'
+    yield HOLDS if sure else NOT_PROVED, f'witness: {text}'
+    for text in differences(arrays, values):
+        yield FAILS, f'witness: {text}'
+    yield 'not checked', 'witness: that its edges are those of the data'
 
 
 def differences(

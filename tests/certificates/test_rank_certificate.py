@@ -376,7 +376,7 @@ def test_a_checker_proves_the_ranks_of_a_report(tmp_path):
     assert 'FAILS' not in {status for status, _ in found}
     said = ' '.join(text for status, text in found if status == 'holds')
     lost = f'{made.num_lost} of {made.num_lost}'
-    assert f'6 of 6 ranks and {lost} losses are proved' in said
+    assert f'6 of 6 ranks are proved, and that {lost} are above k' in said
     path = tmp_path / 'two.json'
     TrustReport.of(example(2)).save(path)
     assert any(
