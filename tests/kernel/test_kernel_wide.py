@@ -24,16 +24,16 @@ LAWS = ('wor', 'replace', 'withdraw', 'exchanged')
 
 
 def widened(monkeypatch, low, high):
-    """Widen the brackets of exp, log and tails downwards, or upwards."""
+    """Widen the brackets of all real numbers downwards, or upwards."""
 
-    def wide(right, num, b, p):
-        below, above = right(num, b, p)
-        unit = 1 << max(0, p - 40)
+    def wide(right, *args):
+        below, above = right(*args)
+        unit = 1 << max(0, args[-1] - 40)
         below, above = below - low * unit, above + high * unit
-        return (below if right is log else max(0, below)), above
+        return (max(0, below) if right is exp else below), above
 
-    log = intervals.log
-    for name in ('exp', 'log', 'tail'):
+    exp = intervals.exp
+    for name in ('exp', 'log', 'tail', 'fixed'):
         right = partial(wide, getattr(intervals, name))
         monkeypatch.setattr(intervals, name, right)
 
