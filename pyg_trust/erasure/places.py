@@ -13,13 +13,11 @@ from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import RemovalRequest, still_removed
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
 #: What models say of an item that is gone.
 GONE = 'removed before'
-# Of a line that an update has made, the rest came or was replaced.
-_REMOVED = {'whole', 'nodes', 'features', 'labels', 'edges', 'directed_edges'}
 
 
 class Place:
@@ -199,15 +197,13 @@ class Place:
         Returns:
             RemovalRequest: the rest; :obj:`None` if nothing is left.
         """
-        lines = [_removed(line.request) for line in self.ledger.entries]
-        done = [RemovalRequest.from_dict(line) for line in lines if line]
-        if not done:
+        done = still_removed(line.request for line in self.ledger.entries)
+        if done is None:
             return request
-        gone = RemovalRequest.batch(done)
         kept = [
             item
             for item in _items(request)
-            if gone | _directions(item) != gone or self._has(item)
+            if done | _directions(item) != done or self._has(item)
         ]
         return RemovalRequest.batch(kept) if kept else None
 
@@ -220,16 +216,6 @@ class Place:
         except BudgetExceededError:
             return True
         return hasattr(self.model, 'plan')
-
-
-def _removed(line: dict[str, Any]) -> dict[str, Any]:
-    # By graph, and without what an update has added or changed.
-    parts = line if all(map(str.isdigit, line)) else {'0': line}
-    kept = {
-        graph: {k: v for k, v in part.items() if v and k in _REMOVED}
-        for graph, part in parts.items()
-    }
-    return {graph: part for graph, part in kept.items() if part}
 
 
 def _items(request: RemovalRequest) -> Iterator[RemovalRequest]:

@@ -24,15 +24,19 @@ decides. An item of :math:`G` is in :math:`\text{seen}(i, r)` if and only if
 its home is :math:`(i, t)` with :math:`t \le r`; such a :math:`t` exists if and
 only if :math:`f(i) \le r`.
 
+**Updates.** What comes goes when the update is undone; what gets another home
+or content goes and comes. So with the least stage of both, each at home on
+its side (:func:`again`), statement and proof hold for any update.
+
 **Exactness.** Let training be a function of a shard's items, its number and
 its stages, and :math:`s, t` those of :func:`divided`: functions of a key and
 of the node's *own* name. Then what :func:`again` names trained again on what
 remains, and all else left as it is, equals training from scratch on what
-remains. *Proof.* The division of the remaining names is the restriction of the
-division of all names. So every stage has seen what it would see from scratch:
-those below :math:`f(i)` by the statement, the others because they were trained
-on it. By induction over requests it holds after any sequence. With a division
-that was made by looking at the data, the same holds *given the division*.
+remains. *Proof.* The division is one function of the name, whoever else comes
+or goes. So every stage has seen what it would see from scratch: those below
+:math:`f(i)` by the statement, the others because they were trained on it. By
+induction it holds after any sequence. With a division that was made by looking
+at the data, the same holds *given the division*.
 
 That training is a function of these is not proved here: the claim says how it
 was checked (shards trained from scratch and compared bit by bit).
@@ -101,9 +105,9 @@ def items_of(
 ) -> frozenset[Item]:
     """Return the items of a graph, by names."""
     nodes, without = list(nodes), set(featureless)
-    found: set[Item] = {('node', v) for v in nodes}
-    found |= {('features', v) for v in nodes if v not in without}
-    return frozenset(found | {('edge', u, v) for u, v in edges})
+    items: set[Item] = {('node', v) for v in nodes}
+    items |= {('features', v) for v in nodes if v not in without}
+    return frozenset(items | {('edge', u, v) for u, v in edges})
 
 
 def home(item: Item, division: Division) -> tuple[int, int] | None:
@@ -144,9 +148,9 @@ def again(removed: Iterable[Item], division: Division) -> dict[int, int]:
     """Return the first stage to train again, by shard: :math:`f`."""
     first: dict[int, int] = {}
     for item in removed:
-        found = home(item, division)
-        if found is not None:
-            shard, stage = found
+        place = home(item, division)
+        if place is not None:
+            shard, stage = place
             first[shard] = min(stage, first.get(shard, stage))
     return first
 
