@@ -328,7 +328,7 @@ def push(args: argparse.Namespace) -> None:
     )
     held: Any = model.fit(data)._model
     W, held = held.W, held.data
-    state: SeriesState = held.levels
+    state: SeriesState = held.levels.state
     seconds, errors, loose = [], [], []
     tail = 1e-9
     full, _ = timed(lambda: state.solve(state.x, tail))
@@ -427,8 +427,13 @@ def feature_seconds(model: Any, request: RemovalRequest) -> float:
     data = model._model.data
     part = request.parts[0]
     W = model._model.W
+
+    def edit() -> None:
+        data.play(Edit(part))
+        data.follow(W, None)
+
     try:
-        return timed(lambda: data.forget(part, W, None))[0]
+        return timed(edit)[0]
     finally:
         data.journal.undo()
 

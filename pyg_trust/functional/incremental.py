@@ -31,6 +31,8 @@ from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
 
+_NONE = torch.empty(0, dtype=torch.int64)
+
 
 def degree_power(degree: Tensor, exponent: float) -> Tensor:
     r"""Powers :math:`d^{e}` of degrees, with :math:`0` at degree 0.
@@ -330,6 +332,8 @@ class EditedSeries:
         self.state = SeriesState(self.graph, x, measure, alpha, theta)
         self.measure = measure
         self.undirected = self.graph.undirected
+        # The nodes that the last edit pushed.
+        self.pushed = _NONE
 
     @property
     def num_nodes(self) -> int:
@@ -368,40 +372,53 @@ class EditedSeries:
         """
         return self.state.rows(nodes)
 
-    def play(self, steps: Sequence[Step]) -> tuple[Tensor, int]:
+    def play(
+        self, steps: Sequence[Step], journal: Journal | None = None
+    ) -> tuple[Tensor, int]:
         """As :meth:`.Sums.play`.
 
         Args:
             steps (list[Step]): the edits.
+            journal (Journal, optional): notes the way back, and undoes the
+                edit if it fails. (default: :obj:`None`)
         """
-        self.mend()
-        first = self.num_nodes
-        try:
-            touched = [part for step in steps for part in self._play(step)]
-        except BaseException:
+        if journal is None:
             self.mend()
+        first, self.state.journal = self.num_nodes, journal or Journal()
+        try:
+            played = [self._play(step) for step in steps]
+        except BaseException:
+            if journal is None:
+                self.mend()
             raise
-        self.state.journal.clear()
-        return torch.cat(touched).unique(), first
+        if journal is None:
+            self.state.journal.clear()
+        changed, pushed = (
+            torch.cat([_NONE, *(part for each in played for part in each[k])])
+            for k in range(2)
+        )
+        self.pushed = pushed.unique()
+        return changed.unique(), first
 
     def mend(self) -> None:
         """Undo an edit that was interrupted."""
         self.state.journal.undo()
 
-    def _play(self, step: Step) -> list[Tensor]:
+    def _play(self, step: Step) -> tuple[list[Tensor], list[Tensor]]:
+        # The nodes that changed, and those that were pushed.
         graph, state, journal = self.graph, self.state, self.state.journal
         none, new = step.gone[:0], step.new
         changed, _ = graph.play([Step(step.gone, step.cut)], journal)
-        state.update(changed, step.gone)
+        pushed = [state.update(changed, step.gone)]
         empty = None if new is None else new[:, :0]
         more, first = graph.play([Step(new=empty, edges=step.edges)], journal)
         names = torch.arange(first, graph.num_nodes)
         if names.numel():
             state.grow(names.numel())
-        state.update(more, names, new)
+        pushed.append(state.update(more, names, new))
         if step.x is None or not step.nodes.numel():
-            return [changed, more]
+            return [changed, more], pushed
         same = Step(nodes=step.nodes, x=step.x[:, :0])
         graph.play([same], journal)
-        state.update(none, step.nodes, step.x)
-        return [changed, more, step.nodes]
+        pushed.append(state.update(none, step.nodes, step.x))
+        return [changed, more, step.nodes], pushed

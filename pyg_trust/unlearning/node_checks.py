@@ -1,15 +1,18 @@
 """Checks that verify a node classifier."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_trust.functional.incremental import EditedSeries
+from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import removal
 from pyg_trust.unlearning.certified import proved
 from pyg_trust.unlearning.node_solving import Model
-from pyg_trust.unlearning.node_state import NodeState, Settings
+from pyg_trust.unlearning.node_state import Edit, NodeState, Settings
 
 
 def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
@@ -108,20 +111,71 @@ def feature_error(
 
     Args:
         data (NodeState): what is held.
-        fresh (NodeState): of what remains, computed anew.
+        fresh (NodeState): of what the weights have to fit, computed anew.
         ids (Tensor): int64: the names of its nodes.
     """
-    if data.Z is None:
-        exact = fresh.levels.solve(fresh.levels.x, 1e-12)  # type: ignore
-        error = float((data.levels.rows(ids) - exact).norm())
+    now, names = data.scratch() if data.num_pending else (fresh, ids)
+    held = data.levels.rows(names)
+    if data.Z is None or fresh.Z is None:
+        assert isinstance(now.levels, EditedSeries)
+        exact = now.levels.state.solve(now.levels.x, 1e-12)
+        error = float((held - exact).norm())
         return error, data.levels.error_bound + 1e-9
-    error = float((data.levels.rows(ids) - fresh.levels.rows()).abs().max())
+    error = float((held - now.levels.rows()).abs().max())
     there = data.names >= 0
     place = torch.full((data.place.numel(),), -1)
     place[ids] = torch.arange(ids.numel())
     row = fresh.place[place[data.names[there]]]
-    gap = data.Z[there] - fresh.Z[row]  # type: ignore[index]
+    gap = data.Z[there] - fresh.Z[row]
     return max(error, float(gap.abs().max())), 0.0
+
+
+def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
+    """Name what edits took away or replaced, and what came again.
+
+    Of the state in which they were played. What went and came again within
+    them is not named.
+
+    Args:
+        model (Model): with its data, and the ledger of before.
+        edits (list[Edit]): in their order.
+    """
+    data, graph = model.data, model.data.graph
+    parts = [edit.part for edit in edits]
+    nodes = {v for part in parts for v in part.nodes}
+    changed = {'features': set[int](), 'labels': set[int]()}
+    for edit in edits:
+        for name in changed:
+            of = getattr(edit, name)
+            changed[name] |= set() if of is None else {*of[0].tolist()}
+    gone = {
+        name: {v for part in parts for v in getattr(part, name)}
+        | changed[name]
+        for name in changed
+    }
+    there = {
+        'features': lambda v: not data.featureless[v],
+        'labels': data.trains,
+    }
+    made: dict[str, list[Any]] = {'nodes': sorted(nodes)}
+    for name, items in gone.items():
+        left = sorted(items - nodes)
+        made[name] = [v for v in left if not there[name](v)]
+        made[f'changed_{name}'] = [v for v in left if there[name](v)]
+    both = {e for part in parts for e in part.edges if nodes.isdisjoint(e)}
+    one = {e for p in parts for e in p.directed_edges if nodes.isdisjoint(e)}
+    back = _there(graph, {*both, *one, *(e[::-1] for e in both)})
+    cut = {e for e in both if back.isdisjoint((e, e[::-1]))}
+    if not graph.undirected:
+        one |= {arc for e in both - cut for arc in (e, e[::-1])}
+    made['edges'] = [list(e) for e in sorted(cut)]
+    made['directed_edges'] = [list(e) for e in sorted(one - back)]
+    before = set[tuple[int, int]]()
+    for line in model.ledger.entries:
+        before |= _arcs(line.request)
+    came = before and before & _came(data)
+    made['again'] = [list(e) for e in sorted(_there(graph, came))]
+    return {name: values for name, values in made.items() if values}
 
 
 def still_named(model: Model) -> tuple[str, ...]:
@@ -130,27 +184,51 @@ def still_named(model: Model) -> tuple[str, ...]:
     Args:
         model (Model): with its ledger.
     """
-    data, found = model.data, []
-    graph = data.graph
-    for entry in model.ledger.entries:
-        part = entry.request
-        found += [f'node {v}' for v in part.get('nodes', []) if graph.alive[v]]
-        found += [
-            f'the feature row of node {v}'
-            for v in part.get('features', [])
-            if bool(data.levels.x[v].any())
-        ]
-        found += [
-            f'the label of node {v}'
-            for v in part.get('labels', [])
-            if int(data.place[v]) >= 0
-        ]
-        both = part.get('edges', [])
-        pairs = [*both, *(pair[::-1] for pair in both)]
-        pairs += part.get('directed_edges', [])
-        edges = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
-        found += [
-            f'edge {u} -> {v}'
-            for u, v in edges[:, graph.has_edges(edges)].t().tolist()
-        ]
-    return tuple(found)
+    data, arcs = model.data, set[tuple[int, int]]()
+    gone = {'nodes': set[int](), 'features': set[int](), 'labels': set[int]()}
+    for line in model.ledger.entries:
+        request = line.request
+        for name, items in gone.items():
+            items |= {*request.get(name, ())}
+            items -= {*request.get(f'changed_{name}', ())}
+        arcs |= _arcs(request)
+        arcs -= {(u, v) for u, v in request.get('again', ())}
+    held = {
+        'node': ('nodes', lambda v: bool(data.graph.alive[v])),
+        'the feature row of node': (
+            'features',
+            lambda v: bool(data.levels.x[v].any()),
+        ),
+        'the label of node': ('labels', data.trains),
+    }
+    found = [
+        f'{what} {v}'
+        for what, (name, there) in held.items()
+        for v in sorted(gone[name])
+        if there(v)
+    ]
+    left = _there(data.graph, arcs - _came(data))
+    return (*found, *(f'edge {u} -> {v}' for u, v in sorted(left)))
+
+
+def _arcs(request: Mapping[str, Any]) -> set[tuple[int, int]]:
+    # Every direction that a line names as gone.
+    both = [(u, v) for u, v in request.get('edges', ())]
+    one = [(u, v) for u, v in request.get('directed_edges', ())]
+    return {*both, *one, *((v, u) for u, v in both)}
+
+
+def _came(data: NodeState) -> set[tuple[int, int]]:
+    # Every direction that came since the last release.
+    arcs = [arc for part in data.pending.edges for arc in part.t().tolist()]
+    came = {(u, v) for u, v in arcs}
+    if data.graph.undirected:
+        came |= {(v, u) for u, v in came}
+    return came
+
+
+def _there(graph: Sums, arcs: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    listed = sorted(arcs)
+    edges = torch.tensor(listed, dtype=torch.int64).view(-1, 2).t()
+    mask = graph.has_edges(edges).tolist()
+    return {arc for arc, has in zip(listed, mask, strict=True) if has}

@@ -130,8 +130,9 @@ class NodeSolver(CertifiedClassifier[Model]):
         # Files of version 0.1 have weights before the noise too: from these a
         # guess of what was removed could be tested. They are solved again.
         W, gradient = self._weights(data, B, weight)
+        factor = self._factor(data, W, B)
         return Model(
-            data,
+            data.take(held),
             ledger,
             seals,
             lineage,
@@ -139,7 +140,7 @@ class NodeSolver(CertifiedClassifier[Model]):
             B,
             weight.clone(),
             gradient,
-            self._factor(data, W, B),
+            factor,
             False,
             releases,
             state['secure'],
