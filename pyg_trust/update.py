@@ -6,11 +6,71 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from pyg_trust._checks import check_instance, check_tensor
+from pyg_trust._checks import check_instance, check_integer, check_tensor
 from pyg_trust.removal import Part, RemovalRequest
 
 _NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NewNodes:
+    """Nodes to add. The tensors are copied.
+
+    Args:
+        x (Tensor): features, ``[k, num_columns]``.
+        y (Tensor, optional): labels, int64, ``[k]``; -1 is unknown.
+            (default: :obj:`None`)
+        train (Tensor, optional): which of them to train on, bool, ``[k]``;
+            by default those with a label. (default: :obj:`None`)
+        n_id (Tensor, optional): names, int64, ``[k]``, never used before; by
+            default the next ones. (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: on other types or shapes, NaN or infinity, a
+            training node without a label, or names that are negative or there
+            twice.
+    """
+
+    x: Tensor
+    y: Tensor | None = None
+    train: Tensor | None = None
+    n_id: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_tensor('x', self.x, None, ('k', 'columns'), finite=True)
+        k = self.x.size(0)
+        y = torch.full((k,), -1) if self.y is None else self.y
+        _check_labels('y', y, k)
+        train = y >= 0 if self.train is None else self.train
+        check_tensor('train', train, torch.bool, (k,))
+        if bool((train & (y < 0)).any()):
+            raise ValueError("'train' needs a label of each of these nodes")
+        if self.n_id is not None:
+            _check_named('n_id', self.n_id, k)
+            object.__setattr__(self, 'n_id', self.n_id.clone())
+        object.__setattr__(self, 'x', self.x.detach().clone())
+        object.__setattr__(self, 'y', y.clone())
+        object.__setattr__(self, 'train', train.clone())
+
+    @property
+    def num_train(self) -> int:
+        """Number of nodes to train on."""
+        return 0 if self.train is None else int(self.train.sum())
+
+    def check_next(self, first: int) -> None:
+        """Refuse names other than the next ones.
+
+        Args:
+            first (int): the first name that was never used.
+        """
+        expected = list(range(first, first + self.x.size(0)))
+        if self.n_id is not None and self.n_id.tolist() != expected:
+            raise ValueError(
+                f"'n_id' needs to be the next names, from {first} on (got "
+                f'{self.n_id.tolist()})'
+            )
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -30,12 +90,19 @@ class Update:
     it. The tensors are copied. Printing and :meth:`to_dict` show names only.
 
     Args:
-        nodes (Tensor, optional): features of new nodes, ``[k, num_columns]``.
-            (default: :obj:`None`)
+        nodes (NewNodes or Tensor, optional): new nodes, or their features
+            alone, ``[k, num_columns]``. (default: :obj:`None`)
         edges (Tensor, optional): edges to add, int64, ``[2, k]``; in both
             directions, if not :obj:`directed`. (default: :obj:`None`)
         features (tuple[Tensor, Tensor], optional): nodes, int64, each once,
             and their new features. (default: :obj:`None`)
+        labels (tuple[Tensor, Tensor], optional): nodes, int64, each once,
+            and the labels that they are trained with from now on, int64; -1
+            takes a node out of the training. (default: :obj:`None`)
+        graphs (Sequence[Data]): whole graphs to add, for classifiers of
+            graphs. (default: :obj:`()`)
+        graph (int): the graph that new nodes, edges, features and labels are
+            of. (default: :obj:`0`)
         remove (RemovalRequest, optional): what goes.
             (default: :obj:`None`)
         directed (bool): whether edges to add go in the given direction alone.
@@ -53,49 +120,58 @@ class Update:
         (Update({'remove': {'nodes': [3]}}), Update({'edges': [[0, 5]]}))
     """
 
-    nodes: Tensor | None
+    nodes: NewNodes | None
     edges: Tensor
     features: tuple[Tensor, Tensor] | None
+    labels: tuple[Tensor, Tensor] | None
+    graphs: tuple[Data, ...]
+    graph: int
     remove: RemovalRequest | None
     directed: bool
 
     def __init__(
         self,
         *,
-        nodes: Tensor | None = None,
+        nodes: NewNodes | Tensor | None = None,
         edges: Tensor | None = None,
         features: tuple[Tensor, Tensor] | None = None,
+        labels: tuple[Tensor, Tensor] | None = None,
+        graphs: Sequence[Data] = (),
+        graph: int = 0,
         remove: RemovalRequest | None = None,
         directed: bool = False,
     ) -> None:
         check_instance('directed', directed, bool)
+        check_integer('graph', graph, 0)
         if remove is not None:
             check_instance('remove', remove, RemovalRequest)
         if nodes is not None:
+            check_instance('nodes', nodes, NewNodes, Tensor)
+        if isinstance(nodes, Tensor):
             check_tensor('nodes', nodes, None, ('k', 'columns'), finite=True)
-            nodes = nodes.detach().clone()
+            nodes = NewNodes(nodes)
         edges = _NO_EDGES if edges is None else edges
         check_tensor('edges', edges, torch.int64, (2, 'k'))
         _named('edges', edges)
         if features is not None:
-            check_instance('features', features, tuple)
-            if len(features) != 2:
-                raise ValueError(
-                    "'features' needs nodes and their features "
-                    f'(got {len(features)} things)'
-                )
-            of, x = features
-            check_tensor('features', of, torch.int64, ('k',))
-            _named('features', of)
-            if of.unique().numel() != of.numel():
-                raise ValueError("'features' needs to have each node once")
+            of, x = _pair('features', features)
             shape = of.numel(), 'columns'
             check_tensor('features', x, None, shape, finite=True)
             features = of.clone(), x.detach().clone()
+        if labels is not None:
+            of, y = _pair('labels', labels)
+            _check_labels('labels', y, of.numel())
+            labels = of.clone(), y.clone()
+        check_instance('graphs', graphs, Sequence)
+        for each in graphs:
+            check_instance('graphs', each, Data)
         held: dict[str, Any] = {
             'nodes': nodes,
             'edges': edges.clone(),
             'features': features,
+            'labels': labels,
+            'graphs': tuple(each.clone() for each in graphs),
+            'graph': graph,
         }
         held |= {'remove': remove, 'directed': directed}
         for name, value in held.items():
@@ -160,14 +236,25 @@ class Update:
         return torch.cat([edges, back], dim=1) if both else edges
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the names, without features: plain lists."""
-        new = 0 if self.nodes is None else self.nodes.size(0)
-        changed = [] if self.features is None else self.features[0].tolist()
+        """Return the names, without features or labels: plain lists."""
+        new: Any = 0 if self.nodes is None else self.nodes.x.size(0)
+        if self.nodes is not None and self.nodes.n_id is not None:
+            new = self.nodes.n_id.tolist()
+        of = {
+            name: [] if pair is None else pair[0].tolist()
+            for name, pair in (
+                ('features', self.features),
+                ('labels', self.labels),
+            )
+        }
+        removed = {} if self.remove is None else self.remove.to_dict()
         found = {
-            'remove': self.part.to_dict(),
+            'remove': removed.get('0', {}) if [*removed] == ['0'] else removed,
             'new_nodes': new,
             'edges': self.edges.t().tolist(),
-            'features': changed,
+            **of,
+            'graphs': len(self.graphs),
+            'graph': self.graph,
             'directed': self.directed,
         }
         return {name: value for name, value in found.items() if value}
@@ -176,8 +263,18 @@ class Update:
         return f'{type(self).__name__}({self.to_dict()})'
 
     def _check_removed(self) -> None:
-        part = self.part
+        parts = {} if self.remove is None else self.remove.parts
+        part = parts.get(self.graph, Part())
         gone, cut = {*part.nodes}, {*part.arcs}
+        pairs = (('features', self.features), ('labels', self.labels))
+        came = [name for name, pair in pairs if pair is not None]
+        came += ['nodes'] * (self.nodes is not None)
+        came += ['edges'] * bool(self.edges.numel())
+        if part.whole and came:
+            raise ValueError(
+                f"'{came[0]}' has something of graph {self.graph}, which "
+                "'remove' takes as a whole"
+            )
         for u, v in self.edges.t().tolist():
             there = (u, v) in cut or (not self.directed and (v, u) in cut)
             if there or u in gone or v in gone:
@@ -185,13 +282,13 @@ class Update:
                     f"'edges' has {u} -> {v}, which 'remove' has too, or an "
                     'end of it: an update removes a thing or adds it'
                 )
-        changed = () if self.features is None else self.features[0].tolist()
-        for node in changed:
-            if node in gone or node in part.features:
-                raise ValueError(
-                    f"'features' has node {node}, of which 'remove' takes "
-                    'them: an update removes a thing or changes it'
-                )
+        for name, pair in pairs:
+            for node in [] if pair is None else pair[0].tolist():
+                if node in gone or node in getattr(part, name):
+                    raise ValueError(
+                        f"'{name}' has node {node}, of which 'remove' takes "
+                        'them: an update removes a thing or changes it'
+                    )
 
 
 def directs(u: int, v: int) -> ValueError:
@@ -211,4 +308,29 @@ def _named(name: str, nodes: Tensor) -> None:
     if nodes.numel() and int(nodes.min()) < 0:
         raise ValueError(
             f"'{name}' needs names from 0 on (got {int(nodes.min())})"
+        )
+
+
+def _check_named(name: str, nodes: Tensor, count: int | str) -> None:
+    check_tensor(name, nodes, torch.int64, (count,))
+    _named(name, nodes)
+    if nodes.unique().numel() != nodes.numel():
+        raise ValueError(f"'{name}' needs to have each node once")
+
+
+def _pair(name: str, pair: Any) -> tuple[Tensor, Tensor]:
+    check_instance(name, pair, tuple)
+    if len(pair) != 2:
+        raise ValueError(
+            f"'{name}' needs nodes and their {name} (got {len(pair)} things)"
+        )
+    _check_named(name, pair[0], 'k')
+    return pair
+
+
+def _check_labels(name: str, y: Any, count: int) -> None:
+    check_tensor(name, y, torch.int64, (count,))
+    if y.numel() and int(y.min()) < -1:
+        raise ValueError(
+            f"'{name}' needs labels from 0 on, or -1 (got {int(y.min())})"
         )

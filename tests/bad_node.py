@@ -368,6 +368,9 @@ entry(
     nodes=tensor(rows=False, none=True, columns=False),
     edges=tensor(finite=False, rows=False, none=True),
     features=values(3, 'a', (NODES,), (NODES, 'a')),
+    labels=values(3, 'a', (NODES,), (NODES, 'a')),
+    graphs=values(3, None, [3]),
+    graph=values(-1, None, 'a', 0.5),
     remove=values(3, 'a', [1]),
     directed=values(3, None, 'a'),
     names={'edges': "'(edges|remove)'"},
@@ -377,6 +380,22 @@ entry(
     lambda: (Update(edges=missing()), {'undirected': True}),
     undirected=values(3, None, 'a'),
 )
+entry(
+    'update.NewNodes',
+    lambda: {
+        'x': ones(2, 2),
+        'y': NODES,
+        'train': NODES > 0,
+        'n_id': NODES,
+    },
+    Row('no label', {'y': NODES - 2, 'train': NODES > 0}, "'train'"),
+    Row('twice', {'n_id': torch.tensor([1, 1])}, "'n_id'"),
+    x=tensor(rows=False, columns=False),
+    y=tensor(finite=False, columns=False, none=True, low=-1),
+    train=tensor(finite=False, columns=False, none=True),
+    n_id=tensor(finite=False, columns=False, none=True, low=0),
+)
+EXEMPT['update.NewNodes.check_next'] = 'called with a count of our own'
 EXEMPT['update.directs'] = 'makes the error of a refusal'
 entry('update.Update.of', lambda: {'update': Update()}, update=values(3, [3]))
 entry(

@@ -618,9 +618,9 @@ def liked(num_users=30, num_items=20):
 
 def seen(model):
     """All that can be seen of a recommender, but for what is random."""
-    if model._held is None:
+    if model._model is None:
         return None
-    held = model._held
+    held = model._model
     return {
         **without_chance(model.state_dict()),
         'lineage': len(held.lineage.names),
@@ -630,7 +630,7 @@ def seen(model):
 
 
 def is_counted(model):
-    assert model._held is None or model.verify().ok
+    assert model._model is None or model.verify().ok
 
 
 for name, prepare, run in (

@@ -10,7 +10,7 @@ from pyg_trust.functional import Measure, sgc
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import PropagatedFeatures
-from pyg_trust.update import Update
+from pyg_trust.update import NewNodes, Update
 
 N, COLUMNS = 30, 3
 
@@ -252,6 +252,12 @@ def test_of_a_directed_graph_goes_what_is_there():
         ({'nodes': ROW / 0}, 'finite'),
         ({'edges': torch.zeros(3)}, "'edges'"),
         ({'directed': 1}, "'directed'"),
+        ({'labels': (torch.tensor([1]), torch.tensor([-2]))}, '-1'),
+        ({'labels': (torch.tensor([1]), torch.tensor([0])), 'gone': [1]}, '1'),
+        ({'labels': (torch.tensor([1]), torch.ones(1))}, 'int64'),
+        ({'graphs': [3]}, "'graphs'"),
+        ({'graph': -1}, "'graph'"),
+        ({'nodes': [1.0]}, "'nodes'"),
     ],
 )
 def test_updates_that_contradict_themselves_are_refused(arguments, message):
@@ -280,7 +286,43 @@ def test_an_update_says_names_and_is_not_changed_later():
         'features': [2],
     }
     assert '1.' not in repr(update)
-    assert torch.equal(update.nodes, ROW)
+    assert torch.equal(update.nodes.x, ROW)
     with pytest.raises(AttributeError):
         update.nodes = x
     assert update != Update(nodes=ROW)
+
+
+def test_new_nodes_are_trained_on_if_they_have_labels():
+    y = torch.tensor([1, -1])
+    assert NewNodes(ROW.expand(2, 2), y).train.tolist() == [True, False]
+    assert NewNodes(ROW).train.tolist() == [False]
+    none = torch.zeros(2, dtype=torch.bool)
+    assert not NewNodes(ROW.expand(2, 2), y, none).train.any()
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ({'y': torch.tensor([1.0])}, "'y'"),
+        ({'y': torch.tensor([-2])}, "'y'"),
+        ({'train': torch.tensor([True])}, "'train' needs a label"),
+        ({'n_id': torch.tensor([-1])}, "'n_id'"),
+        ({'n_id': torch.tensor([1, 1])}, "'n_id'"),
+    ],
+)
+def test_new_nodes_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        NewNodes(ROW, **arguments)
+
+
+def test_features_take_no_labels_graphs_or_names_in_between():
+    features, y = path(), torch.tensor([0])
+    for update, message in (
+        (Update(labels=(y, y)), 'labels'),
+        (Update(nodes=NewNodes(ROW, y)), 'labels'),
+        (Update(graph=1), "'graph'"),
+        (Update(nodes=NewNodes(ROW, n_id=torch.tensor([9]))), "'n_id'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            features.update(update)
+    assert features.update(Update(nodes=NewNodes(ROW, n_id=y + 6))) == 1

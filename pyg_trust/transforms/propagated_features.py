@@ -373,14 +373,21 @@ class PropagatedFeatures(EditedInPlace):
     def _step(self, update: Update, names: int, come: Tensor) -> Step:
         # Of what is there, with `names` and edges that came before it.
         live, part = self._live, update.part
-        if part.labels:
+        nodes, new = update.nodes, None
+        trained = 0 if nodes is None else nodes.num_train
+        if part.labels or update.labels is not None or trained:
             raise ValueError(
-                "'update' needs nodes, edges and features (got labels to "
-                'remove, of which there are none here)'
+                "'update' needs nodes, edges and features (got labels, of "
+                'which there are none here)'
+            )
+        if update.graphs or update.graph:
+            raise ValueError(
+                "'graphs' and 'graph' need a classifier of graphs"
             )
         shape = ('k', live.num_columns)
-        new = update.nodes
-        if new is not None:
+        if nodes is not None:
+            nodes.check_next(names)
+            new = nodes.x
             check_tensor('nodes', new, live.x.dtype, shape)
             names += new.size(0)
         edges = update.arcs(live.undirected)

@@ -21,21 +21,14 @@ it is not written over (:class:`~pyg_trust.commit.StaleStateError`).
 """
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from pyg_trust import commit, noise, rng
-from pyg_trust._checks import (
-    OneOf,
-    Positive,
-    check_instance,
-    validated,
-)
-from pyg_trust._states import FORMAT, check_settings, check_state, reading
-from pyg_trust.commit import Lineage, ObjectLock, synchronized
+from pyg_trust import noise, rng
+from pyg_trust._checks import OneOf, Positive, validated
+from pyg_trust.commit import synchronized
 from pyg_trust.functional.heads import Residual
 from pyg_trust.functional.shifts import (
     gaussian_budget,
@@ -47,16 +40,14 @@ from pyg_trust.kernel import release, removal
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.report import fingerprint_model
+from pyg_trust.unlearning import saved
+from pyg_trust.unlearning.saved import Saved
 
 ON_EXCEED = ('refine', 'retrain', 'raise')
 
 
-class Held(Protocol):
-    """State of a fitted classifier, and its account.
-
-    It is replaced as a whole, by one assignment at the end of an operation
-    that may fail, so that a failure changes nothing.
-    """
+class Held(saved.Held, Protocol):
+    """State of a fitted classifier, and its account."""
 
     @property
     def W(self) -> Tensor:
@@ -67,14 +58,6 @@ class Held(Protocol):
         """The released weights."""
 
     @property
-    def ledger(self) -> RemovalLedger:
-        """The account."""
-
-    @property
-    def lineage(self) -> Lineage:
-        """The names of all states so far."""
-
-    @property
     def classes(self) -> tuple[int, ...]:
         """The labels, ascending."""
 
@@ -82,19 +65,14 @@ class Held(Protocol):
     def num_items(self) -> int:
         """The number of training items that remain."""
 
-    @property
-    def is_sealed(self) -> bool:
-        """Whether the last line of the ledger stands for this state."""
-
 
 M = TypeVar('M', bound=Held)
 
 
-class CertifiedClassifier(Generic[M]):
+class CertifiedClassifier(Saved[M]):
     r"""Base of classifiers with certified removal: release, account, state.
 
-    A subclass keeps features and weights in ``_model``, and says how a state
-    is written (``_packed``) and made again (``_rebuilt``).
+    A subclass keeps features and weights in ``_model``.
 
     Args:
         head (str): of :mod:`~pyg_trust.functional.heads`.
@@ -136,9 +114,8 @@ class CertifiedClassifier(Generic[M]):
         self.epsilon = float(epsilon)
         self.delta = float(delta)
         self._first_seed = None if seed is None else rng.resolve(seed)
-        self._model: M | None = None
         self._known_epsilon = (0.0, 0.0)
-        self._lock = ObjectLock()
+        super().__init__()
 
     # What is public #########################################################
 
@@ -146,13 +123,6 @@ class CertifiedClassifier(Generic[M]):
     def classes(self) -> tuple[int, ...]:
         """The labels, ascending; none before the first fit."""
         return () if self._model is None else self._model.classes
-
-    @property
-    def ledger(self) -> RemovalLedger:
-        """A copy of the account so far. It names what was removed."""
-        if self._model is None:
-            return RemovalLedger(self.budget)
-        return self._model.ledger.copy()
 
     @property
     @synchronized
@@ -175,57 +145,10 @@ class CertifiedClassifier(Generic[M]):
         Guard it like the data, and destroy older states after a removal: they
         hold what was removed.
         """
-        model = self._fitted
-        return {
-            'format': FORMAT,
-            'config': self._config(),
-            'classes': model.classes,
-            'lineage': list(model.lineage.names),
-            'ledger': model.ledger.state_dict(),
-            **self._packed(model),
-        }
+        return super().state_dict()
 
-    @synchronized
-    def save(self, path: str | Path) -> None:
-        """Write the state to a file, whole or not at all.
-
-        A removal is done once it is saved: after an interrupt the file holds
-        the state before or after it, and an object that read the file earlier
-        can't write the old state back. A file system, a backup or a snapshot
-        may keep the old content of a file that was replaced.
-
-        Args:
-            path (str or Path): of the file, which is replaced.
-
-        Raises:
-            StaleStateError: if another object has changed the file since this
-                one read or wrote it.
-            ValueError: if it holds the state of another fit, or anything
-                else.
-        """
-        check_instance('path', path, str, Path)
-        commit.save(path, self.state_dict())
-
-    @synchronized
-    def __getstate__(self) -> dict[str, Any]:
-        # A pickle holds the saved state, and no more.
-        self._settle()
-        state = None if self._model is None else self.state_dict()
-        return {**vars(self), '_model': None, 'saved': state}
-
-    def __setstate__(self, held: dict[str, Any]) -> None:
-        state = held.pop('saved')
-        vars(self).update(held)
-        if state is not None:
-            self._load(state)
-
-    def _load(
-        self, state: dict[str, Any], progress_bar: bool | None = None
-    ) -> None:
-        check_instance('state', state, dict)
-        check_state(state, (), (1, FORMAT))
-        with reading():
-            self._model = self._unpacked(state, progress_bar)
+    def _packed(self, model: M) -> dict[str, Any]:
+        return {'classes': model.classes}
 
     def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
         config, mine = dict(state['config']), self._config()
@@ -235,22 +158,7 @@ class CertifiedClassifier(Generic[M]):
         if 'noise_std' not in mine:
             # States of 0.1 have it, without an effect.
             config.pop('noise_std', None)
-        check_settings('config', config, mine)
-        # Two branches may have equal ledgers: each has released weights with
-        # noise of its own, and neither counts those of the other.
-        present = self._model
-        lineage = Lineage.of(
-            state, None if present is None else present.lineage
-        )
-        ledger = self.ledger
-        ledger.load_state_dict(state['ledger'])
-        model = self._rebuilt(state, ledger, lineage, progress_bar)
-        if not model.is_sealed:
-            raise ValueError(
-                'the data, the released weights of the state or its account '
-                'are not those of its ledger: something was changed or '
-                'exchanged'
-            )
+        model = super()._unpacked({**state, 'config': config}, progress_bar)
         self._check_weights(model)
         return model
 
@@ -274,29 +182,6 @@ class CertifiedClassifier(Generic[M]):
             'delta': self.delta,
             'tol': self.tol,
         }
-
-    def _packed(self, model: M) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _rebuilt(
-        self,
-        state: dict[str, Any],
-        ledger: RemovalLedger,
-        lineage: Lineage,
-        progress_bar: bool | None,
-    ) -> M:
-        raise NotImplementedError
-
-    def _settle(self) -> None:
-        # Ends an edit in place that was interrupted.
-        pass
-
-    @property
-    def _fitted(self) -> M:
-        self._settle()
-        if self._model is None:
-            raise ValueError('the classifier needs to be fitted first')
-        return self._model
 
     @property
     def _seed(self) -> int | None:

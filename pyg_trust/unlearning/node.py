@@ -649,34 +649,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             **proved_by_kernel(model, self.release_std, upper <= bound),
         )
 
-    # State ##################################################################
-
-    @editing
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state; compute features and weights anew.
-
-        Args:
-            state (dict): of :meth:`state_dict` of a classifier with the same
-                arguments.
-
-        Raises:
-            ValueError: if the arguments differ, the parts do not fit
-                together, or the state or its ledger does not continue the
-                present one.
-        """
-        self._load(state)
-
-    def load(self, path: str | Path) -> None:
-        """Take over the state that :meth:`save` has written.
-
-        Args:
-            path (str or Path): of the file.
-
-        Raises:
-            ValueError: as :meth:`load_state_dict`.
-        """
-        self.load_state_dict(files.load(path))
-
     @synchronized
     def save_for_check(self, path: str | Path) -> None:
         """Write the data from which a check proves the last removal.

@@ -104,6 +104,7 @@ class NodeSolver(CertifiedClassifier[Model]):
     def _packed(self, model: Model) -> dict[str, Any]:
         linear = {} if model.B is None else {'B': model.B.clone()}
         return {
+            **super()._packed(model),
             **linear,
             'seals': model.seals.state_dict(),
             'data': model.data.to_dict(),

@@ -12,7 +12,6 @@ ledger, which names what was removed. Memory holds empty entries and gaps until
 :meth:`Recommender.flush`: they tell that something was there.
 """
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,21 +20,13 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.typing import EdgeType
 
-from pyg_trust import commit, files
 from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_integer,
     check_tensor,
 )
-from pyg_trust._states import FORMAT, check_settings, check_state, reading
-from pyg_trust.commit import (
-    EditedInPlace,
-    Lineage,
-    ObjectLock,
-    editing,
-    synchronized,
-)
+from pyg_trust.commit import EditedInPlace, Lineage, editing, synchronized
 from pyg_trust.functional.recommend import (
     Exponent,
     Lists,
@@ -66,6 +57,7 @@ from pyg_trust.unlearning.reports import (
     RecommenderReport,
     RecommenderVerifyReport,
 )
+from pyg_trust.unlearning.saved import Saved
 
 METHODS = ('paths',)
 # A removal that changes more than so much of all counts counts anew.
@@ -90,6 +82,10 @@ class _Held(NamedTuple):
         # A digest of all that remains, by the salts of the users.
         return sealed(self.seals.root, self.items)
 
+    @property
+    def is_sealed(self) -> bool:
+        return self.content == self.ledger.entries[-1].data
+
     def recorded(
         self, action: str, named: dict[str, Any], reference: str = ''
     ) -> '_Held':
@@ -109,7 +105,7 @@ class _Change(NamedTuple):
     recount: bool
 
 
-class Recommender(EditedInPlace):
+class Recommender(Saved[_Held], EditedInPlace):
     r"""A recommender that forgets users, items and interactions exactly.
 
     .. code-block:: python
@@ -166,10 +162,9 @@ class Recommender(EditedInPlace):
         b, c, d = [check('exponents', each) for each in exponents]
         self.exponents = (b, c, d)
         self.cached = cached
-        self._held: _Held | None = None
         # Of an edit: the state before it, and what was overwritten.
         self._way_back: Any = None
-        self._lock = ObjectLock()
+        super().__init__()
 
     # Fitting and asking ######################################################
 
@@ -208,7 +203,7 @@ class Recommender(EditedInPlace):
         items = torch.ones(num_items, dtype=torch.bool)
         ledger, seals = RemovalLedger(0.0), Seals(_texts(lists, users))
         held = self._counted(lists, users, items, seals, ledger, Lineage())
-        self._held = held.recorded('fit', {})
+        self._model = held.recorded('fit', {})
         return self
 
     @synchronized
@@ -282,11 +277,6 @@ class Recommender(EditedInPlace):
         """The names that remain, as of the whole graph: users, then items."""
         held = self._fitted
         return torch.cat([held.users, held.items]).nonzero().view(-1)
-
-    @property
-    def ledger(self) -> RemovalLedger:
-        """A copy of the account of removals; nothing is ever spent."""
-        return self._fitted.ledger.copy()
 
     # Forgetting ##############################################################
 
@@ -383,7 +373,7 @@ class Recommender(EditedInPlace):
         self._way_back = held, [(a, i, a[i]) for a, i, _ in parts]
         for array, index, value in parts:
             array[index] = value
-        self._held = new
+        self._model = new
         self._way_back = None
         changed = parts[1][1].size if len(parts) > 1 else change.entries
         return RecommenderReport(
@@ -409,7 +399,7 @@ class Recommender(EditedInPlace):
             counts = counts.copy()
             counts.eliminate_zeros()
         lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
-        self._held = held._replace(lists=lists, counts=counts)
+        self._model = held._replace(lists=lists, counts=counts)
         return self
 
     @synchronized
@@ -436,7 +426,7 @@ class Recommender(EditedInPlace):
             left.append('gaps in the lists of users')
         is_sealed = (
             not held.seals.differing(_texts(lists, held.users))
-            and held.content == held.ledger.entries[-1].data
+            and held.is_sealed
         )
         return RecommenderVerifyReport(
             ok=equal and is_sealed,
@@ -447,102 +437,6 @@ class Recommender(EditedInPlace):
             weights=held.ledger.entries[-1].data,
         )
 
-    # Saved states ############################################################
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A pickle has no empty entries and gaps.
-        if self._held is not None:
-            self.flush()
-        return super().__getstate__()
-
-    @synchronized
-    def state_dict(self) -> dict[str, Any]:
-        """Return what remains and its account, as copies: a secret.
-
-        The counts are not in it: they are counted anew.
-        """
-        held = self._fitted
-        return {
-            'format': FORMAT,
-            'config': self._config(),
-            'lineage': list(held.lineage.names),
-            'ledger': held.ledger.state_dict(),
-            'interactions': held.lists.pairs(),
-            'users': held.users.clone(),
-            'items': held.items.clone(),
-            'salts': held.seals.state_dict(),
-        }
-
-    @editing
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state; count anew.
-
-        Args:
-            state (dict): of :meth:`state_dict` of a recommender with the same
-                arguments.
-
-        Raises:
-            ValueError: if the arguments differ, the parts do not fit
-                together, or the state does not continue the present one.
-        """
-        check_instance('state', state, dict)
-        check_state(state, ('config', 'interactions'), (FORMAT,))
-        with reading():
-            check_settings('config', state['config'], self._config())
-            users, items = state['users'], state['items']
-            for each in (users, items):
-                check_tensor('state', each, torch.bool, ('num',))
-            lists = lists_of(state['interactions'], len(users), len(items))
-            present = self._held
-            lineage = Lineage.of(
-                state, None if present is None else present.lineage
-            )
-            ledger = RemovalLedger(0.0)
-            if present is not None:
-                ledger = present.ledger.copy()
-            ledger.load_state_dict(state['ledger'])
-            seals = Seals.of(state['salts'], _texts(lists, users))
-            made = self._counted(
-                lists, users.clone(), items.clone(), seals, ledger, lineage
-            )
-            if not torch.equal(lists.pairs(), state['interactions']) or (
-                made.content != ledger.entries[-1].data
-            ):
-                raise ValueError(
-                    "the 'state' is not what its ledger seals: something was "
-                    'changed or exchanged'
-                )
-        self._held = made
-
-    @synchronized
-    def save(self, path: str | Path) -> None:
-        """Write the state to a file, whole or not at all.
-
-        A removal is done once it is saved.
-
-        Args:
-            path (str or Path): of the file, which is replaced.
-
-        Raises:
-            StaleStateError: if another object has changed the file since this
-                one read or wrote it.
-            ValueError: if it holds the state of another fit, or anything
-                else.
-        """
-        check_instance('path', path, str, Path)
-        commit.save(path, self.state_dict())
-
-    def load(self, path: str | Path) -> None:
-        """Take over the state that :meth:`save` has written.
-
-        Args:
-            path (str or Path): of the file.
-
-        Raises:
-            ValueError: as :meth:`load_state_dict`.
-        """
-        self.load_state_dict(files.load(path))
-
     def __repr__(self) -> str:
         return (
             f'{type(self).__name__}({self.method!r}, '
@@ -551,23 +445,43 @@ class Recommender(EditedInPlace):
 
     # Inside ##################################################################
 
-    @property
-    def _fitted(self) -> _Held:
-        self._settle()
-        if self._held is None:
-            raise ValueError('the recommender needs to be fitted first')
-        return self._held
-
     def _settle(self) -> None:
         if self._way_back is not None:
             before, parts = self._way_back
-            if self._held is before:
+            if self._model is before:
                 for array, index, value in parts:
                     array[index] = value
             self._way_back = None
 
     def _config(self) -> dict[str, Any]:
         return {'method': self.method, 'exponents': list(self.exponents)}
+
+    def _packed(self, model: _Held) -> dict[str, Any]:
+        # The counts are not in it: they are counted anew.
+        return {
+            'interactions': model.lists.pairs(),
+            'users': model.users.clone(),
+            'items': model.items.clone(),
+            'salts': model.seals.state_dict(),
+        }
+
+    def _rebuilt(
+        self,
+        state: dict[str, Any],
+        ledger: RemovalLedger,
+        lineage: Lineage,
+        progress_bar: bool | None,
+    ) -> _Held:
+        users, items = state['users'], state['items']
+        for each in (users, items):
+            check_tensor('state', each, torch.bool, ('num',))
+        lists = lists_of(state['interactions'], len(users), len(items))
+        if not torch.equal(lists.pairs(), state['interactions']):
+            raise ValueError("'interactions' of the state need to be sorted")
+        seals = Seals.of(state['salts'], _texts(lists, users))
+        return self._counted(
+            lists, users.clone(), items.clone(), seals, ledger, lineage
+        )
 
     def _counted(
         self, lists: Lists, users: Tensor, items: Tensor, *rest: Any

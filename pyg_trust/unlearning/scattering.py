@@ -585,6 +585,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def _packed(self, model: Model) -> dict[str, Any]:
         graphs = model.train.graphs
         return {
+            **super()._packed(model),
             'seed': model.seed,
             'seeded': model.seed is not None,
             'salts': model.train.seals.state_dict(),

@@ -51,7 +51,7 @@ def edges_of(liked):
 
 
 def scored(model, users):
-    held = model._held
+    held = model._model
     return path_scores(
         *(held.lists, np.asarray(users), held.degree, model.exponents),
         held.counts,
@@ -409,12 +409,12 @@ def test_a_bipartite_graph_is_read():
 def test_what_is_not_there_is_refused_and_nothing_changes(request_, match):
     model = Recommender().fit(torch.tensor(ORACLE), 12, 9)
     model.remove(users=[2])
-    before, counts = model.state_dict(), model._held.counts.data.copy()
+    before, counts = model.state_dict(), model._model.counts.data.copy()
     for call in (model.plan, model.remove):
         with pytest.raises(ValueError, match=match):
             call(**request_)
     assert same(model.state_dict(), before)
-    assert np.array_equal(model._held.counts.data, counts)
+    assert np.array_equal(model._model.counts.data, counts)
     with pytest.raises(ValueError, match="'users'"):
         model.recommend([2])
 
@@ -455,10 +455,10 @@ def test_what_fails_in_the_middle_is_undone(monkeypatch):
     model = Recommender().fit(liked(), 30, 20)
     anew = copy.deepcopy(model)
     # The lists of users are written before the counts.
-    model._held.counts.data.flags.writeable = False
+    model._model.counts.data.flags.writeable = False
     with pytest.raises(ValueError, match='read-only'):
         model.remove(interactions=[(0, int(model.edge_index[1, 0]))])
-    model._held.counts.data.flags.writeable = True
+    model._model.counts.data.flags.writeable = True
     assert model.verify().ok
     assert same(model.state_dict(), anew.state_dict())
 
@@ -468,7 +468,7 @@ def test_verification_finds_what_is_planted(part):
     model = Recommender().fit(liked(), 30, 20)
     model.remove(users=[4])
     assert model.verify().ok
-    held = model._held
+    held = model._model
     if part == 'count':
         held.counts.data[7] += 2.0**-30
     elif part == 'degree':

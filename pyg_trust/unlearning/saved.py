@@ -1,0 +1,184 @@
+"""Frame of the models that forget and are saved: one state, one account."""
+
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from pyg_trust import commit, files
+from pyg_trust._checks import check_instance
+from pyg_trust._states import FORMAT, check_settings, check_state, reading
+from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
+from pyg_trust.ledger import RemovalLedger
+
+
+class Held(Protocol):
+    """State of a fitted model, and its account.
+
+    It is replaced as a whole, by one assignment at the end of an operation
+    that may fail, so that a failure changes nothing.
+    """
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """The account."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """The names of all states so far."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the last line of the ledger stands for this state."""
+
+
+M = TypeVar('M', bound=Held)
+
+
+class Saved(Generic[M]):
+    """Base of models that keep, save and load their state.
+
+    A subclass keeps its state in ``_model``, lists the settings that a saved
+    one has to agree with (``_config``), writes it (``_packed``) and makes it
+    again (``_rebuilt``).
+    """
+
+    #: The most that the ledger may spend.
+    budget: float = 0.0
+    # Versions of saved states that can be read.
+    _formats: tuple[int, ...] = (1, FORMAT)
+
+    def __init__(self) -> None:
+        self._model: M | None = None
+        self._lock = ObjectLock()
+
+    @property
+    def ledger(self) -> RemovalLedger:
+        """A copy of the account so far. It names what was removed."""
+        if self._model is None:
+            return RemovalLedger(self.budget)
+        return self._model.ledger.copy()
+
+    @synchronized
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that it takes to continue, as copies: a secret."""
+        model = self._fitted
+        return {
+            'format': FORMAT,
+            'config': self._config(),
+            'lineage': list(model.lineage.names),
+            'ledger': model.ledger.state_dict(),
+            **self._packed(model),
+        }
+
+    @editing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state; compute anew what it does not hold.
+
+        Args:
+            state (dict): of :meth:`state_dict` of an object with the same
+                arguments.
+
+        Raises:
+            ValueError: if the arguments differ, the parts do not fit
+                together, or the state or its ledger does not continue the
+                present one.
+        """
+        self._load(state)
+
+    @synchronized
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file, whole or not at all.
+
+        A removal is done once it is saved: after an interrupt the file holds
+        the state before or after it, and an object that read the file earlier
+        can't write the old state back. A file system, a backup or a snapshot
+        may keep the old content of a file that was replaced.
+
+        Args:
+            path (str or Path): of the file, which is replaced.
+
+        Raises:
+            StaleStateError: if another object has changed the file since this
+                one read or wrote it.
+            ValueError: if it holds the state of another fit, or anything
+                else.
+        """
+        check_instance('path', path, str, Path)
+        commit.save(path, self.state_dict())
+
+    def load(self, path: str | Path) -> None:
+        """Take over the state that :meth:`save` has written.
+
+        Args:
+            path (str or Path): of the file.
+
+        Raises:
+            ValueError: as :meth:`load_state_dict`.
+        """
+        self.load_state_dict(files.load(path))
+
+    @synchronized
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickle holds the saved state, and no more.
+        self._settle()
+        state = None if self._model is None else self.state_dict()
+        return {**vars(self), '_model': None, 'saved': state}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        state = held.pop('saved')
+        vars(self).update(held)
+        if state is not None:
+            self._load(state)
+
+    # Inside #################################################################
+
+    def _load(
+        self, state: dict[str, Any], progress_bar: bool | None = None
+    ) -> None:
+        check_instance('state', state, dict)
+        check_state(state, ('config',), self._formats)
+        with reading():
+            self._model = self._unpacked(state, progress_bar)
+
+    def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
+        check_settings('config', state['config'], self._config())
+        # Two branches may have equal ledgers: each has made releases of its
+        # own, and neither counts those of the other.
+        present = self._model
+        lineage = Lineage.of(
+            state, None if present is None else present.lineage
+        )
+        ledger = self.ledger
+        ledger.load_state_dict(state['ledger'])
+        model = self._rebuilt(state, ledger, lineage, progress_bar)
+        if not model.is_sealed:
+            raise ValueError(
+                'the data or weights of the state are not those of its '
+                'ledger: something was changed or exchanged'
+            )
+        return model
+
+    def _config(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _packed(self, model: M) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _rebuilt(
+        self,
+        state: dict[str, Any],
+        ledger: RemovalLedger,
+        lineage: Lineage,
+        progress_bar: bool | None,
+    ) -> M:
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        # Ends an edit in place that was interrupted.
+        pass
+
+    @property
+    def _fitted(self) -> M:
+        self._settle()
+        if self._model is None:
+            raise ValueError('the model needs to be fitted first')
+        return self._model
