@@ -24,7 +24,7 @@ from pyg_trust._checks import (
 
 MODES = ('delete', 'mask')
 
-_NAMED = ('nodes', 'features', 'edges', 'directed_edges', 'labels')
+NAMED = ('nodes', 'features', 'edges', 'directed_edges', 'labels')
 
 Nodes = Tensor | Iterable[int]
 Edges = Tensor | Iterable[tuple[int, int]]
@@ -171,7 +171,7 @@ class RemovalRequest:
         Args:
             requests (list[RemovalRequest]): the requests.
         """
-        merged: dict[str, dict[int, Any]] = {name: {} for name in _NAMED}
+        merged: dict[str, dict[int, Any]] = {name: {} for name in NAMED}
         graphs: list[int] = []
         if not isinstance(requests, Iterable):
             raise TypeError(
@@ -202,7 +202,7 @@ class RemovalRequest:
         requests = []
         for graph, part in named.items():
             check_instance('named', part, Mapping)
-            if not str(graph).isdigit() or set(part) - {'whole', *_NAMED}:
+            if not str(graph).isdigit() or set(part) - {'whole', *NAMED}:
                 raise ValueError(
                     "'named' needs to be what to_dict() returns "
                     f'(got {graph!r}: {part!r})'

@@ -49,7 +49,12 @@ from .epsilon import (
     proved,
     together,
 )
-from .prints import fingerprint_data, fingerprint_model, left_over
+from .prints import (
+    REPLACED,
+    fingerprint_data,
+    fingerprint_model,
+    left_over,
+)
 from .tensors import load
 
 T = TypeVar('T')
@@ -468,6 +473,8 @@ def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
         yield UNKNOWN, f'{RESIDUAL}: the data are without weights'
     if proof is None and any('labels' in part for part in request.values()):
         yield UNKNOWN, 'data: whether a label is used in training'
+    if any(REPLACED & part.keys() for part in request.values()):
+        yield UNKNOWN, 'data: whether what was replaced is gone'
     yield (
         FAILS if left else HOLDS,
         f'data: {left[0]} is still there'

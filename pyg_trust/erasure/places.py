@@ -11,7 +11,7 @@ from pyg_trust import commit
 from pyg_trust._checks import check_instance
 from pyg_trust.commit import StaleStateError
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import NAMED, RemovalRequest
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
 #: What models say of an item that is gone.
@@ -165,15 +165,11 @@ class Place:
         Returns:
             RemovalRequest: the rest; :obj:`None` if nothing is left.
         """
-        lines = [line.request for line in self.ledger.entries if line.request]
+        lines = [_removed(line.request) for line in self.ledger.entries]
+        lines = [line for line in lines if line]
         if not lines:
             return request
-        done = RemovalRequest.batch(
-            RemovalRequest.from_dict(
-                line if all(map(str.isdigit, line)) else {'0': line}
-            )
-            for line in lines
-        )
+        done = RemovalRequest.batch(map(RemovalRequest.from_dict, lines))
         kept = [
             item
             for item in _items(request)
@@ -188,6 +184,17 @@ class Place:
         except ValueError as error:
             return GONE not in str(error)
         return hasattr(self.model, 'plan')
+
+
+def _removed(line: dict[str, Any]) -> dict[str, Any]:
+    # By graph, without what was replaced or has come again.
+    whole = line if all(map(str.isdigit, line)) else {'0': line}
+    names = ('whole', *NAMED)
+    kept = {
+        graph: {name: part[name] for name in names if name in part}
+        for graph, part in whole.items()
+    }
+    return {graph: part for graph, part in kept.items() if part}
 
 
 def _items(request: RemovalRequest) -> Iterator[RemovalRequest]:

@@ -527,6 +527,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         model.ledger.check_reference(reference)
         data, edits = model.data, self._edits(update)
         alone = all(edit.only_adds for edit in edits)
+        if self.noise != 'output' and not all(e.only_removes for e in edits):
+            raise TypeError(
+                "'update' needs removals alone (got others): the method as "
+                'published has nothing else'
+            )
         try:
             self._editing = model
             for edit in edits:
@@ -534,9 +539,9 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             waits = data.num_pending <= self.max_pending
             if alone and waits and not (release or reference):
                 new = model._replace(lineage=model.lineage.next())
-                named = data.pending.named
-                changed = torch.cat([_NONE, *named]).unique().numel()
-                report = NodeAdditionReport(data.num_pending, changed)
+                rows = torch.cat([_NONE, *data.pending.named]).unique()
+                report: NodeUnlearnReport | NodeAdditionReport
+                report = NodeAdditionReport(data.num_pending, rows.numel())
             else:
                 new, report = self._forget(model, edits, reference)
             # Model, data and account at once.
@@ -731,7 +736,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 removals.append(each.remove)
                 continue
             if removals:
-                edits.append(Edit(_whole(removals).part))
+                whole = RemovalRequest.batch(removals)
+                edits.append(Edit(Update(remove=whole).part))
                 removals = []
             if each is not None:
                 edits.append(self._edit(each))
@@ -764,6 +770,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         edit = Edit(update.part, edges=edges)
         new, changed, given = update.nodes, update.features, update.labels
         if new is not None and new.x.size(0):
+            assert new.y is not None
+            assert new.train is not None
             y = positions('nodes', torch.where(new.train, new.y, -1))
             x = features('nodes', new.x)
             edit = edit._replace(x=x, y=y, new=new)
@@ -935,4 +943,9 @@ def _whole(request: Any) -> Update:
     if isinstance(request, Sequence) and not isinstance(request, str):
         request = RemovalRequest.batch(request)
     check_instance('request', request, RemovalRequest)
+    if request.graphs != [0] or request.parts[0].whole:
+        raise ValueError(
+            "'request' needs to name nodes, edges, features or labels of "
+            f'graph 0, the only one (got graphs {request.graphs})'
+        )
     return Update(remove=request)

@@ -14,6 +14,8 @@ from pyg_trust.unlearning.certified import proved
 from pyg_trust.unlearning.node_solving import Model
 from pyg_trust.unlearning.node_state import Edit, NodeState, Settings
 
+Arc = tuple[int, int]
+
 
 def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
     """Collect the arrays from which the kernel proves a release.
@@ -141,36 +143,40 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
         edits (list[Edit]): in their order.
     """
     data, graph = model.data, model.data.graph
-    parts = [edit.part for edit in edits]
-    nodes = {v for part in parts for v in part.nodes}
+    nodes, both, one = set[int](), set[Arc](), set[Arc]()
+    gone = {'features': set[int](), 'labels': set[int]()}
     changed = {'features': set[int](), 'labels': set[int]()}
     for edit in edits:
-        for name in changed:
-            of = getattr(edit, name)
-            changed[name] |= set() if of is None else {*of[0].tolist()}
-    gone = {
-        name: {v for part in parts for v in getattr(part, name)}
-        | changed[name]
-        for name in changed
-    }
-    there = {
-        'features': lambda v: not data.featureless[v],
-        'labels': data.trains,
-    }
+        part = edit.part
+        nodes |= {*part.nodes}
+        both |= {*part.edges}
+        one |= {*part.directed_edges}
+        arcs = _arcs_of(edit.edges, graph)
+        again = {e for e in both if not arcs.isdisjoint((e, e[::-1]))}
+        both -= again
+        if not graph.undirected:
+            one |= {arc for e in again for arc in (e, e[::-1])}
+        one -= arcs
+        for name, given in (
+            ('features', edit.features),
+            ('labels', edit.labels),
+        ):
+            there = {*getattr(part, name)}
+            come = set[int]()
+            if given is not None:
+                out = given[1] < 0 if name == 'labels' else None
+                there |= set() if out is None else {*given[0][out].tolist()}
+                come = {*given[0].tolist()} - there
+            gone[name] = (gone[name] | there) - come
+            changed[name] = (changed[name] | come) - there
     made: dict[str, list[Any]] = {'nodes': sorted(nodes)}
     for name, items in gone.items():
-        left = sorted(items - nodes)
-        made[name] = [v for v in left if not there[name](v)]
-        made[f'changed_{name}'] = [v for v in left if there[name](v)]
-    both = {e for part in parts for e in part.edges if nodes.isdisjoint(e)}
-    one = {e for p in parts for e in p.directed_edges if nodes.isdisjoint(e)}
-    back = _there(graph, {*both, *one, *(e[::-1] for e in both)})
-    cut = {e for e in both if back.isdisjoint((e, e[::-1]))}
-    if not graph.undirected:
-        one |= {arc for e in both - cut for arc in (e, e[::-1])}
-    made['edges'] = [list(e) for e in sorted(cut)]
-    made['directed_edges'] = [list(e) for e in sorted(one - back)]
-    before = set[tuple[int, int]]()
+        made[name] = sorted(items - nodes)
+        made[f'changed_{name}'] = sorted(changed[name] - nodes)
+    for name, pairs in (('edges', both), ('directed_edges', one)):
+        held = sorted(e for e in pairs if nodes.isdisjoint(e))
+        made[name] = [list(e) for e in held]
+    before = set[Arc]()
     for line in model.ledger.entries:
         before |= _arcs(line.request)
     came = before and before & _came(data)
@@ -184,7 +190,7 @@ def still_named(model: Model) -> tuple[str, ...]:
     Args:
         model (Model): with its ledger.
     """
-    data, arcs = model.data, set[tuple[int, int]]()
+    data, arcs = model.data, set[Arc]()
     gone = {'nodes': set[int](), 'features': set[int](), 'labels': set[int]()}
     for line in model.ledger.entries:
         request = line.request
@@ -211,23 +217,25 @@ def still_named(model: Model) -> tuple[str, ...]:
     return (*found, *(f'edge {u} -> {v}' for u, v in sorted(left)))
 
 
-def _arcs(request: Mapping[str, Any]) -> set[tuple[int, int]]:
+def _arcs(request: Mapping[str, Any]) -> set[Arc]:
     # Every direction that a line names as gone.
     both = [(u, v) for u, v in request.get('edges', ())]
     one = [(u, v) for u, v in request.get('directed_edges', ())]
     return {*both, *one, *((v, u) for u, v in both)}
 
 
-def _came(data: NodeState) -> set[tuple[int, int]]:
+def _arcs_of(edges: Tensor, graph: Sums) -> set[Arc]:
+    arcs = {(u, v) for u, v in edges.t().tolist()}
+    return arcs | {(v, u) for u, v in arcs if graph.undirected}
+
+
+def _came(data: NodeState) -> set[Arc]:
     # Every direction that came since the last release.
-    arcs = [arc for part in data.pending.edges for arc in part.t().tolist()]
-    came = {(u, v) for u, v in arcs}
-    if data.graph.undirected:
-        came |= {(v, u) for u, v in came}
-    return came
+    parts = (_arcs_of(part, data.graph) for part in data.pending.edges)
+    return set[Arc]().union(*parts)
 
 
-def _there(graph: Sums, arcs: set[tuple[int, int]]) -> set[tuple[int, int]]:
+def _there(graph: Sums, arcs: set[Arc]) -> set[Arc]:
     listed = sorted(arcs)
     edges = torch.tensor(listed, dtype=torch.int64).view(-1, 2).t()
     mask = graph.has_edges(edges).tolist()

@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_integer, check_nodes, check_tensor
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_nodes,
+    check_tensor,
+)
 
 
 def read_features(data: Data) -> Tensor:
@@ -80,6 +85,7 @@ def read_classes(
         )
     known = found.unique()
     if classes is not None:
+        check_instance('classes', classes, Sequence)
         listed = sorted({check_integer('classes', c, 0) for c in classes})
         other = known[~torch.isin(known, torch.tensor(listed).long())]
         if len(listed) != len(classes) or other.numel():

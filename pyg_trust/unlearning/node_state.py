@@ -1,8 +1,7 @@
 """The state that a node classifier keeps of its data, with undoable edits."""
 
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import report
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_instance, check_range
 from pyg_trust.functional.heads import (
     GAMMA_1,
     UNIT,
@@ -90,8 +89,17 @@ class Edit(NamedTuple):
     @property
     def only_adds(self) -> bool:
         """Whether nothing goes and nothing changes."""
-        changes = self.features, self.labels
-        return self.part == Part() and changes == (None, None)
+        return self.part == Part() and self._changes_nothing
+
+    @property
+    def only_removes(self) -> bool:
+        """Whether nothing comes and nothing changes."""
+        comes = self.x is not None or bool(self.edges.numel())
+        return self._changes_nothing and not comes
+
+    @property
+    def _changes_nothing(self) -> bool:
+        return self.features is None and self.labels is None
 
 
 class Pending(NamedTuple):
@@ -99,21 +107,21 @@ class Pending(NamedTuple):
 
     Args:
         first (int): the number of names before.
+        labels (dict[int, int]): by node, the position of its class, or -1.
         named (tuple[Tensor, ...]): int64: nodes whose degree, neighbours or
             features changed.
         features (tuple[Tensor, ...]): int64: those whose features changed;
             with pushes, those that were pushed.
         sealed (tuple[Tensor, ...]): int64: others of which a digest changed.
         edges (tuple[Tensor, ...]): int64, ``[2, k]``: edges that came.
-        labels (dict[int, int]): by node, the position of its class, or -1.
     """
 
     first: int
+    labels: dict[int, int]
     named: tuple[Tensor, ...] = ()
     features: tuple[Tensor, ...] = ()
     sealed: tuple[Tensor, ...] = ()
     edges: tuple[Tensor, ...] = ()
-    labels: Mapping[int, int] = MappingProxyType({})
 
 
 class Change(NamedTuple):
@@ -300,7 +308,7 @@ class NodeState:
                 gone,
             )
             self.graph = self.levels.graph
-        self.pending = Pending(n)
+        self.pending = Pending(n, {})
         self.names = (y >= 0).nonzero().view(-1)
         self.place = torch.full((n,), -1)
         self.place[self.names] = torch.arange(self.names.numel())
@@ -422,6 +430,8 @@ class NodeState:
         n = self.graph.num_nodes
         if edit.new is not None:
             edit.new.check_next(n)
+        count = n + (0 if edit.x is None else edit.x.size(0))
+        check_range('edges', edit.edges, count, 'the nodes')
         known = (v for v in part.nodes if self.trains(v))
         labels = dict.fromkeys((*known, *part.labels), -1)
         arcs = _edges(part.arcs)
@@ -451,15 +461,17 @@ class NodeState:
         moved = torch.cat([marked, new])
         if isinstance(levels, EditedSeries):
             moved = levels.pushed
-        also = torch.cat([arcs.reshape(-1), edit.edges.reshape(-1), marked, new])
+        also = torch.cat(
+            [arcs.reshape(-1), edit.edges.reshape(-1), marked, new]
+        )
         self._wait(
             Pending(
                 was.first,
+                {**was.labels, **labels},
                 (*was.named, named),
                 (*was.features, moved),
                 (*was.sealed, also),
                 (*was.edges, edit.edges),
-                MappingProxyType({**was.labels, **labels}),
             )
         )
 
@@ -485,7 +497,7 @@ class NodeState:
         nodes = torch.tensor(sorted(was.labels), dtype=torch.int64)
         named, sealed = named.unique(), torch.cat([sealed, named, nodes])
         y = torch.tensor([was.labels[v] for v in nodes.tolist()]).long()
-        self._wait(Pending(self.graph.num_nodes))
+        self._wait(Pending(self.graph.num_nodes, {}))
         touched: Tensor | None = features
         if isinstance(levels, Sums):
             touched = levels.touched(named, features)
