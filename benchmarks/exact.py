@@ -16,7 +16,10 @@ degree').
 Targets hold at 20 entries a node (``--degree 20``), the density of the graphs
 on which they were set; with fewer, what is done once a row weighs more.
 'threads' compares two threads with one in wall seconds, and beside it what
-the machine gives for a copy and for gathered rows, in torch's own kernels.
+the machine gives for a copy and for gathered rows, in torch's own kernels: the
+second is the floor, and the target where it is below 1.8. A tenth of the rows
+of two levels needs the first level of the rows that it reads, which is timed
+as well: .85 of its speed are the target where they are below 5.
 
 DGL has no release for this torch (2.2.1 needs torch 2.3) and is left out.
 """
@@ -281,12 +284,24 @@ def sparse(args: argparse.Namespace, name: str) -> None:
         'a tenth': ours,
         'a tenth, half': partial(ours, half=True),
     }
-    compare(
-        f'{name} SGC 2, rows',
-        methods,
-        None,
-        args.repeats,
-        {'a tenth, half': 5.0},
+    # The first level of the rows that the second reads has to be there.
+    asked = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    asked[rows] = True
+    ends = torch.arange(graph.num_nodes).repeat_interleave(graph.degree)
+    read = asked.clone()
+    read[graph.col[asked[ends]].long()] = True
+    methods['first level, half'] = partial(
+        *(F.propagate, graph, x, F.sgc(1)),
+        rows=read.nonzero().view(-1),
+        half=True,
+    )
+    label = f'{name} SGC 2, rows'
+    found = compare(label, methods, None, args.repeats, {})
+    floor = found['first level, half']
+    result(
+        f'{label}: a tenth, half, x torch; its first level {floor:.2f}',
+        found['a tenth, half'],
+        min(5.0, 0.85 * floor),
     )
 
 
@@ -310,11 +325,15 @@ def threads(args: argparse.Namespace, name: str) -> None:
     }
 
     seconds = one_and_two_threads(runs, args.repeats, args.threads, min)
-    for method in runs:
-        ratio = seconds[f'{method} 1'] / seconds[f'{method} 2']
+    ratios = {
+        method: seconds[f'{method} 1'] / seconds[f'{method} 2']
+        for method in runs
+    }
+    for method, ratio in ratios.items():
         label = f'{name}: {method}, two threads'
         if method in ('float32', 'half'):
-            result(label, ratio, 1.8)
+            label += f'; gathering rows alone {ratios["gather"]:.2f}'
+            result(label, ratio, min(1.8, ratios['gather']))
         else:
             print(f'{label}: {ratio:.2f}')
 

@@ -12,9 +12,9 @@
 //
 // Errors. Ops trust what they get: dtypes, shapes, devices and ranges are
 // checked in Python, before (pyg_trust/ops.py, for the rows of edge lists
-// pyg_trust/_building.py), where all that is not written in place is also made
-// contiguous. From here come std::bad_alloc and a RuntimeError of a dtype or a
-// device that has no kernel.
+// pyg_trust/graph/_building.py), where all that is not written in place is
+// also made contiguous. From here come std::bad_alloc and a RuntimeError of a
+// dtype or a device that has no kernel.
 //
 // Random numbers are those of a stream of counters (rng.h), keyed by `seed`
 // and by what is drawn: not torch's generator, and none that the number of

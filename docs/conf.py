@@ -26,6 +26,7 @@ from pyg_trust._checks import (
     Is,
     constraints,
 )
+from pyg_trust._moved import MODULES
 
 HERE = Path(__file__).parent
 API = HERE / 'api'
@@ -248,8 +249,9 @@ def module_page(name: str, shown: set[str]) -> str:
 def modules() -> Iterator[str]:
     """The modules of the packages, and those beside them."""
     for info in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
-        last = info.name.rpartition('.')[2]
-        if not info.ispkg and not last.startswith('_'):
+        short = info.name.removeprefix('pyg_trust.')
+        private = any(part.startswith('_') for part in short.split('.'))
+        if not info.ispkg and not private and short not in MODULES:
             yield info.name
 
 

@@ -130,6 +130,37 @@ _MOVED: dict[str, dict[str, str]] = {
     },
 }
 
+# Modules, by their old names.
+MODULES = {
+    'commit': 'files.commit',
+    'seals': 'files.seals',
+    'sparse': 'graph.sparse',
+}
+
+
+def moved_module(module: str) -> Callable[[str], Any]:
+    """Make the ``__getattr__`` of a module whose contents moved.
+
+    Args:
+        module (str): its full name.
+    """
+    package, _, last = module.rpartition('.')
+    home = f'{package}.{MODULES[last]}'
+
+    def find(name: str) -> Any:
+        if name.startswith('__'):
+            raise AttributeError(f'module {module!r} has no {name!r}')
+        value = getattr(importlib.import_module(home), name)
+        warnings.warn(
+            f'{module} has moved and will leave this package with the next '
+            f'release: import {name} from {home}',
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return value
+
+    return find
+
 
 def moved(package: str) -> Callable[[str], Any]:
     """Make the ``__getattr__`` of a package that finds names that moved.

@@ -18,7 +18,7 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
-from pyg_trust._identity import fingerprint_any
+from pyg_trust._checks.identity import fingerprint_any
 
 T = TypeVar('T')
 

@@ -20,12 +20,12 @@ from pyg_trust._checks import (
     check_positive,
     check_rate,
 )
-from pyg_trust.commit import ObjectLock, editing
-from pyg_trust.kernel import chain
-from pyg_trust.report import Report
+from pyg_trust.files.commit import ObjectLock, editing
 
 # Their home until they had a module of their own.
-from pyg_trust.seals import Seals, content  # noqa: F401
+from pyg_trust.files.seals import Seals, content  # noqa: F401
+from pyg_trust.kernel import chain
+from pyg_trust.report import Report
 
 try:
     import fcntl

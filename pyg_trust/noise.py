@@ -31,11 +31,11 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._registry import Registry
 from pyg_trust.kernel.noise import SHIFT, Bytes, cells
 
 # Its home is where sentences are made.
 from pyg_trust.kernel.sentences import SEEDED  # noqa: F401
+from pyg_trust.registries import Registry
 
 #: Where the bits of secret noise come from: functions from a number to so many
 #: random bytes, by name. Private training takes a name; noisy releases

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._building import check_real
 from pyg_trust._checks import (
     REAL,
     check_choice,
@@ -36,6 +35,7 @@ from pyg_trust._checks import (
     check_positive,
     check_range,
 )
+from pyg_trust._checks.graphs import check_real
 
 
 def _load() -> None:

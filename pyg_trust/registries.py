@@ -39,7 +39,13 @@ are not given for another.
 """
 
 import importlib
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from pyg_trust._checks import check_callable, check_choice, check_instance
+
+#: How reports speak of what users added; a page of reports looks for it.
+UNCHECKED = 'not checked by this package'
 
 _HOMES = {
     'ACCOUNTANTS': 'privacy.accountant',
@@ -52,6 +58,156 @@ _HOMES = {
     'PARTITIONS': 'transforms.shards',
     'WAVELETS': 'functional.wavelets',
 }
+
+Entry = TypeVar('Entry')
+Made = TypeVar('Made')
+
+
+class Registry(Mapping[str, Entry], Generic[Entry]):
+    """Mapping from names to the functions or classes of one kind.
+
+    .. code-block:: python
+
+        from pyg_trust.registries import MEASURES
+
+        @MEASURES.register('two_hops')
+        def two_hops(weight=0.5):
+            '''Half of a node's own signal, half of two steps away.'''
+            return Measure(0, 1, (1 - weight, 0.0, weight), name='two_hops')
+
+    A name stands for one entry: none replaces another, and those of this
+    package stay. Entries of users are theirs, as is their guarantee: reports
+    that rest on it say so (:meth:`note`).
+
+    Args:
+        kind (str): the kind of the entries, for messages.
+        check (callable, optional): ``check(name, entry)`` raises if an entry
+            is none of this kind. (default: :obj:`None`)
+        facts (tuple[str, ...]): texts that are registered along with every
+            entry. (default: :obj:`()`)
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        check: Callable[[str, Any], None] | None = None,
+        facts: tuple[str, ...] = (),
+    ) -> None:
+        self.kind = kind
+        self._check = check
+        self._names = facts
+        self._entries: dict[str, Entry] = {}
+        self._facts: dict[str, dict[str, str]] = {}
+        self._own: set[str] = set()
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.kind!r}, {list(self)})'
+
+    def register(self, name: str, **facts: str) -> Callable[[Made], Made]:
+        """Register the decorated object as an entry of the user's own.
+
+        Args:
+            name (str): the name in arguments.
+            **facts (str): the texts of this kind of entry.
+
+        Raises:
+            TypeError: if the entry is none of this kind, or a fact is missing
+                or unknown.
+            ValueError: if the name is taken.
+        """
+        return self._add(name, facts, own=True)
+
+    def builtin(self, name: str, **facts: str) -> Callable[[Made], Made]:
+        """Register an entry of this package, as :meth:`register` does."""
+        return self._add(name, facts, own=False)
+
+    def _add(
+        self, name: str, facts: dict[str, str], own: bool
+    ) -> Callable[[Made], Made]:
+        check_instance('name', name, str)
+        if not name.isprintable() or not name.strip():
+            raise ValueError(
+                f"'name' needs to be a printable word (got {name!r})"
+            )
+        for fact in (*self._names, *facts):
+            if fact not in facts or fact not in self._names:
+                raise TypeError(
+                    f"'facts' of a {self.kind} need to be {self._names} "
+                    f'(got {tuple(facts)})'
+                )
+            check_instance(fact, facts[fact], str)
+
+        def add(entry: Made) -> Made:
+            if name in self._entries:
+                whose = 'by the user' if name in self._own else 'here'
+                raise ValueError(
+                    f"'name' needs to be new: the {self.kind} {name!r} is "
+                    f'registered {whose} (taken are {tuple(self)})'
+                )
+            check_callable('entry', entry)
+            if self._check is not None:
+                self._check(name, entry)
+            self._entries[name] = entry  # type: ignore[assignment]
+            self._facts[name] = dict(facts)
+            if own:
+                self._own.add(name)
+            return entry
+
+        return add
+
+    def remove(self, name: str) -> None:
+        """Remove an entry of the user's own.
+
+        Args:
+            name (str): of the entry.
+
+        Raises:
+            ValueError: if the user has registered no such entry.
+        """
+        check_choice('name', name, self._own)
+        self._own.remove(name)
+        del self._entries[name], self._facts[name]
+
+    def find(self, argument: str, name: str) -> Entry:
+        """Return the entry that an argument names.
+
+        Args:
+            argument (str): for the message.
+            name (str): the value of the argument.
+
+        Raises:
+            ValueError: if there is none; the message lists all names.
+        """
+        check_choice(argument, name, self)
+        return self._entries[name]
+
+    def fact(self, name: str, fact: str) -> str:
+        """Return a text that was registered along with an entry."""
+        return self._facts[name][fact]
+
+    def name_of(self, entry: Any) -> str | None:
+        """Return the name of an entry, if it is registered."""
+        for name, known in self._entries.items():
+            if known is entry:
+                return name
+        return None
+
+    def is_own(self, name: str) -> bool:
+        """Return whether an entry is the user's, without a proof here."""
+        return name not in self._entries or name in self._own
+
+    def note(self, name: str) -> str:
+        """Return the name of a user's entry in reports."""
+        return f'the {self.kind} {name!r}, registered by the user, {UNCHECKED}'
 
 
 def __getattr__(name: str) -> Any:

@@ -49,18 +49,16 @@ from pyg_trust import (
     rng,
 )
 from pyg_trust import functional as F
-from pyg_trust.commit import Lineage
+from pyg_trust.files.commit import Lineage
+from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.graph import LastGraph
 from pyg_trust.ledger import (
     PrivacyLedger,
     RemovalLedger,
 )
+from pyg_trust.registries import MEASURES, Registry
 from pyg_trust.removal import Part, RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport
-from pyg_trust.seals import (
-    Seals,
-    sealed,
-)
 
 # The kernels' arguments: types and shapes are checked, entries are not. Who
 # calls them by hand answers for indices.
@@ -1039,6 +1037,12 @@ entry(
 )
 
 
+def own_registry() -> Registry[Any]:
+    made: Registry[Any] = Registry('part')
+    made.register('mine')(len)
+    return made
+
+
 def saved_report() -> Path:
     path = temporary('trust.json')
     trust_report().save(path)
@@ -1068,6 +1072,27 @@ entry(
 EXEMPT['check.Finding'] = RESULT
 for name in ('', '.spend_gaussian', '.get_epsilon'):
     EXEMPT[f'account.TrainingAccount{name}'] = 'a protocol'
+
+for name in ('register', 'builtin'):
+    entry(
+        f'registries.Registry.{name}',
+        lambda: (Registry('part'), {'name': 'mine'}),
+        name=values(3, None, '', ' '),
+    )
+entry(
+    'registries.Registry.find',
+    lambda: (MEASURES, {'argument': 'measure', 'name': 'ppr'}),
+    argument=anything('it is the name in the message'),
+    name=choice(),
+    names={'name': "'measure'"},
+)
+entry(
+    'registries.Registry.remove',
+    lambda: (own_registry(), {'name': 'mine'}),
+    name=values(3, None, 'yours'),
+)
+for name in ('', '.__getitem__', '.fact', '.name_of', '.is_own', '.note'):
+    EXEMPT[f'registries.Registry{name}'] = 'of this package, by its own names'
 
 entry('testing.make_graph', lambda: {'name': 'path'}, name=choice())
 entry(

@@ -45,20 +45,30 @@ Kind = Callable[[Any], Iterable[Bad]]
 # What is public ##############################################################
 
 
+# Rooms that list no exports: their modules are public by themselves.
+ROOMS = ('pyg_trust.files', 'pyg_trust.graph')
+
+
+def public_modules() -> Iterator[str]:
+    """The packages, the modules beside them, and those of some rooms."""
+    for info in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
+        home, _, short = info.name.rpartition('.')
+        if home in ('pyg_trust', *ROOMS) and not short.startswith('_'):
+            yield info.name
+
+
 def public_names() -> Iterator[tuple[str, Any]]:
     """The exports of every package, and all of the modules beside them."""
-    for info in pkgutil.iter_modules(pyg_trust.__path__, 'pyg_trust.'):
-        short = info.name.rpartition('.')[2]
-        if short.startswith('_'):
-            continue
-        module = importlib.import_module(info.name)
+    for place in public_modules():
+        short = place.rpartition('.')[2]
+        module = importlib.import_module(place)
         names = getattr(module, '__all__', None)
         if names is None:
             names = [
                 name
                 for name, value in vars(module).items()
                 if not name.startswith('_')
-                and getattr(value, '__module__', '') == info.name
+                and getattr(value, '__module__', '') == place
             ]
         for name in names:
             yield f'{short}.{name}', getattr(module, name)

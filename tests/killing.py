@@ -25,10 +25,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import files, noise
-from pyg_trust._columns import ColumnFile
 from pyg_trust.account import ReleaseAccount
 from pyg_trust.functional import appnp, propagate, propagate_to
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._columns import ColumnFile
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import (

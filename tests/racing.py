@@ -18,9 +18,10 @@ import torch
 from killing import path
 from torch_geometric.nn import GCNConv
 
-from pyg_trust import commit, files
+from pyg_trust import files
 from pyg_trust.account import ReleaseAccount
-from pyg_trust.commit import Lineage, StaleStateError
+from pyg_trust.files import commit
+from pyg_trust.files.commit import Lineage, StaleStateError
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering

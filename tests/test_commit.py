@@ -9,8 +9,14 @@ import threading
 import pytest
 import torch
 
-from pyg_trust import commit, files
-from pyg_trust.commit import Lineage, ObjectLock, StaleStateError, synchronized
+from pyg_trust import files
+from pyg_trust.files import commit
+from pyg_trust.files.commit import (
+    Lineage,
+    ObjectLock,
+    StaleStateError,
+    synchronized,
+)
 
 
 def state_of(lineage, *requests):
@@ -131,7 +137,7 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path, monkeypatch):
 CHILD = """
 import os, signal, sys
 from pyg_trust import commit, files
-from pyg_trust.commit import Lineage
+from pyg_trust.files.commit import Lineage
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

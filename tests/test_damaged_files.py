@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_trust._storage import _header_sum
 from pyg_trust.files import DamagedFileError
 from pyg_trust.functional import appnp, propagate_to
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._storage import _header_sum
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 import torch_geometric.transforms as T
 from torch_geometric.data import Data
 
-from pyg_trust._degrees import tells_degrees
+from pyg_trust._checks.degrees import tells_degrees
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.transforms import PrivateAGP
 

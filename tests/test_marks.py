@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust._marks import mark, marked
+from pyg_trust.graph._marks import mark, marked
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.transforms import AGP, PrivateAGP
 

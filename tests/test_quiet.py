@@ -32,13 +32,13 @@ SPEAKS = {
     ('unlearning/shards/training.py', 'warnings.warn'),
     ('unlearning/shards/waiting.py', 'warnings.warn'),
     # Sparse matrices are new to torch, and it says so once per process.
-    ('sparse.py', 'warnings.catch_warnings'),
-    ('sparse.py', 'warnings.filterwarnings'),
+    ('graph/sparse.py', 'warnings.catch_warnings'),
+    ('graph/sparse.py', 'warnings.filterwarnings'),
     # Whether there is a terminal to show a bar in.
     ('_progress.py', 'sys.stderr.isatty'),
     # A file that is mapped to be read is no tensor to write to.
-    ('_storage.py', 'warnings.catch_warnings'),
-    ('_storage.py', 'warnings.filterwarnings'),
+    ('graph/_storage.py', 'warnings.catch_warnings'),
+    ('graph/_storage.py', 'warnings.filterwarnings'),
     # An audit of what reads no canary has nothing to say.
     ('audit/training.py', 'warnings.warn'),
     # Names of the last release.

@@ -26,11 +26,11 @@ from ranks import (
 )
 from ranks import graph as graph
 
-from pyg_trust._columns import ColumnFile
 from pyg_trust.functional import (
     propagate,
     propagate_halo,
 )
+from pyg_trust.graph._columns import ColumnFile
 
 pytestmark = needs.ranks
 KILLS = 20

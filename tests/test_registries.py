@@ -7,7 +7,6 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust import registries
-from pyg_trust._registry import Registry
 from pyg_trust.certificates import ThreatModel, certifies, certify
 from pyg_trust.certificates.certify import _route
 from pyg_trust.functional import (
@@ -26,6 +25,7 @@ from pyg_trust.registries import (
     MEASURES,
     PARTITIONS,
     WAVELETS,
+    Registry,
 )
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, Report

@@ -5,7 +5,7 @@ import copy
 import pytest
 from graphs import blocks, random_graphs
 
-from pyg_trust._states import check_settings, check_state, reading
+from pyg_trust._checks.states import check_settings, check_state, reading
 from pyg_trust.privacy import PLDAccountant
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier

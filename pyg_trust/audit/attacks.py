@@ -18,7 +18,6 @@ from torch import Tensor
 from torch_geometric.utils import k_hop_subgraph
 
 from pyg_trust import rng
-from pyg_trust._registry import Registry
 from pyg_trust.audit.releases import (
     differing,
     encodings,
@@ -39,6 +38,7 @@ from pyg_trust.audit.runs import Runs
 from pyg_trust.audit.statistics import told_apart
 from pyg_trust.audit.subjects import Released
 from pyg_trust.functional.attacks import auc_interval, permutation_test
+from pyg_trust.registries import Registry
 
 # Parts of the seed: runs of worlds, and what is drawn.
 _WORLD, _DRAW = 1, 3

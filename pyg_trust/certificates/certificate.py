@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import Natural, check_tensor, validated
-from pyg_trust._identity import SpeaksOf
+from pyg_trust._checks.identity import SpeaksOf
 from pyg_trust.certificates.witness import Proved, Witness
 from pyg_trust.kernel import proofs
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from pyg_trust._checks import validated
-from pyg_trust._registry import Registry
 from pyg_trust.kernel.claims import PROMISES
+from pyg_trust.registries import Registry
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
@@ -111,7 +111,7 @@ def certify(
 
     A certificate is of the model as it is now: ``report.speaks_of(model)``
     tells whether another one, or this one later, is the same by its tensors,
-    attributes and code (``pyg_trust._identity``).
+    attributes and code (``pyg_trust._checks.identity``).
 
     The threat decides how:
 

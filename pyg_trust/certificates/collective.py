@@ -17,7 +17,12 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._identity import SpeaksOf, check_process, identity, identity_on
+from pyg_trust._checks.identity import (
+    SpeaksOf,
+    check_process,
+    identity,
+    identity_on,
+)
 from pyg_trust.certificates.sampling import check_uncached, evaluating
 from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.certificates.witness import MOST_BYTES, Proved, Witness

@@ -39,7 +39,7 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import Fraction, check_instance, validated
-from pyg_trust._identity import check_process, identity
+from pyg_trust._checks.identity import check_process, identity
 from pyg_trust.certificates.as_built import check_as_built, check_blind
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.functional.diffusion import (

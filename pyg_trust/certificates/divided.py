@@ -20,7 +20,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._identity import SpeaksOf, check_process, identity
+from pyg_trust._checks.identity import SpeaksOf, check_process, identity
 from pyg_trust.certificates.sampling import (
     check_uncached,
     evaluating,

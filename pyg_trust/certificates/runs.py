@@ -5,7 +5,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust._identity import identity
+from pyg_trust._checks.identity import identity
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.sampling import Pipeline, Sampler, fresh_copy
 from pyg_trust.distributed import from_first, rank_and_size, run_over_ranks

@@ -23,7 +23,7 @@ from pyg_trust._checks import (
     check_nodes,
     validated,
 )
-from pyg_trust._identity import check_process, identity, identity_on
+from pyg_trust._checks.identity import check_process, identity, identity_on
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.runs import Run

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_choice, check_integer, check_tensor
-from pyg_trust._identity import SpeaksOf
+from pyg_trust._checks.identity import SpeaksOf
 from pyg_trust.functional.confidence import answering_probability
 from pyg_trust.functional.smoothing import (
     FlipRegions,

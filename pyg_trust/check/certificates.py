@@ -311,7 +311,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
     )
     # Those that stay for so many changes, from the most on.
     radii = sorted(
-        (-radius(top, earlier, later, views, ties), alike)
+        (-radius(top, earlier, later, ties), alike)
         for alike, top, earlier, later, _ in rows
     )
     stay = [0, *accumulate(alike for _, alike in radii)]

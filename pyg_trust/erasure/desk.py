@@ -26,7 +26,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
-from pyg_trust import commit
 from pyg_trust._checks import (
     OneOf,
     check_number,
@@ -41,6 +40,7 @@ from pyg_trust.erasure.reports import (
     Policy,
 )
 from pyg_trust.erasure.store import Store
+from pyg_trust.files import commit
 from pyg_trust.removal import RemovalRequest
 
 Resolve = Callable[[fields.Identity], RemovalRequest | None]

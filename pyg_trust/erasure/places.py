@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyg_trust import commit
 from pyg_trust._checks import check_instance
-from pyg_trust.commit import StaleStateError
+from pyg_trust.files import commit
+from pyg_trust.files.commit import StaleStateError
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import NAMED, RemovalRequest
 

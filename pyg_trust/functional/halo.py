@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust._building import row_of_entries
 from pyg_trust._checks import (
     check_instance,
     check_integer,
@@ -42,6 +41,7 @@ from pyg_trust.functional.propagation_checks import (
     check_finite_signal,
     check_overflow,
 )
+from pyg_trust.graph._building import row_of_entries
 
 
 class HaloGraph(NamedTuple):

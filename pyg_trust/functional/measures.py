@@ -57,8 +57,8 @@ from pyg_trust._checks import (
     check_rate,
     validated,
 )
-from pyg_trust._registry import Registry
 from pyg_trust.graph import CSRGraph
+from pyg_trust.registries import Registry
 
 #: The functions that give a measure: their keywords are its arguments; one
 #: that is called ``graph`` is given the graph.

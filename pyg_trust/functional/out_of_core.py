@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust import _columns as on_disk
 from pyg_trust import distributed, ops
 from pyg_trust._checks import (
     Count,
@@ -31,8 +30,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._progress import Bar
-from pyg_trust._storage import available_memory, checksum, parse_memory
-from pyg_trust.commit import exclusive
+from pyg_trust.files.commit import exclusive
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import (
     check_half_levels,
@@ -45,6 +43,8 @@ from pyg_trust.functional.propagation_checks import (
     prepare_exact,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph import _columns as on_disk
+from pyg_trust.graph._storage import available_memory, checksum, parse_memory
 
 # Bytes of a cache line, and the number of them that share a level.
 _LINE = 64

@@ -43,7 +43,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._registry import Registry
+from pyg_trust.registries import Registry
 
 #: Functions from what their first arguments name (``num_nodes``, ``n_id``,
 #: ``edge_index``, ``x``, ``y`` or ``embedding``, of the training nodes) and

@@ -73,7 +73,6 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._building import own_loops
 from pyg_trust._checks import check_nodes
 from pyg_trust.functional._exact_blocks import exact_blocks
 from pyg_trust.functional._ranges import (
@@ -97,6 +96,7 @@ from pyg_trust.functional.propagation_checks import (
     prepare_loops,
 )
 from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph._building import own_loops
 
 # A level of a block is pushed if that is expected to cost less than so much of
 # an exact level: blocks share the memory that an exact level reads, and one

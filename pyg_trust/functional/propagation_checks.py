@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust._building import check_real
 from pyg_trust._checks import check_instance, check_non_negative, is_finite
+from pyg_trust._checks.graphs import check_real
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph

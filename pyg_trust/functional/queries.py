@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops, rng
-from pyg_trust._building import check_real
 from pyg_trust._checks import Natural, NotNegative, OneOf, validated
+from pyg_trust._checks.graphs import check_real
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.propagation import push_levels
 from pyg_trust.functional.propagation_checks import (

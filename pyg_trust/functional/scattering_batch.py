@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust._building import check_real
 from pyg_trust._checks import Count, Natural, check_dtype, validated
+from pyg_trust._checks.graphs import check_real
 from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.wavelets import WAVELETS
 from pyg_trust.graph import CSRGraph

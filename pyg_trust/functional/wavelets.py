@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import Int, check_integer, check_tensor, validated
-from pyg_trust._registry import Registry
+from pyg_trust.registries import Registry
 
 # The spectrum of the normalized Laplacian is in [0, 2].
 LAMBDA_MAX = 2.0

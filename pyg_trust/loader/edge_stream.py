@@ -16,7 +16,7 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust._states import check_state, reading
+from pyg_trust._checks.states import check_state, reading
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.update import Update
 

@@ -15,7 +15,7 @@ from torch_geometric.sampler import BaseSampler
 
 from pyg_trust import rng
 from pyg_trust._checks import Natural, OneOf, check_integer, validated
-from pyg_trust._fingerprints import fingerprint
+from pyg_trust._checks.fingerprints import fingerprint
 
 #: Maps a step, how many units there are, and how many of them to draw (an
 #: integer) or with which probability each (a float), to their indices.

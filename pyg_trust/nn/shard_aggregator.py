@@ -28,10 +28,10 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._progress import Bar
-from pyg_trust._registry import Registry
 from pyg_trust.functional import aggregate
 from pyg_trust.functional.partition import check_edges
 from pyg_trust.functional.ragged import pointer
+from pyg_trust.registries import Registry
 
 #: Factories of :class:`ShardAggregator`, by name.
 AGGREGATORS: Registry[Callable[..., 'ShardAggregator']] = Registry(

@@ -27,8 +27,7 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
-from pyg_trust._registry import Registry
-from pyg_trust._states import check_state
+from pyg_trust._checks.states import check_state
 from pyg_trust.functional.accounting import (
     last_that_fits,
     least_noise,
@@ -48,6 +47,7 @@ from pyg_trust.functional.poisson import (
     poisson_epsilon,
     rdp_poisson,
 )
+from pyg_trust.registries import Registry
 
 RELATION = 'replace-one-feature-row'
 SAMPLING = 'uniform-without-replacement'

@@ -26,10 +26,10 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._fingerprints import fingerprint, stored
-from pyg_trust._states import check_settings
+from pyg_trust._checks.fingerprints import fingerprint, stored
+from pyg_trust._checks.states import check_settings
 from pyg_trust.account import PaidNoise, ReleaseAccount
-from pyg_trust.commit import editing, synchronized
+from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.private_descent import descent_noise
 from pyg_trust.functional.private_propagation import (

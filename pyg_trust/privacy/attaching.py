@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.loader import LinkLoader
 
 from pyg_trust._checks import Is, Sizes
-from pyg_trust._marks import marked
+from pyg_trust.graph._marks import marked
 from pyg_trust.kernel import clip
 from pyg_trust.loader import StepLoader
 from pyg_trust.loader.step_batches import POISSON

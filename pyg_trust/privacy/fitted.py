@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_number, check_positive
-from pyg_trust._fingerprints import fingerprint, stored
-from pyg_trust._states import FORMAT, check_state
+from pyg_trust._checks.fingerprints import fingerprint, stored
+from pyg_trust._checks.states import FORMAT, check_state
 from pyg_trust.account import ReleaseAccount
-from pyg_trust.commit import ObjectLock
+from pyg_trust.files.commit import ObjectLock
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.private_accounting import gaussian_mu_for
 from pyg_trust.graph import CSRGraph

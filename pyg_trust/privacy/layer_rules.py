@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_trust._registry import Registry
 from pyg_trust.privacy.calls import Unsupported
+from pyg_trust.registries import Registry
 
 #: ``rule(record, func, *args, **kwargs)`` by the name of a torch function.
 LAYER_RULES: Registry[Callable[..., Tensor]] = Registry('layer rule')

@@ -7,7 +7,7 @@ from typing import Any
 from torch.nn import Module
 
 from pyg_trust._checks import check_positive
-from pyg_trust._states import FORMAT, check_settings, check_state
+from pyg_trust._checks.states import FORMAT, check_settings, check_state
 from pyg_trust.noise import SYSTEM
 from pyg_trust.privacy.accountant import Accountant
 from pyg_trust.privacy.bounds import check_norm

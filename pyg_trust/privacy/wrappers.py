@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
-from pyg_trust.commit import ObjectLock, editing
+from pyg_trust.files.commit import ObjectLock, editing
 from pyg_trust.kernel import step
 from pyg_trust.kernel.step import Share
 from pyg_trust.privacy.alone import DISAGREES, Alone, CrossCheck, Draw

@@ -1,6 +1,6 @@
 """Reports: what a procedure promises its user, and how to run it again."""
 
-from pyg_trust._fingerprints import (
+from pyg_trust._checks.fingerprints import (
     DATA_FIELDS,
     fingerprint,
     fingerprint_data,

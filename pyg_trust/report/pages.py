@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from html import escape as escape_markup
 from typing import Any
 
-from pyg_trust._registry import UNCHECKED
 from pyg_trust.kernel.claims import visible
 from pyg_trust.noise import SEEDED
+from pyg_trust.registries import UNCHECKED
 from pyg_trust.report.base import Guarantee, plain, short
 
 # Whom a sort of promise is for, and what it says. Two sentences.

@@ -6,8 +6,8 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_trust import ops, rng
-from pyg_trust._building import MAKE_HOMOGENEOUS, check_data
 from pyg_trust._checks import Natural, check_range, check_tensor, validated
+from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data
 from pyg_trust.functional.walks import (
     DisjointWalks,
     disjoint_walks,

@@ -5,8 +5,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
-from pyg_trust._building import check_data
 from pyg_trust._checks import check_range, check_tensor, validated
+from pyg_trust._checks.graphs import check_data
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.functional.walks import max_size, root_index
 from pyg_trust.graph import CSRGraph

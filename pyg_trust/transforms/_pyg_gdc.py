@@ -8,7 +8,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
-from pyg_trust._building import MAKE_HOMOGENEOUS, check_data
 from pyg_trust._checks import (
     REAL,
     NotNegative,
@@ -22,6 +21,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data
 from pyg_trust.functional.measures import Measure, hkpr, ppr
 from pyg_trust.functional.queries import query
 from pyg_trust.graph import CSRGraph

@@ -19,8 +19,6 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
-from pyg_trust._marks import mark
-from pyg_trust._storage import parse_memory
 from pyg_trust.functional.chebyshev import chebyshev
 from pyg_trust.functional.estimates import variance_bound
 from pyg_trust.functional.measures import Measure, make_measure, needs_graph
@@ -34,6 +32,8 @@ from pyg_trust.functional.propagation_checks import (
     check_signal,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._marks import mark
+from pyg_trust.graph._storage import parse_memory
 from pyg_trust.report import (
     DATA_FIELDS,
     Guarantee,

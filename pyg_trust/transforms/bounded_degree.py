@@ -6,8 +6,8 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
-from pyg_trust._building import check_data
 from pyg_trust._checks import Count, validated
+from pyg_trust._checks.graphs import check_data
 from pyg_trust.functional.partition import check_edges
 
 

@@ -10,8 +10,8 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import ops, rng
-from pyg_trust._building import check_data
 from pyg_trust._checks import check_instance
+from pyg_trust._checks.graphs import check_data
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.smoothing import check_noise, sampling_slack
 from pyg_trust.graph import CSRGraph

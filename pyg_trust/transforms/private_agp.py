@@ -24,7 +24,6 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
-from pyg_trust._marks import mark
 from pyg_trust.account import (
     PaidNoise,
     ReleaseAccount,
@@ -46,6 +45,7 @@ from pyg_trust.functional.private_propagation import (
     scaled_propagate,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._marks import mark
 from pyg_trust.kernel.release import widened
 from pyg_trust.report import fingerprint, provenance
 from pyg_trust.transforms.aggregation_report import (

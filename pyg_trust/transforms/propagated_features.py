@@ -16,7 +16,12 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.commit import EditedInPlace, ObjectLock, editing, synchronized
+from pyg_trust.files.commit import (
+    EditedInPlace,
+    ObjectLock,
+    editing,
+    synchronized,
+)
 from pyg_trust.functional.incremental import EditedSeries
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.sums import BITS, BOUND, Step, Sums

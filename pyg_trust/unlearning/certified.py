@@ -17,7 +17,7 @@ compose, also when requests are chosen by looking at earlier ones
 retrain exactly after every request, under the same transcript.
 
 Threads take turns. A file that another object has changed since this one read
-it is not written over (:class:`~pyg_trust.commit.StaleStateError`).
+it is not written over (:class:`~pyg_trust.files.commit.StaleStateError`).
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import OneOf, Positive, validated
-from pyg_trust.commit import synchronized
+from pyg_trust.files.commit import synchronized
 from pyg_trust.functional.heads import Residual
 from pyg_trust.functional.shifts import (
     gaussian_budget,

@@ -31,7 +31,13 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._moved import retired
-from pyg_trust.commit import EditedInPlace, Lineage, editing, synchronized
+from pyg_trust.files.commit import (
+    EditedInPlace,
+    Lineage,
+    editing,
+    synchronized,
+)
+from pyg_trust.files.seals import Seals
 from pyg_trust.functional.heads import HEADS, Factor, Gradient, Problem
 from pyg_trust.functional.measures import Measure, make_measure, needs_graph
 from pyg_trust.functional.newton import refine
@@ -40,7 +46,6 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.seals import Seals
 from pyg_trust.unlearning.node_checks import (
     evidence,
     feature_error,

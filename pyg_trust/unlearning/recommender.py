@@ -26,7 +26,13 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
-from pyg_trust.commit import EditedInPlace, Lineage, editing, synchronized
+from pyg_trust.files.commit import (
+    EditedInPlace,
+    Lineage,
+    editing,
+    synchronized,
+)
+from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.functional.recommend import (
     Exponent,
     Lists,
@@ -43,7 +49,6 @@ from pyg_trust.functional.recommend import (
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import provenance
-from pyg_trust.seals import Seals, sealed
 from pyg_trust.unlearning.recommender_data import (
     Names,
     Pairs,

@@ -3,10 +3,16 @@
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from pyg_trust import commit, files
+from pyg_trust import files
 from pyg_trust._checks import check_instance
-from pyg_trust._states import FORMAT, check_settings, check_state, reading
-from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
+from pyg_trust._checks.states import (
+    FORMAT,
+    check_settings,
+    check_state,
+    reading,
+)
+from pyg_trust.files import commit
+from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.ledger import RemovalLedger
 
 

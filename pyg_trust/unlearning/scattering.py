@@ -28,7 +28,8 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._moved import retired
-from pyg_trust.commit import Lineage, editing, synchronized
+from pyg_trust.files.commit import Lineage, editing, synchronized
+from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.functional.heads import LOSSES, Objective, Residual
 from pyg_trust.functional.newton import minimize
 from pyg_trust.functional.rows import dense_rows, gram
@@ -38,7 +39,6 @@ from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
 from pyg_trust.removal import MODES, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.seals import Seals, content, sealed
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import CertifiedClassifier, proved
 from pyg_trust.unlearning.leftovers import named_leftovers, views
@@ -147,8 +147,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     It does not cover the pair of releases before and after, nor what reports,
     earlier states or backups reveal. Labels of graphs that lost a part stay.
     The names of what was removed stay in the ledger; its contents can't be
-    tested by who has a saved state (:class:`~pyg_trust.seals.Seals`), which
-    holds the released weights alone, not the solution.
+    tested by who has a saved state (:class:`~pyg_trust.files.seals.Seals`),
+    which holds the released weights alone, not the solution.
 
     **When it is not worth it.** With a few hundred training graphs or fewer
     an exact solve takes milliseconds: retraining is as cheap

@@ -5,7 +5,7 @@ twice. A manifest names those that are in force. A new state is written beside
 the old one; then the manifest is replaced, which file systems do at once or
 not at all, and what is not part of the new state is deleted. All of this
 happens under the lock of the folder, and only if the new state continues the
-one that is in force (:mod:`pyg_trust.commit`).
+one that is in force (:mod:`pyg_trust.files.commit`).
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from pyg_trust import commit, files
+from pyg_trust import files
 from pyg_trust._checks import check_instance, check_plain, validated
-from pyg_trust.files import DamagedFileError
+from pyg_trust.files import DamagedFileError, commit
 
 MANIFEST = 'manifest.json'
 # Files that are written here, and what a killed process left of them.

@@ -14,10 +14,10 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance
 from pyg_trust._progress import Bar
+from pyg_trust.files.seals import Seals, content
 from pyg_trust.functional.rows import dense_rows, gram, keep_rows, replace_rows
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.seals import Seals, content
 from pyg_trust.transforms import GraphEmbedding
 
 
@@ -44,8 +44,7 @@ class TrainingGraphs(NamedTuple):
     @property
     def empty_classes(self) -> tuple[int, ...]:
         """The classes without a graph."""
-        there = {int(data.y) for data in self.graphs.values()}
-        return tuple(label for label in self.classes if label not in there)
+        return _empty(self.classes, self.Y)
 
     def contents(self) -> dict[int, str]:
         """Hash the contents of the graphs, without salts, by name."""
@@ -209,11 +208,12 @@ class GraphKeeper:
             except ValueError as error:
                 raise ValueError(f'graph {i}: {error}') from None
             touched.append(i)
-        self._check_left(old, graphs)
+        place = {name: row for row, name in enumerate(old.graphs)}
+        keep = torch.tensor([place[i] for i in graphs], dtype=torch.int64)
+        self._check_left(old, old.Y[keep])
         # New salts for what has changed: the old digests can't be tested.
         prints = {i: content(graphs[i]) for i in touched}
         seals = old.seals.replaced(prints, gone)
-        place = {name: row for row, name in enumerate(old.graphs)}
         Z, K, Y = old.Z, old.K, old.Y
         at = torch.tensor([place[i] for i in request.graphs])
         before = (dense_rows(Z, at), Y[at])
@@ -229,7 +229,6 @@ class GraphKeeper:
                 K[:, at] = cross
                 K[at] = cross.t()
         if gone:
-            keep = torch.tensor([place[i] for i in graphs], dtype=torch.int64)
             Z, Y = keep_rows(Z, keep), Y[keep]
             K = None if K is None else K[keep][:, keep]
         if K is None and Z.size(0) <= Z.size(1):
@@ -281,21 +280,31 @@ class GraphKeeper:
             )
         return tuple(found)
 
-    def _check_left(
-        self, old: TrainingGraphs, graphs: dict[int, Data]
-    ) -> None:
+    def _check_left(self, old: TrainingGraphs, Y: Tensor) -> None:
         if self.num_classes is not None:
-            if not graphs:
+            if not Y.size(0):
                 raise ValueError('the request would leave no graph')
             return
-        there = {int(data.y) for data in graphs.values()}
-        empty = [label for label in old.classes if label not in there]
+        empty = _empty(old.classes, Y)
         if empty:
             raise ValueError(
-                f'the request would leave a class without any graph ({empty}):'
+                'the request would leave a class without any graph '
+                f'({list(empty)}):'
                 " give 'num_classes' to the classifier, with which classes "
                 'may run empty, or retrain with those that remain'
             )
+
+
+def _empty(classes: tuple[int, ...], Y: Tensor) -> tuple[int, ...]:
+    # The classes of which no row of -1 and 1 is.
+    there = (Y > 0).any(0)
+    if len(classes) == 2:
+        there = torch.cat([(Y < 0).any(0), there])
+    return tuple(
+        label
+        for label, some in zip(classes, there.tolist(), strict=True)
+        if not some
+    )
 
 
 def _check_weights(graphs: Sequence[Any]) -> None:

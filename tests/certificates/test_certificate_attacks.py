@@ -525,7 +525,7 @@ def test_a_fingerprint_is_the_same_in_another_process():
     script = (
         'import sys; sys.path.insert(0, sys.argv[1]); import torch;'
         'from test_certificate_attacks import Switch;'
-        'from pyg_trust._identity import identity;'
+        'from pyg_trust._checks.identity import identity;'
         'torch.manual_seed(0); model = Switch();'
         'model.some = {"b", "a", "c", ("d", 1)};'
         '[model.register_forward_hook(lambda *_: None).remove() '

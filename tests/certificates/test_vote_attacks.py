@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import scatter, to_undirected
 
 from pyg_trust import rng
-from pyg_trust._identity import identity
+from pyg_trust._checks.identity import identity
 from pyg_trust.certificates import BitFlips, Divided, certify
 from pyg_trust.functional.aggregate import majority_vote
 from pyg_trust.functional.voting import differ

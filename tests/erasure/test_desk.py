@@ -23,8 +23,8 @@ from desks import (
     opened,
 )
 
-from pyg_trust.commit import StaleStateError
 from pyg_trust.erasure import ErasureDesk, Policy, check_erasure, fields
+from pyg_trust.files.commit import StaleStateError
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import (

@@ -15,7 +15,7 @@ from pyg_trust.unlearning import NodeClassifier
 KILLS = 50
 BASE = 10**12
 # Where a process is killed: at the lines of these.
-FILES = ('/erasure/', '/commit.py', '/files.py', '/ledger.py', '/node.py')
+FILES = ('/erasure/', '/files/', '/ledger.py', '/node.py')
 
 
 def names(request):

@@ -8,7 +8,7 @@ from pyg_trust import functional as F
 from pyg_trust import ops
 from pyg_trust.functional import Measure
 from pyg_trust.graph import CSRGraph
-from pyg_trust.sparse import sparse_rows
+from pyg_trust.graph.sparse import sparse_rows
 from pyg_trust.testing import dense_operator, make_graph
 
 

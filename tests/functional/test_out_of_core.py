@@ -12,7 +12,6 @@ import scipy.sparse
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust._columns import matrix_checksum
 from pyg_trust.functional import (
     appnp,
     out_of_core,
@@ -22,6 +21,7 @@ from pyg_trust.functional import (
     propagate_to,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._columns import matrix_checksum
 from pyg_trust.testing import dense_operator, make_graph
 from pyg_trust.transforms import AGP
 

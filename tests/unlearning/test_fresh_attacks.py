@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
-from pyg_trust.commit import StaleStateError
+from pyg_trust.files.commit import StaleStateError
 from pyg_trust.functional import sgc
 from pyg_trust.functional.shifts import gaussian_budget, shift_epsilon
 from pyg_trust.graph import CSRGraph

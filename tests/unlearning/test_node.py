@@ -12,7 +12,8 @@ from states import same
 from torch_geometric.data import Data
 
 from pyg_trust import noise, ops
-from pyg_trust.commit import StaleStateError
+from pyg_trust.files.commit import StaleStateError
+from pyg_trust.files.seals import Seals
 from pyg_trust.functional import (
     Measure,
     propagate,
@@ -29,9 +30,6 @@ from pyg_trust.ledger import (
 )
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
-from pyg_trust.seals import (
-    Seals,
-)
 from pyg_trust.unlearning import (
     NodeClassifier,
     certified,

@@ -12,8 +12,8 @@ from procedures import liked
 from states import same, without_chance
 from torch_geometric.data import HeteroData
 
-from pyg_trust.commit import StaleStateError
 from pyg_trust.erasure import ErasureDesk
+from pyg_trust.files.commit import StaleStateError
 from pyg_trust.functional import recommend
 from pyg_trust.functional.recommend import (
     best_items,

@@ -26,7 +26,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import GCN
 
 from pyg_trust import files, rng
-from pyg_trust.commit import StaleStateError
+from pyg_trust.files.commit import StaleStateError
 from pyg_trust.functional.partition import hash_partition
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms import Shards

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyg_trust import rng
+from pyg_trust.files.seals import Seals
 from pyg_trust.functional.partition import (
     PARTITIONS,
     check_partition,
@@ -30,7 +31,6 @@ from pyg_trust.ledger import RemovalLedger
 from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.report import provenance
-from pyg_trust.seals import Seals
 from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
     as_shard,

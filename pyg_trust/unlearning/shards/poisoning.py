@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import check_choice, check_integer, check_tensor
-from pyg_trust._identity import check_process, identity
+from pyg_trust._checks.identity import check_process, identity
 from pyg_trust.functional.voting import (
     CollectiveVotes,
     certified_mean,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust.commit import editing, synchronized
+from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
 from pyg_trust.kernel.sentences import FROM_SYSTEM
 from pyg_trust.nn.shard_aggregator import unchecked

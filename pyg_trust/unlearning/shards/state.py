@@ -11,14 +11,19 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer
-from pyg_trust._states import FORMAT, check_settings, check_state, reading
-from pyg_trust.commit import Lineage, ObjectLock, editing, synchronized
+from pyg_trust._checks.states import (
+    FORMAT,
+    check_settings,
+    check_state,
+    reading,
+)
 from pyg_trust.distributed import check_same, from_first
+from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
+from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model
-from pyg_trust.seals import Seals, content, sealed
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.packing import (
     fits_partition,

@@ -55,7 +55,7 @@ from pyg_trust._checks import (
     check_non_negative,
     check_positive,
 )
-from pyg_trust._identity import fingerprint_any
+from pyg_trust._checks.identity import fingerprint_any
 from pyg_trust._progress import Bar
 from pyg_trust.distributed import run_over_ranks
 from pyg_trust.graph import quiet_sparse

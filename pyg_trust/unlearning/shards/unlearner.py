@@ -28,7 +28,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._moved import retired
-from pyg_trust.commit import ObjectLock, editing, synchronized
+from pyg_trust.files.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
@@ -134,8 +134,9 @@ class ShardedUnlearner(Removing):
     ends with the files that it replaces being deleted (``load()`` finishes
     that for a process that was killed), unless :obj:`keep_history` is set.
     Threads take turns. Of two processes with one folder, the one that comes
-    second is refused with a :class:`~pyg_trust.commit.StaleStateError` and
-    can ``load()`` and repeat its request.
+    second is refused with a
+    :class:`~pyg_trust.files.commit.StaleStateError` and can ``load()`` and
+    repeat its request.
 
     Models run on the CPU, on one thread: that is what the bits depend on.
 

@@ -14,8 +14,6 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
-from pyg_trust import _building as building
-from pyg_trust import _sources, _storage
 from pyg_trust._checks import (
     Count,
     OneOf,
@@ -23,12 +21,15 @@ from pyg_trust._checks import (
     check_instance,
     check_integer,
     check_range,
+    graphs,
     validated,
 )
-from pyg_trust._views import Views
-from pyg_trust.sparse import pick_rows as pick_rows
-from pyg_trust.sparse import quiet_sparse as quiet_sparse
-from pyg_trust.sparse import sparse_rows as sparse_rows
+from pyg_trust.graph import _building as building
+from pyg_trust.graph import _sources, _storage
+from pyg_trust.graph._views import Views
+from pyg_trust.graph.sparse import pick_rows as pick_rows
+from pyg_trust.graph.sparse import quiet_sparse as quiet_sparse
+from pyg_trust.graph.sparse import sparse_rows as sparse_rows
 
 DUPLICATES = ('raise', 'merge', 'keep')
 
@@ -76,8 +77,8 @@ class CSRGraph(Views):
         weight: Tensor | None = None,
         perm: Tensor | None = None,
     ) -> None:
-        building.check_index('rowptr', rowptr, 1)
-        building.check_index('col', col, 1)
+        graphs.check_index('rowptr', rowptr, 1)
+        graphs.check_index('col', col, 1)
         n, m = rowptr.numel() - 1, col.numel()
         if n < 1:
             raise ValueError(
@@ -105,9 +106,9 @@ class CSRGraph(Views):
             if bool(falls.any()):
                 raise ValueError("'col' needs to be ascending in every row")
         if weight is not None:
-            building.check_weight('weight', weight, m)
+            graphs.check_weight('weight', weight, m)
         if perm is not None:
-            building.check_index('perm', perm, 1)
+            graphs.check_index('perm', perm, 1)
             if perm.numel() != m:
                 raise ValueError(
                     f"'perm' needs to have {m} entries, one per edge "
@@ -160,17 +161,17 @@ class CSRGraph(Views):
                 known = [s for s in edge_index.sparse_size() if s is not None]
                 num_nodes = max(known, default=None)
             edge_index = edge_index.as_tensor().long()
-        building.check_index('edge_index', edge_index, 2)
+        graphs.check_index('edge_index', edge_index, 2)
         if edge_index.size(0) != 2:
             raise ValueError(
                 "'edge_index' needs to have the shape [2, num_edges] "
                 f'(got {list(edge_index.shape)})'
             )
-        n = building.check_num_nodes(num_nodes)
+        n = graphs.check_num_nodes(num_nodes)
         m = edge_index.size(1)
         check_range('edge_index', edge_index, n, f"as 'num_nodes' is {n}")
         if edge_weight is not None:
-            building.check_weight('edge_weight', edge_weight, m)
+            graphs.check_weight('edge_weight', edge_weight, m)
 
         rows = building.rows_of(edge_index, n, edge_weight, perm, duplicates)
         return cls._trusted(
@@ -221,7 +222,7 @@ class CSRGraph(Views):
                 memory, a source that changes, or a file that is damaged
                 (:class:`~pyg_trust.files.DamagedFileError`).
         """
-        n = building.check_num_nodes(num_nodes)
+        n = graphs.check_num_nodes(num_nodes)
         rowptr, col, repeats = _sources.rows_from_edges(
             source,
             n,
@@ -327,14 +328,14 @@ class CSRGraph(Views):
         """
         if (
             not isinstance(adj, Tensor)
-            or adj.layout not in building.SPARSE_LAYOUTS
+            or adj.layout not in graphs.SPARSE_LAYOUTS
         ):
             got = getattr(adj, 'layout', type(adj).__name__)
             raise TypeError(
                 "'adj' needs to be a sparse COO, CSR or CSC tensor "
                 f'(got {got})'
             )
-        n = building.check_square('adj', adj.shape)
+        n = graphs.check_square('adj', adj.shape)
         if adj.layout == torch.sparse_coo:
             row, col = adj._indices()
             value = adj._values()
@@ -374,7 +375,7 @@ class CSRGraph(Views):
             raise TypeError(
                 f"'adj' needs to be a SparseTensor (got {type(adj).__name__})"
             )
-        n = building.check_square('adj', adj.sizes())
+        n = graphs.check_square('adj', adj.sizes())
         row, col, value = adj.coo()
         pair = (col, row) if transposed else (row, col)
         if value is not None:
@@ -393,7 +394,7 @@ class CSRGraph(Views):
             duplicates (str): as in :meth:`from_edge_index`.
                 (default: :obj:`'raise'`)
         """
-        building.check_data(data, building.MAKE_HOMOGENEOUS)
+        graphs.check_data(data, graphs.MAKE_HOMOGENEOUS)
         if data.num_nodes is None:
             raise ValueError("'data' needs to know its 'num_nodes'")
         if data.get('edge_index') is not None:
@@ -439,7 +440,7 @@ class CSRGraph(Views):
             ImportError: on a :class:`SparseTensor` without torch-sparse.
             ValueError: as the other converters.
         """
-        if edge_weight is not None and not building.is_edge_index(graph):
+        if edge_weight is not None and not graphs.is_edge_index(graph):
             raise ValueError(
                 "'edge_weight' goes with an 'edge_index' alone "
                 f'(got a {type(graph).__name__}, which has its own weights)'
@@ -448,7 +449,7 @@ class CSRGraph(Views):
             converted = graph
         elif isinstance(graph, Data | HeteroData):
             converted = cls.from_data(graph, duplicates=duplicates)
-        elif building.is_edge_index(graph):
+        elif graphs.is_edge_index(graph):
             return cls.from_edge_index(
                 graph, num_nodes, edge_weight, duplicates=duplicates
             )
@@ -505,9 +506,9 @@ class CSRGraph(Views):
             dtype (torch.dtype, optional): of the values; by default that of
                 the weights, or float32. (default: :obj:`None`)
         """
-        if layout not in building.SPARSE_LAYOUTS:
+        if layout not in graphs.SPARSE_LAYOUTS:
             raise ValueError(
-                f"'layout' needs to be one of {building.SPARSE_LAYOUTS} "
+                f"'layout' needs to be one of {graphs.SPARSE_LAYOUTS} "
                 f'(got {layout})'
             )
         if dtype is not None:

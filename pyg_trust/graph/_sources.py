@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_integer
-from pyg_trust._storage import (
+from pyg_trust.files import DamagedFileError
+from pyg_trust.graph._storage import (
     ArrayWriter,
     as_tensor,
     map_array,
@@ -24,7 +25,6 @@ from pyg_trust._storage import (
     read_header,
     save_rows,
 )
-from pyg_trust.files import DamagedFileError
 
 Edges = tuple[np.ndarray, np.ndarray]
 T = TypeVar('T')

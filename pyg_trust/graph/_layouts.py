@@ -5,9 +5,9 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from pyg_trust import _building as building
+from pyg_trust.graph import _building as building
+from pyg_trust.graph.sparse import pick_rows
 from pyg_trust.ops import PushGraph
-from pyg_trust.sparse import pick_rows
 
 
 def push_graph(

@@ -1,27 +1,13 @@
-"""Build sorted rows from lists of edges: checks, sorting, duplicates.
+"""Build sorted rows from lists of edges: sorting, duplicates.
 
 On the CPU by a counting sort in C++ (``csrc/cpu/sort.cpp``), which holds a
 cursor per node and nothing per edge but the rows; elsewhere by torch.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-
-from pyg_trust._checks import REAL, check_dtype, check_integer
-
-# Hint for graphs with several kinds of nodes.
-MAKE_HOMOGENEOUS = (
-    ': HeteroData.to_homogeneous() makes one, and so does a Data of one kind '
-    'of nodes and their edges'
-)
-SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
-
-
-def is_edge_index(graph: Any) -> bool:
-    return isinstance(graph, Tensor) and graph.layout not in SPARSE_LAYOUTS
 
 
 def sparse_values(adj: Tensor) -> Tensor:
@@ -37,74 +23,6 @@ def weights_or_ones(name: str, value: Tensor, weighted: bool) -> Tensor | None:
             f'(got {float(value[value != 1][0])})'
         )
     return None
-
-
-def check_index(name: str, index: Tensor, dim: int) -> None:
-    if not isinstance(index, Tensor):
-        raise TypeError(
-            f"'{name}' needs to be a tensor (got {type(index).__name__})"
-        )
-    if index.dtype != torch.int64:
-        raise TypeError(f"'{name}' needs to be int64 (got {index.dtype})")
-    if index.dim() != dim:
-        raise ValueError(
-            f"'{name}' needs to have {dim} dimensions "
-            f'(got the shape {list(index.shape)})'
-        )
-
-
-def check_weight(name: str, weight: Tensor, num_edges: int) -> None:
-    check_dtype(name, weight, REAL)
-    if weight.shape != (num_edges,):
-        raise ValueError(
-            f"'{name}' needs to have the shape [{num_edges}], one weight per "
-            f'edge (got {list(weight.shape)})'
-        )
-    if not bool(weight.isfinite().all()):
-        raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
-
-
-def check_num_nodes(num_nodes: int | None) -> int:
-    if num_nodes is None:
-        raise ValueError(
-            "'num_nodes' is needed with an 'edge_index', which cannot show "
-            'isolated nodes'
-        )
-    if check_integer('num_nodes', num_nodes) < 1:
-        raise ValueError(
-            f"'num_nodes' needs to be at least 1 (got {num_nodes}): the graph "
-            'is empty'
-        )
-    if num_nodes >= 2**31:
-        raise ValueError(
-            "'num_nodes' needs to be below 2**31, as the kernels index nodes "
-            f'with 32 bits (got {num_nodes})'
-        )
-    return num_nodes
-
-
-def check_real(name: str, dtype: torch.dtype) -> None:
-    if dtype not in REAL:
-        raise TypeError(
-            f"'{name}' needs to be float32 or float64 (got {dtype})"
-        )
-
-
-def check_square(name: str, shape: Any) -> int:
-    shape = tuple(shape)
-    if len(shape) != 2 or shape[0] != shape[1]:
-        raise ValueError(
-            f"'{name}' needs to be a square matrix (got {list(shape)})"
-        )
-    return check_num_nodes(int(shape[0]))
-
-
-def check_data(data: Any, advice: str = '') -> None:
-    if not isinstance(data, Data):
-        raise TypeError(
-            "'data' needs to be a homogeneous torch_geometric.data.Data "
-            f'(got {type(data).__name__}){advice}'
-        )
 
 
 def sort_edges(

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from pyg_trust import _building as building
-from pyg_trust import _layouts as layouts
 from pyg_trust._checks import (
     Finite,
     check_finite,
     check_integer,
     check_nodes,
+    graphs,
     validated,
 )
+from pyg_trust.graph import _building as building
+from pyg_trust.graph import _layouts as layouts
+from pyg_trust.graph.sparse import pick_rows
 from pyg_trust.ops import PushGraph
-from pyg_trust.sparse import pick_rows
 
 T = TypeVar('T')
 
@@ -353,7 +354,7 @@ class Views:
                 (default: :obj:`None`)
         """
         check_finite('a', a)
-        building.check_real('dtype', dtype)
+        graphs.check_real('dtype', dtype)
         along = along or self.is_undirected
         if nodes is not None:
             nodes = check_nodes('nodes', nodes, self.num_nodes)
@@ -399,7 +400,7 @@ class Views:
             loops (bool): whether degrees are those of
                 :meth:`with_self_loops`. (default: :obj:`False`)
         """
-        building.check_real('dtype', dtype)
+        graphs.check_real('dtype', dtype)
 
         def build() -> Tensor:
             degree = self.degree

@@ -47,7 +47,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable, check_instance
-from pyg_trust._fingerprints import fingerprint
+from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.graph import CSRGraph
 
 _LIBRARIES = frozenset(

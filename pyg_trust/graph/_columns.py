@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import files, ops
-from pyg_trust._storage import as_tensor, map_array
+from pyg_trust.graph._storage import as_tensor, map_array
 
 # Rows that are transposed at a time.
 _PANEL = 1 << 16

@@ -3,7 +3,7 @@
 The one home of digests that are stored and compared. The digest of a list of
 parts is the kernel's (:func:`pyg_trust.kernel.arrays.fingerprint`), so that
 the checker recomputes it without torch. For models with their code and
-attributes see ``_identity``.
+attributes see ``identity``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,0 +1,489 @@
+r"""One guarded commit: how a saved state gives way to the next.
+
+A removal that was saved must not come back. Whoever writes a state over
+another one (:func:`save`, :class:`~pyg_trust.unlearning.store.ShardStore`)
+does it in three steps:
+
+1. take the lock of the place, which the operating system holds for a process
+   and takes back when the process ends, however it ends (:func:`exclusive`);
+2. compare (:func:`check_continues`): the new state needs to *continue* the
+   one that is there. Every state carries its :class:`Lineage`, a random name
+   for each change since the first fit. What is there has to be a beginning
+   of the lineage of what comes. Otherwise somebody else was here since it was
+   read, and :class:`StaleStateError` says what they did and what to do;
+3. replace the file in one step (:func:`pyg_trust.files.write`).
+
+Threads that share an object take turns (:class:`ObjectLock`,
+:func:`synchronized`, :func:`editing`). A call from inside of another one, as
+signal handlers make them, is refused where one of both changes the object.
+
+Locks of files need a file system that has them: local disks do, some network
+file systems do not.
+
+**What this does not protect.** Lock and comparison belong to the place, by
+whatever symbolic link or mount it is reached; a file with two names (hard
+links) is refused. A *copy* is another place: whoever copies a file or folder
+can go on from the copy, and whoever puts an older copy in the place of a newer
+state brings back what was removed in between, for all who load it from then
+on. An object that has the newer state in memory puts it back at its next
+change. For the others, note ``RemovalLedger.head`` elsewhere, and ask a
+loaded one whether it has it (``RemovalLedger.has``).
+"""
+
+import contextlib
+import copy
+import functools
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+
+from pyg_trust import files
+from pyg_trust._checks import check_callable, check_instance
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None  # type: ignore[assignment]
+    import msvcrt
+
+_BYTES = 16
+# Between two tries of a lock where the system can't wait for it.
+_PAUSE = 0.02
+
+P = ParamSpec('P')
+T = TypeVar('T')
+Self = TypeVar('Self')
+
+
+class StaleStateError(RuntimeError):
+    """Somebody else has changed a saved state since it was read.
+
+    Nothing was written. Load the state again, and repeat the request.
+    """
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The names of all states from the first to the present one.
+
+    A name is 128 random bits, so that two objects that go on from the same
+    state are told apart after their first change.
+
+    Args:
+        names (tuple[str, ...]): the oldest first.
+
+    Example:
+        >>> first = Lineage().next()
+        >>> one, two = first.next(), first.next()
+        >>> one.generation, one.continues(first), one.continues(two)
+        (1, True, False)
+    """
+
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_instance('names', self.names, tuple)
+        for name in self.names:
+            check_instance('names', name, str)
+            if len(name) != 2 * _BYTES or set(name) - set('0123456789abcdef'):
+                raise ValueError(
+                    f"'names' needs to hold {2 * _BYTES} hexadecimal digits "
+                    f'each (got {name!r})'
+                )
+
+    @classmethod
+    def of(cls, state: Any, present: 'Lineage | None' = None) -> 'Lineage':
+        """The lineage in a saved state.
+
+        Args:
+            state (dict): with its names under ``'lineage'``.
+            present (Lineage, optional): of an object that the state is to be
+                loaded into. (default: :obj:`None`)
+
+        Raises:
+            ValueError: if the state has none, or does not continue the
+                present one: it would turn removals back.
+        """
+        check_instance('state', state, dict)
+        if present is not None:
+            check_instance('present', present, Lineage)
+        names = state.get('lineage')
+        if not isinstance(names, list | tuple) or not names:
+            raise ValueError(
+                "'state' needs to have a 'lineage': it is no state of this "
+                f'version (got {names!r})'
+            )
+        found = cls(tuple(names))
+        if present is not None and not found.continues(present):
+            raise ValueError(
+                'the state does not continue the present one: removals can '
+                'not be turned back; a new object can load it'
+            )
+        return found
+
+    @property
+    def generation(self) -> int:
+        """How many changes there were since the first state."""
+        return len(self.names) - 1
+
+    def next(self) -> 'Lineage':
+        """The lineage after a change."""
+        # The names so far were checked when they came in.
+        made = object.__new__(Lineage)
+        names = (*self.names, secrets.token_hex(_BYTES))
+        object.__setattr__(made, 'names', names)
+        return made
+
+    def continues(self, other: 'Lineage') -> bool:
+        """Whether another one is this one, or a beginning of it.
+
+        Args:
+            other (Lineage): the other.
+        """
+        check_instance('other', other, Lineage)
+        return self.names[: len(other.names)] == other.names
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(generation={self.generation})'
+
+
+def check_continues(
+    place: str | Path, found: dict[str, Any] | None, new: dict[str, Any]
+) -> None:
+    """Refuses to write a state over one that it does not continue.
+
+    Call it while the :func:`exclusive` lock of the place is held.
+
+    Args:
+        place (str or Path): where, for the message.
+        found (dict, optional): what is there, with its ``'lineage'`` and
+            ``'ledger'``.
+        new (dict): what is to be written, with the same.
+
+    Raises:
+        StaleStateError: if what is there has changed since :obj:`new` was
+            read from it.
+        ValueError: if it never was the same state.
+    """
+    check_instance('place', place, str, Path)
+    if found is None:
+        return
+    check_instance('found', found, dict)
+    there, ours = Lineage.of(found), Lineage.of(new)
+    if ours.continues(there):
+        return
+    if there.names[0] != ours.names[0]:
+        raise ValueError(
+            f'{place} holds the state of another fit, whose removals this '
+            'one would undo: load it, write to another place, or delete it '
+            'first'
+        )
+    lost, did = _beyond(new, found), _beyond(found, new)
+    raise StaleStateError(
+        f'another object or process has changed {place} since this one read '
+        f'it: it recorded {did}. Nothing was written. To go on, load() the '
+        'state into a new object and repeat what was not saved'
+        + (f': {lost}' if lost != 'nothing' else '')
+    )
+
+
+def check_one_name(path: str | Path) -> None:
+    """Refuses to replace a file that has a second name (a hard link).
+
+    The other name would keep the old content, with what was removed, and go on
+    from it.
+
+    Args:
+        path (str or Path): of the file; it need not be there.
+
+    Raises:
+        ValueError: if it has several.
+    """
+    check_instance('path', path, str, Path)
+    try:
+        count = os.stat(path).st_nlink
+    except FileNotFoundError:
+        return
+    if count > 1:
+        raise ValueError(
+            f'{path} has {count} names (hard links), of which the others '
+            'would keep the old content, with all that was removed: delete '
+            'them first'
+        )
+
+
+def save(path: str | Path, state: dict[str, Any]) -> None:
+    """Writes a state to a file, if it continues the one that is there.
+
+    Args:
+        path (str or Path): of the file.
+        state (dict): as :func:`pyg_trust.files.save` takes it, with its
+            ``'lineage'`` and ``'ledger'``.
+
+    Raises:
+        StaleStateError: as :func:`check_continues`.
+        ValueError: as :func:`check_continues`, or if the file is no state.
+    """
+    check_instance('path', path, str, Path)
+    Lineage.of(state)
+    path = Path(path)
+    with exclusive(path):
+        check_one_name(path)
+        check_continues(path, peek(path), state)
+        files.save(path, state)
+
+
+@contextlib.contextmanager
+def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
+    """Holds the lock of a file or folder for the time of a block.
+
+    Waits for whoever holds it. The lock is on a file beside the place, which
+    is there for no longer than the block. Not reentrant.
+
+    Args:
+        place (str or Path): what is guarded; it need not be there.
+        reading (bool): go on without the lock where nobody can write, as it
+            could not be taken there. (default: :obj:`False`)
+    """
+    check_instance('place', place, str, Path)
+    # One lock, by whatever links it is reached.
+    place = Path(place).resolve()
+    path = place.with_name(f'.{place.name}.lock')
+    try:
+        file = _locked(path)
+    except OSError:
+        if not reading or os.access(path.parent, os.W_OK):
+            raise
+        file = None
+    try:
+        yield
+    finally:
+        if file is not None:
+            _unlock(path, file)
+
+
+class ObjectLock:
+    """A lock that the threads which use an object take turns with.
+
+    A thread can take it again while it has it, to read while it reads. A copy
+    of an object has a lock of its own, and so has one that was pickled.
+    """
+
+    def __init__(self) -> None:
+        # Of C, as whose turn it is must not be lost to an interrupt.
+        self.turn = threading.RLock()
+        #: What its thread is doing, and whether that may change the object.
+        self.doing: tuple[str, bool] | None = None
+
+    def __copy__(self) -> 'ObjectLock':
+        return ObjectLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> 'ObjectLock':
+        return ObjectLock()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return ObjectLock, ()
+
+
+def synchronized(
+    method: Callable[Concatenate[Self, P], T],
+) -> Callable[Concatenate[Self, P], T]:
+    """Makes threads take turns with a method of an object that reads it.
+
+    Args:
+        method (callable): of a class whose objects have an
+            :class:`ObjectLock` as ``_lock``.
+
+    Raises:
+        RuntimeError: when called from inside of an :func:`editing` method of
+            the same object, as a signal handler can do.
+    """
+    check_callable('method', method)
+    return _in_turn(method, False)
+
+
+def editing(
+    method: Callable[Concatenate[Self, P], T],
+) -> Callable[Concatenate[Self, P], T]:
+    """Makes threads take turns with a method of an object that changes it.
+
+    The thread itself can come back before the method has ended: by a signal
+    handler, a callback, or the end of some object. What it then found would
+    be half changed, and a second change would be lost when the first one is
+    put in force. So nothing else of the object can be called until this has
+    ended, and this from inside of nothing else.
+
+    Args:
+        method (callable): as in :func:`synchronized`.
+
+    Raises:
+        RuntimeError: when called from inside of another method of the same
+            object that takes turns.
+    """
+    check_callable('method', method)
+    return _in_turn(method, True)
+
+
+def _in_turn(
+    method: Callable[Concatenate[Self, P], T], edits: bool
+) -> Callable[Concatenate[Self, P], T]:
+    doing = (method.__name__, edits)
+
+    @functools.wraps(method)
+    def taking_turns(self: Self, *args: P.args, **kwargs: P.kwargs) -> T:
+        lock: ObjectLock = self._lock  # type: ignore[attr-defined]
+        with lock.turn:
+            before = lock.doing
+            if before is not None and (edits or before[1]):
+                raise RuntimeError(
+                    f"'{method.__name__}' of a {type(self).__name__} was "
+                    f"called while its '{before[0]}' was going on in the same "
+                    'thread (from a signal handler or a callback): nothing '
+                    'was done; call it when that has ended'
+                )
+            try:
+                lock.doing = doing
+                return method(self, *args, **kwargs)
+            finally:
+                lock.doing = before
+
+    return taking_turns
+
+
+class EditedInPlace:
+    """An object with parts that are edited in place, with a way back.
+
+    No two objects may share such parts, nor the way back: a copy, also a
+    shallow one, and what is pickled have copies of them, as they are between
+    two edits.
+    """
+
+    _lock: ObjectLock
+
+    def _settle(self) -> None:
+        # Ends an edit that was interrupted.
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._copied({})
+
+    @synchronized
+    def _copied(self, memo: dict[int, Any]) -> dict[str, Any]:
+        self._settle()
+        return copy.deepcopy(vars(self), memo)
+
+    def __deepcopy__(self: Self, memo: dict[int, Any]) -> Self:
+        made = object.__new__(type(self))
+        vars(made).update(self._copied(memo))  # type: ignore[attr-defined]
+        memo[id(self)] = made
+        return made
+
+    def __copy__(self: Self) -> Self:
+        return copy.deepcopy(self)
+
+
+def _locked(path: Path) -> BufferedWriter:
+    # A lock file that is locked and still has its name: whoever unlocks one
+    # deletes it, and others may have waited for that. Whoever loses the file,
+    # by an interrupt, closes it, and so unlocks it.
+    while True:
+        file = path.open('ab')
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        else:  # pragma: no cover
+            while not _try_windows(file.fileno()):
+                time.sleep(_PAUSE)
+        if _same_file(path, file.fileno()):
+            return file
+        file.close()
+
+
+def _unlock(path: Path, file: BufferedWriter) -> None:
+    with file:
+        if fcntl is not None:
+            path.unlink(missing_ok=True)
+            # A forked child may have the file too: closing is not enough.
+            fcntl.flock(file, fcntl.LOCK_UN)
+    if fcntl is None:  # pragma: no cover
+        # Open files can't be deleted there: whoever waits keeps it.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _try_windows(handle: int) -> bool:  # pragma: no cover
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore
+    except OSError:
+        return False
+    return True
+
+
+def _same_file(path: Path, handle: int) -> bool:
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, os.fstat(handle))
+
+
+def peek(path: str | Path) -> dict[str, Any] | None:
+    """Reads the lineage and the ledger of a saved state, and no tensor.
+
+    Args:
+        path (str or Path): of the file.
+
+    Returns:
+        dict: both, under their names; :obj:`None` if there is no file.
+
+    Raises:
+        ValueError: if it is a file of another kind.
+    """
+    check_instance('path', path, str, Path)
+    path = Path(path)
+    if not path.exists():
+        return None
+    try:
+        found = torch.load(
+            path, map_location='cpu', mmap=True, weights_only=True
+        )
+        Lineage.of(found)
+    except Exception as error:
+        raise ValueError(
+            f'{path} is a file of another kind, which is not written over: '
+            'choose another place, or delete it first '
+            f'({type(error).__name__})'
+        ) from None
+    names = ('lineage', 'ledger')
+    return {name: found[name] for name in names if name in found}
+
+
+def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
+    # What the ledger of a state has more than that of another, in words.
+    lines, known = _lines(state), _lines(other)
+    more = [
+        f'{_did(line.get("action"))} {line.get("request") or ""}'.strip()
+        for number, line in enumerate(lines)
+        if number >= len(known) or known[number] != line
+    ]
+    if len(more) > 3:
+        more = [*more[:3], f'and {len(more) - 3} more']
+    return ', '.join(more) or 'nothing'
+
+
+def _did(action: Any) -> str:
+    # A line of a classifier says no more of a removal.
+    return 'a removal of' if action == 'measured' else str(action)
+
+
+def _lines(state: dict[str, Any]) -> list[dict[str, Any]]:
+    ledger = state.get('ledger')
+    lines = ledger.get('entries') if isinstance(ledger, dict) else None
+    return lines if isinstance(lines, list) else []
