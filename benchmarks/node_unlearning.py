@@ -36,8 +36,8 @@ from pyg_trust.functional.sums import Step
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_solving import PART
-from pyg_trust.unlearning.node_state import Edit
 
 GRAPHS = ('Cora', 'CiteSeer', 'facebook', 'lastfm', 'twitch_de', 'github')
 EPSILON, DELTA, LAM = 1.0, 1e-4, 1e-4

@@ -559,7 +559,9 @@ for name in ('remove', 'plan'):
             'class 0 without',
         ),
         request=REQUEST,
-        names={'request': "'requests?'|node 99|node 5|the request"},
+        names={
+            'request': "'(requests?|remove|update)'|node 99|node 5|the request"
+        },
     )
 EDGE = undirected()[:, :1]
 for given in ('update', 'release'):

@@ -55,8 +55,9 @@ from pyg_trust.unlearning.node_checks import (
     still_named,
 )
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
+from pyg_trust.unlearning.node_parts import Change, Edit, Settings
 from pyg_trust.unlearning.node_solving import Model, NodeSolver
-from pyg_trust.unlearning.node_state import Change, Edit, NodeState, Settings
+from pyg_trust.unlearning.node_state import NodeState
 from pyg_trust.unlearning.reports import (
     SAME,
     NodeAdditionReport,
@@ -521,7 +522,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """
         if not self._fitted.data.num_pending:
             raise ValueError('a release needs additions that are pending')
-        report = self._updated([], True, reference)
+        report = self._updated(Update(), True, reference)
         assert isinstance(report, NodeUnlearnReport)
         return report
 
@@ -736,7 +737,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         # goes may be named beside it.
         edits: list[Edit] = []
         removals: list[RemovalRequest] = []
-        for each in (*Update.of(update), None):
+        given = Update.of(update)
+        if not given:
+            raise ValueError("'update' needs to hold an update (got none)")
+        for each in (*given, None):
             if each is not None and each.remove and _removes_only(each):
                 removals.append(each.remove)
                 continue
@@ -894,7 +898,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             gradient_change=start.norm.measured,
             # 0 if compared with a fit by the same program, which has it too.
             residual=gradient.norm.measured * (spent > 0),
-            feature_error=data.feature_error,
+            # Where estimates are held, the residual is of exact solves.
+            feature_error=0.0,
             bound=bound,
             budget=self._allowed(self.budget, data.mu),
             distance_bound=bound / data.mu,

@@ -11,8 +11,9 @@ from pyg_trust.functional.incremental import EditedSeries
 from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import removal
 from pyg_trust.unlearning.certified import proved
+from pyg_trust.unlearning.node_parts import Edit, Settings
 from pyg_trust.unlearning.node_solving import Model
-from pyg_trust.unlearning.node_state import Edit, NodeState, Settings
+from pyg_trust.unlearning.node_state import NodeState
 
 Arc = tuple[int, int]
 

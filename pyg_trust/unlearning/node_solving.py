@@ -14,7 +14,8 @@ from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.newton import Refined, refine
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.unlearning.certified import CertifiedClassifier
-from pyg_trust.unlearning.node_state import NodeState, Settings
+from pyg_trust.unlearning.node_parts import Settings
+from pyg_trust.unlearning.node_state import NodeState
 
 # A release spends this part of the budget, if the steps below reach it.
 PART = 0.01

@@ -42,7 +42,8 @@ from pyg_trust.unlearning.baselines import (
     PublishedNodeClassifier,
 )
 from pyg_trust.unlearning.node_checks import still_named
-from pyg_trust.unlearning.node_state import Edit, NodeState
+from pyg_trust.unlearning.node_parts import Edit
+from pyg_trust.unlearning.node_state import NodeState
 
 KINDS = ('nodes', 'edges', 'features', 'labels')
 

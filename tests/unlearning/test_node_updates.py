@@ -25,7 +25,8 @@ from pyg_trust.unlearning import (
 )
 from pyg_trust.unlearning.baselines import PublishedNodeClassifier
 from pyg_trust.unlearning.node_checks import evidence, still_named
-from pyg_trust.unlearning.node_state import Edit, NodeState
+from pyg_trust.unlearning.node_parts import Edit
+from pyg_trust.unlearning.node_state import NodeState
 from pyg_trust.update import NewNodes, Update
 
 LAM, STD = 0.02, 1e-4
