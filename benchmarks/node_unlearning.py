@@ -329,7 +329,7 @@ def push(args: argparse.Namespace) -> None:
     )
     held: Any = model.fit(data)._model
     W, held = held.W, held.data
-    state: SeriesState = held.levels.state
+    state: SeriesState = held.levels
     seconds, errors, loose = [], [], []
     tail = 1e-9
     full, _ = timed(lambda: state.solve(state.x, tail))

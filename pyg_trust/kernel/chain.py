@@ -97,9 +97,6 @@ def of_steps(content: bytes, strict: bool = True) -> Chain:
 def of_removals(content: bytes) -> Chain:
     """Read the one JSON of a removal ledger's ``state_dict()``.
 
-    Args:
-        content (bytes): of the file.
-
     Raises:
         ValueError: if a line has other fields than it should.
     """

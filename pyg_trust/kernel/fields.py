@@ -119,12 +119,7 @@ class _Whole(dict[str, Any]):
 
 
 def confirmed(procedure: str, values: Mapping[str, Any]) -> frozenset[str]:
-    """Name the fields that others, or the arguments of the run, confirm.
-
-    Args:
-        procedure (str): one of :obj:`.claims.PROMISES`.
-        values (dict): the fields.
-    """
+    """Name the fields that others, or the arguments of the run, confirm."""
     known = '' if values.get('vouched') else _MARKED[procedure]
     sure = {name.rstrip('*') for name in known.split()}
     if 'noise_stds' in sure and values.get('ledger_head') is not None:
@@ -140,9 +135,6 @@ def given(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield names and values of a run's arguments, those in texts as well.
 
     ``{'model': "PPNP(alpha=0.2)", 'seed': 1}`` gives model, alpha and seed.
-
-    Args:
-        arguments (dict): as the origin of a report has them.
     """
     for name, value in arguments.items():
         yield name, value
@@ -159,12 +151,6 @@ def contradictions(
     history: Mapping[str, list[float]],
 ) -> Iterator[str]:
     """Say which fields others contradict.
-
-    Args:
-        procedure (str): one of :obj:`.claims.PROMISES`.
-        values (dict): the fields.
-        arguments (dict): of the run.
-        history (dict): what was spent over time, by name.
 
     Raises:
         ValueError: if a field or an argument that confirms others is missing.

@@ -58,12 +58,7 @@ class Division(NamedTuple):
 
 
 def hashed(key: int, name: int) -> int:
-    """Return 63 bits that depend on a key and a name alone (SplitMix64).
-
-    Args:
-        key (int): not negative.
-        name (int): not negative.
-    """
+    """Return 63 bits that depend on a key and a name alone (SplitMix64)."""
 
     def mixed(word: int) -> int:
         word = (word + 0x9E3779B97F4A7C15) & _MASK
@@ -104,13 +99,7 @@ def items_of(
     edges: Iterable[tuple[int, int]],
     featureless: Iterable[int] = (),
 ) -> frozenset[Item]:
-    """Return the items of a graph, by names.
-
-    Args:
-        nodes (list[int]): all nodes.
-        edges (list[tuple[int, int]]): each direction.
-        featureless (list[int]): nodes whose features were removed.
-    """
+    """Return the items of a graph, by names."""
     nodes, without = list(nodes), set(featureless)
     found: set[Item] = {('node', v) for v in nodes}
     found |= {('features', v) for v in nodes if v not in without}
@@ -118,12 +107,7 @@ def items_of(
 
 
 def home(item: Item, division: Division) -> tuple[int, int] | None:
-    """Return the shard and the stage where an item is seen, if anywhere.
-
-    Args:
-        item (tuple): of :func:`items_of`.
-        division (Division): of the training nodes.
-    """
+    """Return the shard and the stage where an item is seen, if anywhere."""
     shards = {division.shard.get(v) for v in item[1:]}
     if None in shards or len(shards) > 1:
         return None
@@ -157,12 +141,7 @@ def gone(items: Iterable[Item], request: Mapping[str, Iterable]) -> set[Item]:
 
 
 def again(removed: Iterable[Item], division: Division) -> dict[int, int]:
-    """Return the first stage to train again, by shard: :math:`f`.
-
-    Args:
-        removed (set): of :func:`gone`.
-        division (Division): before the request.
-    """
+    """Return the first stage to train again, by shard: :math:`f`."""
     first: dict[int, int] = {}
     for item in removed:
         found = home(item, division)
@@ -175,14 +154,7 @@ def again(removed: Iterable[Item], division: Division) -> dict[int, int]:
 def seen(
     items: Iterable[Item], division: Division, shard: int, stage: int
 ) -> frozenset[Item]:
-    """Return the items that a stage of a shard is trained on.
-
-    Args:
-        items (set): of the graph.
-        division (Division): of its training nodes.
-        shard (int): which one.
-        stage (int): which one.
-    """
+    """Return the items that a stage of a shard is trained on."""
     homes = ((item, home(item, division)) for item in items)
     return frozenset(
         item

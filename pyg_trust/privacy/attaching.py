@@ -31,13 +31,7 @@ class IsLoader(Is):
     """Loader whose batches and neighbours are accounted for."""
 
     def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
-        """Return the loader, or raise.
-
-        Args:
-            name (str): of the argument.
-            value (Any): the given value.
-            sizes (dict[str, int], optional): stay as they are.
-        """
+        """Return the loader, or raise."""
         if isinstance(value, LinkLoader):
             raise TypeError(
                 f"'{name}' can't be of pairs: an edge and a node are in the "
@@ -60,11 +54,6 @@ Loader = Annotated[StepLoader, IsLoader(StepLoader)]
 
 def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     """Refuses what can't be made private, or was.
-
-    Args:
-        module (torch.nn.Module): the model.
-        optimizer (torch.optim.Optimizer): the optimizer.
-        loader (StepLoader): the loader.
 
     Raises:
         TypeError: if one is of another kind.
@@ -103,9 +92,6 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
 def check_types(module: nn.Module) -> None:
     """Refuses parameters in which a norm can't be bounded.
 
-    Args:
-        module (torch.nn.Module): the model.
-
     Raises:
         ValueError: if one has less than 32 bits: rounding a clipped gradient
             to 8 bits of a mantissa makes it larger than the clipping norm.
@@ -121,9 +107,6 @@ def check_types(module: nn.Module) -> None:
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuses optimizers that look at the data again, or have before.
-
-    Args:
-        optimizer (torch.optim.Optimizer): the optimizer.
 
     Raises:
         ValueError: if it is one.
@@ -151,10 +134,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 def check_group(group: Group, loader: StepLoader) -> None:
     """Check that all processes have the same loader.
-
-    Args:
-        group (Group): the processes.
-        loader (StepLoader): that of this process.
 
     Raises:
         ValueError: if it is another one, or has too few units for all.
@@ -188,12 +167,6 @@ def probe(
     """Puts a model, a loader and a loss to the test before training.
 
     On the structure of some subgraphs; their features are not used.
-
-    Args:
-        step (PrivateStep): has the model.
-        loader (StepLoader): the loader.
-        forward (callable, optional): calls a model with a batch.
-        criterion (callable, optional): the loss.
 
     Raises:
         ValueError: if one of them fails.

@@ -156,12 +156,7 @@ class PrivateFit(Releasing):
 
 
 def take(lines: list[float], mu: float) -> float:
-    r"""Remove one line of this :math:`\mu`; return it, or 0 without one.
-
-    Args:
-        lines (list[float]): of an account, changed in place.
-        mu (float): of the line.
-    """
+    r"""Remove one line of this :math:`\mu`; return it, or 0 without one."""
     for line in lines:
         if math.isclose(line, mu, rel_tol=1e-9):
             lines.remove(line)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust.functional.incremental import EditedSeries
+from pyg_trust.functional.incremental import SeriesState
 from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import removal
 from pyg_trust.unlearning.certified import proved
@@ -23,10 +23,6 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
 
     For linear terms and infinite series, for which the kernel has no theorem,
     return :obj:`None`.
-
-    Args:
-        model (Model): with its data and weights.
-        std (float): of the noise of a release.
     """
     data = model.data
     settings = data.settings
@@ -72,12 +68,7 @@ def _settings(settings: Settings, std: float) -> dict[str, np.ndarray]:
 
 
 def setting(settings: Settings, std: float) -> str:
-    """Hash the settings of a proof: all but data and weights.
-
-    Args:
-        settings (Settings): of the classifier.
-        std (float): of the noise of a release.
-    """
+    """Hash the settings of a proof: all but data and weights."""
     return removal.setting(_settings(settings, std))
 
 
@@ -112,16 +103,13 @@ def feature_error(
 ) -> tuple[float, float]:
     """Compute the error of the features, and its bound.
 
-    Args:
-        data (NodeState): what is held.
-        fresh (NodeState): of what the weights have to fit, computed anew.
-        ids (Tensor): int64: the names of its nodes.
+    Fresh is what the weights have to fit, computed anew, of the names.
     """
     now, names = data.scratch() if data.num_pending else (fresh, ids)
     held = data.levels.rows(names)
     if data.Z is None or fresh.Z is None:
-        assert isinstance(now.levels, EditedSeries)
-        exact = now.levels.state.solve(now.levels.x, 1e-12)
+        assert isinstance(now.levels, SeriesState)
+        exact = now.levels.solve(now.levels.x, 1e-12)
         error = float((held - exact).norm())
         return error, data.levels.error_bound + 1e-9
     error = float((held - now.levels.rows()).abs().max())
@@ -138,10 +126,6 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
 
     Of the state in which they were played. What went and came again within
     them is not named.
-
-    Args:
-        model (Model): with its data, and the ledger of before.
-        edits (list[Edit]): in their order.
     """
     data, graph = model.data, model.data.graph
     nodes, both, one = set[int](), set[Arc](), set[Arc]()
@@ -186,11 +170,7 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
 
 
 def still_named(model: Model) -> tuple[str, ...]:
-    """List the items that are removed by the ledger and still in the data.
-
-    Args:
-        model (Model): with its ledger.
-    """
+    """List the items that are removed by the ledger and still in the data."""
     data, arcs = model.data, set[Arc]()
     gone = {'nodes': set[int](), 'features': set[int](), 'labels': set[int]()}
     for line in model.ledger.entries:

@@ -19,7 +19,7 @@ from pyg_trust.functional.heads import (
     hidden_by,
     targets,
 )
-from pyg_trust.functional.incremental import EditedSeries
+from pyg_trust.functional.incremental import SeriesState, bare
 from pyg_trust.functional.journal import Journal
 from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
@@ -83,7 +83,7 @@ class NodeState:
         gone = torch.empty(0, dtype=torch.int64)
         if alive is not None:
             gone = (~alive).nonzero().view(-1)
-        self.levels: Sums | EditedSeries
+        self.levels: Sums | SeriesState
         if settings.theta is None:
             # A removal reads more rows than it writes: no sender is heavy.
             self.levels = Sums(
@@ -99,16 +99,10 @@ class NodeState:
             self.graph = self.levels
         else:
             assert settings.alpha is not None
-            self.levels = EditedSeries(
-                graph,
-                x,
-                measure,
-                settings.alpha,
-                settings.theta,
-                directed,
-                gone,
+            self.graph = bare(graph, measure, directed, gone)
+            self.levels = SeriesState(
+                self.graph, x, measure, settings.alpha, settings.theta
             )
-            self.graph = self.levels.graph
         self.pending = Pending(n, {})
         self.names = (y >= 0).nonzero().view(-1)
         self.place = torch.full((n,), -1)
@@ -143,23 +137,17 @@ class NodeState:
         return self.levels.x.size(1), self.Y.size(1)
 
     def problem(self, goal: float, B: Tensor | None = None) -> Problem:
-        """Return the objective that training minimises.
-
-        Args:
-            goal (float): the residual that matters.
-            B (Tensor, optional): the linear term. (default: :obj:`None`)
-        """
+        """Return the objective that training minimises."""
         head = self.settings.head
         if self.Z is not None:
             if self.square is None:
                 self.square = _norm(self.Z) ** 2
             size = math.sqrt(self.square)
             return Objective(self.Z, self.Y, self.mu, head, B, size)
-        assert isinstance(self.levels, EditedSeries)
+        assert isinstance(self.levels, SeriesState)
         there = self.names >= 0
         train, Y = self.names[there], self.Y[there]
-        state = self.levels.state
-        return ColumnProblem(state, train, Y, self.mu, head, goal, B)
+        return ColumnProblem(self.levels, train, Y, self.mu, head, goal, B)
 
     def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
         """Compute the margins of nodes, at exact present features.
@@ -171,17 +159,14 @@ class NodeState:
         if isinstance(self.levels, Sums):
             return self.levels.rows(nodes) @ weight
         signal = self.levels.x @ weight
-        return self.levels.state.solve(signal, 1e-12)[nodes]
+        return self.levels.solve(signal, 1e-12)[nodes]
 
     # Updates ################################################################
 
     def check(self, edit: Edit) -> None:
-        """Refuse an edit that names what is not there; change nothing.
+        """Refuse an edit of what is not there; change nothing.
 
         Additions are refused where they are played.
-
-        Args:
-            edit (Edit): what goes, comes and changes.
         """
         part = edit.part
         alive, n = self.graph.alive.numpy(), self.graph.num_nodes
@@ -210,14 +195,7 @@ class NodeState:
         self._check_edges(part)
 
     def play(self, edit: Edit) -> None:
-        """Edit graph and features; training rows and gradient wait.
-
-        Args:
-            edit (Edit): what goes, comes and changes.
-
-        Raises:
-            ValueError: if something is not there, or is there already.
-        """
+        """Edit graph and features; training rows and gradient wait."""
         part, was, levels = edit.part, self.pending, self.levels
         self.check(edit)
         n = self.graph.num_nodes
@@ -252,8 +230,8 @@ class NodeState:
             nodes, y = (each.tolist() for each in edit.labels)
             labels |= dict(zip(nodes, y, strict=True))
         moved = torch.cat([marked, new])
-        if isinstance(levels, EditedSeries):
-            moved = levels.pushed
+        if isinstance(levels, SeriesState):
+            moved = levels.pushed.unique()
         also = torch.cat(
             [arcs.reshape(-1), edit.edges.reshape(-1), marked, new]
         )
@@ -272,15 +250,8 @@ class NodeState:
         """Let training rows and gradient follow what was played.
 
         Follows the gradient at the weights by the rows that change alone,
-        with the rounding of that in its bound.
-
-        Args:
-            W (Tensor): the weights.
-            old (Gradient, optional): there, before; without it no gradient
-                is followed.
-
-        Raises:
-            ValueError: if a class is left without a training node.
+        with the rounding of that in its bound. Refuses to leave a class
+        without a training node.
         """
         was, before, levels = self.pending, self.mu, self.levels
         named, features, sealed = (
@@ -453,11 +424,7 @@ class NodeState:
             )
 
     def trains(self, node: int) -> bool:
-        """Whether a node is trained on, by all that was played.
-
-        Args:
-            node (int): its name.
-        """
+        """Whether a node is trained on, by all that was played."""
         label = self.pending.labels.get(node)
         if label is not None:
             return label >= 0
@@ -530,7 +497,7 @@ class NodeState:
             rows |= {f'level {i}': t for i, t in enumerate(kept, 1)}
         else:
             names = 'x', 'z', 'residue', 'recv', 'send'
-            rows = {name: getattr(levels.state, name) for name in names}
+            rows = {name: getattr(levels, name) for name in names}
             arrays |= rows
         for name, array in rows.items():
             power = name in ('recv', 'send')
@@ -636,13 +603,7 @@ class NodeState:
     def from_dict(
         cls, settings: Settings, classes: tuple[int, ...], held: dict[str, Any]
     ) -> 'NodeState':
-        """Compute what the weights have to fit, from :meth:`to_dict`.
-
-        Args:
-            settings (Settings): what does not depend on the data.
-            classes (tuple[int, ...]): the labels, ascending.
-            held (dict): of :meth:`to_dict`.
-        """
+        """Compute what the weights have to fit, from :meth:`to_dict`."""
         check_instance('directed', held['directed'], bool)
         # Files of before there were updates have none.
         declared = held.get('declared', False)
@@ -661,11 +622,7 @@ class NodeState:
         return made
 
     def take(self, held: dict[str, Any]) -> 'NodeState':
-        """Play what came since a release; return the state itself.
-
-        Args:
-            held (dict): of :meth:`to_dict`.
-        """
+        """Play what came since the release of :meth:`to_dict`."""
         if 'came' in held:
             came = held['came']
             self.play(Edit(Part(), came['x'], came['y'], edges=came['edges']))

@@ -30,11 +30,7 @@ class Forgotten(NamedTuple):
 
 
 def remembered(partition: Any) -> Any:
-    """Reduce a partition after a removal to its method, or a placeholder.
-
-    Args:
-        partition (Any): as it was given.
-    """
+    """Reduce a partition after a removal to its method, or a placeholder."""
     if isinstance(partition, str | Shards | Forgotten):
         return partition
     return Forgotten(described(partition))
@@ -104,10 +100,6 @@ def kept_partition(partition: Any, has_removals: bool) -> dict[str, Any]:
     """Convert a partition to plain values without removed nodes.
 
     The shards of those that remain are in the graph.
-
-    Args:
-        partition (Any): as it was given.
-        has_removals (bool): whether anything was removed.
     """
     return plain_partition(
         remembered(partition) if has_removals else partition

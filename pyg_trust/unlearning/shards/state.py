@@ -646,10 +646,6 @@ class Stateful:
 
 
 def hash_of_shards(state: State) -> str:
-    """Hash the weights of all shards, as ``shard_state`` gives them.
-
-    Args:
-        state (State): of an unlearner.
-    """
+    """Hash the weights of all shards, as ``shard_state`` gives them."""
     shards = enumerate(state.checkpoints)
     return fingerprint_model({i: shard.weights for i, shard in shards})
