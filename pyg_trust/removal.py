@@ -24,7 +24,7 @@ from pyg_trust._checks import (
 
 MODES = ('delete', 'mask')
 
-NAMED = ('nodes', 'features', 'edges', 'directed_edges', 'labels')
+_NAMED = ('nodes', 'features', 'edges', 'directed_edges', 'labels')
 
 Nodes = Tensor | Iterable[int]
 Edges = Tensor | Iterable[tuple[int, int]]
@@ -171,7 +171,7 @@ class RemovalRequest:
         Args:
             requests (list[RemovalRequest]): the requests.
         """
-        merged: dict[str, dict[int, Any]] = {name: {} for name in NAMED}
+        merged: dict[str, dict[int, Any]] = {name: {} for name in _NAMED}
         graphs: list[int] = []
         if not isinstance(requests, Iterable):
             raise TypeError(
@@ -202,7 +202,7 @@ class RemovalRequest:
         requests = []
         for graph, part in named.items():
             check_instance('named', part, Mapping)
-            if not str(graph).isdigit() or set(part) - {'whole', *NAMED}:
+            if not str(graph).isdigit() or set(part) - {'whole', *_NAMED}:
                 raise ValueError(
                     "'named' needs to be what to_dict() returns "
                     f'(got {graph!r}: {part!r})'
@@ -237,6 +237,51 @@ class RemovalRequest:
     def to_dict(self) -> dict[str, Any]:
         """The names, graph by graph, as plain lists."""
         return {str(g): part.to_dict() for g, part in self.parts.items()}
+
+
+def still_removed(
+    lines: Iterable[Mapping[str, Any]],
+) -> RemovalRequest | None:
+    """Collect what the lines of a ledger removed and did not add again.
+
+    Edges are collected by direction.
+
+    Args:
+        lines (list[dict]): their requests, the oldest first; with what has
+            come ``'again'`` in an entry of a part.
+    """
+    check_instance('lines', lines, Iterable)
+    held: dict[str, dict[str, set[Any]]] = {}
+    for line in lines:
+        check_instance('lines', line, Mapping)
+        # Requests of node classifiers are of one graph.
+        for name, part in (
+            line if all(map(str.isdigit, line)) else {'0': line}
+        ).items():
+            items = held.setdefault(name, {})
+            for kind, new in _named_items(part).items():
+                items[kind] = items.get(kind, set()) | new
+            for kind, new in _named_items(part.get('again', {})).items():
+                items[kind] = items.get(kind, set()) - new
+    named: dict[str, Any] = {}
+    for name, items in held.items():
+        kept = {k: sorted(v) for k, v in items.items() if v}
+        if kept:
+            whole = kept.pop('whole', False)
+            named[name] = {'whole': True} if whole else kept
+    return RemovalRequest.from_dict(named) if named else None
+
+
+def _named_items(part: Mapping[str, Any]) -> dict[str, set[Any]]:
+    edges = {tuple(edge) for edge in part.get('edges', ())}
+    arcs = edges | {edge[::-1] for edge in edges}
+    arcs |= {tuple(edge) for edge in part.get('directed_edges', ())}
+    found = {
+        kind: set(part.get(kind, ()))
+        for kind in ('nodes', 'features', 'labels')
+    }
+    whole = {True} if part.get('whole') else set()
+    return {**found, 'directed_edges': arcs, 'whole': whole}
 
 
 def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:

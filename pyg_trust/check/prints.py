@@ -13,10 +13,9 @@ from ..kernel.arrays import fingerprint, named
 from .tensors import Sparse, Tensor
 
 # What a request removes of a graph, by kind.
-_PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels'}
-# What it replaces, and what has come again since: no name is left to look for.
+_PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels', 'again'}
+# What an update replaces: no name is left to look for.
 REPLACED = {'changed_features', 'changed_labels'}
-_AGAIN = REPLACED | {'again'}
 # Fields whose first dimension is the nodes, as PyG counts them.
 _OF_NODES = ('x', 'feat', 'pos', 'batch', 'node_type', 'n_id', 'tf')
 
@@ -80,7 +79,7 @@ def left_over(
     ids = [*part.get('nodes', ()), *part.get('features', ())]
     for pair in (*part.get('edges', ()), *part.get('directed_edges', ())):
         ids += pair
-    if any(type(v) is not int for v in ids) or set(part) - _PARTS - _AGAIN:
+    if any(type(v) is not int for v in ids) or set(part) - _PARTS - REPLACED:
         raise ValueError(f"'request' needs to hold names (got {part!r})")
     if names is None:
         there = {v: v for v in ids if v in range(num_nodes(graph))}

@@ -11,7 +11,7 @@ from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import NAMED, RemovalRequest
+from pyg_trust.removal import RemovalRequest, still_removed
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
 #: What models say of an item that is gone.
@@ -146,11 +146,9 @@ class Place:
         Returns:
             RemovalRequest: the rest; :obj:`None` if nothing is left.
         """
-        lines = [_removed(line.request) for line in self.ledger.entries]
-        lines = [line for line in lines if line]
-        if not lines:
+        done = still_removed(line.request for line in self.ledger.entries)
+        if done is None:
             return request
-        done = RemovalRequest.batch(map(RemovalRequest.from_dict, lines))
         kept = [
             item
             for item in _items(request)
@@ -165,17 +163,6 @@ class Place:
         except ValueError as error:
             return GONE not in str(error)
         return hasattr(self.model, 'plan')
-
-
-def _removed(line: dict[str, Any]) -> dict[str, Any]:
-    # By graph, without what was replaced or has come again.
-    whole = line if all(map(str.isdigit, line)) else {'0': line}
-    names = ('whole', *NAMED)
-    kept = {
-        graph: {name: part[name] for name in names if name in part}
-        for graph, part in whole.items()
-    }
-    return {graph: part for graph, part in kept.items() if part}
 
 
 def _items(request: RemovalRequest) -> Iterator[RemovalRequest]:

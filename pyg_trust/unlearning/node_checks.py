@@ -1,6 +1,6 @@
 """Checks that verify a node classifier."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_trust.functional.incremental import SeriesState
 from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import removal
+from pyg_trust.removal import Part, still_removed
 from pyg_trust.unlearning.certified import proved
 from pyg_trust.unlearning.node_parts import Edit, Settings
 from pyg_trust.unlearning.node_solving import Model
@@ -161,48 +162,45 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
     for name, pairs in (('edges', both), ('directed_edges', one)):
         held = sorted(e for e in pairs if nodes.isdisjoint(e))
         made[name] = [list(e) for e in held]
-    before = set[Arc]()
-    for line in model.ledger.entries:
-        before |= _arcs(line.request)
-    came = before and before & _came(data)
-    made['again'] = [list(e) for e in sorted(_there(graph, came))]
-    return {name: values for name, values in made.items() if values}
+    past = _gone(model)
+    arcs = _there(graph, {*past.directed_edges} & _came(data))
+    anew = {
+        'directed_edges': [list(arc) for arc in sorted(arcs)],
+        'features': sorted(changed['features'] & {*past.features}),
+        'labels': sorted(changed['labels'] & {*past.labels}),
+    }
+    found: dict[str, Any] = {k: v for k, v in made.items() if v}
+    if any(anew.values()):
+        found['again'] = {k: v for k, v in anew.items() if v}
+    return found
 
 
 def still_named(model: Model) -> tuple[str, ...]:
     """List the items that are removed by the ledger and still in the data."""
-    data, arcs = model.data, set[Arc]()
-    gone = {'nodes': set[int](), 'features': set[int](), 'labels': set[int]()}
-    for line in model.ledger.entries:
-        request = line.request
-        for name, items in gone.items():
-            items |= {*request.get(name, ())}
-            items -= {*request.get(f'changed_{name}', ())}
-        arcs |= _arcs(request)
-        arcs -= {(u, v) for u, v in request.get('again', ())}
+    data, gone = model.data, _gone(model)
     held = {
-        'node': ('nodes', lambda v: bool(data.graph.alive[v])),
+        'node': (gone.nodes, lambda v: bool(data.graph.alive[v])),
         'the feature row of node': (
-            'features',
+            gone.features,
             lambda v: bool(data.levels.x[v].any()),
         ),
-        'the label of node': ('labels', data.trains),
+        'the label of node': (gone.labels, data.trains),
     }
     found = [
         f'{what} {v}'
-        for what, (name, there) in held.items()
-        for v in sorted(gone[name])
+        for what, (names, there) in held.items()
+        for v in names
         if there(v)
     ]
-    left = _there(data.graph, arcs - _came(data))
+    left = _there(data.graph, {*gone.directed_edges} - _came(data))
     return (*found, *(f'edge {u} -> {v}' for u, v in sorted(left)))
 
 
-def _arcs(request: Mapping[str, Any]) -> set[Arc]:
-    # Every direction that a line names as gone.
-    both = [(u, v) for u, v in request.get('edges', ())]
-    one = [(u, v) for u, v in request.get('directed_edges', ())]
-    return {*both, *one, *((v, u) for u, v in both)}
+def _gone(model: Model) -> Part:
+    # What the ledger says is gone, edges by direction.
+    lines = (line.request for line in model.ledger.entries)
+    found = still_removed(lines)
+    return Part() if found is None else found.parts[0]
 
 
 def _arcs_of(edges: Tensor, graph: Sums) -> set[Arc]:

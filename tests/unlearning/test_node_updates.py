@@ -447,7 +447,11 @@ def test_what_was_removed_may_come_again():
     assert report.request == {
         'changed_features': node.tolist(),
         'changed_labels': node.tolist(),
-        'again': sorted([[u, v], [v, u]]),
+        'again': {
+            'directed_edges': sorted([[u, v], [v, u]]),
+            'features': node.tolist(),
+            'labels': node.tolist(),
+        },
     }
     assert model.verify().ok
     # And go again, which is seen if it does not.
