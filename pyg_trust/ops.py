@@ -841,11 +841,9 @@ def pull_rows(
     send: Nodes,
     *,
     out: OwnRows | None = None,
-    z: Annotated[Tensor, Form(None, 'num_rows', 'num_columns', own=True)]
+    z: Annotated[Tensor, Form(None, 'num_listed', 'num_columns', own=True)]
     | None = None,
     weight: float = 1.0,
-    place: List | None = None,
-    add: bool = True,
 ) -> None:
     r"""Computes rows of one level of propagation, in place.
 
@@ -853,9 +851,7 @@ def pull_rows(
 
     .. math::
         y_v = R_v \sum_u B_{vu} x_u, \quad \text{out}_v = S_v y_v, \quad
-        z_k \mathrel{+}= w\, y_{v_k} ,
-
-    or :math:`z_k = w\, y_{v_k}` without :obj:`add`.
+        z_k \mathrel{+}= w\, y_{v_k} .
 
     Sums run over the entries of a row in ascending order, each column by
     itself, by the inner loop of :func:`propagate` (``csrc/gather.h``): a row
@@ -873,21 +869,9 @@ def pull_rows(
         z (Tensor, optional): as :obj:`x`, a row for each of :obj:`nodes`.
             (default: :obj:`None`)
         weight (float): :math:`w`. (default: :obj:`1.0`)
-        place (Tensor, optional): int64: the rows of :obj:`z` that are meant,
-            one for each of :obj:`nodes` and each once; the first ones, in
-            order, by default. (default: :obj:`None`)
-        add (bool): whether :obj:`z` is added to. (default: :obj:`True`)
     """
-    count = rows.start.numel() if nodes is None else nodes.numel()
-    if z is not None and place is None and z.size(0) != count:
-        raise ValueError(
-            f"'z' needs {count} rows, one for each of 'nodes' "
-            f'(got {z.size(0)})'
-        )
-    if count > 0:
-        _ops.pull_rows.default(
-            *(*rows, nodes, x, recv, send, out, z, weight, place, add)
-        )
+    if nodes is None or nodes.numel() > 0:
+        _ops.pull_rows.default(*(*rows, nodes, x, recv, send, out, z, weight))
 
 
 _LIVE = [

@@ -33,8 +33,8 @@ from pyg_trust.nn.ppnp import (
     PageRankDiffusion,
 )
 
-# What a class may define of its own: it makes the logits, or the model, or
-# prints it.
+# Methods that a class may define: they make the logits or the model, or print
+# it.
 _FREE = frozenset(
     [
         '__abstractmethods__',
@@ -74,7 +74,7 @@ _HELPERS = (SumAggregation, Aggregation, Inspector, *CSRGraph.__mro__[:-1])
 _MODULES = (ppnp, diffusion)
 _GRAPHS = (Data, HeteroData, CSRGraph, SparseTensor)
 _MISSING = object()
-# As 'type' itself finds them, whatever a metaclass says.
+# As 'type' itself finds them: a metaclass may answer something else.
 _MRO = type.__dict__['__mro__'].__get__
 _VARS = type.__dict__['__dict__'].__get__
 
@@ -123,9 +123,6 @@ _REACHED = frozenset(
 
 def check_as_built(model: Any) -> None:
     """Refuses a model that may run other code than that of its class here.
-
-    Args:
-        model (PageRankDiffusion): the model.
 
     Raises:
         TypeError: if it has logits and diffuses them in a way of its own, or
@@ -177,7 +174,7 @@ def check_as_built(model: Any) -> None:
 def _changed(
     model: PageRankDiffusion, classes: tuple[type, ...], base: type
 ) -> Iterator[tuple[str, str]]:
-    # Everything that is not as it was built, and where.
+    # List everything that is not as it was built, and where it is.
     for kind in classes:
         # A metaclass can answer for its classes.
         if type(kind) is not type:
@@ -307,10 +304,6 @@ def _check_hooks(part: Module) -> None:
 
 def check_blind(model: Module, edge_index: Any) -> None:
     """Refuses logits that hold a graph: they could follow it when it changes.
-
-    Args:
-        model (Module): the model.
-        edge_index (Tensor, optional): the edges of the data themselves.
 
     Raises:
         ValueError: if its attributes and code reach a graph.

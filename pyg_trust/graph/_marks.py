@@ -13,9 +13,6 @@ from torch_geometric.data import Data
 def marked(data: Data) -> tuple[str, ...]:
     """Return the attributes that are marked as propagated.
 
-    Args:
-        data (Data): the graph.
-
     Raises:
         TypeError: if ``data.propagated`` does not hold names.
     """
@@ -33,10 +30,5 @@ def marked(data: Data) -> tuple[str, ...]:
 
 
 def mark(data: Data, attr: str) -> None:
-    """Mark an attribute as propagated, in place.
-
-    Args:
-        data (Data): the graph.
-        attr (str): the attribute.
-    """
+    """Mark an attribute as propagated, in place."""
     data.propagated = tuple(dict.fromkeys((*marked(data), attr)))

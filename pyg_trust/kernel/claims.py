@@ -152,6 +152,15 @@ CountRemoval = _promise(
     num_interactions='count, of those that remain',
     ledger_head='SHA-256 of the ledger',
 )
+CoveredRemoval = _promise(
+    *('CoveredRemoval', 'removal covered by privacy', 'removal'),
+    relation='which data are neighbours',
+    units='count, of what was removed since the release',
+    mu='sensitivity over noise, of all of it',
+    budget='mu that it may have',
+    history='mu after every line of the ledger',
+    **{**_SPENT, 'request': _REMOVED['request']},
+)
 ExactCertificate = _promise(
     *('ExactCertificate', 'robustness certificate', 'robustness'),
     targets='count',
@@ -206,6 +215,20 @@ CollectiveCertificate = _promise(
     confidence='probability, of all at once',
     seeded='whether the copies come from a seed',
 )
+RankCertificate = _promise(
+    *('RankCertificate', 'certificate of ranks', 'robustness'),
+    num_users='count',
+    num_items='count, of all that are ranked',
+    k='count, of places',
+    num_kept='count, of items that stay in these places',
+    num_lost='count, of items that do not in some graph',
+    num_unknown='count, of all other items',
+    ranks='worst rank, number of items that have it',
+    num_flips='count, of undirected pairs that may flip',
+    global_budget='count, of those that do at once',
+    alpha='teleport probability',
+    tolerance='scores that are closer count as equal',
+)
 VoteCertificate = _promise(
     *('VoteCertificate', 'certificate by division and voting', 'robustness'),
     targets='count',
@@ -249,11 +272,9 @@ Audit = _promise(
 
 
 def claim(procedure: str, values: Mapping[str, Any]) -> Any:
-    """Build the claim of a procedure from the fields of a report.
+    """Build the claim of a procedure from the fields of a report, by name.
 
-    Args:
-        procedure (str): one of :obj:`PROMISES`.
-        values (dict): by name; what the promise does not name is a setting.
+    What the promise does not name is a setting.
 
     Raises:
         ValueError: if the procedure is unknown, or a field is missing.
@@ -294,10 +315,6 @@ def visible(text: str) -> str:
 
     A line end, a control sequence of a terminal or a sign that turns the
     direction of writing would let a text look like another one.
-
-    Example:
-        >>> print(visible('a\nb\x1b[2K'))
-        a b\x1b[2K
     """
     if not isinstance(text, str):
         raise TypeError(

@@ -135,14 +135,6 @@ def bounds(
     :math:`\alpha / 2` and each of the :math:`C` others, outputs that are not
     finite among them, with :math:`\alpha / 2 C`; else the first with
     :math:`\alpha`.
-
-    Args:
-        top (int): the votes for the class.
-        runner_up (int): the most votes of any other.
-        num_samples (int): how many voted.
-        num_classes (int): :math:`C`.
-        alpha (float): the level of all bounds of a target together.
-        classes (str): ``'all'`` or ``'one'``.
     """
     alpha = Fraction(alpha)
     if classes == 'one':
@@ -199,15 +191,15 @@ def patterns(changes: Sequence[Change]) -> Iterator[tuple[Fraction, Fraction]]:
 
 def regions(changes: Sequence[Change]) -> list[tuple[Fraction, Fraction]]:
     """Patterns with the same ratio together, the ratio falling."""
-    made: dict[Fraction | None, tuple[Fraction, Fraction]] = {}
+    parts: dict[Fraction | None, tuple[Fraction, Fraction]] = {}
     for clean, changed in patterns(changes):
         if clean or changed:
             ratio = clean / changed if changed else None
-            one, two = made.get(ratio, (Fraction(0), Fraction(0)))
-            made[ratio] = one + clean, two + changed
+            one, two = parts.get(ratio, (Fraction(0), Fraction(0)))
+            parts[ratio] = one + clean, two + changed
     # None is infinite.
-    order = sorted(made, key=lambda r: (r is not None, -(r or 0)))
-    return [made[ratio] for ratio in order]
+    order = sorted(parts, key=lambda r: (r is not None, -(r or 0)))
+    return [parts[ratio] for ratio in order]
 
 
 def least(p: Fraction, parts: Sequence[tuple[Fraction, Fraction]]) -> Fraction:
@@ -240,13 +232,7 @@ def stays(
 
 
 def needed(n: int, level: Number, tolerance: Number) -> int:
-    """Return the least count of n whose bound is above 1/2, else n + 1.
-
-    Args:
-        n (int): how many vote.
-        level (float): of the bound.
-        tolerance (float): of the sampler, which is taken off.
-    """
+    """Return the least count of n whose bound is above 1/2, else n + 1."""
     half = Fraction(1, 2) + Fraction(tolerance) + SURE
     low, high = 0, n + 1
     while low < high:
@@ -301,12 +287,7 @@ class Answers:
     def holds(
         self, bound: Fraction, parts: Sequence[tuple[Fraction, Fraction]]
     ) -> bool:
-        """Tell whether there is an answer at every admissible change.
-
-        Args:
-            bound (Fraction): the first of :func:`bounds`.
-            parts (list): of :func:`regions`.
-        """
+        """Tell whether there is an answer at every admissible change."""
         left = least(bound - self.tolerance, parts) - self.tolerance
         if self.few < left < self.enough:
             if answers(left, *self.run):

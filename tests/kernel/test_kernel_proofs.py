@@ -27,6 +27,7 @@ MODELS = [
     pagerank.Model(0.25),
     pagerank.Model(0.5, None, 'sym'),
     pagerank.Model(0.25, 2),
+    pagerank.Model(0.25, 0),
     pagerank.Model(0.5, 1, 'sym'),
 ]
 
@@ -200,6 +201,22 @@ def test_what_rounding_hides_is_taken_off_both_classes(model, kind):
             need = z[c][u] - z[y][u] - hidden - room
             found = list(proofs.attacked(arrays, graphs, model, need))
             assert (place in found) == (room > 0)
+
+
+@pytest.mark.parametrize(('need', 'status'), [(1.5, 1), (2.0, 0)])
+def test_a_margin_that_is_the_tolerance_decides_nothing(need, status):
+    # No step is taken, so that margins are 2 and -2 in every graph.
+    case = Case(pagerank.Model(0.25, 0))
+    arrays = {
+        **case.arrays,
+        'logits': np.array([[2.0, 0, 0]] * N),
+        'tolerance': np.array(need),
+        'flips_ptr': np.zeros(2, dtype=np.int64),
+        'flips_of': np.zeros(N, dtype=np.int64),
+    }
+    for held, sign in ((0, 1), (1, -1)):
+        arrays['reference'] = np.full(N, held)
+        assert proofs.prove(arrays) == [sign * status] * N
 
 
 def flips_of(arrays, which):
