@@ -49,12 +49,7 @@ from .epsilon import (
     proved,
     together,
 )
-from .prints import (
-    REPLACED,
-    fingerprint_data,
-    fingerprint_model,
-    left_over,
-)
+from .prints import fingerprint_data, fingerprint_model, left_over
 from .tensors import load
 
 T = TypeVar('T')
@@ -473,7 +468,7 @@ def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
         yield UNKNOWN, f'{RESIDUAL}: the data are without weights'
     if proof is None and any('labels' in part for part in request.values()):
         yield UNKNOWN, 'data: whether a label is used in training'
-    if any(REPLACED & part.keys() for part in request.values()):
+    if any('changed_' in name for part in request.values() for name in part):
         yield UNKNOWN, 'data: whether what was replaced is gone'
     yield (
         FAILS if left else HOLDS,

@@ -14,8 +14,7 @@ from .tensors import Sparse, Tensor
 
 # What a request removes of a graph, by kind.
 _PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels', 'again'}
-# What an update replaces: no name is left to look for.
-REPLACED = {'changed_features', 'changed_labels'}
+_PARTS |= {'changed_features', 'changed_labels'}
 # Fields whose first dimension is the nodes, as PyG counts them.
 _OF_NODES = ('x', 'feat', 'pos', 'batch', 'node_type', 'n_id', 'tf')
 
@@ -79,7 +78,7 @@ def left_over(
     ids = [*part.get('nodes', ()), *part.get('features', ())]
     for pair in (*part.get('edges', ()), *part.get('directed_edges', ())):
         ids += pair
-    if any(type(v) is not int for v in ids) or set(part) - _PARTS - REPLACED:
+    if any(type(v) is not int for v in ids) or set(part) - _PARTS:
         raise ValueError(f"'request' needs to hold names (got {part!r})")
     if names is None:
         there = {v: v for v in ids if v in range(num_nodes(graph))}
