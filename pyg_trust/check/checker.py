@@ -481,9 +481,7 @@ def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
 def _still_there(
     name: str, part: Mapping[str, Any], graph: Mapping[str, Any] | None
 ) -> Iterator[str]:
-    if graph is None:
-        return
-    if part.get('whole'):
+    if graph is not None and part.get('whole'):
         yield f'graph {name}'
-        return
-    yield from left_over(graph, part, f' of graph {name}')
+    elif graph is not None:
+        yield from left_over(graph, part, f' of graph {name}')
