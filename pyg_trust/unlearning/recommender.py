@@ -66,7 +66,7 @@ from pyg_trust.unlearning.reports import (
     RecommenderReport,
     RecommenderVerifyReport,
 )
-from pyg_trust.unlearning.saved import Saved
+from pyg_trust.unlearning.saved import FORMAT, Saved
 
 METHODS = ('paths',)
 # What is tried by default: spread around the best one of a sparse catalogue.
@@ -156,6 +156,8 @@ class Recommender(Saved[_Held], EditedInPlace):
     Raises:
         TypeError, ValueError: if an argument is out of range.
     """
+
+    _formats = (FORMAT,)
 
     def __init__(
         self,
