@@ -24,16 +24,16 @@ LAWS = ('wor', 'replace', 'withdraw', 'exchanged')
 
 
 def widened(monkeypatch, low, high):
-    """Widen the brackets of exp, log and tails downwards, or upwards."""
+    """Widen the brackets of all real numbers downwards, or upwards."""
 
-    def wide(right, num, b, p):
-        below, above = right(num, b, p)
-        unit = 1 << max(0, p - 40)
+    def wide(right, *args):
+        below, above = right(*args)
+        unit = 1 << max(0, args[-1] - 40)
         below, above = below - low * unit, above + high * unit
-        return (below if right is log else max(0, below)), above
+        return (max(0, below) if right is exp else below), above
 
-    log = intervals.log
-    for name in ('exp', 'log', 'tail'):
+    exp = intervals.exp
+    for name in ('exp', 'log', 'tail', 'fixed'):
         right = partial(wide, getattr(intervals, name))
         monkeypatch.setattr(intervals, name, right)
 
@@ -398,3 +398,16 @@ def test_delta_is_closed_forms_beyond_its_largest_epsilon():
         assert kernel.judge('wor', [(1e9, 0.5, 1)], *bad) == 'FAILS'
     # As much as delta: mu / 2.5 is below it; and a bit more than 2.5.
     assert kernel.judge_mu(Fraction(1, 100), 0.0, Fraction(1, 10)) == 'holds'
+
+
+@pytest.mark.parametrize(('law', 'moved'), [('wor', 2), ('withdraw', 1)])
+def test_distances_below_all_masses_are_added(monkeypatch, law, moved):
+    monkeypatch.setattr(kernel, 'bound', lambda *args: Fraction(args[-1]))
+    # Of two kinds of steps; a mass is at least 2^-144.
+    tiny = Fraction(1, 10**120)
+    lines = [(4.0, tiny, 3), (Fraction(5), 7 * tiny, 2)]
+    delta = moved * (3 * tiny / 4 + 14 * tiny / 5)
+    assert kernel.judge(law, lines, 0.0, delta) == 'holds'
+    assert (
+        kernel.judge(law, lines, 0.0, delta * Fraction(999, 1000)) != 'holds'
+    )
