@@ -8,13 +8,14 @@ neighbours) or go into a new :class:`~torch_geometric.data.Data`.
 """
 
 from torch_geometric.data import Data
+from torch_geometric.data.storage import BaseStorage
 
 
-def marked(data: Data) -> tuple[str, ...]:
+def marked(data: Data | BaseStorage) -> tuple[str, ...]:
     """Return the attributes that are marked as propagated.
 
     Args:
-        data (Data): the graph.
+        data (Data or NodeStorage): the graph, or a node type of it.
 
     Raises:
         TypeError: if ``data.propagated`` does not hold names.
@@ -32,11 +33,11 @@ def marked(data: Data) -> tuple[str, ...]:
     return tuple(names)
 
 
-def mark(data: Data, attr: str) -> None:
+def mark(data: Data | BaseStorage, attr: str) -> None:
     """Mark an attribute as propagated, in place.
 
     Args:
-        data (Data): the graph.
+        data (Data or NodeStorage): the graph, or a node type of it.
         attr (str): the attribute.
     """
     data.propagated = tuple(dict.fromkeys((*marked(data), attr)))
