@@ -163,11 +163,7 @@ def moved_module(module: str) -> Callable[[str], Any]:
 
 
 def moved(package: str) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a package that finds names that moved.
-
-    Args:
-        package (str): its full name.
-    """
+    """Make the ``__getattr__`` of a package that finds names that moved."""
     names = _MOVED[package.removeprefix('pyg_trust.')]
 
     def find(name: str) -> Any:

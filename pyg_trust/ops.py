@@ -1001,8 +1001,6 @@ def pull_rows(
     out: Tensor | None = None,
     z: Tensor | None = None,
     weight: float = 1.0,
-    place: Tensor | None = None,
-    add: bool = True,
 ) -> None:
     r"""Computes rows of one level of propagation, in place.
 
@@ -1010,9 +1008,7 @@ def pull_rows(
 
     .. math::
         y_v = R_v \sum_u B_{vu} x_u, \quad \text{out}_v = S_v y_v, \quad
-        z_k \mathrel{+}= w\, y_{v_k} ,
-
-    or :math:`z_k = w\, y_{v_k}` without :obj:`add`.
+        z_k \mathrel{+}= w\, y_{v_k} .
 
     Sums run over the entries of a row in ascending order, each column by
     itself, by the inner loop of :func:`propagate` (``csrc/gather.h``): a row
@@ -1030,13 +1026,8 @@ def pull_rows(
         z (Tensor, optional): as :obj:`x`, a row for each of :obj:`nodes`.
             (default: :obj:`None`)
         weight (float): :math:`w`. (default: :obj:`1.0`)
-        place (Tensor, optional): int64: the rows of :obj:`z` that are meant,
-            one for each of :obj:`nodes` and each once; the first ones, in
-            order, by default. (default: :obj:`None`)
-        add (bool): whether :obj:`z` is added to. (default: :obj:`True`)
     """
     start, length, col = _check_open(rows)
-    check_instance('add', add, bool)
     dtype, n = _value_dtype('x', x), _size(start)
     if nodes is not None:
         nodes = _check_host('nodes', nodes, torch.int64, _size(nodes))
@@ -1048,10 +1039,7 @@ def pull_rows(
     if out is not None:
         out = _check_own('out', out, dtype, n, *columns)
     if z is not None:
-        many = count if place is None else _size(z) // max(*columns, 1)
-        z = _check_own('z', z, dtype, many, *columns)
-    if place is not None:
-        place = _check_host('place', place, torch.int64, count)
+        z = _check_own('z', z, dtype, count, *columns)
     _ops.pull_rows.default(
         start,
         length,
@@ -1063,8 +1051,6 @@ def pull_rows(
         out,
         z,
         check_number('weight', weight),
-        place,
-        add,
     )
 
 

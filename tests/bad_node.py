@@ -67,7 +67,6 @@ entry(
         'send': ones(N),
         'out': ones(N, 2),
         'z': ones(2, 2),
-        'place': torch.tensor([1, 0]),
     },
     rows=instance(),
     nodes=tensor(rows=False, finite=False, none=True),
@@ -77,9 +76,7 @@ entry(
     out=tensor(finite=False, none=True, columns=True),
     z=tensor(rows=False, finite=False, none=True, columns=True),
     weight=values('half', None, [0.5]),
-    place=tensor(finite=False, none=True),
-    add=values(3, None, 'a'),
-    names={'nodes': "'(nodes|z|place)'", 'x': "'(x|recv|out|send)'"},
+    names={'nodes': "'(nodes|z)'", 'x': "'(x|recv|out|send)'"},
 )
 entry(
     'ops.push_rows',

@@ -41,11 +41,7 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
 
 
 def stored(x: Tensor) -> list[Tensor]:
-    """Return the tensors that make a dense or sparse one.
-
-    Args:
-        x (Tensor): of any layout.
-    """
+    """Return the tensors that make a dense or sparse one."""
     if x.layout == torch.strided:
         return [x]
     coo = x.to_sparse_coo().coalesce()

@@ -155,9 +155,6 @@ def fingerprint_any(value: Any) -> str:
 
     The same in every process that has the same.
 
-    Args:
-        value (Any): also graphs, models, functions, and containers of these.
-
     Returns:
         str: 64 hexadecimal digits.
 
@@ -171,11 +168,7 @@ def fingerprint_any(value: Any) -> str:
 
 
 def reached(model: Module) -> list[Any]:
-    """Return all objects that the attributes and code of a model reach.
-
-    Args:
-        model (Module): the model.
-    """
+    """Return all objects that the attributes and code of a model reach."""
     walk = _Walk()
     walk.take('model', model)
     return [value for _, value in walk.seen.values()]
@@ -494,12 +487,7 @@ def _named(what: Any) -> str:
 
 
 def identity_on(model: Module, graphs: Sequence[Data]) -> str:
-    """Digest a model as ``identity`` does, and graphs that it is used on.
-
-    Args:
-        model (Module): the model.
-        graphs (list[Data]): the graphs.
-    """
+    """Digest a model as ``identity`` does, and graphs that it is used on."""
     parts: list[Any] = [identity(model)]
     for graph in graphs:
         parts.append(int(graph.num_nodes or 0))

@@ -45,11 +45,6 @@ def check_state(
 def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
     """Check that a state has the settings of the object that reads it.
 
-    Args:
-        what (str): the entry, for the message.
-        found (dict): the entry of the state.
-        expected (dict): the settings of the object.
-
     Raises:
         ValueError: if it is no dictionary, or a setting differs.
     """

@@ -117,9 +117,6 @@ def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
     """Shorten the names of releases to their kinds.
 
     Not every weight of a shard.
-
-    Args:
-        names (list[str]): of releases.
     """
     listed: dict[str, None] = {}
     for name in sorted(names):
@@ -129,11 +126,7 @@ def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def grouped(names: Iterable[str]) -> str:
-    """The first of them, for a note.
-
-    Args:
-        names (list[str]): of releases.
-    """
+    """The first of them, for a note."""
     listed = kinds_of(names)
     return ', '.join(listed[:20]) + (', ...' if len(listed) > 20 else '')
 
@@ -145,11 +138,7 @@ def _content(value: Tensor | bytes) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def size_of(value: Tensor | bytes) -> int:
-    """Size of a release in bytes.
-
-    Args:
-        value (Tensor or bytes): of :func:`opened`.
-    """
+    """Size of a release in bytes."""
     if isinstance(value, bytes):
         return len(value)
     return value.numel() * value.element_size()
@@ -178,12 +167,7 @@ def encodings(values: Tensor) -> list[bytes]:
 
 
 def holding(released: Released, needles: list[bytes]) -> list[str]:
-    """Find the releases that contain any of some byte strings.
-
-    Args:
-        released (dict): of :func:`opened`.
-        needles (list[bytes]): what is looked for.
-    """
+    """Find the releases that contain any of some byte strings."""
     return [
         name
         for name, value in released.items()

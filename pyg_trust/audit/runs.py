@@ -262,11 +262,7 @@ class Runs:
 
 
 def numbers(released: Released) -> Tensor:
-    """Return all numbers of a release: float64.
-
-    Args:
-        released (dict): of :meth:`.Subject.released`.
-    """
+    """Return all numbers of a release: float64."""
     flat = [
         value.detach().cpu().double().flatten()
         for value in released.values()

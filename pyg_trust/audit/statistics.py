@@ -65,12 +65,7 @@ def rates(
 
 
 def mu_of(tpr: Any, fpr: Any) -> Any:
-    r"""Return :math:`\Phi^{-1}(\mathrm{TPR}) - \Phi^{-1}(\mathrm{FPR})`.
-
-    Args:
-        tpr (float or numpy.ndarray): a lower bound.
-        fpr (float or numpy.ndarray): an upper bound.
-    """
+    r"""Return :math:`\Phi^{-1}(\mathrm{TPR}) - \Phi^{-1}(\mathrm{FPR})`."""
     return scipy.special.ndtri(tpr) - scipy.special.ndtri(fpr)
 
 
@@ -207,10 +202,6 @@ def split_scores(
 
     One half chooses a test, the other one counts its errors.
 
-    Args:
-        scores (dict[str, sequence]): by the name of an argument.
-        seed (int, optional): of the split.
-
     Returns:
         list[list[numpy.ndarray]]: float64, two halves for each kind.
 
@@ -264,10 +255,6 @@ def told_apart(one: list[Tensor], two: list[Tensor]) -> Callable[[int], float]:
 
     The first half of the runs finds the direction in which they differ, the
     second half is compared along it by permutations.
-
-    Args:
-        one (list[Tensor]): the numbers of each run, of one length.
-        two (list[Tensor]): of as many other runs.
 
     Returns:
         callable: maps the seed of the permutations to the p value.

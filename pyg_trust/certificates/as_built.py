@@ -124,9 +124,6 @@ _REACHED = frozenset(
 def check_as_built(model: Any) -> None:
     """Refuses a model that may run other code than that of its class here.
 
-    Args:
-        model (PageRankDiffusion): the model.
-
     Raises:
         TypeError: if it has logits and diffuses them in a way of its own, or
             an attribute is of another type than its class gives it.
@@ -307,10 +304,6 @@ def _check_hooks(part: Module) -> None:
 
 def check_blind(model: Module, edge_index: Any) -> None:
     """Refuses logits that hold a graph: they could follow it when it changes.
-
-    Args:
-        model (Module): the model.
-        edge_index (Tensor, optional): the edges of the data themselves.
 
     Raises:
         ValueError: if its attributes and code reach a graph.

@@ -81,12 +81,7 @@ class Deployed:
     digest: str = ''
 
     def error(self, degree: int) -> Tensor:
-        """Bound how far computed scores may be from exact ones, by class.
-
-        Args:
-            degree (int): the largest degree of an admissible graph,
-                self-loops included.
-        """
+        """Bound how far computed scores may be from exact ones, by class."""
         top = self.logits.abs().amax(0)
         if self.dtype is None:
             return torch.zeros_like(top)

@@ -18,9 +18,6 @@ _COSTS = ('pagerank', 'visits')
 def witness_of(problem: Problem) -> tuple[Witness | None, str]:
     """Collect what the kernel proves the status of targets from.
 
-    Args:
-        problem (Problem): as it was solved.
-
     Returns:
         tuple: the witness and its digest, or None and why there is none.
     """

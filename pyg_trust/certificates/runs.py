@@ -122,14 +122,7 @@ class Run:
     def votes(
         self, first: int, count: int, rows: Tensor | None, bar: Bar
     ) -> Tensor:
-        """Count how many copies vote for each class: ``[targets, C + 1]``.
-
-        Args:
-            first (int): the number of the first copy.
-            count (int): how many.
-            rows (Tensor, optional): the nodes in question.
-            bar (Bar): counts copies.
-        """
+        """Count how many copies vote for each class: ``[targets, C + 1]``."""
         size = self.place[1]
         if size == 1:
             parts = [self._own_votes(first, count, bar)]

@@ -53,12 +53,7 @@ class Pipeline(NamedTuple):
     sparse_adj: bool = False
 
     def with_sparse(self, sparse_x: bool, sparse_adj: bool) -> 'Pipeline':
-        """Return the same, called with sparse matrices or without.
-
-        Args:
-            sparse_x (bool): as above.
-            sparse_adj (bool): as above.
-        """
+        """Return the same, called with sparse matrices or without."""
         return self._replace(sparse_x=sparse_x, sparse_adj=sparse_adj)
 
 
@@ -79,9 +74,6 @@ def evaluating(model: Module) -> Iterator[None]:
 
 def check_uncached(model: Module) -> None:
     """Refuses layers that keep the graph of their first call.
-
-    Args:
-        model (Module): the model.
 
     Raises:
         ValueError: if a layer has ``cached=True``.
@@ -397,12 +389,7 @@ class Sampler:
         return (plus * zeros + (1 - minus) * ones) / x.numel()
 
     def agrees(self, sparse_x: bool, sparse_adj: bool) -> bool:
-        """Tell whether sparse matrices give the outputs that dense ones give.
-
-        Args:
-            sparse_x (bool): features as a sparse matrix.
-            sparse_adj (bool): edges as a transposed sparse matrix.
-        """
+        """Tell whether sparse matrices give the outputs of dense ones."""
         pipe = self.pipeline._replace(sparse_x=sparse_x, sparse_adj=sparse_adj)
         alone = [self.logits(s, 1, True)[0] for s in range(_TRIED)]
         try:
@@ -414,11 +401,7 @@ class Sampler:
         return not any(map(differ, alone, found))
 
     def hides(self, kind: str) -> bool:
-        """Tell whether no output shows the noise, to the bit.
-
-        Args:
-            kind (str): ``'edges'`` or ``'features'``.
-        """
+        """Tell whether no output shows the noise, to the bit."""
         clean = self.data.clone()
         clean.num_nodes = self.copies.num_nodes
         expected, changed = self._called([clean]), 0

@@ -95,9 +95,6 @@ class Stated:
 def read_report(path: str | Path) -> tuple[int, list[Stated]]:
     """Read a report, and its layout.
 
-    Args:
-        path (str or Path): of the JSON.
-
     Raises:
         ValueError: if it is none, or was damaged.
     """
@@ -134,11 +131,7 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
 
 
 def requests(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Read who was removed: parts by the name of the graph.
-
-    Args:
-        values (dict): of a removal.
-    """
+    """Read who was removed: parts by the name of the graph."""
     found = values['request']
     if not isinstance(found, Mapping) or not all(
         isinstance(part, Mapping) for part in found.values()
@@ -148,11 +141,7 @@ def requests(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def arguments(each: Stated) -> Mapping[str, Any]:
-    """Read the arguments of the run, none if the report has none.
-
-    Args:
-        each (Stated): of any kind.
-    """
+    """Read the arguments of the run, none if the report has none."""
     found = each.origin.get('arguments', {})
     if not isinstance(found, Mapping):
         raise ValueError("'arguments' is no dictionary")

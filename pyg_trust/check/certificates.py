@@ -39,9 +39,6 @@ Change = tuple[int, int, float, float]
 def check_certificate(each: Stated) -> Said:
     """Check whether a certificate is that of the votes that it has.
 
-    Args:
-        each (Stated): of the kind ``'robustness'``.
-
     Returns:
         iterator: a status and a text for everything that was looked at.
     """
@@ -311,7 +308,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
     )
     # Those that stay for so many changes, from the most on.
     radii = sorted(
-        (-radius(top, earlier, later, views, ties), alike)
+        (-radius(top, earlier, later, ties), alike)
         for alike, top, earlier, later, _ in rows
     )
     stay = [0, *accumulate(alike for _, alike in radii)]
@@ -346,12 +343,7 @@ def _exact(each: Stated) -> Said:
 
 
 def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
-    """Prove an exact or a collective certificate from its witness.
-
-    Args:
-        each (Stated): which names the digest of the witness.
-        arrays (dict): of the witness.
-    """
+    """Prove an exact or a collective certificate from its witness."""
     values = each.values
     if each.procedure.startswith('collective'):
         most = collective.prove(arrays)

@@ -27,9 +27,6 @@ SUMS = ('private aggregation', 'private link prediction')
 def check_epsilon(each: Stated) -> Said:
     """Prove or refute an epsilon from what was recorded.
 
-    Args:
-        each (Stated): of the kind ``'privacy'``.
-
     Returns:
         iterator: a status and a text for everything that was looked at.
     """
@@ -69,11 +66,7 @@ def check_epsilon(each: Stated) -> Said:
 
 
 def account(each: Stated) -> Lines:
-    """Noise multipliers, rates and numbers of steps, as they were recorded.
-
-    Args:
-        each (Stated): of private training.
-    """
+    """Noise multipliers, rates and numbers of steps, as they were recorded."""
     lines = each.values['account']
     return [
         (
@@ -182,9 +175,5 @@ def _of_releases(each: Stated) -> Said:
 
 
 def together(parts: Iterable[float]) -> Fraction:
-    r"""Add the squares of :math:`\mu` of several releases, exactly.
-
-    Args:
-        parts (sequence of float): of the releases.
-    """
+    r"""Add the squares of :math:`\mu` of several releases, exactly."""
     return sum((Fraction(mu) ** 2 for mu in parts), Fraction(0))

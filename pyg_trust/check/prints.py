@@ -13,7 +13,7 @@ from ..kernel.arrays import fingerprint, named
 from .tensors import Sparse, Tensor
 
 # What a request removes of a graph, by kind.
-_PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels'}
+_PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels', 'again'}
 # Fields whose first dimension is the nodes, as PyG counts them.
 _OF_NODES = ('x', 'feat', 'pos', 'batch', 'node_type', 'n_id', 'tf')
 
@@ -33,12 +33,7 @@ def fingerprint_model(state: Mapping[Any, Any]) -> str:
 def fingerprint_data(
     graphs: Sequence[Mapping[str, Any]], fields: Sequence[str]
 ) -> str:
-    """Digest graphs.
-
-    Args:
-        graphs (list[dict]): of ``Data.to_dict()``.
-        fields (list[str]): what to take of each, in this order.
-    """
+    """Digest graphs."""
     parts: list[Any] = []
     for graph in graphs:
         for name in fields:
@@ -53,11 +48,7 @@ def fingerprint_data(
 
 
 def num_nodes(graph: Mapping[str, Any]) -> int:
-    """Count the nodes of a graph, as PyG does.
-
-    Args:
-        graph (dict): of ``Data.to_dict()``.
-    """
+    """Count the nodes of a graph, as PyG does."""
     if graph.get('num_nodes') is not None:
         return int(graph['num_nodes'])
     kinds = (lambda name: name in _OF_NODES, lambda name: 'node' in name)
@@ -81,11 +72,6 @@ def left_over(
     """Name what a request has removed and a graph still holds.
 
     Edges are looked for in every direction that had to go.
-
-    Args:
-        graph (dict): of ``Data.to_dict()``.
-        part (dict): what went, by kind.
-        where (str): is put behind every finding.
     """
     names = graph.get('n_id')
     ids = [*part.get('nodes', ()), *part.get('features', ())]

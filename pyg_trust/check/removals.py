@@ -17,18 +17,24 @@ from .epsilon import together
 
 NODES = 'certified removal from a node classifier'
 GRAPHS = 'certified removal'
+COVERED = 'removal covered by privacy'
 
 
 def check_removal(each: Stated) -> Said:
     """Check the fields of a removal against one another.
 
-    Args:
-        each (Stated): of the kind ``'removal'``.
-
     Returns:
         iterator: a status and a text for everything that was looked at.
     """
     values = each.values
+    if each.procedure == COVERED:
+        for mu, epsilon in (('mu', 'epsilon'), ('budget', 'target_epsilon')):
+            room = 1 + 1e-9 * (mu == 'budget')
+            moved = together([amount(mu, values[mu])])
+            claimed = number(epsilon, values[epsilon]) * room
+            delta = number('delta', values['delta'], above=0.0)
+            yield judge_mu(moved, claimed, delta), f'{epsilon}: of its {mu}'
+        return
     if each.procedure not in (NODES, GRAPHS):
         yield (
             UNKNOWN,
@@ -88,12 +94,7 @@ def _epsilons(
 
 
 def check_proof(each: Stated, arrays: dict[str, Any]) -> Said:
-    """Prove the residual of a removal from the data that remain.
-
-    Args:
-        each (Stated): of the kind ``'removal'``.
-        arrays (dict): of :func:`pyg_trust.kernel.removal.checked`.
-    """
+    """Prove the residual of a removal from the data that remain."""
     if each.procedure != NODES:
         yield UNKNOWN, 'data: they are of a node classifier'
         return
@@ -105,24 +106,14 @@ def check_proof(each: Stated, arrays: dict[str, Any]) -> Said:
 
 
 def unbroken(chain: Chain) -> tuple[str, str]:
-    """Tell whether every line is hashed with all before it.
-
-    Args:
-        chain (Chain): of a ledger of any kind.
-    """
+    """Tell whether every line is hashed with all before it."""
     if chain.broken:
         return FAILS, f'ledger: line {chain.broken} was changed'
     return HOLDS, 'ledger: the chain of its lines is unbroken'
 
 
 def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
-    """Compare a removal with the lines of its ledger.
-
-    Args:
-        each (Stated): of the kind ``'removal'``.
-        chain (Chain): the lines.
-        budget (float): what each may spend.
-    """
+    """Compare a removal with the lines of its ledger."""
     if each.kind != 'removal' or 'request' not in each.values:
         if each.values.get('ledger_head') is not None:
             yield UNKNOWN, 'ledger: the file is of another procedure'

@@ -53,9 +53,6 @@ class Sparse:
 def load(path: str | Path) -> Any:
     """Read the tensors and plain values of a file of ``torch.save``.
 
-    Args:
-        path (str or Path): of the file.
-
     Raises:
         ValueError: if the file is none, is damaged, or holds anything else.
     """

@@ -17,11 +17,7 @@ PERIODS = {'gdpr': (1, 0), 'ccpa': (0, 45)}
 
 
 def find_zone(name: str) -> zoneinfo.ZoneInfo:
-    """Find a time zone; the error of an unknown one names ``zone``.
-
-    Args:
-        name (str): as in ``'Europe/Berlin'``.
-    """
+    """Find a time zone; the error of an unknown one names ``zone``."""
     try:
         return zoneinfo.ZoneInfo(name)
     except (OSError, ValueError, zoneinfo.ZoneInfoNotFoundError):
@@ -32,11 +28,7 @@ def find_zone(name: str) -> zoneinfo.ZoneInfo:
 
 
 def written(moment: datetime) -> str:
-    """Write a time as it is stored, so that later texts are larger.
-
-    Args:
-        moment (datetime): with its zone.
-    """
+    """Write a time as it is stored, so that later texts are larger."""
     utc = moment.astimezone(timezone.utc)
     return utc.strftime('%Y-%m-%dT%H:%M:%SZ')
 
@@ -70,11 +62,6 @@ def due(received: datetime, zone: tzinfo, regulation: str) -> datetime:
 
     A month ends with the same date of the next one, in the controller's zone,
     or with its last day if it has no such date. Week-ends do not move it.
-
-    Args:
-        received (datetime): when it came, with a zone.
-        zone (tzinfo): of the controller.
-        regulation (str): a key of :obj:`PERIODS`.
     """
     months, days = PERIODS[regulation]
     day = received.astimezone(zone).date()
@@ -87,12 +74,7 @@ def due(received: datetime, zone: tzinfo, regulation: str) -> datetime:
 
 
 def check_text(name: str, value: Any) -> None:
-    """Refuse what is no line of text, or can look like another one.
-
-    Args:
-        name (str): of the argument.
-        value (str): what was given.
-    """
+    """Refuse what is no line of text, or can look like another one."""
     check_instance(name, value, str)
     if not 0 < len(value) <= 1000 or not value.isprintable():
         raise ValueError(
@@ -102,11 +84,7 @@ def check_text(name: str, value: Any) -> None:
 
 
 def read_id(number: str | None) -> str:
-    """Read the id of a request, a UUID; without one, make one.
-
-    Args:
-        number (str, optional): in any writing.
-    """
+    """Read the id of a request, a UUID; without one, make one."""
     try:
         return str(uuid.uuid4() if number is None else uuid.UUID(number))
     except ValueError:
@@ -117,11 +95,7 @@ def read_id(number: str | None) -> str:
 
 
 def read_identities(given: Sequence[Any]) -> list[Identity]:
-    """Read identities as OpenDSR writes them.
-
-    Args:
-        given (list[dict]): with ``identity_type`` and ``identity_value``.
-    """
+    """Read identities as OpenDSR writes them."""
     check_instance('subject_identities', given, list, tuple)
     for identity in given:
         check_instance('subject_identities', identity, dict)

@@ -11,7 +11,7 @@ from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import RemovalRequest, still_removed
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
 #: What models say of an item that is gone.
@@ -60,11 +60,7 @@ class Place:
         return found
 
     def named(self, request: RemovalRequest) -> RemovalRequest | None:
-        """Translate a request; :obj:`None` if nothing of it is in the model.
-
-        Args:
-            request (RemovalRequest): in the desk's names.
-        """
+        """Translate a request; :obj:`None` if the model has nothing of it."""
         found = request if self.names is None else self.names(request)
         if found is not None:
             check_instance('names', found, RemovalRequest)
@@ -82,10 +78,6 @@ class Place:
         self, requests: list[RemovalRequest], reference: str
     ) -> tuple[str | None, str]:
         """Remove from the newest state; :meth:`keep` writes the next one.
-
-        Args:
-            requests (list[RemovalRequest]): in the model's names.
-            reference (str): of the batch.
 
         Returns:
             tuple[str, str]: what the model promises, as JSON without names,
@@ -123,11 +115,7 @@ class Place:
             self.model.save(self.save)
 
     def seconds(self, request: RemovalRequest) -> float | None:
-        """Estimate the time of a removal; :obj:`None` if it is not known.
-
-        Args:
-            request (RemovalRequest): in the model's names.
-        """
+        """Estimate the time of a removal; :obj:`None` if it is not known."""
         if hasattr(self.model, 'shard_state'):
             # An impossible one is refused when it is done.
             with contextlib.suppress(ValueError):
@@ -135,11 +123,7 @@ class Place:
         return None
 
     def share(self, request: RemovalRequest) -> float:
-        """Compute the share of nodes or edges that a request names.
-
-        Args:
-            request (RemovalRequest): in the model's names.
-        """
+        """Compute the share of nodes or edges that a request names."""
         model, named = self.model, [0, 0]
         graphs = model.graphs if hasattr(model, 'graphs') else {}
         if graphs:
@@ -159,21 +143,12 @@ class Place:
     def left(self, request: RemovalRequest) -> RemovalRequest | None:
         """Drop what the ledger names as removed, and the model has not.
 
-        Args:
-            request (RemovalRequest): in the model's names.
-
         Returns:
             RemovalRequest: the rest; :obj:`None` if nothing is left.
         """
-        lines = [line.request for line in self.ledger.entries if line.request]
-        if not lines:
+        done = still_removed(line.request for line in self.ledger.entries)
+        if done is None:
             return request
-        done = RemovalRequest.batch(
-            RemovalRequest.from_dict(
-                line if all(map(str.isdigit, line)) else {'0': line}
-            )
-            for line in lines
-        )
         kept = [
             item
             for item in _items(request)
@@ -212,9 +187,5 @@ def _directions(item: RemovalRequest) -> RemovalRequest:
 
 
 def read(names: str) -> RemovalRequest:
-    """Read a request from its names in JSON.
-
-    Args:
-        names (str): of ``to_dict()``.
-    """
+    """Read a request from its names in JSON."""
     return RemovalRequest.from_dict(json.loads(names))

@@ -115,10 +115,6 @@ class Store:
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a statement, and return its rows.
 
-        Args:
-            query (str): in SQL.
-            *values (Any): of its places.
-
         Raises:
             RuntimeError: from another thread or process than the owner's.
         """
@@ -130,12 +126,7 @@ class Store:
         return self._database.execute(query, values).fetchall()
 
     def one(self, query: str, *values: Any) -> tuple[Any, ...]:
-        """Run a statement, and return its first row; () without any.
-
-        Args:
-            query (str): in SQL.
-            *values (Any): of its places.
-        """
+        """Run a statement, and return its first row; () without any."""
         return next(iter(self.rows(query, *values)), ())
 
     @contextlib.contextmanager

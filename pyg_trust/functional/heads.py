@@ -201,16 +201,7 @@ def hidden_by(
     head: str,
     drift: float,
 ) -> float:
-    """Bound the same rounding error as :func:`hidden`, from norms.
-
-    Args:
-        z (float): of the rows.
-        g (float): of their slopes.
-        w (float): of the weights.
-        sizes (tuple[int, int, int]): how many rows, columns and outputs.
-        head (str): of the table above.
-        drift (float): as in :func:`hidden`.
-    """
+    """Bound the same rounding error as :func:`hidden`, from norms."""
     # Every entry of a row of slopes may be off by a few units, and by one more
     # for every output that softmax sums.
     n, d, outputs = sizes
@@ -265,11 +256,7 @@ class Factor(NamedTuple):
         return self.kind in ('classes', 'shared', 'rows')
 
     def solve(self, right: Tensor) -> Tensor:
-        """Solve for every output: ``[d, num_outputs]``.
-
-        Args:
-            right (Tensor): as the result.
-        """
+        """Solve for every output: ``[d, num_outputs]``."""
         if self.rows is not None:
             # Woodbury's identity: p = (r - Z'S (mu + S ZZ' S)^-1 S Z r) / mu.
             Z, root = self.rows

@@ -99,8 +99,8 @@ class SeriesState:
     :math:`3 N d` numbers.
 
     Args:
-        graph (Sums): undirected, of :func:`bare` for :obj:`measure`; it is
-            edited first, and :meth:`update` is then told what changed.
+        graph (Sums): undirected, of :func:`bare` for :obj:`measure`; edit both
+            by :meth:`play`, or the graph first and the rest by :meth:`update`.
         x (Tensor): float64, ``[num_nodes, num_columns]``; copied.
         measure (Measure): :math:`a` and :math:`b`; its weights play no part.
         alpha (float): the teleport probability, in :math:`(0, 1]`.
@@ -122,6 +122,7 @@ class SeriesState:
                 f'infinite series (got {measure})'
             )
         self.graph = graph
+        self.undirected = True
         self.measure = measure
         self.x = x.clone(memory_format=torch.contiguous_format)
         self.recv = degree_power(graph.degree, -measure.a)
@@ -146,6 +147,57 @@ class SeriesState:
         power = degree ** (self.measure.a - 0.5)
         size = float((power.unsqueeze(1) * self.residue).norm())
         return size * float((1 / power).max()) / self.alpha
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of names, those of removed nodes included."""
+        return self.graph.num_nodes
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the features."""
+        return self.x.size(1)
+
+    @property
+    def alive(self) -> Tensor:
+        """Bool: the names that are there."""
+        return self.graph.alive
+
+    def edge_index(self) -> Tensor:
+        """The edges by name, without added self-loops: ``[2, m]``."""
+        return self.graph.edge_index()
+
+    def play(self, steps: Sequence[Step]) -> tuple[Tensor, int]:
+        """Edit graph and features, as :meth:`.Sums.play`."""
+        self.mend()
+        first = self.num_nodes
+        try:
+            touched = [part for step in steps for part in self._play(step)]
+        except BaseException:
+            self.mend()
+            raise
+        self.journal.clear()
+        return torch.cat(touched).unique(), first
+
+    def mend(self) -> None:
+        """Undo an edit that was interrupted."""
+        self.journal.undo()
+
+    def _play(self, step: Step) -> list[Tensor]:
+        graph, new, journal = self.graph, step.new, self.journal
+        changed, _ = graph.play([Step(step.gone, step.cut)], journal)
+        self.update(changed, step.gone)
+        empty = None if new is None else new[:, :0]
+        more, first = graph.play([Step(new=empty, edges=step.edges)], journal)
+        names = torch.arange(first, graph.num_nodes)
+        if names.numel():
+            self._grow(names.numel())
+        self.update(more, names, new)
+        if step.x is None or not step.nodes.numel():
+            return [changed, more]
+        graph.play([Step(nodes=step.nodes, x=step.x[:, :0])], journal)
+        self.update(step.gone[:0], step.nodes, step.x)
+        return [changed, more, step.nodes]
 
     def update(
         self, structure: Tensor, features: Tensor, x: Tensor | None = None
@@ -242,12 +294,8 @@ class SeriesState:
         power = degree ** (self.measure.a - 0.5)
         return float(power.max() / power.min())
 
-    def grow(self, count: int) -> None:
-        """Add rows of zeros for nodes that were added to the graph.
-
-        Args:
-            count (int): how many; tell :meth:`update` of them afterwards.
-        """
+    def _grow(self, count: int) -> None:
+        # Rows of zeros for nodes that were added to the graph.
         names = 'x', 'z', 'residue', 'recv', 'send'
         before = {name: getattr(self, name) for name in names}
         self.journal.note(lambda: vars(self).update(before))
@@ -300,108 +348,3 @@ class SeriesState:
         self.journal.note(lambda: left.index_copy_(0, nodes, residue))
         self._interrupted = False
         return nodes
-
-
-class EditedSeries:
-    """Graph and :class:`SeriesState` of it, edited as one.
-
-    Args:
-        graph (CSRGraph): unweighted, without duplicates.
-        x (Tensor): as in :class:`SeriesState`.
-        measure (Measure): likewise.
-        alpha (float): likewise.
-        theta (float): likewise.
-        directed (bool): as in :class:`.Sums`. (default: :obj:`False`)
-        gone (Tensor, optional): int64: names that are there no more.
-            (default: :obj:`None`)
-    """
-
-    def __init__(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        measure: Measure,
-        alpha: float,
-        theta: float,
-        directed: bool = False,
-        gone: Tensor | None = None,
-    ) -> None:
-        self.graph = bare(graph, measure, directed, gone)
-        self.state = SeriesState(self.graph, x, measure, alpha, theta)
-        self.measure = measure
-        self.undirected = self.graph.undirected
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of names, those of removed nodes included."""
-        return self.graph.num_nodes
-
-    @property
-    def num_columns(self) -> int:
-        """The number of columns of the features."""
-        return self.state.x.size(1)
-
-    @property
-    def x(self) -> Tensor:
-        """The features."""
-        return self.state.x
-
-    @property
-    def alive(self) -> Tensor:
-        """Bool: the names that are there."""
-        return self.graph.alive
-
-    @property
-    def error_bound(self) -> float:
-        """As of :class:`SeriesState`."""
-        return self.state.error_bound
-
-    def edge_index(self) -> Tensor:
-        """The edges by name, without added self-loops: ``[2, m]``."""
-        return self.graph.edge_index()
-
-    def rows(self, nodes: Tensor | None = None) -> Tensor:
-        """As of :class:`SeriesState`.
-
-        Args:
-            nodes (Tensor, optional): int64. (default: :obj:`None`)
-        """
-        return self.state.rows(nodes)
-
-    def play(self, steps: Sequence[Step]) -> tuple[Tensor, int]:
-        """As :meth:`.Sums.play`.
-
-        Args:
-            steps (list[Step]): the edits.
-        """
-        self.mend()
-        first = self.num_nodes
-        try:
-            touched = [part for step in steps for part in self._play(step)]
-        except BaseException:
-            self.mend()
-            raise
-        self.state.journal.clear()
-        return torch.cat(touched).unique(), first
-
-    def mend(self) -> None:
-        """Undo an edit that was interrupted."""
-        self.state.journal.undo()
-
-    def _play(self, step: Step) -> list[Tensor]:
-        graph, state, journal = self.graph, self.state, self.state.journal
-        none, new = step.gone[:0], step.new
-        changed, _ = graph.play([Step(step.gone, step.cut)], journal)
-        state.update(changed, step.gone)
-        empty = None if new is None else new[:, :0]
-        more, first = graph.play([Step(new=empty, edges=step.edges)], journal)
-        names = torch.arange(first, graph.num_nodes)
-        if names.numel():
-            state.grow(names.numel())
-        state.update(more, names, new)
-        if step.x is None or not step.nodes.numel():
-            return [changed, more]
-        same = Step(nodes=step.nodes, x=step.x[:, :0])
-        graph.play([same], journal)
-        state.update(none, step.nodes, step.x)
-        return [changed, more, step.nodes]

@@ -238,12 +238,6 @@ def scaled_features(
         z = \big[ \mathrm{clip}_8 ((\phi - \mu) / \sigma),\; 1 \big], \quad
         (1 - 10^{-6})\, z / \max(\sqrt{p}, \|z\|)
 
-    Args:
-        blocks (ndarray): of :func:`pair_features`; overwritten.
-        mean (ndarray): of :func:`moments`.
-        deviation (ndarray): the same.
-        count (int): how many pairs there are.
-
     Returns:
         ndarray: float64, with a column more, which is the constant.
     """

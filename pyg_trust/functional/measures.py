@@ -418,11 +418,7 @@ def make_measure(
 
 
 def needs_graph(measure: Any) -> bool:
-    """Return whether a measure of this name depends on the graph.
-
-    Args:
-        measure (Any): an argument of :func:`make_measure`.
-    """
+    """Return whether a measure of this name depends on the graph."""
     if not isinstance(measure, str) or measure not in MEASURES:
         return False
     return 'graph' in inspect.signature(MEASURES[measure]).parameters

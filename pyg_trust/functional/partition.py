@@ -129,10 +129,6 @@ def shard_limits(
 def check_shards(num_nodes: int, num_shards: int) -> None:
     """Refuse more shards than nodes.
 
-    Args:
-        num_nodes (int): the number of training nodes.
-        num_shards (int): the number of shards.
-
     Raises:
         TypeError: if a number is no integer.
         ValueError: if there is no shard, or fewer nodes than shards.

@@ -137,12 +137,6 @@ def compose(
     They are composed on a window outside of which is :obj:`1e-15` at most, by
     Chernoff's bound; that mass counts as infinite loss.
 
-    Args:
-        phases (dict): as of :func:`epsilon`.
-        pair (callable): as of :func:`epsilon`.
-        step (float): as of :func:`epsilon`.
-        widest (float): as of :func:`epsilon`.
-
     Returns:
         tuple: the masses, the index of the first, the grid, the infinite.
     """

@@ -71,12 +71,6 @@ def descent_noise(
 
     .. math::
         z = \sqrt{T} / \mu \quad\text{or, to replace,}\quad 2 \sqrt{T} / \mu
-
-    Args:
-        mu (float): the :math:`\mu` of all steps together.
-        steps (int): :math:`T`.
-        form (str): :obj:`'withdraw'` or :obj:`'replace'`.
-            (default: :obj:`'withdraw'`)
     """
     return (2 if form == 'replace' else 1) * math.sqrt(steps) / mu
 

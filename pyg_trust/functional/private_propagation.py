@@ -223,12 +223,7 @@ class MessageBlocks:
         return self._x.size(1) + bool(self._c)
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """Return messages, float64, on the CPU: ``[num_nodes, stop - start]``.
-
-        Args:
-            start (int): the first column.
-            stop (int): the one behind the last.
-        """
+        """Return messages, float64, on the CPU: ``[num_nodes, columns]``."""
         block = self._x[:, start:stop].cpu()
         block = block.to(
             torch.float64, copy=True, memory_format=torch.contiguous_format
@@ -246,11 +241,7 @@ class MessageBlocks:
     def blocks(
         self, numbers: int = _NUMBERS
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """Iterate over first column, end and messages of the blocks.
-
-        Args:
-            numbers (int): about how many a block has. (default: 1,048,576)
-        """
+        """Iterate over first column, end and messages of the blocks."""
         size = max(_LEAST_COLUMNS, numbers // max(1, self._x.size(0)))
         for start in range(0, self.width, size):
             stop = min(self.width, start + size)
@@ -514,17 +505,6 @@ def rounding_share(
     :obj:`width` classes under the relation ``'node'``. The module has the
     proofs. Multiply the standard deviation by one more
     (:func:`pyg_trust.kernel.release.widened`).
-
-    Args:
-        graph (CSRGraph): the graph; under ``'node'`` its nodes are counted.
-        width (int): the numbers of a message.
-        std (float): of the noise, before it is made larger.
-        sensitivity (float): of the sums in real numbers.
-        measure (Measure, optional): of a linear propagation.
-            (default: :obj:`None`)
-        own (bool): as of :func:`scaled_propagate`. (default: :obj:`True`)
-        scales (tuple[Tensor, Tensor], optional): the same.
-            (default: :obj:`None`)
 
     Raises:
         ValueError: if it is above .01: then sums are too long for float64.

@@ -154,13 +154,6 @@ def path_counts(
 ) -> Sparse:
     """Count paths between items: rows of :math:`G`, in full or some of them.
 
-    Args:
-        lists (Lists): of :func:`lists_of`.
-        num_items (int): the number of items.
-        exponent (float): :math:`c`.
-        items (np.ndarray, optional): those whose rows are wanted.
-            (default: :obj:`None`)
-
     Returns:
         scipy.sparse.csr_matrix: float64; only entries that are not zero.
     """
@@ -198,10 +191,6 @@ def shortened(
 ) -> tuple[Lists, np.ndarray, np.ndarray]:
     """Return shorter lists: new lengths, and what to write into the rows.
 
-    Args:
-        lists (Lists): of :func:`lists_of`.
-        rows (list[Row]): the users whose lists get shorter.
-
     Returns:
         tuple: lists that share their items with those given; places of
         these items, and what they are to hold.
@@ -219,11 +208,6 @@ def downdate(
     counts: Sparse, rows: list[Row], exponent: float
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Subtract from :math:`G` what goes of some users, exactly.
-
-    Args:
-        counts (scipy.sparse.csr_matrix): :math:`G`, which is not changed.
-        rows (list[Row]): the users whose lists get shorter.
-        exponent (float): :math:`c`.
 
     Returns:
         tuple: entries of ``counts.data``, ascending, and their new values.

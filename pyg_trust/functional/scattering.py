@@ -416,15 +416,7 @@ def _moments(
 
 
 def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
-    """Refuse scales, layers or moments that no transform has.
-
-    Args:
-        wavelet (str): as in :func:`scattering_transform`.
-        low_pass (str): as in :func:`scattering_transform`.
-        J (int): as in :func:`scattering_transform`.
-        Q (int): as in :func:`scattering_transform`.
-        L (int): as in :func:`scattering_transform`.
-    """
+    """Refuse scales, layers or moments that no transform has."""
     bank = WAVELETS.find('wavelet', wavelet)
     check_choice('low_pass', low_pass, LOW_PASSES)
     check_integer('J', J, bank.least)

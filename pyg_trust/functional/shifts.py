@@ -198,11 +198,6 @@ def largest_weights(outputs: Count, lam: Positive, loss: str) -> float:
     :math:`\frac{\lambda n}{2} \lVert W^* \rVert^2 \le L(W^*) \le L(0)`, which
     is :math:`n \log 2` for every output of a logistic loss, :math:`n` of a
     squared one, and :math:`n \log` of their number for ``'softmax'``.
-
-    Args:
-        outputs (int): the number of columns.
-        lam (float): :math:`\lambda`.
-        loss (str): :obj:`'logistic'`, :obj:`'squared'` or :obj:`'softmax'`.
     """
     at_zero = {
         'logistic': outputs * math.log(2),

@@ -95,12 +95,7 @@ def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
 
 
 def check_radius(name: str, value: tuple[int, int]) -> tuple[int, int]:
-    """Refuse a radius that is no pair of counts.
-
-    Args:
-        name (str): of the argument.
-        value (tuple[int, int]): two non-negative integers.
-    """
+    """Refuse a radius that is no pair of counts."""
     check_instance(name, value, tuple, list)
     if len(value) != 2:
         raise ValueError(
@@ -426,10 +421,6 @@ def regions_at(
 ) -> FlipRegions:
     """Return the joint regions of several kinds of bits at a radius.
 
-    Args:
-        noise (list[tuple[float, float]]): :math:`(p_+, p_-)` of each kind.
-        radius (list[tuple[int, int]]): :math:`(r_a, r_d)` of each kind.
-
     Example:
         >>> regions_at([(0.0, 0.5)], [(0, 1)]).clean.tolist()
         [0.5, 0.5]
@@ -458,9 +449,6 @@ def sampling_slack(cells: Natural) -> float:
     and a rounded logarithm: :math:`37 / p_+` lengths, each off by a few
     :math:`2^{-53}`, times :math:`p_+ N` gaps. Above :math:`10^9` cells they
     come from 64 bits in extended precision, where the machine has it.
-
-    Args:
-        cells (int): :math:`N`, the number of bits.
     """
     extended = cells > 10**9 and np.finfo(np.longdouble).nmant >= 63
     return math.ldexp(float(cells), -57 if extended else -46)

@@ -356,11 +356,6 @@ class Sums:
     ) -> tuple[Tensor, int]:
         """Play edits in their order, as one: all of it or nothing.
 
-        Args:
-            steps (list[Step]): the edits.
-            journal (Journal, optional): notes the way back.
-                (default: :obj:`None`)
-
         Returns:
             tuple[Tensor, int]: int64, ascending: nodes whose degree,
             neighbours or features changed; and the number of names before.
@@ -569,9 +564,6 @@ class Sums:
 
 def check_measure(measure: Measure) -> None:
     """Refuse measures of which integers are no sums.
-
-    Args:
-        measure (Measure): of the features.
 
     Raises:
         ValueError: if its weights depend on the graph, or :math:`a + b < 1`.

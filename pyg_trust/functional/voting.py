@@ -209,12 +209,7 @@ def strays(one: Tensor, two: Tensor) -> Tensor:
 
 
 def differ(one: Tensor, two: Tensor) -> bool:
-    """Whether logits are others, by more than rounding in a batch.
-
-    Args:
-        one (Tensor): logits, the classes last.
-        two (Tensor): those of what may be the same.
-    """
+    """Whether logits are others, by more than rounding in a batch."""
     if one.shape != two.shape:
         return True
     if not one.numel():

@@ -358,13 +358,7 @@ class ColumnFile:
     # Features in row order on disk are transposed here, once.
 
     def stage(self, matrix: Any, columns: int, rows: range) -> None:
-        """Copy the panels of rows of x to the place of z.
-
-        Args:
-            matrix (numpy.ndarray): x, of the dtype of z.
-            columns (int): how many there are.
-            rows (range): the panels, by number.
-        """
+        """Copy the panels of rows of x to the place of z."""
         with self.part.open('r+b', buffering=0) as file:
             room = np.empty(self.panel * columns, self.dtype)
             for panel in rows:

@@ -14,9 +14,6 @@ from torch_geometric.data.storage import BaseStorage
 def marked(data: Data | BaseStorage) -> tuple[str, ...]:
     """Return the attributes that are marked as propagated.
 
-    Args:
-        data (Data or NodeStorage): the graph, or a node type of it.
-
     Raises:
         TypeError: if ``data.propagated`` does not hold names.
     """
@@ -34,10 +31,5 @@ def marked(data: Data | BaseStorage) -> tuple[str, ...]:
 
 
 def mark(data: Data | BaseStorage, attr: str) -> None:
-    """Mark an attribute as propagated, in place.
-
-    Args:
-        data (Data or NodeStorage): the graph, or a node type of it.
-        attr (str): the attribute.
-    """
+    """Mark an attribute as propagated, in place."""
     data.propagated = tuple(dict.fromkeys((*marked(data), attr)))

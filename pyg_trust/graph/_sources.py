@@ -31,11 +31,7 @@ T = TypeVar('T')
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Iterate, making the next item in the background.
-
-    Args:
-        items (Iterable): made by another thread.
-    """
+    """Iterate, making the next item in the background."""
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(1)
     stop = threading.Event()
 

@@ -35,11 +35,7 @@ _UNITS |= {f'{unit}I': 1024**k for k, unit in enumerate('KMGT', 1)}
 
 
 def parse_memory(memory: int | str) -> int:
-    """Convert a number or a text such as ``'8GB'`` or ``'512 MiB'`` to bytes.
-
-    Args:
-        memory (int or str): the amount.
-    """
+    """Convert a number or text such as ``'8GB'`` or ``'512 MiB'`` to bytes."""
     if isinstance(memory, str):
         match = re.fullmatch(
             r'\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*', memory.upper()
@@ -75,11 +71,7 @@ def available_memory() -> int:
 
 
 def checksum(array: np.ndarray) -> int:
-    """Return the CRC-32 of an array's bytes, read piece after piece.
-
-    Args:
-        array (numpy.ndarray): contiguous.
-    """
+    """Return the CRC-32 of an array's bytes, read piece after piece."""
     check_instance('array', array, np.ndarray)
     flat = array.reshape(-1).view(np.uint8)
     value = 0
@@ -119,11 +111,7 @@ class ArrayWriter:
         )
 
     def write(self, piece: np.ndarray) -> None:
-        """Append entries.
-
-        Args:
-            piece (numpy.ndarray): one-dimensional, of the dtype.
-        """
+        """Append entries."""
         check_instance('piece', piece, np.ndarray)
         if piece.dtype != self.dtype or piece.ndim != 1:
             raise ValueError(
@@ -165,12 +153,6 @@ def read_array(
 ) -> np.ndarray:
     """Read the array that a header describes.
 
-    Args:
-        folder (Path): of the header.
-        entry (dict): a result of :meth:`ArrayWriter.close`.
-        mmap (bool): whether the file is mapped, not read.
-        verify (bool): whether its checksum is compared.
-
     Raises:
         DamagedFileError: if the file is not there or not what was written.
     """
@@ -204,11 +186,6 @@ def read_array(
 def map_array(path: Path, what: str = '') -> np.memmap:
     """Map the array in a ``.npy`` file; refuse a file of another length.
 
-    Args:
-        path (Path): of the file.
-        what (str): which argument it is, for the message.
-            (default: :obj:`''`)
-
     Raises:
         DamagedFileError: if there is none in it.
     """
@@ -222,11 +199,7 @@ def map_array(path: Path, what: str = '') -> np.memmap:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """Return a tensor on the memory of an array, mapped ones too.
-
-    Args:
-        array (numpy.ndarray): which nobody writes to.
-    """
+    """Return a tensor on the memory of an array, mapped ones too."""
     check_instance('array', array, np.ndarray)
     with warnings.catch_warnings():
         # torch has no read-only tensors.
@@ -240,13 +213,7 @@ def as_tensor(array: np.ndarray) -> Tensor:
 def write_header(
     folder: Path, header: dict[str, Any], arrays: dict[str, dict[str, Any]]
 ) -> None:
-    """Write the header of a folder, and delete arrays it does not name.
-
-    Args:
-        folder (Path): of the arrays.
-        header (dict): its other fields.
-        arrays (dict): by name, results of :meth:`ArrayWriter.close`.
-    """
+    """Write the header of a folder, and delete arrays it does not name."""
     check_instance('folder', folder, Path)
     check_instance('header', header, dict)
     check_instance('arrays', arrays, dict)
@@ -264,9 +231,6 @@ def write_header(
 
 def read_header(folder: str | Path) -> dict[str, Any]:
     """Read the header of a folder.
-
-    Args:
-        folder (str or Path): that :func:`write_header` wrote to.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -319,11 +283,7 @@ def _header_sum(header: dict[str, Any]) -> int:
 
 
 def new_name(name: str) -> str:
-    """Return a file name that no header has named yet.
-
-    Args:
-        name (str): of the array.
-    """
+    """Return a file name that no header has named yet."""
     check_instance('name', name, str)
     return f'{name}-{secrets.token_hex(8)}.npy'
 

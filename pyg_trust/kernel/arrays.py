@@ -33,11 +33,7 @@ class Tensor:
 
 
 def fingerprint(*parts: Any) -> str:
-    """Digest arrays, texts and numbers.
-
-    Args:
-        *parts (Any): in this order.
-    """
+    """Digest arrays, texts and numbers."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -106,9 +102,6 @@ def divides(ptr: np.ndarray, rows: int, total: int) -> bool:
 def read_arrays(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
     """Read the arrays of an ``.npz``, none of which is larger than its file.
 
-    Args:
-        path (str or Path): of the file, or the file itself.
-
     Raises:
         ValueError: if it is none, is compressed or damaged, or holds objects.
     """
@@ -139,9 +132,6 @@ def widened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     Arrays ``x.units``, uint8 ``[..., bytes of a number]``, and ``x.places``
     become ``x``: whole numbers, lowest byte first, in units of 2^-places.
     Other names with a dot are left as they are.
-
-    Args:
-        arrays (dict): by name.
 
     Raises:
         ValueError: if units have no places, or more than 48 bits.

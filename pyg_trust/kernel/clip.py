@@ -82,20 +82,12 @@ _NOISE_BITS = 32
 
 
 def grid(norm: float) -> float:
-    """The grid :math:`g'` of sums.
-
-    Args:
-        norm (float): :math:`C`.
-    """
+    """The grid :math:`g'` of sums."""
     return math.ldexp(norm, -GRID_BITS)
 
 
 def scales(tops: Floats) -> Floats:
-    r"""The powers of two :math:`2^{-k_r}` of rows; 0 of rows of zeros.
-
-    Args:
-        tops (ndarray): the largest absolute entry of each row.
-    """
+    r"""The powers of two :math:`2^{-k_r}` of rows; 0 of rows of zeros."""
     exponents = np.frexp(np.clip(tops, TINY, HUGE))[1] - INPUT_BITS
     return np.where(tops > 0, np.ldexp(1.0, exponents), 0.0)
 
@@ -165,13 +157,7 @@ def block_sum(alpha: Floats, inner: Floats) -> Integers:
 
 
 def truncated(gradient: Floats, c: float, norm: float) -> Integers:
-    r"""A gradient times its factor, in units of :math:`g'`, toward zero.
-
-    Args:
-        gradient (ndarray): any shape.
-        c (float): its factor.
-        norm (float): :math:`C`.
-    """
+    r"""A gradient times its factor, in units of :math:`g'`, toward zero."""
     return np.trunc(gradient * (c / grid(norm))).astype(np.int64)
 
 
@@ -181,11 +167,6 @@ def noise_grid(
     r"""The grid :math:`g` of a release, and :math:`\rho`.
 
     The standard deviation is :math:`2^{32} g`.
-
-    Args:
-        multiplier (float): :math:`z`.
-        norm (float): :math:`C`.
-        count (int): :math:`d`, how many numbers are released.
     """
     share = 1.001 * math.sqrt(count) * math.ldexp(multiplier, 1 - _NOISE_BITS)
     if not (share < 0.5 and NORMS[0] <= norm <= NORMS[1]):

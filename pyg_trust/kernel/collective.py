@@ -236,9 +236,6 @@ def value(multipliers: np.ndarray, made: Program) -> Fraction:
 def prove(arrays: Mapping[str, np.ndarray]) -> Fraction:
     """Bound how many targets break together, from a witness.
 
-    Args:
-        arrays (dict): as :func:`read` takes them, and ``multipliers``.
-
     Raises:
         ValueError: if it is no witness.
     """
@@ -324,12 +321,7 @@ def _matrix(
 def differences(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
 ) -> Iterator[str]:
-    """List the fields of a certificate that differ from its witness.
-
-    Args:
-        arrays (dict): as :func:`read` has accepted them.
-        values (dict): the fields by name.
-    """
+    """List the fields of a certificate that differ from its witness."""
     edges, features = values['edges'], values['features']
     limits = [*features, edges[1], edges[0]]
     most = int(arrays['attackers'])

@@ -105,11 +105,6 @@ def _is_below(m: int, v: int, known: int, b: int) -> bool | None:
 def magnitude(v: int, known: int, b: int = SHIFT) -> int | None:
     """Return the integer nearest to :math:`2^b |Z|`, by integers alone.
 
-    Args:
-        v (int): the bits of :math:`v` that are known.
-        known (int): how many they are.
-        b (int): minus the exponent of a cell's width. (default: :obj:`32`)
-
     Returns:
         int: the cell, or None if these bits do not tell.
     """

@@ -425,15 +425,7 @@ def down(price: np.ndarray, p: int) -> np.ndarray:
 def reach(
     graphs: Graphs, alpha: float, node: int, witness: np.ndarray, visits: bool
 ) -> tuple[list[int], int]:
-    r"""Bound :math:`\pi_u(i)`, or visits, from above, for every u.
-
-    Args:
-        graphs (Graphs): as in :func:`bound`.
-        alpha (float): of the model.
-        node (int): i.
-        witness (ndarray): as in :func:`bound`.
-        visits (bool): whether it is :math:`\pi_u(i) / |S_i|`.
-    """
+    r"""Bound :math:`\pi_u(i)`, or visits, from above, for every u."""
     e = np.zeros(len(witness))
     e[node] = 1.0
     kind = Model(alpha, None, 'visits' if visits else 'rw')

@@ -86,9 +86,6 @@ def load(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
     ``flips.bits`` holds a row of bits for each graph, one for each of
     :func:`fragile`, and becomes ``flips`` and ``flips_ptr``.
 
-    Args:
-        path (str or Path): of the file, or the file itself.
-
     Raises:
         ValueError: if it is damaged, or holds flips of no edges.
     """
@@ -137,9 +134,6 @@ def attacker(arrays: Mapping[str, np.ndarray]) -> Graphs:
 
 def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
     """Return the graphs and the model of a witness.
-
-    Args:
-        arrays (dict): as :func:`prove` takes them.
 
     Raises:
         ValueError: if it is no witness.
@@ -206,13 +200,7 @@ def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
 def work(
     arrays: Mapping[str, np.ndarray], graphs: Graphs, model: Model
 ) -> int:
-    """Count how many numbers a proof looks at, about.
-
-    Args:
-        arrays (dict): as :func:`prove` takes them.
-        graphs (Graphs): of :func:`read`.
-        model (Model): likewise.
-    """
+    """Count how many numbers a proof looks at, about."""
     degree, (small, large) = np.diff(graphs.rowptr), sizes(graphs)
     lost, won = degree - small, large - degree
     numbers = len(graphs.col) + graphs.pairs.shape[1] + len(degree)
@@ -291,13 +279,7 @@ def slacks(
 def lower(
     arrays: Mapping[str, np.ndarray], graphs: Graphs, model: Model
 ) -> list[dict[int, Fraction]]:
-    """Bound the margins of targets over other classes from below.
-
-    Args:
-        arrays (dict): as :func:`prove` takes them.
-        graphs (Graphs): of :func:`read`.
-        model (Model): likewise.
-    """
+    """Bound the margins of targets over other classes from below."""
     logits, limit = arrays['logits'], model.K is None
     targets, held = arrays['targets'], arrays['reference']
     off = slacks(arrays, graphs, model)
@@ -412,14 +394,7 @@ def attacked(
     model: Model,
     need: Fraction,
 ) -> Iterator[int]:
-    """Find the targets that change their class in a graph of the attacker.
-
-    Args:
-        arrays (dict): as :func:`prove` takes them.
-        graphs (Graphs): of :func:`read`.
-        model (Model): likewise.
-        need (Fraction): the tolerance.
-    """
+    """Find the targets that change their class in a graph of the attacker."""
     logits, ptr = arrays['logits'], arrays['flips_ptr']
     targets, held = arrays['targets'].tolist(), arrays['reference'].tolist()
     off = slacks(arrays, graphs, model)
@@ -472,12 +447,7 @@ def scores(graphs: Graphs, model: Model, logits: np.ndarray) -> np.ndarray:
 def differences(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
 ) -> Iterator[str]:
-    """List the fields of a certificate that differ from its witness.
-
-    Args:
-        arrays (dict): as :func:`read` has accepted them.
-        values (dict): the fields by name.
-    """
+    """List the fields of a certificate that differ from its witness."""
     K, most = int(arrays['K']), int(arrays['global_budget'])
     graphs = attacker(arrays)
     n, row = len(graphs.budget), rows(graphs)

@@ -104,17 +104,7 @@ def quantile(
     sensitivity: int,
     source: Bytes,
 ) -> float:
-    """Return a candidate near the quantile.
-
-    Args:
-        values (ndarray): as in :func:`weights`.
-        share (float): likewise.
-        epsilon (float): likewise.
-        low (float): as in :func:`candidates`.
-        high (float): likewise.
-        sensitivity (int): as in :func:`weights`.
-        source (callable): as in :func:`pick`.
-    """
+    """Return a candidate near the quantile."""
     answers = candidates(low, high)
     made = weights(values, share, epsilon, answers, sensitivity)
     return float(answers[pick(made, source)])

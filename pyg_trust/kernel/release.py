@@ -204,14 +204,6 @@ def sensitivity(
 def pair_mus(
     row_std: float, count_std: float, z: float, steps: int, directed: bool
 ) -> tuple[float, float, float]:
-    r"""Return :math:`\mu` in one edge of rows, of their count, and of steps.
-
-    Args:
-        row_std (float): :math:`s`.
-        count_std (float): :math:`c`.
-        z (float): noise multiplier of a step.
-        steps (int): :math:`T`.
-        directed (bool): whether edges are arcs.
-    """
+    r"""Return :math:`\mu` in one edge of rows, their count, and of steps."""
     moved = sensitivity('edge', directed, 'either')
     return moved / row_std, 1 / count_std, math.sqrt(steps) / z

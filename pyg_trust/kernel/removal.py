@@ -311,15 +311,7 @@ def residual(
 
 
 def shift(beta: float, n: int, lam: float, W: np.ndarray, std: float) -> float:
-    r"""Return :math:`m \ge \lVert W' - W^* \rVert_F / s`.
-
-    Args:
-        beta (float): of :func:`residual`.
-        n (int): training rows that remain.
-        lam (float): :math:`\lambda`.
-        W (ndarray): before the noise.
-        std (float): :math:`s`, of the noise of the release.
-    """
+    r"""Return :math:`m \ge \lVert W' - W^* \rVert_F / s`."""
     distance = beta / (lam * n)
     grid = math.sqrt(W.size) * std * 2.0**-33 + 2 * UNIT * norm(W)
     return (distance + grid) / std * (1 + 2.0**-47) + TINY
@@ -331,18 +323,12 @@ def together(shifts: list[float]) -> float:
     Gaussian mechanisms compose so, also where a request was chosen by looking
     at earlier releases, if each :math:`m_j` was fixed before release
     :math:`j` (Dong, Roth and Su 2022, corollary 2).
-
-    Args:
-        shifts (list[float]): :math:`m_j`.
     """
     return math.hypot(*shifts) * (1 + 2.0**-50) if shifts else 0.0
 
 
 def checked(arrays: Mapping[str, np.ndarray]) -> None:
     """Refuse arrays that are no proof.
-
-    Args:
-        arrays (dict): of ``ARRAYS``.
 
     Raises:
         ValueError: if one is missing, of another kind, or does not fit.
@@ -392,31 +378,19 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def setting(arrays: Mapping[str, np.ndarray]) -> str:
-    """Digest what a proof is about, but for data and weights.
-
-    Args:
-        arrays (dict): of ``ARRAYS``.
-    """
+    """Digest what a proof is about, but for data and weights."""
     names = 'weights', 'a', 'b', 'bits', 'self_loops', 'along', 'lam', 'std'
     return fingerprint(str(arrays['head']), *(arrays[n] for n in names))
 
 
 def work(arrays: Mapping[str, np.ndarray]) -> int:
-    """Count the products of a proof, about.
-
-    Args:
-        arrays (dict): of :func:`checked`.
-    """
+    """Count the products of a proof, about."""
     edges = len(arrays['col']) + 2 * len(arrays['x'])
     return 2 * len(arrays['weights']) * edges * arrays['x'].shape[1]
 
 
 def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
-    """Bound the residual and the shift of a release, from scratch.
-
-    Args:
-        arrays (dict): of :func:`checked`: what remains, and :math:`W`.
-    """
+    """Bound the residual and the shift of a release, from scratch."""
     checked(arrays)
     rowptr, labels, head = arrays['rowptr'], arrays['labels'], arrays['head']
     sender = np.repeat(np.arange(len(labels)), np.diff(rowptr))
@@ -434,11 +408,7 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
 
 
 def sealed(arrays: Mapping[str, np.ndarray]) -> str:
-    """Return what the line of a ledger has of these data and this release.
-
-    Args:
-        arrays (dict): of :func:`checked`.
-    """
+    """Return what the line of a ledger has of these data and this release."""
     rowptr, root = arrays['rowptr'], hashlib.sha256()
     kept = ('alive', 'own_loop', 'featureless', 'x', 'labels')
     hashes: list[bytes] = []
@@ -470,9 +440,6 @@ def plausible(arrays: Mapping[str, np.ndarray]) -> float:
     r"""Return how likely noise leads from :math:`W` to what was released.
 
     Two-sided, of the sum of squares: it is chi-squared.
-
-    Args:
-        arrays (dict): of :func:`checked`.
     """
     off = (arrays['released'] - arrays['W']) / float(arrays['std'])
     half, square = off.size / 2, float((off**2).sum()) / 2
@@ -483,9 +450,6 @@ def plausible(arrays: Mapping[str, np.ndarray]) -> float:
 
 def remaining(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return what remains as a graph with names, and the proof.
-
-    Args:
-        arrays (dict): of a file.
 
     Raises:
         ValueError: as :func:`checked`.

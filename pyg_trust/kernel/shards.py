@@ -24,15 +24,19 @@ decides. An item of :math:`G` is in :math:`\text{seen}(i, r)` if and only if
 its home is :math:`(i, t)` with :math:`t \le r`; such a :math:`t` exists if and
 only if :math:`f(i) \le r`.
 
+**Updates.** What comes goes when the update is undone; what gets another home
+or content goes and comes. So with the least stage of both, each at home on
+its side (:func:`again`), statement and proof hold for any update.
+
 **Exactness.** Let training be a function of a shard's items, its number and
 its stages, and :math:`s, t` those of :func:`divided`: functions of a key and
 of the node's *own* name. Then what :func:`again` names trained again on what
 remains, and all else left as it is, equals training from scratch on what
-remains. *Proof.* The division of the remaining names is the restriction of the
-division of all names. So every stage has seen what it would see from scratch:
-those below :math:`f(i)` by the statement, the others because they were trained
-on it. By induction over requests it holds after any sequence. With a division
-that was made by looking at the data, the same holds *given the division*.
+remains. *Proof.* The division is one function of the name, whoever else comes
+or goes. So every stage has seen what it would see from scratch: those below
+:math:`f(i)` by the statement, the others because they were trained on it. By
+induction it holds after any sequence. With a division that was made by looking
+at the data, the same holds *given the division*.
 
 That training is a function of these is not proved here: the claim says how it
 was checked (shards trained from scratch and compared bit by bit).
@@ -58,12 +62,7 @@ class Division(NamedTuple):
 
 
 def hashed(key: int, name: int) -> int:
-    """Return 63 bits that depend on a key and a name alone (SplitMix64).
-
-    Args:
-        key (int): not negative.
-        name (int): not negative.
-    """
+    """Return 63 bits that depend on a key and a name alone (SplitMix64)."""
 
     def mixed(word: int) -> int:
         word = (word + 0x9E3779B97F4A7C15) & _MASK
@@ -104,13 +103,7 @@ def items_of(
     edges: Iterable[tuple[int, int]],
     featureless: Iterable[int] = (),
 ) -> frozenset[Item]:
-    """Return the items of a graph, by names.
-
-    Args:
-        nodes (list[int]): all nodes.
-        edges (list[tuple[int, int]]): each direction.
-        featureless (list[int]): nodes whose features were removed.
-    """
+    """Return the items of a graph, by names."""
     nodes, without = list(nodes), set(featureless)
     found: set[Item] = {('node', v) for v in nodes}
     found |= {('features', v) for v in nodes if v not in without}
@@ -118,12 +111,7 @@ def items_of(
 
 
 def home(item: Item, division: Division) -> tuple[int, int] | None:
-    """Return the shard and the stage where an item is seen, if anywhere.
-
-    Args:
-        item (tuple): of :func:`items_of`.
-        division (Division): of the training nodes.
-    """
+    """Return the shard and the stage where an item is seen, if anywhere."""
     shards = {division.shard.get(v) for v in item[1:]}
     if None in shards or len(shards) > 1:
         return None
@@ -157,12 +145,7 @@ def gone(items: Iterable[Item], request: Mapping[str, Iterable]) -> set[Item]:
 
 
 def again(removed: Iterable[Item], division: Division) -> dict[int, int]:
-    """Return the first stage to train again, by shard: :math:`f`.
-
-    Args:
-        removed (set): of :func:`gone`.
-        division (Division): before the request.
-    """
+    """Return the first stage to train again, by shard: :math:`f`."""
     first: dict[int, int] = {}
     for item in removed:
         found = home(item, division)
@@ -175,14 +158,7 @@ def again(removed: Iterable[Item], division: Division) -> dict[int, int]:
 def seen(
     items: Iterable[Item], division: Division, shard: int, stage: int
 ) -> frozenset[Item]:
-    """Return the items that a stage of a shard is trained on.
-
-    Args:
-        items (set): of the graph.
-        division (Division): of its training nodes.
-        shard (int): which one.
-        stage (int): which one.
-    """
+    """Return the items that a stage of a shard is trained on."""
     homes = ((item, home(item, division)) for item in items)
     return frozenset(
         item

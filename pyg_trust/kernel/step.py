@@ -124,11 +124,7 @@ def alone(module: nn.Module, unit: Unit, pull: Pull, key: int) -> list[Floats]:
 
 
 def twin(module: nn.Module) -> nn.Module:
-    """Copy a model, all but its weights and hooks.
-
-    Args:
-        module (torch.nn.Module): the model.
-    """
+    """Copy a model, all but its weights and hooks."""
     kept: list[Any] = list(module.parameters())
     for layer in module.modules():
         for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
@@ -137,13 +133,7 @@ def twin(module: nn.Module) -> nn.Module:
 
 
 def outputs(module: nn.Module, unit: Unit, key: int) -> Tensor:
-    """Run a unit alone.
-
-    Args:
-        module (torch.nn.Module): of :func:`twin`.
-        unit (tuple): as of :func:`alone`.
-        key (int): as of :func:`alone`.
-    """
+    """Run a unit alone."""
     args, kwargs = own = _own(unit)
     params = list(module.parameters())
     versions = [p._version for p in params]
@@ -165,13 +155,7 @@ def outputs(module: nn.Module, unit: Unit, key: int) -> Tensor:
 
 
 def gradient(module: nn.Module, out: Tensor, pulled: Tensor) -> list[Floats]:
-    """Differentiate the outputs of a unit by the trained parameters.
-
-    Args:
-        module (torch.nn.Module): the model.
-        out (Tensor): of :func:`outputs`.
-        pulled (Tensor): the gradient by them.
-    """
+    """Differentiate the outputs of a unit by the trained parameters."""
     params = [p for p in module.parameters() if p.requires_grad]
     found = torch.autograd.grad(out, params, pulled, materialize_grads=True)
     return [each.double().cpu().numpy() for each in found]

@@ -92,14 +92,14 @@ def tail_up(n: int, k: int, p: Fraction) -> Fraction:
     odds = p / (1 - p)
     digits = BITS + odds.denominator.bit_length()
     odds_up = up(odds.numerator << digits, odds.denominator)
-    total = 0
-    for j in range(k, n + 1):
+    total, j = 0, k
+    while True:
         total += term
         num, den = (n - j) * odds_up, (j + 1) << digits
-        if num < den and term * num <= den - num:
+        # At j = n there is no rest.
+        if term * num <= den - num:
             return Fraction(total + 1, 1 << w)
-        term = up(term * num, den)
-    return Fraction(total, 1 << w)
+        term, j = up(term * num, den), j + 1
 
 
 def proves(n: int, k: int, p: Number, level: Number) -> bool:
@@ -135,14 +135,6 @@ def bounds(
     :math:`\alpha / 2` and each of the :math:`C` others, outputs that are not
     finite among them, with :math:`\alpha / 2 C`; else the first with
     :math:`\alpha`.
-
-    Args:
-        top (int): the votes for the class.
-        runner_up (int): the most votes of any other.
-        num_samples (int): how many voted.
-        num_classes (int): :math:`C`.
-        alpha (float): the level of all bounds of a target together.
-        classes (str): ``'all'`` or ``'one'``.
     """
     alpha = Fraction(alpha)
     if classes == 'one':
@@ -215,7 +207,7 @@ def least(p: Fraction, parts: Sequence[tuple[Fraction, Fraction]]) -> Fraction:
     total = Fraction(0)
     for clean, changed in parts:
         if p <= clean:
-            return total + (changed * p / clean if clean else 0)
+            return total + changed * p / clean
         p, total = p - clean, total + changed
     return total
 
@@ -234,21 +226,15 @@ def stays(
             to the second. (default: :obj:`0`)
     """
     off = Fraction(tolerance)
-    kept = least(max(Fraction(bound[0]) - off, Fraction(0)), parts)
-    high = min(Fraction(bound[1]) + off, Fraction(1))
-    return 2 * kept > 1 or kept > 1 - least(1 - high, parts)
+    kept = least(Fraction(bound[0]) - off, parts)
+    left = 1 - Fraction(bound[1]) - off
+    return 2 * kept > 1 or kept > 1 - least(left, parts)
 
 
 def needed(n: int, level: Number, tolerance: Number) -> int:
-    """Return the least count of n whose bound is above 1/2, else n + 1.
-
-    Args:
-        n (int): how many vote.
-        level (float): of the bound.
-        tolerance (float): of the sampler, which is taken off.
-    """
+    """Return the least count of n whose bound is above 1/2, else n + 1."""
     half = Fraction(1, 2) + Fraction(tolerance) + SURE
-    low, high = n // 2, n + 1
+    low, high = 0, n + 1
     while low < high:
         middle = (low + high) // 2
         if proves(n, middle, half, level):
@@ -268,8 +254,6 @@ def answers(p: Fraction, n: int, k: int, m: int, failure: Number) -> bool:
         m (int): how many choose the class.
         failure (float): with which probability it may have none.
     """
-    if p <= Fraction(1, 2):
-        return False
     missed = tail_up(n, n - k + 1, 1 - p) + tail_up(m, m - m // 2, 1 - p)
     return missed <= Fraction(failure)
 
@@ -297,20 +281,14 @@ class Answers:
         share = self.alpha / (2 if classes == 'all' else 1)
         count = needed(samples, share, tolerance)
         self.run = samples, count, selection, self.alpha
-        # More has an answer, less has none.
-        self.enough, self.few = Fraction(2), Fraction(0)
+        # More has an answer, less has none: one half is missed too often.
+        self.enough, self.few = Fraction(2), Fraction(1, 2)
 
     def holds(
         self, bound: Fraction, parts: Sequence[tuple[Fraction, Fraction]]
     ) -> bool:
-        """Tell whether there is an answer at every admissible change.
-
-        Args:
-            bound (Fraction): the first of :func:`bounds`.
-            parts (list): of :func:`regions`.
-        """
-        low = max(bound - self.tolerance, Fraction(0))
-        left = least(low, parts) - self.tolerance
+        """Tell whether there is an answer at every admissible change."""
+        left = least(bound - self.tolerance, parts) - self.tolerance
         if self.few < left < self.enough:
             if answers(left, *self.run):
                 self.enough = left
@@ -322,14 +300,14 @@ class Answers:
 # Views and shards ###########################################################
 
 
-def radius(top: int, earlier: int, later: int, total: int, ties: str) -> int:
+def radius(top: int, earlier: int, later: int, ties: str) -> int:
     """Count how many votes may say anything else without another class.
 
     Args:
         top (int): the votes for the class.
         earlier (int): the most of a class before it, -1 if there is none.
-        later (int): the most of one after it, -1 if there is none.
-        total (int): of all votes.
+        later (int): the most of one after it, -1 if there is none. One of
+            them has to be there.
         ties (str): ``'first'`` if the first of several classes wins, or
             ``'any'`` if any may.
 
@@ -337,13 +315,8 @@ def radius(top: int, earlier: int, later: int, total: int, ties: str) -> int:
         int: -1 if it is not the class even so.
     """
     # top - k > earlier + k; top - k > later + k, or = if ties are its own.
-    most = total
-    if earlier >= 0:
-        most = min(most, (top - earlier - 1) // 2)
-    if later >= 0:
-        gap = top - later - (ties != 'first')
-        most = min(most, gap // 2)
-    return max(most, -1)
+    gap = top - later - (ties != 'first')
+    return max(min((top - earlier - 1) // 2, gap // 2), -1)
 
 
 def table(tallies: object, width: int, least: int = 0) -> list[list[int]]:

@@ -74,11 +74,7 @@ class StepBatches(Sampler[list[int]]):
 
     @validated
     def forget(self, steps: Natural) -> None:
-        """Drop the draws of the first steps, which were spent.
-
-        Args:
-            steps (int): how many.
-        """
+        """Drop the draws of the first steps, which were spent."""
         self._kept = {k: v for k, v in self._kept.items() if k >= steps}
 
     def drawn_after(self, steps: int) -> bool:
@@ -146,7 +142,7 @@ class StepLoader(NodeLoader):
         **kwargs (optional): more arguments of :class:`NodeLoader`.
     """
 
-    OWN = ('sampler', 'batch_sampler', 'shuffle', 'drop_last')
+    OWN = ('sampler', 'batch_sampler', 'shuffle', 'drop_last', 'in_order')
 
     #: The name of a unit.
     unit: str

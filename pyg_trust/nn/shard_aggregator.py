@@ -581,11 +581,7 @@ _KNOWN = (
 
 
 def unchecked(aggregator: ShardAggregator) -> tuple[str, ...]:
-    """Return the assumption on an aggregator that is the user's own.
-
-    Args:
-        aggregator (ShardAggregator): that is used.
-    """
+    """Return the assumption on an aggregator that is the user's own."""
     if type(aggregator) in _KNOWN:
         return ()
     return (

@@ -67,31 +67,18 @@ class Alone:
         self.key = key
 
     def unit(self, number: int) -> step.Unit:
-        """The arguments of the call that are of a unit.
-
-        Args:
-            number (int): of the unit.
-        """
+        """The arguments of the call that are of a unit."""
         at = torch.tensor([number], device=self.call.owner.device)
         part, _ = self.call.extract(at)
         return part.map(lambda name, value: value)
 
     def gradients(self, number: int, pull: step.Pull) -> list[step.Floats]:
-        """The gradient of a unit, by the kernel.
-
-        Args:
-            number (int): of the unit.
-            pull (callable): of ``kernel/step.py``.
-        """
+        """The gradient of a unit, by the kernel."""
         unit = self.unit(number)
         return step.alone(self.module, unit, pull, self.key)
 
     def outputs(self, number: int) -> Tensor:
-        """Run the model on one unit, by the kernel.
-
-        Args:
-            number (int): of the unit.
-        """
+        """Run the model on one unit, by the kernel."""
         twin, unit = step.twin(self.module), self.unit(number)
         return step.outputs(twin, unit, self.key).detach()
 

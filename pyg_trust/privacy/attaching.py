@@ -31,13 +31,7 @@ class IsLoader(Is):
     """Loader whose batches and neighbours are accounted for."""
 
     def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
-        """Return the loader, or raise.
-
-        Args:
-            name (str): of the argument.
-            value (Any): the given value.
-            sizes (dict[str, int], optional): stay as they are.
-        """
+        """Return the loader, or raise."""
         if isinstance(value, LinkLoader):
             raise TypeError(
                 f"'{name}' can't be of pairs: an edge and a node are in the "
@@ -61,11 +55,6 @@ Loader = Annotated[StepLoader, IsLoader(StepLoader)]
 def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     """Refuses what can't be made private, or was.
 
-    Args:
-        module (torch.nn.Module): the model.
-        optimizer (torch.optim.Optimizer): the optimizer.
-        loader (StepLoader): the loader.
-
     Raises:
         TypeError: if one is of another kind.
         ValueError: if one is private already, or can't be made so.
@@ -84,6 +73,19 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     check_types(module)
     if loader.batch_sampler.choose is not None:
         raise ValueError("'data_loader' is private already")
+    check_rows(loader)
+
+
+def check_rows(loader: StepLoader) -> None:
+    """Refuses features that are not one tensor of rows of their own.
+
+    Args:
+        loader (StepLoader): the loader.
+
+    Raises:
+        TypeError: if they are in another form.
+        ValueError: if they were propagated.
+    """
     x = loader.data.get('x')
     if x is not None and not isinstance(x, Tensor):
         raise TypeError(
@@ -103,9 +105,6 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
 def check_types(module: nn.Module) -> None:
     """Refuses parameters in which a norm can't be bounded.
 
-    Args:
-        module (torch.nn.Module): the model.
-
     Raises:
         ValueError: if one has less than 32 bits: rounding a clipped gradient
             to 8 bits of a mantissa makes it larger than the clipping norm.
@@ -121,9 +120,6 @@ def check_types(module: nn.Module) -> None:
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuses optimizers that look at the data again, or have before.
-
-    Args:
-        optimizer (torch.optim.Optimizer): the optimizer.
 
     Raises:
         ValueError: if it is one.
@@ -151,10 +147,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 def check_group(group: Group, loader: StepLoader) -> None:
     """Check that all processes have the same loader.
-
-    Args:
-        group (Group): the processes.
-        loader (StepLoader): that of this process.
 
     Raises:
         ValueError: if it is another one, or has too few units for all.
@@ -188,12 +180,6 @@ def probe(
     """Puts a model, a loader and a loss to the test before training.
 
     On the structure of some subgraphs; their features are not used.
-
-    Args:
-        step (PrivateStep): has the model.
-        loader (StepLoader): the loader.
-        forward (callable, optional): calls a model with a batch.
-        criterion (callable, optional): the loss.
 
     Raises:
         ValueError: if one of them fails.

@@ -174,14 +174,7 @@ def check_norm(name: str, norm: float) -> float:
 
 
 def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:
-    """The factors of subgraphs, by ``kernel/clip.py``.
-
-    Args:
-        sizes (Sizes): bounds of their gradients.
-        norm (float): the clipping norm.
-        automatic (bool): whether short gradients are made longer.
-            (default: :obj:`False`)
-    """
+    """The factors of subgraphs, by ``kernel/clip.py``."""
     found = clip.factors(
         sizes.n.cpu().numpy(),
         sizes.tau.cpu().numpy(),

@@ -69,12 +69,7 @@ class Decoys:
         return out
 
     def graphs(self, batch: Data, count: int) -> Data:
-        """A batch of rings, with the attributes of a batch of graphs.
-
-        Args:
-            batch (Data): the batch.
-            count (int): how many graphs it has.
-        """
+        """A batch of rings, with the attributes of a batch of graphs."""
         shown = count if self.num_units is None else self.num_units
         n, device = self.num_nodes, batch.batch.device
         units = torch.arange(shown, device=device)
@@ -106,12 +101,6 @@ class Decoys:
     ) -> None:
         """Finds graphs that a model runs on: some need more nodes than few.
 
-        Args:
-            module (torch.nn.Module): the model.
-            call (BatchCall): how it is called.
-            batch (Data): a batch of graphs.
-            count (int): how many it has.
-
         Raises:
             ValueError: if it runs on none.
         """
@@ -141,12 +130,6 @@ class Decoys:
 
         As in the first batch that was asked about, which is that of the probe:
         in a small one numbers may be the same by chance.
-
-        Args:
-            batch (Data): the batch.
-            name (str): of the attribute.
-            value (Any): the attribute.
-            count (int): how many graphs the batch has.
         """
         if name not in self._levels:
             self._levels[name] = _level(batch, name, value, count)
@@ -170,9 +153,5 @@ def _level(batch: Data, name: str, value: Any, count: int) -> str:
 
 
 def cuda_of(tensor: Tensor) -> list[torch.device]:
-    """The devices whose generators ``fork_rng`` is to keep.
-
-    Args:
-        tensor (Tensor): on the device that is computed on.
-    """
+    """The devices whose generators ``fork_rng`` is to keep."""
     return [tensor.device] if tensor.is_cuda else []

@@ -65,12 +65,6 @@ def fresh_state(
     nothing that was drawn before, or will be after. Where the sizes of units
     are private, the masks of others move with them: whoever knew torch's seed
     would see that, so the operating system has a share in the number.
-
-    Args:
-        before (list[Tensor]): of :func:`random_state`.
-        device (torch.device): of the module.
-        secret (bool): whether nobody may know the number. (default:
-            :obj:`False`)
     """
     now = random_state(device)
     if all(map(torch.equal, now, before)):
@@ -114,13 +108,7 @@ class Masks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Tensor | None:
-        """The result of a dropout whose mask is kept; else :obj:`None`.
-
-        Args:
-            func (callable): a function of torch.
-            args (tuple): its arguments.
-            kwargs (dict): its named arguments.
-        """
+        """The result of a dropout whose mask is kept; else :obj:`None`."""
         if func not in _DROPOUT:
             return None
         x, p, inplace = _dropout(*args, **kwargs)

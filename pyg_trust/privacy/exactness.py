@@ -38,14 +38,7 @@ class Exactness:
     def prepare(
         self, loader: StepLoader, mean: bool, trusted: bool, insists: bool
     ) -> None:
-        """Take note of how units are drawn.
-
-        Args:
-            loader (StepLoader): draws them.
-            mean (bool): whether losses are means.
-            trusted (bool): whether the loss is left unchecked.
-            insists (bool): whether to refuse what is not exact.
-        """
+        """Take note of how units are drawn."""
         # Where a unit is replaced by one of another size, or comes or goes,
         # so do the shapes of a batch.
         self.gradients.rowwise = not isinstance(loader, DisjointWalkLoader)

@@ -222,15 +222,6 @@ def functorch(
     are added only where there are none) cannot be vmapped, and the module is
     called again, so that it must not draw random numbers.
 
-    Args:
-        params (dict): the parameters, by name.
-        call (Call): the call, whose outputs have nodes as rows.
-        grads (list[Tensor]): the gradients by the outputs.
-        norm (float): as of :class:`Total`.
-        automatic (bool): as of :class:`Total`.
-        chunk_size (int): how many subgraphs at a time.
-        of (int, optional): as of :class:`Total`. (default: :obj:`None`)
-
     Raises:
         Unsupported: if the module cannot be vmapped.
     """

@@ -99,12 +99,7 @@ class Step(NamedTuple):
 
 
 def replaced(value: Any, find: Callable[[Any], Any]) -> Any:
-    """An operation's arguments, with something else in the place of each.
-
-    Args:
-        value (Any): arguments, in lists and dictionaries.
-        find (callable): maps an argument to what comes in its place.
-    """
+    """An operation's arguments, with something else in the place of each."""
     # Torch's own trees take ten times as long.
     if type(value) is list:
         return [replaced(item, find) for item in value]
@@ -114,12 +109,7 @@ def replaced(value: Any, find: Callable[[Any], Any]) -> Any:
 
 
 def pairs(step: Step, made: Any) -> Iterator[tuple[Slot, Tensor]]:
-    """Pair the tensors that an operation returned with their slots.
-
-    Args:
-        step (Step): the operation.
-        made (Any): what it returned now.
-    """
+    """Pair the tensors that an operation returned with their slots."""
     shown = step.out if isinstance(step.out, list) else [step.out]
     found = made if isinstance(made, tuple | list) else [made]
     for slot, value in zip(shown, found, strict=True):
@@ -587,11 +577,7 @@ def _escape(name: str, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The numbers of a followed tensor, or of those in tuples and lists.
-
-    Args:
-        value (Any): an argument of an operation.
-    """
+    """The numbers of a followed tensor, or of those in tuples and lists."""
     if isinstance(value, Followed):
         return value._value
     if isinstance(value, tuple | list):
@@ -660,11 +646,6 @@ def _check_stays(
 def check_shape(func: Any, shown: torch.Size, found: torch.Size) -> None:
     """Checks that an operation returns what it did on made-up rows.
 
-    Args:
-        func (OpOverload): the operation.
-        shown (torch.Size): the shape on rows that were made up.
-        found (torch.Size): the shape on those of the batch.
-
     Raises:
         ValueError: if the shapes differ, so that one depends on values.
     """
@@ -692,11 +673,7 @@ def _is_harmless(func: Any) -> bool:
 
 
 def writes(func: Any) -> bool:
-    """Whether an operation changes a tensor that it is called with.
-
-    Args:
-        func (OpOverload): the operation.
-    """
+    """Whether an operation changes a tensor that it is called with."""
     return bool(_written_places(func))
 
 

@@ -82,9 +82,6 @@ class Group:
     def of_first(self, call: Callable[[], T]) -> T:
         """Call a function in the first process, and broadcast its result.
 
-        Args:
-            call (callable): is called in the first process alone.
-
         Raises:
             RuntimeError: in the others, if it fails there.
         """
@@ -107,10 +104,6 @@ class Group:
 
     def agree(self, what: str, value: Any) -> None:
         """Check that a value is the same in all processes.
-
-        Args:
-            what (str): what it is.
-            value (Any): it can be pickled.
 
         Raises:
             ValueError: in all of them, if it is not.
@@ -196,10 +189,6 @@ def keyed_bytes(key: bytes, step: int) -> Callable[[int], bytes]:
 
     SHAKE-256 of the key, the step and how often was asked: whoever has not
     the key can tell none of them.
-
-    Args:
-        key (bytes): secret.
-        step (int): which step.
     """
     asked = 0
 

@@ -10,12 +10,7 @@ from pyg_trust.kernel.step import release
 
 
 def cells_of(noise: Any, shape: tuple[int, ...]) -> Tensor:
-    """Draw integers, the noise in units of its grid.
-
-    Args:
-        noise (SecureNoise or SeededNoise): what draws them.
-        shape (tuple): how many.
-    """
+    """Draw integers, the noise in units of its grid."""
     if hasattr(noise, 'cells'):
         return noise.cells(shape)
     # Noise of somebody's own, for a test of what is below it.

@@ -116,14 +116,6 @@ def owners_after(
 ) -> list[Owner]:
     """The owners of what an operation returns.
 
-    Args:
-        func (OpOverload): the ATen operation.
-        args (tuple): what it was called with.
-        kwargs (dict): what it was called with, by name.
-        out (Any): what it returned.
-        owner_of (callable): the owner of a tensor among the arguments.
-        value_of (callable): the plain tensors in a tree of arguments.
-
     Returns:
         list[Owner]: of each tensor in :obj:`out`, in order.
     """
@@ -155,12 +147,6 @@ def facts(
 
     Owners after an operation are a function of these and of what is returned
     here: a rule reads no value of another operation.
-
-    Args:
-        func (OpOverload): the ATen operation.
-        args (tuple): what it is called with.
-        kwargs (dict): what it is called with, by name.
-        value_of (callable): the plain tensors in a tree of arguments.
 
     Returns:
         tuple, optional: None if they depend on all values of some tensor.

@@ -332,11 +332,7 @@ def _by_name(what: str) -> None:
 
 
 def tables_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of a model that are not trained, with their names.
-
-    Args:
-        module (torch.nn.Module): the model.
-    """
+    """Yield the arrays of a model that are not trained, with their names."""
     for name, value in module.named_buffers(remove_duplicate=False):
         yield name, value
     for name, value in module.named_parameters(remove_duplicate=False):

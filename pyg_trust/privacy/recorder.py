@@ -257,14 +257,7 @@ class Recorder(Watch):
         rows: Rows,
         from_end: int,
     ) -> Tensor:
-        """A copy of a parameter for each row, of a shape.
-
-        Args:
-            weight (Tensor): the parameter.
-            shape (sequence of int): what it is broadcast to.
-            rows (Rows): whose the rows are.
-            from_end (int): their dimension, negative.
-        """
+        """A copy of a parameter for each row, of a shape."""
         axis = from_end + len(shape)
         if -from_end <= weight.dim() and weight.size(from_end) != 1:
             raise Unsupported('each row has parameters of its own')

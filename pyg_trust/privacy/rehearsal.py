@@ -151,12 +151,7 @@ class Rehearsal:
         return out
 
     def call(self, module: nn.Module, call: BatchCall) -> Followed:
-        """What the model makes of rows that are made up, to be followed.
-
-        Args:
-            module (torch.nn.Module): the model.
-            call (BatchCall): how it is called.
-        """
+        """What the model makes of rows that are made up, to be followed."""
         self.restore()
         # Kept here, so that nothing new is found under the id of an old one.
         old = [value for *_, value in _kept(module)]
@@ -235,10 +230,6 @@ class Rehearsal:
 
     def gradient(self, grad: Tensor, out: Tensor) -> Tensor:
         """The gradient of the loss by the model's outputs on the batch.
-
-        Args:
-            grad (Tensor): what came back to what :meth:`call` has returned.
-            out (Tensor): what the model makes of the batch.
 
         Raises:
             ValueError: if a row's depends on other subgraphs, or it is not
@@ -437,12 +428,6 @@ class Rehearsal:
         Its operations are done again on outputs and rows that are made up, but
         for those of the subgraph; all labels are its own.
 
-        Args:
-            grad (Tensor): as of :meth:`gradient`, which was called before.
-            unit (int): the subgraph.
-            scale (float): what the gradient is multiplied with.
-                (default: :obj:`1`)
-
         Returns:
             callable: maps its outputs to the gradient by them.
         """
@@ -615,9 +600,6 @@ def forgetting(module: nn.Module) -> Iterator[None]:
 
     What they have of rows that are made up stays; a tensor that is written to
     in place is not put back.
-
-    Args:
-        module (torch.nn.Module): the model.
     """
     saved = []
     for place in map(vars, module.modules()):
@@ -642,11 +624,7 @@ def _is_full(value: Any) -> bool:
 
 
 def settings(module: nn.Module) -> dict[str, str]:
-    """What layers are set to: modes, numbers and words.
-
-    Args:
-        module (torch.nn.Module): the model.
-    """
+    """What layers are set to: modes, numbers and words."""
     return {
         f'{prefix}.{name}' if prefix else name: repr(value)
         for prefix, layer in module.named_modules()

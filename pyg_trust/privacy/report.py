@@ -33,21 +33,13 @@ APART = (
 
 
 def vouched(mechanism: str) -> str:
-    """Name the user's accountant of an epsilon; '' for one of this package.
-
-    Args:
-        mechanism (str): the name of an accountant.
-    """
+    """Name the user's accountant of an epsilon; '' for one of this package."""
     own = ACCOUNTANTS.is_own(mechanism)
     return ACCOUNTANTS.note(mechanism) if own else ''
 
 
 def said_by(mechanism: str) -> str:
-    """Phrase that names the user's accountant; '' for one of this package.
-
-    Args:
-        mechanism (str): the name of an accountant.
-    """
+    """Phrase that names the user's accountant; '' for one of this package."""
     who = vouched(mechanism)
     return f', as says {who}' if who else ''
 

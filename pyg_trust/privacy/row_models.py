@@ -120,13 +120,7 @@ class MLPRows(nn.Module):
 
 
 def check_module(name: str, module: nn.Module, private: bool) -> None:
-    """Refuses models that read more than single rows.
-
-    Args:
-        name (str): of the argument.
-        module (torch.nn.Module): the model.
-        private (bool): whether rows are private.
-    """
+    """Refuses models that read more than single rows."""
     check_instance(name, module, nn.Module)
     for part in module.modules():
         if isinstance(part, MessagePassing):
@@ -203,22 +197,12 @@ def check_rows(
 
 
 def generator(seed: int) -> torch.Generator:
-    """A generator of random numbers that are public.
-
-    Args:
-        seed (int): the seed.
-    """
+    """A generator of random numbers that are public."""
     return torch.Generator().manual_seed(seed)
 
 
 def head_start(hops: int, smoothing: int, classes: int) -> Tensor:
-    """Public weights of a head: one's own class and that of neighbours.
-
-    Args:
-        hops (int): of released rows.
-        smoothing (int): of smoothed rows.
-        classes (int): the number of classes.
-    """
+    """Public weights of a head: one's own class and that of neighbours."""
     blocks = hops + smoothing
     sizes = [1.0] + [_START / max(1, blocks)] * blocks
     made = [size * torch.eye(classes, dtype=torch.float64) for size in sizes]
@@ -226,23 +210,13 @@ def head_start(hops: int, smoothing: int, classes: int) -> Tensor:
 
 
 def kind_of(module: nn.Module) -> torch.dtype:
-    """The dtype of a model.
-
-    Args:
-        module (torch.nn.Module): the model.
-    """
+    """The dtype of a model."""
     kinds = [p.dtype for p in module.parameters()]
     return kinds[0] if kinds else torch.get_default_dtype()
 
 
 def outputs(module: nn.Module, x: Tensor, private: bool) -> Tensor:
-    """The logits of a trained model.
-
-    Args:
-        module (torch.nn.Module): the model.
-        x (Tensor): the rows, dense or sparse.
-        private (bool): whether each row is to be given alone.
-    """
+    """The logits of a trained model."""
     if isinstance(module, LinearRows):
         return module(x)
     x = readable(module, x)
@@ -253,12 +227,7 @@ def outputs(module: nn.Module, x: Tensor, private: bool) -> Tensor:
 
 
 def readable(module: nn.Module, x: Tensor) -> Tensor:
-    """Prepare rows for a model: finite, of its dtype, sparse if it takes that.
-
-    Args:
-        module (torch.nn.Module): the model.
-        x (Tensor): the rows, dense or sparse.
-    """
+    """Prepare rows for a model: finite, of its dtype, sparse if possible."""
     if isinstance(module, MLPRows):
         if x.layout != torch.strided:
             return x.to_sparse_coo().to(kind_of(module)).coalesce()

@@ -77,12 +77,6 @@ def call(
 ) -> tuple[Any, bool]:
     """Call a function so that each row's bits depend on the row alone.
 
-    Args:
-        func (callable): a function of torch.
-        name (str): its name.
-        args (tuple): its arguments.
-        kwargs (dict): its named arguments.
-
     Returns:
         tuple[Any, bool]: the result, and whether it is such a function.
     """

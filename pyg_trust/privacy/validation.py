@@ -53,9 +53,6 @@ def check_layers(module: nn.Module) -> None:
     Whether other norms treat subgraphs apart depends on whether they are
     given ``batch``: the test of isolation tells.
 
-    Args:
-        module (torch.nn.Module): the model.
-
     Raises:
         ValueError: if there is one, with all of them and the reasons.
     """
@@ -100,10 +97,6 @@ def check_parameters(
     module: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[nn.Parameter]:
     """Check that the optimizer trains all parameters of the model.
-
-    Args:
-        module (torch.nn.Module): the model.
-        optimizer (torch.optim.Optimizer): its optimizer.
 
     Returns:
         list[Parameter]: what is trained, each once.
@@ -185,11 +178,7 @@ class BatchCall:
         return module(*args, **kwargs)
 
     def arguments(self, batch: Data) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the call for another batch.
-
-        Args:
-            batch (Data): the batch.
-        """
+        """Return the arguments of the call for another batch."""
         return _fill(self.args, batch), _fill(self.kwargs, batch)
 
     @property
@@ -624,15 +613,7 @@ def _run(
 def check_output(
     out: Any, num_nodes: int, count: int, by_unit: bool = False
 ) -> None:
-    """Check that a model returns a row per node or per subgraph.
-
-    Args:
-        out (Any): what it gives.
-        num_nodes (int): the nodes of the batch.
-        count (int): its subgraphs.
-        by_unit (bool): whether it has to be a row per subgraph.
-            (default: :obj:`False`)
-    """
+    """Check that a model returns a row per node or per subgraph."""
     if not isinstance(out, Tensor) or not out.is_floating_point():
         got = getattr(out, 'dtype', type(out).__name__)
         raise ValueError(

@@ -355,11 +355,7 @@ class PrivateStep:
         self._probed.add(call.key)
 
     def move(self, step: Callable[[], Any]) -> None:
-        """Moves the weights by an optimizer that has noisy gradients.
-
-        Args:
-            step (callable): takes a step.
-        """
+        """Moves the weights by an optimizer that has noisy gradients."""
         # Interrupted, it has moved some: they are as noisy.
         self.pins.release()
         step()

@@ -51,13 +51,7 @@ class Chart:
 def verified(
     ok: bool, *, residual: tuple[float, float], distance: tuple[float, float]
 ) -> Chart:
-    """A bar chart of what was measured after a removal, in its bounds.
-
-    Args:
-        ok (bool): whether all that was verified holds.
-        residual (tuple[float, float]): of the gradient, and its bound.
-        distance (tuple[float, float]): to retraining, and its bound.
-    """
+    """A bar chart of what was measured after a removal, in its bounds."""
     pairs = {'gradient residual': residual, 'distance to retraining': distance}
     return Chart(
         'Verified: all within what was promised'
@@ -75,10 +69,6 @@ def verified(
 
 def axes(ax: Any, height: float = 3.2) -> Any:
     """Where to draw: what was handed in, or a new figure.
-
-    Args:
-        ax (matplotlib.axes.Axes, optional): what was handed in.
-        height (float): of a new figure, in inches. (default: :obj:`3.2`)
 
     Raises:
         TypeError: if it is no axes.

@@ -113,11 +113,7 @@ footer { color: #57606a; font-size: .85rem; }
 
 
 def escape(text: str) -> str:
-    """The text as HTML shows it, no markup and nothing that is not seen.
-
-    Args:
-        text (str): of a guarantee.
-    """
+    """The text as HTML shows it, no markup and nothing that is not seen."""
     return escape_markup(visible(text))
 
 
@@ -134,12 +130,7 @@ def versions(guarantees: Iterable[Guarantee]) -> list[str]:
 
 
 def html(guarantees: Sequence[Guarantee], created: str) -> str:
-    """The page for people.
-
-    Args:
-        guarantees (tuple[Guarantee, ...]): of the report.
-        created (str): when the report was made.
-    """
+    """The page for people."""
     count = _count(guarantees)
     rows = ''.join(
         f'<tr><td><a href="#p{i}">{escape(each.procedure)}</a></td>'
@@ -178,12 +169,7 @@ def _count(guarantees: Sequence[Guarantee]) -> str:
 
 
 def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
-    """A section for a model card.
-
-    Args:
-        guarantees (tuple[Guarantee, ...]): of the report.
-        created (str): when the report was made.
-    """
+    """A section for a model card."""
     made_on = f'Made on {created}. To check it: `{_CHECK}`.'
     lines = ['## Trust report', '', made_on, '']
     for each in guarantees:

@@ -88,16 +88,7 @@ def make_relation(
     directed: bool,
     max_degree: int | None,
 ) -> Relation:
-    """Check the arguments that define the neighbouring relation.
-
-    Args:
-        relation (str): one of ``'edge'``, ``'node'``,
-            ``'node_incident'`` and ``'feature'``.
-        form (str, optional): ``'replace'`` or ``'withdraw'``, the default of
-            ``'node_incident'`` alone.
-        directed (bool): whether edges are arcs.
-        max_degree (int, optional): :math:`D`.
-    """
+    """Check the arguments that define the neighbouring relation."""
     if relation == 'edge':
         if form is not None:
             raise ValueError(

@@ -345,11 +345,7 @@ def _moved(
 
 
 def names_of(data: Data) -> Tensor:
-    """Return the names of the nodes: ``n_id``, or else their positions.
-
-    Args:
-        data (Data): a graph that :func:`check_named` takes.
-    """
+    """Return the names of the nodes: ``n_id``, or else their positions."""
     if data.get('n_id') is not None:
         return data.n_id
     device = data.edge_index.device
@@ -358,9 +354,6 @@ def names_of(data: Data) -> Tensor:
 
 def check_named(data: Any) -> None:
     """Refuse a graph that cannot be divided.
-
-    Args:
-        data (Data): a homogeneous graph with an ``edge_index``.
 
     Raises:
         TypeError: if it is no such graph, or names are no int64.

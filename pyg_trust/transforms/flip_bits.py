@@ -216,10 +216,6 @@ def edge_index_of(ptr: Tensor, col: Tensor) -> Tensor:
 def check_graph(data: Any, noise: BitFlips) -> None:
     """Refuse a graph that the noise does not fit.
 
-    Args:
-        data (Data): the graph.
-        noise (BitFlips): the noise.
-
     Raises:
         TypeError: if it is no homogeneous graph, or features have no floating
             point.

@@ -342,16 +342,6 @@ def graph_signal(
 ) -> Tensor:
     """Return the features of a graph or batch: ``data.x`` or one-hot degrees.
 
-    Args:
-        data (Data): the graph or batch.
-        graph (CSRGraph, optional): its :class:`CSRGraph`.
-            (default: :obj:`None`)
-        max_degree (int, optional): as in :class:`GraphEmbedding`.
-            (default: :obj:`None`)
-        clip (bool): as in :class:`GraphEmbedding`. (default: :obj:`False`)
-        dtype (torch.dtype, optional): as in :class:`GraphEmbedding`.
-            (default: :obj:`None`)
-
     Returns:
         Tensor: ``[num_nodes, num_features]``, sparse CSR for degrees.
 

@@ -22,7 +22,7 @@ from pyg_trust.files.commit import (
     editing,
     synchronized,
 )
-from pyg_trust.functional.incremental import EditedSeries
+from pyg_trust.functional.incremental import SeriesState, bare
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.sums import BITS, BOUND, Step, Sums
 from pyg_trust.graph import CSRGraph
@@ -149,7 +149,7 @@ class PropagatedFeatures(EditedInPlace):
         gone: Tensor = _NONE,
     ) -> None:
         # From these arguments alone, independently of any earlier state.
-        self._live: Sums | EditedSeries
+        self._live: Sums | SeriesState
         if alpha is None or theta is None:
             self._live = Sums(
                 graph,
@@ -161,9 +161,8 @@ class PropagatedFeatures(EditedInPlace):
                 gone=gone,
             )
         else:
-            self._live = EditedSeries(
-                graph, x, measure, alpha, theta, directed, gone
-            )
+            edited = bare(graph, measure, directed, gone)
+            self._live = SeriesState(edited, x, measure, alpha, theta)
         self._how = {'alpha': alpha, 'theta': theta}
         self._how |= {'bound': bound, 'bits': bits}
         self._lock = ObjectLock()

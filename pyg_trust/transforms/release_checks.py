@@ -131,10 +131,6 @@ class Releasing(NoCopies):
 def release_graph(data: Data, relation: Relation) -> CSRGraph:
     """Return the graph of private data, if a release can be accounted for.
 
-    Args:
-        data (Data): the graph.
-        relation (Relation): the neighbouring relation.
-
     Raises:
         TypeError, ValueError: on self-loops, duplicate or weighted edges, and
             edges that are not as :obj:`directed` says.
@@ -202,16 +198,7 @@ def warn_of_other_releases(
     delta: float,
     stacklevel: int,
 ) -> None:
-    r"""Warn where the same data were released before on another account.
-
-    Args:
-        relation (Relation): the neighbouring relation.
-        graph (CSRGraph): the graph.
-        features (str): a digest of the features.
-        account (ReleaseAccount): the account that has the release already.
-        delta (float): :math:`\delta`.
-        stacklevel (int): as of ``warnings.warn``.
-    """
+    r"""Warn where the same data were released before on another account."""
     secret = []
     if relation.name != 'feature':
         secret.append(f'edges {fingerprint(graph.rowptr, graph.col)}')
@@ -233,13 +220,7 @@ def warn_of_other_releases(
 
 @validated
 def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
-    """Features that are a node's own, as far as that can be known.
-
-    Args:
-        data (Data): the graph.
-        attr (str): the attribute.
-        relation (Relation): the neighbouring relation.
-    """
+    """Features that are a node's own, as far as that can be known."""
     x = data.get(attr)
     if not isinstance(x, Tensor):
         raise ValueError(

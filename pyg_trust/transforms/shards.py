@@ -195,9 +195,6 @@ def _arguments(method: str) -> tuple[list[str], list[str]]:
 def training_nodes(data: Data) -> Tensor:
     """Return the nodes of ``data.train_mask``, ascending.
 
-    Args:
-        data (Data): the graph.
-
     Raises:
         ValueError: if there is no such mask, or it has another shape.
     """

@@ -17,10 +17,6 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
 
     For linear terms and infinite series, for which the kernel has no theorem,
     return :obj:`None`.
-
-    Args:
-        model (Model): with its data and weights.
-        std (float): of the noise of a release.
     """
     data = model.data
     settings = data.settings
@@ -66,12 +62,7 @@ def _settings(settings: Settings, std: float) -> dict[str, np.ndarray]:
 
 
 def setting(settings: Settings, std: float) -> str:
-    """Hash the settings of a proof: all but data and weights.
-
-    Args:
-        settings (Settings): of the classifier.
-        std (float): of the noise of a release.
-    """
+    """Hash the settings of a proof: all but data and weights."""
     return removal.setting(_settings(settings, std))
 
 
@@ -125,11 +116,7 @@ def feature_error(
 
 
 def still_named(model: Model) -> tuple[str, ...]:
-    """List the items that are removed by the ledger and still in the data.
-
-    Args:
-        model (Model): with its ledger.
-    """
+    """List the items that are removed by the ledger and still in the data."""
     data, found = model.data, []
     graph = data.graph
     for entry in model.ledger.entries:

@@ -10,11 +10,7 @@ from pyg_trust._checks import check_nodes, check_tensor
 
 
 def read_features(data: Data) -> Tensor:
-    """Read the features of a graph, to the CPU: ``[num_nodes, d]``.
-
-    Args:
-        data (Data): the graph, with ``x``.
-    """
+    """Read the features of a graph, to the CPU: ``[num_nodes, d]``."""
     x = data.get('x')
     if x is None:
         raise ValueError("'data' needs to have features 'x'")
@@ -28,11 +24,6 @@ def read_classes(
     data: Data, train_nodes: Tensor | None
 ) -> tuple[tuple[int, ...], Tensor]:
     """Read the classes, and the position of each training node's class.
-
-    Args:
-        data (Data): the graph, with ``y``.
-        train_nodes (Tensor, optional): the training nodes; those of
-            ``train_mask`` by default.
 
     Returns:
         tuple: the labels, ascending; and int64, ``[num_nodes]``, -1 for nodes

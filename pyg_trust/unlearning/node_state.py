@@ -270,12 +270,7 @@ class NodeState:
         return 0.0
 
     def problem(self, goal: float, B: Tensor | None = None) -> Problem:
-        """Return the objective that training minimises.
-
-        Args:
-            goal (float): the residual that matters.
-            B (Tensor, optional): the linear term. (default: :obj:`None`)
-        """
+        """Return the objective that training minimises."""
         head = self.settings.head
         if self.Z is not None:
             if self.square is None:
@@ -302,11 +297,7 @@ class NodeState:
     # Forgetting #############################################################
 
     def check(self, part: Part) -> None:
-        """Refuse a request that can't be done; change nothing.
-
-        Args:
-            part (Part): what to forget.
-        """
+        """Refuse a request that can't be done; change nothing."""
         alive, n = self.graph.alive.numpy(), self.graph.num_nodes
 
         def there(what: str, node: int, found: bool) -> None:

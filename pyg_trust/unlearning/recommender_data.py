@@ -24,14 +24,7 @@ def read_interactions(
     num_items: int | None,
     edge_type: EdgeType | None,
 ) -> tuple[Tensor, int, int]:
-    """Read interactions, and how many users and items there are.
-
-    Args:
-        data (Tensor or HeteroData): as ``fit`` takes it.
-        num_users (int, optional): as given.
-        num_items (int, optional): as given.
-        edge_type (tuple, optional): as given.
-    """
+    """Read interactions, and how many users and items there are."""
     check_instance('interactions', data, Tensor, HeteroData)
     if isinstance(data, HeteroData):
         types = [edge_type] if edge_type is not None else data.edge_types
@@ -94,13 +87,7 @@ def asked(
 
 
 def listed(name: str, values: Any, shape: tuple[int | str, ...]) -> Tensor:
-    """Return integers as a tensor.
-
-    Args:
-        name (str): of the argument.
-        values (Tensor or Iterable): as given.
-        shape (tuple): that it needs to have.
-    """
+    """Return integers as a tensor."""
     if not isinstance(values, Tensor):
         check_instance(name, values, Iterable)
         try:

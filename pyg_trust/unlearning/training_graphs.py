@@ -348,11 +348,7 @@ def check_graphs(graphs: Any) -> list[Data]:
 
 
 def graph_labels(graphs: Any) -> Tensor:
-    """Return the labels of graphs: int64, ``[num_graphs]``.
-
-    Args:
-        graphs (list[Data]): the graphs, with one integer ``y`` each.
-    """
+    """Return the labels of graphs: int64, ``[num_graphs]``."""
     return torch.tensor(
         [int(_label(i, data)) for i, data in enumerate(check_graphs(graphs))]
     )

@@ -106,7 +106,7 @@ def radii():
             # The class is the first of those with most votes.
             earlier = max(counts[:c], default=-1)
             later = max(counts[c + 1 :], default=-1)
-            most = kernel.radius(counts[c], earlier, later, 7, ties)
+            most = kernel.radius(counts[c], earlier, later, ties)
             yield int(made.radius[each]) <= most
 
 

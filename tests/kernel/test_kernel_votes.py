@@ -17,9 +17,10 @@ from pyg_trust.kernel import votes
 
 
 def tail(n, k, p):
-    """The definition, in fractions."""
-    p = Fraction(p)
-    return sum(comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(k, n + 1))
+    """The definition, with one denominator."""
+    a, b = Fraction(p).as_integer_ratio()
+    terms = (comb(n, j) * a**j * (b - a) ** (n - j) for j in range(k, n + 1))
+    return Fraction(sum(terms), b**n)
 
 
 @pytest.mark.parametrize('n', [1, 2, 7, 40])
@@ -31,6 +32,44 @@ def test_a_tail_is_that_of_the_definition(n, p):
         # Below the mean no level asks for it: rounding grows with the terms.
         if k >= n * p:
             assert up <= exact + Fraction(1, 2**150)
+
+
+def test_a_far_tail_is_off_by_units_of_2_to_the_minus_224():
+    # Where it is a few units itself, so that a missing one is seen.
+    n, rest, unit = 2500, 0, Fraction(1, 2**224)
+    for k in range(n, 1639, -1):
+        rest += comb(n, k)
+        if k < 1720:
+            exact = Fraction(rest, 2**n)
+            above = votes.tail_up(n, k, Fraction(1, 2)) - exact
+            assert 0 <= above <= 40 * unit
+
+
+@pytest.mark.parametrize('bits', [1, 62, 63, 64, 65, 200, 224])
+def test_one_coin_is_exact_to_a_unit(bits):
+    p = Fraction(1, 2**bits)
+    assert votes.tail_up(1, 1, p) == p + Fraction(1, 2**224)
+    assert votes.tail_up(5, 0, p) == votes.tail_up(5, 5, Fraction(1)) == 1
+
+
+def test_a_power_keeps_320_bits():
+    for x in (Fraction(1, 3), Fraction(2, 3), 1 - Fraction(1, 2**60)):
+        for e in (100, 1023):
+            m, s = votes.power_up(x, e)
+            above = m * Fraction(2) ** s / x**e - 1
+            assert 0 <= above < Fraction(1, 2**140)
+            assert 319 < m.bit_length() <= 321
+
+
+@pytest.mark.parametrize('off', [0.0, 2.0**-48, 2.0**-44, 1e-12, 1e-9, 1e-3])
+def test_a_proposal_that_is_too_high_is_lowered_by_16_times_that(
+    off, monkeypatch
+):
+    # Of one sample the bound is the level.
+    level, off = 0.25, off * (1 + 2.0**-6)
+    monkeypatch.setattr(votes, 'betaincinv', lambda *_: level * (1 + off))
+    lost = 1 - votes.lower_bound(1, 1, level) / Fraction(level)
+    assert 0 <= lost <= max(15 * off, 2.0**-44)
 
 
 @pytest.mark.parametrize('k', [1, 30, 150, 199, 200])
@@ -84,6 +123,22 @@ def test_both_bounds_share_the_level():
     assert votes.bounds(0, 100, 100, 3, 0.01, 'all') == (0, 1)
 
 
+def test_a_class_has_half_of_the_level_and_the_others_share_the_rest(
+    monkeypatch,
+):
+    asked = []
+    monkeypatch.setattr(
+        votes, 'lower_bound', lambda *args: asked.append(args) or Fraction(1)
+    )
+    alpha = 0.1
+    votes.bounds(7, 2, 9, 5, alpha, 'all')
+    votes.bounds(7, 2, 9, 5, alpha, 'one')
+    exact = Fraction(alpha)
+    assert sorted(asked) == sorted(
+        [(9, 7, exact), (9, 7, exact / 2), (9, 7, exact / 10)]
+    )
+
+
 def test_looks_have_no_more_than_the_level():
     spent = sum(votes.level(0.9, 1, 'node', j) for j in range(1, 200))
     assert spent < 1 - Fraction(0.9)
@@ -124,6 +179,8 @@ def worst(p, parts):
         [(0, 2, 0.0, 0.5)],
         [(2, 1, 0.25, 0.3)],
         [(1, 0, 0.1, 0.2), (0, 1, 0.05, 0.4)],
+        # No bit comes: who had none has one for sure, and that is the last.
+        [(1, 0, 0.2, 0.3), (0, 1, 0.5, 0.0)],
     ],
 )
 def test_no_set_has_less_than_the_worst_case(changes):
@@ -146,6 +203,10 @@ def test_a_class_stays_only_if_no_other_can_have_as_much():
     parts = votes.regions([(0, 1, 0.0, 0.5)])
     # Of a deleted bit half the samples see nothing.
     assert votes.stays((Fraction(9, 10), Fraction(1, 10)), parts)
+    # Without a bound of the others it needs more than one half.
+    assert votes.stays((Fraction(9, 10), 1), parts)
+    assert not votes.stays((Fraction(3, 4), 1), parts)
+    assert not votes.stays((0.1, 0.2), parts, 0.3)
     assert not votes.stays((Fraction(3, 4), Fraction(1, 4)), parts)
     assert not votes.stays((Fraction(9, 10), Fraction(1, 10)), parts, 0.2)
     assert votes.stays((0.4, 0.1), votes.regions([(0, 0, 0.1, 0.1)]))
@@ -155,11 +216,10 @@ def test_a_class_stays_only_if_no_other_can_have_as_much():
 
 def test_radii_by_moving_votes_one_by_one():
     for counts in itertools.product(range(5), repeat=3):
-        total = sum(counts)
         for mine, ties in itertools.product(range(3), ('first', 'any')):
             earlier = max(counts[:mine], default=-1)
             later = max(counts[mine + 1 :], default=-1)
-            found = votes.radius(counts[mine], earlier, later, total, ties)
+            found = votes.radius(counts[mine], earlier, later, ties)
             assert found == slow_radius(counts, mine, ties)
 
 
@@ -193,7 +253,7 @@ def slow_radius(counts, mine, ties):
 def test_pi_is_less_than_what_stands_for_it():
     with mpmath.workdps(40):
         above = mpmath.mpf(votes.PI.numerator) / votes.PI.denominator
-        assert 0 < above - mpmath.pi < 1e-17
+        assert 0 < above - mpmath.pi < 1e-18
 
 
 def test_a_proposal_that_is_too_high_proves_nothing(monkeypatch):
@@ -221,7 +281,10 @@ def test_no_noise_has_less_than_no_probability(flips):
 
 def test_bits_that_stay_are_certain():
     # A 1 never goes: what was added is there, so the two are told apart.
-    assert votes.regions([(1, 0, 0.0, 0.0)]) == [(1, 0), (0, 1)]
+    apart = votes.regions([(1, 0, 0.0, 0.0)])
+    assert apart == [(1, 0), (0, 1)]
+    assert votes.least(Fraction(1), apart) == 0
+    assert not votes.stays((1, 0), apart)
 
 
 def test_a_bound_above_one_half_leaves_room_for_floats():
@@ -236,7 +299,7 @@ def test_a_bound_above_one_half_leaves_room_for_floats():
 @pytest.mark.parametrize('off', [0, Fraction(1, 20)])
 def test_the_least_count_above_one_half_by_trying_all(n, level, off):
     half = Fraction(1, 2) + off + votes.SURE
-    counts = [k for k in range(n // 2, n + 1) if tail(n, k, half) <= level]
+    counts = [k for k in range(n + 1) if tail(n, k, half) <= level]
     assert votes.needed(n, level, off) == min(counts, default=n + 1)
 
 
@@ -250,11 +313,28 @@ def test_an_answer_fails_as_often_as_two_binomials_do():
     assert votes.answers(p, n, k, 16, missed * (1 + Fraction(1, 10**9)))
     assert not votes.answers(p, n, k, 16, missed * (1 - Fraction(1, 10**9)))
     assert not votes.answers(Fraction(1, 2), n, k, m, 1)
+    most = votes.tail_up(n, n - k + 1, 1 - p) + votes.tail_up(m, 8, 1 - p)
+    assert votes.answers(p, n, k, m, most)
+
+
+@pytest.mark.parametrize(('classes', 'share'), [('all', 2), ('one', 1)])
+def test_a_later_run_needs_the_count_of_its_own_level(
+    classes, share, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(votes, 'needed', lambda *args: asked.append(args))
+    votes.Answers(9, 5, 0.1, classes, 0.01)
+    assert asked == [(9, Fraction(0.1) / share, 0.01)]
+
+
+def test_where_no_count_is_enough_even_certainty_has_no_answer():
+    made = votes.Answers(1, 1, 0.01, 'one', 0)
+    assert not made.holds(Fraction(1), [(Fraction(1), Fraction(1))])
 
 
 @pytest.mark.parametrize('classes', ['all', 'one'])
 def test_answers_are_those_of_every_bound_by_itself(classes):
-    n, m, alpha, off = 60, 21, 0.05, 1e-3
+    n, m, alpha, off = 60, 21, 0.05, 0.02
     share = Fraction(alpha) / (2 if classes == 'all' else 1)
     count = votes.needed(n, share, off)
     made = votes.Answers(n, m, alpha, classes, off)
@@ -275,6 +355,8 @@ def test_answers_are_those_of_every_bound_by_itself(classes):
     'rows',
     [
         'text',
+        {},
+        7,
         [(1, 2, 3)],
         [[1, 2]],
         [[1, 2, 3, 4]],

@@ -5,7 +5,7 @@ import torch
 
 from pyg_trust import ops
 from pyg_trust.functional import Measure, appnp, propagate, sgc, single_target
-from pyg_trust.functional.incremental import EditedSeries
+from pyg_trust.functional.incremental import SeriesState
 from pyg_trust.functional.sums import Sums
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms import PropagatedFeatures
@@ -214,5 +214,5 @@ def test_what_does_not_fit_is_refused():
         PropagatedFeatures(graph, x.float(), sgc(2), alpha=0.2, theta=0.1)
     assert isinstance(
         PropagatedFeatures(graph, x, sgc(2), alpha=0.2, theta=0.1)._live,
-        EditedSeries,
+        SeriesState,
     )

@@ -125,11 +125,7 @@ class ViewRunner:
                 self._settled = False
 
     def expect(self, prepared: PreparedGraph) -> None:
-        """Hand prepared data to the next call.
-
-        Args:
-            prepared (PreparedGraph): the graph of the next view.
-        """
+        """Hand prepared data to the next call."""
         weight = prepared.edge_weight
         self._last = prepared, 0 if weight is None else weight._version
 
@@ -166,10 +162,6 @@ class ViewRunner:
 
         Asked of the model as it is made, on a graph of its own: no shard, and
         nothing that can be attacked, has a say in what becomes of others.
-
-        Args:
-            x (Tensor): features, of which type and width are looked at.
-            edge_weight (Tensor or None): weights, of which it is the type.
         """
         if self.apart and x.dtype in (torch.float32, torch.float64):
             # Linear layers of rows, and sums of rows, which are made dense.

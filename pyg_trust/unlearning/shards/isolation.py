@@ -52,9 +52,6 @@ _BY_ROWS = frozenset(
 def keeps_apart(module: Module) -> bool:
     """Test whether a model consists of modules that never mix nodes.
 
-    Args:
-        module (Module): the model, to be called in evaluation mode.
-
     Returns:
         bool: :obj:`False` for all that is not known, which may do so, too.
     """

@@ -12,6 +12,7 @@ from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.store import ShardStore
+from pyg_trust.update import NewNodes, Update
 
 # What a folder can be compared by, without reading tensors.
 _IN_MANIFEST = ('lineage', 'ledger')
@@ -30,11 +31,7 @@ class Forgotten(NamedTuple):
 
 
 def remembered(partition: Any) -> Any:
-    """Reduce a partition after a removal to its method, or a placeholder.
-
-    Args:
-        partition (Any): as it was given.
-    """
+    """Reduce a partition after a removal to its method, or a placeholder."""
     if isinstance(partition, str | Shards | Forgotten):
         return partition
     return Forgotten(described(partition))
@@ -67,6 +64,12 @@ def plain_argument(value: Any) -> Any:
     """Convert an argument to plain values, without private attributes."""
     if isinstance(value, RemovalRequest):
         return value.to_dict()
+    if isinstance(value, Update | NewNodes):
+        return plain_argument(vars(value))
+    if isinstance(value, dict):
+        return {key: plain_argument(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain_argument(item) for item in value]
     return plain_partition(value) if isinstance(value, Shards) else value
 
 
@@ -104,10 +107,6 @@ def kept_partition(partition: Any, has_removals: bool) -> dict[str, Any]:
     """Convert a partition to plain values without removed nodes.
 
     The shards of those that remain are in the graph.
-
-    Args:
-        partition (Any): as it was given.
-        has_removals (bool): whether anything was removed.
     """
     return plain_partition(
         remembered(partition) if has_removals else partition

@@ -102,27 +102,6 @@ def select_rows(x: Tensor, index: Tensor) -> Tensor:
     )
 
 
-def clear_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Copy features with some rows set to zero.
-
-    Args:
-        x (Tensor): ``[num_nodes, channels]``, dense or CSR.
-        index (Tensor): int64, ``[num_rows]``.
-    """
-    if x.layout != torch.sparse_csr:
-        return x.index_fill(0, index, 0)
-    ptr = x.crow_indices().long()
-    count = ptr[1:] - ptr[:-1]
-    count[index] = 0
-    entry = ranges(ptr[:-1], count)
-    return sparse_rows(
-        pointer(count).int(),
-        x.col_indices()[entry],
-        x.values()[entry],
-        (x.size(0), x.size(1)),
-    )
-
-
 def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
     """Multiply ``matrix @ dense`` without filling a result of zeros first.
 
@@ -236,11 +215,7 @@ class PreparedGraph:
         self._made: dict[tuple, tuple[Tensor, Tensor | None]] = {}
 
     def adjacency(self, weighted: bool) -> Tensor:
-        """Return the adjacency, with or without the weights.
-
-        Args:
-            weighted (bool): whether entries are weights, or one.
-        """
+        """Return the adjacency, with or without the weights."""
         weight = self.edge_weight if weighted else None
         key = ('plain', weight is not None)
         if key not in self._made:
@@ -252,14 +227,7 @@ class PreparedGraph:
     def normalised(
         self, improved: bool, loops: bool, flow: str, matrix: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the result of ``gcn_norm`` for the adjacency.
-
-        Args:
-            improved (bool): as ``gcn_norm`` takes it.
-            loops (bool): whether self-loops are added.
-            flow (str): as ``gcn_norm`` takes it.
-            matrix (bool): as a CSR matrix, or as edges and weights.
-        """
+        """Return the result of ``gcn_norm`` for the adjacency."""
         key = ('norm', improved, loops, flow, matrix)
         if key not in self._made:
             with torch._C.DisableTorchFunction():
@@ -393,11 +361,7 @@ def blocks(
 
 
 def can_multiply(layer: Any) -> bool:
-    """Test whether a layer takes the graph as a prepared matrix.
-
-    Args:
-        layer (Module): a message-passing layer.
-    """
+    """Test whether a layer takes the graph as a prepared matrix."""
     if getattr(layer, 'flow', '') != 'source_to_target':
         return False
     if type(layer) in _NORMALISING:

@@ -186,11 +186,7 @@ class UnrepeatableModelError(ValueError):
 
 
 def check_trainer(trainer: str) -> str:
-    """Check a way to train, and return its present name.
-
-    Args:
-        trainer (str): as a user gave it.
-    """
+    """Check a way to train, and return its present name."""
     if trainer == STACKED:
         warnings.warn(
             "trainer='stacked' means 'sequential' now, which is as fast",
@@ -280,12 +276,7 @@ def _trained(
 
 
 def build(factory: Callable[[], Module], shard: Shard) -> Module:
-    """Build a model with the initial weights of a shard's seed.
-
-    Args:
-        factory (Callable): makes a model.
-        shard (Shard): gives the seed, and the widths of lazy layers.
-    """
+    """Build a model with the initial weights of a shard's seed."""
     with seeded(rng.derive(shard.seed, _INITIAL)):
         module = factory()
         if not isinstance(module, Module):
@@ -307,11 +298,6 @@ def check_model(
     factory: Callable[[], Module], shard: Shard, recipe: Recipe
 ) -> Tensor:
     """Check that a model is a function of data and seed; return outputs.
-
-    Args:
-        factory (Callable): makes a model.
-        shard (Shard): the shard to try it on.
-        recipe (Recipe): how it would be trained.
 
     Raises:
         UnrepeatableModelError: if two models of one seed differ, before or
@@ -361,9 +347,6 @@ def check_model(
 def snapshot(module: Module) -> dict[str, Tensor]:
     """Copy all that a model has learnt: parameters and buffers.
 
-    Args:
-        module (Module): the model.
-
     Raises:
         ValueError: if it has an extra state, which need not be tensors.
     """
@@ -384,12 +367,7 @@ def snapshot(module: Module) -> dict[str, Tensor]:
 
 
 def restore(module: Module, values: dict[str, Tensor]) -> None:
-    """Load the result of :func:`snapshot` into a model.
-
-    Args:
-        module (Module): the model.
-        values (dict): parameters and buffers.
-    """
+    """Load the result of :func:`snapshot` into a model."""
     found = module.load_state_dict(values, strict=False)
     if found.missing_keys:
         raise KeyError(found.missing_keys[0])
@@ -453,11 +431,7 @@ def single_thread() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the generators of torch, numpy and Python, for a block.
-
-    Args:
-        seed (int): the seed.
-    """
+    """Seed the generators of torch, numpy and Python, for a block."""
     before = np.random.get_state(), random.getstate()
     try:
         # numpy's own takes 32 bits, and more as an array of them.
@@ -482,12 +456,7 @@ def _quiet() -> Iterator[None]:
 
 
 def equal_tensors(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    """Test whether two states are equal, bit for bit.
-
-    Args:
-        one (dict): tensors.
-        two (dict): other tensors.
-    """
+    """Test whether two states are equal, bit for bit."""
     return one.keys() == two.keys() and all(
         torch.equal(one[name], two[name]) for name in one
     )
@@ -506,13 +475,6 @@ def train_stages(
 
     Every stage begins with a copy of the module as it was built, and with the
     weights of the one before: so it makes no difference where training begins.
-
-    Args:
-        module (Module): of :func:`build`.
-        shard (Shard): the shard, with its stages.
-        recipe (Recipe): how.
-        fresh (Module, optional): another one of :func:`build`; a copy by
-            default. (default: :obj:`None`)
 
     Raises:
         UnrepeatableModelError: if training left anything but weights and
@@ -589,13 +551,7 @@ def _check_left_nothing(
 def train_alone(
     module: Module, shard: Shard, recipe: Recipe
 ) -> dict[str, Tensor]:
-    """Train one model on one shard, and return its state.
-
-    Args:
-        module (Module): of :func:`build`; it is trained itself.
-        shard (Shard): the shard.
-        recipe (Recipe): how.
-    """
+    """Train one model on one shard, and return its state."""
     if recipe.sparse_x:
         shard = shard._replace(x=rows_of_nonzeros(shard.x))
     prepared = shard.prepared()
