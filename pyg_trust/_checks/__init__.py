@@ -334,11 +334,7 @@ def _of_hint(hint: Any) -> Constraint | None:
 
 
 def check_number(name: str, value: float) -> float:
-    """Refuse anything but a number; return it as a float.
-
-    Raises:
-        TypeError: if it is no number.
-    """
+    """Refuse anything but a number; return it as a float."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise _type_error(name, 'a number', value)
     try:

@@ -237,9 +237,6 @@ def check_coins(coin: Tensor) -> None:
 
     Args:
         coin (Tensor): bool, ``[num_canaries]``.
-
-    Raises:
-        ValueError: if there are fewer than four of a kind.
     """
     heads, count = int(coin.sum()), coin.numel()
     if not 4 <= heads <= count - 4:

@@ -303,11 +303,7 @@ def _check_hooks(part: Module) -> None:
 
 
 def check_blind(model: Module, edge_index: Any) -> None:
-    """Refuses logits that hold a graph: they could follow it when it changes.
-
-    Raises:
-        ValueError: if its attributes and code reach a graph.
-    """
+    """Refuses logits that hold a graph: they could follow it when it changes."""
     for value in reached(model):
         if value is edge_index and edge_index is not None:
             found = "the 'edge_index' of the data"

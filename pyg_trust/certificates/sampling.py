@@ -73,11 +73,7 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def check_uncached(model: Module) -> None:
-    """Refuses layers that keep the graph of their first call.
-
-    Raises:
-        ValueError: if a layer has ``cached=True``.
-    """
+    """Refuses layers that keep the graph of their first call."""
     for name, module in model.named_modules():
         if getattr(module, 'cached', False):
             raise ValueError(

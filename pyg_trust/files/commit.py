@@ -203,9 +203,6 @@ def check_one_name(path: str | Path) -> None:
 
     Args:
         path (str or Path): of the file; it need not be there.
-
-    Raises:
-        ValueError: if it has several.
     """
     check_instance('path', path, str, Path)
     try:

@@ -106,11 +106,7 @@ def check_types(module: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses optimizers that look at the data again, or have before.
-
-    Raises:
-        ValueError: if it is one.
-    """
+    """Refuses optimizers that look at the data again, or have before."""
     step = inspect.signature(type(optimizer).step).parameters
     closure = step.get('closure')
     if closure is not None and closure.default is closure.empty:
@@ -197,9 +193,6 @@ def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:
         found (Tensor): the number of units they are of.
         drawn (int): that of units drawn.
         multiplier (float): the noise on them over the clipping norm.
-
-    Raises:
-        RuntimeError: if they are not.
     """
     most = int(clip.MOST_UNITS * min(1.0, multiplier))
     if int(found) != drawn or drawn > most:

@@ -82,11 +82,7 @@ class Exactness:
         return tuple(why)
 
     def check(self) -> None:
-        """Refuse what is not exact, if that was asked for.
-
-        Raises:
-            ValueError: with all reasons.
-        """
+        """Refuse what is not exact, if that was asked for."""
         why = self.reasons() if self.insists else ()
         if why:
             raise ValueError(

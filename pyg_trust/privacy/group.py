@@ -65,11 +65,7 @@ class Group:
         return self.rank == 0
 
     def check(self) -> None:
-        """Refuses to go on in another group than training began in.
-
-        Raises:
-            RuntimeError: if it is another.
-        """
+        """Refuses to go on in another group than training began in."""
         now = Group.current()
         if (now.rank, now.size) != (self.rank, self.size):
             raise RuntimeError(
@@ -103,11 +99,7 @@ class Group:
         return box[1]
 
     def agree(self, what: str, value: Any) -> None:
-        """Check that a value is the same in all processes.
-
-        Raises:
-            ValueError: in all of them, if it is not.
-        """
+        """Check that a value is the same in all processes."""
         if self.size == 1:
             return
         found: list[Any] = [None] * self.size

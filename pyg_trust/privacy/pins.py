@@ -49,11 +49,7 @@ class Pins:
         self._layers = self._find_layers()
 
     def check_layers(self) -> None:
-        """Refuse if layers or trainable parameters were added or removed.
-
-        Raises:
-            ValueError: if there are.
-        """
+        """Refuse if layers or trainable parameters were added or removed."""
         if self._find_layers() != self._layers:
             raise ValueError(
                 "'module' needs to keep its layers: one was added, removed or "
@@ -68,11 +64,7 @@ class Pins:
             )
 
     def check_values(self) -> None:
-        """Refuses weights that something else has moved.
-
-        Raises:
-            RuntimeError: if they were.
-        """
+        """Refuses weights that something else has moved."""
         name = self.moved()
         if name is not None:
             raise RuntimeError(
