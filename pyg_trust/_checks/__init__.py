@@ -457,7 +457,7 @@ def is_finite(value: Tensor) -> bool:
 def check_range(
     name: str, value: Tensor, size: int, what: str, private: bool = False
 ) -> None:
-    """Refuses an integer tensor with an entry outside of [0, size).
+    """Refuse an integer tensor with an entry outside of [0, size).
 
     Entries that are private are not in the text of the error.
     """

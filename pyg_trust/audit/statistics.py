@@ -233,7 +233,7 @@ def split_scores(
 
 
 def check_coins(coin: Tensor) -> None:
-    """Refuses so few canaries that one kind has none to count.
+    """Refuse fewer than four canaries of a kind.
 
     Args:
         coin (Tensor): bool, ``[num_canaries]``.

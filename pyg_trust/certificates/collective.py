@@ -124,7 +124,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         return self.guaranteed / self.num_targets
 
     def chart(self) -> Chart:
-        """Draw how many stay: by themselves, together, and of how many."""
+        """Draw how many predictions stay: each alone, and all together."""
         return Chart(
             f'{self.guaranteed} of {self.num_targets} predictions stay at '
             f'once; {self.one_by_one} by certificates of their own',
@@ -166,7 +166,7 @@ def certify_collective(
     exact: bool = False,
     forward: Callable[[Data], Tensor] | None = None,
 ) -> CollectiveCertificate:
-    r"""Certifies how many smoothed predictions stay in one perturbed graph.
+    r"""Certify how many smoothed predictions stay in one perturbed graph.
 
     One budget is spent once: nodes that see different parts of the graph
     can't all be attacked with the whole of it

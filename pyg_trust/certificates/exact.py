@@ -59,7 +59,7 @@ def certify_pagerank(
     over_ranks: bool = False,
     progress_bar: bool | None = None,
 ) -> Certificate:
-    r"""Certifies predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
+    r"""Certify predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
 
     For :class:`~pyg_trust.nn.PPNP`, label and feature propagation: models
     that are linear in personalized PageRank. Certified is the model as it is

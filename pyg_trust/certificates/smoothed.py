@@ -78,7 +78,7 @@ def certify_smoothed(
     over_ranks: bool = False,
     progress_bar: bool | None = None,
 ) -> SmoothedCertificate:
-    r"""Certifies the smoothed version of any classifier, with confidence.
+    r"""Certify the smoothed version of any classifier, with confidence.
 
     `"Efficient Robustness Certificates for Discrete Data"
     <https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
@@ -265,7 +265,7 @@ def certify_smoothed(
 
 @validated
 class SmoothedClassifier(Module):
-    """The classifier that certificates by smoothing speak of.
+    """Smoothed classifier, as certificates by smoothing describe it.
 
     .. code-block:: python
 

@@ -40,9 +40,9 @@ class Place:
             'reference' not in inspect.signature(remove).parameters
         ):
             raise TypeError(
-                "'model' needs to remove requests by a reference; any other "
-                'is fitted again by its owner, who says so by done(): make it '
-                f'a recipient() (got {type(model).__name__})'
+                "'model' needs a method remove(request, reference=). Register "
+                'another model as a recipient(): its owner fits it again and '
+                f'calls done() (got {type(model).__name__})'
             )
         if not model.ledger.entries:
             raise ValueError("'model' needs to be fitted first")

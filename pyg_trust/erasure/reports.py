@@ -31,7 +31,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class DeskPlan(Report):
-    """What :meth:`~pyg_trust.erasure.ErasureDesk.run` would do now.
+    """Plan of the next :meth:`~pyg_trust.erasure.ErasureDesk.run`.
 
     Args:
         models (tuple[dict, ...]): for each model its ``mode`` (``'now'``,
@@ -44,7 +44,7 @@ class DeskPlan(Report):
     models: tuple[dict[str, Any], ...]
 
     def chart(self) -> Chart:
-        """Requests that wait, by model."""
+        """Draw the number of waiting requests, by model."""
         waiting = {each['model']: each['requests'] for each in self.models}
         total = sum(waiting.values())
         return Chart(
@@ -56,7 +56,7 @@ class DeskPlan(Report):
 
 @dataclass(frozen=True)
 class DeskStatus(Report):
-    """Counts of a desk, and requests that need somebody.
+    """Counts of a desk, and requests that need attention.
 
     Args:
         overdue (tuple[str, ...]): ids whose date has passed, the first first.
@@ -123,7 +123,7 @@ class ErasureReport(Report):
     backups_until: str | None
 
     def chart(self) -> Chart:
-        """Models and recipients that are done, and those that are not."""
+        """Draw the models and recipients that are done, and those that are not."""
         done = sum(task['state'] == 'done' for task in self.tasks)
         return Chart(
             f'{done} of {len(self.tasks)} models and recipients are done',

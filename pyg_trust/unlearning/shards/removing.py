@@ -33,7 +33,7 @@ from pyg_trust.unlearning.shards.waiting import Waiting
 
 
 class Removing(Waiting, Building):
-    """Mixin of an unlearner: plans and does removals."""
+    """Mixin of an unlearner: plan and carry out removals."""
 
     @synchronized
     def plan(self, request: RemovalRequest) -> ShardPlan:
