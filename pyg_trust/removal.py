@@ -239,6 +239,51 @@ class RemovalRequest:
         return {str(g): part.to_dict() for g, part in self.parts.items()}
 
 
+def still_removed(
+    lines: Iterable[Mapping[str, Any]],
+) -> RemovalRequest | None:
+    """Collect what the lines of a ledger removed and did not add again.
+
+    Edges are collected by direction.
+
+    Args:
+        lines (list[dict]): their requests, the oldest first; with what has
+            come ``'again'`` in an entry of a part.
+    """
+    check_instance('lines', lines, Iterable)
+    held: dict[str, dict[str, set[Any]]] = {}
+    for line in lines:
+        check_instance('lines', line, Mapping)
+        # Requests of node classifiers are of one graph.
+        for name, part in (
+            line if all(map(str.isdigit, line)) else {'0': line}
+        ).items():
+            items = held.setdefault(name, {})
+            for kind, new in _named_items(part).items():
+                items[kind] = items.get(kind, set()) | new
+            for kind, new in _named_items(part.get('again', {})).items():
+                items[kind] = items.get(kind, set()) - new
+    named: dict[str, Any] = {}
+    for name, items in held.items():
+        kept = {k: sorted(v) for k, v in items.items() if v}
+        if kept:
+            whole = kept.pop('whole', False)
+            named[name] = {'whole': True} if whole else kept
+    return RemovalRequest.from_dict(named) if named else None
+
+
+def _named_items(part: Mapping[str, Any]) -> dict[str, set[Any]]:
+    edges = {tuple(edge) for edge in part.get('edges', ())}
+    arcs = edges | {edge[::-1] for edge in edges}
+    arcs |= {tuple(edge) for edge in part.get('directed_edges', ())}
+    found = {
+        kind: set(part.get(kind, ()))
+        for kind in ('nodes', 'features', 'labels')
+    }
+    whole = {True} if part.get('whole') else set()
+    return {**found, 'directed_edges': arcs, 'whole': whole}
+
+
 def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     r"""The graph that remains, as a new object; :obj:`data` stays as it is.
 

@@ -19,11 +19,12 @@ from bad_inputs import (
     values,
 )
 from bad_procedures import training
-from bad_table import EXEMPT, entry
+from bad_table import EXEMPT, FOLDER, entry
 from torch_geometric.data import Data
 
 from pyg_trust import account, noise, privacy, transforms
 from pyg_trust.functional import sgc
+from pyg_trust.removal import RemovalRequest
 
 MU = number(0, closed='low')
 MAYBE = number(0, none=True)
@@ -419,6 +420,68 @@ entry(
     saved,
     state=values(3, None, 'a', {}, {'format': 1}),
 )
+
+# Removals ####################################################################
+
+
+EXEMPT['privacy.CoverageReport'] = RESULT
+
+
+def kept(name: str) -> str:
+    path, made = f'{FOLDER}/{name}', {n: m for n, m, *_ in COVERS}[name]()
+    made.save(path)
+    return path
+
+
+COVERS = (
+    (
+        'PrivateNodeClassifier',
+        lambda: privacy.PrivateNodeClassifier(
+            'node', 0.1, 1e-3, steps=2, num_classes=2
+        ).fit(labelled()),
+        labelled,
+        {'nodes': [0]},
+    ),
+    (
+        'PrivateLinkPredictor',
+        lambda: privacy.PrivateLinkPredictor('edge', 0.1, 1e-3, steps=2).fit(
+            split()
+        ),
+        split,
+        {'edges': [(0, 1)]},
+    ),
+)
+for name, make, graph, named in COVERS:
+    EXEMPT[f'privacy.{name}.update'] = 'it refuses whatever it is given'
+    for verb in ('plan', 'remove'):
+        entry(
+            f'privacy.{name}.{verb}',
+            lambda make=make, graph=graph, named=named: (
+                make(),
+                {'request': RemovalRequest(**named), 'data': graph()},
+            ),
+            Row(
+                'another graph',
+                {'data': Data(edge_index=undirected()[:, :2], num_nodes=6)},
+                "'data'",
+            ),
+            Row(
+                'another thing',
+                {'request': RemovalRequest(features=[0])},
+                "'request'",
+            ),
+            data=instance(),
+        )
+    entry(
+        f'privacy.{name}.save',
+        lambda make=make: (make(), {'path': f'{FOLDER}/{id(make)}'}),
+        path=values(3, None),
+    )
+    entry(
+        f'privacy.{name}.load',
+        lambda make=make, name=name: (make(), {'path': kept(name)}),
+        path=values(3, None),
+    )
 
 # The audit ###################################################################
 

@@ -908,22 +908,33 @@ entry(
     lambda: (fitted_unlearner(), {'shard': 1}),
     shard=integer(0, 1),
 )
-for name in ('plan', 'remove'):
+for name, given in (
+    ('plan', 'update'),
+    ('update', 'update'),
+    ('remove', 'request'),
+):
     entry(
         f'unlearning.ShardedUnlearner.{name}',
-        lambda: (fitted_unlearner(), {'request': RemovalRequest(nodes=[0])}),
+        lambda given=given: (
+            fitted_unlearner(),
+            {given: RemovalRequest(nodes=[0])},
+        ),
         Row(
             'all of them',
-            {'request': RemovalRequest(nodes=[0, 1, 2, 3, 4, 5])},
+            {given: RemovalRequest(nodes=[0, 1, 2, 3, 4, 5])},
             'no node',
         ),
         Row(
             'a class',
-            {'request': RemovalRequest(nodes=[0, 2, 4])},
+            {given: RemovalRequest(nodes=[0, 2, 4])},
             'leave class 0',
         ),
-        names=REQUEST_NAMES,
-        request=either(instance(), *REQUESTS[1:]),
+        names={
+            **REQUEST_NAMES,
+            'update': "'(update|remove)'|node|edge|feature",
+        },
+        **{given: either(instance(), *REQUESTS[1:])},
+        **({'shard': values(3, 'a', {0: 9})} if given == 'update' else {}),
     )
 entry(
     'unlearning.ShardedUnlearner.repartition',

@@ -229,8 +229,15 @@ def linked(folder):
     return model.fit(cycle(20)).report(), {}
 
 
+def covered(folder):
+    data = cycle(20)
+    model = PrivateLinkPredictor(epsilon=0.1, delta=1e-3, steps=2).fit(data)
+    return model.remove(RemovalRequest(edges=[(0, 1)]), data), {}
+
+
 MADE = {
     'AggregationReport': aggregated,
+    'CoverageReport': covered,
     'LinkReport': linked,
     'AGP, exact': propagated,
     'AGP, sampled': lambda folder: propagated(folder, eps=1e-3, seed=7),

@@ -257,7 +257,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         Returns:
             Tensor: int64, ``[num_targets, R + 1]``: in column :math:`r_a` the
             largest certified :math:`r_d`, -1 if there is none.
-        """  # noqa: D205
+        """
         check_choice('kind', kind, KINDS)
         self._check_noise(kind)
         check_integer('limit', limit, 0)

@@ -13,7 +13,7 @@ from ..kernel.arrays import fingerprint, named
 from .tensors import Sparse, Tensor
 
 # What a request removes of a graph, by kind.
-_PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels'}
+_PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels', 'again'}
 # Fields whose first dimension is the nodes, as PyG counts them.
 _OF_NODES = ('x', 'feat', 'pos', 'batch', 'node_type', 'n_id', 'tf')
 

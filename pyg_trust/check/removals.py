@@ -17,6 +17,7 @@ from .epsilon import together
 
 NODES = 'certified removal from a node classifier'
 GRAPHS = 'certified removal'
+COVERED = 'removal covered by privacy'
 
 
 def check_removal(each: Stated) -> Said:
@@ -26,6 +27,14 @@ def check_removal(each: Stated) -> Said:
         iterator: a status and a text for everything that was looked at.
     """
     values = each.values
+    if each.procedure == COVERED:
+        for mu, epsilon in (('mu', 'epsilon'), ('budget', 'target_epsilon')):
+            room = 1 + 1e-9 * (mu == 'budget')
+            moved = together([amount(mu, values[mu])])
+            claimed = number(epsilon, values[epsilon]) * room
+            delta = number('delta', values['delta'], above=0.0)
+            yield judge_mu(moved, claimed, delta), f'{epsilon}: of its {mu}'
+        return
     if each.procedure not in (NODES, GRAPHS):
         yield (
             UNKNOWN,

@@ -11,7 +11,7 @@ from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import RemovalRequest, still_removed
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
 #: What models say of an item that is gone.
@@ -146,15 +146,9 @@ class Place:
         Returns:
             RemovalRequest: the rest; :obj:`None` if nothing is left.
         """
-        lines = [line.request for line in self.ledger.entries if line.request]
-        if not lines:
+        done = still_removed(line.request for line in self.ledger.entries)
+        if done is None:
             return request
-        done = RemovalRequest.batch(
-            RemovalRequest.from_dict(
-                line if all(map(str.isdigit, line)) else {'0': line}
-            )
-            for line in lines
-        )
         kept = [
             item
             for item in _items(request)

@@ -123,7 +123,7 @@ class ErasureReport(Report):
     backups_until: str | None
 
     def chart(self) -> Chart:
-        """Draw the models and recipients that are done, and those that are not."""
+        """Draw which models and recipients are done, and which are not."""
         done = sum(task['state'] == 'done' for task in self.tasks)
         return Chart(
             f'{done} of {len(self.tasks)} models and recipients are done',

@@ -458,7 +458,7 @@ def peek(path: str | Path) -> dict[str, Any] | None:
             'choose another place, or delete it first '
             f'({type(error).__name__})'
         ) from None
-    names = ('lineage', 'ledger')
+    names = ('lineage', 'ledger', 'removals')
     return {name: found[name] for name in names if name in found}
 
 
@@ -481,6 +481,7 @@ def _did(action: Any) -> str:
 
 
 def _lines(state: dict[str, Any]) -> list[dict[str, Any]]:
-    ledger = state.get('ledger')
+    # Of a private model the 'ledger' is that of its releases.
+    ledger = state.get('removals', state.get('ledger'))
     lines = ledger.get('entries') if isinstance(ledger, dict) else None
     return lines if isinstance(lines, list) else []

@@ -44,23 +44,13 @@ class Chain(NamedTuple):
 
 
 def link(before: str, *body: Any) -> str:
-    """Hash a line with the hash of the line before it.
-
-    Args:
-        before (str): the link of the line before, '' for the first.
-        *body (Any): plain values.
-    """
+    """Hash plain values with the link of the line before; '' of the first."""
     text = json.dumps([before, *body], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def line(before: str, body: Any) -> tuple[str, bytes]:
-    """Write a line of steps and releases: its link, and the JSON.
-
-    Args:
-        before (str): the link of the line before, '' for the first.
-        body (Any): plain values.
-    """
+    """Write a line of steps and releases: its :func:`link`, and the JSON."""
     made = link(before, body)
     text = json.dumps({'body': body, 'link': made}) + '\n'
     return made, text.encode()

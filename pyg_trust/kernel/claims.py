@@ -152,6 +152,15 @@ CountRemoval = _promise(
     num_interactions='count, of those that remain',
     ledger_head='SHA-256 of the ledger',
 )
+CoveredRemoval = _promise(
+    *('CoveredRemoval', 'removal covered by privacy', 'removal'),
+    relation='which data are neighbours',
+    units='count, of what was removed since the release',
+    mu='sensitivity over noise, of all of it',
+    budget='mu that it may have',
+    history='mu after every line of the ledger',
+    **{**_SPENT, 'request': _REMOVED['request']},
+)
 ExactCertificate = _promise(
     *('ExactCertificate', 'robustness certificate', 'robustness'),
     targets='count',
@@ -249,11 +258,9 @@ Audit = _promise(
 
 
 def claim(procedure: str, values: Mapping[str, Any]) -> Any:
-    """Build the claim of a procedure from the fields of a report.
+    """Build the claim of a procedure from the fields of a report, by name.
 
-    Args:
-        procedure (str): one of :obj:`PROMISES`.
-        values (dict): by name; what the promise does not name is a setting.
+    What the promise does not name is a setting.
 
     Raises:
         ValueError: if the procedure is unknown, or a field is missing.
@@ -294,10 +301,6 @@ def visible(text: str) -> str:
 
     A line end, a control sequence of a terminal or a sign that turns the
     direction of writing would let a text look like another one.
-
-    Example:
-        >>> print(visible('a\nb\x1b[2K'))
-        a b\x1b[2K
     """
     if not isinstance(text, str):
         raise TypeError(

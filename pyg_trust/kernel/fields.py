@@ -42,6 +42,7 @@ MECHANISMS = {
     **dict.fromkeys(('pld_group_wor', 'pld_group', 'rdp_fdp'), True),
 }
 WITHOUT = ('uniform-without-replacement', 'without replacement')
+RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 PARTS = ('mu_encoder', 'mu_aggregation', 'mu_head')
 _ROW, _GRAPH = 'replace-one-feature-row', 'replace-one-graph'
 _UNITS = {
@@ -74,6 +75,8 @@ _MARKED = {
     'certified removal': _REMOVAL + 'releases',
     'exact removal by shards': 'shards stages',
     'exact removal from a recommender': '',
+    'removal covered by privacy': 'epsilon delta* target_epsilon budget mu '
+    'history seeded',
     'robustness certificate': 'targets num_robust num_broken num_unknown '
     'scenario undirected global_budget* alpha* K* normalization* self_loops* '
     'tolerance* model*',
@@ -405,6 +408,14 @@ def _shards(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield 'stages: they are of other shards'
 
 
+def _covered(v: Fields, arguments: Fields, history: Fields) -> Texts:
+    yield from _is('seeded', v['seeded'], False)
+    yield from _one_of('relation', v['relation'], RELATIONS)
+    paid = [0.0, *(amount('history', each) for each in v['history'])]
+    if not v['units'] or max(paid[-1], 1e-300) > v['mu']:
+        yield 'mu: it is less than what was paid, or of no units'
+
+
 # Robustness ##################################################################
 
 
@@ -457,6 +468,7 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'certified removal from a node classifier': _removed,
     'certified removal': partial(_removed, of_nodes=False),
     'exact removal by shards': _shards,
+    'removal covered by privacy': _covered,
     'robustness certificate': _exact,
     'collective certificate by smoothing': _collective,
     'propagation': _propagated,

@@ -7,6 +7,7 @@ nothing else is trusted of it.
 """
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 from mpmath.libmp import from_man_exp, mpf_exp, mpf_log, mpf_pi, to_fixed
@@ -24,9 +25,9 @@ def up(a: int, b: int) -> int:
 
 
 def times(x: Bracket, y: Fraction) -> Bracket:
-    """The bracket of a product, ``y`` not negative; ``x`` if it is exact."""
-    n, d = y.numerator, y.denominator
-    return x[0] * n // d, up(x[1] * n, d)
+    """The bracket of a product; ``x`` if it is exact."""
+    lo, hi = sorted((x[0] * y.numerator, x[1] * y.numerator))
+    return lo // y.denominator, up(hi, y.denominator)
 
 
 def fixed(x: Fraction, p: int) -> Bracket:
@@ -93,7 +94,7 @@ def tail(num: int, b: int, p: int) -> Bracket:
 def between(x: Bracket, p: int, b: int = B) -> Bracket:
     """The tail somewhere in a bracket of ``b`` bits; no steeper than 1/2."""
     lo, hi = tail(x[1], b, p)
-    return lo, hi + up((x[1] - x[0]) << p, 2 << b)
+    return lo, min(1 << p, hi + up((x[1] - x[0]) << p, 2 << b))
 
 
 def plus(x: Bracket, y: Bracket) -> Bracket:
@@ -101,12 +102,16 @@ def plus(x: Bracket, y: Bracket) -> Bracket:
     return x[0] + y[0], x[1] + y[1]
 
 
-def product(gamma: Bracket, x: Bracket, p: int) -> Bracket:
-    """The bracket of ``gamma x`` in 2^-P: of ``B`` bits, and of ``p``."""
-    down = B + p - P
-    return gamma[0] * x[0] >> down, up(gamma[1] * x[1], 1 << down)
+def rising(f: Callable[..., Bracket], x: Bracket, p: int) -> Bracket:
+    """The bracket of a function that grows, such as exp, of ``p`` bits."""
+    return f(x[0], p, p)[0], f(x[1], p, p)[1]
 
 
-def coarser(x: Bracket, p: int) -> Bracket:
-    """The bracket of ``p`` bits in ``P``."""
-    return x[0] >> p - P, up(x[1], 1 << p - P)
+def product(x: Bracket, y: Bracket, less: int) -> Bracket:
+    """The bracket of a product of numbers >= 0, so many bits less."""
+    return x[0] * y[0] >> less, up(x[1] * y[1], 1 << less)
+
+
+def coarser(x: Bracket, less: int) -> Bracket:
+    """The bracket of a number, so many bits less."""
+    return x[0] >> less, up(x[1], 1 << less)

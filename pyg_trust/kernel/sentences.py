@@ -285,6 +285,12 @@ _OUTPUT = (
     'the weights before the noise stay secret, as does the noise, and that of '
     'every release is fresh',
 )
+BLANKS = (
+    'it is for people who did not decide by looking at this release; for '
+    'others it bounds what is learnt about them, not how the model differs '
+    'from one that was trained without them',
+    'the reference has the same ids, masks, steps, noise, and blank records',
+)
 OBJECTIVE = (
     'assumes Theorem 3 of Guo et al. (2020), which does not hold in general: '
     'one removed point can cost 690 times the promised delta',
@@ -364,6 +370,19 @@ def _count_removal(c: Any) -> Words:
         'the bits of counting anew, without what was removed',
         ('what remains was not made from what was removed',),
         (_AFTERWARDS[0], *_AFTERWARDS[2:5]),
+    )
+
+
+@_of('removal covered by privacy')
+def _covered_removal(c: Any) -> Words:
+    return Words(
+        f'what was released under {c.relation!r} is '
+        f'{_pair(c.epsilon, c.delta)}-indistinguishable from the same release '
+        f'of data without the {c.units} units that were removed since',
+        BLANKS,
+        (*_AFTERWARDS[4:], 'other releases: each covers its own'),
+        {'mu': c.mu},
+        {'mu': c.budget},
     )
 
 
@@ -472,10 +491,8 @@ def _collective(c: Any) -> Words:
 
 _PROTECTED = {
     'edges': 'undirected edges, inserted or deleted',
-    'nodes': (
-        'nodes other than the target, inserted, deleted or changed with '
-        'features and all edges; or undirected edges'
-    ),
+    'nodes': 'nodes other than the target, inserted, deleted or changed with '
+    'features and all edges; or undirected edges',
     'subgraphs': 'nodes, with features and all edges; or edges',
     'features': 'rows of the features',
     'entries': 'entries of the features',

@@ -24,15 +24,19 @@ decides. An item of :math:`G` is in :math:`\text{seen}(i, r)` if and only if
 its home is :math:`(i, t)` with :math:`t \le r`; such a :math:`t` exists if and
 only if :math:`f(i) \le r`.
 
+**Updates.** What comes goes when the update is undone; what gets another home
+or content goes and comes. So with the least stage of both, each at home on
+its side (:func:`again`), statement and proof hold for any update.
+
 **Exactness.** Let training be a function of a shard's items, its number and
 its stages, and :math:`s, t` those of :func:`divided`: functions of a key and
 of the node's *own* name. Then what :func:`again` names trained again on what
 remains, and all else left as it is, equals training from scratch on what
-remains. *Proof.* The division of the remaining names is the restriction of the
-division of all names. So every stage has seen what it would see from scratch:
-those below :math:`f(i)` by the statement, the others because they were trained
-on it. By induction over requests it holds after any sequence. With a division
-that was made by looking at the data, the same holds *given the division*.
+remains. *Proof.* The division is one function of the name, whoever else comes
+or goes. So every stage has seen what it would see from scratch: those below
+:math:`f(i)` by the statement, the others because they were trained on it. By
+induction it holds after any sequence. With a division that was made by looking
+at the data, the same holds *given the division*.
 
 That training is a function of these is not proved here: the claim says how it
 was checked (shards trained from scratch and compared bit by bit).

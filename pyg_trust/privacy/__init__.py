@@ -11,6 +11,7 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.aggregation import PrivateNodeClassifier
 from pyg_trust.privacy.bounds import ClippedSum
+from pyg_trust.privacy.coverage import CoverageReport
 from pyg_trust.privacy.ego_accounts import (
     FDPAccountant,
     GroupAccountant,
@@ -36,6 +37,7 @@ __all__ = [
     'Accountant',
     'AdaptiveNorm',
     'ClippedSum',
+    'CoverageReport',
     'FDPAccountant',
     'GroupAccountant',
     'GroupPoissonAccountant',

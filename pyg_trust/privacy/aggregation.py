@@ -43,6 +43,7 @@ from pyg_trust.functional.private_propagation import (
 from pyg_trust.functional.propagation import propagate
 from pyg_trust.functional.receivers import choose_receivers, received_lists
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel.noise import SHIFT
 from pyg_trust.kernel.release import widened
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.fitted import PrivateFit, check_shares, take
@@ -241,10 +242,15 @@ class PrivateNodeClassifier(PrivateFit):
         num_classes: Count | None = None,
         seed: int | None = None,
         ledger_head: str | None = None,
+        forget_epsilon: Positive = 1.0,
+        max_units: Positive = 4.0,
     ) -> None:
         self.relation = make_relation(relation, form, directed, max_degree)
         made = _check_shares(shares, relation)
-        self._set_budget(epsilon, delta, made, ledger, ledger_head, seed)
+        self._set_budget(
+            *(epsilon, delta, made, ledger, ledger_head, seed),
+            *(forget_epsilon, max_units),
+        )
         self.hops = hops
         if (relation == 'feature' and hops != 1) or (
             relation != 'feature' and measure is not None
@@ -395,13 +401,17 @@ class PrivateNodeClassifier(PrivateFit):
             check_tensor('x', x, None, shape)
             own = posteriors(outputs(encoder, x.cpu(), self._private))
         assert own is not None
-        return outputs(head, self._columns(own), self._private)
+        made = outputs(head, self._columns(own), self._private)
+        # For who was removed there are none.
+        return made.index_fill(0, self._erased(), math.nan)
 
     @synchronized
     def predict(
         self, index: Tensor | None = None, x: Tensor | None = None
     ) -> Tensor:
         """Predict the classes of nodes, int64. No edge is read.
+
+        Of nodes that were removed it is -1.
 
         Args:
             index (Tensor, optional): int64 ids or a bool mask; by default all
@@ -412,7 +422,7 @@ class PrivateNodeClassifier(PrivateFit):
         self._check_fitted()
         if index is not None:
             index = check_nodes('index', index, self._num_nodes)
-        classes = self.logits(x).argmax(1)
+        classes = self.logits(x).argmax(1).index_fill(0, self._erased(), -1)
         return classes if index is None else classes[index]
 
     @synchronized
@@ -428,7 +438,9 @@ class PrivateNodeClassifier(PrivateFit):
         receivers = None
         if self.relation.name == 'node' and self._released:
             # Noise is never exactly zero: what is, is no receiver's.
-            receivers = int(self._released[0].any(1).sum())
+            rows = self._released[0].any(1)
+            if not bool(rows.index_fill(0, self._erased(), True).all()):
+                receivers = int(rows.sum())
         return make_report(
             self.relation,
             **shared,
@@ -486,7 +498,7 @@ class PrivateNodeClassifier(PrivateFit):
             ValueError: if it is of other arguments or does not continue the
                 present account. Nothing is changed then.
         """
-        self._check_saved(state)
+        covered = self._check_saved(state)
         theirs = state['setting']
         mine = self._setting()
         for name in ('num_nodes', 'num_classes'):
@@ -525,8 +537,41 @@ class PrivateNodeClassifier(PrivateFit):
         self._smoothed = [row.clone() for row in state['smoothed']]
         self._tell(classes)
         self._num_nodes, self.num_classes = n, classes
-        self._own, self._num_features, self._fitted = None, None, ''
+        self._own, self._num_features = None, None
         self._rho = rho
+        self._take_coverage(covered)
+
+    def _erased(self) -> Tensor:
+        return torch.tensor(sorted(self._gone()[0]), dtype=torch.int64)
+
+    def _receiving(self) -> tuple[Tensor | None, float]:
+        if self.relation.name == 'feature':
+            return None, self._rho
+        grid = self.noise_stds[0] * 2.0**-SHIFT
+        rows = self._released[0]
+        return rows.any(1), grid * math.sqrt(rows.size(1))
+
+    def _mu_of(self, units: int, shift: float) -> float:
+        # A blank record is half as far as any other.
+        near = 2 if self.relation.form == 'replace' else 1
+        encoder, _, head = (units * mu / near for mu in self.mus)
+        sums = math.sqrt(self.hops) * shift / self.noise_stds[0]
+        return math.hypot(encoder, sums, head)
+
+    def _erase(self, nodes: Tensor, graph: CSRGraph) -> tuple[str, ...]:
+        if not nodes.numel():
+            return ()
+        rows = self._released, self._smoothed
+        made = [
+            [row.index_fill(0, nodes, 0.0) for row in each] for each in rows
+        ]
+        self._released, self._smoothed = made
+        if self.smoothing:
+            self._smoothed = self._smooth(graph)
+        if self._own is not None:
+            even = 1 / max(1, self._own.size(1))
+            self._own = self._own.index_fill(0, nodes, even)
+        return 'their released rows', 'their own posteriors'
 
     def __repr__(self) -> str:
         return (

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_number, check_positive
 from pyg_trust._checks.fingerprints import fingerprint, stored
-from pyg_trust._checks.states import FORMAT, check_state
+from pyg_trust._checks.states import FORMAT, check_state, reading
 from pyg_trust.account import ReleaseAccount
 from pyg_trust.files.commit import ObjectLock
 from pyg_trust.functional.mechanisms import check_delta
 from pyg_trust.functional.private_accounting import gaussian_mu_for
 from pyg_trust.graph import CSRGraph
+from pyg_trust.privacy.coverage import Coverage, Seal
 from pyg_trust.report import provenance
 from pyg_trust.transforms.release_checks import (
     Releasing,
@@ -47,7 +48,7 @@ class Task(Protocol):
         """Digest of the data."""
 
 
-class PrivateFit(Releasing):
+class PrivateFit(Releasing, Coverage):
     """Base of private models: account, fit, report and checkpoint.
 
     A subclass reads its data into a :class:`Task`, trains by
@@ -70,14 +71,16 @@ class PrivateFit(Releasing):
         ledger: str | Path | None,
         ledger_head: str | None,
         seed: int | None,
+        forget_epsilon: float,
+        max_units: float,
     ) -> None:
         self.epsilon = check_positive('epsilon', epsilon)
         self.delta = check_delta(delta)
         self.limit = gaussian_mu_for(self.epsilon, self.delta)
         self.shares = shares
         self._set_account(ledger, ledger_head, seed)
+        self._set_coverage(forget_epsilon, max_units)
         self._lock = ObjectLock()
-        self._fitted = ''
 
     @property
     def mus(self) -> Shares:
@@ -96,9 +99,10 @@ class PrivateFit(Releasing):
 
     def _fit(self: Model, task: Task) -> Model:
         # The same data again change nothing and cost nothing.
-        if task.key == self._fitted:
+        if self._task_seal is not None and self._task_seal.fits(task.key):
             return self
         check_alone()
+        self._check_blank(task)
         self._prepare(task)
         account = self._open(task.graph.num_nodes)
         with account.lock:
@@ -106,7 +110,8 @@ class PrivateFit(Releasing):
             account.check(math.hypot(*self.mus))
             # Where it stops, what was paid stays paid.
             self._train_on(task, account)
-            self._fitted = task.key
+            self._start(task.graph)
+            self._task_seal = Seal.of(task.key)
         if self.seed is None:
             features = ''
             if self.relation.name != 'edge':
@@ -135,11 +140,17 @@ class PrivateFit(Releasing):
             'ledger': self._account.head or '',
         }
 
-    def _check_saved(self, state: Any) -> None:
+    def _check_saved(self, state: Any) -> dict[str, Any]:
         check_instance('state', state, dict)
         entries = ('setting', 'history', 'ledger', *self._entries)
         check_state(state, entries, (FORMAT,))
         check_instance('state', state['setting'], dict)
+        with reading():
+            return self._read_coverage(state)
+
+    def _take_coverage(self, found: dict[str, Any]) -> None:
+        vars(self).update(found)
+        self._task_seal = None
 
     def _check_paid(self, state: dict[str, Any]) -> list[float]:
         # The lines of a checkpoint, which pay for what it holds.

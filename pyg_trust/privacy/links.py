@@ -244,6 +244,9 @@ class PrivateLinkPredictor(PrivateFit):
         ledger_head (str, optional): as of
             :class:`~pyg_trust.privacy.PrivacyEngine`.
             (default: :obj:`None`)
+        forget_epsilon (float): up to which :math:`\epsilon` the noise may
+            cover edges that are removed (:meth:`remove`).
+            (default: :obj:`1.0`)
 
     Raises:
         TypeError, ValueError: on a wrong argument.
@@ -277,6 +280,7 @@ class PrivateLinkPredictor(PrivateFit):
         directed: bool = False,
         seed: int | None = None,
         ledger_head: str | None = None,
+        forget_epsilon: Positive = 1.0,
     ) -> None:
         if isinstance(relation, str) and relation in _REFUSED:
             raise ValueError(
@@ -285,7 +289,10 @@ class PrivateLinkPredictor(PrivateFit):
             )
         self.relation = make_relation(relation, None, directed, None)
         made = check_shares(shares, _SHARES, 'rows, count and scorer')
-        self._set_budget(epsilon, delta, made, ledger, ledger_head, seed)
+        self._set_budget(
+            *(epsilon, delta, made, ledger, ledger_head, seed),
+            *(forget_epsilon, math.inf),
+        )
         check_integer('message_dim', message_dim, 1, dim)
         self.dim, self.message_dim = dim, message_dim
         self.steps, self.lr = steps, lr
@@ -484,7 +491,7 @@ class PrivateLinkPredictor(PrivateFit):
             ValueError: if it is of other arguments or does not continue the
                 present account. Nothing is changed then.
         """
-        self._check_saved(state)
+        covered = self._check_saved(state)
         check_settings('setting', state['setting'], self._setting())
         made: dict[str, Tensor] = {}
         sizes: dict[str, int] = {}
@@ -509,7 +516,12 @@ class PrivateLinkPredictor(PrivateFit):
             raise ValueError("'state' needs a 'history' with its releases")
         self._open(sizes['num_nodes']).resume(lines, state['ledger'])
         self._state, self._count, self._negatives = made, count, negatives
-        self._fitted = ''
+        self._take_coverage(covered)
+
+    def _mu_of(self, units: int, shift: float) -> float:
+        row_std, count_std, _ = self.noise_stds
+        scorer = units * self.mus[2]
+        return math.hypot(shift / row_std, units / count_std, scorer)
 
     def __repr__(self) -> str:
         return (

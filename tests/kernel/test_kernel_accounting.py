@@ -19,6 +19,7 @@ from pyg_trust.functional.mechanisms import wor_profile
 from pyg_trust.functional.poisson import poisson_profile
 from pyg_trust.kernel import accounting as kernel
 from pyg_trust.kernel import intervals
+from pyg_trust.kernel.groups import judge_group
 
 # (rate, noise, steps, delta, epsilon): of
 # ../shared/oracles/exact_arithmetic/epsilon_intervals.py, chords at 2^-10.
@@ -73,11 +74,14 @@ def test_brackets_are_the_tightest(seed):
     assert intervals.minus(x, y) == (min(differences), max(differences))
     p = intervals.P + draw.randrange(1, 9)
     fine = Fraction(2) ** (intervals.P - p)
-    assert intervals.coarser(x, p) == (floor(low * fine), ceil(other * fine))
+    assert intervals.coarser(x, p - intervals.P) == (
+        floor(low * fine),
+        ceil(other * fine),
+    )
     u, v = sorted(draw.getrandbits(intervals.B + 2) for _ in range(2))
     m, n = sorted(draw.getrandbits(p) for _ in range(2))
     scale = Fraction(1, 1 << intervals.B + p - intervals.P)
-    found = intervals.product((u, v), (m, n), p)
+    found = intervals.product((u, v), (m, n), intervals.B + p - intervals.P)
     assert found == (floor(u * m * scale), ceil(v * n * scale))
 
 
@@ -316,7 +320,7 @@ def test_a_step_is_bracketed_to_its_last_digits(law, q, z):
         with mpmath.workprec(600):
             wanted = exact(law, mpmath.mpf(num) / 32, q, z)
             for (low, high), want in zip(found, wanted, strict=True):
-                assert 0 <= low <= want * intervals.ONE <= high
+                assert low <= want * intervals.ONE <= high
                 # The exchange is a sum with numbers as large as gamma.
                 assert high - low <= 8 * mpmath.exp(abs(num) / 32)
 
@@ -362,7 +366,8 @@ def lower_hull(x, y):
 def test_losses_are_the_chords_and_the_hull_of_tangents(law, q, z):
     about = law, Fraction(q), Fraction(z), 16, intervals.ONE >> 24
     b, js = kernel.chosen(*about)
-    assert js == sorted(set(js))
+    assert js == sorted(set(js), reverse=True)
+    js = js[::-1]
     assert min(js) < 0 < max(js)
     high, low = kernel.above(*about), kernel.below(*about)
     assert high.b == low.b == b
@@ -529,11 +534,11 @@ def test_ends_are_cut_level_by_level_from_outside():
 
 
 def test_cells_are_widened_below_four_deviations():
-    # 9 / 64 two cells away: a deviation is 3 / 4 of a cell, of three.
-    unit, none = intervals.ONE, [0] * 7
+    # A quarter two cells away: a deviation is one cell, of four.
+    unit, none = intervals.ONE, [0] * 9
     for more, b in ((0, 5), (4, 4)):
-        x = kernel.Losses(5, [[0, 9 * unit // 64 + more, *none[2:]]], 0)
-        assert kernel.tidy(x, 0, 1).b == b
+        near = [*none[:2], unit // 4 + more, *none[3:]]
+        assert kernel.tidy(kernel.Losses(5, [near], 0), 0, 1).b == b
         # Cells of the next level are twice as wide: so is their distance.
         x = kernel.Losses(5, [none, [*none[1:], unit // 64 + more]], 0)
         assert kernel.tidy(x, 0, 1).b == b
@@ -581,3 +586,38 @@ def test_noise_beyond_all_measure_is_no_error():
     assert kernel.judge_mu(tiny, 1.0, 1e-5) == 'holds'
     assert kernel.judge_mu(tiny, 0.0, 5e-324) == 'holds'
     assert kernel.judge_mu(Fraction(10**616), 9999.0, 0.5) == 'FAILS'
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        *((-4.0, 0.5, 5), (0.0, 0.5, 5), (4.0, -0.5, 5), (4.0, 0.0, 5)),
+        *((4.0, 1.5, 5), (4.0, 0.5, -5), (4.0, 1.0, -5), (4.0, 0.5, 0.5)),
+    ],
+)
+def test_what_is_no_step_fails(line):
+    # A negative number of steps had a negative total variation: it held.
+    for law in ('wor', 'replace', 'withdraw'):
+        for lines in ([line], [(9.0, 0.1, 1), line]):
+            assert kernel.judge(law, lines, 50.0, 0.5) == 'FAILS'
+    for m in (None, 2):
+        assert judge_group([line], 50.0, 0.5, 2, m) == 'FAILS'
+
+
+@pytest.mark.parametrize('law', ['wor', 'replace', 'withdraw'])
+def test_rates_and_deltas_below_all_cells_are_no_error(law):
+    # Losses were divided by widths, or weights, that had no bit left.
+    for side in (law, 'exchanged') if law == 'withdraw' else (law,):
+        high = chords(side, 1e-120, 4.0, 1, 1e-200, 1.0, 16)
+        assert high > Fraction(1e-200)
+        assert chords(side, 1e-120, 4.0, 1, 1e-200, 1.0, 16, 0) <= 0
+
+
+def test_little_noise_on_coins_is_not_measured():
+    some, whole = (0.1, 0.5, 1), (0.1, 1.0, 1)
+    assert kernel.judge('replace', [some], 2000.0, 0.3) == 'not proved'
+    assert kernel.judge('replace', [some], 0.0, 0.3) == 'not proved'
+    # Of whole batches there is a closed form: mu = 20.
+    claim = gaussian_epsilon(20.0, 1e-5)
+    assert kernel.judge('replace', [whole], claim, 1e-5) == 'holds'
+    assert judge_group([(0.2, 1.0, 1)], claim, 1e-5, 2, 7) == 'holds'

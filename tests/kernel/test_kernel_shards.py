@@ -11,8 +11,9 @@ from torch_geometric.data import Data
 from pyg_trust.functional.partition import hash_partition
 from pyg_trust.kernel import shards
 from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.unlearning.shards.graph import touched_shards
 from pyg_trust.unlearning.shards.slices import slice_numbers, touched_slices
+from pyg_trust.unlearning.shards.updating import played
+from pyg_trust.update import NewNodes, Update
 
 STAGES = 3
 
@@ -63,6 +64,112 @@ def test_stages_before_the_first_see_the_same_and_others_do_not():
             changed, kept = changed + (not same), kept + same
     assert changed > 100
     assert kept > 100
+
+
+def updated(before, old, after, new, changed=frozenset()):
+    """The first stage to train again after an update, by shard."""
+    moved = {
+        v
+        for v in before & after
+        if shards.home(v, old) != shards.home(v, new) or v in changed
+    }
+    first = shards.again(before - after | moved, old)
+    for shard, stage in shards.again(after - before | moved, new).items():
+        first[shard] = min(stage, first.get(shard, stage))
+    return first
+
+
+def test_stages_before_the_first_of_an_update_see_the_same():
+    draw = random.Random(4)
+    changed = kept = 0
+    for _ in range(300):
+        sides = []
+        for _ in range(2):
+            names, edges, training = random_graph(draw)
+            names = [v % 9 for v in names]
+            edges = [(u % 9, v % 9) for u, v in edges]
+            training = [v % 9 for v in training]
+            division = shards.Division(
+                {v: v % 2 for v in training},
+                {v: v * 5 % STAGES for v in training},
+            )
+            items = shards.items_of(names, edges)
+            sides.append((items, division))
+        first = updated(*sides[0], *sides[1])
+        before, after = (everything(*side, 2) for side in sides)
+        for i, r in before:
+            same = before[i, r] == after[i, r]
+            assert same == (r < first.get(i, STAGES))
+            changed, kept = changed + (not same), kept + same
+    assert changed > 100
+    assert kept > 100
+
+
+def test_the_fast_code_trains_again_what_an_update_touches():
+    draw = random.Random(6)
+    slices = ((0.3, 1), (0.6, 1), (1.0, 1))
+    found = 0
+    for _ in range(100):
+        names, edges, training = random_graph(draw)
+        key, other = draw.getrandbits(63), draw.getrandbits(63)
+
+        def divided(names, key=key, other=other):
+            shares = [share for share, _ in slices]
+            return shards.divided(names, 3, key, shares, other)
+
+        place = {v: i for i, v in enumerate(sorted(names))}
+        index = sorted((place[u], place[v]) for u, v in edges)
+        mask = torch.tensor([v in training for v in sorted(names)])
+        data = Data(
+            x=torch.zeros(len(names), 1),
+            y=torch.where(mask, 0, -1),
+            train_mask=mask,
+            edge_index=torch.tensor(index).long().view(-1, 2).t(),
+            n_id=torch.tensor(sorted(names)),
+            num_nodes=len(names),
+        )
+
+        def homes(names, key=key):
+            home = hash_partition(names, 3, seed=key, allow_empty=True)
+            return home, False
+
+        data.shard = torch.full((len(names),), -1)
+        if training:
+            data.shard[mask] = homes(data.n_id[mask])[0]
+        joined = [(u, 200) for u in draw.sample(names, 2)]
+        labelled = draw.sample(names, 2)
+        y = torch.tensor([draw.randint(-1, 1) for _ in labelled])
+        update = Update(
+            nodes=NewNodes(
+                torch.ones(1, 1),
+                torch.tensor([draw.randint(-1, 0)]),
+                n_id=torch.tensor([200]),
+            ),
+            edges=torch.tensor(joined).t(),
+            labels=(torch.tensor(labelled), y),
+        )
+        change = played(data, [update], homes)
+        after = {int(v) for v in change.data.n_id[change.data.train_mask]}
+        relabelled = {
+            ('node', v)
+            for v, to in zip(labelled, y.tolist(), strict=True)
+            if v in training and v in after and to != 0
+        }
+        everyone = edges + joined + [(v, u) for u, v in joined]
+        first = updated(
+            shards.items_of(names, edges),
+            divided(training),
+            shards.items_of([*names, 200], everyone),
+            divided(after),
+            relabelled,
+        )
+        code = {}
+        for side, part in (data, change.gone), (change.data, change.came):
+            for i, r in touched_slices(side, part, slices, other).items():
+                code[i] = min(r, code.get(i, r))
+        assert code == first
+        found += len(first)
+    assert found > 50
 
 
 def test_any_sequence_ends_where_a_fresh_start_does():
@@ -131,7 +238,10 @@ def test_the_fast_code_trains_again_what_the_kernel_names():
         # As the request has it: what goes with a node is not named twice.
         removed = shards.gone(items, part.to_dict())
         first = shards.again(removed, division)
-        assert touched_shards(data, part) == tuple(sorted(first))
+        one_stage = division._replace(stage=dict.fromkeys(training, 0))
+        assert touched_slices(data, part, (), other) == shards.again(
+            removed, one_stage
+        )
         assert touched_slices(data, part, slices, other) == first
         left = remove_from_data(data, part)
         kept = {('node', int(v)) for v in left.n_id}

@@ -57,9 +57,12 @@ from pyg_trust.unlearning.shards.training import (
     single_thread,
     train,
 )
+from pyg_trust.unlearning.shards.updating import canonical, is_canonical
 
 # Parts of the seed.
-_SHARD, _PARTITION, _AGGREGATOR, _SAMPLE, _SLICE = 0, 1, 2, 3, 4
+_SHARD, _PARTITION, _AGGREGATOR, _SAMPLE, _SLICE, _LATER = range(6)
+# The share of training nodes by a later hash from which to start over.
+_MANY = 0.25
 # A part of the seed of a shard, beside those of its training.
 _STAGE = 3
 
@@ -140,14 +143,50 @@ class Building(Stateful):
         made.shard[index] = shard
         return made
 
+    def _homes(
+        self, names: Tensor, given: Any, shard: Any
+    ) -> tuple[Tensor, bool]:
+        # Of nodes to be trained on from now on: by their names alone, never
+        # by their neighbours, of which the shard would be a trace.
+        partition = self._shards(given)
+        if isinstance(partition, Shards) or shard == 'hash':
+            exact = isinstance(partition, Shards) and partition.exact
+            key = rng.derive(self._seed, _LATER)
+            home = hash_partition(
+                names,
+                self.num_shards,
+                seed=partition.seed if exact else key,
+                allow_empty=True,
+            )
+            return home, not exact
+        missing = [v for v in names.tolist() if v not in (shard or {})]
+        if missing:
+            raise ValueError(
+                "'shard' needs to name the shard of every new training node, "
+                "or to be 'hash', as the partition is a given one (node "
+                f'{missing[0]} has none)'
+            )
+        assert shard is not None
+        home = torch.tensor([shard[v] for v in names.tolist()])
+        return home, False
+
+    def _by_hash(self, data: Data) -> int:
+        late = data.get('by_hash')
+        return 0 if late is None else int(late.sum())
+
     def _exactness(self, state: State) -> tuple[bool, str]:
         partition = self._shards(state.partition)
         if isinstance(partition, Shards) and partition.exact:
             return True, (
                 'exact: a node goes to the shard that a keyed hash of its '
                 'name gives, so that everything equals a fresh start with '
-                'the same seed on the remaining data, in the same order of '
-                'nodes and edges'
+                'the same seed on the present data, in any order of nodes '
+                'and edges'
+                if is_canonical(state.data)
+                else 'exact: a node goes to the shard that a keyed hash of '
+                'its name gives, so that everything equals a fresh start '
+                'with the same seed on the remaining data, in the same order '
+                'of nodes and edges'
             )
         seen = 'what its author looked at'
         if isinstance(partition, Shards):
@@ -158,10 +197,16 @@ class Building(Stateful):
                 f'made, which has seen {seen}; after a removal, exact given '
                 'the partition'
             )
+        later = self._by_hash(state.data)
+        share = later / int((state.data.shard >= 0).sum())
+        hashed = f'{later} training nodes came later and are by hash; '
         return False, (
             'exact given the partition: models and aggregator equal those of '
             'a fresh start with the same partition, but that has seen '
-            f'{seen}, with what was removed; repartition() starts over'
+            f'{seen}, with what was removed; {hashed * bool(later)}'
+            'repartition() starts over'
+            + ', as it should from a quarter on'
+            * (share > _MANY)
         )
 
     def _origin(self) -> dict[str, Any]:
@@ -227,11 +272,17 @@ class Building(Stateful):
     ) -> State:
         # Everything from scratch.
         self._choose_products()
+        # Given shards are in the order of the rows.
+        if not isinstance(given, Tensor):
+            data = canonical(data)
         shard = self._from_first(
             lambda: self._divide(data, given, progress_bar).shard
         )
         data = copy.copy(data)
         data.shard = shard
+        data = canonical(data)
+        if 'by_hash' in data:
+            del data.by_hash
         sizes = shard_sizes(data.shard, self.num_shards)
         # One node may be too few to train on.
         most = int(sizes.max())

@@ -9,7 +9,6 @@ from torch_geometric.data import Data
 
 from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
-from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import training_nodes
 from pyg_trust.unlearning.shards.products import rows_of_nonzeros
 from pyg_trust.unlearning.shards.training import Shard
@@ -161,19 +160,6 @@ def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
             'removed before'
         )
     return rows
-
-
-def touched_shards(data: Data, part: Part) -> tuple[int, ...]:
-    """Find the shards whose training data a request changes."""
-    nodes = torch.tensor([*part.nodes, *part.features], dtype=torch.int64)
-    touched = data.shard[rows_of(data.n_id, nodes)]
-    if part.arcs:
-        ends = torch.tensor(part.arcs, dtype=torch.int64)
-        one, two = (
-            data.shard[rows_of(data.n_id, ends.view(-1))].view(-1, 2).t()
-        )
-        touched = torch.cat([touched, one[one == two]])
-    return tuple(touched[touched >= 0].unique().tolist())
 
 
 def kind_of(value: Any) -> str:

@@ -12,6 +12,7 @@ from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.store import ShardStore
+from pyg_trust.update import NewNodes, Update
 
 # What a folder can be compared by, without reading tensors.
 _IN_MANIFEST = ('lineage', 'ledger')
@@ -63,6 +64,12 @@ def plain_argument(value: Any) -> Any:
     """Convert an argument to plain values, without private attributes."""
     if isinstance(value, RemovalRequest):
         return value.to_dict()
+    if isinstance(value, Update | NewNodes):
+        return plain_argument(vars(value))
+    if isinstance(value, dict):
+        return {key: plain_argument(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain_argument(item) for item in value]
     return plain_partition(value) if isinstance(value, Shards) else value
 
 

@@ -102,27 +102,6 @@ def select_rows(x: Tensor, index: Tensor) -> Tensor:
     )
 
 
-def clear_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Copy features with some rows set to zero.
-
-    Args:
-        x (Tensor): ``[num_nodes, channels]``, dense or CSR.
-        index (Tensor): int64, ``[num_rows]``.
-    """
-    if x.layout != torch.sparse_csr:
-        return x.index_fill(0, index, 0)
-    ptr = x.crow_indices().long()
-    count = ptr[1:] - ptr[:-1]
-    count[index] = 0
-    entry = ranges(ptr[:-1], count)
-    return sparse_rows(
-        pointer(count).int(),
-        x.col_indices()[entry],
-        x.values()[entry],
-        (x.size(0), x.size(1)),
-    )
-
-
 def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
     """Multiply ``matrix @ dense`` without filling a result of zeros first.
 

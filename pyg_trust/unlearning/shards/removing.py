@@ -1,25 +1,20 @@
-"""Removal from a sharded unlearner: plans and retraining."""
+"""Updates of a sharded unlearner: plans and retraining."""
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from torch_geometric.data import Data
 
+from pyg_trust._checks import check_choice, check_instance, check_integer
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
 from pyg_trust.kernel.sentences import FROM_SYSTEM
 from pyg_trust.nn.shard_aggregator import unchecked
-from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.removal import RemovalRequest, still_removed
 from pyg_trust.unlearning.shards.building import Building
-from pyg_trust.unlearning.shards.graph import (
-    rows_of,
-    touched_shards,
-    without_features,
-)
 from pyg_trust.unlearning.shards.packing import described
-from pyg_trust.unlearning.shards.products import clear_rows, select_rows
 from pyg_trust.unlearning.shards.reports import (
     ASSUMPTIONS,
     FROM_SEED,
@@ -29,33 +24,39 @@ from pyg_trust.unlearning.shards.reports import (
 )
 from pyg_trust.unlearning.shards.slices import touched_slices
 from pyg_trust.unlearning.shards.state import Stage, State, hash_of_shards
+from pyg_trust.unlearning.shards.updating import Change, played
 from pyg_trust.unlearning.shards.waiting import Waiting
+from pyg_trust.update import Update
 
 
 class Removing(Waiting, Building):
-    """Mixin of an unlearner: plan and carry out removals."""
+    """Mixin of an unlearner: plan and carry out updates."""
 
     @synchronized
-    def plan(self, request: RemovalRequest) -> ShardPlan:
-        """Estimate the shards and the cost of a removal, and change nothing.
+    def plan(
+        self,
+        update: Update | RemovalRequest | Sequence[Any],
+        *,
+        shard: Mapping[int, int] | str | None = None,
+    ) -> ShardPlan:
+        """Estimate the shards and the cost of an update, and change nothing.
 
         Args:
-            request (RemovalRequest): what to forget.
+            update (Update, RemovalRequest or list): as in :meth:`update`.
+            shard (dict or str, optional): as in :meth:`update`.
+                (default: :obj:`None`)
 
         Raises:
-            TypeError, ValueError: as :meth:`remove`.
+            TypeError, ValueError: as :meth:`update`.
         """
         state = self._fitted
-        self._check(request)
-        light = without_features(state.data)
-        data, touched = self._without(light, request)
-        first = self._first(light, request, touched)
-        nodes = self._nodes(data, touched)
+        change = self._change(state, update, shard, light=True)
+        data, first = change.data, self._first(state.data, change)
         seconds, fraction = self._estimate(state.work, data, first)
         return ShardPlan(
-            request=request.to_dict(),
-            shards=touched,
-            nodes=nodes,
+            request=change.request,
+            shards=tuple(first),
+            nodes=self._nodes(data, tuple(first)),
             node_epochs=self._node_epochs(data, first),
             full_node_epochs=self._node_epochs(
                 data, dict.fromkeys(range(self.num_shards), 0)
@@ -66,7 +67,6 @@ class Removing(Waiting, Building):
             stages=first,
         )
 
-    @editing
     def remove(
         self,
         request: RemovalRequest,
@@ -74,10 +74,7 @@ class Removing(Waiting, Building):
         reference: str = '',
         progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
-        """Remove the named items.
-
-        Trains the touched shards and the aggregator again. If anything fails
-        or interrupts it, everything is as before.
+        """Remove the named items: :meth:`update` with a request alone.
 
         Args:
             request (RemovalRequest): what to forget, in the names that
@@ -89,47 +86,95 @@ class Removing(Waiting, Building):
 
         Raises:
             TypeError: on another request.
-            ValueError: if something is not there or was removed before; if no
-                training node would be left, or none of a class without
-                :obj:`num_classes`.
+            ValueError: as :meth:`update`.
         """
-        self._agree('remove', request=request, reference=reference)
-        state = self._fitted
-        state.ledger.check_reference(reference)
-        self._check(request)
-        return self._remove(state, request, progress_bar, reference)
-
-    def _check(self, request: RemovalRequest) -> None:
-        if not isinstance(request, RemovalRequest):
-            raise TypeError(
-                "'request' needs to be a RemovalRequest "
-                f'(got {type(request).__name__})'
-            )
+        check_instance('request', request, RemovalRequest)
         if request.graphs != [0] or request.parts[0].whole:
             raise ValueError(
-                "'request' needs to name nodes, features or edges of graph "
-                f'0, the only one (got graphs {request.graphs})'
+                "'request' needs to name nodes, edges, features or labels of "
+                f'graph 0, the only one (got graphs {request.graphs})'
             )
+        return self.update(
+            request, reference=reference, progress_bar=progress_bar
+        )
 
-    def _without(
-        self, data: Data, request: RemovalRequest
-    ) -> tuple[Data, tuple[int, ...]]:
-        # The graph that remains, and the shards to train again.
-        part = request.parts[0]
-        light = without_features(data)
-        left = remove_from_data(light, part)
-        # The features on their own: most of them stay where they are.
-        if part.features:
-            gone = rows_of(data.n_id, torch.tensor(part.features))
-            left.x = clear_rows(data.x, gone)
-        else:
-            left.x = data.x
-        if part.nodes:
-            left.x = select_rows(left.x, rows_of(data.n_id, left.n_id))
-        if not bool((left.shard >= 0).any()):
+    @editing
+    def update(
+        self,
+        update: Update | RemovalRequest | Sequence[Any],
+        *,
+        shard: Mapping[int, int] | str | None = None,
+        reference: str = '',
+        progress_bar: bool | None = None,
+    ) -> ShardRemovalReport:
+        """Play updates in their order, as one: all of them or nothing.
+
+        Trains the touched shards and the aggregator again. If anything fails
+        or interrupts it, everything is as before. A new training node goes to
+        the shard that a keyed hash of its name gives; where the partition is
+        another, that is the hash of a key of its own from the second day on,
+        and the report counts the nodes.
+
+        Args:
+            update (Update, RemovalRequest or list): what goes, comes and
+                changes, in names, of graph 0. Labels are those of training.
+            shard (dict or str, optional): of a partition that was given as
+                tensors, the shard of every new training node, by name, or
+                :obj:`'hash'`. (default: :obj:`None`)
+            reference (str): as in :meth:`remove`. (default: :obj:`''`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
+
+        Raises:
+            TypeError: on anything else.
+            ValueError: if something is not there, is there already, or was
+                there before; if no training node would be left, or none of a
+                class without :obj:`num_classes`, or one of a new class; if a
+                graph has edge weights, which new edges lack; on additions to
+                a state of an earlier version, whose order is another.
+        """
+        self._agree('update', update=update, reference=reference, shard=shard)
+        state = self._fitted
+        state.ledger.check_reference(reference)
+        change = self._change(state, update, shard)
+        return self._update(state, change, progress_bar, reference)
+
+    def _change(
+        self, state: State, update: Any, shard: Any, *, light: bool = False
+    ) -> Change:
+        updates = Update.of(update)
+        if not updates:
+            raise ValueError("'update' needs to hold an update (got none)")
+        if isinstance(shard, str):
+            check_choice('shard', shard, ('hash',))
+        elif shard is not None:
+            check_instance('shard', shard, Mapping)
+            for each in shard.values():
+                check_integer('shard', each, 0, self.num_shards - 1)
+        change = played(
+            state.data,
+            updates,
+            lambda names: self._homes(names, state.partition, shard),
+            still_removed(entry.request for entry in state.ledger.entries),
+            light=light,
+        )
+        self._check_classes(state, change.data)
+        return change
+
+    def _check_classes(self, state: State, left: Data) -> None:
+        data = state.data
+        trained = left.y[left.shard >= 0]
+        if not trained.numel():
             raise ValueError('the request would leave no training node')
+        largest = int(trained.max())
+        if largest >= state.num_classes:
+            raise ValueError(
+                f"'labels' needs to be below {state.num_classes} (got "
+                f"{largest}): give 'num_classes' at the start for classes to "
+                'come'
+            )
         count = [
-            d.y[d.shard >= 0].bincount(minlength=int(data.y.max()) + 1)
+            d.y[d.shard >= 0].bincount(minlength=state.num_classes)
             for d in (data, left)
         ]
         lost = (count[0] > 0) & (count[1] == 0)
@@ -139,25 +184,26 @@ class Removing(Waiting, Building):
                 'without a training node, so that a fresh start would not '
                 "know of it: give 'num_classes' to allow that"
             )
-        if self.num_classes is None and left.y.max() < data.y.max():
+        if self.num_classes is None and left.y.max() != data.y.max():
             # Of nodes that are not trained on as well: outputs are as many.
+            less = 'fewer' if left.y.max() < data.y.max() else 'more'
             raise ValueError(
                 'the request would leave no node of the largest label '
-                f'{int(data.y.max())}, so that a fresh start would have fewer '
-                "classes: give 'num_classes' to allow that"
+                f'{int(data.y.max())}, or a larger one, so that a fresh start '
+                f"would have {less} classes: give 'num_classes' to allow that"
             )
-        return left, touched_shards(data, part)
 
-    def _first(
-        self, data: Data, request: RemovalRequest, touched: Sequence[int]
-    ) -> dict[int, int]:
-        # The first stage of every touched shard that is to be trained again.
-        slices = self.recipe.slices
-        if not slices:
-            return dict.fromkeys(touched, 0)
-        part = request.parts[0]
-        found = touched_slices(data, part, slices, self._slice_seed)
-        return dict(sorted(found.items()))
+    def _first(self, before: Data, change: Change) -> dict[int, int]:
+        # The first stage of every touched shard that is to be trained again:
+        # of what goes, and of what would go if the update were undone.
+        first: dict[int, int] = {}
+        for data, part in (before, change.gone), (change.data, change.came):
+            found = touched_slices(
+                data, part, self.recipe.slices, self._slice_seed
+            )
+            for shard, stage in found.items():
+                first[shard] = min(stage, first.get(shard, stage))
+        return dict(sorted(first.items()))
 
     def _kept(
         self, state: State, data: Data, shard: int, count: int
@@ -182,22 +228,22 @@ class Removing(Waiting, Building):
             )
         return stages
 
-    def _remove(
+    def _update(
         self,
         state: State,
-        request: RemovalRequest,
+        change: Change,
         progress_bar: bool | None,
         reference: str,
     ) -> ShardRemovalReport:
         started = time.perf_counter()
-        data, touched = self._without(state.data, request)
-        first = self._first(state.data, request, touched)
+        data, first = change.data, self._first(state.data, change)
+        touched = tuple(first)
         begin = {
             shard: self._kept(state, data, shard, stage)
             for shard, stage in first.items()
         }
         ledger = state.ledger.copy()
-        ledger_line = ('retrain', request.to_dict(), reference)
+        ledger_line = ('retrain', change.request, reference)
         new = self._build(
             state,
             data,
@@ -213,7 +259,7 @@ class Removing(Waiting, Building):
         exact, exactness = self._exactness(new)
         report = ShardRemovalReport(
             secrets=FROM_SEED if new.seeded else FROM_SYSTEM,
-            request=request.to_dict(),
+            request=change.request,
             shards=touched,
             empty=self._empty(data),
             nodes=nodes,
@@ -228,6 +274,7 @@ class Removing(Waiting, Building):
             assumptions=(*ASSUMPTIONS, *unchecked(self._aggregator)),
             origin=self._origin(),
             stages=first,
+            by_hash=self._by_hash(data),
             weights=hash_of_shards(new),
             data=new.ledger.entries[-1].data,
             ledger_head=new.ledger.head,
@@ -249,6 +296,7 @@ class Removing(Waiting, Building):
             empty=self._empty(state.data),
             imbalance=float(sizes.max() / sizes.double().mean()),
             partition=described(state.partition),
+            by_hash=self._by_hash(state.data),
             exact=exact,
             exactness=exactness,
             keeps_history=self._keeps_history,

@@ -94,6 +94,8 @@ class ShardRemovalReport(Verifiable):
         origin (dict): versions and settings.
         stages (dict): the first stage of every shard that was trained again,
             from 0; other than 0 with slices alone.
+        by_hash (int): the training nodes that came later and are by a hash
+            of their names, where the partition is another.
         weights (str): SHA-256 of the weights of all shards, ``{i:
             unlearner.shard_state(i)}`` for each of them.
         data (str): a salted digest of the data that remain, as in the ledger.
@@ -119,6 +121,7 @@ class ShardRemovalReport(Verifiable):
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
     stages: dict[int, int]
+    by_hash: int = 0
     weights: str = ''
     data: str = ''
     ledger_head: str = ''
@@ -167,6 +170,7 @@ class ShardReport(Report):
             are constant voters.
         imbalance (float): the largest shard over the mean.
         partition (str): how the shards were made.
+        by_hash (int): as in :class:`ShardRemovalReport`.
         exact (bool): as in :class:`ShardRemovalReport`.
         exactness (str): what that means for this partition.
         keeps_history (bool): whether the folder keeps the files of earlier
@@ -186,6 +190,7 @@ class ShardReport(Report):
     empty: tuple[int, ...]
     imbalance: float
     partition: str
+    by_hash: int
     exact: bool
     exactness: str
     keeps_history: bool

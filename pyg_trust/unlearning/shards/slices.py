@@ -115,8 +115,8 @@ def induced(part: Data, number: Tensor, last: int) -> Data:
 def touched_slices(
     data: Data, part: Part, slices: Slices, seed: int
 ) -> dict[int, int]:
-    """Find the first slice that a request changes, by shard."""
-    number = slice_numbers(data.n_id, slices, seed)
+    """Find the first slice that nodes or edges are in, by shard."""
+    number = slice_numbers(data.n_id, slices or ((1.0, 0),), seed)
     nodes = torch.tensor([*part.nodes, *part.features], dtype=torch.int64)
     rows = rows_of(data.n_id, nodes)
     shard, first = data.shard[rows], number[rows]

@@ -11,18 +11,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer
-from pyg_trust._checks.states import (
-    FORMAT,
-    check_settings,
-    check_state,
-    reading,
-)
+from pyg_trust._checks.states import check_settings, check_state, reading
 from pyg_trust.distributed import check_same, from_first
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import ShardAggregator
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import Part, RemovalRequest, still_removed
 from pyg_trust.report import fingerprint_model
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.packing import (
@@ -40,6 +35,10 @@ from pyg_trust.unlearning.shards.packing import (
 from pyg_trust.unlearning.shards.products import select_rows
 from pyg_trust.unlearning.shards.training import Recipe
 from pyg_trust.unlearning.store import ShardStore
+
+# Of states whose rows are in the order of their names; those of before may not
+# be, and can be read.
+FORMAT = 3
 
 
 class Stage(NamedTuple):
@@ -423,7 +422,7 @@ class Stateful:
     def _unpack(
         self, packed: dict[str, Any], progress_bar: bool | None
     ) -> State:
-        check_state(packed, ('config',), (1, FORMAT))
+        check_state(packed, ('config',), (1, 2, FORMAT))
         self._choose_products()
         if packed['config'].get('version') != self.recipe.version:
             raise ValueError(
@@ -583,16 +582,20 @@ class Stateful:
             for shard, made in enumerate(state.checkpoints)
             for name in made.n_id.tolist()
         }
-        found = []
-        for entry in state.ledger.entries:
-            part = entry.request.get('0', {})
-            found += named_leftovers(data, part)
-            for name in part.get('nodes', []):
-                if name in trained_on:
-                    found.append(
-                        f'node {name} in the checkpoint of shard '
-                        f'{trained_on[name]}'
-                    )
+        lines = (entry.request for entry in state.ledger.entries)
+        gone = still_removed(lines)
+        part = Part() if gone is None else gone.parts[0]
+        found = named_leftovers(data, part.to_dict())
+        found += [
+            f'node {name} in the checkpoint of shard {trained_on[name]}'
+            for name in part.nodes
+            if name in trained_on
+        ]
+        found += [
+            f'the label of node {name}'
+            for name in part.labels
+            if name in trained_on
+        ]
         tensors: dict[str, Tensor] = {}
         if state.outputs is not None:
             tensors['outputs'] = state.outputs

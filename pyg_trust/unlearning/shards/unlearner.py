@@ -81,25 +81,28 @@ class ShardedUnlearner(Removing):
         print(unlearner.plan(RemovalRequest(nodes=[3, 14])))
         report = unlearner.remove(RemovalRequest(nodes=[3, 14]))
         assert unlearner.verify().ok
+        unlearner.update(Update(edges=torch.tensor([[0], [5]])))
         label = unlearner.predict(nodes=[0, 1, 2])
 
     Each shard is the subgraph that its training nodes induce; at inference,
     every model sees the whole present graph.
 
-    **The guarantee.** After every removal, models and aggregator *equal*, bit
-    for bit, those that training from scratch on the remaining data gives with
-    the same seed and the same partition. A model is a function of its own
-    shard and of a seed that is derived from the shard's number, and what the
-    removal touches is trained anew:
+    **The guarantee.** After every removal or other update, models and
+    aggregator *equal*, bit for bit, those that training from scratch on the
+    present data gives with the same seed and the same partition, whatever
+    came and went before and in whatever order rows and edges are given. A
+    model is a function of its own shard, sorted by name, and of a seed that is
+    derived from the shard's number, and what an update touches is trained
+    anew:
 
     ====================================  ================================
-    removed                               trained again
+    removed, added or changed             trained again
     ====================================  ================================
     training node                         its shard, aggregator
     other node                            aggregator
     edge inside of a shard                that shard, aggregator
     other edge                            aggregator
-    features of a training node           its shard, aggregator
+    features, label of a training node    its shard, aggregator
     features of another node              aggregator
     ====================================  ================================
 
@@ -109,9 +112,11 @@ class ShardedUnlearner(Removing):
     **What is exact about the partition** is for the report to say
     (:obj:`exact`, :obj:`exactness`). By ``partition='hash'`` the shard of a
     node depends on its name alone: the whole equals a fresh start on the
-    remaining data. All other partitions have seen something of what was
+    present data. All other partitions have seen something of what was
     removed: unlearning is exact *given the partition*, and
-    :meth:`repartition` starts over with a new one.
+    :meth:`repartition` starts over with a new one. Training nodes that come
+    later are put into their shards by a hash as well, never by their
+    neighbours, of which a shard would be a trace; reports count them.
 
     It assumes that requests do not depend on a released model, as the seed
     stays the same; equality holds even then, but not that the seed is
@@ -126,8 +131,9 @@ class ShardedUnlearner(Removing):
     start would know of it too. The report names empty shards.
 
     **Names.** Nodes keep the names that :meth:`fit` saw, ``data.n_id`` if it
-    is there, else positions, whatever is removed in between. Predictions for
-    the present graph are in its order: row ``i`` is node ``n_id[i]``.
+    is there, else positions, whatever is removed in between. New nodes get
+    names that were never used. Predictions for the present graph are in the
+    order of names: row ``i`` is node ``n_id[i]``.
 
     **Failures.** Whatever interrupts a removal leaves the old state or the
     new one. With a :obj:`folder`, the same holds on the disk, and a removal
@@ -157,8 +163,9 @@ class ShardedUnlearner(Removing):
         aggregator_nodes (int): the aggregator learns from at most so many
             training nodes, those with the smallest hashes of their names.
             (default: :obj:`1000`)
-        num_classes (int, optional): the number of classes; by default the
-            largest label of any node plus one. (default: :obj:`None`)
+        num_classes (int, optional): the number of classes, of those to come
+            too; by default the largest label of any node plus one.
+            (default: :obj:`None`)
         epochs (int, optional): full-batch epochs of every shard; by default
             100, or those of all :obj:`slices`. (default: :obj:`None`)
         lr (float): the learning rate. (default: :obj:`0.01`)
@@ -188,9 +195,10 @@ class ShardedUnlearner(Removing):
             (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the shards,
             each training and running every :math:`P`-th. All of them call
-            what changes the unlearner (:meth:`fit`, :meth:`remove`,
-            :meth:`repartition`) with the same arguments, and hold all models,
-            with the bits of one process; one writes the :obj:`folder`.
+            what changes the unlearner (:meth:`fit`, :meth:`update`,
+            :meth:`remove`, :meth:`repartition`) with the same arguments, and
+            hold all models, with the bits of one process; one writes the
+            :obj:`folder`.
             Where one fails or dies, all others get an error, within the
             timeout of the process group. (default: :obj:`False`)
         outputs (str): :obj:`'present'` runs all models on the graph in every

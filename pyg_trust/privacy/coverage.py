@@ -1,0 +1,550 @@
+"""Forgetting by private models: what noise covers, and what has to go."""
+
+import hmac
+import math
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust import files
+from pyg_trust._checks import check_instance, validated
+from pyg_trust._checks.fingerprints import fingerprint
+from pyg_trust.files import commit
+from pyg_trust.files.commit import Lineage, editing, synchronized
+from pyg_trust.functional.forgetting import edge_shift, node_shift
+from pyg_trust.functional.private_accounting import (
+    gaussian_epsilon,
+    gaussian_mu_for,
+)
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import BudgetExceededError, RemovalLedger
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import Guarantee, Report, provenance
+from pyg_trust.report.base import stated
+from pyg_trust.transforms.aggregation_report import Relation
+
+# By relation: what can be asked for, and why nothing else.
+_TAKES = {
+    'edge': (('edges', 'directed_edges'), 'rows train without noise there'),
+    'node': (('nodes',), 'a node goes with its features, label and edges'),
+    'node_incident': (('nodes',), 'a node goes with all that it has'),
+    'feature': (('features', 'labels'), 'edges are public there'),
+}
+_UP = 1 + 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoverageReport(Report):
+    r"""What a private model had forgotten already, at which epsilon.
+
+    Args:
+        request (dict): the names of what was removed, by graph.
+        relation (str): which data are neighbours.
+        form (str): ``'withdraw'``, ``'replace'`` or, of edges, ``'either'``.
+        units (int): the nodes or edges that were removed since the release.
+        shift (float): how far these move sums of messages of norm 1, at most;
+            of nodes in quarters, rounded up.
+        mu (float): :math:`\mu` of all of these.
+        budget (float): :math:`\mu` that they may have.
+        epsilon (float): :math:`\epsilon` of all of these.
+        delta (float): :math:`\delta`.
+        target_epsilon (float): what :math:`\epsilon` may be.
+        seeded (bool): whether noise comes from an explicit seed; no such
+            model covers anything.
+        history (tuple): :math:`\mu` after every line of the ledger.
+        deleted (tuple): what was deleted of them.
+        data (str): a salted digest of the edges that remain.
+        ledger_head (str): a digest of all lines of the ledger.
+        provenance (dict): versions and arguments.
+    """
+
+    request: dict[str, Any]
+    relation: str
+    form: str
+    units: int
+    shift: float
+    mu: float
+    budget: float
+    epsilon: float
+    delta: float
+    target_epsilon: float
+    seeded: bool
+    history: tuple[float, ...]
+    deleted: tuple[str, ...]
+    data: str
+    ledger_head: str
+    provenance: dict[str, Any]
+
+    def guarantee(self) -> Guarantee:
+        """State what the release is indistinguishable from."""
+        return stated(
+            'removal covered by privacy',
+            self.numbers(),
+            data=self.data,
+            origin=self.provenance,
+        )
+
+
+class Seal(NamedTuple):
+    """Digest that tells nothing without its salt.
+
+    Args:
+        salt (bytes): 32 random bytes; who drops them forgets.
+        digest (str): HMAC of the content.
+    """
+
+    salt: bytes
+    digest: str
+
+    @classmethod
+    def of(cls, text: str, salt: bytes | None = None) -> 'Seal':
+        """Seal a content.
+
+        Args:
+            text (str): a digest of all that it holds.
+            salt (bytes, optional): by default new ones.
+                (default: :obj:`None`)
+        """
+        salt = secrets.token_bytes(32) if salt is None else salt
+        return cls(salt, hmac.digest(salt, text.encode(), 'sha256').hex())
+
+    def fits(self, text: str) -> bool:
+        """Whether a content is the sealed one.
+
+        Args:
+            text (str): as in :meth:`of`.
+        """
+        return self.of(text, self.salt) == self
+
+
+class _Change(NamedTuple):
+    # The graph that remains, who goes, and all units since the release.
+    graph: CSRGraph
+    nodes: Tensor
+    units: int
+    shift: float
+    mu: float
+
+
+class Coverage:
+    r"""Base: removals that the noise of a release covers.
+
+    Weights stay as they are: what was released is nearly as likely without
+    the few people who ask (:mod:`pyg_trust.functional.forgetting`). Their rows
+    are deleted, and a ledger counts how many were covered.
+    """
+
+    relation: Relation
+    delta: float
+    seed: int | None
+
+    def _set_coverage(self, forget_epsilon: float, max_units: float) -> None:
+        self.forget_epsilon, self.max_units = forget_epsilon, max_units
+        self._lines: RemovalLedger | None = None
+        self._lineage = Lineage()
+        self._edges_seal: Seal | None = None
+        # Of the data of the last fit: without a salt it would confirm guesses.
+        self._task_seal: Seal | None = None
+        self._held: tuple[int, float] = 0, 0.0
+
+    @property
+    def removals(self) -> RemovalLedger:
+        r"""The ledger of removals: of each, :math:`\mu` of all so far."""
+        if self._lines is None:
+            raise RuntimeError('fit data first: there is nothing to forget')
+        return self._lines
+
+    @property
+    def mus(self) -> tuple[float, float, float]:
+        r""":math:`\mu` of each of the three releases of a fit."""
+        raise NotImplementedError
+
+    def _mu_of(self, units: int, shift: float) -> float:
+        # Of all releases of a fit, for so many units and such a shift.
+        raise NotImplementedError
+
+    def _receiving(self) -> tuple[Tensor | None, float]:
+        # The rows that hold sums, and what rounding a message may move.
+        return None, 0.0
+
+    def _erase(self, nodes: Tensor, graph: CSRGraph) -> tuple[str, ...]:
+        # Deletes the rows of nodes; says what it was.
+        return ()
+
+    def _gone(self) -> tuple[set[int], set[tuple[int, int]]]:
+        # Nodes and arcs that the ledger names.
+        nodes: set[int] = set()
+        arcs: set[tuple[int, int]] = set()
+        for line in () if self._lines is None else self._lines.entries:
+            if line.request:
+                (part,) = RemovalRequest.from_dict(line.request).parts.values()
+                nodes |= {*part.nodes, *part.features, *part.labels}
+                arcs |= {*part.arcs}
+        return nodes, arcs
+
+    def _start(self, graph: CSRGraph) -> None:
+        # A release was made: nobody of it has asked.
+        self._held = 0, 0.0
+        self._edges_seal = Seal.of(_text(graph, self._held))
+        action = 'retrain'
+        if self._lines is None:
+            most = gaussian_mu_for(self.forget_epsilon, self.delta)
+            self._lines, action = RemovalLedger(most), 'fit'
+        self._lines.record(action, 0.0, data=self._edges_seal.digest)
+        self._lineage = self._lineage.next()
+
+    def _check_blank(self, task: Any) -> None:
+        # Who was removed is not in what is released next.
+        nodes, arcs = self._gone()
+        gone = torch.zeros(task.graph.num_nodes, dtype=torch.bool)
+        gone[list(nodes)] = True
+        (source, target), _ = task.graph.to_edge_index()
+        name = self.relation.name
+        there = set(zip(source.tolist(), target.tolist(), strict=True)) & arcs
+        is_there = bool(there) if arcs else False
+        if name != 'feature':
+            is_there |= bool((gone[source] | gone[target]).any())
+        elif nodes:
+            rows = task.x.to_dense() if task.x.is_sparse else task.x
+            rows = rows.to_dense() if rows.layout != torch.strided else rows
+            is_there |= bool(rows[gone].any())
+        train = getattr(task, 'train', None)
+        if is_there or (train is not None and bool((train & gone).any())):
+            raise ValueError(
+                "'data' needs to be without what was removed: their ids stay, "
+                'with no edges, no features and outside of the train mask'
+            )
+
+    @synchronized
+    @validated
+    def plan(self, request: RemovalRequest, data: Data) -> CoverageReport:
+        """Report what :meth:`remove` would, and change nothing.
+
+        Args:
+            request (RemovalRequest): as in :meth:`remove`.
+            data (Data): as in :meth:`remove`.
+
+        Raises:
+            TypeError, ValueError, BudgetExceededError: as :meth:`remove`.
+        """
+        return self._reported_of(request, self._change(request, data))
+
+    @editing
+    @validated
+    def remove(
+        self, request: RemovalRequest, data: Data, *, reference: str = ''
+    ) -> CoverageReport:
+        r"""Forget what the noise covers: delete rows, and leave the weights.
+
+        Nodes under ``'node'`` and ``'node_incident'``, features and labels
+        under ``'feature'``, edges under ``'edge'``. Predictions for nodes that
+        were removed are -1, and their logits not a number. If anything fails,
+        everything is as before.
+
+        Args:
+            request (RemovalRequest): chosen without looking at the release.
+            data (Data): the graph of the release, with or without what was
+                removed since: its edges alone are read, and have to be the
+                same, as today's lists are others.
+            reference (str): of the batch that asks for it, 32 hexadecimal
+                digits, for the line of the ledger. (default: :obj:`''`)
+
+        Raises:
+            ValueError: if the release does not cover this, the noise came
+                from a seed, somebody needs more than ``max_units``, or the
+                edges are others.
+            BudgetExceededError: if :math:`\epsilon` of all who were removed
+                would be more than ``forget_epsilon``.
+        """
+        self.removals.check_reference(reference)
+        change = self._change(request, data)
+        named, held = request.to_dict(), (change.units, change.shift)
+        seal = Seal.of(_text(change.graph, held))
+        lines = self.removals.copy()
+        lines.record('step', change.mu, named, seal.digest, reference)
+        before = self.__dict__.copy()
+        try:
+            self._lines, self._edges_seal = lines, seal
+            self._held, self._task_seal = held, None
+            self._lineage = self._lineage.next()
+            deleted = self._erase(change.nodes, change.graph)
+            return self._reported_of(request, change, deleted)
+        except BaseException:
+            self.__dict__.update(before)
+            raise
+
+    def update(self, *update: Any, **others: Any) -> None:
+        """Refuse additions, which need a new release.
+
+        Args:
+            *update (Any): anything.
+            **others (Any): anything.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f'a {type(self).__name__} takes no updates: what is added needs a '
+            'new release, which costs everybody. fit(data) would spend mu = '
+            f'{math.hypot(*self.mus):.4g}, if the account allows it'
+        )
+
+    @synchronized
+    def save(self, path: str | Path) -> None:
+        """Write the model with its ledger of removals: a secret.
+
+        The file holds the names of who was removed, and can confirm a guess
+        of all edges: publish :meth:`state_dict`, which has neither.
+
+        Args:
+            path (str or Path): of the file, which is replaced.
+
+        Raises:
+            StaleStateError: if another object has changed the file since this
+                one read or wrote it.
+            ValueError: if it holds another fit, or anything else.
+        """
+        check_instance('path', path, str, Path)
+        seal = self._edges_seal
+        if seal is None:
+            raise RuntimeError('fit data first: a state_dict() has no ledger')
+        more = {
+            'lineage': list(self._lineage.names),
+            'removals': self.removals.state_dict(),
+            'seal': [seal.salt.hex(), seal.digest],
+            'held': list(self._held),
+        }
+        commit.save(path, {**self.state_dict(), **more})
+
+    def load(self, path: str | Path) -> None:
+        """Take over the state that :meth:`save` has written.
+
+        Args:
+            path (str or Path): of the file.
+
+        Raises:
+            ValueError: if it is of other arguments, was changed, or does not
+                continue the present state.
+        """
+        check_instance('path', path, str, Path)
+        self.load_state_dict(files.load(path))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What can be published."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        raise NotImplementedError
+
+    def _read_coverage(self, state: dict[str, Any]) -> dict[str, Any]:
+        # The attributes of a saved state, to be set when all else is well.
+        if 'removals' not in state:
+            if self._lines is not None and self._lines.has_removals:
+                raise ValueError(
+                    "'state' needs to continue the present removals, and has "
+                    'none: load() what save() wrote'
+                )
+            return {'_lines': None, '_edges_seal': None, '_held': (0, 0.0)}
+        present = self._lineage if self._lines is not None else None
+        if self._lines is not None and not self._lines.has_removals:
+            present = None
+        lineage = Lineage.of(state, present)
+        lines = RemovalLedger(gaussian_mu_for(self.forget_epsilon, self.delta))
+        if present is not None:
+            lines = self.removals.copy()
+        lines.load_state_dict(state['removals'])
+        for name in ('seal', 'held'):
+            if not isinstance(state[name], list) or len(state[name]) != 2:
+                raise ValueError(f"'state' needs two values as its {name!r}")
+        (salt, digest), (units, shift) = state['seal'], state['held']
+        last = lines.entries[-1] if lines.entries else None
+        if last is None or last.data != digest:
+            raise ValueError("'state' needs the 'seal' of its last removal")
+        return {
+            '_lines': lines,
+            '_lineage': lineage,
+            '_edges_seal': Seal(bytes.fromhex(salt), str(digest)),
+            '_held': (int(units), float(shift)),
+        }
+
+    # Inside ##################################################################
+
+    def _change(self, request: RemovalRequest, data: Data) -> _Change:
+        if self.seed is not None:
+            raise ValueError(
+                'the noise comes from an explicit seed: the model is not '
+                'private, so it covers nothing'
+            )
+        seal, fit = self._edges_seal, f'mu = {math.hypot(*self.mus):.4g}'
+        if seal is None:
+            raise ValueError(
+                'the model knows no edges of its release: load() what save() '
+                f'wrote, or fit it again without them (which spends {fit})'
+            )
+        part = self._asked(request, fit)
+        graph = self._present(data, seal)
+        nodes = torch.tensor(
+            sorted({*part.nodes, *part.features, *part.labels})
+        )
+        nodes = nodes.to(torch.int64)
+        n, (gone, _) = graph.num_nodes, self._gone()
+        if any(v >= n or v in gone for v in nodes.tolist()):
+            raise ValueError(
+                "'request' names a node that is not there: it never was, or "
+                'was removed before'
+            )
+        units, (shift, left) = nodes.numel(), (0.0, graph)
+        if part.arcs:
+            units, shift, left = self._of_edges(part, graph)
+        elif self.relation.name == 'feature':
+            # What rounding moves is in the standard deviation, once.
+            shift = units + 2 * self._receiving()[1]
+        else:
+            shift = self._of_nodes(nodes, graph, fit)
+            left = _without(graph, nodes)
+        units, shift = units + self._held[0], shift + self._held[1]
+        mu = self._mu_of(units, shift) * _UP
+        if mu > self.removals.budget:
+            raise BudgetExceededError(
+                f'with these {units} units epsilon would be '
+                f'{gaussian_epsilon(mu, self.delta):.4g}, and '
+                f"'forget_epsilon' is {self.forget_epsilon:g}: fit again "
+                f'without them (which spends {fit} of the account)'
+            )
+        return _Change(left, nodes, units, shift, mu)
+
+    def _asked(self, request: RemovalRequest, fit: str) -> Any:
+        takes, why = _TAKES[self.relation.name]
+        if self.relation.name == 'edge' and not self.relation.directed:
+            takes = ('edges',)
+        parts = request.parts
+        if set(parts) == {0} and set(parts[0].to_dict()) <= set(takes):
+            return parts[0]
+        raise ValueError(
+            f"'request' needs to name {' or '.join(takes)} of graph 0 alone: "
+            f'a release under {self.relation.name!r} covers nothing else '
+            f'({why}). Fit again without them, which spends {fit}, or use a '
+            'ShardedUnlearner'
+        )
+
+    def _present(self, data: Data, seal: Seal) -> CSRGraph:
+        # The graph of the release, less what was removed.
+        graph = CSRGraph.from_data(data).to('cpu')
+        nodes, arcs = self._gone()
+        if self.relation.name != 'feature':
+            inside = [v for v in nodes if v < graph.num_nodes]
+            graph = _without(graph, torch.tensor(inside, dtype=torch.int64))
+        graph = _without_arcs(graph, arcs)
+        if not seal.fits(_text(graph, self._held)):
+            raise ValueError(
+                "'data' needs to have the edges of the release, with or "
+                'without those that were removed since: these are others'
+            )
+        return graph
+
+    def _of_nodes(self, nodes: Tensor, graph: CSRGraph, fit: str) -> float:
+        most = self.relation.max_degree or 1
+        degree = graph.degree.cpu().double()
+        if self.relation.name == 'node_incident':
+            each = (degree[nodes] / most).sqrt().clamp(min=1)
+            alone, moved = each.tolist(), math.sqrt(most) * float(each.sum())
+        else:
+            rows, grid = self._receiving()
+            moved = node_shift(graph, nodes, rows, most)
+            alone = [
+                node_shift(graph, node, rows, most) / math.sqrt(most)
+                for node in nodes.view(-1, 1)
+            ]
+            # Weights that rise are rounded anew.
+            lists = (
+                degree - _without(graph, nodes).degree.cpu()
+            ).count_nonzero()
+            moved += grid * int(lists) * math.sqrt(float(degree.max()))
+        if max(alone) > self.max_units:
+            raise ValueError(
+                "'request' names somebody whom more lists name than "
+                f"'max_units' = {self.max_units:g} units cover: fit again "
+                f'without them (which spends {fit})'
+            )
+        return math.ceil(4 * moved * _UP) / 4
+
+    def _of_edges(
+        self, part: Any, graph: CSRGraph
+    ) -> tuple[int, float, CSRGraph]:
+        there = set(_pairs(graph))
+        directed = self.relation.directed
+        named = {*part.arcs} & there
+        asked = {*part.directed_edges, *map(_sorted, part.edges)}
+        if any({edge, edge[::-1]}.isdisjoint(named) for edge in asked):
+            raise ValueError(
+                "'request' names an edge that is not there: it never was, or "
+                'was removed before'
+            )
+        edges = named if directed else set(map(_sorted, named))
+        shift = edge_shift(torch.tensor(sorted(edges)).T, directed)
+        return len(edges), shift, _without_arcs(graph, named)
+
+    def _reported_of(
+        self,
+        request: RemovalRequest,
+        change: _Change,
+        deleted: tuple[str, ...] = (),
+    ) -> CoverageReport:
+        lines = self.removals
+        last = lines.entries[-1]
+        return CoverageReport(
+            request=request.to_dict(),
+            relation=self.relation.name,
+            form=self.relation.form,
+            units=change.units,
+            shift=change.shift,
+            mu=change.mu,
+            budget=lines.budget,
+            epsilon=gaussian_epsilon(change.mu, self.delta),
+            delta=self.delta,
+            target_epsilon=self.forget_epsilon,
+            seeded=False,
+            history=tuple(line.spent for line in lines.entries),
+            deleted=deleted,
+            data=last.data,
+            ledger_head=lines.head,
+            provenance=provenance(
+                forget_epsilon=self.forget_epsilon, delta=self.delta
+            ),
+        )
+
+
+def _text(graph: CSRGraph, held: tuple[int, float]) -> str:
+    # Units that a file says otherwise fit no seal.
+    return fingerprint(graph.rowptr, graph.col, *held)
+
+
+def _pairs(graph: CSRGraph) -> Iterator[tuple[int, int]]:
+    source, target = graph.to_edge_index()[0].tolist()
+    return zip(source, target, strict=True)
+
+
+def _sorted(edge: tuple[int, int]) -> tuple[int, int]:
+    return min(edge), max(edge)
+
+
+def _without(graph: CSRGraph, nodes: Tensor) -> CSRGraph:
+    edges, _ = graph.to_edge_index()
+    gone = torch.isin(edges, nodes.to(edges)).any(0)
+    return CSRGraph.from_edge_index(edges[:, ~gone], graph.num_nodes)
+
+
+def _without_arcs(graph: CSRGraph, arcs: set[tuple[int, int]]) -> CSRGraph:
+    if not arcs:
+        return graph
+    edges, n = graph.to_edge_index()[0], graph.num_nodes
+    keys = torch.tensor([u * n + v for u, v in arcs])
+    gone = torch.isin(edges[0] * n + edges[1], keys)
+    return CSRGraph.from_edge_index(edges[:, ~gone], n)

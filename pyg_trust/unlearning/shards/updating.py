@@ -1,0 +1,380 @@
+"""Updates played on the graph of an unlearner, and the stages they touch.
+
+Rows are in canonical order: nodes ascending by name, edges ascending by source
+and target. So bits depend on the present data alone, whatever came when.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust._checks import check_tensor
+from pyg_trust.graph import sparse_rows
+from pyg_trust.removal import Part, RemovalRequest, remove_from_data
+from pyg_trust.unlearning.shards.graph import MASKS, rows_of, without_features
+from pyg_trust.unlearning.shards.products import rows_of_nonzeros, select_rows
+from pyg_trust.update import NewNodes, Update
+
+# What a row is in a graph without such an attribute.
+_MISSING = {'x_removed': False, 'by_hash': False}
+
+
+class Change(NamedTuple):
+    """An update as it was played.
+
+    Args:
+        data (Data): the graph after it.
+        gone (Part): of the graph before, what differs in the one after.
+        came (Part): of the graph after, what differs in the one before.
+        request (dict): the names for a line of the ledger.
+    """
+
+    data: Data
+    gone: Part
+    came: Part
+    request: dict[str, Any]
+
+
+def canonical(data: Data) -> Data:
+    """Sort nodes by name, edges by the names of source and target.
+
+    Args:
+        data (Data): with ``n_id``; returned as it is if it is sorted.
+    """
+    if is_canonical(data):
+        return data
+    made = copy.copy(data)
+    n, order = int(data.num_nodes), data.n_id.argsort()
+    for key, value in data:
+        if key not in ('x', 'edge_index', 'edge_weight', 'num_nodes'):
+            made[key] = value[order]
+    if not torch.equal(order, torch.arange(n)):
+        made.x = select_rows(data.x, order)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(n))
+    made.edge_index = place[data.edge_index]
+    # Of duplicate edges the lighter comes first.
+    weight = data.get('edge_weight')
+    first = torch.arange(made.edge_index.size(1))
+    if weight is not None:
+        first = weight.argsort(stable=True)
+    keys = made.edge_index[0] * n + made.edge_index[1]
+    order = first[keys[first].argsort(stable=True)]
+    made.edge_index = made.edge_index[:, order]
+    if weight is not None:
+        made.edge_weight = weight[order]
+    return made
+
+
+def is_canonical(data: Data) -> bool:
+    """Test whether nodes and edges are in the order of their names.
+
+    Args:
+        data (Data): with ``n_id``.
+    """
+    row, col = data.edge_index
+    steps = (row * int(data.num_nodes) + col).diff()
+    weight = data.get('edge_weight')
+    ties = weight is not None and bool(
+        ((steps == 0) & (weight.diff() < 0)).any()
+    )
+    sorted_rows = bool((data.n_id.diff() > 0).all())
+    return sorted_rows and bool((steps >= 0).all()) and not ties
+
+
+def played(
+    data: Data,
+    updates: Sequence[Update],
+    homes: Callable[[Tensor], tuple[Tensor, bool]],
+    past: RemovalRequest | None = None,
+    *,
+    light: bool = False,
+) -> Change:
+    """Play updates in their order, as one.
+
+    Args:
+        data (Data): with ``n_id``, ``shard`` and ``train_mask``.
+        updates (list[Update]): what to do.
+        homes (Callable): from names to the shards of nodes that are trained
+            on from now on, and whether these are by a later hash.
+        past (RemovalRequest, optional): what was removed before and did not
+            come again. (default: :obj:`None`)
+        light (bool): whether to leave out the features of the result.
+            (default: :obj:`False`)
+
+    Raises:
+        ValueError: if something is not there, is there already, or does not
+            fit.
+    """
+    x, n = data.x, int(data.num_nodes)
+    used = {*data.n_id.tolist()}
+    used |= {*past.parts[0].nodes} if past and 0 in past.parts else set()
+    now = without_features(data)
+    now.source = torch.arange(n)
+    rows = [x]
+    for update in updates:
+        now = _removed(now, update.part)
+        now = _added(now, update, rows, used)
+        now = _changed(now, update, rows)
+    if any(u.nodes is not None or u.edges.numel() for u in updates):
+        if not is_canonical(data):
+            raise ValueError(
+                "'update' can't add to a state of an earlier version, whose "
+                'order is that of its fit: repartition() sorts it by name'
+            )
+        now = canonical(now)
+    now.shard, late = _settled(now, homes)
+    if late is not None:
+        now.by_hash = late
+    for name in _MISSING:
+        if name in now and not bool(now[name].any()):
+            del now[name]
+    source = now.source
+    del now.source
+    gone, came = _difference(data, now, source)
+    if not light:
+        now.x = x
+        if not torch.equal(source, torch.arange(n)):
+            # Removed features are a row of zeros at the end.
+            rows.append(_like(x, torch.zeros(1, x.size(1), dtype=x.dtype)))
+            whole = _stacked(rows)
+            now.x = select_rows(whole, source % whole.size(0))
+    return Change(now, gone, came, _line(updates, now, source, came, past))
+
+
+def _removed(now: Data, part: Part) -> Data:
+    if part.labels:
+        rows = rows_of(now.n_id, torch.tensor(part.labels))
+        missing = rows[~now.train_mask[rows]]
+        if missing.numel():
+            raise ValueError(
+                f'the label of node {int(now.n_id[missing[0]])} is not there: '
+                'it was never trained on, or was removed before'
+            )
+        now = _labelled(now, rows, torch.full_like(rows, -1))
+    rest = Part(
+        nodes=part.nodes,
+        features=part.features,
+        edges=part.edges,
+        directed_edges=part.directed_edges,
+    )
+    if rest == Part():
+        return now
+    now = remove_from_data(now, rest)
+    emptied = torch.tensor(part.features, dtype=torch.int64)
+    now.source = now.source.index_fill(0, rows_of(now.n_id, emptied), -1)
+    return now
+
+
+def _added(
+    now: Data, update: Update, rows: list[Tensor], used: set[int]
+) -> Data:
+    if update.graphs or update.graph:
+        raise ValueError("'graphs' and 'graph' need a classifier of graphs")
+    if update.nodes is not None:
+        now = _with_nodes(now, update.nodes, rows, used)
+    arcs = update.arcs(False)
+    if not arcs.numel():
+        return now
+    if 'edge_weight' in now:
+        raise ValueError(
+            "'edges' can't be added to a graph with weights, which they lack"
+        )
+    place, n = rows_of(now.n_id, arcs.view(-1)).view(2, -1), now.num_nodes
+    keys = place[0] * int(n) + place[1]
+    there = torch.isin(keys, now.edge_index[0] * int(n) + now.edge_index[1])
+    order = keys.argsort(stable=True)
+    there[order[1:]] |= keys[order].diff() == 0
+    if bool(there.any()):
+        u, v = arcs[:, there][:, 0].tolist()
+        raise ValueError(f"'edges' has {u} -> {v}, which is there already")
+    now = copy.copy(now)
+    now.edge_index = torch.cat([now.edge_index, place], dim=1)
+    return now
+
+
+def _with_nodes(
+    now: Data, nodes: NewNodes, rows: list[Tensor], used: set[int]
+) -> Data:
+    k, first = nodes.x.size(0), 1 + max(used)
+    names = nodes.n_id
+    if names is None:
+        names = torch.arange(first, first + k)
+    for name in names.tolist():
+        if name in used:
+            raise ValueError(
+                f"'n_id' needs names that were never used (got {name})"
+            )
+    used.update(names.tolist())
+    now = copy.copy(now)
+    come: dict[str, Any] = {
+        'n_id': names,
+        'y': nodes.y,
+        'train_mask': nodes.train,
+        'shard': torch.full((k,), -1),
+        'source': _source(rows, nodes.x, 'nodes'),
+    }
+    for name in (*MASKS, *_MISSING):
+        come.setdefault(name, torch.zeros(k, dtype=torch.bool))
+    for name, value in come.items():
+        if name in now:
+            now[name] = torch.cat([now[name], value])
+    now.x = now.x.new_empty(now.n_id.numel(), 0)
+    now.num_nodes = now.n_id.numel()
+    return now
+
+
+def _changed(now: Data, update: Update, rows: list[Tensor]) -> Data:
+    if update.features is not None:
+        names, x = update.features
+        now = copy.copy(now)
+        place = rows_of(now.n_id, names)
+        source = _source(rows, x, 'features')
+        now.source = now.source.index_copy(0, place, source)
+        if 'x_removed' in now:
+            now.x_removed = now.x_removed.index_fill(0, place, False)
+    if update.labels is not None:
+        names, y = update.labels
+        now = _labelled(now, rows_of(now.n_id, names), y)
+    return now
+
+
+def _labelled(now: Data, rows: Tensor, y: Tensor) -> Data:
+    now = copy.copy(now)
+    now.y = now.y.index_copy(0, rows, y)
+    now.train_mask = now.train_mask.index_copy(0, rows, y >= 0)
+    return now
+
+
+def _source(rows: list[Tensor], x: Tensor, name: str) -> Tensor:
+    # Where new rows are in the stack of all of them.
+    held = rows[0]
+    check_tensor(name, x, held.dtype, ('k', held.size(1)))
+    start = sum(each.size(0) for each in rows)
+    rows.append(_like(held, x))
+    return torch.arange(start, start + x.size(0))
+
+
+def _like(held: Tensor, x: Tensor) -> Tensor:
+    sparse = held.layout == torch.sparse_csr
+    return rows_of_nonzeros(x) if sparse else x
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    if rows[0].layout != torch.sparse_csr:
+        return torch.cat(list(rows))
+    end, ptr = 0, [rows[0].crow_indices()[:1]]
+    for each in rows:
+        ptr.append(each.crow_indices()[1:] + end)
+        end += each.values().numel()
+    shape = sum(each.size(0) for each in rows), rows[0].size(1)
+    return sparse_rows(
+        torch.cat(ptr),
+        torch.cat([each.col_indices() for each in rows]),
+        torch.cat([each.values() for each in rows]),
+        shape,
+    )
+
+
+def _settled(
+    now: Data, homes: Callable[[Tensor], tuple[Tensor, bool]]
+) -> tuple[Tensor, Tensor | None]:
+    # The shards, and which of them are by a later hash.
+    shard = torch.where(now.train_mask, now.shard, -1)
+    new = (now.train_mask & (shard < 0)).nonzero().view(-1)
+    late = now.get('by_hash')
+    if new.numel():
+        home, hashed = homes(now.n_id[new])
+        shard[new] = home
+        if hashed and late is None:
+            late = torch.zeros_like(now.train_mask)
+        if late is not None:
+            late = late.index_fill(0, new, hashed)
+    return shard, None if late is None else late & now.train_mask
+
+
+def _difference(before: Data, now: Data, source: Tensor) -> tuple[Part, Part]:
+    # What to look at in the graph before and in the one after.
+    names, place = torch.cat([before.n_id, now.n_id]).unique(
+        return_inverse=True
+    )
+    n = names.numel()
+    old, new = place.split([before.n_id.numel(), now.n_id.numel()])
+
+    def over(rows: Tensor, values: Tensor, blank: int) -> Tensor:
+        return torch.full((n,), blank).scatter_(0, rows, values)
+
+    sides = []
+    for rows, graph, held in (
+        (old, before, torch.arange(old.numel())),
+        (new, now, source),
+    ):
+        label = torch.where(graph.shard >= 0, graph.y, -1)
+        facts = (held, label, graph.shard)
+        values = [over(rows, value, -2) for value in facts]
+        arcs = rows[graph.edge_index]
+        sides.append((torch.stack(values), arcs[0] * n + arcs[1]))
+    (was, cut), (is_now, come) = sides
+    nodes = (was != is_now).any(0)
+
+    def part(rows: Tensor, keys: Tensor, others: Tensor) -> Part:
+        there = torch.zeros(n, dtype=torch.bool)
+        there[rows] = True
+        keys = keys[~torch.isin(keys, others)].unique()
+        arcs = torch.stack([names[keys // n], names[keys % n]], dim=1)
+        return Part(
+            nodes=tuple(names[nodes & there].tolist()),
+            directed_edges=tuple(map(tuple, arcs.tolist())),
+        )
+
+    return part(old, cut, come), part(new, come, cut)
+
+
+def _line(
+    updates: Sequence[Update],
+    now: Data,
+    source: Tensor,
+    came: Part,
+    past: RemovalRequest | None,
+) -> dict[str, Any]:
+    # What goes for good; and what has come again since it was removed.
+    asked = [each.remove for each in updates if each.remove is not None]
+    request = RemovalRequest.batch(asked).to_dict() if asked else {}
+    there: dict[str, set[Any]] = {'directed_edges': {*came.directed_edges}}
+    changed = now.n_id[torch.isin(now.n_id, torch.tensor(came.nodes))]
+    rows = rows_of(now.n_id, changed)
+    there['features'] = {*changed[source[rows] >= 0].tolist()}
+    there['labels'] = {*changed[now.train_mask[rows]].tolist()}
+    if len(asked) and len(updates) > 1:
+        request = _without(request, now, source)
+    if past is None or 0 not in past.parts:
+        return request
+    again = {
+        name: [*map(list, items)] if name == 'directed_edges' else items
+        for name, new in there.items()
+        if (items := sorted(new & {*getattr(past.parts[0], name)}))
+    }
+    if again:
+        request.setdefault('0', {})['again'] = again
+    return request
+
+
+def _without(
+    request: Mapping[str, Any], now: Data, source: Tensor
+) -> dict[str, Any]:
+    # Of a list of updates: not what came back in it.
+    part = RemovalRequest.from_dict(request).parts[0]
+    ends = now.n_id[now.edge_index]
+    edges = {*map(tuple, ends.t().tolist())}
+    full = {*now.n_id[source >= 0].tolist()}
+    trained = {*now.n_id[now.train_mask].tolist()}
+    kept = Part(
+        nodes=part.nodes,
+        features=tuple(v for v in part.features if v not in full),
+        labels=tuple(v for v in part.labels if v not in trained),
+        directed_edges=tuple(e for e in part.arcs if e not in edges),
+    )
+    return {'0': kept.to_dict()} if kept != Part() else {}

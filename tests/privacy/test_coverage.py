@@ -1,0 +1,374 @@
+"""Removals that the noise of a release covers."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_trust.check import check_report
+from pyg_trust.functional import gaussian_epsilon, gaussian_mu_for
+from pyg_trust.functional.forgetting import node_shift
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.privacy import PrivateLinkPredictor, PrivateNodeClassifier
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import TrustReport
+from pyg_trust.report.base import stated
+
+N = 30
+
+
+def ring(n=N, chords=0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    at = torch.arange(n)
+    edges = torch.stack([at, at.roll(-1)])
+    more = torch.stack([at[:chords], (at[:chords] + n // 2) % n])
+    edges = torch.cat([edges, more], 1)
+    return Data(
+        x=torch.rand(n, 5, generator=generator),
+        y=at % 3,
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+        train_mask=at % 2 == 0,
+    )
+
+
+def model(relation='node', data=None, epsilon=0.2, **kwargs):
+    kwargs = {'delta': 1e-3, 'steps': 2, 'epochs': 2} | kwargs
+    made = PrivateNodeClassifier(relation, epsilon, num_classes=3, **kwargs)
+    return made.fit(ring() if data is None else data)
+
+
+def nodes(*names):
+    return RemovalRequest(nodes=list(names))
+
+
+def test_a_node_is_covered_at_the_epsilon_of_all_that_it_moves():
+    data, made = ring(chords=4), None
+    made = model(data=data, train_receivers=1.0)
+    report = made.remove(nodes(3), data)
+    kappa = node_shift(CSRGraph.from_data(data), torch.tensor([3]))
+    assert report.shift == math.ceil(4 * kappa) / 4
+    assert report.units == 1
+    # Encoder and head by one blank record, half of a replaced one.
+    encoder, _sums, head = made.mus
+    mu = math.hypot(encoder / 2, report.shift / made.noise_stds[0], head / 2)
+    assert report.mu == pytest.approx(mu)
+    assert report.epsilon == gaussian_epsilon(report.mu, 1e-3)
+    assert made.removals.spent == report.mu
+    assert made.removals.entries[-1].request == {'0': {'nodes': [3]}}
+
+
+def test_rows_of_who_was_removed_are_gone_and_nobody_elses():
+    data = ring()
+    made = model(data=data)
+    before = made.released[0]
+    scores = made.logits()
+    made.remove(nodes(3, 8), data)
+    keep = torch.ones(N, dtype=torch.bool)
+    keep[[3, 8]] = False
+    assert not made.released[0][~keep].any()
+    assert torch.equal(made.released[0][keep], before[keep])
+    for x in (None, data.x):
+        assert made.logits(x)[~keep].isnan().all()
+        assert torch.equal(made.logits(x)[keep], scores[keep])
+        assert made.predict(x=x)[~keep].tolist() == [-1, -1]
+    assert made.predict(torch.tensor([3])).tolist() == [-1]
+
+
+def test_several_people_add_up_and_the_budget_ends_it():
+    data, made = ring(60), None
+    made = model(data=data, forget_epsilon=0.8)
+    shift, k = 0.0, 0
+    while made.removals.spent < 0.2:
+        report = made.remove(nodes(2 * k), data)
+        assert report.units == k + 1
+        assert report.shift >= shift + 1
+        assert report.epsilon <= 0.8
+        k, shift = report.units, report.shift
+    with pytest.raises(BudgetExceededError, match='fit again'):
+        made.remove(nodes(*range(2 * k, 40, 2)), data)
+    assert k >= 2
+    assert made.removals.spent <= gaussian_mu_for(0.8, 1e-3)
+    assert len(made.removals.entries) == k + 1
+    assert made.predict().eq(-1).sum() == k
+
+
+def test_the_graph_may_be_given_with_or_without_who_was_removed():
+    data, made = ring(), None
+    made = model(data=data)
+    made.remove(nodes(3), data)
+    keep = (data.edge_index != 3).all(0)
+    less = Data(edge_index=data.edge_index[:, keep], num_nodes=N)
+    reports = [made.plan(nodes(4), given) for given in (data, less)]
+    assert reports[0] == reports[1]
+    # By lists of two, two of which name 3 and one 4 then: 1.59 and 1.29.
+    assert reports[0].shift == 1.75 + 1.5
+    other = Data(edge_index=data.edge_index[:, 2:], num_nodes=N)
+    with pytest.raises(ValueError, match="'data' needs to have the edges"):
+        made.remove(nodes(4), other)
+
+
+@pytest.mark.parametrize(
+    ('relation', 'request_', 'what'),
+    [
+        ('node', RemovalRequest(edges=[(0, 1)]), 'nodes'),
+        ('node', RemovalRequest(features=[1]), 'nodes'),
+        ('node_incident', RemovalRequest(edges=[(0, 1)]), 'nodes'),
+        ('feature', nodes(1), 'edges are public'),
+        ('feature', RemovalRequest(edges=[(0, 1)]), 'features or labels'),
+        ('edge', nodes(1), 'without noise'),
+        ('edge', RemovalRequest(features=[1]), 'edges'),
+        ('edge', RemovalRequest(edges=[(0, 1)], directed=True), 'edges'),
+        ('node', RemovalRequest(graphs=[0]), 'nodes'),
+        ('node', RemovalRequest(nodes={1: [0]}), 'nodes of graph 0'),
+    ],
+)
+def test_a_relation_covers_its_units_alone(relation, request_, what):
+    more = {'max_degree': 2} if relation == 'node_incident' else {}
+    data = ring()
+    made = model(relation, data, **more)
+    before = made.state_dict()
+    with pytest.raises(ValueError, match=what) as error:
+        made.remove(request_, data)
+    assert 'Fit again without them' in str(error.value)
+    assert made.removals.spent == 0
+    after = made.state_dict()
+    assert torch.equal(after['released'][0], before['released'][0])
+
+
+def test_features_count_by_person_and_their_smoothed_rows_are_made_anew():
+    data = ring()
+    made = model('feature', data)
+    report = made.remove(RemovalRequest(features=[2, 3], labels=[3]), data)
+    assert report.units == 2
+    assert 2 <= report.shift < 2.001
+    assert not made.released[0][[2, 3]].any()
+    smoothed = made.state_dict()['smoothed']
+    again = made._smooth(CSRGraph.from_data(data))
+    assert all(map(torch.equal, smoothed, again))
+
+
+def test_edges_cost_by_the_rows_that_they_share():
+    data = ring()
+    made = model('edge', data)
+    apart = RemovalRequest(edges=[(0, 1), (10, 11)])
+    report = made.plan(apart, data)
+    assert report.shift == pytest.approx(2.0)
+    assert report.mu == pytest.approx(made.limit * math.sqrt(2))
+    beside = made.remove(RemovalRequest(edges=[(0, 1), (2, 1)]), data)
+    assert beside.shift == pytest.approx(math.sqrt(6))
+    assert beside.deleted == ()
+    with pytest.raises(ValueError, match='removed before'):
+        made.remove(RemovalRequest(edges=[(1, 0)]), data)
+    with pytest.raises(ValueError, match='not there'):
+        made.remove(RemovalRequest(edges=[(0, 9)]), data)
+
+
+def test_of_links_every_edge_is_a_message_an_example_and_a_count():
+    data = ring()
+    made = PrivateLinkPredictor(epsilon=0.2, delta=1e-3, steps=2).fit(data)
+    one = made.plan(RemovalRequest(edges=[(0, 1)]), data)
+    assert one.mu == pytest.approx(made.limit)
+    apart = made.remove(RemovalRequest(edges=[(0, 1), (10, 11)]), data)
+    rows, count, scorer = made.mus
+    want = math.hypot(math.sqrt(2) * rows, 2 * count, 2 * scorer)
+    assert apart.mu == pytest.approx(want)
+    with pytest.raises(TypeError, match='mu = '):
+        made.update(RemovalRequest(nodes=[1]))
+
+
+def test_nodes_of_many_edges_are_more_than_one_unit():
+    data = ring()
+    made = model('node_incident', data, max_degree=1)
+    report = made.remove(nodes(5), data)
+    assert report.shift == 1.5  # the root of two, in quarters
+    assert not made.released[0][5].any()
+
+
+def test_a_hub_is_refused_and_so_is_a_model_of_a_seed():
+    hub = torch.arange(1, 40)
+    edges = torch.stack([torch.zeros_like(hub), hub])
+    chain = torch.stack([hub, hub.roll(1)])
+    edges = torch.cat([edges, chain], 1)
+    data = Data(
+        x=torch.rand(40, 4),
+        y=torch.arange(40) % 3,
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+        train_mask=torch.arange(40) < 9,
+    )
+    made = model(data=data)
+    with pytest.raises(ValueError, match="'max_units' = 4"):
+        made.remove(nodes(0), data)
+    made = model(seed=1)
+    with pytest.raises(ValueError, match='it covers nothing'):
+        made.remove(nodes(0), ring())
+
+
+def test_who_was_removed_is_refused_again_and_in_the_next_release():
+    data, made = ring(), None
+    made = model(data=data)
+    made.remove(nodes(3), data)
+    for gone in (3, N):
+        with pytest.raises(ValueError, match='removed before'):
+            made.remove(nodes(gone), data)
+    made.account.limit = 10.0
+    with pytest.raises(ValueError, match='without what was removed'):
+        made.fit(data)
+    blank = data.clone()
+    blank.edge_index = data.edge_index[:, (data.edge_index != 3).all(0)]
+    spent = made.account.mu
+    made.fit(blank)
+    # Everybody else pays again, and the count starts anew.
+    assert made.account.mu == pytest.approx(math.hypot(spent, made.limit))
+    assert made.removals.entries[-1].action == 'retrain'
+    assert made.removals.spent == 0
+    assert made.predict()[3] == -1
+    assert made.remove(nodes(9), blank).units == 1
+
+
+def test_the_same_data_again_cost_nothing_until_somebody_leaves():
+    data = ring()
+    made = model(data=data)
+    lines = made.account.lines
+    assert made.fit(data).account.lines == lines
+    held = repr(vars(made))
+    assert made._task_seal.digest in held
+    from pyg_trust._fingerprints import fingerprint
+
+    task = made._read(data)
+    assert task.key not in held
+    assert fingerprint(task.x) not in held
+
+
+def test_a_saved_model_goes_on_and_does_not_go_back(tmp_path):
+    data, path = ring(), tmp_path / 'model.pt'
+    made = model(data=data)
+    plain = made.state_dict()
+    made.save(path)
+    made.remove(nodes(3), data)
+    with pytest.raises(ValueError, match='continue'):
+        made.load_state_dict(plain)
+    with pytest.raises(ValueError, match='continue'):
+        made.load(path)
+    made.save(path)
+
+    def other():
+        return PrivateNodeClassifier(
+            'node', 0.2, 1e-3, num_classes=3, steps=2, epochs=2
+        )
+
+    again = other()
+    again.load(path)
+    assert again.removals.head == made.removals.head
+    assert again.predict(x=data.x)[3] == -1
+    assert again.remove(nodes(9), data).units == 2
+    again.save(path)
+    assert not again.released[0][[3, 9]].any()
+    with pytest.raises(Exception, match='has changed'):
+        made.save(path)
+    # Without the secret file nothing is known of the release's edges.
+    fresh = other()
+    fresh.load_state_dict(plain)
+    with pytest.raises(RuntimeError, match='fit data first'):
+        fresh.remove(nodes(3), data)
+
+
+def test_a_file_whose_units_were_changed_is_refused(tmp_path):
+    data = ring()
+    made = model(data=data)
+    made.remove(nodes(3), data)
+    made.save(tmp_path / 'a')
+    from pyg_trust import files
+
+    state = files.load(tmp_path / 'a')
+    for key, value in (
+        ('held', [1]),
+        ('held', 'a'),
+        ('seal', ['00' * 32, '00' * 32]),
+        ('seal', ['x', 'y']),
+        ('removals', {}),
+        ('lineage', []),
+    ):
+        fresh = PrivateNodeClassifier(
+            'node', 0.2, 1e-3, num_classes=3, steps=2, epochs=2
+        )
+        with pytest.raises(ValueError, match=r"'state'|budget"):
+            fresh.load_state_dict({**state, key: value})
+        assert fresh.account is None
+    fresh.load_state_dict({**state, 'held': [0, 0.0]})
+    with pytest.raises(ValueError, match='these are others'):
+        fresh.remove(nodes(4), data)
+
+
+def test_what_can_be_published_confirms_no_guess_and_names_nobody():
+    data = ring()
+    made = model(data=data)
+    made.remove(nodes(3), data)
+    names = set(made.state_dict())
+    assert not names & {'seal', 'removals', 'held', 'lineage'}
+
+
+def test_an_interrupt_leaves_everything_as_it_was(monkeypatch):
+    data = ring()
+    made = model(data=data)
+    before, rows = made.removals.head, made.released[0]
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(made), '_reported_of', stop)
+    with pytest.raises(KeyboardInterrupt):
+        made.remove(nodes(3), data)
+    assert made.removals.head == before
+    assert torch.equal(made.released[0], rows)
+    assert not made.predict().eq(-1).any()
+
+
+def test_the_report_says_whom_it_does_not_cover():
+    data = ring()
+    made = model(data=data)
+    told = made.remove(nodes(3), data).guarantee()
+    assert 'did not decide by looking at this release' in str(told)
+    assert 'logs, saved states and backups' in str(told)
+    assert told.kind == 'removal'
+    json.dumps(told.to_dict())
+
+
+def test_what_is_checked_of_a_covered_removal(tmp_path):
+    data = ring()
+    made = model(data=data)
+    made.remove(nodes(8), data)
+    report = made.remove(nodes(3), data)
+    path, lines = tmp_path / 'trust.json', tmp_path / 'ledger.json'
+    TrustReport((report.guarantee(),)).save(path)
+    lines.write_text(json.dumps(made.removals.state_dict()))
+    found = check_report(path, ledger=lines)
+    assert {f.status for f in found} <= {'holds', 'not checked'}, found
+    assert any('epsilon' in f.text and f.status == 'holds' for f in found)
+    values = report.guarantee().values
+    for name, value in (
+        ('epsilon', report.epsilon * 0.999),
+        ('mu', report.mu * 0.99),
+        ('mu', 0.0),
+        ('units', 0),
+        ('budget', report.budget * 1.01),
+        ('target_epsilon', 0.9),
+        ('delta', 1e-5),
+        ('history', [0.0]),
+        ('history', [0.0, 0.1, report.mu]),
+        ('seeded', True),
+        ('relation', 'nodes'),
+        ('ledger_head', '0' * 64),
+        ('request', {'0': {'nodes': [4]}}),
+    ):
+        told = stated(
+            'removal covered by privacy',
+            {**values, name: value},
+            data=report.data,
+            origin=report.provenance,
+        )
+        TrustReport((told,)).save(path)
+        statuses = [f.status for f in check_report(path, ledger=lines)]
+        assert 'FAILS' in statuses, (name, value)

@@ -1,0 +1,417 @@
+"""Updates of shards: the bits of a fresh fit, whatever came when."""
+
+import pytest
+import torch
+from sharded import (
+    CHANNELS,
+    CLASSES,
+    EVERY,
+    NODES,
+    SHARDS,
+    learnt,
+    make,
+    make_data,
+    snapshot,
+    weights,
+)
+from states import same
+from torch_geometric.data import Data
+
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.update import NewNodes, Update
+
+SLICED = [(0.4, 1), (0.7, 1), (1, 1)]
+
+
+def draw(high, random):
+    return int(torch.randint(high, (), generator=random))
+
+
+def pairs(*edges):
+    return torch.tensor(edges).long().view(-1, 2).t()
+
+
+class World:
+    """A graph as dictionaries by name, and the updates that it plays."""
+
+    def __init__(self, data, seed):
+        self.random = torch.Generator().manual_seed(seed)
+        self.x = dict(enumerate(data.x))
+        train = data.train_mask.tolist()
+        self.y = dict(enumerate(data.y.tolist()))
+        self.trained = {v for v, on in enumerate(train) if on}
+        self.edges = {*map(tuple, data.edge_index.t().tolist())}
+        self.used, self.empty = {*self.x}, set()
+
+    def below(self, high):
+        return draw(high, self.random)
+
+    def rows(self, count):
+        return torch.rand(count, CHANNELS, generator=self.random)
+
+    def some(self, items, most):
+        items = sorted(items)
+        count = min(self.below(most + 1), len(items))
+        order = torch.randperm(len(items), generator=self.random)
+        return [items[i] for i in order[:count].tolist()]
+
+    def add(self, u, v):
+        self.edges |= {(u, v), (v, u)}
+
+    def update(self):
+        """A mixed update, which is played on the dictionaries."""
+        gone = self.some(self.x, 1)
+        cut = [
+            e for e in self.some(self.edges, 2) if e[0] < e[1] and not
+            {*e} & {*gone}
+        ]  # fmt: skip
+        empty = [
+            v
+            for v in self.some(self.x, 1)
+            if v not in gone and v not in self.empty
+        ]
+        unlabelled = [v for v in self.some(self.trained, 1) if v not in gone]
+        for v in gone:
+            del self.x[v], self.y[v]
+        self.trained -= {*gone, *unlabelled}
+        self.edges = {
+            e for e in self.edges
+            if not {*e} & {*gone} and e not in cut and e[::-1] not in cut
+        }  # fmt: skip
+        for v in empty:
+            self.x[v] = torch.zeros(CHANNELS)
+            self.empty.add(v)
+        for v in unlabelled:
+            self.y[v] = -1
+        remove = None
+        if gone or cut or empty or unlabelled:
+            remove = RemovalRequest(
+                nodes=gone, edges=cut, features=empty, labels=unlabelled
+            )
+        nodes = None
+        if self.below(2):
+            # Below and above the names that are there.
+            names = {self.below(500), self.below(500) + 300}
+            names = sorted(names - self.used)
+            y = torch.randint(
+                -1, CLASSES, (len(names),), generator=self.random
+            )
+            x = self.rows(len(names))
+            nodes = NewNodes(x, y, n_id=torch.tensor(names).long())
+            self.used |= {*names}
+            self.x |= dict(zip(names, x, strict=True))
+            self.y |= dict(zip(names, y.tolist(), strict=True))
+            self.trained |= {v for v in names if self.y[v] >= 0}
+        came = []
+        for u, v in zip(
+            self.some(self.x, 3), self.some(self.x, 3), strict=False
+        ):
+            if u < v and (u, v) not in self.edges and (u, v) not in cut:
+                came.append((u, v))
+                self.add(u, v)
+        changed = [v for v in self.some(self.x, 2) if v not in empty]
+        x = self.rows(len(changed))
+        self.empty -= {*changed}
+        self.x |= dict(zip(changed, x, strict=True))
+        labelled = [v for v in self.some(self.x, 2) if v not in unlabelled]
+        y = torch.randint(CLASSES, (len(labelled),), generator=self.random)
+        self.y |= dict(zip(labelled, y.tolist(), strict=True))
+        self.trained |= {*labelled}
+        return Update(
+            nodes=nodes,
+            edges=pairs(*came),
+            features=(torch.tensor(changed).long(), x),
+            labels=(torch.tensor(labelled).long(), y),
+            remove=remove,
+        )
+
+    def data(self):
+        """The graph, with shuffled rows and edges."""
+        names = sorted(self.x)
+        order = torch.randperm(len(names), generator=self.random).tolist()
+        names = [names[i] for i in order]
+        place = {v: i for i, v in enumerate(names)}
+        edges = sorted(self.edges)
+        order = torch.randperm(len(edges), generator=self.random).tolist()
+        edges = [edges[i] for i in order]
+        return Data(
+            x=torch.stack([self.x[v] for v in names]),
+            y=torch.tensor([self.y[v] for v in names]),
+            edge_index=pairs(*[(place[u], place[v]) for u, v in edges]),
+            train_mask=torch.tensor([v in self.trained for v in names]),
+            test_mask=torch.tensor(
+                [v >= 48 and v < NODES for v in names]
+            ),
+            n_id=torch.tensor(names),
+        )  # fmt: skip
+
+
+def fresh(unlearner):
+    """What training leaves behind, but for marks of removed features."""
+    found = learnt(unlearner)
+    found['data'] = {
+        k: v
+        for k, v in found['data'].items()
+        if k not in ('x_removed', 'test_mask')
+    }
+    return found
+
+
+HOW = {
+    'plain': {},
+    'sliced': {'slices': SLICED, 'epochs': None},
+    'in order of edges': {
+        'factory': EVERY['SAGE by sums'],
+        'sparse_adj': False,
+    },
+    'sparse features': {'sparse_x': True},
+}
+
+
+@pytest.mark.parametrize('how', HOW)
+def test_mixed_updates_end_where_a_fresh_fit_of_shuffled_rows_does(how):
+    settings = {'num_classes': CLASSES, **HOW[how]}
+    world = World(make_data(), seed=len(how))
+    unlearner = make(**settings).fit(make_data())
+    rounds = {'plain': 50, 'sliced': 20}.get(how, 10)
+    trained = []
+    for step in range(rounds):
+        updates = [world.update() for _ in range(1 + step % 3)]
+        plan = unlearner.plan(updates)
+        before = weights(unlearner)
+        report = unlearner.update(updates)
+        assert plan.shards == report.shards
+        assert plan.request == report.request
+        trained.append(len(report.shards))
+        for i, (one, two) in enumerate(
+            zip(before, weights(unlearner), strict=True)
+        ):
+            assert same(one, two) or i in report.shards
+        if step % 10 == 9:
+            again = make(**settings).fit(world.data())
+            assert same(fresh(unlearner), fresh(again))
+            found = unlearner.verify()
+            assert found.ok, found
+    # Not all shards every time, which would end there, too.
+    assert 0 < sum(trained) < SHARDS * rounds
+
+
+def test_rows_and_edges_may_come_in_any_order():
+    world = World(make_data(), seed=0)
+    for partition in ('hash', 'random', 'blpa'):
+        settings = {'partition': partition, **HOW['in order of edges']}
+        one, two = (make(**settings).fit(world.data()) for _ in range(2))
+        assert same(learnt(one), learnt(two))
+
+
+def test_an_edge_that_comes_and_goes_leaves_nothing():
+    unlearner = make().fit(make_data())
+    before = learnt(unlearner)
+    there = {*map(tuple, make_data().edge_index.t().tolist())}
+    (u, v), *_ = [
+        (u, v)
+        for u in range(NODES)
+        for v in range(u)
+        if (u, v) not in there
+    ]  # fmt: skip
+    gone = RemovalRequest(edges=[(u, v)])
+    report = unlearner.update([Update(edges=pairs((u, v))), gone])
+    assert report.shards == ()
+    for update in (Update(edges=pairs((u, v))), gone):
+        unlearner.update(update)
+    assert same(learnt(unlearner), before)
+    # Removed, added again, and no leftover.
+    unlearner.update(Update(edges=pairs((u, v))))
+    assert unlearner.verify().ok
+    unlearner.remove(gone)
+    assert unlearner.verify().ok
+    assert same(learnt(unlearner), before)
+
+
+@pytest.mark.parametrize('partition', ['random', 'blpa'])
+def test_newcomers_of_other_partitions_go_by_hash_and_are_counted(partition):
+    data = make_data()
+    one, two = (make(partition=partition).fit(data) for _ in range(2))
+    assert one.report().by_hash == 0
+    new = NewNodes(torch.rand(1, CHANNELS), torch.tensor([0]))
+    # With a neighbour of every shard: it does not matter which.
+    home = []
+    for shard, unlearner in ((0, one), (3, two)):
+        at = unlearner.data
+        near = int(at.n_id[at.shard == shard][0])
+        report = unlearner.update(
+            Update(nodes=new, edges=pairs((NODES, near)))
+        )
+        assert report.by_hash == 1 == unlearner.report().by_hash
+        assert not report.exact
+        assert '1 training nodes came later' in report.exactness
+        at = unlearner.data
+        home.append(int(at.shard[at.n_id == NODES]))
+    assert home[0] == home[1]
+    many = NewNodes(torch.rand(20, CHANNELS), torch.arange(20) % 2)
+    assert 'from a quarter' in one.update(Update(nodes=many)).exactness
+    assert one.verify().ok
+    again = make(partition=partition)
+    again.load_state_dict(one.state_dict())
+    assert again.report().by_hash == 21
+    report = one.repartition()
+    assert (report.by_hash, report.exact) == (0, True)
+
+
+def test_given_partitions_need_the_shard_of_newcomers():
+    data = make_data()
+    shard = torch.arange(int(data.train_mask.sum())) % SHARDS
+    unlearner = make(partition=shard).fit(data)
+    update = Update(nodes=NewNodes(torch.rand(1, CHANNELS), torch.tensor([0])))
+    before = snapshot(unlearner)
+    for wrong in (None, {3: 1}, {NODES: SHARDS}, 'near'):
+        with pytest.raises(ValueError, match="'shard'"):
+            unlearner.update(update, shard=wrong)
+    assert same(snapshot(unlearner), before)
+    report = unlearner.update(update, shard={NODES: 2})
+    assert report.shards == (2,)
+    assert report.by_hash == 0
+    assert unlearner.update(update, shard='hash').by_hash == 1
+    assert unlearner.verify().ok
+
+
+def test_a_shard_that_gets_a_node_votes_again():
+    unlearner = make(num_classes=CLASSES).fit(make_data())
+    held = unlearner.data
+    home = held.n_id[held.shard == 1].tolist()
+    unlearner.remove(RemovalRequest(nodes=home))
+    assert unlearner.report().empty == (1,)
+    names, come = iter(range(100, 1000)), []
+    while len(come) < 3:
+        name = next(names)
+        shard, _ = unlearner._homes(torch.tensor([name]), 'hash', None)
+        come += [name] * (int(shard) == 1)
+    x, y = torch.rand(3, CHANNELS), torch.arange(3)
+    new = NewNodes(x, y, n_id=torch.tensor(come))
+    report = unlearner.update(Update(nodes=new))
+    assert report.shards == (1,)
+    assert report.empty == ()
+    assert unlearner.verify().ok
+
+
+def test_the_aggregators_sample_is_that_of_a_fresh_fit():
+    world = World(make_data(), seed=3)
+    unlearner = make(aggregator_nodes=10, num_classes=CLASSES)
+    unlearner.fit(make_data())
+    before = unlearner.aggregator_n_id
+    for _ in range(10):
+        unlearner.update(world.update())
+    again = make(aggregator_nodes=10, num_classes=CLASSES).fit(world.data())
+    assert torch.equal(unlearner.aggregator_n_id, again.aggregator_n_id)
+    assert not torch.equal(unlearner.aggregator_n_id, before)
+
+
+ROW = torch.rand(1, CHANNELS)
+OLD = torch.tensor([5])
+WRONG = {
+    'nothing': ([], "'update'"),
+    'an edge that is there': ('there', 'is there already'),
+    'an edge twice': (Update(edges=pairs((0, 90), (90, 0))), '90 is not'),
+    'a name of a node that is there': (
+        Update(nodes=NewNodes(ROW, n_id=OLD)),
+        "'n_id'",
+    ),
+    'a name that was removed': (
+        Update(nodes=NewNodes(ROW, n_id=OLD + 2)),
+        "'n_id'",
+    ),
+    'a name that went in the same list': (
+        [
+            Update(nodes=NewNodes(ROW, n_id=OLD + 200)),
+            RemovalRequest(nodes=[205]),
+            Update(nodes=NewNodes(ROW, n_id=OLD + 200)),
+        ],
+        "'n_id'",
+    ),
+    'other columns': (Update(nodes=ROW[:, 1:]), "'nodes'"),
+    'another type': (Update(features=(OLD, ROW.double())), "'features'"),
+    'features of none': (Update(features=(OLD + 100, ROW)), '105 is not'),
+    'a label to come': (Update(labels=(OLD, OLD)), "'labels'"),
+    'labels that were not trained on': (
+        RemovalRequest(labels=[65]),
+        'label of node 65',
+    ),
+    'another graph': (Update(graph=1), "'graph'"),
+    'graphs': (Update(graphs=[make_data()]), "'graphs'"),
+}
+
+
+@pytest.fixture(scope='module')
+def forgetful():
+    unlearner = make().fit(make_data())
+    unlearner.remove(RemovalRequest(nodes=[7]))
+    return unlearner
+
+
+@pytest.mark.parametrize('what', WRONG)
+def test_updates_that_do_not_fit_change_nothing(forgetful, what):
+    update, message = WRONG[what]
+    if update == 'there':
+        held = forgetful.data
+        update = Update(edges=held.n_id[held.edge_index[:, :1]])
+    before = snapshot(forgetful)
+    for call in (forgetful.plan, forgetful.update):
+        with pytest.raises((TypeError, ValueError), match=message):
+            call(update)
+    assert same(snapshot(forgetful), before)
+
+
+def test_edges_of_graphs_with_weights_are_refused():
+    data = make_data()
+    data.edge_weight = torch.ones(data.num_edges)
+    unlearner = make().fit(data)
+    with pytest.raises(ValueError, match='with weights'):
+        unlearner.update(Update(edges=pairs((0, 1), (1, 69))))
+
+
+def test_states_of_before_are_read_and_keep_their_order():
+    data = make_data()
+    order = torch.randperm(NODES, generator=torch.Generator().manual_seed(1))
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(NODES))
+    data = Data(
+        x=data.x[order],
+        y=data.y[order],
+        train_mask=data.train_mask[order],
+        edge_index=place[data.edge_index],
+        n_id=order,
+    )
+    unlearner = make()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            'pyg_trust.unlearning.shards.building.canonical', lambda d: d
+        )
+        unlearner.fit(data)
+    state = unlearner.state_dict()
+    state['format'] = 2
+    old = make()
+    old.load_state_dict(state)
+    assert torch.equal(old.n_id, order)
+    assert 'same order' in old.remove(RemovalRequest(nodes=[3])).exactness
+    assert old.verify().ok
+    update = Update(nodes=NewNodes(ROW, OLD - 5))
+    with pytest.raises(ValueError, match='repartition'):
+        old.update(update)
+    old.repartition()
+    old.update(update)
+    assert old.verify().ok
+    assert torch.equal(old.n_id, old.n_id.sort().values)
+
+
+def test_an_added_node_costs_what_a_removed_one_does():
+    unlearner = make(num_classes=CLASSES).fit(make_data())
+    added, removed = [], []
+    for v in range(8):
+        new = NewNodes(torch.rand(1, CHANNELS), torch.tensor([v % CLASSES]))
+        added.append(unlearner.update(Update(nodes=new)))
+        name = int(unlearner.n_id.max())
+        removed.append(unlearner.remove(RemovalRequest(nodes=[name])))
+    for one, two in zip(added, removed, strict=True):
+        assert one.shards == two.shards
+        assert one.node_epochs - two.node_epochs == 3
+    cost = [sum(r.node_epochs for r in all_) for all_ in (added, removed)]
+    assert cost[0] <= 1.2 * cost[1]
