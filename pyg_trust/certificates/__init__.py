@@ -21,6 +21,7 @@ from pyg_trust.certificates.plots import (
     plot_certified_votes,
     plot_purity,
 )
+from pyg_trust.certificates.ranks import RankCertificate, certify_ranks
 from pyg_trust.certificates.smoothed import (
     SmoothedClassifier,
     certify_smoothed,
@@ -38,6 +39,7 @@ __all__ = [
     'Certificate',
     'CollectiveCertificate',
     'Divided',
+    'RankCertificate',
     'RobustLoss',
     'SmoothedCertificate',
     'SmoothedClassifier',
@@ -49,6 +51,7 @@ __all__ = [
     'certify',
     'certify_collective',
     'certify_pagerank',
+    'certify_ranks',
     'certify_smoothed',
     'neighborhood_purity',
     'plot_certified_grid',
