@@ -26,6 +26,7 @@ from pyg_trust._checks import (
     check_integer,
     check_tensor,
 )
+from pyg_trust._checks.states import FORMAT
 from pyg_trust.files.commit import (
     EditedInPlace,
     Lineage,
@@ -147,6 +148,9 @@ class Recommender(Saved[_Held], EditedInPlace):
     Raises:
         TypeError, ValueError: if an argument is out of range.
     """
+
+    # There were none in 0.1.
+    _formats = (FORMAT,)
 
     def __init__(
         self,
