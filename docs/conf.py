@@ -408,7 +408,7 @@ def plain_hints(app: Any) -> None:
                     _plain_hints(getattr(function, '__func__', function))
                 if hasattr(value, '_fields') and inspect.isclass(value):
                     # Fields of tuples have forms, which ops check.
-                    hints = value.__new__.__annotations__
+                    hints = getattr(value.__new__, '__annotations__', {})
                     hints.update({k: _type_of(v) for k, v in hints.items()})
 
 
