@@ -660,6 +660,22 @@ entry(
     num_items=values(None, 'a', 0, -1, 1.5, 3),
     edge_type=values(3, 'a'),
 )
+entry(
+    'unlearning.Recommender.choose',
+    lambda: {
+        'interactions': torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 3]]),
+        'num_users': 3,
+        'num_items': 4,
+        'exponents': [(0.5, 0.5, 0.5)],
+        'share': 0.5,
+    },
+    interactions=values(3, None, 'a', torch.zeros(2, 2)),
+    num_users=values(None, 'a', 0, -1, 1.5),
+    num_items=values(None, 'a', 0, -1, 1.5),
+    exponents=values(3, 'a', [], [3], [(0.5, 0.5)], [(0.5, 0.5, 2.1)]),
+    k=integer(1),
+    edge_type=values(3, 'a'),
+)
 for name in ('plan', 'remove'):
     entry(
         f'unlearning.Recommender.{name}',
