@@ -153,6 +153,13 @@ def test_losses_are_on_their_side(monkeypatch, law, low, high):
             for x in (over, under)
         ]
         assert under.infinite == 0
+        # The last value, and a slope of -1 before the first point.
+        last, first = mpmath.mpf(js[0]) / 2**b, mpmath.mpf(js[-1]) / 2**b
+        end = over.infinite - exact(law, last, *about[1:3])[0] * ONE
+        every = sum(map(sum, over.levels)) + over.infinite
+        every -= (exact(law, first, *about[1:3])[0] + mpmath.exp(first)) * ONE
+        assert min(every, end) >= 0
+        assert max(every, end) < 999 or low + high
         infinite = Fraction(over.infinite, ONE)
         for e in ends:
             true, _ = exact(law, number(e), *about[1:3])
