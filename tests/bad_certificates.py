@@ -462,6 +462,46 @@ entry(
     **BUDGETS,
 )
 
+# Ranks #######################################################################
+
+
+def one_flip(**change: Any) -> Any:
+    options = {'global_budget': 1, 'undirected': True, **change}
+    return certificates.ThreatModel(data(), **options)
+
+
+@functools.cache
+def ranks() -> Any:
+    return certificates.certify_ranks(
+        data(), torch.tensor([0]), one_flip(), k=1
+    )
+
+
+EXEMPT['certificates.RankCertificate'] = RESULT
+entry(
+    'certificates.certify_ranks',
+    lambda: {
+        'graph': data(),
+        'users': torch.tensor([0]),
+        'threat': one_flip(),
+        'k': 1,
+        'items': torch.arange(N),
+    },
+    Row('too many', {'k': N}, "'k'"),
+    Row('another graph', {'graph': ONE_WAY}, "'graph'"),
+    Row('some items', {'items': torch.tensor([1, 2])}, "'items'"),
+    Row('no budget', {'threat': one_flip(global_budget=None)}, "'threat'"),
+    users=values(None, 3, 'x', [0], torch.zeros(2), torch.tensor([N])),
+    items=values(3, 'x', [0], torch.zeros(2), torch.tensor([N])),
+    k=integer(1),
+    tolerance=values('a', None, [1], -1.0, math.nan),
+)
+entry(
+    'certificates.RankCertificate.verify',
+    lambda: (ranks(), {'witness': ranks().proof}),
+    witness=instance(none=True),
+)
+
 # Votes #######################################################################
 
 

@@ -35,6 +35,7 @@ from pyg_trust.certificates import (
     UserCertificate,
     certify,
     certify_collective,
+    certify_ranks,
 )
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.ledger import RemovalLedger
@@ -104,6 +105,13 @@ def collective(folder):
     model, report = smoothing(data)
     made = certify_collective(report, model, data, hops=1, edges=(0, 1))
     return made, {'model': model.state_dict(), 'data': data.to_dict()}
+
+
+def ranked(folder):
+    data = cycle(12)
+    threat = ThreatModel(data, global_budget=1, undirected=True)
+    report = certify_ranks(data, torch.tensor([0, 5]), threat, k=3)
+    return report, {'data': data.to_dict()}
 
 
 def voted(folder, by='nodes'):
@@ -247,6 +255,7 @@ MADE = {
     'UserCertificate': of_a_stranger,
     'SmoothedCertificate': smoothed,
     'CollectiveCertificate': collective,
+    'RankCertificate': ranked,
     'VoteCertificate': voted,
     'PrivacyReport': private,
     'SearchReport': searched,

@@ -31,6 +31,7 @@ PROCEDURES = {
     'UserCertificate',
     'SmoothedCertificate',
     'CollectiveCertificate',
+    'RankCertificate',
     'VoteCertificate',
     'PrivacyReport',
     'SearchReport',
@@ -607,6 +608,7 @@ def test_a_forger_who_words_it_anew_is_told_apart_by_numbers(
         'certificate against poisoning, by shards': {'num_shards': 30},
         'collective certificate by smoothing': {'guaranteed': 12},
         'robustness certificate': {'num_robust': 12},
+        'certificate of ranks': {'num_kept': 6},
     }
     for each in whole['guarantees']:
         lie = lies.get(each['procedure'])

@@ -65,7 +65,7 @@ from pyg_trust.unlearning import Recommender
 
 likes = (torch.rand(300, 80) < 0.1).nonzero().t()
 recommender = Recommender('paths').fit(likes, num_users=300, num_items=80)
-recommender.remove(users=[7], interactions=likes[:, :1])
+removed = recommender.remove(users=[7], interactions=likes[:, :1])
 print(recommender.verify().told())
 
 # %%
@@ -74,3 +74,28 @@ best = recommender.recommend([1, 2, 3], k=5)
 rest = likes[:, 1:][:, likes[0, 1:] != 7]
 fresh = Recommender('paths').fit(rest, num_users=300, num_items=80)
 print(torch.equal(best, fresh.recommend([1, 2, 3], k=5)), best.tolist())
+
+# %%
+# What can one like of others turn?
+# ---------------------------------
+# Rank by PageRank, and withdraw any one like of anybody else: so far do the
+# best five items of three customers fall, and this like moves the first one.
+from pyg_trust.certificates import ThreatModel, certify_ranks
+
+graph = recommender.edge_index + torch.tensor([[0], [300]])
+graph = torch.cat([graph, graph.flip(0)], 1)
+threat = ThreatModel(
+    graph, fixed='none', global_budget=1, undirected=True, num_nodes=380
+)
+customers, items = torch.tensor([1, 2, 3]), torch.arange(300, 380)
+ranks = certify_ranks(graph, customers, threat, k=5, items=items)
+print(ranks.worst_rank.tolist(), ranks.verify())
+print('the like of', ranks.flips[0, 0].tolist())
+
+# %%
+# All on one page
+# ---------------
+from pyg_trust.report import TrustReport
+
+page = TrustReport.of(model.report(), removed, ranks)
+print('\n'.join(each.promise for each in page.guarantees))

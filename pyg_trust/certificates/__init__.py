@@ -25,6 +25,7 @@ from pyg_trust.certificates.plots import (
     plot_certified_votes,
     plot_purity,
 )
+from pyg_trust.certificates.ranks import RankCertificate, certify_ranks
 from pyg_trust.certificates.smoothed import (
     SmoothedClassifier,
     certify_smoothed,
@@ -43,6 +44,7 @@ __all__ = [
     'CollectiveCertificate',
     'CurrentCertificate',
     'Divided',
+    'RankCertificate',
     'RobustLoss',
     'SmoothedCertificate',
     'SmoothedClassifier',
@@ -55,6 +57,7 @@ __all__ = [
     'certify',
     'certify_collective',
     'certify_pagerank',
+    'certify_ranks',
     'certify_smoothed',
     'neighborhood_purity',
     'plot_certified_grid',

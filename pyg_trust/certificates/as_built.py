@@ -33,8 +33,8 @@ from pyg_trust.nn.ppnp import (
     PageRankDiffusion,
 )
 
-# What a class may define of its own: it makes the logits, or the model, or
-# prints it.
+# Methods that a class may define: they make the logits or the model, or print
+# it.
 _FREE = frozenset(
     [
         '__abstractmethods__',
@@ -74,7 +74,7 @@ _HELPERS = (SumAggregation, Aggregation, Inspector, *CSRGraph.__mro__[:-1])
 _MODULES = (ppnp, diffusion)
 _GRAPHS = (Data, HeteroData, CSRGraph, SparseTensor)
 _MISSING = object()
-# As 'type' itself finds them, whatever a metaclass says.
+# As 'type' itself finds them: a metaclass may answer something else.
 _MRO = type.__dict__['__mro__'].__get__
 _VARS = type.__dict__['__dict__'].__get__
 
@@ -174,7 +174,7 @@ def check_as_built(model: Any) -> None:
 def _changed(
     model: PageRankDiffusion, classes: tuple[type, ...], base: type
 ) -> Iterator[tuple[str, str]]:
-    # Everything that is not as it was built, and where.
+    # List everything that is not as it was built, and where it is.
     for kind in classes:
         # A metaclass can answer for its classes.
         if type(kind) is not type:

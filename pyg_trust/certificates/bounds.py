@@ -28,10 +28,10 @@ from pyg_trust.functional.search import (
 
 # Numbers in a dense block of target-class pairs by nodes.
 _BLOCK = 2**24
-# What exhaustive search may cost by itself: graphs times numbers in each.
+# Limit of exhaustive search by itself: graphs times numbers in each.
 _CHEAP = 2**28
 _FEW = 2**14
-# How often edges that were left out may take what budget is left.
+# Rounds in which edges that were left out may take the rest of the budget.
 _ROUNDS = 64
 
 
@@ -92,7 +92,7 @@ class Solver(Problem):
         return method
 
     def prove_again(self) -> None:
-        """Find bounds that can be proved for what trying all graphs showed."""
+        """Find provable bounds for targets that trying all graphs decided."""
         robust = ~self.open_pairs().any(1)
         self.solve_local(witnesses=False)
         made = self.perturbations
@@ -294,7 +294,7 @@ class Solver(Problem):
         which = open_.any(1).nonzero().view(-1)
         costs = ['visits'] if method == 'lp' or cost == 'visits' else []
         if not costs or (method == 'lp' and self.is_priced):
-            # A program's price is per direction: an edge's may prove more.
+            # A program has a price per direction; one per edge may prove more.
             costs.insert(0, 'pagerank')
         if cost == 'best' and method != 'lp' and not self.undirected:
             costs.append('visits')
@@ -325,7 +325,7 @@ class Solver(Problem):
                 progress_bar=self.progress_bar,
                 keep=whole <= MOST_BYTES,
             )
-            # The kernel rounds up, too: to so much at most.
+            # The kernel rounds up as well, by so much at most.
             bounds += 2.0**-39 / self.alpha
             if vectors is not None:
                 self.vectors[charged] = vectors
@@ -439,7 +439,7 @@ class Solver(Problem):
                     )
         if not self.over_ranks:
             return
-        # Of all processes, in the order of one.
+        # Results of all processes, in the order of one process.
         del self.witnesses[kept:]
         for first, (_, lower, upper, of, before, found) in zip(
             every, made, strict=True

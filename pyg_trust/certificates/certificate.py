@@ -1,4 +1,4 @@
-"""Certificates: what is known about the worst-case margins of nodes."""
+"""Certificates: bounds of the worst-case margins of nodes."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,7 +150,7 @@ class Certificate(Proved, SpeaksOf, Report):
 
     @property
     def unknown(self) -> Tensor:
-        """Return a mask of the targets that could not be decided."""
+        """Return a mask of the targets that are undecided."""
         return self.status == UNKNOWN
 
     @property

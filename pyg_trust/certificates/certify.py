@@ -29,7 +29,7 @@ _ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
 
 @validated
 def certifies(threat: type) -> Callable[[Route], Route]:
-    """Registers the function that certifies against a kind of threat.
+    """Register the function that certifies against a kind of threat.
 
     .. code-block:: python
 
@@ -62,7 +62,7 @@ def certifies(threat: type) -> Callable[[Route], Route]:
 
 @dataclass(frozen=True)
 class UserCertificate(Report):
-    """The report of a certificate of the user's own.
+    """Report a certificate of the user's own.
 
     It has all attributes of the report inside.
 
@@ -107,7 +107,7 @@ class UserCertificate(Report):
 def certify(
     model: Any, data: Any = None, threat: Any = None, **options: Any
 ) -> Any:
-    r"""Certifies what a model predicts against a threat.
+    r"""Certify the predictions of a model against a threat.
 
     A certificate is of the model as it is now: ``report.speaks_of(model)``
     tells whether another one, or this one later, is the same by its tensors,

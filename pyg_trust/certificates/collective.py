@@ -166,7 +166,7 @@ def certify_collective(
     exact: bool = False,
     forward: Callable[[Data], Tensor] | None = None,
 ) -> CollectiveCertificate:
-    r"""Certifies how many smoothed predictions stay in one perturbed graph.
+    r"""Certify how many smoothed predictions stay in one perturbed graph.
 
     One budget is spent once: nodes that see different parts of the graph
     can't all be attacked with the whole of it
@@ -271,7 +271,7 @@ def certify_collective(
             "'forward' needs to be that of the report, with the same code and "
             f'what it refers to (got {forward})'
         )
-    # A layer may have been told to keep its graph since.
+    # A layer may keep its graph since then.
     check_uncached(model)
     fields = _Fields(data, hops, degrees)
 
@@ -376,7 +376,7 @@ def certify_collective(
 def _witness(
     attack: kernel.Attack, num_targets: int, multipliers: np.ndarray
 ) -> tuple[Witness | None, str]:
-    # What the kernel computes the bound from.
+    # The arrays from which the kernel computes the bound.
     most, near = attack.attackers, attack.additions
     numbers: dict[str, Any] = {
         'owner': attack.owner,
@@ -417,7 +417,7 @@ class _Fields:
         # Where the ends of edges that come or go are seen.
         self.near = receptive_field(self.edge_index, n, near)
         self.edges = edge_field(self.near, self.pairs)
-        # Where hops are too few, the next ones see what was left out.
+        # One more hop sees the nodes that too few hops left out.
         self._wider = receptive_field(self.edge_index, n, hops + 2)
 
     def probe(
@@ -428,7 +428,7 @@ class _Fields:
         edges: bool,
         additions: bool = False,
     ) -> None:
-        """Changes what is outside of some fields, and compares bits.
+        """Change all nodes outside of some fields, and compare bits.
 
         Most probes change what is right outside, which rounds of messages
         beyond :obj:`hops` would see; the others all (or half) that is
@@ -497,7 +497,7 @@ def _outside(
     for at in draw.permutation(node.size)[: _PROBES - _WIDE]:
         row = int(node[at])
         rest = np.setdiff1d(everything, field[[row]].indices)
-        # With another one, to be joined to.
+        # With another node, to be joined to.
         yield row, np.array([item[at], draw.choice(rest)])
     for number, row in enumerate(draw.permutation(rows)[:_WIDE]):
         rest = np.setdiff1d(everything, field[[int(row)]].indices)

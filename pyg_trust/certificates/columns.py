@@ -21,13 +21,13 @@ class Columns:
         self.upper = upper
         self.targets = problem.targets[k]
         self.signal = problem.signal(k, against)
-        # What proves bounds: target, class, cost, multiplier and bound.
+        # The proofs of bounds: target, class, cost, multiplier and bound.
         self.proofs: list[tuple[int, int, str, float, float]] = []
 
     def bound(
         self, method: str, cost: str, sign_only: bool, bar: Bar
     ) -> Tensor:
-        """Lowers the bounds; returns the multipliers that prove them."""
+        """Lower the bounds; return the multipliers that prove them."""
         problem = self.problem
         budget, alpha = problem.budget, problem.alpha
         assert budget is not None
@@ -73,7 +73,7 @@ class Columns:
         return multiplier
 
     def programs(self, start: Tensor, bar: Bar) -> tuple[Tensor, Tensor]:
-        """Multipliers of linear programs, and the bounds that they prove."""
+        """Return multipliers of linear programs, and the bounds they prove."""
         problem = self.problem
         budget, alpha = problem.budget, problem.alpha
         assert budget is not None

@@ -1,4 +1,4 @@
-r"""The model that is deployed: what a certificate has to speak of.
+r"""The deployed model, which a certificate is about.
 
 A certificate of another model than the one that answers is worth nothing:
 with two steps in place of the limit, another normalization, self-loops or
@@ -108,7 +108,7 @@ class Deployed:
                 "'model' has logits that may overflow in "
                 f'{kind.dtype} (up to {float(top.max()):.3g})'
             )
-        # What underflows is off by less than the smallest normal number.
+        # Underflow loses less than the smallest normal number.
         tiny = kind.tiny * (degree + 8) / self.alpha
         return relative * top * (1 + 1e-6) + tiny
 
@@ -148,7 +148,7 @@ class Deployed:
         key = graph.row * n + graph.col
         removable = torch.zeros(key.numel(), dtype=torch.bool)
         removable[torch.searchsorted(key, old)] = plain.removable
-        # A loop that is taken away comes back.
+        # The model adds a self-loop again that was taken away.
         removable &= graph.row != graph.col
         addable = None
         if not plain.all_pairs:
@@ -191,7 +191,7 @@ class Deployed:
     def of_logits(
         cls, logits: Tensor, alpha: Fraction, graph: CSRGraph
     ) -> 'Deployed':
-        """Logits that somebody else diffuses, in exact arithmetic."""
+        """Take logits that somebody else diffuses, in exact arithmetic."""
         check_logits(logits, graph)
         return cls(logits.detach().cpu().double(), alpha)
 
@@ -325,7 +325,7 @@ def _check_plain(*made: Tensor) -> None:
 
 
 def _check_scores(made: Deployed, scores: Tensor, graph: CSRGraph) -> None:
-    # What it returns is what it says it is: no hook, no layer in between.
+    # Its output is the diffusion: no hook, no layer in between.
     if made.self_loops:
         graph = graph.with_self_loops()
     degree = graph.degree.clamp(min=1).double()

@@ -54,7 +54,7 @@ from pyg_trust.transforms.division import (
 
 VOTES = ('majority', 'mean')
 _TOGETHER = 256
-# How many views of each batch, drawn at random, are asked alone as well.
+# Views of each batch, drawn at random, that are run alone as well.
 _RANDOM = 3
 _SHOWN = (1, 2, 5, 10)
 _RANDOM_MODEL = (
@@ -261,7 +261,7 @@ class Divided(Module):
         *,
         baseline: Share | None = None,
     ) -> VoteCertificate:
-        """Lets all views vote.
+        """Let all views vote.
 
         Args:
             data (Data or list[Data]): a graph, to classify nodes, or a list
@@ -281,7 +281,7 @@ class Divided(Module):
                 that it needs to keep apart, or is random in evaluation mode.
         """
         check_process()
-        # A layer may have been told to keep its graph since.
+        # A layer may keep its graph since then.
         check_uncached(self.model)
         if isinstance(data, Batch):
             data = data.to_data_list()
@@ -315,7 +315,7 @@ class Divided(Module):
                 logits, alone = self._graphs(graphs)
             if identity(self.model, self.transform) != found:
                 self._check_stateless(graphs, task, logits, fresh)
-        # Whatever is not finite says the first class, always.
+        # An output that is not finite votes for the first class.
         logits = torch.where(
             logits.isfinite().all(2, keepdim=True), logits, 0.0
         )
@@ -352,7 +352,7 @@ class Divided(Module):
         )
 
     def _checks(self, task: str, alone: bool) -> tuple[str, ...]:
-        # What stops a vote where it does not hold, and so was found.
+        # Checks that stop a vote where it does not hold.
         lines = ['the model gave the same output for the same view twice']
         if alone:
             lines.append(
@@ -411,7 +411,7 @@ class Divided(Module):
         return out
 
     def _shown(self, view: Data) -> Tensor:
-        # What a model or transform writes to is no other view's.
+        # No other view has the tensors that a model or transform writes to.
         made = view.clone()
         made = made if self.transform is None else self.transform(made)
         if made.num_nodes != view.num_nodes:
@@ -469,15 +469,15 @@ class Divided(Module):
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    # To the bit. What is no number is the same as itself.
+    # To the bit. NaN is the same as NaN.
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
     )
 
 
 def _asked_alone(views: list[Data]) -> list[int]:
-    # Whose output alone is compared with that among others: the first and
-    # last ones, the extreme ones, and some of every batch that nobody knows.
+    # Views that are run alone as well as among others: the first and last
+    # ones, the extreme ones, and some of every batch that nobody knows.
     sizes = [
         [float(view.num_nodes or 0) for view in views],
         [float(view.num_edges) for view in views],

@@ -59,7 +59,7 @@ def certify_pagerank(
     over_ranks: bool = False,
     progress_bar: bool | None = None,
 ) -> Certificate:
-    r"""Certifies predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
+    r"""Certify predictions :math:`\arg\max_c (\Pi H)_{v, c}` of a model.
 
     For :class:`~pyg_trust.nn.PPNP`, label and feature propagation: models
     that are linear in personalized PageRank. Certified is the model as it is
@@ -161,7 +161,7 @@ def certify_pagerank(
         )
     nodes = torch.arange(threat.num_nodes)
     if targets is not None:
-        # Not the caller's, whose tensor may change after the report.
+        # A copy: the caller may change the tensor after the report.
         nodes = check_nodes('targets', targets, threat.num_nodes).cpu().clone()
     deployed = _deployed(model, data, threat, alpha)
     _check_method(method, cost, refine, threat, deployed)
@@ -217,7 +217,7 @@ def _report(
     made = problem.perturbations
     slack = problem.slack
     status = torch.full_like(problem.targets, UNKNOWN, dtype=torch.int8)
-    # What is deployed may be off by its own roundoff.
+    # The deployed scores are off by roundoff of their own.
     class_margins = problem.lower - slack
     lower, upper = class_margins.amin(1), problem.upper + slack.amax(1)
     status[lower > problem.tolerance] = ROBUST

@@ -67,7 +67,7 @@ def plot_certified_ratio(
     label: str | None = None,
     ax: Any = None,
 ) -> Any:
-    """Draws the certified ratio against the budget.
+    """Draw the certified ratio against the budget.
 
     Args:
         budgets (Sequence[int]): the attack strength or global budget of each
@@ -114,7 +114,7 @@ def plot_purity(
     label: str | None = None,
     ax: Any = None,
 ) -> Any:
-    """Draws the worst-case margin against the neighbourhood purity.
+    """Draw the worst-case margin against the neighbourhood purity.
 
     Args:
         certificate (Certificate): the margins.
@@ -151,7 +151,7 @@ def plot_certified_grid(
     limit: Natural = 20,
     ax: Any = None,
 ) -> Any:
-    """Draws the share certified by additions and deletions, as a heat map.
+    """Draw the share certified by additions and deletions, as a heat map.
 
     Args:
         report (SmoothedCertificate): of one run, which serves all radii.
@@ -187,7 +187,7 @@ def plot_certified_votes(
     label: str | None = None,
     ax: Any = None,
 ) -> Any:
-    """Draws the certified accuracy against the number of changes.
+    """Draw the certified accuracy against the number of changes.
 
     Args:
         certificate (VoteCertificate): its :obj:`baseline`, if there is one,

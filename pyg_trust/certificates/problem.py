@@ -65,7 +65,7 @@ class Problem:
         self.witness_of = torch.full(shape[:1], -1)
         # V of the local worst case, by pair of classes.
         self.local: dict[tuple[int, int], Tensor] = {}
-        # What proves more, by target and class, and upper bounds at all
+        # Better proofs, by target and class, and upper bounds at all
         # nodes, by cost.
         self.priced: dict[tuple[int, int], Priced] = {}
         self.vectors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""The witness of an exact certificate, from what was solved."""
+"""The witness of an exact certificate, made from its solutions."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _COSTS = ('pagerank', 'visits')
 
 
 def witness_of(problem: Problem) -> tuple[Witness | None, str]:
-    """Collect what the kernel proves the status of targets from.
+    """Collect the arrays from which the kernel proves statuses.
 
     Returns:
         tuple: the witness and its digest, or None and why there is none.

@@ -59,7 +59,7 @@ class Pipeline(NamedTuple):
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every module's mode comes back."""
+    """Evaluate without gradients; restore the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     # Layers that make sparse matrices do not say whether to check them.
@@ -73,7 +73,7 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def check_uncached(model: Module) -> None:
-    """Refuses layers that keep the graph of their first call.
+    """Refuse layers that keep the graph of their first call.
 
     Raises:
         ValueError: if a layer has ``cached=True``.
@@ -100,7 +100,7 @@ def fresh_copy(parts: Parts) -> Parts | None:
 
 
 class Sampler:
-    """The logits of noisy copies of one graph.
+    """Compute the logits of noisy copies of one graph.
 
     Args:
         pipeline (Pipeline): the model.
@@ -257,7 +257,7 @@ class Sampler:
         )
 
     def _once(self, weight: Tensor) -> Tensor:
-        # Features without noise: what a layer makes of them stays the same.
+        # Features without noise: a layer's output of them stays the same.
         if id(weight) not in self._products:
             assert self._fixed_x is not None
             made = _product(self._fixed_x.to(self.device), weight)
@@ -322,7 +322,7 @@ class Sampler:
         return max(1, min(_BYTES // max(size, 1), most, 10_000))
 
     def check(self, together: int = 3) -> str:
-        """Why copies can't go through the model together, or nothing.
+        """Return why copies can't go through the model together, or nothing.
 
         Raises:
             ValueError: if the model is random in evaluation mode, or what it
@@ -350,7 +350,7 @@ class Sampler:
         return ''
 
     def _compare_fresh(self, number: int, found: Tensor) -> None:
-        # What a copy of the pipeline gives that no call has changed.
+        # The output of a copy of the pipeline that no call has changed.
         if self.fresh is None:
             return
         if differ(found, self.as_new().logits(number, 1, True)[0]):
@@ -395,7 +395,7 @@ class Sampler:
         try:
             other = Sampler(pipe, self.data, self.copies.noise, self.seed)
             found = other.logits(0, _TRIED)
-        # Whatever a layer says to a matrix: it can't take one.
+        # Any error of a layer means that it can't take a matrix.
         except Exception:
             return False
         return not any(map(differ, alone, found))
@@ -421,7 +421,7 @@ class Sampler:
         return changed >= _HIDDEN // 4
 
     def reads(self) -> list[str]:
-        """Attributes of the data without noise that outputs depend on.
+        """List the attributes without noise that outputs depend on.
 
         Of a :obj:`transform` and a :obj:`forward`; others get the features
         and the edges alone.
@@ -437,7 +437,7 @@ class Sampler:
             del without[name]
             try:
                 same = _same(self._called([without]), expected)
-            # Whatever is raised where it is missing: it is read.
+            # Any error means that the attribute is read.
             except Exception:
                 same = False
             if not same:
@@ -536,7 +536,7 @@ class Sampler:
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    # To the bit. What is no number is the same as itself.
+    # To the bit. NaN is the same as NaN.
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
     )

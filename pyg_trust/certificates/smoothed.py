@@ -78,7 +78,7 @@ def certify_smoothed(
     over_ranks: bool = False,
     progress_bar: bool | None = None,
 ) -> SmoothedCertificate:
-    r"""Certifies the smoothed version of any classifier, with confidence.
+    r"""Certify the smoothed version of any classifier, with confidence.
 
     `"Efficient Robustness Certificates for Discrete Data"
     <https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
@@ -212,7 +212,7 @@ def certify_smoothed(
             )
     level = alpha / index.numel() if per == 'all' else alpha
     _check_enough(looks, level, classes, threat)
-    # Who knows the noise beforehand can choose a model that it flatters.
+    # An attacker who knows the noise beforehand can choose a model by it.
     key = rng.resolve_secret(seed)
     if over_ranks:
         key = from_first(lambda: key)
@@ -387,7 +387,7 @@ def _is_linear(model: Any) -> bool:
 
 
 def _checks(run: Run, selection: int, samples: int) -> tuple[str, ...]:
-    # What stops a run where it does not hold, and so was found.
+    # Checks that stop a run where it does not hold.
     some = min(len(run.samplers), 3)
     of = f' of {some} graphs' if run.pipeline.graphs else ''
     return (

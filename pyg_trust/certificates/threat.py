@@ -211,7 +211,7 @@ def spanning_tree(graph: CSRGraph) -> Tensor:
         scipy.sparse.csr_array(
             (
                 weight[proper.numpy()],
-                # Older scipy takes 32-bit indices alone.
+                # Older SciPy takes 32-bit indices only.
                 (low[proper].int().numpy(), high[proper].int().numpy()),
             ),
             shape=(graph.num_nodes, graph.num_nodes),

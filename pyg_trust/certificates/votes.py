@@ -1,4 +1,4 @@
-"""Reports of certificates by smoothing: what follows from the votes."""
+"""Reports of certificates by smoothing, made from the votes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _SHOWN = (1, 2, 5, 10)
 def is_right(
     labels: Tensor, targets: Tensor, predicted: Tensor, task: str
 ) -> Tensor:
-    """Which targets are predicted right: bool, ``[num_targets]``.
+    """Return which targets are predicted right: bool, ``[num_targets]``.
 
     Args:
         labels (Tensor): the true classes of all nodes, or graphs: int64.

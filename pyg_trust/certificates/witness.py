@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_trust._checks import check_instance, validated
 from pyg_trust.kernel import proofs
 
-# A larger one is left out of a certificate.
+# A larger witness is left out of a certificate.
 MOST_BYTES = 64 * 2**20
 
 
@@ -78,7 +78,7 @@ class Witness:
         """
         content = _file(_small(self.arrays))
         if proofs.digest(proofs.load(content)) != proofs.digest(self.arrays):
-            # What holds no certificate may have no small form.
+            # Arrays that are no certificate may have no small form.
             content = _file(self.arrays)
         with open(path, 'xb') as file:
             file.write(content.getvalue())
@@ -149,11 +149,11 @@ class Proved:
         return 'holds' if self._follows(witness.arrays) else 'not proved'
 
     def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:
-        # Whether the fields are those of a witness that is whole.
+        # Compare the fields with those of a whole witness.
         raise NotImplementedError
 
     def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
-        # Whether the kernel proves what the fields say.
+        # Let the kernel prove the fields.
         raise NotImplementedError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel import collective
+from ..kernel import collective, ranks
 from ..kernel.claims import amount, count
 from ..kernel.proofs import BROKEN, MOST, ROBUST, differences, prove
 from ..kernel.votes import (
@@ -333,17 +333,17 @@ def _exact(each: Stated) -> Said:
         HOLDS if sum(parts) == total else FAILS,
         f'robust, broken and unknown are {sum(parts)} together, of {total}',
     )
-    digest = str(values.get('witness_digest', 'none'))
+    yield from _unproved(each)
+
+
+def _unproved(each: Stated) -> Said:
+    digest = str(each.values.get('witness_digest', 'none'))
     if len(digest) != 64:
-        yield (
-            UNPROVED,
-            f'that no graph breaks them: the witness is {digest}; certify '
-            'again',
-        )
+        yield UNPROVED, f'that no graph breaks it: the witness is {digest}'
 
 
 def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
-    """Prove an exact or a collective certificate from its witness."""
+    """Prove a certificate without samples from its witness."""
     values = each.values
     if each.procedure.startswith('collective'):
         most = collective.prove(arrays)
@@ -357,6 +357,9 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
             yield FAILS, f'witness: {text}'
         return
     try:
+        if each.procedure.endswith('ranks'):
+            yield from ranks.judge(arrays, values, MOST)
+            return
         status, total = prove(arrays, MOST), len(arrays['targets'])
     except OverflowError as error:
         yield UNPROVED, f'witness: {error}'
@@ -385,6 +388,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
 _CHECKS: dict[str, Callable[[Stated], Said]] = {
     'certificate by smoothing': _smoothed,
     'collective certificate by smoothing': _collective,
+    'certificate of ranks': _unproved,
     'certificate by division and voting': _voted,
     'certificate against poisoning, by shards': _poisoned,
     'robustness certificate': _exact,

@@ -8,29 +8,15 @@ that are beside it or above it, itself included, in the graph or in any one of
 the graphs that differ in one of some undirected pairs. All items compete:
 none is left out because it is far behind.
 
-**One flip.** Flipping :math:`\{v, j\}` changes rows :math:`v` and :math:`j` of
-:math:`P`, by the rows of :math:`\Delta`. With :math:`X = (I - a P)^{-1}` and
-:math:`U = [e_v\; e_j]`
-
-.. math::
-    X' = X + a X U (I - a \Delta X U)^{-1} \Delta X,
-
-so that a flip costs two numbers for a user and two for an item.
-
-**Error.** With :math:`R = I - (I - a P) \hat X`, as computed, :math:`X - \hat
-X = X R`, and rows of :math:`X` sum to :math:`1 / \alpha`: entries are off by
-at most :math:`\eta = \max |R| / \alpha`, those of :math:`\Delta X` by
-:math:`\kappa = 2 \eta`, as rows of :math:`\Delta` have 2 at most. With
-:math:`M = I - a \Delta \hat X U` and :math:`N` its computed inverse, :math:`q
-= \|I - M N\| + 2 a \kappa \|N\| < 1` gives :math:`\|(I - a \Delta X U)^{-1} -
-N\| \le \|N\| q / (1 - q)` in the maximum norm. All three are widened by the
-roundings of the few operations themselves; a rank counts every item whose
-score may be as large.
+A flip costs two numbers for a user and two for an item, and each rank counts
+every item whose score may be as large: :mod:`pyg_trust.kernel.ranks` has the
+formula, the bound of its error, and proves a rank again.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -41,12 +27,13 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
+from pyg_trust._progress import Bar
 from pyg_trust.functional.diffusion import check_alpha
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel import ranks as kernel
 
 #: The most nodes: about 40 bytes for each pair of them.
 MAX_NODES = 20_000
-_EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -61,8 +48,10 @@ class WorstRanks:
     """int64, ``[num_users, k]``: some admissible graph has a rank as large
     as this. Where it equals ``worst``, that is exact."""
     flips: Tensor
-    """int64, ``[num_users, k, 2]``: the flip of the largest rank; -1 where
-    the clean graph has it."""
+    """int64, ``[num_users, k]``: the number of a pair with which the rank is
+    ``attained``; -1 for the clean graph."""
+    roundoff: float
+    """No score is off by more."""
 
 
 def single_edge_ranks(
@@ -72,6 +61,8 @@ def single_edge_ranks(
     pairs: Tensor,
     alpha: float,
     k: int = 10,
+    tolerance: float = 0.0,
+    progress_bar: bool | None = None,
 ) -> WorstRanks:
     r"""Compute the worst ranks of users' best items under one flipped edge.
 
@@ -80,12 +71,17 @@ def single_edge_ranks(
     Args:
         graph (CSRGraph): undirected, unweighted, without self-loops.
         users (Tensor): int64, ``[num_users]``.
-        items (Tensor): int64, ``[num_items]``: all that are ranked.
+        items (Tensor): int64, ``[num_items]``: all that are ranked, rising.
         pairs (Tensor): int64, ``[2, num_pairs]``: the undirected pairs, one
-            of which may flip: come if it is no edge, else go. None of them
-            is of a user, whose own items are left out.
+            of which may flip: come if it is no edge, else go. A pair of a
+            user itself is none for its ranks, from which its own items are
+            left out.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         k (int): how many of the best items. (default: :obj:`10`)
+        tolerance (float): an item less than this below another one counts as
+            beside it. (default: :obj:`0.0`)
+        progress_bar (bool, optional): whether to show one; by default in a
+            terminal, after two seconds. (default: :obj:`None`)
 
     Example:
         >>> path = torch.tensor([[0, 2, 1, 2, 1, 3], [2, 0, 2, 1, 3, 1]])
@@ -97,75 +93,54 @@ def single_edge_ranks(
     """
     alpha, k = check_alpha(alpha), check_integer('k', k, 1)
     _check(graph, users, items, pairs)
-    n, a = graph.num_nodes, 1 - alpha
-    adjacency = graph.to_scipy().astype(np.float64)
-    degree = graph.degree.cpu().numpy().astype(np.float64)
-    share = np.divide(1.0, degree, out=np.zeros(n), where=degree > 0)
-    step = share[:, None] * adjacency.toarray()
-    X = np.linalg.inv(np.eye(n) - a * step)
-    sums = adjacency @ X
-    # Of sums over neighbours, and of the few operations after them.
-    rounding = (float(degree.max(initial=0.0)) + 16) * _EPS
-    residual = np.eye(n) - X + a * share[:, None] * sums
-    most = float(np.abs(X).max())
-    eta = (float(np.abs(residual).max()) + rounding * 4 * most) / alpha
-    kappa = 2 * eta + 4 * rounding * most
+    adjacency = scipy.sparse.csr_array(graph.to_scipy().astype(np.float64))
     u, col = users.numpy(), items.numpy()
-    scores = alpha * X[np.ix_(u, col)]
     free = adjacency[u].toarray()[:, col] == 0
     free &= u[:, None] != col[None]
     if int(free.sum(1).min(initial=k)) < k:
         raise ValueError(f"'k' needs to be at most what is left (got {k})")
-    order = np.argsort(np.where(free, -scores, np.inf), 1, kind='stable')
-    best = order[:, :k]
-    off = alpha * eta + 4 * _EPS * most
-    worst, attained = _ranks(scores, free, best, off)
-    flips = np.full((*best.shape, 2), -1)
-    first, second = pairs.numpy().copy()
-    there = np.asarray(adjacency[first, second]).ravel()
-    for (v, j), gone in zip(pairs.t().tolist(), there > 0, strict=True):
-        ends, sign = [v, j], -1.0 if gone else 1.0
-        size = degree[ends] + sign
-        inverse = np.divide(1.0, size, out=np.zeros(2), where=size > 0)
-        new = (sums[ends] + sign * X[[j, v]]) * inverse[:, None]
-        new[size == 0] = 0.0
-        moved = new - sums[ends] * share[ends][:, None]
-        M = np.eye(2) - a * moved[:, ends]
-        N = np.linalg.inv(M)
-        norm = float(np.abs(N).sum(1).max())
-        q = float(np.abs(np.eye(2) - M @ N).sum(1).max())
-        q += 2 * a * kappa * norm + 16 * _EPS * norm * (2 + most)
-        reach, part = X[np.ix_(u, ends)], moved[:, col]
-        made = scores + alpha * a * (reach @ N) @ part
-        wide, far = float(np.abs(reach).sum(1).max()), np.abs(part).max()
-        known = wide * norm * far
-        error = np.inf
-        if q < 1:
-            above = (wide + 2 * eta) * norm / (1 - q) * (far + kappa)
-            error = alpha * a * (above - known + 16 * _EPS * known) + off
-        upper, lower = _ranks(made, free, best, float(error))
-        flips[upper > worst] = ends
-        worst = np.maximum(worst, upper)
-        attained = np.maximum(attained, lower)
+    made = kernel.invert(adjacency, alpha)
+    scores = alpha * made.X[np.ix_(u, col)]
+    scores = np.where(free, scores, -np.inf)
+    order = np.argsort(-scores, 1, kind='stable')
+    best, off = order[:, :k], kernel.clean(made)
+    falling = np.take_along_axis(scores, order, 1)
+    falling = np.pad(falling, ((0, 0), (0, 1)), constant_values=-np.inf)
+    mine = falling[:, :k]
+    # Wider than the kernel's, which proves it on another machine.
+    worst = kernel.beside(scores[:, None], mine, tolerance + 3 * off)
+    attained = 1 + (scores[:, None] > mine[:, :, None] + 2 * off).sum(-1)
+    flips, roundoff = np.full(best.shape, -1), off
+
+    def gap_of(ranks: np.ndarray) -> np.ndarray:
+        # No flip that moves items less than this makes the rank larger.
+        return mine - np.take_along_axis(falling, ranks, 1) - tolerance
+
+    gap = gap_of(attained)
+    ends = pairs.t().tolist()
+    for number, (v, j) in enumerate(Bar(ends, progress_bar, desc='flips')):
+        gone = bool(adjacency[v, j])
+        y, part, errors = kernel.flip(made, u, col, [v, j], gone)
+        spread = np.abs(y) @ np.ptp(part, axis=1) + 3 * errors
+        look = ~(gap > spread[:, None])
+        look &= ((u != v) & (u != j))[:, None]
+        for i in np.flatnonzero(look.any(1)):
+            t, error = scores[i] + y[i] @ part, float(errors[i])
+            bar = t[best[i]]
+            upper = kernel.beside(t, bar, tolerance + 3 * error)
+            lower = 1 + (t > bar[:, None] + 2 * error).sum(1)
+            flips[i, lower > attained[i]] = number
+            worst[i] = np.maximum(worst[i], upper)
+            attained[i] = np.maximum(attained[i], lower)
+            roundoff = max(roundoff, error)
+            gap[i] = gap_of(attained)[i]
     return WorstRanks(
-        torch.from_numpy(col[best]),
-        torch.from_numpy(worst),
-        torch.from_numpy(attained),
-        torch.from_numpy(flips),
+        items=torch.from_numpy(col[best]),
+        worst=torch.from_numpy(worst),
+        attained=torch.from_numpy(attained),
+        flips=torch.from_numpy(flips),
+        roundoff=roundoff,
     )
-
-
-def _ranks(
-    scores: np.ndarray, free: np.ndarray, best: np.ndarray, error: float
-) -> tuple[np.ndarray, np.ndarray]:
-    # At most, and at least: an item beside another counts against it.
-    mine = np.take_along_axis(scores, best, 1)
-    # Two scores, each off by the error, and the roundings of a difference.
-    gap = 2 * error * (1 + 4 * _EPS)
-    counted = np.where(free, scores, -np.inf)[:, None]
-    upper = (counted >= (mine - gap)[:, :, None]).sum(2)
-    lower = (counted > (mine + gap)[:, :, None]).sum(2)
-    return upper, lower + 1
 
 
 def _check(
@@ -189,11 +164,9 @@ def _check(
     ):
         check_tensor(name, value, torch.int64, shape)
         check_range(name, value, n, 'the nodes')
+    check_distinct('users', users)
     check_distinct('items', items)
+    if bool((items.diff() < 0).any()):
+        raise ValueError("'items' needs to rise: sort it")
     if bool((pairs[0] == pairs[1]).any()):
         raise ValueError("'pairs' needs pairs of two different nodes")
-    if bool(torch.isin(pairs, users).any()):
-        raise ValueError(
-            "'pairs' can't be of 'users': what a user has itself is left out "
-            'of its ranks'
-        )

@@ -215,6 +215,20 @@ CollectiveCertificate = _promise(
     confidence='probability, of all at once',
     seeded='whether the copies come from a seed',
 )
+RankCertificate = _promise(
+    *('RankCertificate', 'certificate of ranks', 'robustness'),
+    num_users='count',
+    num_items='count, of all that are ranked',
+    k='count, of places',
+    num_kept='count, of items that stay in these places',
+    num_lost='count, of items that do not in some graph',
+    num_unknown='count, of all other items',
+    ranks='worst rank, number of items that have it',
+    num_flips='count, of undirected pairs that may flip',
+    global_budget='count, of those that do at once',
+    alpha='teleport probability',
+    tolerance='scores that are closer count as equal',
+)
 VoteCertificate = _promise(
     *('VoteCertificate', 'certificate by division and voting', 'robustness'),
     targets='count',

@@ -103,19 +103,19 @@ def program(attack: Attack) -> Program:
         (np.ones(owner.size), (place, np.arange(owner.size))),
         shape=(who.size, owner.size),
     )
-    made = _Blocks()
+    blocks = _Blocks()
     kinds = range(len(reach))
     # Who needs an added edge sees it: no point without.
     most = np.ones(owner.size)
     if additions is not None:
         most[points[:, -1] > 0] = 0.0
-    made.add('y', most, gain=1.0)
+    blocks.add('y', most, gain=1.0)
     for kind in kinds:
         most = np.minimum(caps[kind], budget[kind])
-        made.add(f'b{kind}', most)
-        made.at_most(budget[kind], {f'b{kind}': _ones(most.size)})
+        blocks.add(f'b{kind}', most)
+        blocks.at_most(budget[kind], {f'b{kind}': _ones(most.size)})
         need = _needs(one, points[:, kind])
-        made.at_most(0, {'y': need, f'b{kind}': -reach[kind][who]})
+        blocks.at_most(0, {'y': need, f'b{kind}': -reach[kind][who]})
     each = {'y': one}
     if additions is not None:
         # No added edge ends where nobody sees it.
@@ -124,28 +124,28 @@ def program(attack: Attack) -> Program:
         near = scipy.sparse.csr_array(
             (near.data, place, near.indptr), shape=(who.size, seen.size)
         )
-        made.add('wide', np.ones(owner.size), 1.0)
-        made.add('ends', np.full(seen.size, budget[-1]))
+        blocks.add('wide', np.ones(owner.size), 1.0)
+        blocks.add('ends', np.full(seen.size, budget[-1]))
         each['wide'] = one
         column = scipy.sparse.csr_array(np.ones((who.size, 1)))
         for kind in kinds:
             need, every = _needs(one, points[:, kind]), f'all{kind}'
-            made.add(every, np.array([budget[kind]]))
+            blocks.add(every, np.array([budget[kind]]))
             some = {f'b{kind}': -_ones(caps[kind].size)}
-            made.at_most(0, {every: _ones(1), **some})
-            made.at_most(0, {'y': need, 'wide': need, every: -column})
-        made.at_most(0, {'wide': one, 'ends': -near})
-        made.at_most(2 * budget[-1], {'ends': _ones(seen.size)})
-    made.at_most(1, each)
+            blocks.at_most(0, {every: _ones(1), **some})
+            blocks.at_most(0, {'y': need, 'wide': need, every: -column})
+        blocks.at_most(0, {'wide': one, 'ends': -near})
+        blocks.at_most(2 * budget[-1], {'ends': _ones(seen.size)})
+    blocks.at_most(1, each)
     if attackers is not None:
         nodes = caps[rows[0]].size
         eye = scipy.sparse.csr_array(scipy.sparse.eye_array(nodes))
-        made.add('x', np.ones(nodes))
-        made.at_most(attackers, {'x': _ones(nodes)})
+        blocks.add('x', np.ones(nodes))
+        blocks.at_most(attackers, {'x': _ones(nodes)})
         for kind in rows:
             most = np.minimum(caps[kind], budget[kind])
-            made.at_most(0, {f'b{kind}': eye, 'x': -_needs(eye, most)})
-    return made.program()
+            blocks.at_most(0, {f'b{kind}': eye, 'x': -_needs(eye, most)})
+    return blocks.program()
 
 
 def _ones(size: int) -> Matrix:
@@ -194,38 +194,38 @@ class _Blocks:
         )
 
 
-def value(multipliers: np.ndarray, made: Program) -> Fraction:
+def value(multipliers: np.ndarray, linear: Program) -> Fraction:
     """Return the bound that any multipliers give.
 
     Args:
         multipliers (ndarray): float64, one for every row; what is below zero
             or no number counts as zero.
-        made (Program): of :func:`program`.
+        linear (Program): of :func:`program`.
     """
-    each = (made.matrix.data, made.right, made.gain, made.upper)
+    each = (linear.matrix.data, linear.right, linear.gain, linear.upper)
     if not all((np.rint(x) == x).all() and abs(x).max() < 2**31 for x in each):
         raise ValueError('the program is not of whole numbers')
-    if multipliers.shape != made.right.shape:
+    if multipliers.shape != linear.right.shape:
         raise ValueError('the multipliers are of another program')
     held = np.where(
         (multipliers > 0) & np.isfinite(multipliers), multipliers, 0
     )
     # A sum over a column is below 2^61.
-    matrix = made.matrix.astype(np.int64).T
+    matrix = linear.matrix.astype(np.int64).T
     column = int(abs(matrix).sum(1).max())
-    top = max(float(held.max()), float(abs(made.gain).max()), 1.0)
+    top = max(float(held.max()), float(abs(linear.gain).max()), 1.0)
     most = math.frexp(top)[1] + column.bit_length()
     p = 60 - most
     units = np.floor(np.ldexp(held, p)).astype(np.int64)
-    gain = np.floor(np.ldexp(-made.gain, p)).astype(np.int64)
+    gain = np.floor(np.ldexp(-linear.gain, p)).astype(np.int64)
     spare = np.maximum(-gain - matrix @ units, 0).tolist()
     total = sum(
         int(weight) * unit
-        for weights, found in (
-            (made.right, units.tolist()),
-            (made.upper, spare),
+        for weights, amounts in (
+            (linear.right, units.tolist()),
+            (linear.upper, spare),
         )
-        for weight, unit in zip(weights, found, strict=True)
+        for weight, unit in zip(weights, amounts, strict=True)
     )
     return Fraction(total) / Fraction(2) ** p
 
@@ -325,7 +325,7 @@ def differences(
     edges, features = values['edges'], values['features']
     limits = [*features, edges[1], edges[0]]
     most = int(arrays['attackers'])
-    for name, found, claimed in (
+    for name, held, claimed in (
         ('num_targets', int(arrays['num_targets']), values['num_targets']),
         ('attackers', None if most < 0 else most, values['attackers']),
         ('budget', arrays['budget'].tolist(), [r for r in limits if r]),
@@ -333,8 +333,8 @@ def differences(
         ('rows', arrays['rows'].tolist(), [*range(sum(map(bool, features)))]),
         ('near', 'near' in arrays, edges[0] > 0),
     ):
-        if found != claimed:
-            yield f'{name} is {found!r}, {claimed!r} is claimed'
+        if held != claimed:
+            yield f'{name} is {held!r}, {claimed!r} is claimed'
     broken = len(np.unique(read(arrays).within().owner))
     if values['one_by_one'] > values['counted'] - broken:
         yield f'{broken} of {values["counted"]} do not stay one by one'

@@ -26,6 +26,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from . import ranks
 from .accounting import HOLDS, judge_mu
 from .claims import LATER, amount, count, number, same
 from .noise import DIGEST, SHIFT
@@ -85,6 +86,8 @@ _MARKED = {
     'num_selection* seed*',
     'collective certificate by smoothing': 'guaranteed counted one_by_one '
     'bound num_targets confidence*',
+    'certificate of ranks': 'num_users k* num_kept num_lost num_unknown ranks '
+    'global_budget* alpha* tolerance*',
     'certificate by division and voting': 'targets views num_groups* by* '
     'vote* certified seed*',
     'certificate against poisoning, by shards': 'targets num_shards* '
@@ -471,6 +474,7 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'removal covered by privacy': _covered,
     'robustness certificate': _exact,
     'collective certificate by smoothing': _collective,
+    'certificate of ranks': lambda values, *_: ranks.contradictions(values),
     'propagation': _propagated,
     'audit of a removal': _audited,
 }

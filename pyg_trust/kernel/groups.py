@@ -117,22 +117,15 @@ def guess(epsilon: float, q: Fraction, z: Fraction, k: int) -> float:
         for i, w in binomial(q, k)[0].items()
     ]
     low, high = 0.0, (epsilon - float(terms[-1][1])) / terms[-1][0]
-    y = high / 2
-    for _ in range(99):
-        loss, slope = epsilon, 0.0
+    for _ in range(40):
+        y, loss = (low + high) / 2, 0.0
         for side in (1, -1):
-            each = [(i, float(x) + side * i * y) for i, x in terms]
-            top = max(x for _, x in each)
-            part = [(i, math.exp(x - top)) for i, x in each]
-            total = sum(x for _, x in part)
-            loss -= side * (top + math.log(total))
-            slope += sum(i * x for i, x in part) / total
-        low, high = (y, high) if loss >= 0 else (low, y)
-        y, old = y + loss / slope, y
-        y = y if low <= y <= high else (low + high) / 2
-        if abs(y - old) <= 1e-15 * y:
-            break
-    return y
+            each = [float(x) + side * i * y for i, x in terms]
+            top = max(each)
+            total = sum(math.exp(x - top) for x in each)
+            loss += side * (top + math.log(total))
+        low, high = (y, high) if loss < epsilon else (low, y)
+    return high
 
 
 def measured(weights: Weights, k: int, z: Fraction) -> None:

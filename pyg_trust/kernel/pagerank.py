@@ -205,16 +205,16 @@ def coming(graphs: Graphs, z: np.ndarray) -> Flips:
     if not graphs.all_pairs:
         row, value = graphs.pairs[0], z[graphs.pairs[1]]
         return ragged(row, value, -value, len(z))
-    found_row, found = [], []
+    at, best_values = [], []
     order = np.argsort(-z, kind='stable')
     for i in np.flatnonzero(graphs.budget):
         own = graphs.col[graphs.rowptr[i] : graphs.rowptr[i + 1]]
         best = order[: graphs.budget[i] + len(own) + 1]
         best = best[(best != i) & ~np.isin(best, own)][: graphs.budget[i]]
-        found_row.append(np.full(len(best), i))
-        found.append(z[best])
-    row = np.concatenate([np.zeros(0, np.int64), *found_row])
-    value = np.concatenate([np.zeros(0, np.int64), *found])
+        at.append(np.full(len(best), i))
+        best_values.append(z[best])
+    row = np.concatenate([np.zeros(0, np.int64), *at])
+    value = np.concatenate([np.zeros(0, np.int64), *best_values])
     return ragged(row, value, -value, len(z))
 
 
@@ -283,11 +283,11 @@ def operator(
             size = degree[go] + added - removed
             full = np.maximum(size, 1)
             mean = -((-left[go]) // full)
-            found = own(model, root, signal[go], full)
-            found = found + np.where(size > 0, scaled(mean, low, high), 0)
+            reached = own(model, root, signal[go], full)
+            reached = reached + np.where(size > 0, scaled(mean, low, high), 0)
             cost = price.row[go] * (added + removed)
-            found -= cost // full if price.visits else cost
-            best[go] = np.maximum(best[go], found)
+            reached -= cost // full if price.visits else cost
+            best[go] = np.maximum(best[go], reached)
             more = added + removed < graphs.budget[go]
             go = go[more & (lost[go] > removed)]
             if not len(go):
@@ -338,9 +338,9 @@ def apart(
             removed = added - more
             fits = (added <= won) & (removed <= lost)
             i = np.flatnonzero(fits & (added + removed <= budget))
-            found = base[i] + l_sum[l_ptr[i] + removed] - l_sum[l_ptr[i]]
-            found += w_sum[w_ptr[i] + added] - w_sum[w_ptr[i]]
-            best[i] = np.maximum(best[i], found)
+            reached = base[i] + l_sum[l_ptr[i] + removed] - l_sum[l_ptr[i]]
+            reached += w_sum[w_ptr[i] + added] - w_sum[w_ptr[i]]
+            best[i] = np.maximum(best[i], reached)
     return best
 
 
@@ -353,8 +353,8 @@ def sums(
     """
     row, value, price = side
     gain = -((-value) // full[row]) - price
-    made = ragged(row, gain, -gain, n)
-    return made.ptr, np.concatenate([[0], np.cumsum(made.value)])
+    flips = ragged(row, gain, -gain, n)
+    return flips.ptr, np.concatenate([[0], np.cumsum(flips.value)])
 
 
 def first(graphs: Graphs, model: Model, r: np.ndarray) -> np.ndarray:
@@ -475,9 +475,9 @@ def bound_within(
         cost = step[row] * part * (1 - 2.0**-50)
         many = len(graphs.col)
         each = Prices(step, False, cost[:many], cost[many:])
-    found, p = bound(graphs, model, plus, minus, witness, each)
+    bounds, p = bound(graphs, model, plus, minus, witness, each)
     return (
-        Fraction(found[target]) / Fraction(2) ** p + Fraction(price) * budget
+        Fraction(bounds[target]) / Fraction(2) ** p + Fraction(price) * budget
     )
 
 

@@ -72,12 +72,12 @@ ARRAYS = {
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of names, kinds, shapes and bytes."""
-    made = hashlib.sha256()
+    sha = hashlib.sha256()
     for name in sorted(arrays):
         value = np.ascontiguousarray(arrays[name])
-        made.update(f'{name} {value.dtype.str} {value.shape} '.encode())
-        made.update(value.tobytes())
-    return made.hexdigest()
+        sha.update(f'{name} {value.dtype.str} {value.shape} '.encode())
+        sha.update(value.tobytes())
+    return sha.hexdigest()
 
 
 def load(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
@@ -116,12 +116,12 @@ def fragile(graphs: Graphs) -> np.ndarray:
 
 def known(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     """Return an array of a witness, of the kind that its name says."""
-    (dim, kind), found = ARRAYS[name], arrays.get(name, np.array(None))
-    if found.ndim != dim or not found.dtype.str[1:].startswith(kind):
+    (dim, kind), array = ARRAYS[name], arrays.get(name, np.array(None))
+    if array.ndim != dim or not array.dtype.str[1:].startswith(kind):
         raise ValueError(f'the witness holds another array as {name!r}')
-    if kind == 'f8' and not np.isfinite(found).all():
+    if kind == 'f8' and not np.isfinite(array).all():
         raise ValueError(f'the witness holds NaN or infinity in {name!r}')
-    return found
+    return array
 
 
 def attacker(arrays: Mapping[str, np.ndarray]) -> Graphs:
@@ -213,8 +213,8 @@ def work(
     steps = 1 if model.K is None else model.K
     columns = arrays['classes'].shape[1] + arrays['columns'].shape[1]
     count = columns * steps + arrays['charged'].shape[1]
-    found = len(np.unique(arrays['flips_of']))
-    return count * each + found * tries(model) * numbers
+    graphs_tried = len(np.unique(arrays['flips_of']))
+    return count * each + graphs_tried * tries(model) * numbers
 
 
 def tries(model: Model) -> int:
@@ -254,13 +254,13 @@ def prove(
             'the proof takes minutes: prove it by report.verify(witness)'
         )
     need = Fraction(float(arrays['tolerance']))
-    found = lower(arrays, graphs, model)
+    margins = lower(arrays, graphs, model)
     count = arrays['logits'].shape[1]
     status = [
         ROBUST
         if len(margin) == count - 1 and min(margin.values()) > need
         else UNKNOWN
-        for margin in found
+        for margin in margins
     ]
     for place in attacked(arrays, graphs, model, need):
         status[place] = BROKEN
@@ -283,18 +283,18 @@ def lower(
     logits, limit = arrays['logits'], model.K is None
     targets, held = arrays['targets'], arrays['reference']
     off = slacks(arrays, graphs, model)
-    made: list[dict[int, Fraction]] = [{} for _ in held]
+    margins: list[dict[int, Fraction]] = [{} for _ in held]
 
     def keep(place: int, other: int, score: Fraction) -> None:
         margin = -score - off[other] - off[int(held[place])]
-        known = made[place].get(other, margin)
-        made[place][other] = max(margin, known)
+        known = margins[place].get(other, margin)
+        margins[place][other] = max(margin, known)
 
     for i, (y, c) in enumerate(arrays['classes'].T.tolist()):
         witness = arrays['scores'][i] if limit else None
-        found, p = bound(graphs, model, logits[:, c], logits[:, y], witness)
+        above, p = bound(graphs, model, logits[:, c], logits[:, y], witness)
         for place in np.flatnonzero((held == y) & (y != c)).tolist():
-            keep(place, c, Fraction(found[targets[place]]) / Fraction(2) ** p)
+            keep(place, c, Fraction(above[targets[place]]) / Fraction(2) ** p)
     columns = arrays['columns'].T.tolist()
     nodes = targets[arrays['columns'][0]]
     upper = reached(arrays, graphs, model, nodes)
@@ -314,7 +314,7 @@ def lower(
             *(budget * (1 + directed), bool(visits), part),
         )
         keep(place, c, score)
-    return made
+    return margins
 
 
 def reached(
@@ -335,16 +335,16 @@ def reached(
         ndarray: float64, ``[2, num_columns, num_nodes]``, infinite where
         nothing is proved.
     """
-    made = np.full((2, len(nodes), len(graphs.budget)), np.inf)
+    bounds = np.full((2, len(nodes), len(graphs.budget)), np.inf)
     for j, (row, visits) in enumerate(arrays['charged'].T.tolist()):
-        found, p = reach(
+        proved, p = reach(
             *(graphs, model.alpha, row, arrays['reach'][j], bool(visits))
         )
         claimed = np.minimum(arrays['upper'][:, j], 2.0)
         most = np.floor(np.ldexp(claimed, p)).astype(np.int64)
-        good = np.array(found, dtype=object)[nodes] <= most
-        made[visits, good, row] = claimed[good]
-    return made
+        good = np.array(proved, dtype=object)[nodes] <= most
+        bounds[visits, good, row] = claimed[good]
+    return bounds
 
 
 def flipped(
@@ -379,11 +379,11 @@ def flipped(
         count = (count + int((i == j).sum())) // 2
     if not sound or count > most >= 0:
         raise ValueError('the witness holds flips that no attacker has')
-    made = np.setxor1d(edge, key)
-    rowptr = np.cumsum([0, *np.bincount(made // n, minlength=n).tolist()])
-    none = np.zeros(len(made), dtype=bool)
+    edges = np.setxor1d(edge, key)
+    rowptr = np.cumsum([0, *np.bincount(edges // n, minlength=n).tolist()])
+    none = np.zeros(len(edges), dtype=bool)
     return Graphs(
-        *(rowptr, made % n, none, 0 * graphs.budget),
+        *(rowptr, edges % n, none, 0 * graphs.budget),
         *(np.zeros((2, 0), dtype=np.int64), False),
     )
 
@@ -418,8 +418,8 @@ def attacked(
                     *(one, model, logits[:, y], logits[:, c]),
                     guess[:, y] - guess[:, c],
                 )
-            found, p = known[y, c]
-            score = Fraction(found[u]) / Fraction(2) ** p
+            proved, p = known[y, c]
+            score = Fraction(proved[u]) / Fraction(2) ** p
             if score + off[y] + off[c] < -need:
                 yield place
 
@@ -463,9 +463,9 @@ def differences(
     names = ('alpha', 'tolerance', 'normalization', 'dtype', 'undirected')
     for name in (*names, 'self_loops'):
         about[name] = arrays[name].item()
-    for name, found in about.items():
-        if values[name] != found:
-            yield f'{name} is {found!r}, {values[name]!r} is claimed'
+    for name, held in about.items():
+        if values[name] != held:
+            yield f'{name} is {held!r}, {values[name]!r} is claimed'
     loops = (row == graphs.col) & ~graphs.removable
     if values['self_loops'] and loops.sum() < n:
         yield 'self_loops is claimed, and there are rows without'

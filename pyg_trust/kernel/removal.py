@@ -265,7 +265,7 @@ def slopes(margins: np.ndarray, targets: np.ndarray, head: str) -> np.ndarray:
 
 @np.errstate(all='ignore')  # what is not finite proves nothing
 def residual(
-    found: Features,
+    rows: Features,
     targets: np.ndarray,
     W: np.ndarray,
     lam: float,
@@ -274,7 +274,7 @@ def residual(
     r"""Bound :math:`\lVert \nabla L(W) \rVert_F`, by :math:`\beta`: step 4.
 
     Args:
-        found (Features): of the :math:`n` training rows.
+        rows (Features): of the :math:`n` training rows.
         targets (ndarray): of :func:`slopes`, ``[n, num_outputs]``.
         W (ndarray): float64, ``[d, num_outputs]``: before the noise.
         lam (float): :math:`\lambda > 0`.
@@ -284,14 +284,14 @@ def residual(
         ValueError: if numbers are not finite or targets are not those of
             the head.
     """
-    Z, error = found
+    Z, error = rows
     (n, d), outputs = Z.shape, W.shape[1]
     allowed = (0, 1) if head == 'softmax' else (-1, 1)
     whole = head != 'softmax' or bool((targets.sum(1) == 1).all())
     if not (np.isin(targets, allowed).all() and whole):
         raise ValueError(f"'targets' needs to hold those of {head!r}")
     if not (np.isfinite(W).all() and np.isfinite(Z).all() and lam > 0):
-        raise ValueError("'W', 'found' and 'lam' need to be finite")
+        raise ValueError("'W', 'rows' and 'lam' need to be finite")
     mu = lam * n
     margins = Z @ W
     G = slopes(margins, targets, head)
@@ -334,15 +334,15 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
         ValueError: if one is missing, of another kind, or does not fit.
     """
     for name in {*arrays, *ARRAYS}:
-        found, wanted = arrays.get(name), ARRAYS.get(name)
-        if found is None or wanted is None:
+        array, wanted = arrays.get(name), ARRAYS.get(name)
+        if array is None or wanted is None:
             raise ValueError(
                 f'the array {name!r} is missing, or no part of it'
             )
-        kind = found.dtype.name if found.dtype.kind != 'U' else 'str'
-        if (kind, found.ndim) != wanted:
+        kind = array.dtype.name if array.dtype.kind != 'U' else 'str'
+        if (kind, array.ndim) != wanted:
             raise ValueError(f'the array {name!r} is of another kind')
-        if kind == 'float64' and not np.isfinite(found).all():
+        if kind == 'float64' and not np.isfinite(array).all():
             raise ValueError(f'the array {name!r} is not finite')
     count, classes = len(arrays['x']), len(arrays['classes'])
     rowptr, col, labels = (arrays[k] for k in ('rowptr', 'col', 'labels'))
@@ -400,9 +400,9 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
     a, b, lam, std = (float(arrays[k]) for k in ('a', 'b', 'lam', 'std'))
     loops, along = bool(arrays['self_loops']), bool(arrays['along'])
     how = weights, a, b, loops, along, int(arrays['bits'])
-    found = features(entries, arrays['x'], rows, *how)
+    known = features(entries, arrays['x'], rows, *how)
     Y = targets(labels[rows], len(arrays['classes']), str(head))
-    beta = residual(found, Y, arrays['W'], lam, str(head))
+    beta = residual(known, Y, arrays['W'], lam, str(head))
     m = shift(beta.most, len(rows), lam, arrays['W'], std)
     return Proof(len(rows), beta, m)
 
@@ -420,8 +420,8 @@ def sealed(arrays: Mapping[str, np.ndarray]) -> str:
             arrays['col'][ends[0] : ends[-1]],
             *(arrays[name][held] for name in kept),
         )
-        made = hmac.digest(salt.tobytes(), text.encode(), 'sha256')
-        hashes.append(b'%d ' % block + made)
+        block_hash = hmac.digest(salt.tobytes(), text.encode(), 'sha256')
+        hashes.append(b'%d ' % block + block_hash)
     for at in range(0, len(hashes), SALTS):
         part = hashlib.sha256(b''.join(hashes[at : at + SALTS])).digest()
         root.update(b'%d ' % (at // SALTS) + part)
@@ -486,12 +486,12 @@ def compare(
     Returns:
         iterator: a status and a text for everything that was looked at.
     """
-    for name, what, found in (
+    for name, what, digest in (
         ('data', 'graph and release', sealed(arrays)),
         ('model', 'weights', fingerprint('weight', arrays['released'])),
         ('setting', 'setting', setting(arrays)),
     ):
-        status, same = FAILS, found == claimed.get(name)
+        status, same = FAILS, digest == claimed.get(name)
         if same or not claimed.get(name):
             status = HOLDS if same else NOT_PROVED
         yield (

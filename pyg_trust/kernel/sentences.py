@@ -508,6 +508,23 @@ _OPEN = {
 }
 
 
+@_of('certificate of ranks')
+def _ranks(c: Any) -> Words:
+    near = outwards(c.tolerance, up=False)
+    return Words(
+        f'{c.num_kept} items in the lists of {c.num_users} users, the first '
+        f'{c.k} of {c.num_items:,} for each, stay there in every graph with '
+        f'at most {c.global_budget} of {c.num_flips:,} undirected pairs '
+        f'flipped ({c.num_lost} do not in some, {c.num_unknown} are unknown)',
+        (
+            'ranks are by PageRank from the user, without what it is or has; '
+            f'scores within {near} of an item count against it',
+            "no pair of the user itself flips for the user's ranks",
+        ),
+        ('other scores', 'several users at once', 'new users and items'),
+    )
+
+
 @_of('certificate by division and voting')
 def _voted(c: Any) -> Words:
     counts = [f'{count} at {k}' for k, count in c.certified.items()]

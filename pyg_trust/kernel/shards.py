@@ -105,9 +105,9 @@ def items_of(
 ) -> frozenset[Item]:
     """Return the items of a graph, by names."""
     nodes, without = list(nodes), set(featureless)
-    found: set[Item] = {('node', v) for v in nodes}
-    found |= {('features', v) for v in nodes if v not in without}
-    return frozenset(found | {('edge', u, v) for u, v in edges})
+    items: set[Item] = {('node', v) for v in nodes}
+    items |= {('features', v) for v in nodes if v not in without}
+    return frozenset(items | {('edge', u, v) for u, v in edges})
 
 
 def home(item: Item, division: Division) -> tuple[int, int] | None:
@@ -148,9 +148,9 @@ def again(removed: Iterable[Item], division: Division) -> dict[int, int]:
     """Return the first stage to train again, by shard: :math:`f`."""
     first: dict[int, int] = {}
     for item in removed:
-        found = home(item, division)
-        if found is not None:
-            shard, stage = found
+        place = home(item, division)
+        if place is not None:
+            shard, stage = place
             first[shard] = min(stage, first.get(shard, stage))
     return first
 

@@ -191,15 +191,15 @@ def patterns(changes: Sequence[Change]) -> Iterator[tuple[Fraction, Fraction]]:
 
 def regions(changes: Sequence[Change]) -> list[tuple[Fraction, Fraction]]:
     """Patterns with the same ratio together, the ratio falling."""
-    made: dict[Fraction | None, tuple[Fraction, Fraction]] = {}
+    parts: dict[Fraction | None, tuple[Fraction, Fraction]] = {}
     for clean, changed in patterns(changes):
         if clean or changed:
             ratio = clean / changed if changed else None
-            one, two = made.get(ratio, (Fraction(0), Fraction(0)))
-            made[ratio] = one + clean, two + changed
+            one, two = parts.get(ratio, (Fraction(0), Fraction(0)))
+            parts[ratio] = one + clean, two + changed
     # None is infinite.
-    order = sorted(made, key=lambda r: (r is not None, -(r or 0)))
-    return [made[ratio] for ratio in order]
+    order = sorted(parts, key=lambda r: (r is not None, -(r or 0)))
+    return [parts[ratio] for ratio in order]
 
 
 def least(p: Fraction, parts: Sequence[tuple[Fraction, Fraction]]) -> Fraction:

@@ -142,7 +142,7 @@ class StepLoader(NodeLoader):
         **kwargs (optional): more arguments of :class:`NodeLoader`.
     """
 
-    OWN = ('sampler', 'batch_sampler', 'shuffle', 'drop_last')
+    OWN = ('sampler', 'batch_sampler', 'shuffle', 'drop_last', 'in_order')
 
     #: The name of a unit.
     unit: str

@@ -73,6 +73,19 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     check_types(module)
     if loader.batch_sampler.choose is not None:
         raise ValueError("'data_loader' is private already")
+    check_rows(loader)
+
+
+def check_rows(loader: StepLoader) -> None:
+    """Refuses features that are not one tensor of rows of their own.
+
+    Args:
+        loader (StepLoader): the loader.
+
+    Raises:
+        TypeError: if they are in another form.
+        ValueError: if they were propagated.
+    """
     x = loader.data.get('x')
     if x is not None and not isinstance(x, Tensor):
         raise TypeError(

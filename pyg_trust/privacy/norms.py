@@ -21,7 +21,12 @@ from pyg_trust._checks import (
 from pyg_trust._progress import Bar
 from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
-from pyg_trust.privacy.attaching import Loader
+from pyg_trust.privacy.attaching import (
+    Loader,
+    check_rows,
+    check_types,
+    probe,
+)
 from pyg_trust.privacy.bounds import check_norm
 from pyg_trust.privacy.decoys import Decoys
 from pyg_trust.privacy.draws import (
@@ -30,6 +35,7 @@ from pyg_trust.privacy.draws import (
     set_random_state,
 )
 from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.pipeline import check_tables
 from pyg_trust.privacy.rehearsal import Rehearsal, forgetting
 from pyg_trust.privacy.spending import Spending
 from pyg_trust.privacy.validation import (
@@ -38,6 +44,7 @@ from pyg_trust.privacy.validation import (
     check_layers,
     find_call,
 )
+from pyg_trust.privacy.wrappers import PrivateStep
 
 _PROBED = 32
 
@@ -172,7 +179,7 @@ class NormEstimates(Spending):
         percentile: Annotated[float, Number(0, 100)] = 50.0,
         epsilon: Positive | None = None,
         bounds: tuple[float, float] = (1e-3, 1e3),
-        public: bool = False,
+        public: bool | Sequence[str] = False,
         insist: bool = False,
         forward: Forward | None = None,
         progress_bar: bool | None = None,
@@ -184,8 +191,11 @@ class NormEstimates(Spending):
 
         - ``epsilon``: a private estimate
           (:func:`pyg_trust.functional.private_quantile`) that spends it, on
-          top of training; it is on the account before it is returned.
-        - ``public``: the loader has public data. Nothing is spent.
+          top of training; it is on the account before it is returned. The
+          model, the data and the loss are tested as :meth:`make_private`
+          does: a row that reaches the gradients of other units would move
+          all norms.
+        - ``public=True``: the loader has public data. Nothing is spent.
         - ``insist``: the percentile as it is, with a warning; the report then
           says that its :math:`\epsilon` leaves this release out.
 
@@ -200,7 +210,9 @@ class NormEstimates(Spending):
             epsilon (float, optional): what to spend. (default: :obj:`None`)
             bounds (tuple): the least and the greatest answer.
                 (default: :obj:`(1e-3, 1e3)`)
-            public (bool): as above. (default: :obj:`False`)
+            public (bool or Sequence[str]): as above, or with ``epsilon`` the
+                names that :meth:`make_private` takes as ``public``.
+                (default: :obj:`False`)
             insist (bool): as above. (default: :obj:`False`)
             forward (callable, optional): as in :meth:`make_private`.
                 (default: :obj:`None`)
@@ -208,12 +220,13 @@ class NormEstimates(Spending):
                 terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
-            ValueError: unless exactly one of the three is given, or a number
-                is out of range.
+            ValueError: unless exactly one of the three is given, if a number
+                is out of range, or if rows of one unit may reach another.
             BudgetExceededError: if it would exceed the budget of
                 :meth:`make_private`; nothing is spent.
         """
-        if (epsilon is not None) + public + insist != 1:
+        named = () if isinstance(public, bool) else public
+        if (epsilon is not None) + (public is True) + insist != 1:
             raise ValueError(
                 "one of 'epsilon' (a private estimate), 'public' and 'insist' "
                 'needs to be given: a percentile of private gradients is not '
@@ -221,6 +234,10 @@ class NormEstimates(Spending):
             )
         low, high = check_bounds(bounds)
         check_layers(module)
+        if not any(p.requires_grad for p in module.parameters()):
+            raise ValueError(
+                "'module' needs to have parameters that are trained (got none)"
+            )
         if self._group.current().size > 1:
             raise RuntimeError(
                 'a clipping norm is estimated in one process, before the '
@@ -235,6 +252,7 @@ class NormEstimates(Spending):
                     'unit: an estimated percentile is not accounted for where '
                     'one is added or removed; use AdaptiveNorm'
                 )
+            self._check_apart(module, data_loader, forward, criterion, named)
             accountant = self._open(data_loader)
             ahead = deepcopy(accountant)
             ahead.spend_pure(epsilon)
@@ -273,6 +291,28 @@ class NormEstimates(Spending):
             )
         norms = np.nan_to_num(norms, nan=high, posinf=high)
         return float(np.percentile(np.clip(norms, low, high), percentile))
+
+    def _check_apart(
+        self,
+        module: nn.Module,
+        loader: StepLoader,
+        forward: Forward | None,
+        criterion: Criterion,
+        public: Sequence[str],
+    ) -> None:
+        # One row moves one norm: what is refused before training.
+        check_types(module)
+        check_rows(loader)
+        units = loader.input_nodes.numel()
+        check_tables(module, loader.data.num_nodes, public, loader.data, units)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        step = PrivateStep(
+            *(SubgraphGradients(module), trained, 1.0, 'mean'),
+            add_noise=lambda *_: [],  # takes no step
+            public=public,
+        )
+        step.by_unit = loader.by_unit
+        probe(step, loader, forward, criterion)
 
 
 def gradient_norms(

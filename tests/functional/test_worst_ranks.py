@@ -63,11 +63,8 @@ def test_worst_ranks_are_those_of_every_graph():
             assert found.worst[0, place] == worst
             assert found.attained[0, place] <= worst
             ties += int(found.attained[0, place] < worst)
-            flip = tuple(found.flips[0, place].tolist())
-            if flip == (-1, -1):
-                assert true[0] == worst
-            else:
-                assert true[1 + pairs.index(flip)] == worst
+            at = true[1 + int(found.flips[0, place])]
+            assert at >= found.attained[0, place]
     assert graphs > 1500
     assert ties > 0  # items beside each other count against both
 
@@ -136,7 +133,8 @@ def test_what_a_user_has_is_left_out_and_users_do_not_mix():
     [
         ('users', {'users': torch.tensor([9])}),
         ('items', {'items': torch.tensor([2, 2])}),
-        ('pairs', {'pairs': torch.tensor([[0], [2]])}),
+        ('users', {'users': torch.tensor([0, 0])}),
+        ('items', {'items': torch.tensor([3, 2])}),
         ('pairs', {'pairs': torch.tensor([[1], [1]])}),
         ('alpha', {'alpha': 1.5}),
         ('k', {'k': 0}),

@@ -163,6 +163,35 @@ def test_a_guess_that_is_wrong_proves_nothing(monkeypatch):
     assert (low, high, less, most) == (0, 1, 0, 1)
 
 
+def pair_of_coins(num, k, q, z):
+    """F and its fall at ``num / 32``, the root by bisection."""
+    with mpmath.workprec(400):
+        w = [
+            mpmath.binomial(k, i) * number(q) ** i * number(1 - q) ** (k - i)
+            for i in range(k + 1)
+        ]
+        std, gamma = number(z), mpmath.exp(mpmath.mpf(num) / 32)
+        # The loss grows; where it is log gamma no mass is gained.
+        low, high = mpmath.mpf(0), 50 * std**2 + 50 * std
+        for _ in range(200):
+            x = (low + high) / 2
+            gain = sum(
+                v
+                * mpmath.exp(-((i / std) ** 2) / 2)
+                * (
+                    mpmath.exp(i * x / std**2)
+                    - gamma * mpmath.exp(-i * x / std**2)
+                )
+                for i, v in enumerate(w)
+            )
+            low, high = (x, high) if gain < 0 else (low, x)
+        mine, other = (
+            sum(v * mpmath.ncdf((side * i - x) / std) for i, v in enumerate(w))
+            for side in (1, -1)
+        )
+        return mine - gamma * other, other
+
+
 @pytest.mark.parametrize(
     ('k', 'q', 'z'),
     [(1, 0.3, 1.0), (2, 0.05, 0.6), (5, 0.2, 18.25), (16, 0.005, 9.0)],
@@ -170,37 +199,10 @@ def test_a_guess_that_is_wrong_proves_nothing(monkeypatch):
 def test_coins_are_bracketed_to_their_last_digits(k, q, z):
     law, q, z = groups.coins(k), Fraction(q), Fraction(z)
     rest = groups.binomial(q, k)[1]
-    with mpmath.workprec(400):
-        w = [
-            mpmath.binomial(k, i) * number(q) ** i * number(1 - q) ** (k - i)
-            for i in range(k + 1)
-        ]
-        std = number(z)
-        for num in (0, 96):
+    for num in (0, 96):
+        found, wants = law(num, 5, q, z), pair_of_coins(num, k, q, z)
+        with mpmath.workprec(400):
             gamma = mpmath.exp(mpmath.mpf(num) / 32)
-            # The loss grows; where it is log gamma no mass is gained.
-            low, high = mpmath.mpf(0), 50 * std**2 + 50 * std
-            for _ in range(200):
-                x = (low + high) / 2
-                gain = sum(
-                    v
-                    * mpmath.exp(-((i / std) ** 2) / 2)
-                    * (
-                        mpmath.exp(i * x / std**2)
-                        - gamma * mpmath.exp(-i * x / std**2)
-                    )
-                    for i, v in enumerate(w)
-                )
-                low, high = (x, high) if gain < 0 else (low, x)
-            mine, other = (
-                sum(
-                    v * mpmath.ncdf((side * i - x) / std)
-                    for i, v in enumerate(w)
-                )
-                for side in (1, -1)
-            )
-            found = law(num, 5, q, z)
-            wants = mine - gamma * other, other
             for (less, most), want in zip(found, wants, strict=True):
                 assert less <= want * ONE <= most
                 assert most - less <= 8 + 3 * gamma * number(rest) * ONE

@@ -18,7 +18,7 @@ NONE = np.zeros((2, 0), dtype=np.int64)
 EDGES = [(0, 1), (0, 3), (1, 0), (1, 2), (2, 1), (2, 3), (3, 0), (3, 2)]
 EDGES.append((3, 3))
 GONE = {(0, 1), (1, 0), (2, 3), (3, 2)}
-COME = [(0, 2), (2, 0)]
+COME = [(0, 2), (2, 0), (1, 3)]
 BUDGET = [1, 1, 2, 1]
 TARGETS = [2, 0, 3, 1]
 PAIRS = list(itertools.permutations(range(CLASSES), 2))
@@ -27,6 +27,7 @@ MODELS = [
     pagerank.Model(0.25),
     pagerank.Model(0.5, None, 'sym'),
     pagerank.Model(0.25, 2),
+    pagerank.Model(0.25, 0),
     pagerank.Model(0.5, 1, 'sym'),
 ]
 
@@ -54,7 +55,7 @@ EVERY = [
     )
     for rows in itertools.product(*ROWS)
 ]
-assert len(EVERY) == 3 * 2 * 4 * 2
+assert len(EVERY) == 3 * 3 * 4 * 2
 
 
 class Case:
@@ -200,6 +201,22 @@ def test_what_rounding_hides_is_taken_off_both_classes(model, kind):
             need = z[c][u] - z[y][u] - hidden - room
             found = list(proofs.attacked(arrays, graphs, model, need))
             assert (place in found) == (room > 0)
+
+
+@pytest.mark.parametrize(('need', 'status'), [(1.5, 1), (2.0, 0)])
+def test_a_margin_that_is_the_tolerance_decides_nothing(need, status):
+    # No step is taken, so that margins are 2 and -2 in every graph.
+    case = Case(pagerank.Model(0.25, 0))
+    arrays = {
+        **case.arrays,
+        'logits': np.array([[2.0, 0, 0]] * N),
+        'tolerance': np.array(need),
+        'flips_ptr': np.zeros(2, dtype=np.int64),
+        'flips_of': np.zeros(N, dtype=np.int64),
+    }
+    for held, sign in ((0, 1), (1, -1)):
+        arrays['reference'] = np.full(N, held)
+        assert proofs.prove(arrays) == [sign * status] * N
 
 
 def flips_of(arrays, which):
@@ -399,6 +416,12 @@ def test_a_number_above_the_largest_is_refused(full, name, most):
             proofs.read({**full, name: other})
 
 
+def test_columns_need_a_budget_which_may_be_none_at_all(full):
+    proofs.read({**full, 'global_budget': np.array(0)})
+    with pytest.raises(ValueError, match='witness'):
+        proofs.read({**full, 'global_budget': np.array(-1)})
+
+
 def test_columns_are_of_a_target_a_class_and_a_cost(full):
     for row, most in enumerate((N, 3, 2)):
         for value in (-1, most):
@@ -532,6 +555,45 @@ def test_a_proof_is_begun_if_its_work_is_allowed(full):
         proofs.prove(full, work - 1)
 
 
+@pytest.mark.parametrize('every', [False, True])
+def test_work_is_that_of_the_rows_and_sums_of_a_proof(every, monkeypatch):
+    # A star that loses up to 25 of its edges, or wins up to 20 others; a sum
+    # for all rows takes as long as 500 numbers.
+    n, steps = 51, 3
+    ends = np.arange(1, 31)
+    pairs = NONE if every else np.stack([np.zeros(20, int), 31 + ends[:20]])
+    arrays = {
+        **Case(pagerank.Model(0.25, steps)).arrays,
+        'rowptr': np.array([0] + [30] * n),
+        'col': ends,
+        'removable': np.ones(30, dtype=bool),
+        'budget': np.array([25] + [0] * (n - 1)),
+        'pairs': pairs - 1 * (pairs > 30),
+        'all_pairs': np.array(every),
+        'logits': np.ones((n, CLASSES)),
+        **dict.fromkeys(('scores', 'values', 'reach'), np.zeros((0, n))),
+        'classes': np.array([[0], [1]]),
+    }
+    graphs, model = proofs.read(arrays)
+    looked, own = [], pagerank.own
+
+    def counted(*args):
+        looked.append(500 + len(args[2]))
+        return own(*args)
+
+    monkeypatch.setattr(pagerank, 'own', counted)
+    most = proofs.work(arrays, graphs, model)
+    proofs.lower(arrays, graphs, model)
+    assert sum(looked) < most < 2 * sum(looked)
+    for name, times in (('K', 2), ('classes', 3)):
+        more = arrays[name] * 2 if name == 'K' else np.tile(arrays[name], 3)
+        changed = {**arrays, name: more}
+        again, other = proofs.read(changed)
+        assert proofs.work(changed, again, other) / most == pytest.approx(
+            times, rel=0.01
+        )
+
+
 def test_steps_that_find_a_vector_leave_nothing_of_it():
     for alpha in (0.01, 0.15, 0.9):
         steps = proofs.tries(pagerank.Model(alpha))
@@ -573,14 +635,14 @@ def test_fields_of_a_certificate_are_those_of_its_witness(full):
 
 
 def test_additions_are_of_all_edges_that_are_absent(full):
-    # Of twelve edges between nodes four are absent, and two can come.
+    # Of twelve edges between nodes four are absent, and three can come.
     for scenario in ('additions', 'both'):
         fields = {**TRUE, 'scenario': scenario}
         (text,) = proofs.differences(full, fields)
         assert text == (
-            f'2 of 4 absent edges can be added, {scenario!r} is claimed'
+            f'3 of 4 absent edges can be added, {scenario!r} is claimed'
         )
-        pairs = np.array([*COME, (1, 3), (3, 1), (1, 1)]).T
+        pairs = np.array([*COME, (3, 1), (1, 1)]).T
         # The self-loop that can come is not one of them.
         for many, fits in ((5, True), (3, False)):
             more = {**full, 'pairs': pairs[:, -many:]}

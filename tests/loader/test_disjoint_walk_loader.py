@@ -270,6 +270,7 @@ def test_str():
         ({'shuffle': True}, TypeError, 'shuffle'),
         ({'shuffle': False}, TypeError, 'shuffle'),
         ({'drop_last': True}, TypeError, 'drop_last'),
+        ({'in_order': False}, TypeError, 'in_order'),
         ({'sampler': range(3)}, TypeError, 'sampler'),
         ({'batch_sampler': [[0]]}, TypeError, 'batch_sampler'),
     ],

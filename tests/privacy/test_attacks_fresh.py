@@ -16,6 +16,7 @@ from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.noise import source
 from pyg_trust.privacy import PrivacyEngine, flow
+from pyg_trust.transforms import AGP
 
 
 class GCN(nn.Module):
@@ -445,10 +446,78 @@ def test_norms_of_a_coupled_criterion_are_not_estimated(private):
         return loss / loss.detach()
 
     engine = PrivacyEngine(seed=1)
-    with pytest.raises(ValueError, match='loss needs to be'):
+    with pytest.raises(ValueError, match="'criterion' needs to be"):
         engine.estimate_max_grad_norm(
             module=GCN(), data_loader=loader, criterion=criterion, epsilon=1.0
         )
+
+
+class Tabled(GCN):
+    """Has the rows of all nodes beside those of its batch."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.register_buffer('table', table)
+
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * self.table.sum()
+
+
+class Mixing(GCN):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * x.sum()
+
+
+def centred(batch):
+    batch.x = batch.x - batch.x.mean(0)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ('way', 'match'),
+    [
+        ('a buffer', "'module' needs to be without data"),
+        ('an attribute', "'data' needs to have a row for each"),
+        ('a sum', 'subgraph'),
+        ('a transform', 'treat subgraphs apart'),
+        ('a mark', 'marked as propagated'),
+        ('half', 'float32 or float64'),
+        ('frozen', 'that are trained'),
+    ],
+)
+def test_norms_of_what_sees_all_rows_are_not_estimated(private, way, match):
+    # One row moves the norms of all units, for the price of one.
+    data = private().data.clone()
+    module = Tabled(data.x) if way == 'a buffer' else GCN()
+    if way == 'an attribute':
+        data.rows = data.x.t().reshape(-1)
+    if way == 'a sum':
+        module = Mixing()
+    if way == 'a mark':
+        data = AGP('sgc', eps=0)(data)
+    if way == 'half':
+        module = module.to(torch.bfloat16)
+    if way == 'frozen':
+        module.requires_grad_(False)
+    loader = DisjointWalkLoader(
+        *(data, 8, 2),
+        transform=centred if way == 'a transform' else None,
+        seed=1,
+    )
+    engine = PrivacyEngine(seed=1)
+    asked = {
+        'module': module,
+        'data_loader': loader,
+        'criterion': F.cross_entropy,
+        'epsilon': 1.0,
+    }
+    with pytest.raises(ValueError, match=match):
+        engine.estimate_max_grad_norm(**asked)
+    # Nothing was spent: the account was not opened.
+    assert engine._accountant is None
+    if way in ('a buffer', 'an attribute'):
+        name = 'table' if way == 'a buffer' else 'rows'
+        assert engine.estimate_max_grad_norm(**asked, public=[name]) > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,442 @@
+"""Certified ranks, against every graph, and what the kernel proves of them."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_trust.certificates import (
+    BROKEN,
+    ROBUST,
+    ThreatModel,
+    Witness,
+    certify_ranks,
+)
+from pyg_trust.check import check_report
+from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel import ranks as kernel
+from pyg_trust.report import TrustReport
+
+
+def bipartite(source, users, items, share=0.4):
+    made = np.zeros((users + items,) * 2)
+    made[:users, users:] = source.random((users, items)) < share
+    return made + made.T
+
+
+def edges_of(A):
+    return torch.from_numpy(np.stack(np.nonzero(A)))
+
+
+def scores_of(graphs, alpha):
+    """Row by row, from the inverses of many graphs."""
+    d = graphs.sum(-1, keepdims=True)
+    P = np.where(d > 0, graphs / np.maximum(d, 1), 0.0)
+    return alpha * np.linalg.inv(np.eye(P.shape[-1]) - (1 - alpha) * P)
+
+
+def all_flips(A, pairs):
+    made = np.repeat(A[None], len(pairs) + 1, 0)
+    for i, (v, j) in enumerate(pairs):
+        made[i + 1, v, j] = made[i + 1, j, v] = 1 - A[v, j]
+    return made
+
+
+def threat_of(A, pairs, budget=1):
+    return ThreatModel(
+        edges_of(A),
+        torch.tensor(pairs).t().contiguous(),
+        global_budget=budget,
+        undirected=True,
+        num_nodes=len(A),
+    )
+
+
+def enumerate_against(source, wanted, more=0):
+    """Compare ranks with those of every graph; count these."""
+    graphs = tight = places = 0
+    while graphs < wanted:
+        nu, ni = source.integers(3, 6) + more, source.integers(4, 8) + more
+        A, n = bipartite(source, nu, ni), nu + ni
+        alpha = float(source.choice([0.15, 0.3, 0.8]))
+        every = [(v, j) for v in range(nu) for j in range(nu, n)]
+        pairs = [p for p in every if source.random() < 0.7]
+        users = [u for u in (0, 1) if A[u].sum() <= ni - 2]
+        if not users or not pairs:
+            continue
+        made = certify_ranks(
+            *(edges_of(A), torch.tensor(users), threat_of(A, pairs)),
+            alpha=alpha,
+            k=2,
+            items=torch.arange(nu, n),
+        )
+        scores = scores_of(all_flips(A, pairs), alpha)
+        graphs += len(scores)
+        for i, u in enumerate(users):
+            free = [c for c in range(nu, n) if not A[u, c]]
+            others = [True, *(u not in pair for pair in pairs)]
+            rows = scores[others, u]
+            for place, item in enumerate(made.items[i].tolist()):
+                ranks = (rows[:, free] >= rows[:, [item]] - 1e-9).sum(1)
+                assert made.worst_rank[i, place] >= ranks.max()
+                tight += int(made.worst_rank[i, place] == ranks.max())
+                places += 1
+                flip = tuple(made.flips[i, place].tolist())
+                at = 0 if flip == (-1, -1) else 1 + pairs.index(flip)
+                rank = (
+                    scores[at, u, free] >= scores[at, u, item] - 1e-9
+                ).sum()
+                assert rank >= made.attained[i, place]
+                lost = made.status[i, place] == BROKEN
+                assert not lost or ranks.max() > 2
+        if places % 4 == 0:
+            assert made.verify() == 'holds'
+    assert tight == places
+    return places
+
+
+def test_no_rank_is_below_that_of_any_graph():
+    assert enumerate_against(np.random.default_rng(0), 2_000) > 200
+
+
+@pytest.mark.slow
+def test_no_rank_is_below_that_of_any_of_many_graphs():
+    enumerate_against(np.random.default_rng(1), 20_000, more=7)
+
+
+def test_the_oracle_for_several_flips(shared):
+    cases = json.loads((shared / 'oracles/links/ranks.json').read_text())
+    tight = 0
+    for case in cases:
+        n = case['num_nodes']
+        edges, pairs = torch.tensor(case['edges']), case['fragile']
+        first = min(j for _, j in [*pairs, (0, min(case['candidates']))])
+        taken = edges[1][edges[0] == case['user']]
+        first = min([first, *taken.tolist()])
+        threat = ThreatModel(
+            edges,
+            torch.tensor(pairs).t().contiguous(),
+            global_budget=case['global_budget'],
+            undirected=True,
+            num_nodes=n,
+        )
+        made = certify_ranks(
+            *(edges, torch.tensor([case['user']]), threat),
+            alpha=case['alpha'],
+            k=len(case['candidates']),
+            items=torch.arange(first, n),
+        )
+        place = made.items[0].tolist().index(case['item'])
+        found = int(made.worst_rank[0, place])
+        assert found >= case['worst_rank']
+        tight += found == case['worst_rank']
+        assert made.verify() == (
+            'holds' if made.method == 'flip' else 'not proved'
+        )
+    assert tight >= 0.9 * len(cases) == 27
+
+
+def example(budget=1, **arguments):
+    source = np.random.default_rng(3)
+    A = bipartite(source, 6, 9)
+    data = Data(edge_index=edges_of(A), num_nodes=15)
+    threat = ThreatModel(
+        *(data, 'removals'),
+        fixed='none',
+        global_budget=budget,
+        undirected=True,
+        num_nodes=15,
+    )
+    arguments = {'k': 3, 'items': torch.arange(6, 15), **arguments}
+    return certify_ranks(data, torch.tensor([0, 4]), threat, **arguments)
+
+
+def test_several_flips_cover_one():
+    one, two = example(), example(2)
+    assert two.method == 'certify'
+    assert one.method == 'flip'
+    assert bool((two.worst_rank >= one.worst_rank).all())
+    assert bool(((two.status == BROKEN) >= (one.status == BROKEN)).all())
+    assert two.num_lost >= one.num_lost > 0
+    assert two.verify() == 'not proved'
+    zero = example(0)
+    assert zero.worst_rank.tolist() == [[1, 2, 3]] * 2
+    assert bool((zero.status == ROBUST).all())
+    assert zero.verify() == 'holds'
+
+
+def test_a_users_own_edges_do_not_flip_for_its_ranks():
+    # Two users: whatever the first one withdraws moves the second's ranks.
+    A = np.zeros((7, 7))
+    for u, i in ((0, 3), (1, 3), (1, 4), (2, 3), (2, 5)):
+        A[u, i] = A[i, u] = 1
+    pairs = [(0, 3), (0, 4), (1, 5), (0, 6), (2, 6)]
+    items = torch.arange(3, 7)
+    for users in ([0], [1], [0, 1, 2]):
+        made = certify_ranks(
+            *(edges_of(A), torch.tensor(users), threat_of(A, pairs)),
+            k=2,
+            items=items,
+        )
+        for i, u in enumerate(users):
+            others = [pair for pair in pairs if u not in pair]
+            rows = scores_of(all_flips(A, others), 0.15)[:, u]
+            free = [c for c in range(3, 7) if not A[u, c]]
+            for place, item in enumerate(made.items[i].tolist()):
+                worst = (rows[:, free] >= rows[:, [item]] - 1e-9).sum(1).max()
+                assert made.worst_rank[i, place] == worst
+
+
+def test_equal_scores_count_against_both():
+    # Items 3 and 4 are one another's mirror image; a tie is no win.
+    A = np.zeros((5, 5))
+    for u, i in ((0, 2), (1, 2), (1, 3), (1, 4)):
+        A[u, i] = A[i, u] = 1
+    for budget in (1, 2):
+        made = certify_ranks(
+            *(edges_of(A), torch.tensor([0]), threat_of(A, [(1, 2)], budget)),
+            k=1,
+            items=torch.arange(2, 5),
+        )
+        assert made.worst_rank.tolist() == [[2]]
+        assert made.num_kept == 0
+
+
+def test_scores_are_no_further_off_than_the_kernel_says():
+    # In fractions: the new scores of one flip, and both bounds.
+    source = np.random.default_rng(4)
+    A, alpha = bipartite(source, 3, 4, 0.6), 0.3
+    users, items = np.arange(2), np.arange(3, 7)
+    made = kernel.invert(
+        CSRGraph.from_edge_index(edges_of(A), num_nodes=7)
+        .to_scipy()
+        .astype(float),
+        alpha,
+    )
+
+    def exact(A):
+        rate = Fraction(alpha)
+        rows = [[Fraction(int(i == j)) for j in range(14)] for i in range(7)]
+        for i in range(7):
+            d = int(A[i].sum())
+            for j in range(7):
+                rows[i][7 + j] = Fraction(int(i == j))
+                if A[i, j]:
+                    rows[i][j] -= (1 - rate) / d
+        for i in range(7):
+            rows[i] = [x / rows[i][i] for x in rows[i]]
+            for j in set(range(7)) - {i}:
+                rows[j] = [
+                    x - rows[j][i] * y
+                    for x, y in zip(rows[j], rows[i], strict=True)
+                ]
+        return [[rate * x for x in row[7:]] for row in rows]
+
+    truth = exact(A)
+    off = kernel.clean(made)
+    for u in users:
+        for c in range(7):
+            assert abs(Fraction(alpha * made.X[u, c]) - truth[u][c]) <= off
+    assert off < 1e-12
+    tried = 0
+    for v, j in ((2, 3), (1, 5), (0, 6), (2, 4)):
+        gone = bool(A[v, j])
+        y, part, errors = kernel.flip(made, users, items, [v, j], gone)
+        after = exact(all_flips(A, [(v, j)])[1])
+        for u in users:
+            t = alpha * made.X[u, items] + y[u] @ part
+            for c, value in zip(items, t, strict=True):
+                assert abs(Fraction(value) - after[u][c]) <= errors[u]
+                tried += Fraction(value) != after[u][c]
+        assert errors.max() < 1e-11
+    assert tried > 10
+
+
+@pytest.mark.parametrize('size', [1e-11, 1e-6, 1e-2, np.nan, np.inf])
+def test_a_wrong_inverse_proves_less_and_nothing_false(monkeypatch, size):
+    made = example()
+    arrays = made.proof.arrays
+    right, _ = kernel.prove(arrays)
+    assert right.all()
+    invert, source = np.linalg.inv, np.random.default_rng(0)
+    monkeypatch.setattr(
+        np.linalg,
+        'inv',
+        lambda m: invert(m) + size * source.standard_normal(m.shape),
+    )
+    try:
+        proved, lost = kernel.prove(arrays)
+    except ValueError:
+        return
+    under = {**arrays, 'worst': np.maximum(arrays['worst'] - 1, 1)}
+    less = arrays['worst'] > 1
+    assert not kernel.prove(under)[0][less].any()
+    if size > 1e-3 or size != size:
+        # No item can have a larger rank than there are items.
+        A = np.zeros((15, 15))
+        A[tuple(edges_of(bipartite(np.random.default_rng(3), 6, 9)))] = 1
+        left = (A[[0, 4], 6:] == 0).sum(1)
+        assert (arrays['worst'] == left[:, None])[proved].all()
+        assert not lost.any()
+
+
+def test_the_witness_proves_no_more_than_what_is_so(tmp_path):
+    made = example()
+    arrays = made.proof.arrays
+    proved, lost = kernel.prove(arrays)
+    assert proved.all()
+    assert np.array_equal(lost, made.status.numpy() == BROKEN)
+    for place in np.ndindex(*made.worst_rank.shape):
+        if made.worst_rank[place] == 1:
+            continue
+        less = {**arrays, 'worst': arrays['worst'].copy()}
+        less['worst'][place] -= 1
+        again, _ = kernel.prove(less)
+        assert not again[place]
+        again[place] = True
+        assert again.all()
+    # Another flip than the one that displaces it shows no loss.
+    other = {**arrays, 'flips': np.full_like(arrays['flips'], -1)}
+    assert not kernel.prove(other)[1].any()
+    with pytest.raises(OverflowError, match='minutes'):
+        kernel.prove(arrays, 100)
+    made.proof.save(tmp_path / 'w.npz')
+    again = Witness.load(tmp_path / 'w.npz')
+    assert again.digest == made.witness_digest
+    assert made.verify(again) == 'holds'
+    assert example(alpha=0.3).verify(again) == 'FAILS'
+
+
+def of(**change):
+    def changed(arrays):
+        return {
+            **arrays,
+            **{k: np.asarray(f(arrays[k])) for k, f in change.items()},
+        }
+
+    return changed
+
+
+HOSTILE = {
+    'a name is missing': lambda a: {k: a[k] for k in a if k != 'best'},
+    'another name': lambda a: {**a, 'more': a['alpha']},
+    'other kinds': of(worst=lambda x: x.astype(float)),
+    'other dimensions': of(users=lambda x: x[None]),
+    'alpha of one': of(alpha=lambda x: 1.0),
+    'no alpha': of(alpha=lambda x: np.nan),
+    'a tolerance below zero': of(tolerance=lambda x: -1e-3),
+    'no tolerance': of(tolerance=lambda x: np.nan),
+    'a user twice': of(users=lambda x: x[[0, 0]]),
+    'no such user': of(users=lambda x: x + 15),
+    'an item twice': of(items=lambda x: x[[0, 0, *range(2, 9)]]),
+    'items that fall': of(items=lambda x: x[::-1]),
+    'few items': of(items=lambda x: x[-2:]),
+    'a best item twice': of(best=lambda x: x[:, [0, 0, 1]]),
+    'items that are had': of(best=lambda x: x[::-1]),
+    'not the best': of(best=lambda x: (x - 6 + 4) % 9 + 6),
+    'a rank of zero': of(worst=lambda x: 0 * x),
+    'a rank of more': of(worst=lambda x: 0 * x + 10),
+    'flips of nothing': of(flips=lambda x: x + 1000),
+    'flips below': of(flips=lambda x: x - 5),
+    'a shape of flips': of(flips=lambda x: x[:, :2]),
+    'a pair twice': of(pairs=lambda x: x[:, [0, 0]]),
+    'pairs the other way': of(pairs=lambda x: x[::-1]),
+    'pairs of three': of(pairs=lambda x: np.concatenate([x, x[:1]])),
+    'one direction': of(col=lambda x: np.concatenate([x[:1] + 1, x[1:]])),
+    'no rows': of(rowptr=lambda x: x[:1]),
+    'no places': of(
+        best=lambda x: x[:, :0],
+        worst=lambda x: x[:, :0],
+        flips=lambda x: x[:, :0],
+    ),
+}
+
+
+@pytest.mark.parametrize('name', HOSTILE)
+def test_a_hostile_witness_is_refused(name):
+    made = HOSTILE[name](dict(example().proof.arrays))
+    with pytest.raises(ValueError, match='witness'):
+        kernel.prove(made)
+
+
+def lines(report, tmp_path, witness=None, **lies):
+    path = tmp_path / 'trust.json'
+    TrustReport.of(report).save(path)
+    return [(f.status, f.text) for f in check_report(path, witness=witness)]
+
+
+def test_a_checker_proves_the_ranks_of_a_report(tmp_path):
+    made = example()
+    file = tmp_path / 'w.npz'
+    made.proof.save(file)
+    found = lines(made, tmp_path, file)
+    assert 'FAILS' not in {status for status, _ in found}
+    said = ' '.join(text for status, text in found if status == 'holds')
+    lost = f'{made.num_lost} of {made.num_lost}'
+    assert f'6 of 6 ranks are proved, and that {lost} are above k' in said
+    path = tmp_path / 'two.json'
+    TrustReport.of(example(2)).save(path)
+    assert any(
+        f.status == 'not proved' and 'several flips' in f.text
+        for f in check_report(path)
+    )
+
+
+@pytest.mark.parametrize(
+    ('name', 'arguments'),
+    [
+        ('graph', {'graph': torch.tensor([[0, 6], [6, 0]])}),
+        ('users', {'users': torch.tensor([], dtype=torch.int64)}),
+        ('users', {'users': torch.tensor([99])}),
+        ('users', {'users': torch.tensor([0, 0])}),
+        ('items', {'items': torch.tensor([7, 8, 9, 10])}),
+        ('items', {'items': torch.arange(14)}),
+        ('items', {'items': torch.tensor([6, 6])}),
+        ('k', {'k': 0}),
+        ('k', {'k': 9}),
+        ('alpha', {'alpha': 1.0}),
+        ('threat', {'threat': {'undirected': False}}),
+        ('threat', {'threat': {'global_budget': None}}),
+        ('threat', {'threat': {'global_budget': 2, 'local_budget': 1}}),
+    ],
+)
+def test_what_would_say_nothing_is_refused(name, arguments):
+    A = bipartite(np.random.default_rng(3), 6, 9)
+    options = {'fixed': 'none', 'global_budget': 1, 'undirected': True}
+    change = arguments.pop('threat', {}) if name == 'threat' else {}
+    threat = ThreatModel(
+        edges_of(A), 'removals', num_nodes=15, **{**options, **change}
+    )
+    good = {
+        'graph': edges_of(A),
+        'users': torch.tensor([0, 4]),
+        'threat': threat,
+        'k': 3,
+        'items': torch.arange(6, 15),
+    }
+    with pytest.raises((TypeError, ValueError), match=f"'{name}'"):
+        certify_ranks(**{**good, **arguments})
+
+
+def test_all_nodes_of_any_graph_are_ranked_and_drawn():
+    source = np.random.default_rng(8)
+    A = np.triu((source.random((9, 9)) < 0.35).astype(float), 1)
+    A += A.T
+    threat = ThreatModel(
+        *(edges_of(A), 'both'), global_budget=1, undirected=True, num_nodes=9
+    )
+    made = certify_ranks(edges_of(A), torch.tensor([2]), threat, k=2)
+    pairs = made.proof.arrays['pairs'].T.tolist()
+    assert len(pairs) > 20
+    others = [p for p in pairs if 2 not in p]
+    rows = scores_of(all_flips(A, others), 0.15)[:, 2]
+    free = [c for c in range(9) if not A[2, c] and c != 2]
+    for place, item in enumerate(made.items[0].tolist()):
+        worst = (rows[:, free] >= rows[:, [item]] - 1e-9).sum(1).max()
+        assert made.worst_rank[0, place] == worst
+    chart = made.chart()
+    assert chart.limit == 2
+    assert chart.lines['largest'][1] == made.worst_rank[0].tolist()
