@@ -15,7 +15,9 @@ the range of :math:`\rho_c` over old and new nodes and zero,
 rows: an admissible graph of before. Both have equal rows outside of :math:`T`,
 so walks from :math:`t` can be coupled until they see it. After that their
 stops differ by at most :math:`R_c`; zero is the reward of a walk that is lost
-in an empty row. The same holds for :math:`K` steps, and debits of updates add
+in an empty row. (Where no :math:`\rho` changed and no node is new, a walk that
+stops where it meets :math:`T` has the same reward, so :math:`(1 - \alpha) R_c`
+is enough.) The same holds for :math:`K` steps, and debits of updates add
 up by induction. For symmetric normalization :math:`\rho` is divided by the
 root of the degree, which a row decides.
 
@@ -389,16 +391,23 @@ def _debit(
     error = (slack[1] - slack[0]).clamp(min=0) * _OUT
     extra = (error[reference][:, None] + error) * _OUT
 
-    def of(touched: Tensor, first: Tensor, shift: Tensor) -> Tensor:
+    def of(
+        touched: Tensor, first: Tensor, shift: Tensor, same: bool
+    ) -> Tensor:
         h = _visits(old, new, touched, now, solve)[targets]
         width = _range(first, now.logits, old, new, now.normalization)
+        if same and n == m and now.normalization == 'rw':
+            # Walks that stop where they meet have the same reward.
+            width = width * ((1 - now.alpha) * _OUT)
         taken = h[:, None] * width[reference] * _OUT
         # Not even zero times infinity.
         taken[h == 0] = 0
         return (taken + shift + extra) * _OUT
 
-    whole = of(rows | other, was.logits, torch.zeros(shape).double())
-    if not bool(other.any()):
+    same = not bool(other.any())
+    none = torch.zeros(shape, dtype=torch.float64)
+    whole = of(rows | other, was.logits, none, same)
+    if same:
         return whole
     # The gap of every class to the others moves by no more than this.
     gap = now.logits[:n] - was.logits
@@ -413,7 +422,7 @@ def _debit(
             for y in range(shape[1])
         ]
     )
-    moved = of(rows, now.logits[:n], falls[reference] * _OUT**2)
+    moved = of(rows, now.logits[:n], falls[reference] * _OUT**2, True)
     return whole.minimum(moved)
 
 
