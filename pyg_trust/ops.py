@@ -14,28 +14,39 @@ error.
 """
 
 import contextlib
+import functools
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
     REAL,
-    check_choice,
+    Constraint,
+    Count,
+    Int,
+    Natural,
+    NotNegative,
+    Number,
+    OneOf,
+    Positive,
+    Sizes,
     check_dtype,
     check_instance,
     check_integer,
-    check_number,
-    check_positive,
     check_range,
+    constraints,
 )
 from pyg_trust._checks.graphs import check_real
+from pyg_trust._checks.tensors import HOST, Form, Pair, Parts
+
+Op = TypeVar('Op', bound=Callable[..., Any])
 
 
 def _load() -> None:
@@ -54,29 +65,6 @@ _load()
 _ops = torch.ops.pyg_trust
 
 
-class PushGraph(NamedTuple):
-    r"""A graph laid out for pushing.
-
-    Args:
-        rowptr (Tensor): int64, ``[num_nodes + 1]``; row :math:`u` lists the
-            nodes that :math:`u` pushes to, in ascending degree.
-        col (Tensor): int32, ``[num_edges]``.
-        group_ptr (Tensor): int64, ``[num_nodes + 1]``: where the groups of
-            each row start in :obj:`group_end`.
-        group_end (Tensor): int64, ``[num_groups]``: where each group of
-            doubling degree ends in :obj:`col`.
-        scale (Tensor, optional): ``[num_edges]``: :math:`d_v^{-a}` of the
-            receiving node, descending in every row; :obj:`None` stands for
-            ones (:math:`a = 0`).
-    """
-
-    rowptr: Tensor
-    col: Tensor
-    group_ptr: Tensor
-    group_end: Tensor
-    scale: Tensor | None = None
-
-
 def has_kernel(device_type: str) -> bool:
     """Whether this build has kernels for a type of device.
 
@@ -93,35 +81,13 @@ def has_kernel(device_type: str) -> bool:
     )
 
 
-def _check(
-    name: str,
-    tensor: Tensor,
-    dtype: torch.dtype,
-    *shape: int,
-    device: torch.device,
-) -> Tensor:
-    if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
-        got = getattr(tensor, 'dtype', type(tensor).__name__)
-        raise TypeError(f"'{name}' needs to be a {dtype} tensor (got {got})")
-    if tensor.device != device:
-        raise ValueError(
-            f"'{name}' needs to be on the device of the other tensors, "
-            f'{device} (got {tensor.device})'
-        )
-    if tensor.shape != shape:
-        raise ValueError(
-            f"'{name}' needs to have the shape {list(shape)} "
-            f'(got {list(tensor.shape)})'
-        )
-    # The kernels read memory, where a view may have another sign.
-    return tensor.resolve_neg().contiguous()
-
-
 def _check_device(name: str, tensor: Tensor) -> torch.device:
     if not isinstance(tensor, Tensor):
         raise TypeError(
             f"'{name}' needs to be a tensor (got {type(tensor).__name__})"
         )
+    if tensor.is_cpu:
+        return HOST
     device = tensor.device
     if not has_kernel(device.type):
         others = '' if has_kernel('cuda') else ', built for the CPU alone,'
@@ -133,95 +99,114 @@ def _check_device(name: str, tensor: Tensor) -> torch.device:
     return device
 
 
-_HOST = torch.device('cpu')
+_LONG, _INT, _DOUBLE = torch.int64, torch.int32, torch.float64
 
 
-def _check_host(
-    name: str, tensor: Tensor, dtype: torch.dtype, *shape: int
-) -> Tensor:
-    if (
-        type(tensor) is Tensor
-        and tensor.is_cpu
-        and tensor.dtype == dtype
-        and tensor.shape == shape
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-    ):
-        return tensor  # as nearly always, in a part of the time
-    return _check(name, tensor, dtype, *shape, device=_HOST)
+def _op(lead: str = '', host: bool = False) -> Callable[[Op], Op]:
+    """Decorate an op so that it checks its arguments by their hints.
+
+    Args:
+        lead (str): the tensor whose device is that of the others, and whose
+            dtype too if its form says none; without one all are on the CPU,
+            and float64.
+        host (bool): whether all are on the CPU in any case.
+    """
+
+    def decorate(function: Op) -> Op:
+        forms: dict[str, Any] = constraints(function)
+        names = list(inspect.signature(function).parameters)
+        leads = names.index(lead) if lead else -1
+        takes = bool(lead) and forms[lead].dtype is None
+        # Of every argument how it is checked; by its class where it is given.
+        plan = [
+            (k, name, forms[name], forms[name].check)
+            for k, name in enumerate(names)
+            if name in forms
+        ]
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given, count = list(args), len(args)
+            sizes: dict[str, Any] = {'device': HOST, 'dtype': _DOUBLE}
+            if lead and (leads < count or lead in kwargs):
+                value = args[leads] if leads < count else kwargs[lead]
+                if takes:
+                    check_dtype(lead, value, REAL)
+                    sizes['dtype'] = value.dtype
+                if not host:
+                    sizes['device'] = _check_device(lead, value)
+            for k, name, form, check in plan:
+                if k < count:
+                    value = args[k]
+                    given[k] = (form if value is None else check)(
+                        name, value, sizes
+                    )
+                elif name in kwargs:
+                    kwargs[name] = form(name, kwargs[name], sizes)
+            return function(*given, **kwargs)
+
+        call.is_validated = True  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
-def _check_levels(ratio: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    dtype, count = torch.float64, _size(ratio)
-    return (
-        _check('ratio', ratio, dtype, count, device=_HOST),
-        _check('keep', keep, dtype, count + 1, device=_HOST),
-    )
+RowPtr = Annotated[Tensor, Form(_LONG, 'n+1')]
+Col = Annotated[Tensor, Form(_INT, 'm')]
+Nodes = Annotated[Tensor, Form(None, 'n')]
+Wide = Annotated[Tensor, Form(None, 'n', 'num_columns')]
+Quanta = Annotated[Tensor, Form(None, 'num_columns')]
+Ratio = Annotated[Tensor, Form(_DOUBLE, 'num_levels', host=True)]
+Keep = Annotated[Tensor, Form(_DOUBLE, 'num_levels+1', host=True)]
+Policies = Annotated[Tensor, Form(_DOUBLE, 'num_policies', 'n')]
+Goal = Annotated[Tensor, Form(_DOUBLE, 'num_policies')]
+OwnRows = Annotated[Tensor, Form(None, 'n', 'num_columns', own=True)]
+Follow = Annotated[float, Number(0, 1, 'low')]
+AtLeast0 = Annotated[float, Number(0, math.inf, 'low high', 'at least 0')]
 
 
-def _value_dtype(name: str, tensor: Tensor) -> torch.dtype:
-    check_dtype(name, tensor, REAL)
-    return tensor.dtype
+class PushGraph(NamedTuple):
+    r"""A graph laid out for pushing.
+
+    Args:
+        rowptr (Tensor): int64, ``[num_nodes + 1]``; row :math:`u` lists the
+            nodes that :math:`u` pushes to, in ascending degree.
+        col (Tensor): int32, ``[num_edges]``.
+        group_ptr (Tensor): int64, ``[num_nodes + 1]``: where the groups of
+            each row start in :obj:`group_end`.
+        group_end (Tensor): int64, ``[num_groups]``: where each group of
+            doubling degree ends in :obj:`col`.
+        scale (Tensor, optional): ``[num_edges]``: :math:`d_v^{-a}` of the
+            receiving node, descending in every row; :obj:`None` stands for
+            ones (:math:`a = 0`).
+    """
+
+    rowptr: RowPtr
+    col: Col
+    group_ptr: RowPtr
+    group_end: Annotated[Tensor, Form(_LONG, 'num_groups')]
+    scale: Annotated[Tensor, Form(None, 'm')] | None = None
 
 
-def _check_push(
-    graph: PushGraph, receivers: tuple[Tensor, Tensor], pull_above: float
-) -> None:
-    check_instance('graph', graph, PushGraph)
-    if not isinstance(receivers, tuple) or len(receivers) != 2:
-        raise TypeError(
-            "'receivers' needs to be a tuple of rowptr and col "
-            f'(got {type(receivers).__name__})'
-        )
-    if not check_number('pull_above', pull_above) >= 0:
-        raise ValueError(
-            f"'pull_above' needs to be at least 0 (got {pull_above})"
-        )
+Pushing = Annotated[PushGraph, Parts(PushGraph)]
+Receivers = Annotated[tuple[Tensor, Tensor], Pair()]
 
 
-def _check_graph(
-    graph: PushGraph, dtype: torch.dtype, check: Callable[..., Tensor]
-) -> tuple:
-    rowptr, col, group_ptr, group_end, scale = graph
-    if scale is not None:
-        scale = check('scale', scale, dtype, _size(col))
-    return (
-        check('rowptr', rowptr, torch.int64, _size(rowptr)),
-        check('col', col, torch.int32, _size(col)),
-        scale,
-        check('group_ptr', group_ptr, torch.int64, _size(rowptr)),
-        check('group_end', group_end, torch.int64, _size(group_end)),
-    )
-
-
-def _size(tensor: Tensor, least: int = 0) -> int:
-    # Any number of entries, of what need not be a tensor yet.
-    size = tensor.numel() if isinstance(tensor, Tensor) else 0
-    return max(size, least)
-
-
-def _check_follow(follow: float) -> None:
-    if not 0 <= check_number('follow', follow) < 1:
-        raise ValueError(f"'follow' needs to be in [0, 1) (got {follow})")
-
-
-def _check_seed(seed: int, first: int = 0) -> None:
-    check_integer('seed', seed, 0)
-    check_integer('first', first, 0)
-
-
+@_op('x')
 def propagate(
-    rowptr: Tensor,
-    col: Tensor,
-    x: Tensor,
-    recv: Tensor,
-    send: Tensor,
-    weights: Tensor,
+    rowptr: RowPtr,
+    col: Col,
+    x: Annotated[Tensor, Form(None, 'n', 'num_columns', raw=True)],
+    recv: Nodes,
+    send: Nodes,
+    weights: Keep,
     half: bool = False,
-    scale: Tensor | None = None,
+    scale: Quanta | None = None,
     three_term: bool = False,
-    rows: Tensor | None = None,
-    order: Tensor | None = None,
+    rows: Annotated[Tensor, Form(_LONG, 'num_rows', below='n: the nodes')]
+    | None = None,
+    order: Annotated[Tensor, Form(_LONG, 'n', below='n: the nodes')]
+    | None = None,
     loops: bool = False,
     in_place: bool = False,
 ) -> Tensor:
@@ -275,52 +260,19 @@ def propagate(
     Returns:
         Tensor: as :obj:`x`, dense, or ``[num_rows, num_columns]``.
     """
-    dtype = _value_dtype('x', x)
-    device, given = _check_device('x', x), x
-    check = partial(_check, device=device)
-    n, count = _size(rowptr, 1) - 1, _size(weights, 1)
-    sparse = x.layout == torch.sparse_csr
-    if sparse:
-        if x.shape[:1] != (n,) or x.dim() != 2:
-            raise ValueError(
-                f"'x' needs to have the shape [{n}, num_columns] "
-                f'(got {list(x.shape)})'
-            )
-    else:
-        x = check('x', x, dtype, n, *(x.shape[1:2] or (1,)))
-    if half and dtype != torch.float32:
-        raise TypeError(f"'half' needs a float32 'x' (got {dtype})")
-    check_instance('loops', loops, bool)
-    check_instance('in_place', in_place, bool)
-    if scale is not None:
-        if not half:
-            raise ValueError("'scale' needs half=True (got half=False)")
-        scale = check('scale', scale, dtype, x.size(1))
-    if rows is not None:
-        rows = check('rows', rows, torch.int64, _size(rows))
-        check_range('rows', rows, n, 'the nodes')
-    if order is not None:
-        order = check('order', order, torch.int64, n)
-        check_range('order', order, n, 'the nodes')
-    graph = (
-        check('rowptr', rowptr, torch.int64, n + 1),
-        check('col', col, torch.int32, _size(col)),
-    )
-    rest = (
-        check('recv', recv, dtype, n),
-        check('send', send, dtype, n),
-        _check('weights', weights, torch.float64, count, device=_HOST),
-        half,
-        scale,
-        three_term,
-        rows,
-        order,
-    )
+    given, sparse = x, x.layout == torch.sparse_csr
+    if half and x.dtype != torch.float32:
+        raise TypeError(f"'half' needs a float32 'x' (got {x.dtype})")
+    if scale is not None and not half:
+        raise ValueError("'scale' needs half=True (got half=False)")
+    if not sparse:
+        x = x.resolve_neg().contiguous()
+    rest = (recv, send, weights, half, scale, three_term, rows, order)
     if loops or in_place:
-        if device.type != 'cpu':
+        if not x.is_cpu:
             raise ValueError(
                 "'loops' and 'in_place' need tensors on the CPU "
-                f'(got {device})'
+                f'(got {x.device})'
             )
         if in_place and (sparse or rows is not None or x is not given):
             raise ValueError(
@@ -328,11 +280,11 @@ def propagate(
             )
         parts = sparse_parts(x) if sparse else (None, None, None, x.size(1))
         signal = (None if sparse else x, *parts)
-        z = _ops.propagate_looped(*graph, *signal, *rest, loops, in_place)
+        z = _ops.propagate_looped(rowptr, col, *signal, *rest, loops, in_place)
         return x if in_place else z
     if sparse:
-        return _ops.propagate_entries(*graph, *sparse_parts(x), *rest)
-    return _ops.propagate(*graph, x, *rest)
+        return _ops.propagate_entries(rowptr, col, *sparse_parts(x), *rest)
+    return _ops.propagate(rowptr, col, x, *rest)
 
 
 def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -388,18 +340,19 @@ def kept_pages() -> Iterator[None]:
         _ops.keep_pages(False)
 
 
+@_op('x')
 def push(
-    graph: PushGraph,
-    receivers: tuple[Tensor, Tensor],
-    recv: Tensor,
-    send: Tensor,
-    x: Tensor,
-    eps: Tensor,
-    ratio: Tensor,
-    keep: Tensor,
-    seed: int,
-    first: int = 0,
-    pull_above: float = math.inf,
+    graph: Pushing,
+    receivers: Receivers,
+    recv: Nodes,
+    send: Nodes,
+    x: Wide,
+    eps: Quanta,
+    ratio: Ratio,
+    keep: Keep,
+    seed: Natural,
+    first: Natural = 0,
+    pull_above: AtLeast0 = math.inf,
     deterministic: bool = True,
 ) -> tuple[Tensor, Tensor]:
     r"""Estimates :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
@@ -446,25 +399,11 @@ def push(
         tuple[Tensor, Tensor]: the estimate, as :obj:`x`, and the number of
         levels that were pushed, int64, ``[num_blocks]``.
     """
-    _check_push(graph, receivers, pull_above)
-    _check_seed(seed, first)
-    dtype = _value_dtype('x', x)
-    check = partial(_check, device=_check_device('x', x))
-    n = _size(graph.rowptr, 1) - 1
-    rowptr, col = receivers
+    rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push(
-        *_check_graph(graph, dtype, check),
-        check('rowptr', rowptr, torch.int64, n + 1),
-        check('col', col, torch.int32, _size(graph.col)),
-        check('recv', recv, dtype, n),
-        check('send', send, dtype, n),
-        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
-        check('eps', eps, dtype, *x.shape[1:2]),
-        *_check_levels(ratio, keep),
-        seed,
-        first,
-        pull_above,
-        deterministic,
+        *(rowptr, col, scale, group_ptr, group_end, *receivers),
+        *(recv, send, x, eps, ratio, keep),
+        *(seed, first, pull_above, deterministic),
     )
 
 
@@ -478,16 +417,17 @@ def cost_nodes(num_nodes: int) -> Tensor:
     return torch.arange(step // 2, num_nodes, step)
 
 
+@_op('x', host=True)
 def pull(
-    graph: PushGraph,
-    receivers: tuple[Tensor, Tensor],
-    recv: Tensor,
-    send: Tensor,
-    x: Tensor,
-    eps: Tensor,
-    ratio: Tensor,
-    keep: Tensor,
-    pull_above: float,
+    graph: Pushing,
+    receivers: Annotated[tuple[Tensor, Tensor], Pair('num_edges')],
+    recv: Nodes,
+    send: Nodes,
+    x: Wide,
+    eps: Quanta,
+    ratio: Ratio,
+    keep: Keep,
+    pull_above: AtLeast0,
 ) -> Tensor | None:
     """Compute :func:`push` if no entry is randomised, else return :obj:`None`.
 
@@ -504,21 +444,10 @@ def pull(
         keep (Tensor): as in :func:`push`.
         pull_above (float): as in :func:`push`.
     """
-    dtype = _value_dtype('x', x)
-    check = partial(_check, device=_HOST)
-    _check_push(graph, receivers, pull_above)
-    n = _size(graph.rowptr, 1) - 1
-    rowptr, col = receivers
+    rowptr, col, group_ptr, group_end, scale = graph
     z, pushed = _ops.pull(
-        *_check_graph(graph, dtype, check),
-        check('rowptr', rowptr, torch.int64, n + 1),
-        check('col', col, torch.int32, _size(col)),
-        check('recv', recv, dtype, n),
-        check('send', send, dtype, n),
-        check('x', x, dtype, n, *(x.shape[1:2] or (1,))),
-        check('eps', eps, dtype, *x.shape[1:2]),
-        *_check_levels(ratio, keep),
-        pull_above,
+        *(rowptr, col, scale, group_ptr, group_end, *receivers),
+        *(recv, send, x, eps, ratio, keep, pull_above),
     )
     return None if bool((pushed != 0).any()) else z
 
@@ -529,20 +458,21 @@ def block_size(dtype: torch.dtype) -> int:
     return 64 // dtype.itemsize
 
 
+@_op('value')
 def push_sparse(
-    graph: PushGraph,
-    send: Tensor,
-    ptr: Tensor,
-    node: Tensor,
-    value: Tensor,
-    eps: Tensor,
-    prune: Tensor,
-    ratio: Tensor,
-    keep: Tensor,
-    seed: int,
-    first: int = 0,
+    graph: Pushing,
+    send: Nodes,
+    ptr: Annotated[Tensor, Form(_LONG, 'num_signals+1')],
+    node: Annotated[Tensor, Form(_LONG, 'nnz')],
+    value: Annotated[Tensor, Form(None, 'nnz')],
+    eps: Annotated[Tensor, Form(None, 'num_signals')],
+    prune: Annotated[Tensor, Form(None, 'num_signals')],
+    ratio: Ratio,
+    keep: Keep,
+    seed: Natural,
+    first: Natural = 0,
     top_k: int = -1,
-    threshold: float = 0.0,
+    threshold: AtLeast0 = 0.0,
     deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Run :func:`push` on sparse signals, with sparse results.
@@ -580,41 +510,22 @@ def push_sparse(
         tuple[Tensor, Tensor, Tensor]: :obj:`ptr`, :obj:`node` (ascending in
         every row) and :obj:`value` of the results.
     """
-    check_instance('graph', graph, PushGraph)
-    _check_seed(seed, first)
-    check_integer('top_k', top_k)
-    if not check_number('threshold', threshold) >= 0:
-        raise ValueError(
-            f"'threshold' needs to be at least 0 (got {threshold})"
-        )
-    dtype = _value_dtype('value', value)
-    check = partial(_check, device=_check_device('value', value))
-    n = _size(graph.rowptr, 1) - 1
-    count = _size(ptr, 1) - 1
+    rowptr, col, group_ptr, group_end, scale = graph
     return _ops.push_sparse(
-        *_check_graph(graph, dtype, check),
-        check('send', send, dtype, n),
-        check('ptr', ptr, torch.int64, count + 1),
-        check('node', node, torch.int64, _size(node)),
-        check('value', value, dtype, _size(node)),
-        check('eps', eps, dtype, count),
-        check('prune', prune, dtype, count),
-        *_check_levels(ratio, keep),
-        seed,
-        first,
-        top_k,
-        threshold,
-        deterministic,
+        *(rowptr, col, scale, group_ptr, group_end, send),
+        *(ptr, node, value, eps, prune, ratio, keep),
+        *(seed, first, top_k, threshold, deterministic),
     )
 
 
+@_op('rowptr')
 def disjoint_walks(
-    rowptr: Tensor,
-    col: Tensor,
-    roots: Tensor,
-    walk_length: int,
-    restarts: int,
-    seed: int,
+    rowptr: RowPtr,
+    col: Col,
+    roots: Annotated[Tensor, Form(_LONG, 'num_roots')],
+    walk_length: Natural,
+    restarts: Count,
+    seed: Natural,
 ) -> tuple[Tensor, Tensor]:
     r"""Draws node-disjoint subgraphs by random walks (DRW, DRW-R).
 
@@ -644,33 +555,23 @@ def disjoint_walks(
         tuple[Tensor, Tensor]: int64: where each subgraph starts in the second
         tensor (``[num_subgraphs + 1]``), and their nodes, root first.
     """
-    check_integer('walk_length', walk_length, 0)
-    check_integer('restarts', restarts, 1)
-    _check_seed(seed)
-    check = partial(_check, device=_check_device('rowptr', rowptr))
-    return _ops.disjoint_walks(
-        check('rowptr', rowptr, torch.int64, _size(rowptr, 1)),
-        check('col', col, torch.int32, _size(col)),
-        check('roots', roots, torch.int64, _size(roots)),
-        walk_length,
-        restarts,
-        seed,
-    )
+    return _ops.disjoint_walks(rowptr, col, roots, walk_length, restarts, seed)
 
 
 CELLS = ('all', 'directed', 'undirected')
 
 
+@_op('rowptr')
 def flip_bits(
-    rowptr: Tensor,
-    col: Tensor,
-    num_cols: int,
-    p_plus: float,
-    p_minus: float,
-    cells: str,
-    seed: int,
-    first: int = 0,
-    num_samples: int = 1,
+    rowptr: RowPtr,
+    col: Col,
+    num_cols: Annotated[int, Int(0, 2**31 - 1)],
+    p_plus: Follow,
+    p_minus: Follow,
+    cells: Annotated[str, OneOf(CELLS)],
+    seed: Natural,
+    first: Natural = 0,
+    num_samples: Count = 1,
 ) -> tuple[Tensor, Tensor]:
     r"""Draws noisy copies of a sparse matrix of bits, one below the other.
 
@@ -706,14 +607,7 @@ def flip_bits(
         >>> flip_bits(rowptr, col, 2, 0.0, 0.0, 'undirected', 0, 0, 2)
         (tensor([0, 1, 2, 3, 4]), tensor([1, 0, 3, 2], dtype=torch.int32))
     """
-    check_choice('cells', cells, CELLS)
-    _check_seed(seed, first)
-    check_integer('num_cols', num_cols, 0, 2**31 - 1)
-    check_integer('num_samples', num_samples, 1)
-    for name, p in (('p_plus', p_plus), ('p_minus', p_minus)):
-        if not 0 <= check_number(name, p) < 1:
-            raise ValueError(f"'{name}' needs to be in [0, 1) (got {p})")
-    n = _size(rowptr, 1) - 1
+    n, device = rowptr.numel() - 1, rowptr.device
     if cells != 'all':
         if num_cols != n:
             raise ValueError(
@@ -725,7 +619,6 @@ def flip_bits(
                 "'num_samples' needs to be smaller: copies have fewer than "
                 f'2**31 nodes together (got {num_samples} of {n})'
             )
-    device = _check_device('rowptr', rowptr)
     if device.type == 'cuda':
         counts = {'all': n * num_cols, 'directed': n * (n - 1)}
         count = counts.get(cells, n * (n - 1) // 2)
@@ -740,8 +633,8 @@ def flip_bits(
                 f'than 2**32 rows together (got {num_samples} of {n})'
             )
     return _ops.flip_bits(
-        _check('rowptr', rowptr, torch.int64, n + 1, device=device),
-        _check('col', col, torch.int32, _size(col), device=device),
+        rowptr,
+        col,
         num_cols,
         p_plus,
         p_minus,
@@ -768,12 +661,12 @@ class PolicyThreat(NamedTuple):
             itself nor a neighbour, in place of the last two.
     """
 
-    rowptr: Tensor
-    col: Tensor
-    removable: Tensor
-    budget: Tensor
-    add_ptr: Tensor
-    add_col: Tensor
+    rowptr: RowPtr
+    col: Col
+    removable: Annotated[Tensor, Form(torch.bool, 'm')]
+    budget: Annotated[Tensor, Form(_LONG, 'n')]
+    add_ptr: RowPtr
+    add_col: Annotated[Tensor, Form(_INT, 'num_pairs')]
     all_pairs: bool
 
 
@@ -787,26 +680,31 @@ class PolicyFlips(NamedTuple):
             every row and distinct.
     """
 
-    ptr: Tensor
-    row: Tensor
-    col: Tensor
+    ptr: Annotated[Tensor, Form(_LONG, 'num_policies+1')]
+    row: Annotated[Tensor, Form(_INT, 'num_flips')]
+    col: Annotated[Tensor, Form(_INT, 'num_flips')]
 
 
+@_op()
 def policy_iteration(
-    threat: PolicyThreat,
-    reward: Tensor,
-    start: Tensor,
-    goal: Tensor,
-    rounding: float,
-    follow: float,
-    max_iter: int,
+    threat: Annotated[PolicyThreat, Parts(PolicyThreat)],
+    reward: Policies,
+    start: Policies,
+    goal: Goal,
+    rounding: NotNegative,
+    follow: Follow,
+    max_iter: Count,
     *,
-    bonus: Tensor | None = None,
-    visit_cost: Tensor | None = None,
-    step_cost: Tensor | None = None,
-    root: Tensor | None = None,
-    removal_cost: Tensor | None = None,
-    addition_cost: Tensor | None = None,
+    bonus: Policies | None = None,
+    visit_cost: Policies | None = None,
+    step_cost: Policies | None = None,
+    root: Policies | None = None,
+    removal_cost: Annotated[Tensor, Form(_DOUBLE, 'num_policies', 'm')]
+    | None = None,
+    addition_cost: Annotated[
+        Tensor, Form(_DOUBLE, 'num_policies', 'num_pairs')
+    ]
+    | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     r"""Finds the worst graph for PageRank, for every column by itself.
 
@@ -850,60 +748,22 @@ def policy_iteration(
         in :class:`PolicyFlips`. Where :math:`V` overflows, :math:`T V - V` is
         NaN.
     """
-    check_instance('threat', threat, PolicyThreat)
-    if not 0 <= check_number('rounding', rounding) < math.inf:
-        raise ValueError(
-            f"'rounding' needs to be non-negative and finite (got {rounding})"
-        )
-    _check_follow(follow)
-    check_integer('max_iter', max_iter, 1)
-    n = _size(threat.rowptr, 1) - 1
-    count = len(reward) if isinstance(reward, Tensor) and reward.dim() else 0
-    shape = (count, n)
-    pairs = (count, _size(threat.add_col))
-    costs = {
-        'bonus': (bonus, shape),
-        'visit_cost': (visit_cost, shape),
-        'step_cost': (step_cost, shape),
-        'root': (root, shape),
-        'removal_cost': (removal_cost, (count, _size(threat.col))),
-        'addition_cost': (addition_cost, pairs),
-    }
+    costs = (bonus, visit_cost, step_cost, root, removal_cost, addition_cost)
     return _ops.policy_iteration(
-        _check_host('rowptr', threat.rowptr, torch.int64, n + 1),
-        _check_host('col', threat.col, torch.int32, _size(threat.col)),
-        _check_host(
-            'removable', threat.removable, torch.bool, _size(threat.col)
-        ),
-        _check_host('budget', threat.budget, torch.int64, n),
-        _check_host('add_ptr', threat.add_ptr, torch.int64, n + 1),
-        _check_host(
-            'add_col', threat.add_col, torch.int32, _size(threat.add_col)
-        ),
-        threat.all_pairs,
-        _check_host('reward', reward, torch.float64, *shape),
-        *(
-            value
-            if value is None
-            else _check_host(name, value, torch.float64, *wanted)
-            for name, (value, wanted) in costs.items()
-        ),
-        _check_host('start', start, torch.float64, *shape),
-        _check_host('goal', goal, torch.float64, shape[0]),
-        rounding,
-        follow,
-        max_iter,
+        *(*threat, reward, *costs),
+        *(start, goal, rounding, follow, max_iter),
     )
 
 
+@_op()
 def policy_solve(
-    rowptr: Tensor,
-    col: Tensor,
-    flips: PolicyFlips,
-    reward: Tensor,
-    start: Tensor,
-    goal: Tensor,
-    follow: float,
+    rowptr: RowPtr,
+    col: Col,
+    flips: Annotated[PolicyFlips, Parts(PolicyFlips)],
+    reward: Policies,
+    start: Policies,
+    goal: Goal,
+    follow: Follow,
     back: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Solves :math:`x = r + a P x` in a perturbed graph per column.
@@ -925,20 +785,8 @@ def policy_solve(
     Returns:
         tuple[Tensor, Tensor]: :math:`x` and :math:`r + a P x - x`.
     """
-    check_instance('flips', flips, PolicyFlips)
-    _check_follow(follow)
-    n, count = _size(rowptr, 1) - 1, _size(flips.ptr, 1) - 1
     return _ops.policy_solve(
-        _check_host('rowptr', rowptr, torch.int64, n + 1),
-        _check_host('col', col, torch.int32, _size(col)),
-        _check_host('ptr', flips.ptr, torch.int64, count + 1),
-        _check_host('row', flips.row, torch.int32, _size(flips.col)),
-        _check_host('col', flips.col, torch.int32, _size(flips.col)),
-        _check_host('reward', reward, torch.float64, count, n),
-        _check_host('start', start, torch.float64, count, n),
-        _check_host('goal', goal, torch.float64, count),
-        follow,
-        back,
+        rowptr, col, *flips, reward, start, goal, follow, back
     )
 
 
@@ -952,54 +800,49 @@ class OpenRows(NamedTuple):
             there is room.
     """
 
-    start: Tensor
-    length: Tensor
-    col: Tensor
+    start: Annotated[Tensor, Form(_LONG, 'n', own=True)]
+    length: Annotated[Tensor, Form(_LONG, 'n', own=True)]
+    col: Annotated[Tensor, Form(_INT, 'm', own=True)]
 
 
-def _check_open(rows: OpenRows) -> tuple[Tensor, Tensor, Tensor]:
-    check_instance('rows', rows, OpenRows)
-    start, length, col = rows
-    if (
-        type(start) is type(length) is type(col) is Tensor
-        and start.is_cpu
-        and length.is_cpu
-        and col.is_cpu
-        and start.dtype == length.dtype == torch.int64
-        and col.dtype == torch.int32
-        and start.dim() == col.dim() == 1
-        and start.shape == length.shape
-        and start.is_contiguous()
-        and length.is_contiguous()
-        and col.is_contiguous()
-    ):
-        return rows  # as nearly always, in a part of the time
-    n = _size(start)
-    return (
-        _check_own('start', rows.start, torch.int64, n),
-        _check_own('length', rows.length, torch.int64, n),
-        _check_own('col', rows.col, torch.int32, _size(rows.col)),
-    )
+class _Open(Parts):
+    # As nearly always they are, in a part of the time.
+    def check(self, name: str, value: Any, sizes: Any = None) -> Any:
+        if type(value) is OpenRows:
+            start, length, col = value
+            if (
+                type(start) is type(length) is type(col) is Tensor
+                and start.is_cpu
+                and length.is_cpu
+                and col.is_cpu
+                and start.dtype is length.dtype is _LONG
+                and col.dtype is _INT
+                and start.dim() == col.dim() == 1
+                and start.shape == length.shape
+                and start.is_contiguous()
+                and length.is_contiguous()
+                and col.is_contiguous()
+            ):
+                sizes['n'] = start.numel()
+                return value
+        return super().check(name, value, sizes)
 
 
-def _check_own(
-    name: str, tensor: Tensor, dtype: torch.dtype, *shape: int
-) -> Tensor:
-    # Of a tensor that is written: a copy would be lost.
-    if _check_host(name, tensor, dtype, *shape) is not tensor:
-        raise ValueError(f"'{name}' needs to be contiguous")
-    return tensor
+Open = Annotated[OpenRows, _Open(OpenRows)]
+List = Annotated[Tensor, Form(_LONG, 'num_listed', none='n')]
 
 
+@_op('x', host=True)
 def pull_rows(
-    rows: OpenRows,
-    nodes: Tensor | None,
-    x: Tensor,
-    recv: Tensor,
-    send: Tensor,
+    rows: Open,
+    nodes: List | None,
+    x: Wide,
+    recv: Nodes,
+    send: Nodes,
     *,
-    out: Tensor | None = None,
-    z: Tensor | None = None,
+    out: OwnRows | None = None,
+    z: Annotated[Tensor, Form(None, 'num_listed', 'num_columns', own=True)]
+    | None = None,
     weight: float = 1.0,
 ) -> None:
     r"""Computes rows of one level of propagation, in place.
@@ -1027,31 +870,8 @@ def pull_rows(
             (default: :obj:`None`)
         weight (float): :math:`w`. (default: :obj:`1.0`)
     """
-    start, length, col = _check_open(rows)
-    dtype, n = _value_dtype('x', x), _size(start)
-    if nodes is not None:
-        nodes = _check_host('nodes', nodes, torch.int64, _size(nodes))
-        if nodes.numel() == 0:
-            return
-    count = n if nodes is None else nodes.numel()
-    columns = x.shape[1:2] or (1,)
-    x = _check_host('x', x, dtype, n, *columns)
-    if out is not None:
-        out = _check_own('out', out, dtype, n, *columns)
-    if z is not None:
-        z = _check_own('z', z, dtype, count, *columns)
-    _ops.pull_rows.default(
-        start,
-        length,
-        col,
-        nodes,
-        x,
-        _check_host('recv', recv, dtype, n),
-        _check_host('send', send, dtype, n),
-        out,
-        z,
-        check_number('weight', weight),
-    )
+    if nodes is None or nodes.numel() > 0:
+        _ops.pull_rows.default(*(*rows, nodes, x, recv, send, out, z, weight))
 
 
 _LIVE = [
@@ -1064,31 +884,62 @@ _LIVE = [
 ]
 
 
-def _check_live(state: list[Tensor]) -> list[Tensor]:
-    check_instance('state', state, list)
-    if [type(part) for part in state] != 14 * [Tensor]:
-        raise TypeError("'state' needs 14 tensors, as 'Sums' has them")
-    dtypes = [part.dtype for part in state]
-    if dtypes not in _LIVE:
-        raise TypeError(f"'state' needs the dtypes of 'Sums' (got {dtypes})")
-    for part in state:
-        if not (part.is_contiguous() and part.is_cpu):
-            raise ValueError("'state' needs contiguous tensors on the CPU")
-    return state
+class _Live(Constraint):
+    """State of sums that are kept up to date, and its sizes."""
+
+    need = 'a list of 14 tensors'
+
+    def __init__(self, names: bool = False) -> None:
+        self.names = names
+
+    def check(self, name: str, value: Any, sizes: Sizes) -> list[Tensor]:
+        check_instance(name, value, list)
+        if [type(part) for part in value] != 14 * [Tensor]:
+            raise TypeError(f"'{name}' needs 14 tensors, as 'Sums' has them")
+        dtypes = [part.dtype for part in value]
+        if dtypes not in _LIVE:
+            raise TypeError(
+                f"'{name}' needs the dtypes of 'Sums' (got {dtypes})"
+            )
+        for part in value:
+            if not (part.is_contiguous() and part.is_cpu):
+                raise ValueError(
+                    f"'{name}' needs contiguous tensors on the CPU"
+                )
+        if sizes is not None:
+            sizes['num_columns'] = value[8].size(1)
+            sizes['dtype'] = value[8].dtype
+            if self.names:
+                sizes['num_names'] = int(value[6][0])
+        return value
 
 
-def live_build(state: list[Tensor]) -> None:
+State = Annotated[list[Tensor], _Live()]
+NamedState = Annotated[list[Tensor], _Live(names=True)]
+Named = Annotated[
+    Tensor,
+    Form(_LONG, 'num_listed', none='num_names', below='num_names: the nodes'),
+]
+Events = Annotated[Tensor, Form(_LONG, 3, 'num_events')]
+
+
+@_op()
+def live_build(state: State) -> None:
     """Sums of integers over the neighbours of all nodes, in place.
 
     Args:
         state (list[Tensor]): 14 tensors, as ``csrc/ops.cpp`` lists them; of
             :class:`~pyg_trust.functional.sums.Sums`.
     """
-    _ops.live_build.default(_check_live(state))
+    _ops.live_build.default(state)
 
 
+@_op()
 def live_rows(
-    state: list[Tensor], weights: Tensor, nodes: Tensor | None, z: Tensor
+    state: NamedState,
+    weights: Annotated[Tensor, Form(_DOUBLE, 'num_weights')],
+    nodes: Named | None,
+    z: Annotated[Tensor, Form(_DOUBLE, 'num_listed', 'num_columns', own=True)],
 ) -> None:
     r"""Rows of :math:`z = \sum_i w_i P^i x`, from the sums of a state.
 
@@ -1098,25 +949,18 @@ def live_rows(
         nodes (Tensor, optional): int64; all names if :obj:`None`.
         z (Tensor): float64, a row for each: it is written.
     """
-    columns = _check_live(state)[8].size(1)
-    count = int(state[6][0])
-    if nodes is not None:
-        nodes = _check_host('nodes', nodes, torch.int64, _size(nodes))
-        check_range('nodes', nodes, count, 'the nodes')
-        count = nodes.numel()
-    levels = state[9].size(0)
-    size = _size(weights)
+    levels, size = state[9].size(0), weights.numel()
     if levels != max(size - 2, 0) or not size:
         raise ValueError(f"'weights' needs those of {levels + 1} levels")
-    _ops.live_rows.default(
-        state,
-        _check_host('weights', weights, torch.float64, size),
-        nodes,
-        _check_own('z', z, torch.float64, count, columns),
-    )
+    _ops.live_rows.default(state, weights, nodes, z)
 
 
-def live_mark(state: list[Tensor], nodes: Tensor, mark: Tensor) -> None:
+@_op()
+def live_mark(
+    state: NamedState,
+    nodes: List,
+    mark: Annotated[Tensor, Form(torch.bool, 'num_names', own=True)],
+) -> None:
     """Mark the receivers of some nodes, in place.
 
     Args:
@@ -1124,16 +968,12 @@ def live_mark(state: list[Tensor], nodes: Tensor, mark: Tensor) -> None:
         nodes (Tensor): int64.
         mark (Tensor): bool, one for each name; what is marked stays so.
     """
-    count = int(_check_live(state)[6][0])
-    _ops.live_mark.default(
-        state,
-        _check_host('nodes', nodes, torch.int64, _size(nodes)),
-        _check_own('mark', mark, torch.bool, count),
-    )
+    _ops.live_mark.default(state, nodes, mark)
 
 
+@_op()
 def live_net(
-    state: list[Tensor], events: Tensor, most: float
+    state: State, events: Events, most: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Play events, and return the changes that are left in the end.
 
@@ -1152,21 +992,19 @@ def live_net(
         its edge is there, and 3 (with a node in place of the position) too
         many neighbours.
     """
-    events = _check_host('events', events, torch.int64, 3, _size(events) // 3)
-    return _ops.live_net.default(
-        _check_live(state), events, check_number('most', most)
-    )
+    return _ops.live_net.default(state, events, most)
 
 
+@_op()
 def live_edit(
-    state: list[Tensor],
-    arcs: Tensor,
-    loops: Tensor,
-    nodes: Tensor,
-    num_nodes: int,
-    named: Tensor,
-    values: Tensor,
-    edits: int,
+    state: State,
+    arcs: Events,
+    loops: Annotated[Tensor, Form(_LONG, 'num_loops')],
+    nodes: Annotated[Tensor, Form(_LONG, 'num_nodes')],
+    num_nodes: Natural,
+    named: List,
+    values: Annotated[Tensor, Form(None, 'num_listed', 'num_columns')],
+    edits: Natural,
 ) -> int:
     """Put the changes of :func:`live_net` in force, sums included, in place.
 
@@ -1184,31 +1022,23 @@ def live_edit(
         int: 0, or how many entries a pool of rows lacks: then nothing has
         changed.
     """
-    x = _check_live(state)[8]
-    check_integer('num_nodes', num_nodes, 0, x.size(0))
-    dtype, count = torch.int64, _size(named)
+    check_integer('num_nodes', num_nodes, 0, state[8].size(0))
     return _ops.live_edit.default(
-        state,
-        _check_host('arcs', arcs, dtype, 3, _size(arcs) // 3),
-        _check_host('loops', loops, dtype, _size(loops)),
-        _check_host('nodes', nodes, dtype, _size(nodes)),
-        num_nodes,
-        _check_host('named', named, dtype, count),
-        _check_host('values', values, x.dtype, count, x.size(1)),
-        check_integer('edits', edits, 0),
+        state, arcs, loops, nodes, num_nodes, named, values, edits
     )
 
 
+@_op()
 def push_rows(
-    rows: OpenRows,
-    seeds: Tensor,
-    recv: Tensor,
-    send: Tensor,
-    theta: float,
-    follow: float,
-    z: Tensor,
-    residue: Tensor,
-    x: Tensor | None = None,
+    rows: Open,
+    seeds: List,
+    recv: Nodes,
+    send: Nodes,
+    theta: Positive,
+    follow: Follow,
+    z: OwnRows,
+    residue: OwnRows,
+    x: Wide | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     r"""Pushes residues until every row is within its limit, in place.
 
@@ -1237,35 +1067,29 @@ def push_rows(
         changed, and these as they were before; the nodes that were pushed,
         and their rows of :obj:`z` before; and the number of pushes.
     """
-    start, length, col = _check_open(rows)
-    _check_follow(follow)
-    n, dtype = _size(start), torch.float64
-    columns = (z.shape[1:2] or (1,)) if isinstance(z, Tensor) else (1,)
     return _ops.push_rows.default(
-        start,
-        length,
-        col,
-        _check_host('seeds', seeds, torch.int64, _size(seeds)),
-        _check_host('recv', recv, dtype, n),
-        _check_host('send', send, dtype, n),
-        check_positive('theta', theta),
-        follow,
-        _check_own('z', z, dtype, n, *columns),
-        _check_own('residue', residue, dtype, n, *columns),
-        None if x is None else _check_host('x', x, dtype, n, *columns),
+        *(*rows, seeds, recv, send, theta, follow, z, residue, x),
         1 - follow,
     )
 
 
 LOSS_HEADS = ('ovr', 'softmax', 'squared')
+Head = Annotated[str, OneOf(LOSS_HEADS)]
+Rows = Annotated[Tensor, Form(_DOUBLE, 'n', 'd')]
+Targets = Annotated[Tensor, Form(_DOUBLE, 'n', 'num_outputs')]
+Weights = Annotated[Tensor, Form(_DOUBLE, 'd', 'num_outputs')]
 
 
+@_op()
 def loss_gradient(
-    Z: Tensor,
-    Y: Tensor,
-    W: Tensor,
-    head: str,
-    columns: Tensor | None = None,
+    Z: Rows,
+    Y: Targets,
+    W: Weights,
+    head: Head,
+    columns: Annotated[
+        Tensor, Form(_LONG, 'k', below='num_outputs: the outputs')
+    ]
+    | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The gradient of the loss of a linear head, in one pass over the rows.
 
@@ -1291,29 +1115,23 @@ def loss_gradient(
         tuple[Tensor, Tensor]: of these outputs the gradient, ``[d, k]``, and
         the sums of the squares of :math:`G`, ``[k]``.
     """
-    Z, Y, W = _check_loss(Z, Y, W, head)
-    if columns is not None:
-        columns = _check_host('columns', columns, torch.int64, _size(columns))
-        check_range('columns', columns, W.size(1), 'the outputs')
-        if head == 'softmax':
-            raise ValueError(
-                "'columns' needs outputs that do not depend on each other "
-                "(got head='softmax')"
-            )
-    value, squares = _ops.loss_gradient.default(
-        Z, Y, W, LOSS_HEADS.index(head), columns
-    )
-    return value, squares
+    if columns is not None and head == 'softmax':
+        raise ValueError(
+            "'columns' needs outputs that do not depend on each other "
+            "(got head='softmax')"
+        )
+    return _ops.loss_gradient.default(Z, Y, W, LOSS_HEADS.index(head), columns)
 
 
+@_op()
 def loss_change(
-    Z: Tensor,
-    Y: Tensor,
-    rows: Tensor,
-    old: Tensor,
-    old_Y: Tensor,
-    W: Tensor,
-    head: str,
+    Z: Rows,
+    Y: Targets,
+    rows: List,
+    old: Annotated[Tensor, Form(_DOUBLE, 'k', 'd')],
+    old_Y: Annotated[Tensor, Form(_DOUBLE, 'k', 'num_outputs')],
+    W: Weights,
+    head: Head,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""The change of the gradient of a linear head when rows do.
 
@@ -1334,23 +1152,17 @@ def loss_change(
         the sums of the squares of all slopes, new and old, by output; and the
         squares of the Frobenius norms of the new rows and of the old ones.
     """
-    Z, Y, W = _check_loss(Z, Y, W, head)
-    count = len(old) if _is_matrix(old) else 1
-    rows = _check_host('rows', rows, torch.int64, _size(rows))
-    value, squares, sizes = _ops.loss_change.default(
-        Z,
-        Y,
-        rows,
-        _check_host('old', old, W.dtype, count, W.size(0)),
-        _check_host('old_Y', old_Y, W.dtype, count, W.size(1)),
-        W,
-        LOSS_HEADS.index(head),
+    return _ops.loss_change.default(
+        Z, Y, rows, old, old_Y, W, LOSS_HEADS.index(head)
     )
-    return value, squares, sizes
 
 
+@_op()
 def quasi_newton(
-    grad: Tensor, inverse: Tensor, past: Tensor, count: int
+    grad: Weights,
+    inverse: Annotated[Tensor, Form(_DOUBLE, 'num_outputs', 'd', 'd')],
+    past: Annotated[Tensor, Form(_DOUBLE, 'm', 2, 'd', 'num_outputs')],
+    count: int,
 ) -> Tensor:
     r"""A step from a gradient by BFGS, for every output by itself.
 
@@ -1368,34 +1180,8 @@ def quasi_newton(
     Returns:
         Tensor: the step, to be subtracted: as :obj:`grad`.
     """
-    d, outputs = grad.shape if _is_matrix(grad) else (1, 1)
-    most = len(past) if isinstance(past, Tensor) and past.dim() else 0
-    dtype = torch.float64
-    return _ops.quasi_newton.default(
-        _check_host('grad', grad, dtype, d, outputs),
-        _check_host('inverse', inverse, dtype, outputs, d, d),
-        _check_host('past', past, dtype, most, 2, d, outputs),
-        check_integer('count', count, 0, most),
-    )
-
-
-def _check_loss(
-    Z: Tensor, Y: Tensor, W: Tensor, head: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    # Rows, their targets and weights of the same outputs, as matrices.
-    check_choice('head', head, LOSS_HEADS)
-    n, d = Z.shape if _is_matrix(Z) else (1, 1)
-    outputs = (W.shape[1:2] or (1,)) if isinstance(W, Tensor) else (1,)
-    dtype = torch.float64
-    return (
-        _check_host('Z', Z, dtype, n, d),
-        _check_host('Y', Y, dtype, n, *outputs),
-        _check_host('W', W, dtype, d, *outputs),
-    )
-
-
-def _is_matrix(tensor: Tensor) -> bool:
-    return isinstance(tensor, Tensor) and tensor.dim() == 2
+    check_integer('count', count, 0, len(past))
+    return _ops.quasi_newton.default(grad, inverse, past, count)
 
 
 def row_linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -114,7 +114,15 @@ entry(
         'order': torch.arange(N).flip(0),
         'rows': torch.tensor([0, 2]),
     },
-    Row('half', {'x': torch.ones(N, 2).double()}, "'half'"),
+    Row(
+        'half',
+        {
+            'x': torch.ones(N, 2).double(),
+            **dict.fromkeys(('recv', 'send'), torch.ones(N).double()),
+            'scale': None,
+        },
+        "'half'",
+    ),
     Row('scale', {'half': False}, "'scale'"),
     Row('rows over x', {'in_place': True}, "'in_place'"),
     names={'rowptr': "'(rowptr|x|recv)'", 'col': "'(col|rowptr)'"},

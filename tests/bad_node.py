@@ -454,6 +454,12 @@ def fitted() -> Any:
     return classifier().fit(nodes_data())
 
 
+def waiting() -> Any:
+    model = fitted()
+    model.update(Update(edges=missing()))
+    return model
+
+
 def state(**changes: Any) -> dict[str, Any]:
     made = fitted().state_dict()
     for name, value in changes.items():
@@ -490,6 +496,7 @@ entry(
     encoder=values(3, 'a', [1]),
     encoder_is_public=values(3, None, 'a'),
     tol=POSITIVE,
+    max_pending=integer(0),
     seed=SEED,
     names={
         't': "'t'",
@@ -511,6 +518,7 @@ entry(
     train_nodes=tensor(
         rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
     ),
+    classes=values(3, 'a', [0], [0, 1, 1], [0, 1, -1], [0, 1, 2.5]),
 )
 WANTED = tensor(
     rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
@@ -548,7 +556,42 @@ for name in ('remove', 'plan'):
             'class 0 without',
         ),
         request=REQUEST,
-        names={'request': "'requests?'|node 99|node 5|the request"},
+        names={
+            'request': "'(requests?|remove|update)'|node 99|node 5|the request"
+        },
+    )
+EDGE = undirected()[:, :1]
+for given in ('update', 'release'):
+    entry(
+        f'unlearning.NodeClassifier.{given}',
+        lambda given=given: (
+            (fitted(), {'update': Update(edges=missing())})
+            if given == 'update'
+            else (waiting(), {})
+        ),
+        *(
+            ()
+            if given == 'release'
+            else (
+                Row('an edge', {'update': Update(edges=EDGE)}, 'edge'),
+                Row('a graph', {'update': Update(graph=1)}, "'graph'"),
+                Row(
+                    'a class',
+                    {'update': RemovalRequest(labels=[0, 2])},
+                    'class 0 without',
+                ),
+            )
+        ),
+        reference=values(3, ['a'], 'a' * 31),
+        **(
+            {}
+            if given == 'release'
+            else {
+                'update': values(3, 'a', [3], RemovalRequest(graphs=[0])),
+                'release': values(3, None, 'a'),
+                'names': {'update': "'(update|remove)'"},
+            }
+        ),
     )
 entry(
     'unlearning.NodeClassifier.load_state_dict',
@@ -575,7 +618,12 @@ entry(
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
 )
-for name in ('NodePlan', 'NodeUnlearnReport', 'NodeVerifyReport'):
+for name in (
+    'NodeAdditionReport',
+    'NodePlan',
+    'NodeUnlearnReport',
+    'NodeVerifyReport',
+):
     EXEMPT[f'unlearning.{name}'] = RESULT
 
 
@@ -658,6 +706,22 @@ entry(
     ),
     num_users=values(None, 'a', 0, -1, 1.5, 2),
     num_items=values(None, 'a', 0, -1, 1.5, 3),
+    edge_type=values(3, 'a'),
+)
+entry(
+    'unlearning.Recommender.choose',
+    lambda: {
+        'interactions': torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 3]]),
+        'num_users': 3,
+        'num_items': 4,
+        'exponents': [(0.5, 0.5, 0.5)],
+        'share': 0.5,
+    },
+    interactions=values(3, None, 'a', torch.zeros(2, 2)),
+    num_users=values(None, 'a', 0, -1, 1.5),
+    num_items=values(None, 'a', 0, -1, 1.5),
+    exponents=values(3, 'a', [], [3], [(0.5, 0.5)], [(0.5, 0.5, 2.1)]),
+    k=integer(1),
     edge_type=values(3, 'a'),
 )
 for name in ('plan', 'remove'):

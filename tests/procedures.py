@@ -46,6 +46,7 @@ from pyg_trust.unlearning import (
     ShardedUnlearner,
 )
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
+from pyg_trust.update import NewNodes, Update
 
 
 @dataclass
@@ -703,6 +704,27 @@ FORGET = RemovalRequest(nodes=[3, 9], edges=[(20, 21)], features=[1])
 PROCEDURES['NodeClassifier.remove'] = Procedure(
     lambda folder: node_classifier().fit(cycle(40)),
     lambda model, bar: without_root(model.remove(FORGET)),
+    nodes_classified,
+    is_honest,
+    shows=-1,
+)
+COMING = Update(
+    nodes=NewNodes(torch.eye(5)[:2], torch.tensor([1, -1])),
+    edges=torch.tensor([[40, 7], [41, 30]]),
+    features=(torch.tensor([6]), torch.eye(5)[:1]),
+    labels=(torch.tensor([8]), torch.tensor([1])),
+)
+WAITING = Update(nodes=torch.eye(5)[:2], edges=torch.tensor([[40], [2]]))
+PROCEDURES['NodeClassifier.update'] = Procedure(
+    lambda folder: node_classifier().fit(cycle(40)),
+    lambda model, bar: without_root(model.update([FORGET, COMING])),
+    nodes_classified,
+    is_honest,
+    shows=-1,
+)
+PROCEDURES['NodeClassifier.update, of additions'] = Procedure(
+    lambda folder: node_classifier().fit(cycle(40)),
+    lambda model, bar: model.update(WAITING),
     nodes_classified,
     is_honest,
     shows=-1,

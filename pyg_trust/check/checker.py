@@ -468,6 +468,8 @@ def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
         yield UNKNOWN, f'{RESIDUAL}: the data are without weights'
     if proof is None and any('labels' in part for part in request.values()):
         yield UNKNOWN, 'data: whether a label is used in training'
+    if any('changed_' in name for part in request.values() for name in part):
+        yield UNKNOWN, 'data: whether what was replaced is gone'
     yield (
         FAILS if left else HOLDS,
         f'data: {left[0]} is still there'
@@ -479,9 +481,7 @@ def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
 def _still_there(
     name: str, part: Mapping[str, Any], graph: Mapping[str, Any] | None
 ) -> Iterator[str]:
-    if graph is None:
-        return
-    if part.get('whole'):
+    if graph is not None and part.get('whole'):
         yield f'graph {name}'
-        return
-    yield from left_over(graph, part, f' of graph {name}')
+    elif graph is not None:
+        yield from left_over(graph, part, f' of graph {name}')

@@ -14,6 +14,7 @@ from .tensors import Sparse, Tensor
 
 # What a request removes of a graph, by kind.
 _PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels', 'again'}
+_PARTS |= {'changed_features', 'changed_labels'}
 # Fields whose first dimension is the nodes, as PyG counts them.
 _OF_NODES = ('x', 'feat', 'pos', 'batch', 'node_type', 'n_id', 'tf')
 

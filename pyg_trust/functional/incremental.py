@@ -31,6 +31,8 @@ from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
 
+_NONE = torch.empty(0, dtype=torch.int64)
+
 
 def degree_power(degree: Tensor, exponent: float) -> Tensor:
     r"""Powers :math:`d^{e}` of degrees, with :math:`0` at degree 0.
@@ -83,7 +85,7 @@ def bare(
         bound=1.0,
         bits=1,
         directed=directed,
-        gone=torch.empty(0, dtype=torch.int64) if gone is None else gone,
+        gone=_NONE if gone is None else gone,
     )
 
 
@@ -134,6 +136,8 @@ class SeriesState:
         self.alpha = alpha
         self.theta = theta
         self._interrupted = False
+        # The nodes that the last edit pushed, some twice.
+        self.pushed = _NONE
         self.z = torch.zeros_like(self.x)
         self.residue = alpha * self.x
         self._push(torch.arange(graph.num_nodes))
@@ -167,17 +171,23 @@ class SeriesState:
         """The edges by name, without added self-loops: ``[2, m]``."""
         return self.graph.edge_index()
 
-    def play(self, steps: Sequence[Step]) -> tuple[Tensor, int]:
+    def play(
+        self, steps: Sequence[Step], journal: Journal | None = None
+    ) -> tuple[Tensor, int]:
         """Edit graph and features, as :meth:`.Sums.play`."""
-        self.mend()
-        first = self.num_nodes
+        if journal is None:
+            self.mend()
+        first, self.journal = self.num_nodes, journal or Journal()
+        self.pushed = _NONE
         try:
             touched = [part for step in steps for part in self._play(step)]
         except BaseException:
-            self.mend()
+            if journal is None:
+                self.mend()
             raise
-        self.journal.clear()
-        return torch.cat(touched).unique(), first
+        if journal is None:
+            self.journal.clear()
+        return torch.cat([_NONE, *touched]).unique(), first
 
     def mend(self) -> None:
         """Undo an edit that was interrupted."""
@@ -226,7 +236,9 @@ class SeriesState:
             start, length, col = self.graph.sending
             near = ranges(start[structure], length[structure])
             nodes = torch.cat([structure, nodes, col[near].long()]).unique()
-        return self._push(nodes, self.x)
+        pushed = self._push(nodes, self.x)
+        self.pushed = torch.cat([self.pushed, pushed])
+        return pushed
 
     def _take(
         self, structure: Tensor, features: Tensor, x: Tensor | None

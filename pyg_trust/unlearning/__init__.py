@@ -5,6 +5,7 @@ from pyg_trust.unlearning.baselines import GINClassifier
 from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.recommender import Recommender
 from pyg_trust.unlearning.reports import (
+    NodeAdditionReport,
     NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
@@ -27,6 +28,7 @@ from pyg_trust.unlearning.store import ShardStore
 
 __all__ = [
     'GINClassifier',
+    'NodeAdditionReport',
     'NodeClassifier',
     'NodePlan',
     'NodeUnlearnReport',

@@ -22,6 +22,7 @@ from torch_geometric.data import Data
 
 from pyg_trust import files, noise
 from pyg_trust._checks import (
+    Natural,
     OneOf,
     check_instance,
     check_nodes,
@@ -43,29 +44,35 @@ from pyg_trust.functional.newton import refine
 from pyg_trust.functional.sums import BOUND, check_measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import Part, RemovalRequest
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.unlearning.node_checks import (
     evidence,
     feature_error,
+    named,
     proved_by_kernel,
     setting,
     still_named,
 )
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
+from pyg_trust.unlearning.node_parts import Change, Edit, Settings
 from pyg_trust.unlearning.node_solving import Model, NodeSolver
-from pyg_trust.unlearning.node_state import Change, NodeState, Settings
+from pyg_trust.unlearning.node_state import NodeState
 from pyg_trust.unlearning.reports import (
     SAME,
+    NodeAdditionReport,
     NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
 )
+from pyg_trust.update import Update
 
 FEATURES = ('exact', 'push')
 SERIES = ('appnp', 'ppr', 'single_target')
 # Beyond, the grid of sums is coarser than 1.
 MOST_BOUND = 2.0**43
+
+_NONE = torch.empty(0, dtype=torch.int64)
 
 MAX_STEPS = 20
 # A fresh factor takes about so many steps. What the others cost is added up,
@@ -164,6 +171,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             the data; without it nothing could be promised.
             (default: :obj:`False`)
         tol (float): the residual of exact solves. (default: :obj:`1e-8`)
+        max_pending (int): how many nodes and edges may come before a release
+            has to see them. (default: :obj:`1_000`)
         seed (int, optional): makes the noise repeatable, and the release not
             private. (default: :obj:`None`)
 
@@ -214,6 +223,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         encoder: Callable[[Tensor], Tensor] | None = None,
         encoder_is_public: bool = False,
         tol: float = 1e-8,
+        max_pending: Natural = 1_000,
         seed: int | None = None,
     ) -> None:
         super().__init__(
@@ -257,6 +267,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         self.head = head
         self.features = features
         self.encoder = encoder
+        self.max_pending = max_pending
         self._settings = Settings(
             self.measure,
             None if alpha is None else float(alpha),
@@ -271,7 +282,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @editing
     def fit(
-        self, data: Data, train_nodes: Tensor | None = None
+        self,
+        data: Data,
+        train_nodes: Tensor | None = None,
+        *,
+        classes: Sequence[int] | None = None,
     ) -> 'NodeClassifier':
         """Propagate, train and release; nodes are named by their positions.
 
@@ -285,6 +300,9 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 ``train_mask``.
             train_nodes (Tensor, optional): the training nodes, int64 indices
                 or a mask, in place of ``train_mask``. (default: :obj:`None`)
+            classes (list[int], optional): the labels that there are and those
+                that may come; by default those of the training nodes, of
+                which none may lose its last one. (default: :obj:`None`)
 
         Raises:
             TypeError, ValueError: on a graph that is weighted or has
@@ -308,11 +326,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             raise ValueError(
                 "'data' needs to be undirected for features='push'"
             )
-        classes, y = read_classes(data, train_nodes)
-        x = read_features(data)
-        if self.encoder is not None:
-            x = encode(self.encoder, x)
-        state = NodeState(self._settings, classes, graph, x.double(), y)
+        found, y = read_classes(data, train_nodes, classes)
+        x = self._encoded(read_features(data))
+        declared = classes is not None
+        settings = self._settings
+        state = NodeState(settings, found, graph, x, y, declared=declared)
         releases, lineage = 0, Lineage()
         if self._model is not None:
             releases = self._model.releases
@@ -396,7 +414,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             nodes (Tensor): int64 indices or a mask.
             y (Tensor): int64: the labels of all nodes, by name.
         """
-        check_tensor('y', y, torch.int64, (self._fitted.data.place.numel(),))
+        count = self._fitted.data.graph.num_nodes
+        check_tensor('y', y, torch.int64, (count,))
         nodes = check_nodes('nodes', nodes, y.numel())
         return float((self.predict(nodes) == y[nodes]).double().mean())
 
@@ -405,23 +424,67 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     @property
     @synchronized
     def num_train(self) -> int:
-        """The number of training nodes that remain."""
+        """The number of training nodes that the released weights know."""
         return self._fitted.data.num_train
 
     @property
     @synchronized
+    def pending(self) -> int:
+        """The number of nodes and edges that came since the last release."""
+        return self._fitted.data.num_pending
+
+    @property
+    @synchronized
     def graph(self) -> CSRGraph:
-        """The remaining graph; removed nodes have no edges."""
+        """The present graph; removed nodes have no edges."""
         graph = self._fitted.data.graph
         return CSRGraph.from_edge_index(graph.edge_index(), graph.num_nodes)
 
     @property
     @synchronized
     def nodes(self) -> Tensor:
-        """The names of the nodes that remain: int64."""
+        """The names of the present nodes: int64."""
         return self._fitted.data.graph.alive.nonzero().view(-1)
 
-    # Removal ################################################################
+    # Updates ################################################################
+
+    @editing
+    def update(
+        self,
+        update: Update | RemovalRequest | Sequence[Any],
+        *,
+        release: bool = False,
+        reference: str = '',
+    ) -> NodeUnlearnReport | NodeAdditionReport:
+        """Remove, add and change, as one: all of it or nothing.
+
+        Predictions use the present graph and features at once. Removals and
+        changes end with a release, since the weights know what went; so do
+        additions beyond ``max_pending`` or with a reference. Other additions
+        wait for the next release: each one spends budget of all who were
+        removed.
+
+        A release follows with the weights until the residual is a hundredth
+        of the budget, and adds fresh noise. The promise is that of a fit of
+        the present data.
+
+        Args:
+            update (Update, RemovalRequest or list): what goes, comes and
+                changes, by name; a list makes at most one release.
+            release (bool): whether additions alone are released, too.
+                (default: :obj:`False`)
+            reference (str): of the batch that asks for it, 32 hexadecimal
+                digits, for the line of the ledger. (default: :obj:`''`)
+
+        Raises:
+            TypeError: on anything else.
+            ValueError: if something is not there, or there already, or does
+                not fit; or if a class would be left without a training node.
+            BudgetExceededError: with ``on_exceed='raise'``, if steps do not
+                meet the budget; else if retraining does not come to an end.
+        """
+        check_instance('release', release, bool)
+        return self._updated(update, release, reference)
 
     @editing
     def remove(
@@ -430,61 +493,89 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         *,
         reference: str = '',
     ) -> NodeUnlearnReport:
-        """Remove the named items and make one release.
-
-        Edits the graph, recomputes the rows that this touches, follows with
-        the weights until the residual is a hundredth of the budget, and adds
-        fresh noise. If anything fails or interrupts it, everything is as
-        before.
+        """Remove the named items and make one release: an :meth:`update`.
 
         Args:
             request (RemovalRequest or list[RemovalRequest]): what to forget,
                 in the names that :meth:`fit` saw; several make one release.
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            reference (str): as in :meth:`update`. (default: :obj:`''`)
 
         Raises:
             TypeError: on another request.
-            ValueError: if something is not there or was removed before, or if
-                a class would be left without a training node.
-            BudgetExceededError: with ``on_exceed='raise'``, if steps do not
-                meet the budget; else if retraining does not come to an end.
+            ValueError, BudgetExceededError: as :meth:`update`.
         """
+        whole = _whole(request)
+        report = self._updated(whole, True, reference)
+        assert isinstance(report, NodeUnlearnReport)
+        return report
+
+    @editing
+    def release(self, *, reference: str = '') -> NodeUnlearnReport:
+        """Make a release that knows all additions.
+
+        Args:
+            reference (str): as in :meth:`update`. (default: :obj:`''`)
+
+        Raises:
+            ValueError: if nothing is pending: a release that changes nothing
+                would spend budget.
+        """
+        if not self._fitted.data.num_pending:
+            raise ValueError('a release needs additions that are pending')
+        report = self._updated(Update(), True, reference)
+        assert isinstance(report, NodeUnlearnReport)
+        return report
+
+    def _updated(
+        self, update: Any, release: bool, reference: str
+    ) -> NodeUnlearnReport | NodeAdditionReport:
         model = self._fitted
-        part = _part(request)
         model.ledger.check_reference(reference)
-        model.data.check(part)
+        data, edits = model.data, self._edits(update)
+        alone = all(edit.only_adds for edit in edits)
+        if self.noise != 'output' and not all(e.only_removes for e in edits):
+            raise TypeError(
+                "'update' needs removals alone (got others): the method as "
+                'published has nothing else'
+            )
         try:
             self._editing = model
-            new, report = self._forget(model, part, reference)
+            for edit in edits:
+                data.play(edit)
+            waits = data.num_pending <= self.max_pending
+            if alone and waits and not (release or reference):
+                new = model._replace(lineage=model.lineage.next())
+                rows = torch.cat([_NONE, *data.pending.named]).unique()
+                report: NodeUnlearnReport | NodeAdditionReport
+                report = NodeAdditionReport(data.num_pending, rows.numel())
+            else:
+                new, report = self._forget(model, edits, reference)
             # Model, data and account at once.
             self._model = new
         finally:
             self._settle()
-        data = new.data
         if 4 * data.num_train < 3 * data.names.numel():
             data.compact()
         return report
 
     @editing
     def plan(
-        self, request: RemovalRequest | Sequence[RemovalRequest]
+        self, request: Update | RemovalRequest | Sequence[Any]
     ) -> NodePlan:
-        """Estimate the work of :meth:`remove`, and change nothing.
+        """Estimate the work of an update with a release, and change nothing.
 
-        Costs the features of a removal, and no step.
+        Costs the features of the update, and no step.
 
         Args:
-            request (RemovalRequest or list[RemovalRequest]): as in
-                :meth:`remove`.
+            request (Update, RemovalRequest or list): as in :meth:`update`.
         """
         model = self._fitted
-        part = _part(request)
-        data = model.data
-        data.check(part)
+        data, edits = model.data, self._edits(request)
         try:
             self._editing = model
-            change, _, gradient = self._edited(model, part)
+            for edit in edits:
+                data.play(edit)
+            change, _, gradient = self._followed(model)
             hold = gradient.norm.upper <= self._goal(data)
             return NodePlan(
                 action='hold' if hold else 'refine',
@@ -525,15 +616,17 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         that far from those before the noise as it should make them; and looks
         for what should be gone.
         """
-        model = self._fitted
-        data = model.data
+        now = self._fitted
+        # What came since the last release is not in its weights.
+        data = now.data.fitted()
+        model = now._replace(data=data)
         fresh, ids = data.scratch()
         problem = fresh.problem(self._goal(data), model.B)
         residual = problem.gradient(model.W).norm
         measured, upper = residual
         # Exact retraining, without noise.
         exact = self._solved(fresh, model.B)
-        error, most = feature_error(data, fresh, ids)
+        error, most = feature_error(now.data, fresh, ids)
         every = torch.arange(ids.numel())
         found = self._compared(
             model,
@@ -548,7 +641,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         if bound == 0:
             # The release was retrained: compare with a fit.
             holds = measured <= max(self._goal(data), upper - measured)
-        leftovers = (*data.leftovers(), *still_named(model))
+        leftovers = (*now.data.leftovers(), *still_named(now))
         if model.seals.differing(data.blocks()) or not model.is_sealed:
             leftovers += ('the state is not that of the ledger',)
         return NodeVerifyReport(
@@ -561,7 +654,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             feature_error_bound=most,
             residual=upper,
             bound_holds=holds,
-            frozen_factor=model.frozen,
+            frozen_factor=now.frozen,
             leftovers=leftovers,
             **found,
             **proved_by_kernel(model, self.release_std, upper <= bound),
@@ -586,7 +679,9 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             ValueError: with ``features='push'``, of which the kernel proves
                 nothing.
         """
-        arrays = evidence(self._fitted, self.release_std)
+        model = self._fitted
+        model = model._replace(data=model.data.fitted())
+        arrays = evidence(model, self.release_std)
         if arrays is None:
             raise ValueError(
                 "'save_for_check' needs features='exact' and noise='output': "
@@ -632,12 +727,75 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             )
         return nodes
 
-    def _edited(
-        self, model: Model, part: Part
-    ) -> tuple[Change, Problem, Gradient]:
-        # The data without a part, and the gradient at the old weights.
+    def _encoded(self, x: Tensor) -> Tensor:
+        if self.encoder is not None and x.size(0):
+            x = encode(self.encoder, x)
+        return x.double()
+
+    def _edits(self, update: Any) -> list[Edit]:
+        # Removals that follow one another are one: an edge of a node that
+        # goes may be named beside it.
+        edits: list[Edit] = []
+        removals: list[RemovalRequest] = []
+        given = Update.of(update)
+        if not given:
+            raise ValueError("'update' needs to hold an update (got none)")
+        for each in (*given, None):
+            if each is not None and each.remove and _removes_only(each):
+                removals.append(each.remove)
+                continue
+            if removals:
+                whole = RemovalRequest.batch(removals)
+                edits.append(Edit(Update(remove=whole).part))
+                removals = []
+            if each is not None:
+                edits.append(self._edit(each))
+        return edits
+
+    def _edit(self, update: Update) -> Edit:
+        data = self._fitted.data
+        columns = data.shape[0]
+        if update.graphs or update.graph:
+            raise ValueError(
+                "'graphs' and 'graph' need a classifier of graphs"
+            )
+
+        def features(name: str, x: Tensor) -> Tensor:
+            x = self._encoded(x.cpu())
+            check_tensor(name, x, None, (x.size(0), columns), finite=True)
+            return x
+
+        def positions(name: str, y: Tensor) -> Tensor:
+            known = torch.tensor(data.classes)
+            other = y[(y >= 0) & ~torch.isin(y, known)]
+            if other.numel():
+                raise ValueError(
+                    f"'{name}' needs labels of 'classes', {data.classes} (got "
+                    f'{int(other[0])}): give those that may come to fit()'
+                )
+            return torch.where(y < 0, -1, torch.searchsorted(known, y))
+
+        edges = update.arcs(data.graph.undirected)
+        edit = Edit(update.part, edges=edges)
+        new, changed, given = update.nodes, update.features, update.labels
+        if new is not None and new.x.size(0):
+            assert new.y is not None
+            assert new.train is not None
+            y = positions('nodes', torch.where(new.train, new.y, -1))
+            x = features('nodes', new.x)
+            edit = edit._replace(x=x, y=y, new=new)
+        if changed is not None and changed[0].numel():
+            x = features('features', changed[1])
+            edit = edit._replace(features=(changed[0], x))
+        if given is not None and given[0].numel():
+            y = positions('labels', given[1])
+            edit = edit._replace(labels=(given[0], y))
+        return edit
+
+    def _followed(self, model: Model) -> tuple[Change, Problem, Gradient]:
+        # The training rows as the data are, and the gradient at old weights.
         data = model.data
-        change = data.forget(part, model.W, model.gradient)
+        change = data.follow(model.W, model.gradient)
         problem = data.problem(self._goal(data), model.B)
         return change, problem, change.gradient or problem.gradient(model.W)
 
@@ -660,10 +818,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         return Step(action, iterations, W, gradient, factor, upper)
 
     def _forget(
-        self, model: Model, part: Part, reference: str
+        self, model: Model, edits: list[Edit], reference: str
     ) -> tuple[Model, NodeUnlearnReport]:
         data, B = model.data, model.B
-        change, problem, start = self._edited(model, part)
+        request = named(model, edits)
+        change, problem, start = self._followed(model)
         goal = self._goal(data)
         step = self._step(model, problem, start, goal)
         action, iterations, W, gradient, factor, bound = step
@@ -706,8 +865,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         fresh = factor is not model.factor
         if fresh:
             factor = factor.kept()
-        request = part.to_dict()
-        seals = model.seals.replaced(data.blocks(_names(change, part)))
+        seals = model.seals.replaced(data.blocks(change.named))
         ledger = model.ledger.copy()
         new = model._replace(
             ledger=ledger,
@@ -740,7 +898,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             gradient_change=start.norm.measured,
             # 0 if compared with a fit by the same program, which has it too.
             residual=gradient.norm.measured * (spent > 0),
-            feature_error=data.feature_error,
+            # Where estimates are held, the residual is of exact solves.
+            feature_error=0.0,
             bound=bound,
             budget=self._allowed(self.budget, data.mu),
             distance_bound=bound / data.mu,
@@ -785,7 +944,12 @@ def _measure(
     return make_measure(measure, None, alpha=alpha, t=t, levels=levels)
 
 
-def _part(request: Any) -> Part:
+def _removes_only(update: Update) -> bool:
+    came = update.nodes, update.features, update.labels
+    return came == (None,) * 3 and not (update.edges.numel() or update.graphs)
+
+
+def _whole(request: Any) -> Update:
     if isinstance(request, Sequence) and not isinstance(request, str):
         request = RemovalRequest.batch(request)
     check_instance('request', request, RemovalRequest)
@@ -794,11 +958,4 @@ def _part(request: Any) -> Part:
             "'request' needs to name nodes, edges, features or labels of "
             f'graph 0, the only one (got graphs {request.graphs})'
         )
-    return request.parts[0]
-
-
-def _names(change: Change, part: Part) -> Tensor:
-    # The nodes whose data have changed, some twice.
-    ends = (node for edge in part.arcs for node in edge)
-    named = (*part.nodes, *part.features, *part.labels, *ends)
-    return torch.cat([torch.tensor(named).long(), change.named])
+    return Update(remove=request)

@@ -1,15 +1,22 @@
 """Checks that verify a node classifier."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_trust.functional.incremental import SeriesState
+from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import removal
+from pyg_trust.removal import Part, still_removed
 from pyg_trust.unlearning.certified import proved
+from pyg_trust.unlearning.node_parts import Edit, Settings
 from pyg_trust.unlearning.node_solving import Model
-from pyg_trust.unlearning.node_state import NodeState, Settings
+from pyg_trust.unlearning.node_state import NodeState
+
+Arc = tuple[int, int]
 
 
 def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
@@ -97,47 +104,118 @@ def feature_error(
 ) -> tuple[float, float]:
     """Compute the error of the features, and its bound.
 
-    Args:
-        data (NodeState): what is held.
-        fresh (NodeState): of what remains, computed anew.
-        ids (Tensor): int64: the names of its nodes.
+    Fresh is what the weights have to fit, computed anew, of the names.
     """
-    if data.Z is None:
-        exact = fresh.levels.solve(fresh.levels.x, 1e-12)  # type: ignore
-        error = float((data.levels.rows(ids) - exact).norm())
+    now, names = data.scratch() if data.num_pending else (fresh, ids)
+    held = data.levels.rows(names)
+    if data.Z is None or fresh.Z is None:
+        assert isinstance(now.levels, SeriesState)
+        exact = now.levels.solve(now.levels.x, 1e-12)
+        error = float((held - exact).norm())
         return error, data.levels.error_bound + 1e-9
-    error = float((data.levels.rows(ids) - fresh.levels.rows()).abs().max())
+    error = float((held - now.levels.rows()).abs().max())
     there = data.names >= 0
     place = torch.full((data.place.numel(),), -1)
     place[ids] = torch.arange(ids.numel())
     row = fresh.place[place[data.names[there]]]
-    gap = data.Z[there] - fresh.Z[row]  # type: ignore[index]
+    gap = data.Z[there] - fresh.Z[row]
     return max(error, float(gap.abs().max())), 0.0
+
+
+def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
+    """Name what edits took away or replaced, and what came again.
+
+    Of the state in which they were played. What went and came again within
+    them is not named.
+    """
+    data, graph = model.data, model.data.graph
+    nodes, both, one = set[int](), set[Arc](), set[Arc]()
+    gone = {'features': set[int](), 'labels': set[int]()}
+    changed = {'features': set[int](), 'labels': set[int]()}
+    for edit in edits:
+        part = edit.part
+        nodes |= {*part.nodes}
+        both |= {*part.edges}
+        one |= {*part.directed_edges}
+        arcs = _arcs_of(edit.edges, graph)
+        again = {e for e in both if not arcs.isdisjoint((e, e[::-1]))}
+        both -= again
+        if not graph.undirected:
+            one |= {arc for e in again for arc in (e, e[::-1])}
+        one -= arcs
+        for name, given in (
+            ('features', edit.features),
+            ('labels', edit.labels),
+        ):
+            there = {*getattr(part, name)}
+            come = set[int]()
+            if given is not None:
+                out = given[1] < 0 if name == 'labels' else None
+                there |= set() if out is None else {*given[0][out].tolist()}
+                come = {*given[0].tolist()} - there
+            gone[name] = (gone[name] | there) - come
+            changed[name] = (changed[name] | come) - there
+    made: dict[str, list[Any]] = {'nodes': sorted(nodes)}
+    for name, items in gone.items():
+        made[name] = sorted(items - nodes)
+        made[f'changed_{name}'] = sorted(changed[name] - nodes)
+    for name, pairs in (('edges', both), ('directed_edges', one)):
+        held = sorted(e for e in pairs if nodes.isdisjoint(e))
+        made[name] = [list(e) for e in held]
+    past = _gone(model)
+    arcs = _there(graph, {*past.directed_edges} & _came(data))
+    anew = {
+        'directed_edges': [list(arc) for arc in sorted(arcs)],
+        'features': sorted(changed['features'] & {*past.features}),
+        'labels': sorted(changed['labels'] & {*past.labels}),
+    }
+    found: dict[str, Any] = {k: v for k, v in made.items() if v}
+    if any(anew.values()):
+        found['again'] = {k: v for k, v in anew.items() if v}
+    return found
 
 
 def still_named(model: Model) -> tuple[str, ...]:
     """List the items that are removed by the ledger and still in the data."""
-    data, found = model.data, []
-    graph = data.graph
-    for entry in model.ledger.entries:
-        part = entry.request
-        found += [f'node {v}' for v in part.get('nodes', []) if graph.alive[v]]
-        found += [
-            f'the feature row of node {v}'
-            for v in part.get('features', [])
-            if bool(data.levels.x[v].any())
-        ]
-        found += [
-            f'the label of node {v}'
-            for v in part.get('labels', [])
-            if int(data.place[v]) >= 0
-        ]
-        both = part.get('edges', [])
-        pairs = [*both, *(pair[::-1] for pair in both)]
-        pairs += part.get('directed_edges', [])
-        edges = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
-        found += [
-            f'edge {u} -> {v}'
-            for u, v in edges[:, graph.has_edges(edges)].t().tolist()
-        ]
-    return tuple(found)
+    data, gone = model.data, _gone(model)
+    held = {
+        'node': (gone.nodes, lambda v: bool(data.graph.alive[v])),
+        'the feature row of node': (
+            gone.features,
+            lambda v: bool(data.levels.x[v].any()),
+        ),
+        'the label of node': (gone.labels, data.trains),
+    }
+    found = [
+        f'{what} {v}'
+        for what, (names, there) in held.items()
+        for v in names
+        if there(v)
+    ]
+    left = _there(data.graph, {*gone.directed_edges} - _came(data))
+    return (*found, *(f'edge {u} -> {v}' for u, v in sorted(left)))
+
+
+def _gone(model: Model) -> Part:
+    # What the ledger says is gone, edges by direction.
+    lines = (line.request for line in model.ledger.entries)
+    found = still_removed(lines)
+    return Part() if found is None else found.parts[0]
+
+
+def _arcs_of(edges: Tensor, graph: Sums) -> set[Arc]:
+    arcs = {(u, v) for u, v in edges.t().tolist()}
+    return arcs | {(v, u) for u, v in arcs if graph.undirected}
+
+
+def _came(data: NodeState) -> set[Arc]:
+    # Every direction that came since the last release.
+    parts = (_arcs_of(part, data.graph) for part in data.pending.edges)
+    return set[Arc]().union(*parts)
+
+
+def _there(graph: Sums, arcs: set[Arc]) -> set[Arc]:
+    listed = sorted(arcs)
+    edges = torch.tensor(listed, dtype=torch.int64).view(-1, 2).t()
+    mask = graph.has_edges(edges).tolist()
+    return {arc for arc, has in zip(listed, mask, strict=True) if has}

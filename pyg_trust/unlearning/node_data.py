@@ -1,12 +1,17 @@
 """Readers of a user's data for node classifiers, with checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_nodes, check_tensor
+from pyg_trust._checks import (
+    check_instance,
+    check_integer,
+    check_nodes,
+    check_tensor,
+)
 
 
 def read_features(data: Data) -> Tensor:
@@ -21,7 +26,9 @@ def read_features(data: Data) -> Tensor:
 
 
 def read_classes(
-    data: Data, train_nodes: Tensor | None
+    data: Data,
+    train_nodes: Tensor | None,
+    classes: Sequence[int] | None = None,
 ) -> tuple[tuple[int, ...], Tensor]:
     """Read the classes, and the position of each training node's class.
 
@@ -65,15 +72,25 @@ def read_classes(
             "'data.y' needs to be non-negative for training nodes "
             f'(got {int(found.min())})'
         )
-    classes = found.unique()
-    if classes.numel() < 2:
+    known = found.unique()
+    if classes is not None:
+        check_instance('classes', classes, Sequence)
+        listed = sorted({check_integer('classes', c, 0) for c in classes})
+        other = known[~torch.isin(known, torch.tensor(listed).long())]
+        if len(listed) != len(classes) or other.numel():
+            raise ValueError(
+                "'classes' needs every label of the training nodes, once "
+                f'(got {list(classes)})'
+            )
+        known = torch.tensor(listed)
+    if known.numel() < 2:
         raise ValueError(
             "'data.y' needs to have at least two classes among the training "
-            f'nodes (got {classes.tolist()})'
+            f'nodes (got {known.tolist()})'
         )
     position = torch.full((n,), -1)
-    position[train] = torch.searchsorted(classes, found)
-    return tuple(classes.tolist()), position
+    position[train] = torch.searchsorted(known, found)
+    return tuple(known.tolist()), position
 
 
 @torch.no_grad()

@@ -14,7 +14,8 @@ from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.newton import Refined, refine
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.unlearning.certified import CertifiedClassifier
-from pyg_trust.unlearning.node_state import NodeState, Settings
+from pyg_trust.unlearning.node_parts import Settings
+from pyg_trust.unlearning.node_state import NodeState
 
 # A release spends this part of the budget, if the steps below reach it.
 PART = 0.01
@@ -131,8 +132,9 @@ class NodeSolver(CertifiedClassifier[Model]):
         # Files of version 0.1 have weights before the noise too: from these a
         # guess of what was removed could be tested. They are solved again.
         W, gradient = self._weights(data, B, weight)
+        factor = self._factor(data, W, B)
         return Model(
-            data,
+            data.take(held),
             ledger,
             seals,
             lineage,
@@ -140,7 +142,7 @@ class NodeSolver(CertifiedClassifier[Model]):
             B,
             weight.clone(),
             gradient,
-            self._factor(data, W, B),
+            factor,
             False,
             releases,
             state['secure'],

@@ -2,176 +2,40 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_trust import report
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_instance, check_range
 from pyg_trust.functional.heads import (
-    GAMMA_1,
     UNIT,
-    Factor,
     Gradient,
     Objective,
     Problem,
     Residual,
-    hidden,
     hidden_by,
-    slopes,
     targets,
 )
 from pyg_trust.functional.incremental import SeriesState, bare
 from pyg_trust.functional.journal import Journal
-from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ops import loss_change
 from pyg_trust.removal import Part
+from pyg_trust.unlearning.node_parts import (
+    Change,
+    ColumnProblem,
+    Edit,
+    Pending,
+    Settings,
+)
 
 # So many neighbouring names have one digest.
 BLOCK = 64
-
-
-class Settings(NamedTuple):
-    r"""The hyperparameters of a node classifier, independent of the data.
-
-    Args:
-        measure (Measure): of the features.
-        alpha (float, optional): of the infinite series.
-        theta (float, optional): the threshold of pushes; :obj:`None` for
-            exact features.
-        head (str): of :mod:`~pyg_trust.functional.heads`.
-        lam (float): :math:`\lambda`.
-        bound (float): of the features.
-    """
-
-    measure: Measure
-    alpha: float | None
-    theta: float | None
-    head: str
-    lam: float
-    bound: float
-
-    @property
-    def bits(self) -> int:
-        """The grid of sums: :math:`2^f` times the bound is about 2^44."""
-        return min(44 - math.ceil(math.log2(self.bound)), 51)
-
-
-class Change(NamedTuple):
-    """The changes that a removal made to features and gradient.
-
-    Args:
-        rows (int): rows of features that may have changed.
-        train_rows (int): those of them that count in the objective.
-        gradient (Gradient, optional): at the old weights, on what remains;
-            :obj:`None` where it has to be measured.
-        named (Tensor): int64: nodes whose degree, neighbours or features
-            changed. It tells what was removed: not to be kept.
-    """
-
-    rows: int
-    train_rows: int
-    gradient: Gradient | None
-    named: Tensor
-
-
-class ColumnProblem(NamedTuple):
-    r"""Objective at exact features, with estimates alone in memory.
-
-    The gradient comes from two solves of as many columns as there are outputs
-    (:func:`~pyg_trust.functional.feature_errors.column_residual`), cut off
-    where what is missing is a small part of :obj:`goal`, and what is missing
-    is added to its norm: with the tail :math:`\rho` of the series and
-    :math:`\kappa` its growth in the Frobenius norm (1 for :math:`a = b`),
-    :math:`\kappa \rho \lVert xW \rVert` of the margins and, with :math:`\lVert
-    Z^* \rVert \le \kappa \lVert x \rVert`, at most :math:`\kappa \rho \lVert x
-    \rVert (\gamma_1 \kappa \lVert xW \rVert + \lVert G \rVert)` of the
-    gradient. The estimates steer the step.
-
-    Args:
-        state (SeriesState): features and graph.
-        train (Tensor): int64: the training nodes.
-        Y (Tensor): their targets.
-        mu (float): :math:`\lambda n`.
-        head (str): of :mod:`~pyg_trust.functional.heads`.
-        goal (float): the residual that matters.
-        B (Tensor, optional): the linear term. (default: :obj:`None`)
-    """
-
-    state: SeriesState
-    train: Tensor
-    Y: Tensor
-    mu: float
-    head: str
-    goal: float
-    B: Tensor | None = None
-
-    def gradient(self, W: Tensor) -> Gradient:
-        """As :meth:`.Objective.gradient`, at exact features.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
-        state, head = self.state, self.head
-        x, grow = state.x, state.spread
-        signal = x @ W
-        size, most = float(x.norm()), math.sqrt(max(self.Y.numel(), 1))
-        scale = grow * size * GAMMA_1[head] * grow * float(signal.norm())
-        scale += grow * size * most
-        tail = 1e-3
-        # If all features are removed, nothing is missing.
-        if scale > 0:
-            tail = min(max(self.goal / (8 * scale), 1e-15), tail)
-        margin = state.solve(signal, tail)[self.train]
-        G = slopes(margin, self.Y, head)
-        spread = x.new_zeros(signal.shape)
-        spread[self.train] = G
-        rest = self.mu * W
-        drift = float(rest.norm())
-        if self.B is not None:
-            rest = rest + self.B
-            drift += float(self.B.norm())
-        value = x.t() @ state.solve(spread, tail, adjoint=True) + rest
-        measured = float(value.norm())
-        # The rounding of a sum grows with the length of a row, on every level.
-        levels = math.log(tail) / math.log1p(-min(state.alpha, 0.999)) + 1
-        degree = int(state.graph.degree.max()) + 8
-        tail += UNIT * (levels * degree + x.size(1) + 8)
-        missing = (
-            grow
-            * tail
-            * size
-            * (GAMMA_1[head] * grow * float(signal.norm()) + float(G.norm()))
-        )
-        missing += hidden(x, spread, W, head, drift)
-        return Gradient(value, Residual(measured, measured + missing))
-
-    def factor(self, W: Tensor) -> Factor:
-        """Factor the Hessian at the estimates.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-        """
-        return self._estimate.factor(W)
-
-    def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
-        """As :meth:`.Objective.direction`, at the estimates.
-
-        Args:
-            W (Tensor): ``[d, num_outputs]``.
-            grad (Tensor): as :obj:`W`.
-            factor (Factor): of :meth:`factor`.
-        """
-        return self._estimate.direction(W, grad, factor)
-
-    @property
-    def _estimate(self) -> Objective:
-        Z = self.state.rows(self.train)
-        return Objective(Z, self.Y, self.mu, self.head)
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 class NodeState:
@@ -192,6 +56,8 @@ class NodeState:
             (default: :obj:`None`)
         directed (bool): whether the graph is a directed one, if edges go
             both ways too. (default: :obj:`False`)
+        declared (bool): whether the classes were given, so that one may have
+            no training node. (default: :obj:`False`)
     """
 
     def __init__(
@@ -204,9 +70,10 @@ class NodeState:
         alive: Tensor | None = None,
         featureless: Tensor | None = None,
         directed: bool = False,
+        declared: bool = False,
     ) -> None:
         self.settings = settings
-        self.classes = classes
+        self.classes, self.declared = classes, declared
         measure = settings.measure
         self.journal = Journal()
         n = graph.num_nodes
@@ -216,11 +83,10 @@ class NodeState:
         gone = torch.empty(0, dtype=torch.int64)
         if alive is not None:
             gone = (~alive).nonzero().view(-1)
-        self.graph: Sums
         self.levels: Sums | SeriesState
         if settings.theta is None:
             # A removal reads more rows than it writes: no sender is heavy.
-            self.graph = self.levels = Sums(
+            self.levels = Sums(
                 graph,
                 x,
                 measure,
@@ -230,26 +96,35 @@ class NodeState:
                 directed=directed,
                 gone=gone,
             )
+            self.graph = self.levels
         else:
             assert settings.alpha is not None
             self.graph = bare(graph, measure, directed, gone)
             self.levels = SeriesState(
                 self.graph, x, measure, settings.alpha, settings.theta
             )
-            self.levels.journal = self.journal
+        self.pending = Pending(n, {})
         self.names = (y >= 0).nonzero().view(-1)
         self.place = torch.full((n,), -1)
         self.place[self.names] = torch.arange(self.names.numel())
-        self.num_train = self.names.numel()
         self.y = y[self.names]
-        # How many training nodes each class has.
-        self.members = self._members(torch.arange(self.num_train))
         self.Y = targets(self.y, len(classes), settings.head)
         self.Z: Tensor | None = None
         # The square of its norm, from above, once it is needed.
         self.square: float | None = None
         if isinstance(self.levels, Sums):
             self.Z = self.levels.rows(self.names)
+
+    @property
+    def num_train(self) -> int:
+        """The number of training nodes that the weights have to fit."""
+        return int((self.names >= 0).sum())
+
+    @property
+    def num_pending(self) -> int:
+        """The number of nodes and edges that came since they were fitted."""
+        edges = sum(edges.size(1) for edges in self.pending.edges)
+        return self.graph.num_nodes - self.pending.first + edges
 
     @property
     def mu(self) -> float:
@@ -260,14 +135,6 @@ class NodeState:
     def shape(self) -> tuple[int, int]:
         """The number of features and of outputs."""
         return self.levels.x.size(1), self.Y.size(1)
-
-    @property
-    def feature_error(self) -> float:
-        """The error of the features that a residual has to include: zero.
-
-        Where estimates are held, the residual comes from exact solves.
-        """
-        return 0.0
 
     def problem(self, goal: float, B: Tensor | None = None) -> Problem:
         """Return the objective that training minimises."""
@@ -294,10 +161,14 @@ class NodeState:
         signal = self.levels.x @ weight
         return self.levels.solve(signal, 1e-12)[nodes]
 
-    # Forgetting #############################################################
+    # Updates ################################################################
 
-    def check(self, part: Part) -> None:
-        """Refuse a request that can't be done; change nothing."""
+    def check(self, edit: Edit) -> None:
+        """Refuse an edit of what is not there; change nothing.
+
+        Additions are refused where they are played.
+        """
+        part = edit.part
         alive, n = self.graph.alive.numpy(), self.graph.num_nodes
 
         def there(what: str, node: int, found: bool) -> None:
@@ -309,82 +180,122 @@ class NodeState:
 
         for node in (*part.nodes, *part.features, *part.labels):
             there('node', node, node < n and bool(alive[node]))
-        gone, place = self.featureless.numpy(), self.place.numpy()
+        gone = self.featureless.numpy()
         for node in part.features:
             there('the feature row of node', node, not gone[node])
-        for node in part.labels:
-            there('the training label of node', node, place[node] >= 0)
+        left = [] if edit.labels is None else edit.labels[0].tolist()
+        there_now = n + (0 if edit.x is None else edit.x.size(0))
+        for node in left:
+            found = node < n and bool(alive[node])
+            there('node', node, found or n <= node < there_now)
+        if edit.labels is not None:
+            left = edit.labels[0][edit.labels[1] < 0].tolist()
+        for node in (*part.labels, *left):
+            there('the training label of node', node, self.trains(node))
         self._check_edges(part)
-        dropped = self._dropped(part)
-        if dropped.numel() == 0:
-            return
-        count = self.members - self._members(dropped)
-        if not bool(count.any()):
-            raise ValueError('the request would leave no training node')
-        if not bool(count.all()):
-            empty = self.classes[int((count == 0).nonzero()[0])]
-            raise ValueError(
-                f'the request would leave class {empty} without a training '
-                'node: retrain with the classes that remain'
-            )
 
-    def forget(self, part: Part, W: Tensor, old: Gradient | None) -> Change:
-        """Remove the named items from graph, features and training rows.
-
-        Follows the gradient at the weights by the rows that change alone,
-        with the rounding of that in its bound.
-
-        Args:
-            part (Part): what to forget, checked.
-            W (Tensor): the weights.
-            old (Gradient, optional): there, before; without it no gradient
-                is followed.
-        """
-        nodes = torch.tensor(part.nodes, dtype=torch.int64)
-        features = torch.tensor(part.features, dtype=torch.int64)
-        changed = torch.cat([nodes, features])
-        before = self.mu
+    def play(self, edit: Edit) -> None:
+        """Edit graph and features; training rows and gradient wait."""
+        part, was, levels = edit.part, self.pending, self.levels
+        self.check(edit)
+        n = self.graph.num_nodes
+        if edit.new is not None:
+            edit.new.check_next(n)
+        count = n + (0 if edit.x is None else edit.x.size(0))
+        check_range('edges', edit.edges, count, 'the nodes')
+        known = (v for v in part.nodes if self.trains(v))
+        labels = dict.fromkeys((*known, *part.labels), -1)
         arcs = _edges(part.arcs)
         # Of both directions one, or those that are there.
         once = arcs[0] <= arcs[1]
         if not self.graph.undirected:
             once = self.graph.has_edges(arcs)
-        arcs = arcs[:, once]
-        zeros = self.graph.x.new_zeros((len(features), self.graph.num_columns))
-        step = Step(nodes, arcs, nodes=features, x=zeros)
-        named, _ = self.graph.play([step], self.journal)
-        self.journal.rows(self.featureless, changed)
-        self.featureless[changed] = True
-        touched: Tensor | None
-        if isinstance(self.levels, Sums):
-            touched = self.levels.touched(named, changed)
-        else:
-            structure = named if part.nodes or part.arcs else named[:0]
-            touched = self.levels.update(structure, changed)
-        dropped = self._dropped(part)
+        gone = torch.tensor(part.nodes, dtype=torch.int64)
+        empty = torch.tensor(part.features, dtype=torch.int64)
+        of, x = empty, levels.x.new_zeros((len(empty), levels.num_columns))
+        if edit.features is not None:
+            of = torch.cat([of, edit.features[0]])
+            x = torch.cat([x, edit.features[1]])
+        step = Step(gone, arcs[:, once], edit.x, edit.edges, of, x)
+        named, _ = levels.play([step], self.journal)
+        new = torch.arange(n, self.graph.num_nodes)
+        if new.numel():
+            self._grow(new)
+        marked = torch.cat([gone, of])
+        self.journal.rows(self.featureless, marked)
+        self.featureless[of] = False
+        self.featureless[torch.cat([gone, empty])] = True
+        labels |= {n + k: y for k, y in enumerate(edit.y.tolist()) if y >= 0}
+        if edit.labels is not None:
+            nodes, y = (each.tolist() for each in edit.labels)
+            labels |= dict(zip(nodes, y, strict=True))
+        moved = torch.cat([marked, new])
+        if isinstance(levels, SeriesState):
+            moved = levels.pushed.unique()
+        also = torch.cat(
+            [arcs.reshape(-1), edit.edges.reshape(-1), marked, new]
+        )
+        self._wait(
+            Pending(
+                was.first,
+                {**was.labels, **labels},
+                (*was.named, named),
+                (*was.features, moved),
+                (*was.sealed, also),
+                (*was.edges, edit.edges),
+            )
+        )
+
+    def follow(self, W: Tensor, old: Gradient | None) -> Change:
+        """Let training rows and gradient follow what was played.
+
+        Follows the gradient at the weights by the rows that change alone,
+        with the rounding of that in its bound. Refuses to leave a class
+        without a training node.
+        """
+        was, before, levels = self.pending, self.mu, self.levels
+        named, features, sealed = (
+            torch.cat([_NONE, *part])
+            for part in (was.named, was.features, was.sealed)
+        )
+        nodes = torch.tensor(sorted(was.labels), dtype=torch.int64)
+        named, sealed = named.unique(), torch.cat([sealed, named, nodes])
+        y = torch.tensor([was.labels[v] for v in nodes.tolist()]).long()
+        self._wait(Pending(self.graph.num_nodes, {}))
+        touched: Tensor | None = features
+        if isinstance(levels, Sums):
+            touched = levels.touched(named, features)
+        had, place = self._members(), self.place[nodes]
+        dropped = place[(place >= 0) & (y < 0)]
         goals = self.Y.index_select(0, dropped)
         if dropped.numel():
             self._drop(dropped)
+        self._append(nodes[(place < 0) & (y >= 0)])
+        place, y = self.place[nodes[y >= 0]], y[y >= 0]
         if touched is None:
             kept = (self.names >= 0).nonzero().view(-1)
             count = int(self.graph.alive.sum())
         else:
+            count = touched.unique().numel()
             kept = self.place.index_select(0, touched)
             kept = kept[kept >= 0]
-            count = touched.numel()
+        if y.numel():
+            kept = torch.cat([kept, place]).unique()
+        goals = torch.cat([self.Y.index_select(0, kept), goals])
+        self._label(place, y)
+        self._check_members(had)
         if self.Z is None:
-            return Change(count, kept.numel(), None, named)
+            return Change(count, kept.numel(), None, sealed)
         rows = torch.cat([kept, dropped])
         Z, held = self.Z, self.Z.index_select(0, rows)
         self.journal.note(lambda: Z.index_copy_(0, rows, held))
         if dropped.numel():
             Z.index_fill_(0, dropped, 0)
         names = self.names.index_select(0, kept)
-        Z.index_copy_(0, kept, self.levels.rows(names))
+        Z.index_copy_(0, kept, levels.rows(names))
         if old is None or 2 * rows.numel() >= self.names.numel():
             self._resize(None)
-            return Change(count, kept.numel(), None, named)
-        goals = torch.cat([self.Y.index_select(0, kept), goals])
+            return Change(count, kept.numel(), None, sealed)
         value, squares, sizes = loss_change(
             Z, self.Y, kept, held, goals, W, self.settings.head
         )
@@ -399,7 +310,59 @@ class NodeState:
         norms = math.sqrt(new + gone), slope
         read, more = rows.numel() + kept.numel(), self.mu - before
         follow = self._follow(value, norms, read, W, more, old)
-        return Change(count, kept.numel(), follow, named)
+        return Change(count, kept.numel(), follow, sealed)
+
+    def _wait(self, pending: Pending) -> None:
+        was = self.pending
+        self.journal.note(lambda: setattr(self, 'pending', was))
+        self.pending = pending
+
+    def _grow(self, new: Tensor) -> None:
+        mark = torch.zeros_like(new, dtype=torch.bool)
+        self._replace(
+            featureless=torch.cat([self.featureless, mark]),
+            place=torch.cat([self.place, torch.full_like(new, -1)]),
+        )
+
+    def _append(self, nodes: Tensor) -> None:
+        # Training rows of nothing, for what is written next.
+        k = nodes.numel()
+        if k == 0:
+            return
+        first = self.names.numel()
+        made = {'names': torch.cat([self.names, nodes])}
+        for name, value in (('y', -1), ('Y', 0), ('Z', 0)):
+            old = getattr(self, name)
+            if old is not None:
+                more = old.new_full((k, *old.shape[1:]), value)
+                made[name] = torch.cat([old, more])
+        self._replace(**made)
+        self.journal.rows(self.place, nodes)
+        self.place[nodes] = torch.arange(first, first + k)
+
+    def _replace(self, **made: Tensor) -> None:
+        before = {name: getattr(self, name) for name in made}
+        self.journal.note(lambda: vars(self).update(before))
+        vars(self).update(made)
+
+    def _label(self, rows: Tensor, y: Tensor) -> None:
+        Y = targets(y, len(self.classes), self.settings.head)
+        for tensor, value in ((self.y, y), (self.Y, Y)):
+            self.journal.rows(tensor, rows)
+            tensor[rows] = value
+
+    def _check_members(self, had: Tensor) -> None:
+        # Classes that were declared may be empty.
+        count = self._members()
+        if not bool(count.any()):
+            raise ValueError('the request would leave no training node')
+        lost = (had > 0) & (count == 0)
+        if bool(lost.any()) and not self.declared:
+            empty = self.classes[int(lost.nonzero()[0])]
+            raise ValueError(
+                f'the request would leave class {empty} without a training '
+                'node: retrain with the classes that remain'
+            )
 
     def _resize(self, square: float | None) -> None:
         before = self.square
@@ -408,11 +371,7 @@ class NodeState:
 
     def _drop(self, rows: Tensor) -> None:
         # Drop training rows, except for their features.
-        gone, count, members = self.names[rows], self.num_train, self.members
-        self.journal.note(lambda: setattr(self, 'num_train', count))
-        self.journal.note(lambda: setattr(self, 'members', members))
-        self.num_train = count - rows.numel()
-        self.members = members - self._members(rows)
+        gone = self.names[rows]
         for tensor, at, value in (
             (self.place, gone, -1),
             (self.y, rows, -1),
@@ -464,15 +423,16 @@ class NodeState:
                 'before'
             )
 
-    def _dropped(self, part: Part) -> Tensor:
-        named = (*part.nodes, *part.labels)
-        if not named:
-            return self.names[:0]
-        rows = self.place.numpy()[np.array(named, dtype=np.int64)]
-        return torch.from_numpy(rows[rows >= 0])
+    def trains(self, node: int) -> bool:
+        """Whether a node is trained on, by all that was played."""
+        label = self.pending.labels.get(node)
+        if label is not None:
+            return label >= 0
+        return node < self.place.numel() and int(self.place[node]) >= 0
 
-    def _members(self, rows: Tensor) -> Tensor:
-        return self.y[rows].bincount(minlength=len(self.classes))
+    def _members(self) -> Tensor:
+        # How many training nodes each class has.
+        return self.y[self.y >= 0].bincount(minlength=len(self.classes))
 
     def _follow(
         self,
@@ -604,32 +564,51 @@ class NodeState:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the remaining data, to make the state again."""
+        """Return the data of the weights, and what came since: canonical."""
+        graph, was, n = self.graph, self.pending, self.pending.first
         there = self.names >= 0
-        y = torch.full((self.graph.num_nodes,), -1)
+        y = torch.full((n,), -1)
         y[self.names[there]] = self.y[there]
-        return {
-            'edge_index': self.graph.edge_index(),
-            'x': self.levels.x.clone(),
+        edges, x = graph.edge_index(), self.levels.x
+        new = torch.cat([_NONE.view(2, 0), *was.edges], dim=1)
+        if new.numel():
+            both = torch.cat([new, new.flip(0)], 1)
+            known = both if graph.undirected else new
+            row, col = known * torch.tensor([[graph.num_nodes], [1]])
+            keys = edges[0] * graph.num_nodes + edges[1]
+            edges = edges[:, ~torch.isin(keys, row + col)]
+            if graph.undirected:
+                new = new.sort(0).values
+            new = new.unique(dim=1)
+        held = {
+            'edge_index': edges,
+            'x': x[:n].clone(),
             'y': y,
-            'alive': self.graph.alive.clone(),
-            'featureless': self.featureless.clone(),
-            'directed': not self.graph.undirected,
+            'alive': graph.alive[:n].clone(),
+            'featureless': self.featureless[:n].clone(),
+            'directed': not graph.undirected,
+            'declared': self.declared,
         }
+        if self.num_pending:
+            names = range(n, graph.num_nodes)
+            came = [was.labels.get(v, -1) for v in names]
+            held['came'] = {
+                'x': x[n:].clone(),
+                'y': torch.tensor(came).long(),
+                'edges': new,
+            }
+        return held
 
     @classmethod
     def from_dict(
         cls, settings: Settings, classes: tuple[int, ...], held: dict[str, Any]
     ) -> 'NodeState':
-        """Compute a state from the result of :meth:`to_dict`.
-
-        Args:
-            settings (Settings): what does not depend on the data.
-            classes (tuple[int, ...]): the labels, ascending.
-            held (dict): of :meth:`to_dict`.
-        """
+        """Compute what the weights have to fit, from :meth:`to_dict`."""
         check_instance('directed', held['directed'], bool)
-        return cls(
+        # Files of before there were updates have none.
+        declared = held.get('declared', False)
+        check_instance('declared', declared, bool)
+        made = cls(
             settings,
             classes,
             CSRGraph.from_edge_index(held['edge_index'], held['y'].numel()),
@@ -638,11 +617,31 @@ class NodeState:
             held['alive'],
             held['featureless'],
             held['directed'],
+            declared,
         )
+        return made
+
+    def take(self, held: dict[str, Any]) -> 'NodeState':
+        """Play what came since the release of :meth:`to_dict`."""
+        if 'came' in held:
+            came = held['came']
+            self.play(Edit(Part(), came['x'], came['y'], edges=came['edges']))
+            self.journal.clear()
+        return self
+
+    def fitted(self) -> 'NodeState':
+        """Return the data that the weights have to fit, made anew.
+
+        Itself, where nothing came since.
+        """
+        if not self.num_pending:
+            return self
+        return self.from_dict(self.settings, self.classes, self.to_dict())
 
     def rebuilt(self) -> 'NodeState':
-        """Compute the state anew: a function of the remaining data alone."""
-        return self.from_dict(self.settings, self.classes, self.to_dict())
+        """Compute the state anew: a function of the present data alone."""
+        held = self.to_dict()
+        return self.from_dict(self.settings, self.classes, held).take(held)
 
 
 def _norm(matrix: Tensor) -> float:

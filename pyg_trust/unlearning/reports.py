@@ -226,6 +226,11 @@ class NodeUnlearnReport(RemovalReport):
     def _verification(self) -> type[Report]:
         return NodeVerifyReport
 
+    @property
+    def pending(self) -> int:
+        """The number of additions that the weights have not seen: none."""
+        return 0
+
     def guarantee(self) -> Guarantee:
         """State how close the release is to one without the removed items."""
         measured = (
@@ -247,6 +252,23 @@ class NodeUnlearnReport(RemovalReport):
             request={'0': self.request},
             seeded=not self.secure,
         )
+
+
+@dataclass(frozen=True)
+class NodeAdditionReport(Report):
+    """The result of additions that wait for the next release.
+
+    It promises nothing: the released weights are those of before.
+
+    Args:
+        pending (int): how many nodes and edges the released weights have not
+            seen.
+        rows_changed (int): how many nodes got another degree, neighbour or
+            feature since the last release.
+    """
+
+    pending: int
+    rows_changed: int
 
 
 @dataclass(frozen=True)

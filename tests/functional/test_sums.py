@@ -15,6 +15,7 @@ from pyg_trust import ops
 from pyg_trust.functional import Measure, sgc, single_target
 from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel import removal
 from pyg_trust.transforms import PropagatedFeatures
 
 MEASURES = {
@@ -632,3 +633,19 @@ def test_long_rows_are_summed_as_integers(bound):
     fresh = Sums(graph, torch.cat([new, x[1500:]]), measure, bound=bound)
     assert torch.equal(state.level(0), fresh.level(0))
     assert torch.equal(state.rows(), fresh.rows())
+
+
+@pytest.mark.parametrize('columns', [1, 24])
+def test_more_rows_than_one_task_takes_are_those_of_the_kernel(columns):
+    # What a task leaves in its scratch is in no row of the next.
+    n, seed = 2000, torch.Generator().manual_seed(0)
+    pairs = torch.randint(n, (2, 5000), generator=seed)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    edges = torch.cat([pairs, pairs.flip(0)], 1).unique(dim=1)
+    x = torch.randn(n, columns, generator=seed, dtype=torch.float64)
+    sums = Sums(CSRGraph.from_edge_index(edges, n), x, sgc(2))
+    found = removal.features(
+        *(edges.numpy(), x.numpy(), np.arange(n)),
+        *((0.0, 0.0, 1.0), 0.5, 0.5, True),
+    )
+    assert torch.equal(sums.rows(), torch.from_numpy(found.Z))

@@ -308,3 +308,17 @@ def test_a_share_that_is_reached_is_the_stage_before_it():
         made = shards.divided(iter([7]), 4, 0, (share, 1.0), 3)
         assert made.stage == {7: stage}
         assert set(made.shard) == {7}
+
+
+def test_the_hash_is_the_published_one():
+    # The first numbers of SplitMix64 from the state 1234567, as published
+    # with its code (Vigna 2015): a state goes on by the golden ratio.
+    outputs = 6457827717110365317, 3203168211198807973, 9817491932198370423
+    for step, out in enumerate(outputs):
+        state = (1234567 + step * 0x9E3779B97F4A7C15) % 2**64
+        for other, wanted in enumerate(outputs):
+            after = (1234567 + other * 0x9E3779B97F4A7C15) % 2**64
+            assert shards.hashed(out ^ after, state) == wanted >> 1
+            # Of longer numbers the last 64 bits count.
+            long = (out ^ after) + 2**64
+            assert shards.hashed(long, state + 2**70) == wanted >> 1

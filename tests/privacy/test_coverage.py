@@ -235,7 +235,7 @@ def test_the_same_data_again_cost_nothing_until_somebody_leaves():
     assert made.fit(data).account.lines == lines
     held = repr(vars(made))
     assert made._task_seal.digest in held
-    from pyg_trust._fingerprints import fingerprint
+    from pyg_trust._checks.fingerprints import fingerprint
 
     task = made._read(data)
     assert task.key not in held

@@ -42,6 +42,7 @@ from pyg_trust.unlearning.baselines import (
     PublishedNodeClassifier,
 )
 from pyg_trust.unlearning.node_checks import still_named
+from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_state import NodeState
 
 KINDS = ('nodes', 'edges', 'features', 'labels')
@@ -285,6 +286,11 @@ def test_every_feature_may_go(kwargs):
     assert float(model._model.W.norm()) <= distance
 
 
+def followed(data, part, W, old):
+    data.play(Edit(part))
+    return data.follow(W, old)
+
+
 def test_nothing_follows_a_gradient_that_is_not_there(monkeypatch):
     # Neither it nor the norm of the rows, until one is asked for.
     part = RemovalRequest(nodes=[4], edges=[(7, 8)], labels=[9]).parts[0]
@@ -296,19 +302,19 @@ def test_nothing_follows_a_gradient_that_is_not_there(monkeypatch):
     held, before = model.data, model.data.square
     for function in ('loss_change', '_norm'):
         monkeypatch.setattr(node_state, function, None)
-    assert held.forget(part, model.W, None).gradient is None
+    assert followed(held, part, model.W, None).gradient is None
     monkeypatch.undo()
     size = held.problem(1.0).size
     assert size == pytest.approx(float(held.Z.norm()), rel=1e-14)
     assert size**2 != pytest.approx(before, rel=1e-6)
     held.journal.undo()
     assert held.square == before
-    assert held.forget(part, model.W, model.gradient).gradient is not None
+    assert followed(held, part, model.W, model.gradient).gradient is not None
     assert size <= held.problem(1.0).size <= size * (1 + 1e-9)
     # Of rows that are taken back no norm is left either.
     held.journal.undo()
     held.square = None
-    held.forget(part, model.W, model.gradient)
+    followed(held, part, model.W, model.gradient)
     assert held.problem(1.0).size == pytest.approx(size, rel=1e-14)
     held.journal.undo()
     assert held.problem(1.0).size ** 2 == pytest.approx(before, rel=1e-14)
@@ -388,8 +394,7 @@ def keeps_the_self_loop(monkeypatch):
 
 
 def keeps_the_label(monkeypatch):
-    none = torch.empty(0, dtype=torch.int64)
-    monkeypatch.setattr(NodeState, '_dropped', lambda self, part: none)
+    monkeypatch.setattr(NodeState, '_drop', lambda self, rows: None)
 
 
 def keeps_lambda_n(monkeypatch):
@@ -647,7 +652,10 @@ STAGES = [
     (Sums, 'rows'),
     (ops, 'live_net'),
     (ops, 'live_edit'),
-    (NodeState, 'forget'),
+    (NodeState, 'play'),
+    (NodeState, 'follow'),
+    (NodeState, '_wait'),
+    (NodeState, '_label'),
     (NodeState, '_drop'),
     (NodeState, '_follow'),
     (NodeState, 'blocks'),

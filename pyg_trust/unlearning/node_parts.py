@@ -1,0 +1,224 @@
+"""Parts of a node classifier's state: settings, edits, and a problem."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust.functional.heads import (
+    GAMMA_1,
+    UNIT,
+    Factor,
+    Gradient,
+    Objective,
+    Residual,
+    hidden,
+    slopes,
+)
+from pyg_trust.functional.incremental import SeriesState
+from pyg_trust.functional.measures import Measure
+from pyg_trust.removal import Part
+from pyg_trust.update import NewNodes
+
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+class Settings(NamedTuple):
+    r"""The hyperparameters of a node classifier, independent of the data.
+
+    Args:
+        measure (Measure): of the features.
+        alpha (float, optional): of the infinite series.
+        theta (float, optional): the threshold of pushes; :obj:`None` for
+            exact features.
+        head (str): of :mod:`~pyg_trust.functional.heads`.
+        lam (float): :math:`\lambda`.
+        bound (float): of the features.
+    """
+
+    measure: Measure
+    alpha: float | None
+    theta: float | None
+    head: str
+    lam: float
+    bound: float
+
+    @property
+    def bits(self) -> int:
+        """The grid of sums: :math:`2^f` times the bound is about 2^44."""
+        return min(44 - math.ceil(math.log2(self.bound)), 51)
+
+
+class Edit(NamedTuple):
+    """An update of a node classifier: what goes, then comes, then changes.
+
+    Args:
+        part (Part): what goes.
+        x (Tensor, optional): float64: features of new nodes, encoded.
+        y (Tensor): int64: positions of the classes of new nodes; -1 for
+            those that are not trained on.
+        new (NewNodes, optional): new nodes, as they were given.
+        edges (Tensor): int64, ``[2, k]``: edges to add.
+        features (tuple, optional): nodes, and their new features, encoded.
+        labels (tuple, optional): nodes, and positions of their classes; -1
+            for nodes that leave the training.
+    """
+
+    part: Part
+    x: Tensor | None = None
+    y: Tensor = _NONE
+    new: NewNodes | None = None
+    edges: Tensor = _NONE.view(2, 0)
+    features: tuple[Tensor, Tensor] | None = None
+    labels: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def only_adds(self) -> bool:
+        """Whether nothing goes and nothing changes."""
+        return self.part == Part() and self._changes_nothing
+
+    @property
+    def only_removes(self) -> bool:
+        """Whether nothing comes and nothing changes."""
+        comes = self.x is not None or bool(self.edges.numel())
+        return self._changes_nothing and not comes
+
+    @property
+    def _changes_nothing(self) -> bool:
+        return self.features is None and self.labels is None
+
+
+class Pending(NamedTuple):
+    """Edits that graph and features have seen, and training rows have not.
+
+    Args:
+        first (int): the number of names before.
+        labels (dict[int, int]): by node, the position of its class, or -1.
+        named (tuple[Tensor, ...]): int64: nodes whose degree, neighbours or
+            features changed.
+        features (tuple[Tensor, ...]): int64: those whose features changed;
+            with pushes, those that were pushed.
+        sealed (tuple[Tensor, ...]): int64: others of which a digest changed.
+        edges (tuple[Tensor, ...]): int64, ``[2, k]``: edges that came.
+    """
+
+    first: int
+    labels: dict[int, int]
+    named: tuple[Tensor, ...] = ()
+    features: tuple[Tensor, ...] = ()
+    sealed: tuple[Tensor, ...] = ()
+    edges: tuple[Tensor, ...] = ()
+
+
+class Change(NamedTuple):
+    """The changes that an update made to features and gradient.
+
+    Args:
+        rows (int): rows of features that may have changed.
+        train_rows (int): those of them that count in the objective.
+        gradient (Gradient, optional): at the old weights, on what remains;
+            :obj:`None` where it has to be measured.
+        named (Tensor): int64: nodes of which a digest changed, some twice.
+            It tells what was removed: not to be kept.
+    """
+
+    rows: int
+    train_rows: int
+    gradient: Gradient | None
+    named: Tensor
+
+
+class ColumnProblem(NamedTuple):
+    r"""Objective at exact features, with estimates alone in memory.
+
+    The gradient comes from two solves of as many columns as there are outputs
+    (:func:`~pyg_trust.functional.feature_errors.column_residual`), cut off
+    where what is missing is a small part of :obj:`goal`, and what is missing
+    is added to its norm: with the tail :math:`\rho` of the series and
+    :math:`\kappa` its growth in the Frobenius norm (1 for :math:`a = b`),
+    :math:`\kappa \rho \lVert xW \rVert` of the margins and, with :math:`\lVert
+    Z^* \rVert \le \kappa \lVert x \rVert`, at most :math:`\kappa \rho \lVert x
+    \rVert (\gamma_1 \kappa \lVert xW \rVert + \lVert G \rVert)` of the
+    gradient. The estimates steer the step.
+
+    Args:
+        state (SeriesState): features and graph.
+        train (Tensor): int64: the training nodes.
+        Y (Tensor): their targets.
+        mu (float): :math:`\lambda n`.
+        head (str): of :mod:`~pyg_trust.functional.heads`.
+        goal (float): the residual that matters.
+        B (Tensor, optional): the linear term. (default: :obj:`None`)
+    """
+
+    state: SeriesState
+    train: Tensor
+    Y: Tensor
+    mu: float
+    head: str
+    goal: float
+    B: Tensor | None = None
+
+    def gradient(self, W: Tensor) -> Gradient:
+        """As :meth:`.Objective.gradient`, at exact features.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+        """
+        state, head = self.state, self.head
+        x, grow = state.x, state.spread
+        signal = x @ W
+        size, most = float(x.norm()), math.sqrt(max(self.Y.numel(), 1))
+        scale = grow * size * GAMMA_1[head] * grow * float(signal.norm())
+        scale += grow * size * most
+        tail = 1e-3
+        # If all features are removed, nothing is missing.
+        if scale > 0:
+            tail = min(max(self.goal / (8 * scale), 1e-15), tail)
+        margin = state.solve(signal, tail)[self.train]
+        G = slopes(margin, self.Y, head)
+        spread = x.new_zeros(signal.shape)
+        spread[self.train] = G
+        rest = self.mu * W
+        drift = float(rest.norm())
+        if self.B is not None:
+            rest = rest + self.B
+            drift += float(self.B.norm())
+        value = x.t() @ state.solve(spread, tail, adjoint=True) + rest
+        measured = float(value.norm())
+        # The rounding of a sum grows with the length of a row, on every level.
+        levels = math.log(tail) / math.log1p(-min(state.alpha, 0.999)) + 1
+        degree = int(state.graph.degree.max()) + 8
+        tail += UNIT * (levels * degree + x.size(1) + 8)
+        missing = (
+            grow
+            * tail
+            * size
+            * (GAMMA_1[head] * grow * float(signal.norm()) + float(G.norm()))
+        )
+        missing += hidden(x, spread, W, head, drift)
+        return Gradient(value, Residual(measured, measured + missing))
+
+    def factor(self, W: Tensor) -> Factor:
+        """Factor the Hessian at the estimates.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+        """
+        return self._estimate.factor(W)
+
+    def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
+        """As :meth:`.Objective.direction`, at the estimates.
+
+        Args:
+            W (Tensor): ``[d, num_outputs]``.
+            grad (Tensor): as :obj:`W`.
+            factor (Factor): of :meth:`factor`.
+        """
+        return self._estimate.direction(W, grad, factor)
+
+    @property
+    def _estimate(self) -> Objective:
+        Z = self.state.rows(self.train)
+        return Objective(Z, self.Y, self.mu, self.head)
