@@ -261,7 +261,11 @@ def still_removed(
             items = held.setdefault(name, {})
             for kind, new in _named_items(part).items():
                 items[kind] = items.get(kind, set()) | new
-            for kind, new in _named_items(part.get('again', {})).items():
+            again = part.get('again', {})
+            if isinstance(again, list):
+                # Of node classifiers it is arcs.
+                again = {'directed_edges': again}
+            for kind, new in _named_items(again).items():
                 items[kind] = items.get(kind, set()) - new
     named: dict[str, Any] = {}
     for name, items in held.items():
