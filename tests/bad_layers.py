@@ -896,7 +896,6 @@ entry(
     nodes=values(3, 'a', torch.tensor([0.5]), torch.tensor([N])),
     root=values(3, None, 'another'),
 )
-EXEMPT['certificates.CurrentCertificate.renewed'] = 'takes no argument'
 EXEMPT['certificates.Certificate'] = RESULT
 entry(
     'certificates.Certificate.certified_accuracy',
