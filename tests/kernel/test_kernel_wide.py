@@ -504,3 +504,21 @@ def test_tangents_are_below_a_profile_of_lines(monkeypatch, seed):
             found = true_delta(pairs, 2, Fraction(0), e)
             assert found <= true
             assert true - found < 0.2 or j < -5
+
+
+@pytest.mark.parametrize('m', [None, 8])
+def test_weights_that_are_left_out_are_in_the_bracket(monkeypatch, m):
+    q, z, k = Fraction(1, 5), Fraction(2), 3
+    law = groups.coins(k) if m is None else groups.without_replacement(m, k)
+    true = [law(num, 5, q, z) for num in (0, 9, 60)]
+    # Three of three are drawn by less than .01: now that is left out.
+    monkeypatch.setattr(groups, 'LEAST', Fraction(1, 50))
+    for each in (groups.binomial, groups.hypergeometric, groups.heights):
+        each.cache_clear()
+    for num, wants in zip((0, 9, 60), true, strict=True):
+        found = law(num, 5, q, z)
+        for (less, most), (low, high) in zip(found, wants, strict=True):
+            assert less <= low <= high <= most
+    for each in (groups.binomial, groups.hypergeometric, groups.heights):
+        each.cache_clear()
+    assert groups.judge_group([(1e6, 1.0, 1)], 1.0, 1e-5, 1) == 'holds'
