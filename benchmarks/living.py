@@ -6,6 +6,8 @@ edges     one edge inserted or deleted at a time, and batches of 1,000, on a
           before, took 1/88 s an edge, and .35 s a batch.
 read      one row of the features, and all of them; a fresh build, against a
           propagation in floating point.
+updates   a `NodeClassifier` gets one edge, and 1,000 edges and nodes, with a
+          release and without one, CPU seconds.
 
     python benchmarks/living.py --nodes 170000 --edges 2400000
 """
@@ -20,13 +22,16 @@ import numpy as np
 import torch
 from common import power_law, result
 from torch import Tensor
+from torch_geometric.data import Data
 
 from pyg_trust.functional import Measure, propagate, sgc
 from pyg_trust.functional.sums import Step
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms import PropagatedFeatures
+from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.update import NewNodes, Update
 
-PARTS = ('edges', 'read')
+PARTS = ('edges', 'read', 'updates')
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -111,6 +116,47 @@ def run_read(nodes: int, edges: int, columns: int) -> None:
     result('a row, us', 1e6 * median(rows), 431, at_most=True)
 
 
+def run_updates(nodes: int, edges: int, columns: int) -> None:
+    """Additions to a classifier, which wait, and with a release."""
+    pairs = power_law(nodes, edges, exponent=2.2)
+    x = torch.randn(nodes, columns)
+    x /= x.norm(dim=1, keepdim=True)
+    data = Data(
+        x=x,
+        edge_index=pairs,
+        y=torch.randint(0, 5, (nodes,)),
+        train_mask=torch.arange(nodes) % 10 == 0,
+    )
+    model = NodeClassifier('sgc', levels=2, max_pending=10**9).fit(data)
+    _, join = edges_to_play(pairs, nodes, 20_000)
+    at = 0
+
+    def update(count: int, release: bool) -> float:
+        nonlocal at
+        came, at = join[:, at : at + count], at + count
+        new = None
+        if count > 1:
+            # Half of them are nodes, with an edge each.
+            came = came[:, : count // 2].clone()
+            first = model.graph.num_nodes
+            came[0, : count // 4] = torch.arange(first, first + count // 4)
+            new = NewNodes(x[: count // 4], torch.ones(count // 4).long())
+        update = Update(nodes=new, edges=came)
+        return seconds(partial(model.update, update, release=release))
+
+    for release in (False, True):
+        kind = 'with a release' if release else 'that wait'
+        runs = [(update(1, release), update(1_000, release)) for _ in range(5)]
+        if not release:
+            model.release()
+        one, many = (median(each) for each in zip(*runs, strict=True))
+        print(f'additions {kind}: one {1e3 * one:.1f} ms, 1,000 '
+              f'{1e3 * many:.1f} ms')  # fmt: skip
+        if release:
+            result('1,000 additions / one', many / one, 3, at_most=True)
+    result('verified', float(model.verify().ok), 1)
+
+
 def main() -> None:
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -127,6 +173,8 @@ def main() -> None:
         run_edges(*size, Measure(1, 0, (0.0, 0.0, 1.0), name='walk'))
     if 'read' in parts:
         run_read(*size)
+    if 'updates' in parts:
+        run_updates(*size)
 
 
 if __name__ == '__main__':
