@@ -291,7 +291,10 @@ def sparse(args: argparse.Namespace, name: str) -> None:
     read = asked.clone()
     read[graph.col[asked[ends]].long()] = True
     methods['first level, half'] = partial(
-        *(F.propagate, graph, x, F.sgc(1)),
+        F.propagate,
+        graph,
+        x,
+        F.sgc(1),
         rows=read.nonzero().view(-1),
         half=True,
     )

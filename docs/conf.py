@@ -406,6 +406,10 @@ def plain_hints(app: Any) -> None:
                 inner = vars(value).values() if inspect.isclass(value) else ()
                 for function in (value, *inner):
                     _plain_hints(getattr(function, '__func__', function))
+                if hasattr(value, '_fields') and inspect.isclass(value):
+                    # Fields of tuples have forms, which ops check.
+                    hints = getattr(value.__new__, '__annotations__', {})
+                    hints.update({k: _type_of(v) for k, v in hints.items()})
 
 
 def _plain_hints(function: Any) -> None:

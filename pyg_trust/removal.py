@@ -127,14 +127,14 @@ class RemovalRequest:
     ) -> None:
         check_instance('directed', directed, bool)
         named = {
-            'nodes': _per_graph('nodes', nodes, _integers),
-            'features': _per_graph('features', features, _integers),
+            'nodes': _per_graph('nodes', nodes, integers),
+            'features': _per_graph('features', features, integers),
             'edges': _per_graph('edges', edges, _pairs),
-            'labels': _per_graph('labels', labels, _integers),
+            'labels': _per_graph('labels', labels, integers),
         }
         if directed:
             named['directed_edges'] = named.pop('edges')
-        self._take(_integers('graphs', graphs), named)
+        self._take(integers('graphs', graphs), named)
 
     def _take(
         self, graphs: Iterable[int], named: dict[str, dict[int, Any]]
@@ -261,7 +261,11 @@ def still_removed(
             items = held.setdefault(name, {})
             for kind, new in _named_items(part).items():
                 items[kind] = items.get(kind, set()) | new
-            for kind, new in _named_items(part.get('again', {})).items():
+            again = part.get('again', {})
+            if isinstance(again, list):
+                # Of node classifiers it is arcs.
+                again = {'directed_edges': again}
+            for kind, new in _named_items(again).items():
                 items[kind] = items.get(kind, set()) - new
     named: dict[str, Any] = {}
     for name, items in held.items():
@@ -428,7 +432,7 @@ def _find(what: str, names: Iterable[int], place: Mapping[int, int]) -> Tensor:
 
 def _integers_in_order(name: str, values: Any, count: int) -> list[int]:
     # As they are, and so many.
-    _integers(name, values)
+    integers(name, values)
     if len(values) != count:
         raise ValueError(
             f"'{name}' needs to hold {count} names (got {len(values)})"
@@ -436,7 +440,13 @@ def _integers_in_order(name: str, values: Any, count: int) -> list[int]:
     return [int(value) for value in values]
 
 
-def _integers(name: str, values: Nodes) -> tuple[int, ...]:
+def integers(name: str, values: Nodes) -> tuple[int, ...]:
+    """Return names as integers, ascending, each once.
+
+    Args:
+        name (str): of the argument.
+        values (Tensor or Iterable[int]): names, or a boolean mask.
+    """
     if isinstance(values, Tensor):
         if values.dtype == torch.bool:
             values = values.nonzero().view(-1)
@@ -497,7 +507,7 @@ def _pairs(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
             raise ValueError(f"'{name}' needs to hold pairs (got {pair!r})")
         pair = tuple(pair)
         for end in pair:
-            _integers(name, [end])
+            integers(name, [end])
         found.add((int(pair[0]), int(pair[1])))
     return tuple(sorted(found))
 
@@ -507,7 +517,7 @@ def _per_graph(name: str, values: Any, read: Any) -> dict[int, Any]:
         values = {0: values}
     made = {}
     for graph, named in values.items():
-        _integers(name, [graph])
+        integers(name, [graph])
         found = read(name, named)
         if found:
             made[int(graph)] = found

@@ -46,7 +46,6 @@ entry(
     path=PATH,
     zone=values(3, None, 'Mars', '../etc/passwd', ''),
     clock=values(3, 'noon'),
-    resolve=values(3, 'a'),
 )
 entry(
     'erasure.ErasureDesk.register',
@@ -67,11 +66,8 @@ entry(
 entry(
     'erasure.ErasureDesk.add',
     lambda: (desk(), {'request': nodes(1)}),
-    Row('nothing', {'request': None}, "'request'"),
     subject_request_id=ID,
-    submitted_time=TIME,
     received_time=TIME,
-    subject_identities=values(3, 'anna', ['anna'], [{}], [{'a': 'b'}]),
 )
 entry(
     'erasure.ErasureDesk.done',

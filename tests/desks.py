@@ -96,7 +96,3 @@ class Slow:
         report = self.model.remove(request, reference=reference)
         self.calls.append(request)
         return report
-
-
-def ids(*identities):
-    return {'subject_identities': list(identities)}

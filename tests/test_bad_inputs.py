@@ -24,6 +24,7 @@ import bad_ground  # noqa: F401
 import bad_layers  # noqa: F401
 import bad_node  # noqa: F401
 import bad_procedures  # noqa: F401
+import bad_unit  # noqa: F401
 import pytest
 from bad_inputs import (
     Row,

@@ -26,8 +26,6 @@ SPEAKS = {
     # The command line.
     ('check/__main__.py', 'sys.stdout.write'),
     ('check/__main__.py', 'sys.stderr.write'),
-    ('erasure/cli.py', 'sys.stdout.write'),
-    ('erasure/cli.py', 'sys.stderr.write'),
     # An old name that means another now.
     ('unlearning/shards/training.py', 'warnings.warn'),
     ('unlearning/shards/waiting.py', 'warnings.warn'),

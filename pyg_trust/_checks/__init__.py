@@ -36,7 +36,10 @@ def _type_error(name: str, need: str, value: Any) -> TypeError:
     got = type(value).__name__
     advice = ''
     if got == 'HeteroData' and 'homogeneous' in need:
-        advice = ': HeteroData.to_homogeneous() makes one'
+        advice = (
+            ': HeteroData.to_homogeneous() makes one of rows that stand alone;'
+            ' pyg_trust.unit.PrivacyUnit declares persons of several rows'
+        )
     return TypeError(f"'{name}' needs to be {need} (got {got}){advice}")
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 Rule = Callable[[Tensor, Tensor], Tensor]
 
 # With fewer nodes, columns are linear in the degree by chance.
-_LINE = 8
+LINE = 8
 # The least number of nodes per degree, of such degrees, and of values that are
 # not free otherwise: columns of two values agree with degrees by chance once
 # in 2^40.
-_MEMBERS, _KINDS, _FREE = 5, 3, 40
+MEMBERS, KINDS, FREE = 5, 3, 40
 # Rows tried first, columns at a time, rounding.
 _TRIED, _BLOCK, _OFF = 64, 64, 1e-5
 
@@ -35,7 +35,7 @@ def tells_degrees(x: Tensor, ends: Tensor) -> bool:
         known = degree.unique()
         if known.numel() < 3:
             continue
-        line = _on_a_line if len(x) >= _LINE else _equal
+        line = on_a_line if len(x) >= LINE else _equal
         # A node of each degree; then some nodes of frequent ones.
         order = degree.argsort(stable=True)
         first = order[
@@ -44,15 +44,14 @@ def tells_degrees(x: Tensor, ends: Tensor) -> bool:
         if _any(x, degree, line, first[-_TRIED:]):
             return True
         count = degree.bincount()
-        kinds = (count >= _MEMBERS).nonzero().view(-1)
+        kinds = (count >= MEMBERS).nonzero().view(-1)
         free = int(count[kinds].sum()) - len(kinds)
-        if len(kinds) >= _KINDS and free >= _FREE:
+        if len(kinds) >= KINDS and free >= FREE:
             kinds = count.argsort(descending=True)[: min(len(kinds), _TRIED)]
             some = [
-                (degree == kind).nonzero().view(-1)[:_MEMBERS]
-                for kind in kinds
+                (degree == kind).nonzero().view(-1)[:MEMBERS] for kind in kinds
             ]
-            if _any(x, degree, _one_for_each, torch.cat(some)):
+            if _any(x, degree, one_for_each, torch.cat(some)):
                 return True
     return False
 
@@ -78,7 +77,8 @@ def _equal(rows: Tensor, degree: Tensor) -> Tensor:
     return (rows == degree[:, None]).all(0)
 
 
-def _on_a_line(rows: Tensor, degree: Tensor) -> Tensor:
+def on_a_line(rows: Tensor, degree: Tensor) -> Tensor:
+    """Return which columns are linear in the degree: bool, a column each."""
     spread = degree.double() - degree.double().mean()
     centred = rows - rows.mean(0)
     slope = (spread @ centred) / spread.square().sum()
@@ -86,16 +86,17 @@ def _on_a_line(rows: Tensor, degree: Tensor) -> Tensor:
     return (slope != 0) & (off <= _OFF * centred.abs().amax(0))
 
 
-def _one_for_each(rows: Tensor, degree: Tensor) -> Tensor:
+def one_for_each(rows: Tensor, degree: Tensor) -> Tensor:
+    """Return which columns have one value for each degree, not all alike."""
     count = degree.bincount()
-    inside = count[degree] >= _MEMBERS
+    inside = count[degree] >= MEMBERS
     rows, degree = rows[inside], degree[inside]
     shape = len(count), rows.size(1)
     index = degree[:, None].expand_as(rows)
     empty = rows.new_full(shape, torch.inf)
     low = empty.scatter_reduce(0, index, rows, 'amin')
     high = (-empty).scatter_reduce(0, index, rows, 'amax')
-    there = count >= _MEMBERS
+    there = count >= MEMBERS
     low, high = low[there], high[there]
     size = _OFF * torch.maximum(high.abs(), low.abs()).amax(0)
     return (high - low <= size).all(0) & (high.amax(0) - low.amin(0) > size)

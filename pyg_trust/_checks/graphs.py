@@ -10,8 +10,9 @@ from pyg_trust._checks import REAL, check_dtype, check_integer
 
 # Hint for graphs with several kinds of nodes.
 MAKE_HOMOGENEOUS = (
-    ': HeteroData.to_homogeneous() makes one, and so does a Data of one kind '
-    'of nodes and their edges'
+    ': HeteroData.to_homogeneous() makes one of rows that stand alone, and so '
+    'does a Data of one kind of nodes; persons who are several rows are '
+    'declared by pyg_trust.unit.PrivacyUnit'
 )
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 

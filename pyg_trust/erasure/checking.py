@@ -2,31 +2,47 @@
 
 import json
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from pyg_trust._checks import check_instance
+from pyg_trust.check.answers import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    Finding,
+    Said,
+)
 from pyg_trust.erasure import fields
 from pyg_trust.erasure.reports import ErasureReport
 from pyg_trust.kernel import chain
-from pyg_trust.kernel.claims import read_json
+from pyg_trust.kernel.accounting import judge_mu
+from pyg_trust.kernel.claims import amount, number, read_json
+
+#: Modes of tasks that no line of a ledger stands for.
+STATED = ('not in it', 'removed before', 'by its owner')
+REMOVED = ('now', 'batch', 'again', 'covered')
 
 
 def check_erasure(
     path: str | Path, ledgers: Mapping[str, str | Path] | None = None
-) -> list[str]:
+) -> list[Finding]:
     """Check the evidence of a request, and the ledgers of models.
 
     A task whose mode is ``'not in it'``, ``'removed before'`` or ``'by its
-    owner'`` has no line in a ledger: the evidence alone states it.
+    owner'`` has no line in a ledger, and so is ``'not proved'``: the evidence
+    alone states it. A removal that noise covers is proved anew.
 
     Args:
         path (str or Path): of the report, as its ``to_json()``.
         ledgers (dict, optional): by the name of a model, the file with the
-            JSON of its ``ledger.state_dict()``. (default: :obj:`None`)
+            JSON of its ``ledger.state_dict()``, of a private model of its
+            ``removals``. (default: :obj:`None`)
 
     Returns:
-        list[str]: what does not hold; empty if everything does.
+        list[Finding]: what holds, fails, is not proved or was not checked.
 
     Raises:
         ValueError: if a file is none of these.
@@ -41,12 +57,9 @@ def check_erasure(
         unknown = set(given) - {task['name'] for task in tasks}
         if unknown:
             raise ValueError(f"'ledgers' name no model of it: {unknown}")
-        wrong = _of_dates(report)
+        made = [(FAILS, text) for text in _of_dates(report)]
         for task in tasks:
-            if task['state'] != 'done':
-                wrong.append(f'{task["name"]} is {task["state"]}')
-            if task['name'] in given:
-                wrong += _of_ledger(task, Path(given[task['name']]))
+            made += _of_task(task, given.get(task['name']))
     except (
         AttributeError,
         KeyError,
@@ -58,7 +71,7 @@ def check_erasure(
             f"'path' needs to be the evidence of one erasure: {path} has "
             f'another layout ({type(error).__name__})'
         ) from None
-    return wrong
+    return [Finding(status, text) for status, text in made]
 
 
 def _of_dates(report: ErasureReport) -> list[str]:
@@ -70,23 +83,55 @@ def _of_dates(report: ErasureReport) -> list[str]:
         f'its date is {due}': due != report.expected_completion_time,
         'it was complete before it came': end < report.received_time,
         'it was late, or says so falsely': (end > due) != report.overdue,
+        'it is complete, or says so falsely': report.request_status
+        != 'completed',
     }
     return [text for text, is_wrong in found.items() if is_wrong]
 
 
-def _of_ledger(task: dict[str, Any], path: Path) -> list[str]:
-    read = chain.of_removals(path.read_bytes())
-    name = task['name']
+def _of_task(task: dict[str, Any], path: str | Path | None) -> Said:
+    name, mode, told = task['name'], task['mode'], task['promise']
+    if task['state'] != 'done':
+        yield FAILS, f'{name} is {task["state"]}'
+        return
+    if mode not in STATED and not told:
+        yield FAILS, f'{name} was removed from without a promise'
+    if mode not in (*STATED, *REMOVED) or (
+        mode != 'again' and (mode == 'covered') != ('mu' in told)
+    ):
+        yield FAILS, f'{name}: its mode is not that of its promise'
+    if 'mu' in told:
+        mu = amount('mu', told['mu'])
+        epsilon, delta = number('epsilon', told['epsilon']), told['delta']
+        status = judge_mu(Fraction(mu) ** 2, epsilon, number('delta', delta))
+        yield status, f'{name}: epsilon {epsilon:.6g} of all that it covers'
+    if mode in STATED:
+        yield UNPROVED, f'{name} is {mode!r}: stated by the evidence alone'
+    if path is None:
+        if mode not in STATED:
+            yield UNKNOWN, f'{name}: its ledger was not handed in'
+        return
+    read = chain.of_removals(Path(path).read_bytes())
     if read.broken:
-        return [f'line {read.broken} of the ledger of {name} was changed']
-    lines = [body.get('reference') for body in read.bodies]
-    if task['mode'] in ('not in it', 'removed before', 'by its owner'):
-        return []
-    if lines.count(task['reference']) != 1:
-        return [f'the ledger of {name} has no line of its batch']
-    if task['head'] not in read.links:
-        return [f'the ledger of {name} is older than the removal, or another']
-    place = lines.index(task['reference'])
-    if read.links.index(task['head']) < place:
-        return [f'the removal from {name} came after the head that is named']
-    return []
+        yield FAILS, f'line {read.broken} of the ledger of {name} was changed'
+        return
+    at = [
+        number
+        for number, body in enumerate(read.bodies)
+        if body.get('reference') and body['reference'] == task['reference']
+    ]
+    if mode in STATED:
+        if at:
+            yield FAILS, f'{name} is {mode!r}, and its ledger has a removal'
+        return
+    wrong = ''
+    if len(at) != 1:
+        wrong = 'has no line of its batch'
+    elif task['head'] not in read.links:
+        wrong = 'is older than the removal, or another'
+    elif read.links.index(task['head']) < at[0]:
+        wrong = 'has the removal after the head that is named'
+    elif 'mu' in told and read.bodies[at[0]]['spent'] != told['mu']:
+        wrong = 'has paid another mu than the promise says'
+    text = wrong or 'has the removal, once'
+    yield FAILS if wrong else HOLDS, f'the ledger of {name} {text}'

@@ -26,6 +26,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
+from torch_geometric.data import Data
+
 from pyg_trust._checks import (
     OneOf,
     check_number,
@@ -43,7 +45,6 @@ from pyg_trust.erasure.store import Store
 from pyg_trust.files import commit
 from pyg_trust.removal import RemovalRequest
 
-Resolve = Callable[[fields.Identity], RemovalRequest | None]
 # A shorter removal is not waited for.
 _QUICK = 1.0
 _HOUR = 3600.0
@@ -75,9 +76,6 @@ class ErasureDesk:
         clock (Callable): tells the time in seconds since 1970.
             (default: :func:`time.time`)
         policy (Policy, optional): rules. (default: :obj:`None`)
-        resolve (Callable, optional): from an identity, a dictionary with
-            ``identity_type`` and ``identity_value``, to a request.
-            (default: :obj:`None`)
 
     Raises:
         ValueError: if the zone is unknown, or the file is of another program
@@ -92,11 +90,10 @@ class ErasureDesk:
         zone: str = 'UTC',
         clock: Callable[[], float] = time.time,
         policy: Policy | None = None,
-        resolve: Resolve | None = None,
     ) -> None:
         self.zone = fields.find_zone(zone)
         self.policy = Policy() if policy is None else policy
-        self._clock, self._resolve = clock, resolve
+        self._clock = clock
         self._places: dict[str, Place] = {}
         self._finished: list[str] = []
         self.path = Path(path).absolute()
@@ -126,6 +123,7 @@ class ErasureDesk:
         *,
         save: str | Path | None = None,
         names: Names | None = None,
+        data: Callable[[], Data] | None = None,
         fresh: bool = False,
     ) -> None:
         """Register a model that has to forget, whenever the desk is opened.
@@ -142,15 +140,19 @@ class ErasureDesk:
                 one in the model's; :obj:`None` if none of it is in the model.
                 Keep what it needs until the last backup is gone.
                 (default: :obj:`None`)
+            data (Callable, optional): of a private model, returns the graph
+                of its release, with or without who was removed since.
+                (default: :obj:`None`)
             fresh (bool): the model was fitted again, without anybody whose
                 request is complete. (default: :obj:`False`)
 
         Raises:
             TypeError: if the model can't remove by a reference.
-            ValueError: if the name is taken, the model has no state, or not
-                one place to keep it.
+            ValueError: if the name is taken, the model has no state, not one
+                place to keep it, or covers less than ``coverage_epsilon``.
         """
-        place = Place(model, None if save is None else Path(save), names)
+        file, most = None if save is None else Path(save), self.policy
+        place = Place(model, file, names, data, most.coverage_epsilon)
         if name in self._places:
             raise ValueError(f"'name' is taken: {name!r} is registered")
         self._add_place(name, True)
@@ -191,15 +193,13 @@ class ErasureDesk:
     @validated
     def add(
         self,
-        request: RemovalRequest | None = None,
+        request: RemovalRequest,
         *,
         subject_request_id: str | None = None,
-        subject_request_type: Annotated[str, OneOf(('erasure',))] = 'erasure',
         regulation: Annotated[str, OneOf(fields.PERIODS)] = 'gdpr',
-        submitted_time: Any = None,
         received_time: Any = None,
-        subject_identities: Sequence[fields.Identity] = (),
         immediately: bool = False,
+        exact: bool = False,
     ) -> ErasureReport:
         """Write a request down; it is on the disk when this returns.
 
@@ -207,28 +207,22 @@ class ErasureDesk:
         answer.
 
         Args:
-            request (RemovalRequest, optional): in names of the desk; left out
-                where identities are resolved. (default: :obj:`None`)
+            request (RemovalRequest): in names of the desk.
             subject_request_id (str, optional): a UUID; by default a new one.
                 (default: :obj:`None`)
-            subject_request_type (str): ``'erasure'``, the only one.
-                (default: :obj:`'erasure'`)
             regulation (str): ``'gdpr'``, a month, or ``'ccpa'``, 45 days.
                 (default: :obj:`'gdpr'`)
-            submitted_time (str or datetime, optional): when it was sent, in
-                RFC 3339. (default: :obj:`None`)
-            received_time (str or datetime, optional): when it came, by which
-                it is dated; by default now. (default: :obj:`None`)
-            subject_identities (list[dict]): each with ``identity_type`` and
-                ``identity_value``; kept until the request is complete.
-                (default: :obj:`()`)
+            received_time (str or datetime, optional): when it came, in RFC
+                3339, by which it is dated; by default now.
+                (default: :obj:`None`)
             immediately (bool): do not wait for others.
+                (default: :obj:`False`)
+            exact (bool): no noise of a private model is enough.
                 (default: :obj:`False`)
 
         Raises:
-            ValueError: on another type, regulation, or content for the same
-                id; a time in the future; identities that are not resolved; or
-                if nothing is registered.
+            ValueError: on another regulation, or content for the same id; a
+                time in the future; or if nothing is registered.
         """
         number, now = fields.read_id(subject_request_id), self._now()
         came = now
@@ -239,22 +233,14 @@ class ErasureDesk:
                 "'received_time' can't be in the future (got "
                 f'{fields.written(came)}, now is {fields.written(now)})'
             )
-        if submitted_time is not None:
-            submitted_time = fields.read('submitted_time', submitted_time)
-            submitted_time = fields.written(submitted_time)
-        identities = fields.read_identities(subject_identities)
-        named = self._resolved(request, identities).to_dict()
         due = fields.due(came, self.zone, regulation)
-        people = json.dumps(identities, sort_keys=True)
-        content = (
-            *(regulation, submitted_time, immediately),
-            *(json.dumps(named), people),
-        )
+        named = json.dumps(request.to_dict())
+        content = (regulation, immediately, exact, named)
         with self._store.change():
             known = self._one(queries.CONTENT, number)
             # The names of what is complete are gone.
-            count = 5 if known and known[4] else 3
-            times = (None, known[5]) if known else ()
+            count = 4 if known and known[3] else 3
+            times = (None, known[4]) if known else ()
             if not known:
                 values = (number, *content, fields.written(came))
                 self._sql(queries.NEW_REQUEST, *values, fields.written(due))
@@ -275,20 +261,6 @@ class ErasureDesk:
                     'other content: a new request needs a new one'
                 )
         return self.report(number)
-
-    def _resolved(
-        self, request: RemovalRequest | None, identities: list[fields.Identity]
-    ) -> RemovalRequest:
-        found = [request]
-        if request is None and self._resolve is not None:
-            found = [self._resolve(dict(identity)) for identity in identities]
-        named = [one for one in found if one is not None]
-        if not named:
-            raise ValueError(
-                "'request' needs to name what is to be erased, or "
-                "'subject_identities' what 'resolve' of the desk knows"
-            )
-        return RemovalRequest.batch(named)
 
     @validated
     def done(self, subject_request_id: str, name: str) -> ErasureReport:
@@ -351,7 +323,6 @@ class ErasureDesk:
             )
             if not how:
                 self._sql(queries.ASK_AGAIN, number)
-            self._log(number, how or 'resumed')
         return self.report(number)
 
     @validated
@@ -425,6 +396,8 @@ class ErasureDesk:
         for (batch,) in self._sql(queries.BATCHES, name, 'in_progress'):
             self._perform(name, batch)
         self._repeat(name)
+        if self._places[name].covers:
+            self._refuse_exact(name)
         row, waiting = self._planned(name, now)
         if not row['starts_now'] or row['needs_confirmation'] > confirm:
             return
@@ -437,12 +410,20 @@ class ErasureDesk:
         if batch:
             self._perform(name, batch)
 
+    def _refuse_exact(self, name: str) -> None:
+        for number, *_, exact in self._sql(queries.WAITING, name):
+            if exact:
+                note = 'noise is not exact: fit again without it, then done()'
+                with self._store.change():
+                    self._sql(queries.REFUSE, note, number, name)
+
     def _planned(
         self, name: str, now: datetime
     ) -> tuple[dict[str, Any], list[tuple[str, RemovalRequest | None]]]:
         # What waits for a model, and when it begins.
         place, rows = self._places[name], self._sql(queries.WAITING, name)
         waiting = [(n, place.named(read(names))) for n, names, *_ in rows]
+        quick = 'covered' if place.covers else 'now'
         row: dict[str, Any] = {'model': name, 'mode': 'nothing waits'}
         row.update(requests=len(rows), share=0.0, seconds=0.0, due='')
         row.update(starts='', starts_now=False, needs_confirmation=False)
@@ -460,11 +441,10 @@ class ErasureDesk:
             (others,) = self._one(queries.OTHERS, name)
             busy = max(_HOUR, (seconds or 0.0) + others)
             start = due - timedelta(seconds=self.policy.reserve * busy)
-            quick = seconds is None or seconds < _QUICK
-            if quick or any(immediately for *_, immediately in rows):
+            if (seconds or 0.0) < _QUICK or any(each[3] for each in rows):
                 start = now
             row.update(
-                mode='now' if start == now else 'batch',
+                mode=quick if start == now else 'batch',
                 seconds=seconds,
                 due=fields.written(due),
                 starts=fields.written(start),
@@ -512,7 +492,6 @@ class ErasureDesk:
                         self._drop(batch)
                         if is_refusal:
                             self._sql(queries.REFUSE, note, named[0][0], name)
-                            self._log(named[0][0], 'refused')
                     if is_refusal:
                         return
                 if not is_refusal or GONE not in str(error):
@@ -617,15 +596,24 @@ class ErasureDesk:
                 "'subject_request_id' needs to be one of the desk "
                 f'(got {number})'
             )
-        regulation, submitted, received, due, status, *others = found
-        halted, reason, finished, until = others
-        end = finished or fields.written(self._now())
-        named = (
+        names = (
+            *('regulation', 'received_time', 'expected_completion_time'),
+            *('request_status', 'halted', 'reason', 'completed_time'),
+            'backups_until',
+        )
+        given = dict(zip(names, found, strict=True))
+        status, end = given['request_status'], given['completed_time']
+        end = end or fields.written(self._now())
+        if status != 'completed':
+            given['completed_time'] = None
+        is_late = end > given['expected_completion_time']
+        is_late &= status != 'cancelled' and given['halted'] != 'held'
+        columns = (
             *('name', 'is_model', 'state', 'mode', 'finished', 'note'),
             *('reference', 'head', 'promise'),
         )
         tasks = [
-            dict(zip(named, row, strict=True))
+            dict(zip(columns, row, strict=True))
             for row in self._sql(queries.EVIDENCE, number)
         ]
         for task in tasks:
@@ -634,18 +622,10 @@ class ErasureDesk:
         return ErasureReport(
             subject_request_id=number,
             subject_request_type='erasure',
-            regulation=regulation,
             zone=str(self.zone),
-            submitted_time=submitted,
-            received_time=received,
-            expected_completion_time=due,
-            completed_time=finished if status == 'completed' else None,
-            request_status=status,
-            halted=halted,
-            reason=reason,
-            overdue=end > due and status != 'cancelled' and halted != 'held',
+            overdue=is_late,
             tasks=tuple(tasks),
-            backups_until=until,
+            **given,
         )
 
     def status(self) -> DeskStatus:
@@ -687,8 +667,3 @@ class ErasureDesk:
 
     def _set_status(self, number: str, status: str) -> None:
         self._sql('UPDATE request SET status = ? WHERE id = ?', status, number)
-        self._log(number, status)
-
-    def _log(self, number: str, state: str) -> None:
-        now = fields.written(self._now())
-        self._sql('INSERT INTO log VALUES (?, ?, ?)', now, number, state)

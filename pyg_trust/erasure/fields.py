@@ -3,14 +3,10 @@
 import calendar
 import uuid
 import zoneinfo
-from collections.abc import Sequence
 from datetime import datetime, time, timedelta, timezone, tzinfo
 from typing import Any
 
 from pyg_trust._checks import check_instance
-
-Identity = dict[str, str]
-_IDENTITY = {'identity_type', 'identity_value', 'identity_format'}
 
 #: By regulation: the months and days until a request has to be done.
 PERIODS = {'gdpr': (1, 0), 'ccpa': (0, 45)}
@@ -92,19 +88,3 @@ def read_id(number: str | None) -> str:
             "'subject_request_id' needs to be a UUID "
             f'(got {len(number or "")} characters that are none)'
         ) from None
-
-
-def read_identities(given: Sequence[Any]) -> list[Identity]:
-    """Read identities as OpenDSR writes them."""
-    check_instance('subject_identities', given, list, tuple)
-    for identity in given:
-        check_instance('subject_identities', identity, dict)
-        needed = {'identity_type', 'identity_value'}
-        if not needed <= set(identity) <= _IDENTITY:
-            raise ValueError(
-                "'subject_identities' need 'identity_type', 'identity_value' "
-                f"and perhaps 'identity_format' (got {len(identity)} fields)"
-            )
-        for value in identity.values():
-            check_text('subject_identities', value)
-    return [dict(identity) for identity in given]

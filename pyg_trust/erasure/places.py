@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torch_geometric.data import Data
+
 from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
 from pyg_trust.files.commit import StaleStateError
-from pyg_trust.ledger import RemovalLedger
+from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest, still_removed
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
@@ -26,6 +28,8 @@ class Place:
         save (Path, optional): where it is saved; :obj:`None` for a model that
             writes a folder of its own.
         names (callable, optional): from the desk's names to the model's.
+        data (callable, optional): returns the graph of a private release.
+        most (float): the epsilon up to which noise covers. (default: 1.0)
 
     Raises:
         TypeError: if the model can't remove with a reference.
@@ -33,7 +37,12 @@ class Place:
     """
 
     def __init__(
-        self, model: Any, save: Path | None, names: Names | None
+        self,
+        model: Any,
+        save: Path | None,
+        names: Names | None,
+        data: Callable[[], Data] | None = None,
+        most: float = 1.0,
     ) -> None:
         remove = getattr(model, 'remove', None)
         if not callable(remove) or (
@@ -44,20 +53,40 @@ class Place:
                 'is fitted again by its owner, who says so by done(): make it '
                 f'a recipient() (got {type(model).__name__})'
             )
-        if not model.ledger.entries:
+        self.model, self.save, self.names = model, save, names
+        self.covers, self.data, self.most = (
+            hasattr(model, 'max_units'),
+            data,
+            most,
+        )
+        if self.covers != (data is not None):
+            raise ValueError(
+                "'data' needs to return the graph of a private release, and "
+                'is for private models alone'
+            )
+        if self.covers and most > model.forget_epsilon:
+            raise ValueError(
+                f"'coverage_epsilon' of the policy is {most:g}, and the model "
+                f"covers 'forget_epsilon' = {model.forget_epsilon:g}"
+            )
+        if not self.ledger.entries:
             raise ValueError("'model' needs to be fitted first")
         if (save is None) == (getattr(model, 'folder', None) is None):
             raise ValueError(
                 "'save' needs to be the file of the model, or to be left out "
                 'if the model has a folder: it is kept in one place'
             )
-        self.model, self.save, self.names = model, save, names
 
     @property
     def ledger(self) -> RemovalLedger:
         """The ledger of the model."""
-        found: RemovalLedger = self.model.ledger
+        found: RemovalLedger = (
+            self.model.removals if self.covers else self.model.ledger
+        )
         return found
+
+    def _given(self) -> tuple[Any, ...]:
+        return () if self.data is None else (self.data(),)
 
     def named(self, request: RemovalRequest) -> RemovalRequest | None:
         """Translate a request; :obj:`None` if the model has nothing of it."""
@@ -69,7 +98,8 @@ class Place:
     def catch_up(self) -> None:
         """Load what another object has saved since, if anything."""
         found = None if self.save is None else commit.peek(self.save)
-        lines = (found or {}).get('ledger', {}).get('entries', ())
+        name = 'removals' if self.covers else 'ledger'
+        lines = (found or {}).get(name, {}).get('entries', ())
         mine = self.ledger.state_dict()['entries']
         if len(lines) > len(mine) and lines[: len(mine)] == mine:
             self.model.load(self.save)
@@ -99,15 +129,33 @@ class Place:
         return self._remove(rest, reference), ''
 
     def _remove(self, request: RemovalRequest, reference: str) -> str:
+        given = self._given()
         try:
-            report = self.model.remove(request, reference=reference)
+            if self.covers:
+                # All of them together, as the policy has it.
+                found = self.model.plan(request, *given).epsilon
+                if found > self.most:
+                    raise BudgetExceededError(
+                        f'noise covers them at epsilon {found:.4g}, and '
+                        f"'coverage_epsilon' is {self.most:g}: fit again "
+                        'without them, then say so by done()'
+                    )
+            report = self.model.remove(request, *given, reference=reference)
+        except BudgetExceededError as error:
+            if self.covers:
+                # Others may fit in, or come first.
+                raise ValueError(str(error)) from None
+            raise
         except StaleStateError:
             # A model with a folder compares before it changes.
             self.model.load()
             report = self.model.remove(request, reference=reference)
         made = report.guarantee()
         names = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
-        return json.dumps({name: getattr(made, name) for name in names})
+        told = {name: getattr(made, name) for name in names}
+        if self.covers:
+            told |= {k: getattr(report, k) for k in ('mu', 'epsilon', 'delta')}
+        return json.dumps(told)
 
     def keep(self) -> None:
         """Write the state of the model."""
@@ -129,6 +177,9 @@ class Place:
         if graphs:
             sizes = [(d.num_nodes, d.num_edges) for d in graphs.values()]
             held = [sum(size) for size in zip(*sizes, strict=True)]
+        elif self.data is not None:
+            whole = self.data()
+            held = [whole.num_nodes, whole.num_edges]
         elif hasattr(model, 'graph'):
             held = [model.nodes.numel(), model.graph.num_edges]
         else:
@@ -159,9 +210,11 @@ class Place:
     def _has(self, item: RemovalRequest) -> bool:
         # Whether something that was removed has come again.
         try:
-            getattr(self.model, 'plan', lambda _: None)(item)
+            getattr(self.model, 'plan', lambda *_: None)(item, *self._given())
         except ValueError as error:
             return GONE not in str(error)
+        except BudgetExceededError:
+            return True
         return hasattr(self.model, 'plan')
 
 

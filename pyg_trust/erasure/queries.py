@@ -7,13 +7,13 @@ STATUS = 'SELECT status FROM request WHERE id = ?'
 COUNT = 'SELECT count(*) FROM request WHERE status = ?'
 STATE = 'SELECT state FROM task WHERE request = ? AND place = ?'
 TASKS = 'SELECT request FROM task WHERE batch = ? ORDER BY request'
-CONTENT = """SELECT regulation, submitted, immediately, names, identities,
-    received FROM request WHERE id = ?"""
-FIELDS = """SELECT regulation, submitted, received, due, status, halted,
+CONTENT = """SELECT regulation, immediately, exact, names, received
+    FROM request WHERE id = ?"""
+FIELDS = """SELECT regulation, received, due, status, halted,
     reason, finished, until FROM request WHERE id = ?"""
-NEW_REQUEST = """INSERT INTO request (id, regulation, submitted, immediately,
-    names, identities, received, due, halted, reason)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, '', '')"""
+NEW_REQUEST = """INSERT INTO request (id, regulation, immediately, exact,
+    names, received, due, halted, reason)
+    VALUES (?, ?, ?, ?, ?, ?, ?, '', '')"""
 NEW_TASK = """INSERT OR IGNORE INTO task
     VALUES (?, ?, 'pending', '', NULL, NULL, '')"""
 NEW_BATCH = """INSERT INTO batch (id, place, state, mode)
@@ -31,7 +31,7 @@ ASK_AGAIN = """UPDATE task SET state = 'pending', note = ''
     WHERE request = ? AND state = 'refused'"""
 BUSY = "SELECT 1 FROM task WHERE request = ? AND state = 'in_progress'"
 WAS_TAKEN = 'SELECT 1 FROM task WHERE request = ? AND batch IS NOT NULL'
-WAITING = f"""SELECT id, names, due, immediately FROM task
+WAITING = f"""SELECT id, names, due, immediately, exact FROM task
     JOIN request ON id = request {OPEN}
     AND place = ? AND state = 'pending' AND halted = '' ORDER BY due, id"""
 SECONDS = """SELECT seconds FROM batch WHERE place = ? AND seconds IS NOT NULL
@@ -51,7 +51,7 @@ NAMES = """SELECT task.request, coalesce(request.names, tombstone.names)
 COMPLETE = f"""SELECT id FROM request {OPEN} AND NOT EXISTS
     (SELECT 1 FROM task WHERE request = id AND state != 'done')"""
 CLOSE = """UPDATE request SET reason = ?, finished = ?, until = ?,
-    halted = '', names = NULL, identities = NULL WHERE id = ?"""
+    halted = '', names = NULL WHERE id = ?"""
 EXPIRED = """DELETE FROM tombstone WHERE until < ? AND NOT EXISTS
     (SELECT 1 FROM task WHERE task.request = tombstone.request
     AND state = 'in_progress')"""

@@ -5,13 +5,12 @@ from typing import Annotated, Any
 
 from pyg_trust._checks import Int, Number, validated
 from pyg_trust.report import Report
-from pyg_trust.report.charts import Chart
 
 
 @validated
 @dataclass(frozen=True)
 class Policy:
-    """Rules of a desk.
+    r"""Rules of a desk.
 
     Args:
         reserve (float): a batch begins so many times its own duration and that
@@ -22,11 +21,15 @@ class Policy:
             restored has to forget them again. (default: :obj:`0`)
         max_share (float): a batch that names more than this share of a model's
             nodes or edges needs to be confirmed. (default: :obj:`0.05`)
+        coverage_epsilon (float): a private model has forgotten people by its
+            noise alone up to this :math:`\epsilon`, all of them together; 0
+            for never. (default: :obj:`1.0`)
     """
 
     reserve: Annotated[float, Number(0.0, closed='low')] = 3.0
     backup_days: Annotated[int, Int(0, 36500)] = 0
     max_share: Annotated[float, Number(0.0, 1.0, closed='high')] = 0.05
+    coverage_epsilon: Annotated[float, Number(0.0, closed='low')] = 1.0
 
 
 @dataclass(frozen=True)
@@ -35,23 +38,14 @@ class DeskPlan(Report):
 
     Args:
         models (tuple[dict, ...]): for each model its ``mode`` (``'now'``,
-            ``'batch'``, or ``'nothing waits'``), the number of ``requests``,
-            the ``share`` of its nodes or edges, the ``seconds`` it takes, the
-            first date that is ``due``, the time when it ``starts``, whether it
-            ``starts_now``, and whether it ``needs_confirmation``.
+            ``'batch'``, ``'covered'`` or ``'nothing waits'``), the number of
+            ``requests``, the ``share`` of its nodes or edges, the ``seconds``
+            it takes, the first date that is ``due``, the time when it
+            ``starts``, whether it ``starts_now``, and whether it
+            ``needs_confirmation``.
     """
 
     models: tuple[dict[str, Any], ...]
-
-    def chart(self) -> Chart:
-        """Requests that wait, by model."""
-        waiting = {each['model']: each['requests'] for each in self.models}
-        total = sum(waiting.values())
-        return Chart(
-            f'{total} removals wait for a batch',
-            bars={'all models': total, **waiting},
-            xlabel='requests',
-        )
 
 
 @dataclass(frozen=True)
@@ -82,14 +76,13 @@ class DeskStatus(Report):
 
 @dataclass(frozen=True)
 class ErasureReport(Report):
-    """A request, and the evidence of its erasure. It names nobody.
+    r"""A request, and the evidence of its erasure. It names nobody.
 
     Args:
         subject_request_id (str): of the request.
         subject_request_type (str): ``'erasure'``.
         regulation (str): ``'gdpr'`` or ``'ccpa'``.
         zone (str): of the controller, by which it is dated.
-        submitted_time (str, optional): when it was sent.
         received_time (str): when it came.
         expected_completion_time (str): by when it has to be done.
         completed_time (str, optional): when it was done.
@@ -102,7 +95,8 @@ class ErasureReport(Report):
             (``is_model``): its ``state``, the ``mode``, when it ``finished``,
             the ``note`` of a refusal, the ``reference`` that the line of the
             model's ledger has, the ``head`` of this ledger after it, and the
-            model's ``promise``.
+            model's ``promise``, with :math:`\mu`, :math:`\epsilon` and
+            :math:`\delta` if its noise covers it.
         backups_until (str, optional): until when the desk keeps the names, as
             backups of models are kept so long.
     """
@@ -111,7 +105,6 @@ class ErasureReport(Report):
     subject_request_type: str
     regulation: str
     zone: str
-    submitted_time: str | None
     received_time: str
     expected_completion_time: str
     completed_time: str | None
@@ -121,12 +114,3 @@ class ErasureReport(Report):
     overdue: bool
     tasks: tuple[dict[str, Any], ...]
     backups_until: str | None
-
-    def chart(self) -> Chart:
-        """Models and recipients that are done, and those that are not."""
-        done = sum(task['state'] == 'done' for task in self.tasks)
-        return Chart(
-            f'{done} of {len(self.tasks)} models and recipients are done',
-            bars={'done': done, 'open': len(self.tasks) - done},
-            xlabel='models and recipients',
-        )

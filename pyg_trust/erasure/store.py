@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _APPLICATION = 0x70794572
-_VERSION = 1
+_VERSION = 2
 _PRAGMAS = (
     'journal_mode = TRUNCATE',
     'secure_delete = ON',
@@ -26,9 +26,9 @@ _PRAGMAS = (
 _TABLES = (
     'setting (name TEXT PRIMARY KEY, value TEXT NOT NULL)',
     'place (name TEXT PRIMARY KEY, is_model INTEGER NOT NULL)',
-    'request (id TEXT PRIMARY KEY, regulation TEXT, submitted TEXT, '
-    'immediately INTEGER, received TEXT, due TEXT, status TEXT, halted TEXT, '
-    'reason TEXT, finished TEXT, until TEXT, names TEXT, identities TEXT)',
+    'request (id TEXT PRIMARY KEY, regulation TEXT, immediately INTEGER, '
+    'exact INTEGER, received TEXT, due TEXT, status TEXT, halted TEXT, '
+    'reason TEXT, finished TEXT, until TEXT, names TEXT)',
     'batch (id TEXT PRIMARY KEY, place TEXT NOT NULL REFERENCES place, '
     'state TEXT, mode TEXT, head TEXT, seconds REAL, promise TEXT)',
     'task (request TEXT NOT NULL REFERENCES request, place TEXT NOT NULL '
@@ -36,7 +36,6 @@ _TABLES = (
     'finished TEXT, note TEXT, PRIMARY KEY (request, place))',
     'tombstone (request TEXT PRIMARY KEY REFERENCES request, names TEXT, '
     'until TEXT)',
-    'log (time TEXT, request TEXT REFERENCES request, state TEXT)',
 )
 _INDICES = (
     'request_status ON request (status, due)',

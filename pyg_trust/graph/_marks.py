@@ -8,9 +8,10 @@ neighbours) or go into a new :class:`~torch_geometric.data.Data`.
 """
 
 from torch_geometric.data import Data
+from torch_geometric.data.storage import BaseStorage
 
 
-def marked(data: Data) -> tuple[str, ...]:
+def marked(data: Data | BaseStorage) -> tuple[str, ...]:
     """Return the attributes that are marked as propagated.
 
     Raises:
@@ -29,6 +30,6 @@ def marked(data: Data) -> tuple[str, ...]:
     return tuple(names)
 
 
-def mark(data: Data, attr: str) -> None:
+def mark(data: Data | BaseStorage, attr: str) -> None:
     """Mark an attribute as propagated, in place."""
     data.propagated = tuple(dict.fromkeys((*marked(data), attr)))

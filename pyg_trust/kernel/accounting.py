@@ -258,7 +258,7 @@ def below(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
         if line or at >= 0:
             line.append(new)
             low = ONE - at + line[0][2]
-            if low > there[0]:
+            if low > there[1]:
                 # 1 - gamma is met: what is left is as low as here.
                 rest = low - v.up(new[3][1] * there[1], 1 << 2 * P)
                 break
@@ -437,6 +437,10 @@ def judge(law: str, lines: Lines, epsilon: float, delta: float) -> str:
         epsilon (float): claimed.
         delta (float): claimed.
     """
+    if law not in ('wor', 'replace', 'withdraw'):
+        raise ValueError(
+            f"law must be 'wor', 'replace' or 'withdraw': {law!r}"
+        )
     if law == 'withdraw':
         return settled((law, 'exchanged'), lines, 1, epsilon, delta)
     return settled((law,), lines, 2, epsilon, delta)

@@ -11,6 +11,7 @@ from pyg_trust.transforms.graph_scattering import (
     GraphEmbedding,
     GraphScattering,
 )
+from pyg_trust.transforms.metapath_features import MetapathFeatures
 from pyg_trust.transforms.private_agp import PrivateAGP
 from pyg_trust.transforms.propagated_features import PropagatedFeatures
 from pyg_trust.transforms.shards import Shards
@@ -25,6 +26,7 @@ __all__ = [
     'FlipBits',
     'GraphEmbedding',
     'GraphScattering',
+    'MetapathFeatures',
     'PrivateAGP',
     'PropagatedFeatures',
     'Shards',

@@ -411,3 +411,9 @@ def test_distances_below_all_masses_are_added(monkeypatch, law, moved):
     assert (
         kernel.judge(law, lines, 0.0, delta * Fraction(999, 1000)) != 'holds'
     )
+
+
+def test_a_law_has_a_name():
+    for name in ('exchanged', 'coins', ''):
+        with pytest.raises(ValueError, match="'withdraw': '" + name):
+            kernel.judge(name, [(1.0, 0.5, 1)], 1.0, 0.1)

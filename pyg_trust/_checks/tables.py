@@ -1,0 +1,107 @@
+"""Find columns and rows of a table that show those of other persons."""
+
+import torch
+from torch import Tensor
+
+from pyg_trust._checks.degrees import (
+    FREE,
+    KINDS,
+    LINE,
+    MEMBERS,
+    on_a_line,
+    one_for_each,
+)
+
+# So many rows before, a column is looked for.
+_LAGS = 8
+# Logarithm of the number of orders of which one comes by chance.
+_CHANCE = 14
+
+
+def tells_counts(x: Tensor, count: Tensor) -> bool:
+    """Return whether a column of features counts or ranks something.
+
+    It does if it rises, or falls, wherever the count does; if it is on a line
+    with the count; or if it has one value for each count. An order that comes
+    by chance once in a million is let pass.
+
+    Args:
+        x (Tensor): ``[num_rows, num_columns]``.
+        count (Tensor): int64, ``[num_rows]``.
+    """
+    values, back, size = count.unique(return_inverse=True, return_counts=True)
+    ways = torch.lgamma(torch.tensor(len(x) + 1.0))
+    ways = ways - torch.lgamma(size + 1.0).sum()
+    if values.numel() < 3:
+        return False
+    x = x.double()
+    if len(x) >= LINE and bool(on_a_line(x, count).any()):
+        return True
+    often = size >= MEMBERS
+    if int(often.sum()) >= KINDS and int((size[often] - 1).sum()) >= FREE:
+        inside = often[back]
+        if bool(one_for_each(x[inside], count[inside]).any()):
+            return True
+    if float(ways) < _CHANCE:
+        return False
+    shape = (values.numel(), x.size(1))
+    index = back[:, None].expand_as(x)
+    empty = torch.full(shape, torch.inf, dtype=torch.float64)
+    low = empty.scatter_reduce(0, index, x, 'amin')
+    high = (-empty).scatter_reduce(0, index, x, 'amax')
+    moves = (high != high[:1]).any(0)
+    rises = (low[1:] >= high[:-1]).all(0)
+    falls = (high[1:] <= low[:-1]).all(0)
+    distinct = torch.tensor([column.unique().numel() >= 3 for column in x.t()])
+    return bool(((rises | falls) & moves & distinct).any())
+
+
+def lag(x: Tensor, owner: Tensor) -> int:
+    """Return how many rows before one column is another, of any owner.
+
+    Args:
+        x (Tensor): ``[num_rows, num_columns]``.
+        owner (Tensor): int64, ``[num_rows]``.
+
+    Returns:
+        int: 0 if no column is.
+    """
+    n = len(x)
+    for k in range(1, min(_LAGS, n - 8) + 1):
+        strange = (owner[k:] != owner[:-k]).nonzero().view(-1)
+        if strange.numel() < 8:
+            continue
+        few = strange[:64]
+        like = (x[few + k][:, :, None] == x[few][:, None, :]).all(0)
+        for a, b in like.nonzero().tolist():
+            later, before = x[strange + k, a], x[strange, b]
+            if torch.equal(later, before) and before.unique().numel() > 3:
+                return k
+    return 0
+
+
+def shares_rows(
+    a: Tensor, owner_a: Tensor, b: Tensor, owner_b: Tensor
+) -> bool:
+    """Return whether two tables share a row under different owners.
+
+    The row is there once in both, and is no constant.
+
+    Args:
+        a (Tensor): ``[num_rows, num_columns]``.
+        owner_a (Tensor): int64, ``[num_rows]``.
+        b (Tensor): the other table.
+        owner_b (Tensor): of its rows.
+    """
+    if a.size(1) != b.size(1) or a.dtype != b.dtype or a.size(1) < 2:
+        return False
+    rows, back, count = torch.cat([a, b]).unique(
+        dim=0, return_inverse=True, return_counts=True
+    )
+    first, second = back[: len(a)], back[len(a) :]
+    n = len(rows)
+    twice = (count == 2) & (rows != rows[:, :1]).any(1)
+    twice &= torch.bincount(first, minlength=n) == 1
+    place = torch.zeros((2, n), dtype=torch.int64)
+    place[0, first], place[1, second] = owner_a, owner_b
+    return bool((place[0] != place[1])[twice].any())

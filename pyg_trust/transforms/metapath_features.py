@@ -1,0 +1,114 @@
+"""Features along metapaths as a transform."""
+
+from collections.abc import Sequence
+
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.transforms import BaseTransform
+
+from pyg_trust._checks import check_tensor, validated
+from pyg_trust.functional.metapaths import metapath_features
+from pyg_trust.graph._marks import mark, marked
+from pyg_trust.unit import EdgeType, PrivacyUnit, path_steps
+
+
+@validated
+@functional_transform('metapath_features')
+class MetapathFeatures(BaseTransform):
+    """Appends averages along metapaths to the features of a node type.
+
+    With a :class:`~pyg_trust.unit.PrivacyUnit`, paths that stay with a person
+    and public rows make features of the person's own: they are in nobody
+    else's rows, however many steps they have. Features along other paths hold
+    rows of others, and are marked as propagated, which private training
+    refuses (functional name: :obj:`metapath_features`).
+
+    .. code-block:: python
+
+        path = [('user', 'buys', 'item'), ('item', 'in', 'category')]
+        data = MetapathFeatures([path], 'user', unit=unit)(data)
+
+    Args:
+        paths (Sequence[Sequence[tuple[str, str, str]]]): metapaths, as walks
+            from the rows that receive.
+        node_type (str): the type of these rows.
+        out (str): the attribute to write to. (default: :obj:`'x'`)
+        unit (PrivacyUnit, optional): who owns what; without one, all paths
+            pass for others'. (default: :obj:`None`)
+        concat (bool): whether the features as they are come first.
+            (default: :obj:`True`)
+
+    Raises:
+        ValueError: if there are no paths, on an edge type or features that
+            are missing, or on another graph than that of the unit.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Sequence[EdgeType]],
+        node_type: str,
+        out: str = 'x',
+        *,
+        unit: PrivacyUnit | None = None,
+        concat: bool = True,
+    ) -> None:
+        if not isinstance(paths, list | tuple) or not all(
+            isinstance(path, list | tuple) for path in paths
+        ):
+            raise TypeError(
+                "'paths' needs to be a list of lists of edge types (got "
+                f'{paths!r})'
+            )
+        if not paths:
+            raise ValueError("'paths' needs to hold a path (got none)")
+        self.paths = [list(path) for path in paths]
+        self.node_type, self.out = node_type, out
+        self.unit, self.concat = unit, concat
+
+    @validated
+    def forward(self, data: HeteroData) -> HeteroData:
+        """Return the graph with the features; others are as they were.
+
+        Args:
+            data (HeteroData): the graph, with features of all types on the
+                paths.
+        """
+        if self.unit is not None:
+            self.unit.check(data)
+        x_dict = {
+            store._key: store.x for store in data.node_stores if 'x' in store
+        }
+        for t, x in x_dict.items():
+            check_tensor(f'data[{t!r}].x', x, None, ('n', 'k'), finite=True)
+        if self.node_type not in x_dict:
+            raise ValueError(
+                f"'data' needs features 'x' of {self.node_type!r} (got those "
+                f'of {list(x_dict)})'
+            )
+        edges, store = data.edge_index_dict, data[self.node_type]
+        found = [
+            metapath_features(x_dict, edges, path, self.node_type)
+            for path in self.paths
+        ]
+        if self.concat:
+            found = [store.x, *found]
+        own = all(self._is_own(data, path) for path in self.paths)
+        if not own or (self.concat and 'x' in marked(store)):
+            mark(store, self.out)
+        store[self.out] = torch.cat(found, dim=1)
+        return data
+
+    def _is_own(self, data: HeteroData, path: Sequence[EdgeType]) -> bool:
+        steps = path_steps(path, self.node_type, data.edge_index_dict)
+        return (
+            self.unit is not None
+            and 'x' not in marked(data[steps[-1][2]])
+            and self.unit.is_own(path, self.node_type)
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.paths}, {self.node_type!r}, '
+            f'out={self.out!r}, concat={self.concat}, unit={self.unit})'
+        )

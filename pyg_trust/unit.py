@@ -1,0 +1,680 @@
+"""The privacy unit: which rows and edges of a typed graph belong to whom.
+
+A person may be rows in several tables and edges of several types. Everything
+that has to know whose a row is asks one :class:`PrivacyUnit`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from pyg_trust._checks import (
+    Count,
+    Natural,
+    check_choice,
+    check_integer,
+    check_range,
+    check_tensor,
+    validated,
+)
+from pyg_trust._checks.fingerprints import fingerprint
+from pyg_trust._checks.tables import lag, shares_rows, tells_counts
+from pyg_trust.removal import integers
+
+EdgeType = tuple[str, str, str]
+
+# Edge types that agree on so much, and not on all, are neither a pair of
+# mirrors nor two relations.
+_NEARLY = 0.9
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """Rows and edges that go when persons are removed.
+
+    Args:
+        rows (dict[str, Tensor]): by node type, the rows, int64, ascending.
+        edges (dict[tuple[str, str, str], Tensor]): by edge type, the
+            positions of edges, int64, ascending.
+    """
+
+    rows: dict[str, Tensor]
+    edges: dict[EdgeType, Tensor]
+
+
+@validated
+class PrivacyUnit:
+    r"""Declares which rows and edges of a typed graph belong to whom.
+
+    .. code-block:: python
+
+        unit = PrivacyUnit(
+            data,
+            person='user',
+            owned={'order': ('order', 'by', 'user')},
+            joint={'chat': ('chat', 'of', 'user')},
+            public=('item',),
+        )
+
+    A unit need not be a person: a household or a firm is one as well. Every
+    node type is declared once, as the table of persons, owned by one person a
+    row, owned by several, or public. Nothing is public by default.
+
+    An edge belongs to the owners of both of its ends. Edges between public
+    rows are public if they are named, or have an owner of their own. An edge
+    type and its reverse, as ``ToUndirected`` makes it, are one relation.
+
+    Public tables are declared, and only some of what persons may have left in
+    them is found: columns that count or rank edges of persons. Vocabularies,
+    category codes or embeddings learned from the same persons are not found.
+
+    Args:
+        data (HeteroData): the graph. Nothing of it is copied but ownership.
+        person (str, optional): the node type whose rows are the persons, one
+            each. (default: :obj:`None`)
+        num_persons (int, optional): their number, where there is no such
+            table. (default: :obj:`None`)
+        owned (dict): by node type, the owner of each row: an edge type
+            between it and :obj:`person` with one edge a row, or int64
+            ``[num_rows]``. (default: :obj:`None`)
+        joint (dict): by node type, the owners of each row, at least one: an
+            edge type between it and :obj:`person`, or int64 ``[2, k]`` of
+            rows and persons. (default: :obj:`None`)
+        public (Sequence[str]): node types of nobody. (default: :obj:`()`)
+        public_edges (Sequence[tuple[str, str, str]]): edge types between
+            public rows that are public, too. (default: :obj:`()`)
+        edge_owner (dict): by edge type, the owner of each edge, int64
+            ``[num_edges]``, beside those of its ends. (default: :obj:`None`)
+        on_removal (dict): by joint node type, ``'drop'`` if a row goes with
+            any of its owners, ``'keep'`` if it goes with the last. By default
+            all are dropped. (default: :obj:`None`)
+        same (Tensor, optional): names of persons who are one person, int64,
+            ``[2, k]``; none at all says that the same row in two tables is a
+            coincidence. (default: :obj:`None`)
+
+    Raises:
+        TypeError: on other types.
+        ValueError: on a node type that is undeclared or declared twice, a row
+            without an owner or with two of :obj:`owned`, edges between public
+            rows that are not named, edge types that are nearly mirrors, one
+            row in two tables under two names without :obj:`same`, or columns
+            that show other persons' rows or edges.
+    """
+
+    def __init__(
+        self,
+        data: HeteroData,
+        person: str | None = None,
+        *,
+        num_persons: int | None = None,
+        owned: Mapping[str, EdgeType | Tensor] | None = None,
+        joint: Mapping[str, EdgeType | Tensor] | None = None,
+        public: Sequence[str] = (),
+        public_edges: Sequence[EdgeType] = (),
+        edge_owner: Mapping[EdgeType, Tensor] | None = None,
+        on_removal: Mapping[str, str] | None = None,
+        same: Tensor | None = None,
+    ) -> None:
+        owned, joint = dict(owned or {}), dict(joint or {})
+        self.person, self.public = person, tuple(public)
+        self.owned, self.joint = tuple(owned), tuple(joint)
+        self.public_edges = tuple(map(tuple, public_edges))
+        self._declared(data)
+        self._sizes = {t: int(data[t].num_nodes) for t in data.node_types}
+        self._edges = {e: data[e].edge_index for e in data.edge_types}
+        for edge_type, index in self._edges.items():
+            check_tensor(_named(edge_type), index, torch.int64, (2, 'k'))
+        if (person is None) == (num_persons is None):
+            raise ValueError(
+                "'num_persons' needs to be given exactly where no 'person' is "
+                f'(got {num_persons} with {person!r})'
+            )
+        self.num_names = (
+            self._sizes[person]
+            if person is not None
+            else check_integer('num_persons', num_persons or 0, 1)
+        )
+        self._one = self._joined(same)
+        self._ptr: dict[str, Tensor] = {}
+        self._who: dict[str, Tensor] = {}
+        self._own(data, owned, joint)
+        self._edge_owner = self._owners_of_edges(dict(edge_owner or {}))
+        self.on_removal = self._removal(dict(on_removal or {}))
+        self.mirrors = self._mirrored()
+        self._check_public_edges()
+        self._check_values(data, same)
+        self._print = self._digest(data)
+
+    # Who owns what #########################################################
+
+    @property
+    def num_persons(self) -> int:
+        """Number of persons, those with several names once."""
+        return int(self._one.unique().numel())
+
+    @validated
+    def owners(self, node_type: str) -> tuple[Tensor, Tensor]:
+        """Return the owners of all rows of a type.
+
+        Args:
+            node_type (str): the type.
+
+        Returns:
+            tuple[Tensor, Tensor]: the start of each row's owners, int64,
+            ``[num_rows + 1]``, and the owners, ascending in each row.
+        """
+        check_choice('node_type', node_type, self._ptr)
+        return self._ptr[node_type], self._who[node_type]
+
+    @validated
+    def rows(self, person: Natural) -> dict[str, Tensor]:
+        """Return the rows that a person owns, alone or with others.
+
+        Args:
+            person (int): the name.
+        """
+        one = self._names([person], 'person')
+        return {
+            t: _row_of(ptr)[self._who[t] == one]
+            for t, ptr in self._ptr.items()
+        }
+
+    @validated
+    def pairs(
+        self, along: Iterable[EdgeType] = (), max_joint: Count = 16
+    ) -> Tensor:
+        """Return the pairs of persons who share a row, or an edge.
+
+        Args:
+            along (Iterable[tuple[str, str, str]]): edge types that make pairs
+                of the owners of their ends. (default: :obj:`()`)
+            max_joint (int): rows with more owners make none.
+                (default: :obj:`16`)
+
+        Returns:
+            Tensor: int64, ``[2, k]``, the smaller name first, ascending.
+        """
+        found = []
+        for t in self.joint:
+            few = self._ptr[t].diff() <= max_joint
+            rows = few.nonzero().view(-1)
+            found.append(self._crossed(t, rows, t, rows))
+        for edge_type in along:
+            source, target = self._edges[self._known(edge_type, 'along')]
+            found.append(
+                self._crossed(edge_type[0], source, edge_type[2], target)
+            )
+        if not found:
+            return torch.empty((2, 0), dtype=torch.int64)
+        both = torch.cat(found, 1).sort(0).values
+        return both[:, both[0] < both[1]].unique(dim=1)
+
+    @validated
+    def is_own(
+        self,
+        path: Sequence[EdgeType],
+        node_type: str,
+        *,
+        symmetric: bool = False,
+    ) -> bool:
+        r"""Return whether a metapath stays with a person and public rows.
+
+        A row's features along such a path are a function of what its owners
+        own and of public tables: first only rows of the same owners, checked
+        on each edge, then only public rows by public edges.
+
+        Args:
+            path (Sequence[tuple[str, str, str]]): edge types, as a walk from
+                the rows that receive.
+            node_type (str): the type of these rows.
+            symmetric (bool): whether messages are divided by the degree of
+                the rows that send, too, which counts others' edges of a
+                public row. (default: :obj:`False`)
+        """
+        own = True
+        for e, receiver, sender, ends in path_steps(
+            path, node_type, self._edges
+        ):
+            if e in self._edge_owner:
+                return False
+            if sender in self.public:
+                private = receiver not in self.public
+                if not private and e not in self.public_edges:
+                    return False
+                if own and symmetric:
+                    return False
+                own = False
+                continue
+            if not own or receiver in self.public:
+                return False
+            if not self._same_owners(receiver, ends[0], sender, ends[1]):
+                return False
+        return True
+
+    # Removal ###############################################################
+
+    def cascade(self, persons: Iterable[int] | Tensor) -> Cascade:
+        """Return what goes when persons are removed.
+
+        Rows that they own alone go, and joint rows as :obj:`on_removal` says;
+        with rows go their edges, of reverse types, too. Public rows stay,
+        also those that nobody else touched: that they go would tell that
+        somebody did.
+
+        Args:
+            persons (Iterable[int] or Tensor): the names.
+        """
+        gone = self._names(persons)
+        rows, masks = {}, {}
+        for t, ptr in self._ptr.items():
+            count = _per_row(torch.isin(self._who[t], gone), ptr)
+            keep = self.on_removal.get(t) == 'keep'
+            masks[t] = (count == ptr.diff()) if keep else (count > 0)
+            rows[t] = masks[t].nonzero().view(-1)
+        edges = {}
+        for edge_type, index in self._edges.items():
+            mask = torch.zeros(index.size(1), dtype=torch.bool)
+            for t, ends in zip(edge_type[::2], index, strict=True):
+                if t in masks:
+                    mask |= masks[t][ends]
+            if edge_type in self._edge_owner:
+                mask |= torch.isin(self._edge_owner[edge_type], gone)
+            edges[edge_type] = mask.nonzero().view(-1)
+        return Cascade(
+            {t: found for t, found in rows.items() if found.numel()},
+            {e: found for e, found in edges.items() if found.numel()},
+        )
+
+    @validated
+    def without(
+        self, data: HeteroData, persons: Iterable[int] | Tensor
+    ) -> HeteroData:
+        """Return the graph that remains when persons are removed.
+
+        ``n_id`` of each node type holds the original names of its rows. What
+        changes is copied; :obj:`data` stays as it is.
+
+        Args:
+            data (HeteroData): the graph that was declared.
+            persons (Iterable[int] or Tensor): the names.
+
+        Raises:
+            ValueError: if the graph is another one, or a name is unknown.
+        """
+        self.check(data)
+        gone = self.cascade(persons)
+        out = HeteroData()
+        for key, value in data._global_store.items():
+            out[key] = value
+        place = {}
+        for t in data.node_types:
+            store, n = data[t], self._sizes[t]
+            keep = torch.ones(n, dtype=torch.bool)
+            keep[gone.rows.get(t, keep.new_empty(0, dtype=torch.int64))] = 0
+            place[t] = keep.cumsum(0) - 1
+            for key, value in store.items():
+                rows = store.is_node_attr(key)
+                out[t][key] = value[keep] if rows else value
+            out[t].num_nodes = int(keep.sum())
+            if 'n_id' not in store:
+                out[t].n_id = keep.nonzero().view(-1)
+        for e in data.edge_types:
+            store = data[e]
+            keep = torch.ones(store.num_edges, dtype=torch.bool)
+            keep[gone.edges.get(e, keep.new_empty(0, dtype=torch.int64))] = 0
+            for key, value in store.items():
+                rows = key == 'edge_index' or store.is_edge_attr(key)
+                dim = data.__cat_dim__(key, value, store) if rows else None
+                if dim is not None:
+                    kept = keep.nonzero().view(-1)
+                    value = value.index_select(dim, kept)
+                out[e][key] = value
+            source, target = out[e].edge_index
+            out[e].edge_index = torch.stack(
+                [place[e[0]][source], place[e[2]][target]]
+            )
+        return out
+
+    # What is declared ######################################################
+
+    @validated
+    def check(self, data: HeteroData) -> None:
+        """Refuse a graph of other sizes or edges than the declared one.
+
+        Args:
+            data (HeteroData): the graph.
+        """
+        if self._digest(data) != self._print:
+            raise ValueError(
+                "'data' needs to be the graph that the unit was made of: its "
+                'types, sizes or edges differ'
+            )
+
+    def summary(self) -> dict[str, Any]:
+        """Return what was declared, by names alone."""
+        return {
+            'person': self.person,
+            'owned': list(self.owned),
+            'joint': list(self.joint),
+            'declared_public': list(self.public),
+            'public_edges': ['/'.join(e) for e in self.public_edges],
+            'on_removal': self.on_removal,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f'PrivacyUnit({self.person!r}, owned={list(self.owned)}, '
+            f'joint={list(self.joint)}, public={list(self.public)})'
+        )
+
+    # Inside ################################################################
+
+    def _declared(self, data: HeteroData) -> None:
+        own = () if self.person is None else (self.person,)
+        named = [*own, *self.owned, *self.joint, *self.public]
+        unknown = [t for t in named if t not in data.node_types]
+        twice = sorted({t for t in named if named.count(t) > 1})
+        missing = [t for t in data.node_types if t not in named]
+        for found, text in (
+            (unknown, 'types that are not there'),
+            (twice, 'types twice'),
+        ):
+            if found:
+                raise ValueError(
+                    "'person', 'owned', 'joint' and 'public' need to hold the "
+                    f'node types of the graph, once each (got {text}: '
+                    f'{found})'
+                )
+        if missing:
+            raise ValueError(
+                "'owned', 'joint' or 'public' needs to hold every node type "
+                f'but the persons (missing: {missing}); nothing is public by '
+                'default'
+            )
+
+    def _joined(self, same: Tensor | None) -> Tensor:
+        names = torch.arange(self.num_names)
+        if same is None:
+            return names
+        check_tensor('same', same, torch.int64, (2, 'k'))
+        check_range('same', same, self.num_names, 'the persons')
+        both = torch.cat([same, same.flip(0)], 1)
+        while True:
+            least = names.scatter_reduce(0, both[0], names[both[1]], 'amin')
+            least = least[least]
+            if torch.equal(least, names):
+                return names
+            names = least
+
+    def _names(
+        self, persons: Iterable[int] | Tensor, name: str = 'persons'
+    ) -> Tensor:
+        listed = torch.tensor(integers(name, persons), dtype=torch.int64)
+        check_range(name, listed, self.num_names, 'the persons')
+        return self._one[listed]
+
+    def _own(
+        self,
+        data: HeteroData,
+        owned: Mapping[str, EdgeType | Tensor],
+        joint: Mapping[str, EdgeType | Tensor],
+    ) -> None:
+        if self.person is not None:
+            n = self._sizes[self.person]
+            self._ptr[self.person] = torch.arange(n + 1)
+            self._who[self.person] = self._one.clone()
+        for name, given in (('owned', owned), ('joint', joint)):
+            for t, by in given.items():
+                rows, who = self._incidence(name, t, by)
+                self._keep(name, t, rows, self._one[who])
+
+    def _incidence(
+        self, name: str, node_type: str, by: EdgeType | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        what, n = f'{name}[{node_type!r}]', self._sizes[node_type]
+        if isinstance(by, Tensor):
+            shape = (n,) if name == 'owned' else (2, 'k')
+            check_tensor(what, by, torch.int64, shape)
+            rows, who = (
+                (torch.arange(n), by) if name == 'owned' else by.unbind()
+            )
+            check_range(what, rows, n, 'the rows')
+            check_range(what, who, self.num_names, 'the persons')
+            return rows, who
+        e = self._known(by, what)
+        if self.person is None or {e[0], e[2]} != {node_type, self.person}:
+            raise ValueError(
+                f"'{what}' needs to be an edge type between {node_type!r} and "
+                f"the table of persons, 'person' (got {e})"
+            )
+        source, target = self._edges[e]
+        return (source, target) if e[0] == node_type else (target, source)
+
+    def _keep(
+        self, name: str, node_type: str, rows: Tensor, who: Tensor
+    ) -> None:
+        n = self._sizes[node_type]
+        if name == 'owned':
+            count = torch.bincount(rows, minlength=n)
+            wrong = (count != 1).nonzero().view(-1)
+            need = 'one owner, by one edge'
+        else:
+            both = torch.stack([rows, who]).unique(dim=1)
+            rows, who = both
+            count = torch.bincount(rows, minlength=n)
+            wrong = (count == 0).nonzero().view(-1)
+            need = 'an owner'
+        if wrong.numel():
+            i = int(wrong[0])
+            raise ValueError(
+                f"'{name}' needs to give each row of {node_type!r} {need} "
+                f'(row {i} has {int(count[i])})'
+            )
+        self._ptr[node_type] = _pointer(count)
+        self._who[node_type] = who[rows.argsort(stable=True)]
+
+    def _owners_of_edges(
+        self, given: Mapping[EdgeType, Tensor]
+    ) -> dict[EdgeType, Tensor]:
+        made = {}
+        for e, who in given.items():
+            size = self._edges[self._known(e, 'edge_owner')].size(1)
+            check_tensor('edge_owner', who, torch.int64, (size,))
+            check_range('edge_owner', who, self.num_names, 'the persons')
+            made[e] = self._one[who]
+        return made
+
+    def _removal(self, given: Mapping[str, str]) -> dict[str, str]:
+        for t, how in given.items():
+            check_choice('on_removal', t, self.joint)
+            check_choice('on_removal', how, ('drop', 'keep'))
+        return {t: given.get(t, 'drop') for t in self.joint}
+
+    def _known(self, edge_type: Any, name: str) -> EdgeType:
+        return _known(edge_type, self._edges, name)
+
+    def _mirrored(self) -> dict[EdgeType, EdgeType]:
+        # Edge types that hold the same edges, in opposite directions.
+        made: dict[EdgeType, EdgeType] = {}
+        for one, other in combinations(self._edges, 2):
+            if (one[0], one[2]) != (other[2], other[0]):
+                continue
+            width = max(self._sizes[one[2]], 1)
+            source, target = self._edges[one]
+            keys = (source * width + target).unique()
+            target, source = self._edges[other]
+            back = (source * width + target).unique()
+            both = int(torch.isin(keys, back).sum())
+            most = max(keys.numel(), back.numel())
+            if both == most and most:
+                made[one], made[other] = other, one
+            elif both > _NEARLY * most:
+                raise ValueError(
+                    f"'data' needs edge types that mirror each other in full, "
+                    f'or are two relations: {one} and {other} share most of '
+                    'their edges, and not all; make one of the other by '
+                    'ToUndirected, or drop one'
+                )
+        return made
+
+    def _check_public_edges(self) -> None:
+        for e in self.public_edges:
+            self._known(e, 'public_edges')
+            if not {e[0], e[2]} <= set(self.public) or e in self._edge_owner:
+                raise ValueError(
+                    "'public_edges' needs to hold edge types between public "
+                    f'rows that nobody owns (got {e})'
+                )
+        for e in self._edges:
+            if (
+                {e[0], e[2]} <= set(self.public)
+                and e not in self.public_edges
+                and e not in self._edge_owner
+            ):
+                raise ValueError(
+                    "'public_edges' or 'edge_owner' needs to hold every edge "
+                    f'type between public rows (missing: {e})'
+                )
+
+    def _same_owners(
+        self, a: str, rows: Tensor, b: str, others: Tensor
+    ) -> bool:
+        first, second = self._ptr[a].diff()[rows], self._ptr[b].diff()[others]
+        if not torch.equal(first, second):
+            return False
+        k = torch.arange(int(first.sum()))
+        k -= _pointer(first)[:-1].repeat_interleave(first)
+        one = self._ptr[a][rows].repeat_interleave(first) + k
+        other = self._ptr[b][others].repeat_interleave(first) + k
+        return torch.equal(self._who[a][one], self._who[b][other])
+
+    def _crossed(self, a: str, rows: Tensor, b: str, others: Tensor) -> Tensor:
+        # All pairs of an owner of rows[i] and one of others[i].
+        if a not in self._ptr or b not in self._ptr:
+            return torch.empty((2, 0), dtype=torch.int64)
+        first, second = self._ptr[a].diff()[rows], self._ptr[b].diff()[others]
+        count = first * second
+        pair = torch.arange(rows.numel()).repeat_interleave(count)
+        k = torch.arange(pair.numel()) - _pointer(count)[pair]
+        return torch.stack(
+            [
+                self._who[a][self._ptr[a][rows][pair] + k // second[pair]],
+                self._who[b][self._ptr[b][others][pair] + k % second[pair]],
+            ]
+        )
+
+    def _check_values(self, data: HeteroData, same: Tensor | None) -> None:
+        tables = {
+            t: x
+            for t in data.node_types
+            if isinstance(x := data[t].get('x'), Tensor)
+            and x.layout == torch.strided
+            and x.dim() == 2
+        }
+        for e, index in self._edges.items():
+            for t, ends in zip(e[::2], index, strict=True):
+                public = t in self.public and e not in self.public_edges
+                if public and t in tables and ends.numel():
+                    degree = torch.bincount(ends, minlength=self._sizes[t])
+                    if tells_counts(tables[t], degree):
+                        raise ValueError(
+                            f"'public' needs tables that were not made from "
+                            f'persons: a column of {t!r} counts or ranks the '
+                            f'edges {e}'
+                        )
+        own = [t for t in tables if t in (self.person, *self.owned)]
+        for t in own:
+            k = lag(tables[t], self._who[t])
+            if k:
+                raise ValueError(
+                    f"'data' needs rows of a person's own: a column of {t!r} "
+                    f'holds another, {k} rows before, also where that is '
+                    "another person's"
+                )
+        if same is not None:
+            return
+        for a, b in combinations(own, 2):
+            if shares_rows(tables[a], self._who[a], tables[b], self._who[b]):
+                raise ValueError(
+                    f"'same' is needed: {a!r} and {b!r} hold the same rows "
+                    'under different names; name the persons who are one, or '
+                    'none, int64 [2, 0]'
+                )
+
+    def _digest(self, data: HeteroData) -> str:
+        parts: list[Tensor | str | float | None] = []
+        for t in sorted(data.node_types):
+            parts += [t, int(data[t].num_nodes)]
+        for e in sorted(data.edge_types):
+            parts += ['/'.join(e), data[e].edge_index]
+        return fingerprint(*parts)
+
+
+def _named(edge_type: EdgeType) -> str:
+    return f'data[{edge_type}].edge_index'
+
+
+def _known(
+    edge_type: Any, edges: Mapping[EdgeType, Tensor], name: str
+) -> EdgeType:
+    given = tuple(edge_type) if isinstance(edge_type, list) else edge_type
+    if given not in edges:
+        raise ValueError(
+            f"'{name}' needs to be one of the edge types {list(edges)} (got "
+            f'{edge_type!r})'
+        )
+    return given
+
+
+def path_steps(
+    path: Sequence[EdgeType], node_type: str, edges: Mapping[EdgeType, Tensor]
+) -> list[tuple[EdgeType, str, str, Tensor]]:
+    """Return edge type, receiver, sender and edges of each step of a metapath.
+
+    Args:
+        path (Sequence[tuple[str, str, str]]): edge types, as a walk from the
+            rows that receive. An edge type is walked along where it starts at
+            the type that the walk is at, else against.
+        node_type (str): the type of these rows.
+        edges (dict[tuple[str, str, str], Tensor]): edges by type.
+
+    Returns:
+        list[tuple]: with the edges as int64 ``[2, num_edges]``, receivers
+        first.
+    """
+    made, at = [], node_type
+    for given in path:
+        e = _known(given, edges, 'path')
+        receiver, index = at, edges[e]
+        if e[0] == at:
+            at = e[2]
+        elif e[2] == at:
+            at, index = e[0], index.flip(0)
+        else:
+            raise ValueError(
+                f"'path' needs steps that follow each other (got {e} at "
+                f'{at!r})'
+            )
+        made.append((e, receiver, at, index))
+    if not made:
+        raise ValueError("'path' needs to have a step (got none)")
+    return made
+
+
+def _pointer(count: Tensor) -> Tensor:
+    return torch.cat([count.new_zeros(1), count.cumsum(0)])
+
+
+def _row_of(ptr: Tensor) -> Tensor:
+    return torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
+
+
+def _per_row(mask: Tensor, ptr: Tensor) -> Tensor:
+    # How many are set, row by row.
+    total = _pointer(mask.long())
+    return total[ptr[1:]] - total[ptr[:-1]]

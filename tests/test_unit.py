@@ -1,0 +1,453 @@
+"""The privacy unit against brute force, and what it refuses."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.transforms import ToUndirected
+
+from pyg_trust.functional.metapaths import metapath_features
+from pyg_trust.unit import PrivacyUnit
+
+ORACLE = Path(__file__).parents[2] / 'shared/oracles/typed_graphs'
+KNOWS = ('profile', 'knows', 'profile')
+BUYS = ('profile', 'buys', 'item')
+OF = ('order', 'of', 'profile')
+HAS = ('order', 'has', 'item')
+LIKE = ('item', 'like', 'item')
+IN = ('profile', 'in', 'chat')
+Database = dict[str, Any]
+
+
+def database(seed: int) -> Database:
+    """Owners by type and edges by type, of three to five persons."""
+    rng = random.Random(seed)
+    n = rng.randint(3, 5)
+    profiles = [p for p in range(n) for _ in range(rng.randint(1, 2))]
+    orders = [p for p in range(n) for _ in range(rng.randint(0, 2))]
+    chats = [rng.sample(range(n), rng.randint(1, 3)) for _ in range(3)]
+    owners: dict[str, list[list[int]]] = {
+        'profile': [[p] for p in profiles],
+        'order': [[p] for p in orders],
+        'chat': [sorted(c) for c in chats],
+        'item': [[], [], []],
+    }
+    edges: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+    for e in (KNOWS, BUYS, OF, HAS, LIKE, IN):
+        edges[e] = []
+        for i, a in enumerate(owners[e[0]]):
+            for j, b in enumerate(owners[e[2]]):
+                if (e == OF and a != b) or (e == IN and not set(a) <= set(b)):
+                    continue
+                if (e[0], i) != (e[2], j) and rng.random() < 0.4:
+                    edges[e].append((i, j))
+    return {'owners': owners, 'edges': edges}
+
+
+def declared(
+    db: Database, keep: str = 'drop', **options: Any
+) -> tuple[HeteroData, PrivacyUnit]:
+    data = HeteroData()
+    for t, rows in db['owners'].items():
+        data[t].x = torch.rand(len(rows), 2)
+    for e, pairs in db['edges'].items():
+        index = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
+        data[e].edge_index = index.contiguous()
+    persons = {p for rows in db['owners'].values() for o in rows for p in o}
+    chats = db['owners']['chat']
+    joint = [(i, p) for i, o in enumerate(chats) for p in o]
+    owned = {
+        t: torch.tensor([p for (p,) in db['owners'][t]], dtype=torch.int64)
+        for t in ('profile', 'order')
+    }
+    unit = PrivacyUnit(
+        data,
+        num_persons=max(persons) + 1,
+        owned=owned,
+        joint={'chat': torch.tensor(joint, dtype=torch.int64).view(-1, 2).t()},
+        public=('item',),
+        public_edges=(LIKE,),
+        on_removal={'chat': keep},
+        same=torch.empty((2, 0), dtype=torch.int64),
+        **options,
+    )
+    return data, unit
+
+
+def rows_of(db: Database, person: int, keep: str) -> set[tuple[str, int]]:
+    """The rows that go with a person, one by one."""
+    return {
+        (t, i)
+        for t, rows in db['owners'].items()
+        for i, owners in enumerate(rows)
+        if owners == [person] or (person in owners and keep == 'drop')
+    }
+
+
+@pytest.mark.parametrize('keep', ['drop', 'keep'])
+@pytest.mark.parametrize('seed', range(10))
+def test_with_a_person_go_its_rows_and_their_edges(
+    seed: int, keep: str
+) -> None:
+    db = database(seed)
+    data, unit = declared(db, keep)
+    for person in range(unit.num_names):
+        gone = rows_of(db, person, keep)
+        found = unit.cascade([person])
+        listed = {(t, i) for t, r in found.rows.items() for i in r.tolist()}
+        assert listed == gone
+        left = unit.without(data, [person])
+        for e, pairs in db['edges'].items():
+            stay = [
+                (i, j)
+                for i, j in pairs
+                if (e[0], i) not in gone and (e[2], j) not in gone
+            ]
+            named = zip(
+                left[e[0]].n_id[left[e].edge_index[0]].tolist(),
+                left[e[2]].n_id[left[e].edge_index[1]].tolist(),
+                strict=True,
+            )
+            assert list(named) == stay
+            assert len(pairs) - len(stay) == len(found.edges.get(e, []))
+        for t in data.node_types:
+            assert torch.equal(left[t].x, data[t].x[left[t].n_id])
+
+
+@pytest.mark.parametrize('seed', range(10))
+def test_pairs_share_a_row_or_an_edge(seed: int) -> None:
+    db = database(seed)
+    _, unit = declared(db)
+    pairs = set()
+    for owners in db['owners']['chat']:
+        pairs |= {(p, q) for p in owners for q in owners if p < q}
+    assert set(map(tuple, unit.pairs().t().tolist())) == pairs
+    for i, j in db['edges'][KNOWS]:
+        ends = db['owners']['profile'][i] + db['owners']['profile'][j]
+        pairs |= {(min(ends), max(ends))} if len(set(ends)) == 2 else set()
+    assert set(map(tuple, unit.pairs([KNOWS]).t().tolist())) == pairs
+    few = unit.pairs(max_joint=2).t().tolist()
+    sizes = [set(o) for o in db['owners']['chat'] if len(o) == 2]
+    assert sorted(map(set, few), key=sorted) == sorted(
+        map(set, {tuple(sorted(s)) for s in sizes}), key=sorted
+    )
+
+
+def test_sets_equal_the_oracle() -> None:
+    file = ORACLE / 'ownership.json'
+    if not file.exists():
+        pytest.skip('needs the shared oracles')
+    tried = 0
+    for case in json.loads(file.read_text()):
+        db = {
+            'owners': case['owners'],
+            'edges': {
+                tuple(e.split('/')): p for e, p in case['edges'].items()
+            },
+        }
+        for removal in case['removal']:
+            _, unit = declared(db, removal['joint'])
+            found = unit.cascade([removal['person']])
+            rows = [[t, i] for t, r in found.rows.items() for i in r.tolist()]
+            assert sorted(rows) == removal['rows']
+            listed = {'/'.join(e): r.tolist() for e, r in found.edges.items()}
+            assert listed == removal['edges']
+            tried += 1
+        along = [tuple(e.split('/')) for e in case['structure']]
+        pairs = unit.pairs(along, max_joint=99).t().tolist()
+        assert pairs == case['person_pairs']
+    assert tried > 50
+
+
+PATHS = {
+    'P-buys-I': ('profile', [BUYS]),
+    'P-buys-I-like-I': ('profile', [BUYS, LIKE]),
+    'P-buys-I-buys-P': ('profile', [BUYS, BUYS]),
+    'P-of-O': ('profile', [OF]),
+    'P-of-O-has-I': ('profile', [OF, HAS]),
+    'P-knows-P': ('profile', [KNOWS]),
+    'O-of-P-buys-I': ('order', [OF, BUYS]),
+    'O-has-I-has-O': ('order', [HAS, HAS]),
+    'P-in-C': ('profile', [IN]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', PATHS)
+def test_an_own_path_reads_nothing_of_others(name: str) -> None:
+    """All that each person owns is changed: own rows of others stay equal."""
+    target, path = PATHS[name]
+    own = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        db = database(seed)
+        data, unit = declared(db)
+        before = metapath_features(
+            data.x_dict, data.edge_index_dict, path, target
+        )
+        if not unit.is_own(path, target):
+            continue
+        own += 1
+        for person in range(unit.num_names):
+            x, edges = dict(data.x_dict), {}
+            for t, rows in db['owners'].items():
+                mine = torch.tensor([person in o for o in rows]).bool()
+                x[t] = torch.where(mine[:, None], torch.rand(2), x[t])
+            for e, pairs in db['edges'].items():
+                kept = [
+                    (i, j)
+                    for i, j in pairs
+                    if person
+                    not in db['owners'][e[0]][i] + db['owners'][e[2]][j]
+                    or rng.random() < 0.5
+                ]
+                index = torch.tensor(kept, dtype=torch.int64).view(-1, 2)
+                edges[e] = index.t()
+            after = metapath_features(x, edges, path, target)
+            strange = [
+                i
+                for i, o in enumerate(db['owners'][target])
+                if person not in o
+            ]
+            assert torch.equal(before[strange], after[strange])
+    if name in ('P-buys-I', 'P-buys-I-like-I', 'P-of-O', 'O-of-P-buys-I'):
+        assert own == 60
+    if name in ('P-buys-I-buys-P', 'O-has-I-has-O'):
+        assert own < 10
+
+
+def test_degrees_of_public_rows_are_others() -> None:
+    _, unit = declared(database(1))
+    assert unit.is_own([BUYS], 'profile')
+    assert not unit.is_own([BUYS], 'profile', symmetric=True)
+    assert unit.is_own([BUYS, LIKE], 'profile')
+    assert not unit.is_own([BUYS, BUYS], 'profile')
+
+
+def test_an_edge_of_somebody_else_is_not_own() -> None:
+    db = database(1)
+    pairs = db['edges'][BUYS]
+    owner = torch.zeros(len(pairs), dtype=torch.int64)
+    _, unit = declared(db, edge_owner={BUYS: owner})
+    assert not unit.is_own([BUYS], 'profile')
+    gone = unit.cascade([0]).edges[BUYS]
+    assert gone.tolist() == list(range(len(pairs)))
+
+
+def test_one_person_under_two_names_goes_as_one() -> None:
+    data = shop()
+    unit = PrivacyUnit(data, **SHOP, same=torch.tensor([[0], [2]]))
+    assert unit.num_persons == 3
+    assert unit.cascade([2]).rows['user'].tolist() == [0, 2]
+    assert unit.rows(0)['order'].tolist() == unit.rows(2)['order'].tolist()
+
+
+def shop() -> HeteroData:
+    """Four users, eight orders of two each, and forty items."""
+    torch.manual_seed(0)
+    data = HeteroData()
+    data['user'].x = torch.rand(4, 3)
+    data['order'].x = torch.rand(8, 2)
+    data['item'].x = torch.rand(40, 2)
+    by = torch.stack([torch.arange(8), torch.arange(4).repeat(2)])
+    data['order', 'by', 'user'].edge_index = by
+    has = torch.stack([torch.arange(80) % 8, torch.arange(80) * 7 % 31])
+    data['order', 'has', 'item'].edge_index = has
+    return ToUndirected()(data)
+
+
+SHOP: dict[str, Any] = {
+    'person': 'user',
+    'owned': {'order': ('order', 'by', 'user')},
+    'public': ('item',),
+}
+
+
+def test_reverse_types_are_one_relation() -> None:
+    unit = PrivacyUnit(shop(), **SHOP)
+    assert unit.mirrors['order', 'by', 'user'] == ('user', 'rev_by', 'order')
+    gone = unit.cascade([1])
+    assert gone.rows['order'].tolist() == [1, 5]
+    for e, back in unit.mirrors.items():
+        assert len(gone.edges[e]) == len(gone.edges[back])
+    assert 'item' not in gone.rows
+
+
+def test_names_alone_are_in_the_summary() -> None:
+    unit = PrivacyUnit(shop(), **SHOP)
+    assert unit.summary()['declared_public'] == ['item']
+    assert not any(isinstance(v, int) for v in unit.summary().values())
+    assert repr(unit) == (
+        "PrivacyUnit('user', owned=['order'], joint=[], public=['item'])"
+    )
+
+
+def test_another_graph_is_refused() -> None:
+    data = shop()
+    unit = PrivacyUnit(data, **SHOP)
+    unit.check(data)
+    other = shop()
+    other['order', 'has', 'item'].edge_index[1, 0] += 1
+    with pytest.raises(ValueError, match="'data' needs to be the graph that"):
+        unit.check(other)
+
+
+def counted(data: HeteroData, e: tuple[str, str, str]) -> torch.Tensor:
+    return torch.bincount(data[e].edge_index[1], minlength=40).double()
+
+
+@pytest.mark.parametrize(
+    'told',
+    [
+        lambda count: count,
+        lambda count: 3 - 0.5 * count,
+        lambda count: count.add(1).log(),
+        lambda count: count.argsort(stable=True).argsort().double(),
+        lambda count: -count.argsort(stable=True).argsort().double(),
+        lambda count: count.square(),
+    ],
+)
+def test_public_columns_that_count_persons_edges_are_refused(
+    told: Any,
+) -> None:
+    data = shop()
+    index = data['order', 'has', 'item'].edge_index
+    index[1] = (torch.arange(80).double().sqrt() * 4).long().clamp(max=39)
+    data['item', 'rev_has', 'order'].edge_index = index.flip(0)
+    count = counted(data, ('order', 'has', 'item'))
+    data['item'].x = torch.rand(40, 2).double()
+    PrivacyUnit(data, **SHOP)
+    data['item'].x[:, 1] = told(count)
+    with pytest.raises(ValueError, match="a column of 'item' counts"):
+        PrivacyUnit(data, **SHOP)
+
+
+def test_columns_of_the_rows_before_are_refused() -> None:
+    data = shop()
+    data['order'].x = torch.rand(40, 2)
+    by = torch.stack([torch.arange(40), torch.arange(40) % 4])
+    data['order', 'by', 'user'].edge_index = by
+    data['user', 'rev_by', 'order'].edge_index = by.flip(0)
+    PrivacyUnit(data, **SHOP)
+    data['order'].x[2:, 1] = data['order'].x[:-2, 0]
+    with pytest.raises(ValueError, match='holds another, 2 rows before'):
+        PrivacyUnit(data, **SHOP)
+
+
+def test_one_row_in_two_tables_needs_one_name() -> None:
+    data = shop()
+    data['order'].x = torch.rand(8, 3)
+    data['order'].x[1] = data['user'].x[0]
+    with pytest.raises(ValueError, match="'same' is needed"):
+        PrivacyUnit(data, **SHOP)
+    none = torch.empty((2, 0), dtype=torch.int64)
+    PrivacyUnit(data, **SHOP, same=none)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'public': ()}, r"missing: \['item'\]"),
+        ({'public': ('item', 'order')}, r"types twice: \['order'\]"),
+        ({'public': ('item', 'shop')}, r"not there: \['shop'\]"),
+        (
+            {'person': None, 'public': ('item', 'user')},
+            "'num_persons' needs to be given exactly",
+        ),
+        ({'num_persons': 4}, "'num_persons' needs to be given exactly"),
+        (
+            {'owned': {'order': ('order', 'has', 'item')}},
+            "an edge type between 'order' and the table of persons",
+        ),
+        ({'owned': {'order': torch.full((8,), 4)}}, 'persons'),
+        ({'owned': {'order': torch.zeros(7).long()}}, r'shape \[8\]'),
+        ({'on_removal': {'order': 'keep'}}, 'on_removal'),
+        (
+            {'public_edges': (('order', 'has', 'item'),)},
+            'between public rows that nobody owns',
+        ),
+    ],
+)
+def test_wrong_declarations_are_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrivacyUnit(shop(), **{**SHOP, **change})
+
+
+@pytest.mark.parametrize('rows', [[0, 0, 1, 2, 3, 4, 5, 6], [0, 1]])
+def test_a_row_needs_one_owner(rows: list[int]) -> None:
+    data = shop()
+    by = torch.tensor([rows, [0] * len(rows)])
+    data['order', 'by', 'user'].edge_index = by
+    data['user', 'rev_by', 'order'].edge_index = by.flip(0)
+    with pytest.raises(ValueError, match="each row of 'order' one owner"):
+        PrivacyUnit(data, **SHOP)
+
+
+def test_near_mirrors_are_refused() -> None:
+    data = shop()
+    index = data['item', 'rev_has', 'order'].edge_index
+    data['item', 'rev_has', 'order'].edge_index = index[:, 1:]
+    with pytest.raises(ValueError, match='mirror each other in full'):
+        PrivacyUnit(data, **SHOP)
+
+
+def test_edges_between_public_rows_are_named() -> None:
+    data = shop()
+    data['item', 'like', 'item'].edge_index = torch.tensor([[0, 1], [1, 2]])
+    with pytest.raises(ValueError, match="'public_edges' or 'edge_owner'"):
+        PrivacyUnit(data, **SHOP)
+    like = ('item', 'like', 'item')
+    PrivacyUnit(data, **SHOP, public_edges=(like,))
+    owner = {like: torch.tensor([0, 3])}
+    unit = PrivacyUnit(data, **SHOP, edge_owner=owner)
+    assert unit.cascade([3]).edges[like].tolist() == [1]
+
+
+def test_without_leaves_the_graph_and_its_attributes() -> None:
+    data = shop()
+    data['user'].y = torch.arange(4)
+    data['order', 'has', 'item'].edge_attr = torch.rand(80, 3)
+    data.name = 'shop'
+    before = data.clone()
+    unit = PrivacyUnit(data, **SHOP)
+    left = unit.without(data, torch.tensor([0, 3]))
+    assert left.name == 'shop'
+    assert left['user'].y.tolist() == [1, 2]
+    assert left['order'].n_id.tolist() == [1, 2, 5, 6]
+    edges = left['order', 'has', 'item']
+    assert edges.edge_attr.size(0) == edges.edge_index.size(1) == 40
+    assert left['item'].num_nodes == 40
+    for t in data.node_types:
+        assert torch.equal(data[t].x, before[t].x)
+    for e in data.edge_types:
+        assert torch.equal(data[e].edge_index, before[e].edge_index)
+    with pytest.raises(ValueError, match='persons'):
+        unit.without(data, [4])
+
+
+def test_a_twin_that_never_knew_the_person_is_equal_to_the_bit() -> None:
+    data = shop()
+    unit = PrivacyUnit(data, **SHOP)
+    left = unit.without(data, [1])
+    keep = {
+        'user': torch.tensor([0, 2, 3]),
+        'order': torch.tensor([0, 2, 3, 4, 6, 7]),
+        'item': torch.arange(40),
+    }
+    twin = data.subgraph(keep)
+    for e in data.edge_types:
+        assert torch.equal(left[e].edge_index, twin[e].edge_index)
+    path = [('order', 'by', 'user'), ('order', 'has', 'item')]
+    rows = [
+        metapath_features(d.x_dict, d.edge_index_dict, path, 'user')
+        for d in (left, twin)
+    ]
+    assert torch.equal(*rows)
+    whole = metapath_features(data.x_dict, data.edge_index_dict, path, 'user')
+    assert torch.equal(rows[0], whole[[0, 2, 3]])
