@@ -166,7 +166,7 @@ class ReleaseAccount(NoCopies):
 
     @property
     def head(self) -> str | None:
-        """A digest of all lines of the ledger, to be noted elsewhere."""
+        """Digest of all lines of the ledger; keep a copy elsewhere."""
         return None if self._ledger is None else self._ledger.head
 
     def check(self, mu: float) -> None:
@@ -249,7 +249,7 @@ class ReleaseAccount(NoCopies):
                 self.spend(mu)
 
     def close(self) -> None:
-        """Closes the ledger's file."""
+        """Close the ledger's file."""
         if self._ledger is not None:
             self._ledger.close()
 

@@ -150,7 +150,7 @@ class RemovalLedger:
         )
 
     def check_reference(self, reference: str) -> None:
-        """Refuses a reference that no new line can have.
+        """Refuse a reference that no new line can have.
 
         Args:
             reference (str): as in :meth:`record`.
@@ -258,7 +258,7 @@ class RemovalLedger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a saved ledger that continues this one.
+        """Take over a saved ledger that continues this one.
 
         Args:
             state (dict): of :meth:`state_dict`.
@@ -466,7 +466,7 @@ class PrivacyLedger:
         self._append({'epsilon': epsilon})
 
     def close(self) -> None:
-        """Closes and unlocks the file."""
+        """Close and unlock the file."""
         self._close()
 
     @property

@@ -94,7 +94,7 @@ class SeededNoise:
         return np.clip(self._stream.random(count), 2.0**-53, 1 - 2.0**-53)
 
     def choose(self, count: int, size: int) -> np.ndarray:
-        """Draws :obj:`size` of :obj:`count` uniformly without replacement.
+        """Draw :obj:`size` of :obj:`count` uniformly without replacement.
 
         Args:
             count (int): how many there are.

@@ -38,7 +38,9 @@ void pull_rows(const Tensor& start,
                const Tensor& send,
                const std::optional<Tensor>& out,
                const std::optional<Tensor>& z,
-               double weight) {
+               double weight,
+               const std::optional<Tensor>& place,
+               bool add) {
   const int64_t count = list ? list->numel() : start.numel();
   with_real(in, [&](auto zero) {
     using scalar_t = decltype(zero);
@@ -53,6 +55,8 @@ void pull_rows(const Tensor& start,
     step.out = out ? out->mutable_data_ptr<scalar_t>() : nullptr;
     step.z = z ? z->mutable_data_ptr<scalar_t>() : nullptr;
     step.weight = static_cast<scalar_t>(weight);
+    step.place = place ? place->const_data_ptr<int64_t>() : nullptr;
+    step.add = add;
     constexpr int64_t task = 256;
     parallel_tasks((count + task - 1) / task, count * step.columns, [&] {
       return [&](int64_t k) {

@@ -93,9 +93,10 @@ PYG_TRUST_INLINE void pull_columns(const Pull<scalar_t>& pull,
     for (int c = 0; c < width; ++c)
       sum[c] *= recv;
     if (pull.z != nullptr) {
-      scalar_t* z = pull.z + k * pull.columns + first;
+      const int64_t place = pull.place == nullptr ? k : pull.place[k];
+      scalar_t* z = pull.z + place * pull.columns + first;
       for (int c = 0; c < width; ++c)
-        z[c] += pull.weight * sum[c];
+        z[c] = (pull.add ? z[c] : 0) + pull.weight * sum[c];
     }
     if (pull.out != nullptr) {
       const scalar_t send = pull.send[v];

@@ -337,11 +337,7 @@ def _of_hint(hint: Any) -> Constraint | None:
 
 
 def check_number(name: str, value: float) -> float:
-    """Refuse anything but a number; return it as a float.
-
-    Raises:
-        TypeError: if it is no number.
-    """
+    """Refuse anything but a number; return it as a float."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise _type_error(name, 'a number', value)
     try:
@@ -464,7 +460,7 @@ def is_finite(value: Tensor) -> bool:
 def check_range(
     name: str, value: Tensor, size: int, what: str, private: bool = False
 ) -> None:
-    """Refuses an integer tensor with an entry outside of [0, size).
+    """Refuse an integer tensor with an entry outside of [0, size).
 
     Entries that are private are not in the text of the error.
     """

@@ -79,7 +79,7 @@ _EXACT = (torch.dtype, torch.device, torch.Size, torch.layout, slice, range)
 
 
 def check_process() -> None:
-    """Refuses hooks and modes of the process that change every module.
+    """Refuse hooks and modes of the process that change every module.
 
     Raises:
         ValueError: if any is there: what runs would be another model wherever

@@ -43,11 +43,7 @@ def check_state(
 
 
 def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
-    """Check that a state has the settings of the object that reads it.
-
-    Raises:
-        ValueError: if it is no dictionary, or a setting differs.
-    """
+    """Check that a state has the settings of the object that reads it."""
     if not isinstance(found, dict):
         raise ValueError(
             f"'state' needs '{what}' to be a dictionary (got "

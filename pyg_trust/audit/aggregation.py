@@ -42,7 +42,7 @@ def audit_aggregation(
     confidence: Fraction = 0.95,
     seed: int | None = None,
 ) -> PrivacyAudit:
-    r"""Audits a release of noisy sums by worst-case canaries.
+    r"""Audit a release of noisy sums by worst-case canaries.
 
     - ``'edge'``: disjoint pairs, a coin says whether the edge is there. The
       score is the log-likelihood ratio, up to constants: over hops
@@ -124,8 +124,8 @@ def audit_aggregation(
             )
         if not bool(torch.isfinite(row).all()):
             raise ValueError(
-                "'release' needs to return finite rows: what is no number "
-                'can tell who has edges, and has no score'
+                "'release' needs to return finite rows: NaN or infinity can "
+                'reveal edges, and has no score'
             )
     score = torch.zeros(num_canaries, dtype=torch.float64)
     for row in rows if relation == 'edge' else rows[:1]:

@@ -49,7 +49,7 @@ class MembershipReport(Report):
     provenance: dict[str, Any]
 
     def chart(self) -> Chart:
-        """Chart of the attack's success beside chance."""
+        """Draw the attack's success beside chance."""
         chance = self.low <= 0.5 <= self.high
         return Chart(
             'The attack does no better than chance'
@@ -73,7 +73,7 @@ def membership_inference(
     attack: Annotated[str, OneOf(ATTACKS)] = 'loss',
     level: Fraction = 0.95,
 ) -> MembershipReport:
-    r"""Attacks a model: was a node in its training?
+    r"""Attack a model: infer whether nodes were in its training set.
 
     Scores nodes by :math:`\log p_{u, y_u}` (:obj:`'loss'`: training fits
     what it has seen) or :math:`\max_c p_{uc}` (:obj:`'confidence'`) and

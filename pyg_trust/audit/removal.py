@@ -58,7 +58,7 @@ def audit_removal(
     level: Fraction = 0.95,
     seed: int | None = None,
 ) -> RemovalAudit:
-    r"""Runs an unlearner many times, and tries to see what it forgot.
+    r"""Run an unlearner many times, and test for traces of removed items.
 
     ============== ================================================ =======
     test           what it compares                                 runs

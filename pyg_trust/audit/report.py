@@ -47,7 +47,7 @@ class AuditRow(Report):
     note: str = ''
 
     def chart(self) -> Chart:
-        """The statistic, with its interval."""
+        """Draw the statistic with its interval."""
         return Chart(
             f'{self.test}: {self.verdict}; exact unlearning gives '
             f'{self.expected}',
@@ -120,7 +120,7 @@ class RemovalAudit(AuditReport):
         )
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws every statistic with its interval and verdict.
+        """Draw every statistic with its interval and verdict.
 
         Args:
             ax (matplotlib.axes.Axes, optional): where to draw; by default on
@@ -178,7 +178,7 @@ class RemovalAudit(AuditReport):
 
 @dataclass(frozen=True)
 class PrivacyAudit(AuditReport):
-    r"""Measured lower bounds of privacy, beside what was claimed.
+    r"""Measured lower bounds of privacy, beside the claims.
 
     A bound above the claim disproves it; ``rows`` has a test for each claim.
     A claim of :math:`\mu` has no :math:`\delta` that it could be wrong at.
@@ -250,7 +250,7 @@ class PrivacyAudit(AuditReport):
         return 1 - self.true_positive_rate
 
     def chart(self) -> Chart:
-        """A bar chart of the measured lower bound, beside the claim."""
+        """Draw the measured lower bound, beside the claim."""
         name, low, claim = 'epsilon', self.epsilon_lower, self.epsilon_claimed
         if low is None:
             name, low, claim = 'mu', self.mu_lower, self.mu_claimed

@@ -56,7 +56,7 @@ class NoisyRun(NamedTuple):
 
 
 class Runs:
-    """Runs of one audit, and what all of its attacks know.
+    """Runs of one audit, shared by its attacks.
 
     Args:
         make (Callable): makes a fresh subject.
@@ -171,7 +171,7 @@ class Runs:
         return made
 
     def run(self, what: str = 'data') -> Run:
-        """Fit, remove and look, once: with the seed that twins share.
+        """Fit, remove and inspect once, with the seed that twins share.
 
         Args:
             what (str): of :meth:`changed`. (default: :obj:`'data'`)
@@ -189,7 +189,7 @@ class Runs:
         return found
 
     def changed(self, what: str) -> Data:
-        """Return the graph with another content of what is removed.
+        """Return the graph with other content of the removed items.
 
         Args:
             what (str): ``'features'``, ``'labels'`` or ``'edges'``;
@@ -227,7 +227,7 @@ class Runs:
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:
-        """Fit and remove as often as ``worlds`` says, with other seeds.
+        """Fit and remove ``worlds`` times, with different seeds.
 
         Args:
             what (str): of :meth:`changed`. (default: :obj:`'data'`)

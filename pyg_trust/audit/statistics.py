@@ -233,13 +233,10 @@ def split_scores(
 
 
 def check_coins(coin: Tensor) -> None:
-    """Refuses so few canaries that one kind has none to count.
+    """Refuse fewer than four canaries of a kind.
 
     Args:
         coin (Tensor): bool, ``[num_canaries]``.
-
-    Raises:
-        ValueError: if there are fewer than four of a kind.
     """
     heads, count = int(coin.sum()), coin.numel()
     if not 4 <= heads <= count - 4:

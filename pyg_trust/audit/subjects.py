@@ -34,7 +34,7 @@ class Subject(Protocol):
     """
 
     def fit(self, data: Data, seed: int) -> None:
-        """Trains on a graph, with all randomness from a seed.
+        """Train on a graph, with all randomness from a seed.
 
         Args:
             data (Data): the graph, with a ``train_mask``.
@@ -49,7 +49,7 @@ class Subject(Protocol):
         """
 
     def predict_proba(self, data: Data) -> Tensor:
-        """The probabilities of classes, ``[num_nodes, num_classes]``.
+        """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
 
         Args:
             data (Data): any graph with the same features.
@@ -108,7 +108,7 @@ class ShardedSubject:
         self._unlearner = made.fit(data)
 
     def remove(self, request: RemovalRequest) -> None:
-        """Forgets what a request names, on the disk too.
+        """Remove the items that a request names, also from disk.
 
         Args:
             request (RemovalRequest): of graph 0.
@@ -116,7 +116,7 @@ class ShardedSubject:
         self.unlearner.remove(request)
 
     def predict_proba(self, data: Data) -> Tensor:
-        """The probabilities of classes, ``[num_nodes, num_classes]``.
+        """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
 
         Args:
             data (Data): any graph with the same features.
@@ -161,7 +161,7 @@ def _flat(name: str, value: Any) -> Released:
 
 
 class RetrainSubject(ShardedSubject):
-    """The control: to forget, it starts over on what remains.
+    """Control of an audit: retrain from scratch on the remaining data.
 
     Args:
         make (Callable): as in :class:`ShardedSubject`.
@@ -182,7 +182,7 @@ class RetrainSubject(ShardedSubject):
 
     @validated
     def remove(self, request: RemovalRequest) -> None:
-        """Starts over on what remains.
+        """Retrain on the remaining data.
 
         Args:
             request (RemovalRequest): of graph 0.
@@ -284,7 +284,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
-        """The probabilities of classes, ``[num_nodes, num_classes]``.
+        """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
 
         Args:
             data (Data): any graph with the same features.

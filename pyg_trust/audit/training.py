@@ -355,8 +355,8 @@ def _of_canaries(released: Any, data: Data, value: Tensor) -> np.ndarray:
     if not found:
         raise ValueError(
             "'train' needs to release a tensor with a dimension of "
-            f"{first + count}, 'data.num_features' (got none): a model whose "
-            'first layer reads all features'
+            f"{first + count}, 'data.num_features' (got none): a first layer "
+            'that reads all features has one'
         )
     return _finite(torch.cat(found, 1).numpy())
 
@@ -372,7 +372,7 @@ def _finite(found: np.ndarray) -> np.ndarray:
 
 @validated
 def canary_graph(num_canaries: Count, size: Count = 3) -> Data:
-    """Stars whose centres are canaries, with features of their own each.
+    """Make a graph of stars; each centre is a canary with its own feature.
 
     Args:
         num_canaries (int): the number of stars, and of features.
@@ -406,7 +406,7 @@ def audit_training(
     seed: int | None = None,
     progress_bar: bool | None = None,
 ) -> PrivacyAudit:
-    r"""Audits an engine, as it is set up, by worst-case canaries.
+    r"""Audit an engine, as configured, by worst-case canaries.
 
     Every canary is the centre of a star that is one subgraph, and has a
     feature of its own. A coin decides whether its row is :math:`+e_i` or

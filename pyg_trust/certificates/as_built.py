@@ -122,7 +122,7 @@ _REACHED = frozenset(
 
 
 def check_as_built(model: Any) -> None:
-    """Refuses a model that may run other code than that of its class here.
+    """Refuse a model that may run other code than that of its class here.
 
     Raises:
         TypeError: if it has logits and diffuses them in a way of its own, or
@@ -154,8 +154,8 @@ def check_as_built(model: Any) -> None:
         )
     for name, where in _changed(model, classes, base):
         raise TypeError(
-            f"'model' needs the {name!r} of {base.__name__}, which is what "
-            f'is certified (got one of its own, {where})'
+            f"'model' needs the {name!r} of {base.__name__}, which the "
+            f'certificate describes (got one of its own, {where})'
         )
     held = vars(model)
     for name, types_ in _PLAIN.items():
@@ -303,11 +303,7 @@ def _check_hooks(part: Module) -> None:
 
 
 def check_blind(model: Module, edge_index: Any) -> None:
-    """Refuses logits that hold a graph: they could follow it when it changes.
-
-    Raises:
-        ValueError: if its attributes and code reach a graph.
-    """
+    """Refuse logits that hold a graph: they could follow its changes."""
     for value in reached(model):
         if value is edge_index and edge_index is not None:
             found = "the 'edge_index' of the data"
@@ -318,6 +314,6 @@ def check_blind(model: Module, edge_index: Any) -> None:
         raise ValueError(
             "'model' needs logits that do not depend on the edges (got "
             f'{found} among what its code and attributes reach): if that '
-            'graph changes, so may the logits; keep what is needed of it as '
-            'a tensor'
+            'graph changes, so may the logits; store the numbers that it '
+            'needs as a tensor'
         )

@@ -124,7 +124,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         return self.guaranteed / self.num_targets
 
     def chart(self) -> Chart:
-        """Draw how many stay: by themselves, together, and of how many."""
+        """Draw how many predictions stay: each alone, and all together."""
         return Chart(
             f'{self.guaranteed} of {self.num_targets} predictions stay at '
             f'once; {self.one_by_one} by certificates of their own',

@@ -138,8 +138,8 @@ class Deployed:
             raise ValueError(
                 "'threat' needs undirected=True for a model with "
                 "normalization='sym' and K=None, which takes undirected "
-                'graphs alone (got a directed attacker): there is no '
-                'prediction to certify after one direction has flipped'
+                'graphs alone (got a directed attacker): a graph with one '
+                'flipped direction has no prediction'
             )
         if not self.self_loops:
             return plain
@@ -226,7 +226,7 @@ class Deployed:
             and torch.equal(found.col, graph.col)
         ):
             raise ValueError(
-                "'data' and 'threat' need to be about the same graph (got "
+                "'data' and 'threat' need to have the same graph (got "
                 f'{found} and {graph})'
             )
         before = identity(model)
@@ -273,8 +273,7 @@ class Deployed:
         if identity(model) != before:
             raise ValueError(
                 "'model' needs to stay as it is when it is called (its "
-                'attributes are others now: what it keeps of a call may act '
-                'in a later one)'
+                'attributes changed in a call, and may change later calls)'
             )
         return made
 

@@ -102,7 +102,7 @@ class VoteCertificate(SpeaksOf, Report):
 
     @validated
     def certified(self, changes: Natural, rows: Natural = 0) -> Tensor:
-        """Return whose class is certified: bool, ``[num_targets]``.
+        """Return a mask of the targets with a certified class.
 
         Args:
             changes (int): how many elements change, of what is protected; for
@@ -147,7 +147,7 @@ class VoteCertificate(SpeaksOf, Report):
         return float((self.certified(changes, rows) & right).double().mean())
 
     def chart(self) -> Chart:
-        """Return the share of targets that stays, by the number of changes."""
+        """Draw the share of targets that stay, by the number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -261,7 +261,7 @@ class Divided(Module):
         *,
         baseline: Share | None = None,
     ) -> VoteCertificate:
-        """Let all views vote.
+        """Certify the votes of all views.
 
         Args:
             data (Data or list[Data]): a graph, to classify nodes, or a list

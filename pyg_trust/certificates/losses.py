@@ -106,7 +106,7 @@ class RobustLoss(torch.nn.Module):
         if threat.global_budget is not None:
             raise ValueError(
                 "'threat' needs to have no global budget: its worst case is "
-                f'only bounded (got {threat.global_budget})'
+                f'bounded, not computed (got {threat.global_budget})'
             )
         self.threat = threat
         self.alpha = alpha

@@ -97,9 +97,8 @@ class Run:
                 raise ValueError(
                     f'{around} needs to pass on the noise on the {kind} (got '
                     'the outputs of the clean graph, to the bit, for each '
-                    f'noisy copy): what was computed from the clean {kind} '
-                    'does not change with them here, and would when they are '
-                    'attacked'
+                    f'noisy copy): values from the clean {kind} stay fixed '
+                    'here, and would change in an attack'
                 )
             named.append(
                 f'no output of the model changes with the {kind}: nor was '
@@ -155,9 +154,8 @@ class Run:
                 continue
             if not torch.equal(one, two):
                 raise ValueError(
-                    "'model' needs to be the same function at every call "
-                    '(it keeps something of what it is called with, and a '
-                    'copy that no call has changed has other votes)'
+                    "'model' needs to be the same function at every call (it "
+                    'keeps state between calls: a fresh copy has other votes)'
                 )
         return made
 

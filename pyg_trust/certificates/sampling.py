@@ -73,11 +73,7 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def check_uncached(model: Module) -> None:
-    """Refuse layers that keep the graph of their first call.
-
-    Raises:
-        ValueError: if a layer has ``cached=True``.
-    """
+    """Refuse layers that keep the graph of their first call."""
     for name, module in model.named_modules():
         if getattr(module, 'cached', False):
             raise ValueError(
@@ -356,8 +352,8 @@ class Sampler:
         if differ(found, self.as_new().logits(number, 1, True)[0]):
             raise ValueError(
                 "'model' needs to be the same function at every call (got "
-                f'another output for copy {number} after other ones: it or '
-                'what is called around it keeps something of its calls)'
+                f'another output for copy {number} after other ones: it, or a '
+                'function called with it, keeps state between calls)'
             )
 
     def as_new(self) -> 'Sampler':
@@ -368,9 +364,9 @@ class Sampler:
         """
         if self.fresh is None:
             raise ValueError(
-                "'model' needs to be one that can be copied "
-                '(copy.deepcopy), or to keep nothing of its calls (got one '
-                'whose attributes have changed)'
+                "'model' needs to be one that can be copied (copy.deepcopy), "
+                'or to keep no state between calls (got one whose attributes '
+                'have changed)'
             )
         made = copy.copy(self)
         made.pipeline, made._products = copy.deepcopy(self.fresh), {}

@@ -265,7 +265,7 @@ def certify_smoothed(
 
 @validated
 class SmoothedClassifier(Module):
-    """The classifier that certificates by smoothing speak of.
+    """Smoothed classifier, as certificates by smoothing describe it.
 
     .. code-block:: python
 

@@ -146,7 +146,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> Tensor:
-        r"""Return which targets it answers when deployed: ``[num_targets]``.
+        r"""Return a mask of the targets with an answer: ``[num_targets]``.
 
         A class that stays is the likeliest one of the noisy copies of every
         admissible graph. :class:`SmoothedClassifier`, which draws copies of
@@ -246,8 +246,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         return float((mask & right).double().mean())
 
     def radii(self, kind: str = 'edges', *, limit: int = 100) -> Tensor:
-        """Return the frontier of each target: how many deletions with so many
-        additions.
+        """Return each target's frontier: deletions per number of additions.
 
         Args:
             kind (str): :obj:`'edges'` or :obj:`'features'`.
@@ -258,7 +257,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         Returns:
             Tensor: int64, ``[num_targets, R + 1]``: in column :math:`r_a` the
             largest certified :math:`r_d`, -1 if there is none.
-        """  # noqa: D205
+        """
         check_choice('kind', kind, KINDS)
         self._check_noise(kind)
         check_integer('limit', limit, 0)
@@ -343,7 +342,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         )
 
     def chart(self) -> Chart:
-        """Return the share of targets that stays, by the number of changes."""
+        """Draw the share of targets that stay, by the number of changes."""
         radii, lines = range(_SHOWN[-1] + 1), {}
         for kind in self.noise.noisy:
             for side, place in (('added', 0), ('deleted', 1)):

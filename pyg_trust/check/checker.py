@@ -64,7 +64,7 @@ def check_report(
     data: str | Path | None = None,
     witness: str | Path | Sequence[str | Path] | None = None,
 ) -> list[Finding]:
-    """Checks a saved trust report, and the files that belong to it.
+    """Check a saved trust report, and the files that belong to it.
 
     Args:
         path (str or Path): of the report in JSON.

@@ -126,7 +126,7 @@ class ErasureDesk:
         data: Callable[[], Data] | None = None,
         fresh: bool = False,
     ) -> None:
-        """Register a model that has to forget, whenever the desk is opened.
+        """Register a model, every time the desk is opened.
 
         A request is not complete before every model whose name was ever
         registered has forgotten it.
@@ -163,7 +163,7 @@ class ErasureDesk:
 
     @validated
     def recipient(self, name: str) -> None:
-        """Register somebody who has to be told, and :meth:`done` says when.
+        """Register a recipient to notify; :meth:`done` records its answer.
 
         Args:
             name (str): on reports.
@@ -201,7 +201,7 @@ class ErasureDesk:
         immediately: bool = False,
         exact: bool = False,
     ) -> ErasureReport:
-        """Write a request down; it is on the disk when this returns.
+        """Store a request; it is on the disk when the call returns.
 
         The same request a second time changes nothing, and gets the same
         answer.
@@ -251,7 +251,7 @@ class ErasureDesk:
                 if not places:
                     raise ValueError(
                         'a model or recipient needs to be registered first: '
-                        'nobody would have to forget'
+                        'the request would reach nobody'
                     )
             elif known[:count] != content[:count] or (
                 received_time and fields.written(came) not in times
@@ -264,7 +264,7 @@ class ErasureDesk:
 
     @validated
     def done(self, subject_request_id: str, name: str) -> ErasureReport:
-        """Record that a recipient has done it, or the owner of a model.
+        """Record that a recipient, or the owner of a model, has erased it.
 
         Of a model it says that it was fitted again without the person.
 
@@ -280,8 +280,9 @@ class ErasureDesk:
             (state,) = self._one(queries.STATE, number, name) or ('none',)
             if state in ('none', 'in_progress'):
                 raise ValueError(
-                    "'name' needs to be one who has to forget it and is not "
-                    f'at it (got {name!r}, whose task is {state})'
+                    "'name' needs to be registered for this request, with a "
+                    f'task that is not in progress (got {name!r}, whose task '
+                    f'is {state})'
                 )
             if state != 'done':
                 self._end_task(number, name, 'by its owner')
@@ -307,7 +308,7 @@ class ErasureDesk:
 
     @validated
     def resume(self, subject_request_id: str) -> ErasureReport:
-        """Go on with a request that is held, paused, or refused by a model.
+        """Resume a request that is held, paused, or refused by a model.
 
         Args:
             subject_request_id (str): of the request.
@@ -327,7 +328,7 @@ class ErasureDesk:
 
     @validated
     def cancel(self, subject_request_id: str, reason: str) -> ErasureReport:
-        """Refuse or withdraw a request; its names leave the desk.
+        """Refuse or withdraw a request, and delete its names.
 
         What was forgotten already stays forgotten.
 
@@ -343,8 +344,8 @@ class ErasureDesk:
             number = self._open(subject_request_id)
             if self._one(queries.BUSY, number):
                 raise ValueError(
-                    "'subject_request_id' is of a request that a model is at: "
-                    'run() needs to end first, the rest can be cancelled then'
+                    "'subject_request_id' is of a request that a model is "
+                    'working on: wait for run() to end, then cancel the rest'
                 )
             self._close_request(number, 'cancelled', reason)
         return self.report(number)
@@ -352,13 +353,13 @@ class ErasureDesk:
     # Work ###################################################################
 
     def plan(self) -> DeskPlan:
-        """Say what :meth:`run` would do now, model by model."""
+        """Plan the work of :meth:`run`, model by model, and change nothing."""
         now = self._now()
         return DeskPlan(tuple(self._planned(n, now)[0] for n in self._places))
 
     @validated
     def run(self, *, confirm: bool = False) -> tuple[ErasureReport, ...]:
-        """Do what has to be done by now. Call it every hour.
+        """Carry out the removals that are due. Call it every hour.
 
         Ends what an earlier call could not, begins the batches whose time has
         come, and erases the names of requests that are complete. The others
@@ -386,8 +387,7 @@ class ErasureDesk:
                     failed.append((name, error))
         if failed:
             raise RuntimeError(
-                'what was done is kept, and run() needs to be called again '
-                'once this is mended: '
+                'finished work is kept; repair this and call run() again: '
                 + '; '.join(f'{name!r}: {error}' for name, error in failed)
             ) from failed[0][1]
         return tuple(map(self.report, self._finished))
@@ -629,7 +629,7 @@ class ErasureDesk:
         )
 
     def status(self) -> DeskStatus:
-        """Count requests, and name those that need somebody."""
+        """Count requests, and list those that need attention."""
         now = fields.written(self._now())
         late = f"{queries.OPEN} AND halted != 'held' AND due < ? ORDER BY due"
         overdue = self._sql(f'SELECT id FROM request {late}', now)
@@ -651,7 +651,7 @@ class ErasureDesk:
             made = datetime.fromtimestamp(now, timezone.utc)
         except (OverflowError, ValueError, OSError):
             raise ValueError(
-                f"'clock' needs to tell the time (got {now})"
+                f"'clock' needs to return a time with its zone (got {now})"
             ) from None
         return made.replace(microsecond=0)
 

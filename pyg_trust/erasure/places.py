@@ -49,9 +49,9 @@ class Place:
             'reference' not in inspect.signature(remove).parameters
         ):
             raise TypeError(
-                "'model' needs to remove requests by a reference; any other "
-                'is fitted again by its owner, who says so by done(): make it '
-                f'a recipient() (got {type(model).__name__})'
+                "'model' needs a method remove(request, reference=). Register "
+                'another model as a recipient(): its owner fits it again and '
+                f'calls done() (got {type(model).__name__})'
             )
         self.model, self.save, self.names = model, save, names
         self.covers, self.data, self.most = (

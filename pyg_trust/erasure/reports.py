@@ -34,7 +34,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class DeskPlan(Report):
-    """What :meth:`~pyg_trust.erasure.ErasureDesk.run` would do now.
+    """Plan of the next :meth:`~pyg_trust.erasure.ErasureDesk.run`.
 
     Args:
         models (tuple[dict, ...]): for each model its ``mode`` (``'now'``,
@@ -50,7 +50,7 @@ class DeskPlan(Report):
 
 @dataclass(frozen=True)
 class DeskStatus(Report):
-    """Counts of a desk, and requests that need somebody.
+    """Counts of a desk, and requests that need attention.
 
     Args:
         overdue (tuple[str, ...]): ids whose date has passed, the first first.

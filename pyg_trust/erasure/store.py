@@ -119,8 +119,8 @@ class Store:
         """
         if self._owner != (os.getpid(), threading.get_ident()):
             raise RuntimeError(
-                'a desk can be used by the thread that opened it alone: open '
-                'the file again there'
+                'a desk can be used only by the thread that opened it: open '
+                'the file again in this one'
             )
         return self._database.execute(query, values).fetchall()
 

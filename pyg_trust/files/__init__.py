@@ -60,7 +60,7 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def delete_unfinished(path: str | Path) -> None:
-    """Deletes what was left beside a file by those killed while writing it.
+    """Delete what was left beside a file by those killed while writing it.
 
     A file that is being written is locked by its writer, and stays.
 
@@ -111,7 +111,7 @@ def _temporary(path: Path) -> Any:
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Makes the names in a folder durable, where a system can.
+    """Make the names in a folder durable, where a system can.
 
     Args:
         folder (str or Path): the folder.
@@ -127,7 +127,7 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def save(path: str | Path, state: Any) -> None:
-    """Writes a state of tensors and plain values as :func:`write` does.
+    """Write a state of tensors and plain values as :func:`write` does.
 
     Args:
         path (str or Path): of the file.
@@ -140,7 +140,7 @@ def save(path: str | Path, state: Any) -> None:
 
 
 def load(path: str | Path) -> Any:
-    """Reads what :func:`save` has written, tensors to the CPU.
+    """Read what :func:`save` has written, tensors to the CPU.
 
     A file is data here and can't run code: only tensors and plain values are
     read. Tensors together have no more bytes than the file, and its checksums

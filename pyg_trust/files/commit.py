@@ -158,7 +158,7 @@ class Lineage:
 def check_continues(
     place: str | Path, found: dict[str, Any] | None, new: dict[str, Any]
 ) -> None:
-    """Refuses to write a state over one that it does not continue.
+    """Refuse to write a state over one that it does not continue.
 
     Call it while the :func:`exclusive` lock of the place is held.
 
@@ -196,16 +196,13 @@ def check_continues(
 
 
 def check_one_name(path: str | Path) -> None:
-    """Refuses to replace a file that has a second name (a hard link).
+    """Refuse to replace a file that has a second name (a hard link).
 
     The other name would keep the old content, with what was removed, and go on
     from it.
 
     Args:
         path (str or Path): of the file; it need not be there.
-
-    Raises:
-        ValueError: if it has several.
     """
     check_instance('path', path, str, Path)
     try:
@@ -221,7 +218,7 @@ def check_one_name(path: str | Path) -> None:
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
-    """Writes a state to a file, if it continues the one that is there.
+    """Write a state to a file, if it continues the one that is there.
 
     Args:
         path (str or Path): of the file.
@@ -243,7 +240,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
-    """Holds the lock of a file or folder for the time of a block.
+    """Hold the lock of a file or folder for the time of a block.
 
     Waits for whoever holds it. The lock is on a file beside the place, which
     is there for no longer than the block. Not reentrant.
@@ -296,7 +293,7 @@ class ObjectLock:
 def synchronized(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Makes threads take turns with a method of an object that reads it.
+    """Make threads take turns with a method of an object that reads it.
 
     Args:
         method (callable): of a class whose objects have an
@@ -313,7 +310,7 @@ def synchronized(
 def editing(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Makes threads take turns with a method of an object that changes it.
+    """Make threads take turns with a method of an object that changes it.
 
     The thread itself can come back before the method has ended: by a signal
     handler, a callback, or the end of some object. What it then found would
@@ -435,7 +432,7 @@ def _same_file(path: Path, handle: int) -> bool:
 
 
 def peek(path: str | Path) -> dict[str, Any] | None:
-    """Reads the lineage and the ledger of a saved state, and no tensor.
+    """Read the lineage and the ledger of a saved state, and no tensor.
 
     Args:
         path (str or Path): of the file.

@@ -68,7 +68,7 @@ History = Iterable[tuple[float, float, int]]
 def rdp_epsilon(
     orders: Orders, rdp: Sequence[float] | np.ndarray, delta: Fraction
 ) -> float:
-    r"""Converts Rényi DP to the least :math:`\epsilon` of a :math:`\delta`.
+    r"""Convert Rényi DP to the least :math:`\epsilon` of a :math:`\delta`.
 
     `Balle et al. 2020, Theorem 21 <https://arxiv.org/abs/1905.09982>`_:
 

@@ -143,7 +143,7 @@ def bounds_and_vectors(
     keep: bool = False,
     progress_bar: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Bounds as of :func:`pagerank_bounds`, and at all nodes if asked for.
+    """Return :func:`pagerank_bounds`, also at all nodes if asked for.
 
     Args:
         perturbations (Perturbations): as there, as all others.
@@ -223,7 +223,7 @@ def dual_bound(
     max_iter: Count = 60,
     progress_bar: bool | None = None,
 ) -> BudgetBound:
-    r"""Bounds :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` from above.
+    r"""Bound :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` from above.
 
     .. math::
         \min_{\lambda \ge 0} \lambda B + \alpha V^{(\lambda)}_u

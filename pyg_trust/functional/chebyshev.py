@@ -75,7 +75,7 @@ class Chebyshev(NamedTuple):
 
 @validated
 def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
-    r"""Cuts a measure's series to the fewest levels within a tolerance.
+    r"""Cut a measure's series to the fewest levels within a tolerance.
 
     The bound of this module's text holds for :math:`a + b = 1` on undirected
     graphs; :func:`pyg_trust.functional.propagate` refuses the rest.

@@ -135,7 +135,7 @@ def row_norms(rows: Annotated[Tensor, Array(None, 'num', 'length')]) -> Tensor:
 
 @validated
 def lam_from_opacus(noise_multiplier: Positive) -> float:
-    r"""Converts :math:`\sigma / C` of Opacus to :math:`\sigma / (2C)`.
+    r"""Convert :math:`\sigma / C` of Opacus to :math:`\sigma / (2C)`.
 
     Args:
         noise_multiplier (float): as Opacus' optimizer takes it.
@@ -144,7 +144,7 @@ def lam_from_opacus(noise_multiplier: Positive) -> float:
 
 
 def lam_to_opacus(lam: float) -> float:
-    r"""Converts :math:`\sigma / (2C)` to Opacus' :math:`\sigma / C`.
+    r"""Convert :math:`\sigma / (2C)` to Opacus' :math:`\sigma / C`.
 
     Args:
         lam (float): the noise over the replace-one sensitivity.
@@ -497,7 +497,7 @@ def private_quantile(
 
 
 def check_lam(lam: float) -> float:
-    """Checks a noise over sensitivity and returns it as a float."""
+    """Check a noise over sensitivity and return it as a float."""
     lam = check_number('lam', lam)
     if not MIN_LAM <= lam < math.inf:
         raise ValueError(
@@ -521,17 +521,17 @@ def check_multiplier(noise_multiplier: Any, occurrences: int = 1) -> float:
 
 
 def check_q(q: float, name: str = 'q') -> float:
-    """Checks a sampling rate and returns it as a float."""
+    """Check a sampling rate and return it as a float."""
     return check_rate(name, q)
 
 
 def check_delta(delta: float) -> float:
-    """Checks a delta and returns it as a float."""
+    """Check a delta and return it as a float."""
     return check_fraction('delta', delta)
 
 
 def check_orders(orders: Orders) -> np.ndarray:
-    """Checks Rényi orders and returns them as float64."""
+    """Check Rényi orders and return them as float64."""
     a = numbers('orders', orders)
     if a.ndim != 1 or a.size == 0 or not ((a > 1) & (a < math.inf)).all():
         raise ValueError(
@@ -544,7 +544,7 @@ def check_orders(orders: Orders) -> np.ndarray:
 def check_rdp(
     orders: Orders, rdp: Sequence[float] | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Checks Rényi orders and divergences and returns them as float64."""
+    """Check Rényi orders and divergences and return them as float64."""
     a, g = check_orders(orders), numbers('rdp', rdp)
     if g.shape != a.shape or not (g >= 0).all():
         raise ValueError(
@@ -555,7 +555,7 @@ def check_rdp(
 
 
 def numbers(name: str, values: Any) -> np.ndarray:
-    """Checks a list of numbers and returns it as float64."""
+    """Check a list of numbers and return it as float64."""
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):

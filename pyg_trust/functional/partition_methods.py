@@ -422,7 +422,7 @@ class PartitionQuality(NamedTuple):
 def partition_quality(
     shard: Tensor, num_shards: int, edge_index: Tensor, y: Tensor
 ) -> PartitionQuality:
-    """Measures a partition of the training graph.
+    """Measure a partition of the training graph.
 
     Args:
         shard (Tensor): int64, ``[num_nodes]``: the partition.

@@ -74,10 +74,6 @@ def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
         name (str): of the argument.
         value (tuple[float, float]): :math:`p_+, p_- \ge 0` with :math:`p_+ +
             p_- < 1`: at 1 a sample says nothing about the input.
-
-    Raises:
-        TypeError: if it is no pair of numbers.
-        ValueError: if it is out of range.
     """
     check_instance(name, value, tuple, list)
     if len(value) != 2:

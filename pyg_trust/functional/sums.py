@@ -313,7 +313,7 @@ class Sums:
         return found.nonzero().view(-1)
 
     def level(self, level: int) -> Tensor:
-        """Sums that are kept, with those of heavy nodes: int64.
+        """Return the sums that are kept, with those of heavy nodes: int64.
 
         Args:
             level (int): :math:`i`, at most :math:`L - 2`.

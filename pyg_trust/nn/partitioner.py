@@ -69,7 +69,7 @@ class ShardPartitioner(torch.nn.Module):
         self.lin = torch.nn.Linear(hidden_channels, num_shards)
 
     def reset_parameters(self) -> None:
-        """Draws the parameters anew."""
+        """Draw the parameters anew."""
         self.gnn.reset_parameters()
         self.norm.reset_parameters()
         self.lin.reset_parameters()

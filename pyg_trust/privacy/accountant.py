@@ -68,8 +68,8 @@ def _check_accountant(name: str, entry: Any) -> None:
     said = getattr(entry.mechanism, '__func__', None)
     if said is not Accountant.__dict__['mechanism'].__func__:
         raise TypeError(
-            f"'entry' can't have a 'mechanism' of its own: reports call "
-            f'{entry.__name__} by the name that it is registered under'
+            "'entry' can't have a 'mechanism' of its own: reports call "
+            f'{entry.__name__} by its registered name'
         )
 
 
@@ -80,7 +80,7 @@ ACCOUNTANTS: Registry[type['Accountant']] = Registry(
 
 
 class Accountant(IAccountant):
-    r"""Counts steps, and says what they spend: the base of all accountants.
+    r"""Base of the accountants: count steps, and compute their cost.
 
     An accountant of your own overrides :meth:`epsilon_of` and states which
     :obj:`sampling` and :obj:`relation` its proof is for; an engine refuses it
@@ -129,7 +129,7 @@ class Accountant(IAccountant):
 
     @abstractmethod
     def epsilon_of(self, history: History, delta: float) -> float:
-        r"""The :math:`\epsilon` of a history of steps.
+        r"""Compute :math:`\epsilon` of a history of steps.
 
         Args:
             history (list): :obj:`(noise_multiplier, sample_rate, steps)`.
@@ -140,7 +140,7 @@ class Accountant(IAccountant):
         """
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        r"""Counts one step.
+        r"""Count one step.
 
         Args:
             noise_multiplier (float): Opacus' :math:`\sigma / C`.
@@ -166,7 +166,7 @@ class Accountant(IAccountant):
         self.pure_epsilon += epsilon
 
     def get_epsilon(self, delta: float, *args: Any, **kwargs: Any) -> float:
-        r"""The :math:`\epsilon` of all steps so far.
+        r"""Compute :math:`\epsilon` of all steps so far.
 
         Args:
             delta (float): in :math:`(0, 1)`.
@@ -192,7 +192,7 @@ class Accountant(IAccountant):
         return self.pure_epsilon + spent
 
     def rdp(self, orders: Sequence[float]) -> np.ndarray:
-        r"""Rényi DP of everything so far, at each order.
+        r"""Compute Rényi DP of everything so far, at each order.
 
         Of a step that draws without replacement it is the least of
         :func:`~pyg_trust.functional.mechanisms.rdp_wor` and
@@ -218,8 +218,8 @@ class Accountant(IAccountant):
         self, orders: np.ndarray, noise_multiplier: float, sample_rate: float
     ) -> np.ndarray:
         raise TypeError(
-            f'the accountant {self.mechanism()!r} gives no Rényi DP, which '
-            'the choice among several runs takes'
+            f'the accountant {self.mechanism()!r} gives no Rényi DP, which a '
+            'choice among several runs needs'
         )
 
     @validated
@@ -291,7 +291,7 @@ class Accountant(IAccountant):
         return sum(steps for _, _, steps in self.history)
 
     def state_dict(self, destination: Any = None) -> Any:
-        """The history, and what it is about: mechanism, relation, sampling.
+        """Return the history, with its mechanism, relation and sampling.
 
         Args:
             destination (dict, optional): what to write to.
@@ -379,7 +379,7 @@ class WORAccountant(Accountant):
     _method: str
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """By :func:`pyg_trust.functional.wor_epsilon`.
+        """Compute epsilon by :func:`pyg_trust.functional.wor_epsilon`.
 
         Args:
             history (list): as in :class:`Accountant`.
@@ -444,7 +444,7 @@ class PoissonAccountant(Accountant):
         self.form = form
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """By :func:`pyg_trust.functional.poisson_epsilon`.
+        """Compute epsilon by :func:`pyg_trust.functional.poisson_epsilon`.
 
         Args:
             history (list): as in :class:`Accountant`.
@@ -488,7 +488,7 @@ def create_accountant(
 
 
 def register_accountants() -> None:
-    """Register both with ``opacus.accountants.create_accountant``.
+    """Register PLD and RDP in ``opacus.accountants.create_accountant``.
 
     Importing pyg_trust does not: it would change Opacus for everyone. Calling
     it again changes nothing. Opacus' own engine samples by Poisson or by

@@ -93,7 +93,7 @@ class _Task(NamedTuple):
 
 @validated
 class PrivateNodeClassifier(PrivateFit):
-    r"""Classifies nodes with private edges or nodes, and private predictions.
+    r"""Node classifier with private edges or nodes, and private predictions.
 
     .. code-block:: python
 
@@ -256,8 +256,9 @@ class PrivateNodeClassifier(PrivateFit):
             relation != 'feature' and measure is not None
         ):
             raise ValueError(
-                "'hops' are of sums and 'measure' is of 'feature' (got "
-                f'{relation!r}, hops={hops} and measure={measure})'
+                "'hops' counts the sums of 'edge' and 'node', and 'measure' "
+                f"propagates under 'feature' (got {relation!r}, hops={hops} "
+                f'and measure={measure})'
             )
         self.measure = TWO_HOPS if measure is None else measure
         self._own_messages = measure is not None
@@ -313,7 +314,7 @@ class PrivateNodeClassifier(PrivateFit):
     @editing
     @validated
     def fit(self, data: Data) -> 'PrivateNodeClassifier':
-        """Trains, and releases the sums of :obj:`data`.
+        """Train the classifier and release the sums of :obj:`data`.
 
         The same data again change nothing and cost nothing.
 
@@ -378,7 +379,7 @@ class PrivateNodeClassifier(PrivateFit):
 
     @synchronized
     def logits(self, x: Tensor | None = None) -> Tensor:
-        """The logits of all nodes, ``[num_nodes, num_classes]``.
+        """Return the logits of all nodes, ``[num_nodes, num_classes]``.
 
         Args:
             x (Tensor, optional): the features of all nodes; by default those
@@ -408,7 +409,7 @@ class PrivateNodeClassifier(PrivateFit):
     def predict(
         self, index: Tensor | None = None, x: Tensor | None = None
     ) -> Tensor:
-        """The classes of nodes, int64. No edge is read.
+        """Predict the classes of nodes, int64. No edge is read.
 
         Of nodes that were removed it is -1.
 
@@ -426,7 +427,7 @@ class PrivateNodeClassifier(PrivateFit):
 
     @synchronized
     def report(self, delta: float | None = None) -> AggregationReport:
-        r"""The guarantee so far, with every assumption.
+        r"""Return the guarantee so far, with every assumption.
 
         Args:
             delta (float, optional): :math:`\delta`; by default that of the
@@ -474,7 +475,7 @@ class PrivateNodeClassifier(PrivateFit):
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
-        """Weights, released rows and the account; no features, no seeds."""
+        """Return weights, released rows and the account, without features."""
         encoder, head = self._check_fitted()
         return {
             **self._saved(),
@@ -803,7 +804,7 @@ def _check_shares(
     if relation == 'edge':
         if shares is not None:
             raise ValueError(
-                "'shares' are for relations of nodes: under 'edge' encoder "
+                "'shares' needs a relation of nodes: under 'edge', encoder "
                 f'and head read no edges and cost nothing (got {shares})'
             )
         return 0.0, 1.0, 0.0
@@ -818,7 +819,7 @@ def _check_receivers(
     check_rate('train_receivers', share)
     if share < 1 and (relation != 'node' or hops > 1):
         raise ValueError(
-            "'train_receivers' below 1 is for the relation 'node' with one "
+            "'train_receivers' below 1 needs the relation 'node' with one "
             f'hop: shorter lists gain nothing elsewhere (got {relation!r}, '
             f'hops={hops})'
         )

@@ -53,7 +53,7 @@ Loader = Annotated[StepLoader, IsLoader(StepLoader)]
 
 
 def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
-    """Refuses what can't be made private, or was.
+    """Refuse objects that are private already, or can't be made private.
 
     Raises:
         TypeError: if one is of another kind.
@@ -67,7 +67,7 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
         raise TypeError(
             "'module' needs to be the model itself (got a "
             'DistributedDataParallel, which adds up gradients without noise): '
-            "hand in 'module.module'; the engine keeps processes together"
+            "pass 'module.module'; the engine synchronizes the processes"
         )
     check_optimizer(optimizer)
     check_types(module)
@@ -103,7 +103,7 @@ def check_rows(loader: StepLoader) -> None:
 
 
 def check_types(module: nn.Module) -> None:
-    """Refuses parameters in which a norm can't be bounded.
+    """Refuse parameters in which a norm can't be bounded.
 
     Raises:
         ValueError: if one has less than 32 bits: rounding a clipped gradient
@@ -119,29 +119,24 @@ def check_types(module: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses optimizers that look at the data again, or have before.
-
-    Raises:
-        ValueError: if it is one.
-    """
+    """Refuse optimizers that look at the data again, or have before."""
     step = inspect.signature(type(optimizer).step).parameters
     closure = step.get('closure')
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
             "'optimizer' needs to take a step from one gradient (got "
-            f'{type(optimizer).__name__}, whose closure sees the data more '
+            f'{type(optimizer).__name__}, whose closure reads the data more '
             'than once, which is not accounted for)'
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
-            "'optimizer' needs to take dense gradients, which noisy ones are "
-            '(got SparseAdam)'
+            "'optimizer' needs to accept dense gradients: noisy gradients are "
+            'dense (got SparseAdam)'
         )
     if any(optimizer.state.values()):
         raise ValueError(
-            "'optimizer' needs to be new (got one with the state of steps "
-            'that it took before, which may hold gradients of private data '
-            'without noise)'
+            "'optimizer' needs to be new (got one with the state of earlier "
+            'steps, which may hold gradients of private data without noise)'
         )
 
 
@@ -177,7 +172,7 @@ def probe(
     forward: Forward | None,
     criterion: Criterion | None,
 ) -> None:
-    """Puts a model, a loader and a loss to the test before training.
+    """Put a model, a loader and a loss to the test before training.
 
     On the structure of some subgraphs; their features are not used.
 
@@ -210,14 +205,11 @@ def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:
         found (Tensor): the number of units they are of.
         drawn (int): that of units drawn.
         multiplier (float): the noise on them over the clipping norm.
-
-    Raises:
-        RuntimeError: if they are not.
     """
     most = int(clip.MOST_UNITS * min(1.0, multiplier))
     if int(found) != drawn or drawn > most:
         raise RuntimeError(
-            'a clipped sum is of other units than were drawn, or of more than '
+            'a clipped sum has other units than were drawn, or more than '
             f'{most}; the step was not taken'
         )
 

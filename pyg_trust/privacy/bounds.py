@@ -99,7 +99,7 @@ class Clipped:
 
 @dataclass(frozen=True)
 class ClippedSum:
-    r"""The sum of clipped gradients, and what it was made of.
+    r"""Sum of clipped gradients, with the bounds of its parts.
 
     Args:
         sums (dict): by the name of each trainable parameter, the sum of its
@@ -137,7 +137,7 @@ class ClippedSum:
         method: str,
         reason: str,
     ) -> 'ClippedSum':
-        """From integers."""
+        """Make the sum from integers."""
         grid = clip.grid(clipped.norm)
         first = next(iter(params.values()))
         sums = {
@@ -189,7 +189,7 @@ def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:
 def add_truncated(
     total: Tensor, grads: Tensor, factors: Tensor, norm: float
 ) -> None:
-    """Adds gradients times factors to integers, each rounded toward zero.
+    """Add gradients times factors to integers, each rounded toward zero.
 
     Args:
         total (Tensor): int64; is changed.

@@ -150,12 +150,12 @@ class Call:
         return None
 
     def run(self, leaf: Leaf | None = None) -> Any:
-        """Calls the module again, with leaves changed."""
+        """Call the module again, with leaves changed."""
         args, kwargs = self.map(leaf or (lambda name, value: value))
         return self.module(*args, **kwargs)
 
     def without(self, subgraphs: Tensor, seed: int) -> Leaf:
-        """Puts noise in the features of some subgraphs."""
+        """Put noise in the features of some subgraphs."""
         gone = torch.zeros(
             self.num_subgraphs, dtype=torch.bool, device=self.owner.device
         )
@@ -176,7 +176,7 @@ class Call:
         return leaf
 
     def random(self, seed: int) -> Leaf:
-        """Puts noise in all features."""
+        """Put noise in all features."""
         everything = torch.arange(self.num_subgraphs)
         return self.without(everything.to(self.owner.device), seed)
 
@@ -335,7 +335,7 @@ def _cut_sparse(
 def check_owner(
     owner: Tensor, num_subgraphs: int, name: str = 'owner'
 ) -> Tensor:
-    """Checks the subgraph of each row.
+    """Check the subgraph of each row.
 
     Args:
         owner (Tensor): int64, ``[num_rows]``, in ``[0, num_subgraphs)``.

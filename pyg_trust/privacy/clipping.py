@@ -195,8 +195,8 @@ class Book:
         for use in recorder.uses:
             if use.rows.owner is None:
                 raise Unsupported(
-                    f'{self._name(use.base)}: whose the rows are that use it '
-                    'is not known'
+                    f'{self._name(use.base)}: the owners of the rows that use '
+                    'it are not known'
                 )
             if use.input is not None and use.input._version != use.version:
                 raise Unsupported(

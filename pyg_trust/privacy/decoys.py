@@ -99,7 +99,7 @@ class Decoys:
     def fit(
         self, module: nn.Module, call: BatchCall, batch: Data, count: int
     ) -> None:
-        """Finds graphs that a model runs on: some need more nodes than few.
+        """Find graphs that are large enough for a model to run on.
 
         Raises:
             ValueError: if it runs on none.
@@ -120,9 +120,9 @@ class Decoys:
             else:
                 return
         raise ValueError(
-            "'module' needs to run on graphs that are made up, which the loss "
-            f'sees in place of private ones (got rings of {_NODES} nodes '
-            'with random features, or zeros where they are integers)'
+            "'module' needs to run on made-up graphs, which replace private "
+            f'ones to test the loss (got rings of {_NODES} nodes with random '
+            'features, or zeros where they are integers)'
         ) from error
 
     def level(self, batch: Data, name: str, value: Any, count: int) -> str:

@@ -50,7 +50,7 @@ def random_state(device: torch.device) -> list[Tensor]:
 
 
 def set_random_state(states: list[Tensor], device: torch.device) -> None:
-    """Sets what :func:`random_state` told."""
+    """Restore the result of :func:`random_state`."""
     torch.set_rng_state(states[0])
     if device.type == 'cuda':
         torch.cuda.set_rng_state(states[1], device)
@@ -97,7 +97,7 @@ class Masks:
         self._states = random_state(device)
 
     def look(self) -> None:
-        """Notes whether anything was drawn since the last mask."""
+        """Note whether anything was drawn since the last mask."""
         now = random_state(self.device)
         same = zip(now, self._states, strict=True)
         self.complete &= all(torch.equal(a, b) for a, b in same)
@@ -143,7 +143,7 @@ class KeepDraws(Watch):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Keeps the masks of dropout, and follows the rest."""
+        """Keep the masks of dropout, and follow the rest."""
         dropped = self.draws.drop(func, args, kwargs)
         if dropped is not None:
             return dropped
@@ -182,7 +182,7 @@ class UseDraws(Watch):
             if p > 0:
                 value = self._next()
                 if value.shape != x.shape:
-                    raise Unsupported('dropout has rows of another number')
+                    raise Unsupported('dropout has another number of rows')
                 return x.mul_(value) if inplace else x * value
         return func(*args, **kwargs)
 
@@ -190,7 +190,7 @@ class UseDraws(Watch):
         mask = next(self.masks, None)
         owner = None if mask is None else mask.rows.owner
         if mask is None or owner is None:
-            raise Unsupported('it is not known whose rows are dropped')
+            raise Unsupported('the owners of the dropped rows are not known')
         here = self.chosen[owner].nonzero().view(-1)
         return mask.value.index_select(mask.axis, here)
 
@@ -248,7 +248,7 @@ class DrawsBySubgraph(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Calls random operations once for each subgraph."""
+        """Call random operations once for each subgraph."""
         kwargs = kwargs or {}
         # Also draws what it would, by which others notice.
         out = func(*args, **kwargs)

@@ -60,7 +60,7 @@ class GroupAccountant(Accountant):
         check_share(sample_rate, self.num_roots, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon of a history, as the class says.
+        """Compute epsilon of a history of steps.
 
         Args:
             history (list): as in :class:`Accountant`.
@@ -109,7 +109,7 @@ class GroupPoissonAccountant(GroupAccountant):
         check_q(sample_rate, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon of a history, as the class says.
+        """Compute epsilon of a history of steps.
 
         Args:
             history (list): as in :class:`Accountant`.
@@ -173,7 +173,7 @@ class FDPAccountant(Accountant):
 
     @validated
     def epsilon_of(self, history: History, delta: Fraction) -> float:
-        """By Rényi DP, :func:`pyg_trust.functional.mechanisms.rdp_fdp`.
+        """Compute epsilon by :func:`pyg_trust.functional.mechanisms.rdp_fdp`.
 
         Args:
             history (list): as in :class:`Accountant`.

@@ -323,7 +323,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         epochs: Count | None = None,
         **kwargs: Any,
     ) -> PrivateTraining:
-        r"""Wrap them for private training, with the least noise for a budget.
+        r"""Make training private, with the least noise for a budget.
 
         The noise is such that so many steps stay below the target, by at most
         one percent (or, with ``resample_every``, as many at the highest rate
@@ -516,8 +516,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
         if self._training is not None:
             raise ValueError(
-                'an engine trains one model: make a new engine, as budgets '
-                'of two models add up and are not shared'
+                'an engine trains one model: make a new engine, with a budget '
+                'of its own'
             )
         check_parts(module, optimizer, loader)
         group = Group.current()
@@ -526,13 +526,13 @@ class PrivacyEngine(Checkpoints, NormEstimates):
 
     @property
     def noise_multiplier(self) -> float:
-        r"""Opacus' :math:`\sigma / C`."""
+        r"""The noise multiplier :math:`\sigma / C`, as in Opacus."""
         self._attached()
         return self._noise_multiplier
 
     @property
     def max_grad_norm(self) -> float:
-        """The clipping norm :math:`C`, that of the next step."""
+        """The clipping norm :math:`C` of the next step."""
         self._attached()
         return self._max_grad_norm
 
@@ -616,7 +616,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     def spend_gaussian(
         self, mu: Annotated[float, Number(0, 20, 'high')]
     ) -> None:
-        r"""Counts a release of Gaussian noise beside the steps, beforehand.
+        r"""Record a Gaussian release on the account, before it is made.
 
         It is on the account as a step at rate 1 of the noise multiplier
         :math:`z = 2 / \mu`, which is the same mechanism, so steps and
@@ -640,8 +640,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         self._check_process()
         if self._group.current().size > 1:
             raise RuntimeError(
-                'a release goes on the account of one process (got '
-                f'{self._group.size}): make it before, or after training'
+                f'a release needs a single process (got {self._group.size}): '
+                'make it before or after training'
             )
         training, accountant = self._attached(), self.accountant
         if accountant.relation != RELATION or accountant.occurrences > 1:
@@ -653,8 +653,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             )
         if self._loader.batch_sampler.drawn_after(self.steps):
             raise RuntimeError(
-                'a batch was drawn whose step was not taken: take it first, '
-                'as no step is to get another batch for the sake of a release'
+                'a batch was drawn whose step was not taken: call '
+                'optimizer.step() before the release'
             )
         ahead = deepcopy(accountant)
         ahead.step(noise_multiplier=z, sample_rate=1.0)
@@ -678,7 +678,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         return self._training
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to go on with: weights, optimizer, account, setting.
+        """Return weights, optimizer, account and settings, to continue from.
 
         It is as private as the weights. Seeds are not in it: whoever had the
         seed of the noise or of the batches would see through them. Nor is
@@ -733,7 +733,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         return self._step
 
     def report(self, delta: float | None = None) -> PrivacyReport:
-        r"""The guarantee so far, with every assumption.
+        r"""Return the guarantee so far, with every assumption.
 
         Args:
             delta (float, optional): :math:`\delta`; by default that of the

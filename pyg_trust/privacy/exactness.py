@@ -82,14 +82,10 @@ class Exactness:
         return tuple(why)
 
     def check(self) -> None:
-        """Refuse what is not exact, if that was asked for.
-
-        Raises:
-            ValueError: with all reasons.
-        """
+        """Refuse inexact sums, if exact ones were asked for."""
         why = self.reasons() if self.insists else ()
         if why:
             raise ValueError(
-                "'exact' needs sums to which a unit adds the same whoever "
-                f'else is there ({"; ".join(why)})'
+                "'exact' needs sums to which a unit adds the same, with any "
+                f'other units ({"; ".join(why)})'
             )

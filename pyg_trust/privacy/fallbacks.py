@@ -79,7 +79,7 @@ class Total:
         self._kept: list[tuple[Tensor, dict[str, Tensor], Sizes]] = []
 
     def add(self, subgraphs: Tensor, grads: dict[str, Tensor]) -> Tensor:
-        """Adds gradients; returns the subgraphs that have none to add.
+        """Add gradients; return the subgraphs that have none to add.
 
         Args:
             subgraphs (Tensor): int64, ``[n]``.

@@ -49,7 +49,7 @@ class Task(Protocol):
 
 
 class PrivateFit(Releasing, Coverage):
-    """Base: account, fit, report and checkpoint of a private model.
+    """Base of private models: account, fit, report and checkpoint.
 
     A subclass reads its data into a :class:`Task`, trains by
     ``_train_on``, which pays before it draws noise, and names its

@@ -429,7 +429,7 @@ _NUMBERS: frozenset[Any] = frozenset(
 def follow(
     value: Tensor, rows: Tensor, watch: Watch, is_name: bool = False
 ) -> Followed:
-    """Hands out a tensor whose rows are of the given subgraphs.
+    """Hand out a tensor whose rows are of the given subgraphs.
 
     Args:
         value (Tensor): ``[num_rows, *]``.
@@ -644,7 +644,7 @@ def _check_stays(
 
 
 def check_shape(func: Any, shown: torch.Size, found: torch.Size) -> None:
-    """Checks that an operation returns what it did on made-up rows.
+    """Check that an operation returns what it did on made-up rows.
 
     Raises:
         ValueError: if the shapes differ, so that one depends on values.

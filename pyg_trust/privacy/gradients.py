@@ -66,7 +66,7 @@ _CHECKED = 8
 
 @validated
 class SubgraphGradients:
-    r"""Clips the gradient of each subgraph of a batch, and sums.
+    r"""Sum of the clipped gradients of the subgraphs of a batch.
 
     .. code-block:: python
 
@@ -125,7 +125,7 @@ class SubgraphGradients:
         if hasattr(module, '_orig_mod'):
             raise TypeError(
                 "'module' needs to be the module itself (got one that "
-                'torch.compile made, which does not show what it does)'
+                "torch.compile made, whose operations can't be inspected)"
             )
         self.module = module
         self.method = method
@@ -147,14 +147,14 @@ class SubgraphGradients:
         return {name: p for name, p in named if p.requires_grad}
 
     def explain(self) -> str:
-        """Which method is used, and why."""
+        """Explain which method computes the gradients, and why."""
         if self.chosen is None:
             return "'auto': the method is chosen at the first call"
         return f'{self.chosen!r}: {self.reason}'
 
     @contextmanager
     def record(self, owner: Tensor, num_subgraphs: int) -> Iterator['Tape']:
-        r"""Records one call of the module.
+        r"""Record one call of the module.
 
         Args:
             owner (Tensor): int64, ``[num_nodes]``, the subgraph of each node,
@@ -184,7 +184,7 @@ class SubgraphGradients:
         *args: Any,
         **kwargs: Any,
     ) -> str:
-        r"""Compares a method with running subgraphs alone, and chooses.
+        r"""Compare a method with running subgraphs alone, and choose one.
 
         Some subgraphs of a real batch, among them the largest and the
         smallest, get random features. Their gradients, clipped and summed by
@@ -312,7 +312,7 @@ class Tape:
         clipping: Annotated[str, OneOf(CLIPPINGS)] = 'flat',
         of: Natural | None = None,
     ) -> ClippedSum:
-        r"""The sum of the clipped gradients of the subgraphs.
+        r"""Compute the sum of the clipped gradients of the subgraphs.
 
         The graph of :obj:`output` is kept.
 
@@ -508,9 +508,8 @@ class Tape:
         places = self._places(outputs)
         if places is None:
             raise RuntimeError(
-                'Some gradient is not finite, and which subgraph it comes '
-                "from cannot be told unless 'output' is what the module "
-                'returned'
+                'A gradient is not finite, and its subgraph is not known '
+                "unless 'output' is the result of the module"
             )
         assert self._call is not None
         outside = (number < 0).nonzero().view(-1)
@@ -669,7 +668,7 @@ def _some(owner: Tensor, num_subgraphs: int) -> Tensor:
 
 
 def check_max_grad_norm(max_grad_norm: float) -> float:
-    """Checks the norm to clip to: positive; infinity to leave all as it is."""
+    """Check the norm to clip to: positive; infinity to leave all as it is."""
     if max_grad_norm != float('inf'):
         max_grad_norm = check_number('max_grad_norm', max_grad_norm)
     if not max_grad_norm > 0:

@@ -45,8 +45,8 @@ class Group:
                 f'torchrun announces {announced} processes, and '
                 f'torch.distributed knows {made.size}: call '
                 'torch.distributed.init_process_group before, as each process '
-                'by itself would claim the epsilon of one for what all have '
-                'learned'
+                'would otherwise report the epsilon of a single process for '
+                'all of them'
             )
         return made
 
@@ -65,18 +65,14 @@ class Group:
         return self.rank == 0
 
     def check(self) -> None:
-        """Refuses to go on in another group than training began in.
-
-        Raises:
-            RuntimeError: if it is another.
-        """
+        """Refuse to go on in another group than training began in."""
         now = Group.current()
         if (now.rank, now.size) != (self.rank, self.size):
             raise RuntimeError(
                 'private training needs to go on in the processes that it '
                 f'began in (got process {now.rank} of {now.size}, and began '
-                f'as {self.rank} of {self.size}): each would claim the '
-                'epsilon of one for what all have learned'
+                f'as {self.rank} of {self.size}): each would report the '
+                'epsilon of a single process for all of them'
             )
 
     def of_first(self, call: Callable[[], T]) -> T:
@@ -103,11 +99,7 @@ class Group:
         return box[1]
 
     def agree(self, what: str, value: Any) -> None:
-        """Check that a value is the same in all processes.
-
-        Raises:
-            ValueError: in all of them, if it is not.
-        """
+        """Check that a value is the same in all processes."""
         if self.size == 1:
             return
         found: list[Any] = [None] * self.size
@@ -139,7 +131,7 @@ class Group:
                 tensor.data.copy_(value)
 
     def total(self, sums: list[Tensor], *numbers: int) -> list[Tensor]:
-        """Adds up tensors and numbers of all processes.
+        """Add up tensors and numbers of all processes.
 
         Args:
             sums (list[Tensor]): int64, of the same shapes everywhere: their
@@ -157,7 +149,7 @@ class Group:
         return _cut(flat, sums)
 
     def spread(self, values: list[Tensor], *numbers: float) -> list[Tensor]:
-        """Hands tensors and numbers of the first process to all.
+        """Hand tensors and numbers of the first process to all.
 
         Args:
             values (list[Tensor]): float64, of the same shapes everywhere.

@@ -203,7 +203,7 @@ def _add_binary(
     def binary(
         record: Any, func: Callable[..., Any], input: Any, /, other: Any
     ) -> Tensor:
-        """Adds or multiplies rows and a parameter, or the like."""
+        """Add or multiply rows and a parameter, or the like."""
         return _binary(record, func, input, other, name, join)
 
 

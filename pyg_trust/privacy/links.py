@@ -326,7 +326,7 @@ class PrivateLinkPredictor(PrivateFit):
     @editing
     @validated
     def fit(self, data: Data) -> 'PrivateLinkPredictor':
-        """Releases sums and a scorer of the edges of :obj:`data`.
+        """Release sums and a scorer of the edges of :obj:`data`.
 
         The same data again change nothing and cost nothing.
 
@@ -438,7 +438,7 @@ class PrivateLinkPredictor(PrivateFit):
 
     @synchronized
     def report(self, delta: float | None = None) -> LinkReport:
-        r"""The guarantee so far, with every assumption.
+        r"""Return the guarantee so far, with every assumption.
 
         Args:
             delta (float, optional): :math:`\delta`; by default that of the
@@ -470,7 +470,7 @@ class PrivateLinkPredictor(PrivateFit):
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
-        """Released rows, weights, reduced features and the account."""
+        """Return released rows, weights, reduced features and the account."""
         state = self._check_fitted()
         return {
             **self._saved(),

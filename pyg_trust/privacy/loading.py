@@ -17,7 +17,7 @@ from pyg_trust.privacy.wrappers import (
 
 
 class PrivateLoader(Single):
-    """Loader of private batches that keeps track of which were used.
+    """Loader of private batches that checks how each one is used.
 
     It ends by itself, also in the midst of an epoch, before a step that would
     exceed the budget; then it is empty. Whoever leaves an epoch and begins
@@ -79,20 +79,20 @@ class PrivateLoader(Single):
                 yield self._step.deliver(batch, owner, count, total)
                 if self._turn != turn:
                     raise RuntimeError(
-                        'the private loader was started anew: only one pass '
-                        'at a time'
+                        'the private loader was started again: use one '
+                        'iterator at a time'
                     )
                 if not self._step.finished:
                     raise RuntimeError(
                         'every batch of the private loader needs one forward '
-                        'pass, one backward pass and one optimizer.step(); to '
-                        'leave some out depending on the data is not '
-                        'accounted for. To gather the gradients of a large '
-                        "batch, hand 'max_physical_batch_size' to make_private"
+                        'pass, one backward pass and one optimizer.step(); '
+                        'skipping batches depending on the data is not '
+                        'accounted for. To accumulate gradients of a large '
+                        "batch, pass 'max_physical_batch_size' to make_private"
                     )
 
     def end_epoch(self) -> None:
-        """End the epoch in progress: the next batch is of another one."""
+        """End the current epoch: the next batch begins a new one."""
         self._turn += 1
 
     def _drawn(self, step: int) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ def check_criterion(
     loss_reduction: str,
     seed: int = 0,
 ) -> None:
-    r"""Tests that a loss is the mean (or the sum) of one term per row.
+    r"""Test that a loss is the mean (or the sum) of one term per row.
 
     Its gradient with respect to a row has to be that of the row by itself,
     over the number of rows for a mean, at random outputs and targets. Class

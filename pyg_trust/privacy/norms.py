@@ -125,7 +125,7 @@ class AdaptiveNorm:
             raise ValueError(
                 f"'noise_std' needs to be above {noise_multiplier / 2:g}, "
                 f'half of the noise multiplier (got {self.noise_std}): the '
-                'count by itself would tell more than the step may'
+                'count alone would cost more than the step may'
             )
         return float(self.noise_std)
 
@@ -157,7 +157,7 @@ class AdaptiveNorm:
 
 
 def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
-    """Checks the least and the greatest of something."""
+    """Check the least and the greatest of something."""
     if not isinstance(bounds, Sequence) or len(bounds) != 2:
         raise TypeError(f"'bounds' needs to be two numbers (got {bounds})")
     low, high = (check_positive('bounds', bound) for bound in bounds)
@@ -184,7 +184,7 @@ class NormEstimates(Spending):
         forward: Forward | None = None,
         progress_bar: bool | None = None,
     ) -> float:
-        r"""A clipping norm from a percentile of the gradients' norms.
+        r"""Estimate a clipping norm as a percentile of the gradients' norms.
 
         The percentile itself is a function of private data and must not be
         used. Say which of these holds:
@@ -241,7 +241,7 @@ class NormEstimates(Spending):
         if self._group.current().size > 1:
             raise RuntimeError(
                 'a clipping norm is estimated in one process, before the '
-                "others are there; 'max_grad_norm=AdaptiveNorm(...)' works in "
+                "others start; 'max_grad_norm=AdaptiveNorm(...)' works in "
                 'several'
             )
         if epsilon is not None:

@@ -167,7 +167,7 @@ def _ignores(got: dict[str, Any], value_of: Callable[[Any], Any]) -> bool:
 
 
 def _unseen(value: Any) -> Any:
-    raise ValueError('values are read by a rule that is not said to')
+    raise ValueError('a rule reads values without declaring it')
 
 
 @cache

@@ -29,7 +29,7 @@ class Pins:
         self.loaded = 0
 
     def hold(self) -> None:
-        """Takes the weights as they are."""
+        """Take the weights as they are."""
         self._values = {
             name: p.detach().clone()
             for name, p in self.module.named_parameters()
@@ -40,25 +40,21 @@ class Pins:
         self._values = None
 
     def load(self) -> None:
-        """Takes weights that the user has loaded, which the report repeats."""
+        """Take weights that the user has loaded, which the report repeats."""
         self.loaded += 1
         self.hold()
 
     def hold_layers(self) -> None:
-        """Takes the layers as they are."""
+        """Take the layers as they are."""
         self._layers = self._find_layers()
 
     def check_layers(self) -> None:
-        """Refuse if layers or trainable parameters were added or removed.
-
-        Raises:
-            ValueError: if there are.
-        """
+        """Refuse if layers or trainable parameters were added or removed."""
         if self._find_layers() != self._layers:
             raise ValueError(
                 "'module' needs to keep its layers: one was added, removed or "
                 'replaced after make_private, or got a hook or another '
-                'forward, and was not looked at'
+                'forward, which was not checked'
             )
         trained = [p for p in self.module.parameters() if p.requires_grad]
         if {id(p) for p in trained} != self._trained:
@@ -68,16 +64,12 @@ class Pins:
             )
 
     def check_values(self) -> None:
-        """Refuses weights that something else has moved.
-
-        Raises:
-            RuntimeError: if they were.
-        """
+        """Refuse weights that something else has moved."""
         name = self.moved()
         if name is not None:
             raise RuntimeError(
                 f"'{name}' was changed since the last private step, by a "
-                'second optimizer or by hand: what has not gone through the '
+                'second optimizer or by hand: weights that bypassed the '
                 'private optimizer may hold private data without noise. Load '
                 'weights that were released, or are public, with '
                 'load_state_dict of the private model'

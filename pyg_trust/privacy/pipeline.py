@@ -243,8 +243,8 @@ def check_transform(
             raise ValueError(
                 "'transform' of 'data_loader' needs to work on the rows of "
                 f"the batch, but '{name}' changes with the names of nodes "
-                "('n_id'): what it looks up by them can't be checked. Put it "
-                "into the loader's 'data'"
+                "('n_id'): rows that it looks up by name can't be checked. "
+                "Put them into the loader's 'data'"
             )
 
 

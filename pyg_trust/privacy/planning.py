@@ -90,7 +90,7 @@ class Proposal(Report):
     candidates: tuple[tuple[str, int, float, float], ...] = ()
 
     def explain(self) -> str:
-        """The plan, and the line of code that follows from it."""
+        """Explain the plan, with the line of code that applies it."""
         size, law = self.batch_size, self.sampling
         loader = f'batch_size={size}, walk_length=1, sampling={law!r}'
         loader = f'DisjointWalkLoader(data, {loader})'
@@ -107,7 +107,7 @@ class Proposal(Report):
         )
 
     def chart(self) -> Chart:
-        """Chart of epsilon over the planned steps."""
+        """Draw epsilon over the planned steps."""
         history = epsilon_over_time(self.accountant(), self.delta)
         last = max(len(history) - 1, 1)
         return Chart(
@@ -124,7 +124,7 @@ class Proposal(Report):
         )
 
     def accountant(self) -> Accountant:
-        """An account on which all steps were taken, as for :func:`search`."""
+        """Return an accountant with all planned steps, for :func:`search`."""
         made = _account(self.mechanism, self.num_units, self.terms)
         for _ in range(self.steps):
             made.step(
@@ -153,7 +153,7 @@ def propose(
     terms: Count = 1,
     passes: Positive | None = None,
 ) -> Proposal:
-    r"""Proposes batch size and noise for a budget, without looking at data.
+    r"""Propose batch size and noise for a budget, without looking at data.
 
     The noise on the mean gradient of a step is :math:`z(q) / m` in units of
     the clipping norm, with the least :math:`z` that keeps so many steps at
@@ -306,7 +306,7 @@ class SamplingReport(Report):
         return 'without_replacement'
 
     def explain(self) -> str:
-        """Which of the two to take, in words."""
+        """Explain which sampling scheme costs less."""
         low = min(self.poisson, self.without_replacement)
         high = max(self.poisson, self.without_replacement)
         share = 1 - low / high if high > 0 else 0.0
@@ -444,7 +444,7 @@ class SearchReport(Report):
     checked: tuple[str, ...] = ()
 
     def guarantee(self) -> Guarantee:
-        """The differential privacy of the weights of the best run."""
+        """State the differential privacy of the weights of the best run."""
         return stated(
             'search for settings of private training',
             {
@@ -470,7 +470,7 @@ def search(
     shape: float = 1.0,
     seed: int | None = None,
 ) -> tuple[nn.Module, SearchReport]:
-    r"""Trains with settings drawn at random, and releases the best run alone.
+    r"""Train with settings drawn at random, and release the best run alone.
 
     A secret random number of runs, each with settings drawn uniformly from
     the candidates; the model with the highest score is returned, and what
@@ -567,8 +567,8 @@ def search(
         spent = spends.rdp(ORDERS)
         if not np.all(spent <= allowed):
             raise BudgetExceededError(
-                f'a run with {candidates[index]!r} spent more than a run may '
-                "('bound'); nothing is released"
+                f"a run with {candidates[index]!r} spent more than 'bound' "
+                'allows for one run; nothing is released'
             )
         seeded |= engine.seeded
         said = engine.report(delta)

@@ -128,7 +128,7 @@ class Recorder(Watch):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Notes who uses parameters, and follows the rest."""
+        """Note who uses parameters, and follow the rest."""
         if func in _SHAPES:
             return func(*args, **kwargs)
         name = getattr(func, '__name__', '')
@@ -284,7 +284,7 @@ class Recorder(Watch):
         source: Tensor | None = None,
         index: int | None = None,
     ) -> None:
-        """Notes a linear map of rows, ``x @ weight.T``; see :class:`Use`."""
+        """Note a linear map of rows, ``x @ weight.T``; see :class:`Use`."""
         found = self.weight(weight if source is None else source)
         assert found is not None
         use = Use(weight.detach(), found.base, LINEAR, edge, rows, axis, index)
@@ -299,7 +299,7 @@ class Recorder(Watch):
         axis: int,
         dim: int,
     ) -> None:
-        """Notes that each row has a copy of a parameter."""
+        """Note that each row has a copy of a parameter."""
         found = self.weight(weight)
         assert found is not None
         full = weight.detach()
@@ -307,7 +307,7 @@ class Recorder(Watch):
         self.uses.append(Use(full, found.base, ROWS, edge, rows, axis))
 
     def check_complete(self, outputs: Iterable[Tensor]) -> None:
-        """Checks that the outputs reach no parameter by another way."""
+        """Check that the outputs reach no parameter by another way."""
         params = {id(p) for p in self.params}
         todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
         seen: set[Node] = set(todo)
@@ -319,8 +319,8 @@ class Recorder(Watch):
             variable = getattr(node, 'variable', None)
             if variable is not None and id(variable) in params:
                 raise Unsupported(
-                    f'{self.names[id(variable)]}: it is used in a way that '
-                    'was not seen'
+                    f'{self.names[id(variable)]}: it is used by an operation '
+                    'that was not recorded'
                 )
             for child, _ in node.next_functions:
                 if child is None or child in seen or child in self.stops:

@@ -216,7 +216,7 @@ class Rehearsal:
         return found
 
     def restore(self) -> None:
-        """Gives the model back what it kept, and the loss may not read."""
+        """Restore attributes that the model kept, hidden from the loss."""
         for place, key, value, marked in self._marked:
             held = place.values() if isinstance(place, dict) else place
             if any(found is marked for found in held):
@@ -479,7 +479,7 @@ class Rehearsal:
         return now[grad._slot]
 
     def reveal(self) -> None:
-        """Puts the batch's own rows into what was handed out.
+        """Put the batch's own rows into what was handed out.
 
         After the gradient has come: they are not to come back in the loss of
         another batch.
@@ -596,7 +596,7 @@ def _kept(module: nn.Module) -> list[tuple[str, Any, Any, Any]]:
 
 @contextmanager
 def forgetting(module: nn.Module) -> Iterator[None]:
-    """Takes from layers what they come to keep: attributes, lists, tables.
+    """Take attributes, lists and tables that layers keep between calls.
 
     What they have of rows that are made up stays; a tensor that is written to
     in place is not put back.

@@ -135,7 +135,7 @@ class PrivacyReport(Report):
     grid_exponent: int = -32
 
     def guarantee(self) -> Guarantee:
-        """The differential privacy of the released weights."""
+        """State the differential privacy of the released weights."""
         values = self.numbers()
         values['checked'] = values.pop('isolation')
         return stated(
@@ -150,7 +150,7 @@ class PrivacyReport(Report):
         )
 
     def chart(self) -> Chart:
-        """Chart of epsilon over the steps."""
+        """Draw epsilon over the steps."""
         last = max(len(self.history) - 1, 1)
         steps = [-(-self.steps * i // last) for i in range(len(self.history))]
         limit = self.target_epsilon
@@ -179,7 +179,7 @@ class PrivacyReport(Report):
         return ', in exact arithmetic' if self.arithmetic == 'exact' else ''
 
     def explain(self) -> str:
-        """The guarantee in words."""
+        """Explain the guarantee in words."""
         rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'
         lines = [
             *([SEEDED + '.'] if self.seeded else []),
@@ -227,7 +227,7 @@ class PrivacyReport(Report):
 
 
 class Run(NamedTuple):
-    """Facts of a training that its report states, beside the account.
+    """Settings and counts of a training, for its report.
 
     Args:
         loader (StepLoader): draws the batches.

@@ -120,7 +120,7 @@ class MLPRows(nn.Module):
 
 
 def check_module(name: str, module: nn.Module, private: bool) -> None:
-    """Refuses models that read more than single rows."""
+    """Refuse models that read more than single rows."""
     check_instance(name, module, nn.Module)
     for part in module.modules():
         if isinstance(part, MessagePassing):
@@ -141,7 +141,7 @@ def check_module(name: str, module: nn.Module, private: bool) -> None:
 def check_rows(
     name: str, module: nn.Module, x: Tensor, sizes: Sequence[int]
 ) -> None:
-    """Refuses a model that knows the nodes or edges of a graph.
+    """Refuse a model that knows the nodes or edges of a graph.
 
     As :func:`pyg_trust.privacy.pipeline.check_names` does: rows at random have
     to have the same outputs in another order, and, when it doesn't train,
@@ -189,10 +189,9 @@ def check_rows(
                 ((want - got).abs() <= scale).all()
             ):
                 raise ValueError(
-                    f"'{name}' needs to make its outputs of single rows, but "
-                    'they change with the places of rows, or with how many '
-                    'there are, while the rows stay: what it looks up by '
-                    'place is covered by no noise'
+                    f"'{name}' needs to compute its outputs from single rows, "
+                    'but they change with the position or the number of rows: '
+                    'no noise covers what it looks up by position'
                 )
 
 
@@ -248,7 +247,7 @@ def train_privately(
     steps: int,
     lr: float,
 ) -> nn.Module:
-    """Trains by full-batch private descent; what it spends is paid.
+    """Train by full-batch private descent; what it spends is paid.
 
     Args:
         module (torch.nn.Module): the model, changed in place.
@@ -297,7 +296,7 @@ def train_freely(
     lr: float,
     weight_decay: float,
 ) -> nn.Module:
-    """Trains without noise; keeps the best epoch on validation labels.
+    """Train without noise; keep the best epoch on validation labels.
 
     Args:
         module (torch.nn.Module): the model, changed in place.
@@ -333,7 +332,7 @@ def train_freely(
 
 
 def like(values: dict[str, Tensor], given: nn.Module | None) -> nn.Module:
-    """The model of saved weights.
+    """Return the model that has the saved weights.
 
     Args:
         values (dict): of ``state_dict``.

@@ -146,7 +146,7 @@ class RowTracker:
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
-        """Notes what the rows of the result of a function are.
+        """Note what the rows of the result of a function are.
 
         Raises:
             Conflict: if rows of different subgraphs meet.

@@ -63,8 +63,8 @@ class Spending(Single):
         noise.NOISES.find('noise', kind)
         if seed is not None and kind != noise.SYSTEM:
             raise ValueError(
-                f"'noise' needs to be {noise.SYSTEM!r} with a 'seed', which "
-                f'all noise then comes from (got {kind!r})'
+                f"'noise' needs to be {noise.SYSTEM!r} with a 'seed': all "
+                f'noise then comes from the seed (got {kind!r})'
             )
         check_ledger(ledger, ledger_head)
         self._kind = accountant
@@ -118,15 +118,15 @@ class Spending(Single):
 
     @property
     def accountant(self) -> Accountant:
-        """The accountant; it is there once a loader is known."""
+        """The accountant, once a loader is attached."""
         if self._accountant is None:
             raise RuntimeError('call make_private first')
         spent = _lines(self._accountant)
         lost = any(spent[line] < n for line, n in self._paid.items())
         if lost or self._accountant.pure_epsilon < self._paid_pure:
             raise RuntimeError(
-                'the account has lost what was spent: it can grow, and '
-                'nothing is taken back'
+                "the account is smaller than before: spent budget can't be "
+                'taken back'
             )
         return self._accountant
 
@@ -142,7 +142,7 @@ class Spending(Single):
 
     @property
     def ledger_head(self) -> str | None:
-        """A digest of all lines of the ledger, to be noted elsewhere."""
+        """Digest of all lines of the ledger; keep a copy elsewhere."""
         return None if self._ledger is None else self._ledger.head
 
     @property
@@ -154,10 +154,9 @@ class Spending(Single):
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
-                f'the engine was made by process {self._process}, of which '
-                f'this one ({os.getpid()}) is a fork: what both release '
-                'would be on no account together. Make the engine in the '
-                'process that trains'
+                f'the engine was made by process {self._process}, and this '
+                f'one ({os.getpid()}) is a fork: no account would cover the '
+                'releases of both. Make the engine in the process that trains'
             )
 
     def _check_attached(self) -> None:
@@ -261,7 +260,7 @@ class Spending(Single):
         if self._accountant is not None:
             if loader.fingerprint() != self._data:
                 raise ValueError(
-                    "'data_loader' needs to have the data of the first one"
+                    "'data_loader' needs to have the data of the first loader"
                 )
             law = loader.sampling, loader.relation
             if law != self._law:
@@ -364,7 +363,7 @@ class Spending(Single):
         return PrivacyLedger(self._ledger_path, header, self._ledger_head)
 
     def close(self) -> None:
-        """Closes the ledger's file."""
+        """Close the ledger's file."""
         if self._ledger is not None:
             self._ledger.close()
 

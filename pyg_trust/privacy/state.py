@@ -161,13 +161,12 @@ class Checkpoints(Spending):
         if self._ledger is None:
             raise ValueError(
                 'the state was made with a ledger: make the engine with '
-                "'ledger', as steps that were taken since are on it alone"
+                "'ledger', which alone has the later steps"
             )
         if not self._ledger.has(head):
             raise ValueError(
-                f'the ledger {self._ledger.path} needs to go on from where '
-                'the state was made, and is older or another: what was spent '
-                'since would be lost'
+                f'the ledger {self._ledger.path} needs to continue the state, '
+                'and is older or another ledger: spent budget would be lost'
             )
 
     def _settings(

@@ -48,7 +48,7 @@ _INSTEAD: tuple[tuple[type, str], ...] = (
 
 
 def check_layers(module: nn.Module) -> None:
-    """Refuses layers that couple subgraphs or keep what they saw.
+    """Refuse layers that couple subgraphs or keep what they saw.
 
     Whether other norms treat subgraphs apart depends on whether they are
     given ``batch``: the test of isolation tells.
@@ -173,7 +173,7 @@ class BatchCall:
         del self._batch, self._names, self._versions
 
     def __call__(self, module: nn.Module, batch: Data) -> Tensor:
-        """Calls a model with the attributes of another batch."""
+        """Call a model with the attributes of another batch."""
         args, kwargs = self.arguments(batch)
         return module(*args, **kwargs)
 
@@ -216,10 +216,9 @@ class BatchCall:
     def _refuse(what: str) -> Any:
         raise ValueError(
             'the model needs to be called with the attributes of the batch '
-            f"that 'data_loader' gave last, as they are ({what}). Which row "
-            'belongs to which subgraph is known of these alone: compute what '
-            "else you need inside the model, row by row, or in the loader's "
-            "'transform'"
+            f"that 'data_loader' gave last, as they are ({what}). The "
+            'subgraph of a row is known for these alone: compute other inputs '
+            "inside the model, row by row, or in the loader's 'transform'"
         )
 
 
@@ -360,7 +359,7 @@ def check_isolation(
     seed: int = 0,
     by_unit: bool = False,
 ) -> None:
-    r"""Tests a model on a batch's structure and random features.
+    r"""Test a model on a batch's structure and random features.
 
     In training mode, with the same dropout in every pass:
 
@@ -485,7 +484,7 @@ def check_gradients(
     owner: Tensor,
     seed: int = 0,
 ) -> bool:
-    """Compares norms and sums with a loop over subgraphs, on random features.
+    """Compare norms and sums with a loop over subgraphs, on random features.
 
     Returns whether the model draws what can be drawn again for one subgraph.
 

@@ -144,7 +144,7 @@ class PrivateStep:
 
     @editing
     def reset(self) -> None:
-        """Forgets a step that was not finished; nothing of it was seen."""
+        """Forget a step that was not finished; nothing of it was seen."""
         self._stage = 'idle'
         self._units = self._below = self._total = 0
         self._sums: list[Tensor] | None = None
@@ -220,7 +220,7 @@ class PrivateStep:
     def deliver(
         self, batch: Data, owner: Tensor, count: int, total: int
     ) -> Data:
-        """Takes note of a batch before it is handed out.
+        """Take note of a batch before it is handed out.
 
         Args:
             batch (Data): the batch.
@@ -254,7 +254,7 @@ class PrivateStep:
 
     @editing
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Calls the model and records how to differentiate it."""
+        """Call the model and record how to differentiate it."""
         plain = self._plain
         if self._stage != 'delivered' or self._batch is None or plain is None:
             raise RuntimeError(
@@ -272,7 +272,7 @@ class PrivateStep:
             raise ValueError(
                 'in training, the model needs to be called without autocast: '
                 'gradients are clipped in the type of the parameters, and in '
-                'half of the bits they are larger than their norms say'
+                'half precision they can exceed their computed norms'
             )
         call = BatchCall(self._batch, self._versions, args, kwargs)
         anchor = torch.zeros((), device=self._owner.device, requires_grad=True)
@@ -339,7 +339,7 @@ class PrivateStep:
             self.probe(call, self._plain, self._owner)
 
     def probe(self, call: BatchCall, batch: Data, owner: Tensor) -> None:
-        """Puts a call of the model to the test on a batch's structure."""
+        """Put a call of the model to the test on a batch's structure."""
         check_edges(batch, owner)
         check_isolation(self.module, call, batch, owner, by_unit=self.by_unit)
         check_names(self.module, call, batch, owner, self.public)
@@ -355,7 +355,7 @@ class PrivateStep:
         self._probed.add(call.key)
 
     def move(self, step: Callable[[], Any]) -> None:
-        """Moves the weights by an optimizer that has noisy gradients."""
+        """Move the weights by an optimizer that has noisy gradients."""
         # Interrupted, it has moved some: they are as noisy.
         self.pins.release()
         step()
@@ -363,7 +363,7 @@ class PrivateStep:
 
     @editing
     def backward(self, grad: Tensor) -> None:
-        """Clips and sums the gradients of the batch's subgraphs."""
+        """Clip and sum the gradients of the batch's subgraphs."""
         if self._stage != 'called' or self._tape is None:
             raise RuntimeError(
                 'in training, loss.backward() needs to be called exactly once '
@@ -406,7 +406,7 @@ class PrivateStep:
         )
 
     def fall_back(self, trusted: bool) -> None:
-        """Runs units alone from now on, if they are exact in no other way.
+        """Run units alone from now on, if they are exact in no other way.
 
         Args:
             trusted (bool): whether the loss is left unchecked, so that there
@@ -570,7 +570,7 @@ class PrivateStep:
         self._rehearsal = self._call = None
 
     def finish(self) -> bool:
-        """Ends the batch; whether the whole step has been seen.
+        """End the batch; whether the whole step has been seen.
 
         If so, noisy gradients are in ``p.grad``.
         """
@@ -646,7 +646,7 @@ class _Intercept(torch.autograd.Function):
 
 
 class PrivateModule(nn.Module):
-    """A model whose gradients leave through noise alone.
+    """Model whose gradients are released with noise only.
 
     In evaluation mode, or without gradients, it is the model. Attributes are
     those of the model; so are the names in ``state_dict``, also where it is a
@@ -677,7 +677,7 @@ class PrivateModule(nn.Module):
         return _itself, (self.module,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model."""
+        """Call the model."""
         if self.training and torch.is_grad_enabled():
             return self._step.forward(args, kwargs)
         return self.module(*args, **kwargs)
@@ -691,7 +691,7 @@ class PrivateModule(nn.Module):
             return getattr(self.module, name)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The state of the model itself."""
+        """Return the state of the wrapped model."""
         return self.module.state_dict(*args, **kwargs)
 
 
@@ -716,7 +716,7 @@ def _note(module: nn.Module, keys: Any) -> None:
 
 
 class Single:
-    """An object without copies: a copy would spend the same budget again."""
+    """Base of objects that refuse copies, which would spend a budget twice."""
 
     #: What to do instead.
     advice = ''
@@ -738,7 +738,7 @@ class Single:
 
 
 class PrivateOptimizer(Single, torch.optim.Optimizer):
-    """Takes a step with noisy gradients, once a whole batch has been seen.
+    """Optimizer that steps with noisy gradients, once per whole batch.
 
     Everything else is that of the optimizer inside: schedulers, its state and
     its parameter groups work as before. It can't be copied or pickled, since
@@ -768,7 +768,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         self._hold()
 
     def step(self, closure: Any = None) -> Any:
-        """Adds noise and moves the parameters.
+        """Add noise and move the parameters.
 
         After a part of a batch (``max_physical_batch_size``) it only ends
         this part.
@@ -814,16 +814,16 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         return self._step._lock
 
     def _hold(self) -> None:
-        """Takes the state as it is."""
+        """Take the state as it is."""
         self._held = self._tensors()
         self._moving = False
 
     def _check_groups(self) -> None:
         if self._find_moved() != self._moved:
             raise ValueError(
-                "'optimizer' needs to keep its parameters: others were put "
-                'into its groups after make_private, whose gradients have no '
-                'noise'
+                "'optimizer' needs to keep its parameters: parameters were "
+                'added to its groups after make_private, and their gradients '
+                'have no noise'
             )
 
     def _find_moved(self) -> list[int]:
@@ -871,12 +871,12 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients, which is always to set them to None."""
+        """Clear the gradients by setting them to None."""
         self.optimizer.zero_grad(set_to_none=True)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the optimizer inside."""
+        """Parameter groups of the wrapped optimizer."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -886,7 +886,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """That of the optimizer inside."""
+        """State of the wrapped optimizer."""
         return self.optimizer.state
 
     @state.setter
@@ -896,7 +896,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Those of the optimizer inside."""
+        """Defaults of the wrapped optimizer."""
         return self.optimizer.defaults
 
     @defaults.setter
@@ -905,17 +905,17 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
             self.optimizer.defaults = value
 
     def state_dict(self) -> Any:
-        """That of the optimizer inside."""
+        """Return the state of the wrapped optimizer."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Loads the state of the optimizer inside."""
+        """Load the state of the wrapped optimizer."""
         self.optimizer.load_state_dict(state_dict)
         self._hold()
         self._step.states_loaded += 1
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Is refused: the parameters are those checked in the beginning."""
+        """Refuse new parameters: all are checked at the start."""
         if not self._made:
             return
         raise ValueError(
@@ -925,7 +925,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     @property
     def grad_scale(self) -> None:
-        """The attribute that GradScaler asks for; a write to it is refused."""
+        """Refuse the attribute that GradScaler sets."""
         raise AttributeError('grad_scale')
 
     @grad_scale.setter

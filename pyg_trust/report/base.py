@@ -122,7 +122,7 @@ class Report:
         return _chart_of_numbers(promise, promise.procedure)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the report, with a title that says what was found.
+        """Draw the report, with a title that says what was found.
 
         Args:
             ax (matplotlib.axes.Axes, optional): where to draw; by default on

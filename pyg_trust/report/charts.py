@@ -90,7 +90,7 @@ def axes(ax: Any, height: float = 3.2) -> Any:
 
 
 def draw(chart: Chart, ax: Any = None) -> Any:
-    """Draws a chart.
+    """Draw a chart.
 
     Args:
         chart (Chart): what to draw.

@@ -80,7 +80,7 @@ class TrustReport(Report):
 
     @classmethod
     def of(cls, *reports: Report) -> 'TrustReport':
-        """Collects the promises of reports.
+        """Collect the promises of reports.
 
         Args:
             *reports (Report): what the procedures returned.
@@ -100,7 +100,7 @@ class TrustReport(Report):
         return cls(tuple(report.guarantee() for report in reports))
 
     def save(self, path: str | Path) -> None:
-        """Writes the report, whole or not at all.
+        """Write the report, whole or not at all.
 
         Args:
             path (str or Path): of the file. Its ending decides what is
@@ -123,7 +123,7 @@ class TrustReport(Report):
 
     @classmethod
     def load(cls, path: str | Path) -> 'TrustReport':
-        """Reads what :meth:`save` has written as JSON.
+        """Read what :meth:`save` has written as JSON.
 
         Args:
             path (str or Path): of the file.

@@ -184,9 +184,6 @@ def check_apart(
         sparse (Tensor, optional): the features as a CSR matrix, for a model
             that is called with it; rows that change get entries where there
             were none, too. (default: :obj:`None`)
-
-    Raises:
-        ValueError: if the model does not.
     """
     others = group[group != number]
     # The group itself is checked last.

@@ -175,9 +175,6 @@ def check_alone() -> None:
 
     Each would draw noise of its own for the same data, and claim to be the
     only release.
-
-    Raises:
-        RuntimeError: if torch.distributed runs with other processes.
     """
     rank, size = rank_and_size()
     if size > 1:

@@ -239,8 +239,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         if encoder is not None and not encoder_is_public:
             raise ValueError(
                 "'encoder' needs encoder_is_public=True, your declaration "
-                'that it never saw these data: an encoder that was trained on '
-                'them remembers what is removed'
+                'that it was not trained on these data: a trained encoder '
+                'remembers removed rows'
             )
         if encoder is not None and not callable(encoder):
             raise TypeError(
@@ -589,7 +589,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @editing
     def flush(self) -> 'NodeClassifier':
-        """Make all but the release anew, a function of the remaining data.
+        """Recompute everything but the release from the remaining data.
 
         Graph, features, weights and the factor of the Hessian are made anew,
         as by a :meth:`load`. It costs a fit.

@@ -116,8 +116,8 @@ def encode(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
             alone, made[i : i + 1], rtol=1e-4, atol=1e-5
         ):
             raise ValueError(
-                "'encoder' needs to treat every row by itself (row "
-                f'{i} alone gives another result): rows that depend on others '
-                'would have to be removed from these too'
+                f"'encoder' needs to treat every row by itself (row {i} alone "
+                'gives another result): a removal would have to change all '
+                'rows that depend on the removed one'
             )
     return made

@@ -469,7 +469,7 @@ class RecommenderReport(Verifiable):
 
     @property
     def weights(self) -> str:  # type: ignore[override]
-        """A digest of what the counts are a function of."""
+        """Digest of the data that determine the counts."""
         return self.data
 
     @property

@@ -612,8 +612,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             check_integer('seed', seed, 0)
         if state['seeded'] is not (seed is not None):
             raise ValueError(
-                "'seeded' of the state needs to say whether it has a seed "
-                f'(got {state["seeded"]!r})'
+                "'seeded' of the state needs to be true exactly if it has a "
+                f'seed (got {state["seeded"]!r})'
             )
         contents = {i: content(data) for i, data in graphs.items()}
         seals, classes = Seals.of(state['salts'], contents), state['classes']

@@ -105,9 +105,9 @@ class ShardStore:
             found = self.manifest()
             if goes_on and found is None:
                 raise commit.StaleStateError(
-                    f'{self.folder} does not hold the state any more that was '
-                    'written there: it was moved or deleted, and would keep '
-                    'or bring back what is removed now. Nothing was written. '
+                    f'{self.folder} no longer holds the state that was '
+                    'written there: it was moved or deleted, and could bring '
+                    'back items that are removed now. Nothing was written. '
                     'Put it back, or save() first'
                 )
             if found is not None and 'lineage' in {*found, *plain}:

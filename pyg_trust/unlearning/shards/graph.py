@@ -99,8 +99,9 @@ def _check_edges(data: Data, num_nodes: int) -> None:
     for name in data.keys():  # noqa: SIM118
         if data.is_edge_attr(name) and name not in known:
             raise ValueError(
-                f"'data' has '{name}', which models would not be given: only "
-                "'edge_weight' is; take it out of the graph first"
+                f"'data' has '{name}', which models do not receive: of edge "
+                "attributes they receive 'edge_weight' alone; take it out of "
+                'the graph first'
             )
 
 

@@ -249,14 +249,14 @@ def certify_shards(
     check_choice('inference', inference, INFERENCE)
     if not isinstance(partition, Shards) or not partition.exact:
         raise ValueError(
-            "'partition' needs to be 'hash' for certificates: other ones move "
-            f'nodes when others change (got {partition!r})'
+            "'partition' needs to be 'hash' for certificates: other "
+            f'partitions move nodes when others change (got {partition!r})'
         )
     kinds = {MajorityAggregator: 'majority', MeanAggregator: 'mean'}
     if type(aggregator) not in kinds:
         raise ValueError(
             "'aggregator' needs to be 'majority' or 'mean' for certificates: "
-            f'one that is fitted has seen all shards (got {aggregator!r})'
+            f'a fitted aggregator has read all shards (got {aggregator!r})'
         )
     check_process()
     if identity(aggregator) != identity(type(aggregator)()):

@@ -30,7 +30,7 @@ from pyg_trust.update import Update
 
 
 class Removing(Waiting, Building):
-    """Mixin of an unlearner: plans and does updates."""
+    """Mixin of an unlearner: plan and carry out updates."""
 
     @synchronized
     def plan(

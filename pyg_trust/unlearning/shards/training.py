@@ -337,9 +337,9 @@ def check_model(
         for other in (evaluate(fresh, shard), evaluate(fresh, shard)):
             if not torch.equal(out, other):
                 raise UnrepeatableModelError(
-                    "what a model of 'model_factory' says depends on more "
-                    'than its parameters and buffers: register what it keeps '
-                    'as a buffer'
+                    "the outputs of a model of 'model_factory' depend on more "
+                    'than its parameters and buffers: register all other '
+                    'state as a buffer'
                 )
         return out
 
@@ -543,8 +543,9 @@ def _check_left_nothing(
     )
     if fingerprint_any([said, known]) != fingerprint_any([again, known]):
         raise UnrepeatableModelError(
-            "what a trained model of 'model_factory' says is not what its "
-            'parameters and buffers say: register what it keeps as a buffer'
+            "the outputs of a trained model of 'model_factory' are not those "
+            'of its parameters and buffers: register all other state as a '
+            'buffer'
         )
 
 

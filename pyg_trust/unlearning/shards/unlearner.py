@@ -355,8 +355,8 @@ class ShardedUnlearner(Removing):
         )
         if isinstance(self._given, Forgotten):
             raise ValueError(
-                f"'partition' was {self._given.name}, and is forgotten since "
-                'something was removed: fit a new unlearner'
+                f"'partition' was {self._given.name}, and was forgotten at "
+                'the first removal: fit a new unlearner'
             )
         before = self._state
         anew = before is None or before.ledger.has_removals
@@ -517,8 +517,8 @@ class ShardedUnlearner(Removing):
             given = self._checked(partition)
         elif not isinstance(given, str | Shards):
             raise ValueError(
-                "'partition' needs to be given, as the present one is no "
-                'method that could be repeated'
+                "'partition' needs to be given, as the present partition came "
+                'from no method that can be repeated'
             )
         ledger = state.ledger.copy()
         new = self._fresh(

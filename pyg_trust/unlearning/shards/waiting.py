@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Waiting:
-    """Mixin of an unlearner: a list of requests that wait, in no file."""
+    """Mixin of an unlearner: a list of waiting requests, in memory only."""
 
     _waiting: tuple[RemovalRequest, ...] = ()
     remove: Any
@@ -35,7 +35,7 @@ class Waiting:
     def flush(
         self, *, progress_bar: bool | None = None
     ) -> 'ShardRemovalReport':
-        """Remove all that waits, as one request.
+        """Remove the items of all waiting requests, as one request.
 
         Args:
             progress_bar (bool, optional): whether to show one; by default in a
