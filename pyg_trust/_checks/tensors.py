@@ -85,10 +85,8 @@ class Form(Constraint):
             )
         given = value.shape
         fits = len(given) == len(self.shape)
-        at = 0
-        for of, more in self.shape if fits else ():
+        for at, (of, more) in enumerate(self.shape if fits else ()):
             size = given[at]
-            at += 1
             if of not in sizes:
                 sizes[of] = max(size - more, 0)
             if size != sizes[of] + more:
