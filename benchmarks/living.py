@@ -6,27 +6,44 @@ edges     one edge inserted or deleted at a time, and batches of 1,000, on a
           before, took 1/88 s an edge, and .35 s a batch.
 read      one row of the features, and all of them; a fresh build, against a
           propagation in floating point.
+shards    a training node that comes, over one that goes, from four hash
+          shards of a random graph: shares of a full fit.
+certificates
+          the share of Cora's robust nodes that a random edge leaves robust,
+          by solving and by search (needs --data, the folder of Planetoid).
 
     python benchmarks/living.py --nodes 170000 --edges 2400000
 """
 
 import argparse
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from statistics import median, quantiles
+from pathlib import Path
+from statistics import mean, median, quantiles
 
 import numpy as np
 import torch
 from common import power_law, result
 from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.nn import GCN
 
+from pyg_trust.certificates import CurrentCertificate, ThreatModel
 from pyg_trust.functional import Measure, propagate, sgc
 from pyg_trust.functional.sums import Step
 from pyg_trust.graph import CSRGraph
+from pyg_trust.nn import PPNP
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import PropagatedFeatures
+from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.update import NewNodes, Update
 
-PARTS = ('edges', 'read')
+PARTS = ('edges', 'read', 'shards', 'certificates')
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -111,6 +128,65 @@ def run_read(nodes: int, edges: int, columns: int) -> None:
     result('a row, us', 1e6 * median(rows), 431, at_most=True)
 
 
+def run_shards() -> None:
+    """What a newcomer costs."""
+    n, columns = 4_000, 64
+    pairs = power_law(n, 40_000, exponent=2.2)
+    y = torch.arange(n) % 3
+    data = Data(x=torch.rand(n, columns), edge_index=pairs, y=y)
+    data.train_mask = torch.arange(n) < n // 2
+    unlearner = ShardedUnlearner(
+        lambda: GCN(columns, 32, 2, 3), 4, epochs=50, num_classes=3, seed=0
+    ).fit(data)
+    came: list[float] = []
+    went: list[float] = []
+    for v in range(9):
+        new = NewNodes(torch.rand(1, columns), torch.tensor([v % 3]))
+        came.append(seconds(partial(unlearner.update, Update(nodes=new))))
+        name = int(unlearner.n_id.max())
+        gone = RemovalRequest(nodes=[name])
+        went.append(seconds(partial(unlearner.remove, gone)))
+    ratio = median(came) / median(went)
+    print(f'a newcomer {median(came):.2f} s, a removal {median(went):.2f} s')
+    result('a newcomer over a removal', ratio, 1.2, at_most=True)
+
+
+def run_certificates(folder: Path) -> None:
+    """What a random edge leaves of a certificate."""
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(folder / 'Cora', Path(copy) / 'Cora')
+        data = Planetoid(copy, 'Cora')[0]
+    n, edges = int(data.num_nodes), data.edge_index
+    net = torch.nn.Linear(data.x.size(1), 7)
+    model = PPNP(net, alpha=0.15, K=10)
+    optimizer = torch.optim.Adam(net.parameters(), 0.01, weight_decay=5e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        out = model(data.x, edges)[data.train_mask]
+        cross_entropy(out, data.y[data.train_mask]).backward()
+        optimizer.step()
+    logits = net(data.x).detach().double()
+
+    def threat(edges: Tensor) -> ThreatModel:
+        return ThreatModel(CSRGraph.from_edge_index(edges, n), strength=6)
+
+    held = CurrentCertificate(logits, None, threat(edges), alpha=0.15)
+    kept: dict[bool, list[float]] = {True: [], False: []}
+    cut, join = edges_to_play(edges, n, 10)
+    for u, v in join[:, :10].t().tolist():
+        come = torch.cat([edges, torch.tensor([[u, v], [v, u]])], dim=1)
+        gone = cut[:, len(kept[True]) // 2].tolist()
+        keep = (edges[0] != gone[0]) | (edges[1] != gone[1])
+        keep &= (edges[0] != gone[1]) | (edges[1] != gone[0])
+        for now in (come, edges[:, keep]):
+            for solve, shares in kept.items():
+                after = held.after(logits, None, threat(now), solve=solve)
+                shares.append(after.kept / held.kept)
+    print(f'{held.kept} of {n} nodes are robust')
+    result('kept by solving', mean(kept[True]), 0.9)
+    result('kept by search', mean(kept[False]), 0.6)
+
+
 def main() -> None:
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -118,6 +194,7 @@ def main() -> None:
     parser.add_argument('--nodes', type=int, default=170_000)
     parser.add_argument('--edges', type=int, default=2_400_000)
     parser.add_argument('--columns', type=int, default=128)
+    parser.add_argument('--data', type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
     size = args.nodes, args.edges, args.columns
@@ -127,6 +204,10 @@ def main() -> None:
         run_edges(*size, Measure(1, 0, (0.0, 0.0, 1.0), name='walk'))
     if 'read' in parts:
         run_read(*size)
+    if 'shards' in parts:
+        run_shards()
+    if 'certificates' in parts and args.data is not None:
+        run_certificates(args.data)
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """Figures of the guides."""
 
+import math
 from pathlib import Path
 
 import matplotlib as mpl
@@ -100,6 +101,19 @@ def audit() -> plt.Figure:
     return figure
 
 
+def chosen() -> plt.Figure:
+    """Noise beyond 3, of who was chosen by looking and of anybody."""
+    figure, axis = plt.subplots(figsize=(6.4, 1.6))
+    names = ['anybody, or a release without them', 'the largest of 1,000']
+    beyond = math.erfc(3 / math.sqrt(2))
+    chances = [beyond, 1 - (1 - beyond) ** 1000]
+    bars = axis.barh(names, chances, color=['#dbeafe', '#fecaca'])
+    axis.bar_label(bars, [f'{chance:.2g}' for chance in chances], padding=3)
+    axis.set(xlim=(0, 1.1), xlabel='probability that the noise is beyond 3')
+    figure.tight_layout()
+    return figure
+
+
 def draw(folder: Path) -> None:
     """Writes all figures into a folder.
 
@@ -107,7 +121,8 @@ def draw(folder: Path) -> None:
         folder (Path): made if it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in (('pipeline', pipeline()), ('audit', audit())):
+    for made in (pipeline, audit, chosen):
+        name, figure = made.__name__, made()
         with mpl.rc_context({'svg.hashsalt': 'pyg_trust'}):
             figure.savefig(folder / f'{name}.svg', metadata={'Date': None})
         plt.close(figure)

@@ -358,6 +358,20 @@ entry(
     data=NOISY,
     **SMOOTHED,
 )
+entry(
+    'certificates.certified_after',
+    lambda: {
+        'certificate': smoothed(),
+        'model': model(),
+        'before': data(),
+        'now': data(),
+    },
+    certificate=instance(),
+    model=instance(),
+    before=instance(),
+    now=instance(),
+    **BUDGETS,
+)
 EXEMPT['certificates.SmoothedCertificate'] = RESULT
 EXEMPT['certificates.UserCertificate'] = RESULT
 entry(

@@ -860,6 +860,42 @@ def certificate() -> Any:
     return certificates.certify(logits, threat())
 
 
+def followed() -> Any:
+    logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
+    return certificates.CurrentCertificate(logits, None, threat())
+
+
+def followed_arguments() -> dict[str, Any]:
+    return {'model': rand(N, 2), 'data': None, 'threat': threat()}
+
+
+entry(
+    'certificates.CurrentCertificate',
+    followed_arguments,
+    names={'model': "'(model|logits)'"},
+    model=LOGITS,
+    data=values(3, 'data', plain_data()),
+    threat=instance(),
+    alpha=number(0, 1, none=True),
+)
+entry(
+    'certificates.CurrentCertificate.after',
+    lambda: (followed(), followed_arguments()),
+    names={'model': "'(model|logits)'"},
+    model=LOGITS,
+    data=values(3, 'data', plain_data()),
+    threat=instance(),
+    solve=values(3, None, 'a'),
+)
+entry(
+    'certificates.CurrentCertificate.status_of',
+    lambda: (
+        followed(),
+        {'nodes': torch.tensor([1, 2]), 'root': followed().root},
+    ),
+    nodes=values(3, 'a', torch.tensor([0.5]), torch.tensor([N])),
+    root=values(3, None, 'another'),
+)
 EXEMPT['certificates.Certificate'] = RESULT
 entry(
     'certificates.Certificate.certified_accuracy',

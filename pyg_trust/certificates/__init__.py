@@ -11,6 +11,10 @@ from pyg_trust.certificates.collective import (
     CollectiveCertificate,
     certify_collective,
 )
+from pyg_trust.certificates.current import (
+    CurrentCertificate,
+    certified_after,
+)
 from pyg_trust.certificates.divided import Divided, VoteCertificate
 from pyg_trust.certificates.exact import certify_pagerank
 from pyg_trust.certificates.losses import RobustLoss
@@ -38,6 +42,7 @@ __all__ = [
     'BitFlips',
     'Certificate',
     'CollectiveCertificate',
+    'CurrentCertificate',
     'Divided',
     'RankCertificate',
     'RobustLoss',
@@ -47,6 +52,7 @@ __all__ = [
     'UserCertificate',
     'VoteCertificate',
     'Witness',
+    'certified_after',
     'certifies',
     'certify',
     'certify_collective',

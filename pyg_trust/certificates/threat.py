@@ -236,8 +236,9 @@ def _positions(name: str, graph: CSRGraph, edges: Tensor) -> Tensor:
     key = edges[0] * n + edges[1]
     place = torch.searchsorted(keys, key)
     inside = place < keys.numel()
-    place = place.clamp(max=max(keys.numel() - 1, 0))
-    return torch.where(inside & (keys[place] == key), place, -1)
+    # Behind the last one stands a key that is none.
+    known = torch.cat([keys, keys.new_full((1,), -1)])
+    return torch.where(inside & (known[place] == key), place, -1)
 
 
 def _fixed_edges(

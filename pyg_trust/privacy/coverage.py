@@ -224,14 +224,14 @@ class Coverage:
     @synchronized
     @validated
     def plan(self, request: RemovalRequest, data: Data) -> CoverageReport:
-        """Report what :meth:`remove` would, and change nothing.
+        """Report what ``remove()`` would, and change nothing.
 
         Args:
-            request (RemovalRequest): as in :meth:`remove`.
-            data (Data): as in :meth:`remove`.
+            request (RemovalRequest): as in ``remove()``.
+            data (Data): as in ``remove()``.
 
         Raises:
-            TypeError, ValueError, BudgetExceededError: as :meth:`remove`.
+            TypeError, ValueError, BudgetExceededError: as ``remove()``.
         """
         return self._reported_of(request, self._change(request, data))
 
@@ -300,7 +300,7 @@ class Coverage:
         """Write the model with its ledger of removals: a secret.
 
         The file holds the names of who was removed, and can confirm a guess
-        of all edges: publish :meth:`state_dict`, which has neither.
+        of all edges: publish ``state_dict()``, which has neither.
 
         Args:
             path (str or Path): of the file, which is replaced.
@@ -323,7 +323,7 @@ class Coverage:
         commit.save(path, {**self.state_dict(), **more})
 
     def load(self, path: str | Path) -> None:
-        """Take over the state that :meth:`save` has written.
+        """Take over the state that ``save()`` has written.
 
         Args:
             path (str or Path): of the file.

@@ -245,7 +245,7 @@ class PrivateLinkPredictor(PrivateFit):
             :class:`~pyg_trust.privacy.PrivacyEngine`.
             (default: :obj:`None`)
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
-            cover edges that are removed (:meth:`remove`).
+            cover edges that are removed.
             (default: :obj:`1.0`)
 
     Raises:

@@ -440,3 +440,28 @@ def test_all_nodes_of_any_graph_are_ranked_and_drawn():
     chart = made.chart()
     assert chart.limit == 2
     assert chart.lines['largest'][1] == made.worst_rank[0].tolist()
+
+
+def test_a_graph_without_edges_has_ranks_and_a_threat():
+    none = torch.zeros((2, 0), dtype=torch.int64)
+    threat = ThreatModel(
+        none,
+        torch.tensor([[0, 1], [3, 4]]),
+        global_budget=1,
+        undirected=True,
+        num_nodes=6,
+    )
+    made = certify_ranks(
+        *(none, torch.tensor([0, 2]), threat), k=2, items=torch.arange(3, 6)
+    )
+    # All scores are zero, and all items beside each other.
+    assert bool((made.worst_rank == 3).all())
+    assert made.num_kept == 0
+    assert made.verify() == 'holds'
+
+
+@pytest.mark.parametrize('alpha', [1e-9, 1e-5, 1 - 1e-12])
+def test_what_rounding_hides_is_unknown(alpha):
+    made = example(alpha=alpha)
+    assert made.num_kept == 0 or made.roundoff < 1e-9
+    assert made.verify() == 'holds'

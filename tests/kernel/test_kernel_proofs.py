@@ -217,6 +217,9 @@ def test_a_margin_that_is_the_tolerance_decides_nothing(need, status):
     for held, sign in ((0, 1), (1, -1)):
         arrays['reference'] = np.full(N, held)
         assert proofs.prove(arrays) == [sign * status] * N
+    # Without a graph of its own no target is broken.
+    arrays['flips_of'] = np.full(N, -1)
+    assert proofs.prove(arrays) == [0] * N
 
 
 def flips_of(arrays, which):
@@ -469,8 +472,9 @@ def attack(graphs, all_pairs, undirected, most):
 @pytest.mark.parametrize('undirected', [False, True])
 @pytest.mark.parametrize('all_pairs', [False, True])
 def test_flips_are_taken_if_an_attacker_has_them(all_pairs, undirected):
-    # 0 -> 1, 1 -> 0, 1 -> 2, 2 -> 2: but for 1 -> 2 they may go.
-    listed = NONE if all_pairs else np.array([[0, 2, 2], [2, 0, 1]])
+    # 0 -> 1, 1 -> 0, 1 -> 2, 2 -> 2: but for 1 -> 2 they may go; 2 -> 1 may
+    # come if all pairs may.
+    listed = NONE if all_pairs else np.array([[0, 2, 1], [2, 0, 1]])
     graphs = pagerank.Graphs(
         *(np.array([0, 1, 3, 4]), np.array([1, 0, 2, 2])),
         np.array([True, True, False, True]),
@@ -630,6 +634,8 @@ def test_fields_of_a_certificate_are_those_of_its_witness(full):
     steps = {**full, 'K': np.array(0), 'global_budget': np.array(-1)}
     fields = {**TRUE, 'K': 0, 'global_budget': None}
     assert not list(proofs.differences(steps, fields))
+    zero = {**full, 'global_budget': np.array(0)}
+    assert not list(proofs.differences(zero, {**TRUE, 'global_budget': 0}))
     twice = {**full, 'targets': np.array([0, 1, 2, 0])}
     assert [*proofs.differences(twice, TRUE)] == ['a target is there twice']
 

@@ -153,6 +153,13 @@ def test_losses_are_on_their_side(monkeypatch, law, low, high):
             for x in (over, under)
         ]
         assert under.infinite == 0
+        # The last value, and a slope of -1 before the first point.
+        last, first = mpmath.mpf(js[0]) / 2**b, mpmath.mpf(js[-1]) / 2**b
+        end = over.infinite - exact(law, last, *about[1:3])[0] * ONE
+        every = sum(map(sum, over.levels)) + over.infinite
+        every -= (exact(law, first, *about[1:3])[0] + mpmath.exp(first)) * ONE
+        assert min(every, end) >= 0
+        assert max(every, end) < 999 or low + high
         infinite = Fraction(over.infinite, ONE)
         for e in ends:
             true, _ = exact(law, number(e), *about[1:3])
@@ -417,3 +424,83 @@ def test_a_law_has_a_name():
     for name in ('exchanged', 'coins', ''):
         with pytest.raises(ValueError, match="'withdraw': '" + name):
             kernel.judge(name, [(1.0, 0.5, 1)], 1.0, 0.1)
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_lines_fall_as_their_brackets_say(seed):
+    draw, unit = random.Random(seed), 1 << 2 * P
+    values = sorted(draw.randrange(99) for _ in range(5))
+    ends = [(n, n + draw.randrange(9)) for n in range(900, 150, -150)]
+    line, falls = [], [(0, 0)]
+    for j, (gamma, at) in enumerate(zip(ends, values, strict=True)):
+        line.append(kernel.linked(line, j, gamma, at))
+        assert line[-1][:3] == (j, gamma, at)
+        if j:
+            steep = [
+                Fraction(at - values[j - 1], x - y)
+                for x in ends[j - 1]
+                for y in gamma
+            ]
+            falls.append(
+                (math.floor(min(steep) * unit), math.ceil(max(steep) * unit))
+            )
+        assert line[-1][3] == falls[j]
+    kinks = [
+        (two[0] - one[1], two[1] - one[0]) for one, two in pairwise(falls)
+    ]
+    # Where a line may not be convex, from above nothing is there.
+    for rounding, whole in ((0, math.floor), (1, math.ceil)):
+        assert list(kernel.kinks(line, rounding)) == [
+            (
+                j,
+                whole(
+                    Fraction(max(0, kink[rounding]) * gamma[rounding], unit)
+                ),
+            )
+            for j, (kink, gamma) in enumerate(zip(kinks, ends, strict=False))
+        ]
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_tangents_are_below_a_profile_of_lines(monkeypatch, seed):
+    # Of losses 1 and -1 alone: all tangents are the profile, but at kinks.
+    draw = random.Random(seed)
+
+    def wide(right, *args):
+        below, above = right(*args)
+        unit = 1 << max(0, args[-1] - 40)
+        below -= int(draw.random() * unit)
+        return max(0, below), above + int(draw.random() * unit)
+
+    def law(num, b, q, z):
+        with mpmath.workprec(400):
+            e, p = mpmath.mpf(num) / 2**b, 1 / (1 + mpmath.exp(-1))
+            f, s = (p - mpmath.exp(e) * (1 - p), 1 - p) if e < 1 else (0, 0)
+            return tuple(
+                (
+                    int(mpmath.floor((v - draw.random() / 2**40) * ONE)),
+                    int(mpmath.ceil((v + draw.random() / 2**40) * ONE)),
+                )
+                for v in (f, s)
+            )
+
+    js = [*range(9, -10, -1)]
+    monkeypatch.setattr(kernel, 'chosen', lambda *_: (2, js))
+    exp = partial(wide, intervals.exp)
+    monkeypatch.setattr(intervals, 'exp', exp)
+    under = kernel.below(law, Fraction(1), Fraction(1), 16, 0)
+    pairs = [
+        ((i - 16) << k, Fraction(mass, ONE))
+        for k, m in enumerate(under.levels)
+        for i, mass in enumerate(m)
+        if mass
+    ]
+    with mpmath.workprec(300):
+        p = 1 / (1 + mpmath.exp(-1))
+        for j in range(-9, 10):
+            e = Fraction(j, 4)
+            g = mpmath.exp(number(e))
+            true = max(0, 1 - g, p - g * (1 - p))
+            found = true_delta(pairs, 2, Fraction(0), e)
+            assert found <= true
+            assert true - found < 0.2 or j < -5

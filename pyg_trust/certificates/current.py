@@ -1,0 +1,595 @@
+r"""Certificates that outlive an update, or are stale.
+
+A margin :math:`m_c(t)` is the least chance-weighted sum of :math:`\rho_c = H_y
+- H_c` at the stop of a walk from :math:`t`, over admissible graphs. Let
+:math:`T` be the nodes whose rows an update changed (edges, fragile set, local
+budget, added self-loops), with their fragile partners if both directions flip
+together, those whose :math:`\rho` changed, and new ones. With :math:`h(t)` the
+largest chance that the walk visits :math:`T` before it stops, and :math:`R_c`
+the range of :math:`\rho_c` over old and new nodes and zero,
+
+.. math::
+    m_c^{\text{new}}(t) \ge m_c(t) - h(t) R_c.
+
+*Proof.* Take the flips of a new admissible graph without those in changed
+rows: an admissible graph of before. Both have equal rows outside of :math:`T`,
+so walks from :math:`t` can be coupled until they see it. After that their
+stops differ by at most :math:`R_c`; zero is the reward of a walk that is lost
+in an empty row. (Where no :math:`\rho` changed and no node is new, a walk that
+stops where it meets :math:`T` has the same reward, so :math:`(1 - \alpha) R_c`
+is enough.) The same holds for :math:`K` steps, and debits of updates add
+up by induction. For symmetric normalization :math:`\rho` is divided by the
+root of the degree, which a row decides.
+
+**A new node that anybody may be linked to** changes all rows by entries into
+:math:`T` alone: walks part only by a step into it, so :math:`T` has the node
+and no other, and :math:`h` is over the new graphs, where such links are there.
+
+**Another model** moves margins by averages of :math:`\rho^{\text{new}} -
+\rho`, so at least by its smallest entry. Where both change, the smaller of two
+debits counts: of this first, or of all nodes with another :math:`\rho` in
+:math:`T`.
+
+:math:`h` is at most :math:`(1 - \alpha)^{d(t, T)}`, along edges and fragile
+pairs, by a search; what that leaves open is bounded by policy iteration, with
+:math:`T` absorbing and the reward 1 there, for all nodes at once.
+"""
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
+
+from pyg_trust._checks import (
+    Fraction,
+    check_dtype,
+    check_instance,
+    validated,
+)
+from pyg_trust.certificates.certificate import (
+    BROKEN,
+    ROBUST,
+    UNKNOWN,
+    Certificate,
+)
+from pyg_trust.certificates.deployed import Deployed
+from pyg_trust.certificates.exact import _deployed, certify_pagerank
+from pyg_trust.certificates.threat import ThreatModel
+from pyg_trust.certificates.votes import SmoothedCertificate
+from pyg_trust.functional.horizon import Horizon
+from pyg_trust.functional.perturbations import Perturbations
+from pyg_trust.graph import CSRGraph
+from pyg_trust.report import fingerprint, fingerprint_data
+
+# Of products and sums of a few numbers in float64, rounded to nearest.
+_OUT = 1 + 2.0**-48
+
+
+class CurrentCertificate:
+    """A certificate of PageRank that follows updates.
+
+    .. code-block:: python
+
+        current = CurrentCertificate(model, data, threat)
+        current = current.after(model, data_new, threat_new)
+        current.status_of(nodes, fingerprint_data(data_new))
+        current = current.renewed()
+
+    A node that was robust stays so while its margin exceeds the debits of all
+    updates (:mod:`pyg_trust.certificates.current`); any other has a status of
+    before that is not served: it is *stale*, until :meth:`renewed` certifies
+    it. Names are positions: a removed node stays as one without edges, and
+    new ones come last. Keeps logits and threat, which are private.
+
+    Args:
+        model (PageRankDiffusion or Tensor): as
+            :func:`~pyg_trust.certificates.certify_pagerank` takes.
+        data (Data, optional): what the model is applied to; :obj:`None` with
+            logits.
+        threat (ThreatModel): the attacker.
+        alpha (float, optional): goes with logits. (default: :obj:`None`)
+        **options (Any): of ``certify_pagerank``.
+
+    Raises:
+        TypeError, ValueError: as ``certify_pagerank``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        threat: ThreatModel,
+        *,
+        alpha: Fraction | None = None,
+        **options: Any,
+    ) -> None:
+        check_instance('threat', threat, ThreatModel)
+        found = certify_pagerank(model, data, threat, alpha=alpha, **options)
+        options.pop('targets', None)
+        self._given = options.pop('reference', None) is not None
+        self._arguments = model, data, threat, alpha, options
+        self._deployed = _deployed(model, data, threat, alpha)
+        self._threat = threat
+        self.certificate: Certificate = found
+        #: What was taken off the margins so far, by target and class.
+        self.debit = torch.zeros_like(found.class_margins)
+        self._lower = found.class_margins.clone()
+        self._fresh = torch.ones_like(found.robust)
+        self.kept = found.num_robust
+        self.root = _root(model, data, threat)
+
+    @property
+    def targets(self) -> Tensor:
+        """The nodes: int64, ``[num_targets]``."""
+        return self.certificate.targets
+
+    @property
+    def lower(self) -> Tensor:
+        """Lower bounds of the margins now: float64, ``[num_targets]``."""
+        return self._lower.amin(1)
+
+    @property
+    def status(self) -> Tensor:
+        """The status of each target now; stale ones are unknown: int8."""
+        robust = self.lower > self.certificate.tolerance
+        found = torch.where(robust, ROBUST, UNKNOWN).to(torch.int8)
+        # Before the first update attacks are known, too.
+        broken = self._fresh & (self.certificate.status == BROKEN)
+        return found.masked_fill(broken, BROKEN)
+
+    @property
+    def stale(self) -> Tensor:
+        """A mask of the targets whose status is one of before."""
+        return ~self._fresh & (self.status != ROBUST)
+
+    @validated
+    def status_of(self, nodes: Tensor, root: str) -> Tensor:
+        """Serve the status of nodes: int8.
+
+        Args:
+            nodes (Tensor): int64, among the targets.
+            root (str): :func:`~pyg_trust.report.fingerprint_data` of the
+                graph that is deployed; :attr:`root` with logits.
+
+        Raises:
+            ValueError: if the certificate is of another graph, a node is no
+                target, or stale.
+        """
+        if root != self.root:
+            raise ValueError(
+                "'root' needs to be that of the graph of the certificate (got "
+                'another): after() follows an update'
+            )
+        check_dtype('nodes', nodes, torch.int64)
+        place = torch.searchsorted(self.targets.sort().values, nodes)
+        order = self.targets.argsort()
+        rows = order[place.clamp(max=order.numel() - 1)]
+        bad = (self.targets[rows] != nodes) | self.stale[rows]
+        if bool(bad.any()):
+            raise ValueError(
+                f"'nodes' has {int(nodes[bad][0])}, which is no target, or "
+                'stale: renewed() certifies it'
+            )
+        return self.status[rows]
+
+    @validated
+    def after(
+        self,
+        model: Any,
+        data: Any,
+        threat: ThreatModel,
+        *,
+        solve: bool = True,
+    ) -> 'CurrentCertificate':
+        """Return the certificate of the graph, model and threat of now.
+
+        Args:
+            model (PageRankDiffusion or Tensor): as it is now.
+            data (Data, optional): as it is now; :obj:`None` with logits.
+            threat (ThreatModel): the same attacker, of the graph of now.
+            solve (bool): whether to solve for what a search leaves open.
+                (default: :obj:`True`)
+
+        Raises:
+            TypeError, ValueError: as ``certify_pagerank``, or if there are
+                fewer nodes than before, or other classes.
+        """
+        *_, alpha, options = self._arguments
+        now = _deployed(model, data, threat, alpha)
+        was = self._deployed
+        if now.logits.size(0) < was.logits.size(0):
+            raise ValueError(
+                f"'threat' needs at least {was.logits.size(0)} nodes (got "
+                f'{now.logits.size(0)}): a removed node stays, without edges'
+            )
+        if now.logits.size(1) != was.logits.size(1):
+            raise ValueError(
+                f"'model' needs {was.logits.size(1)} classes (got "
+                f'{now.logits.size(1)})'
+            )
+        made = copy.copy(self)
+        made._arguments = model, data, threat, alpha, options
+        made._deployed, made._threat = now, threat
+        made.root = _root(model, data, threat)
+        debit = _debit(self, now, threat, False)
+        open_now = (self._lower - debit).amin(1) <= self.certificate.tolerance
+        waits = open_now & (self.lower > self.certificate.tolerance)
+        if solve and bool(waits.any()):
+            debit = debit.minimum(_debit(self, now, threat, True))
+        # At the reference class there is nothing to lose.
+        debit[torch.arange(len(debit)), self.certificate.reference] = 0
+        made.debit = (self.debit + debit) * _OUT
+        made._lower = torch.where(
+            debit == 0, self._lower, _down(self._lower - debit)
+        )
+        made._fresh = torch.zeros_like(self._fresh)
+        if torch.equal(was.logits, now.logits[: was.logits.size(0)]):
+            made._fresh = self._fresh & (debit == 0).all(1)
+        made.kept = int(made.status.eq(ROBUST).sum())
+        return made
+
+    def renewed(self) -> 'CurrentCertificate':
+        """Certify the stale targets again, and take the others over."""
+        model, data, threat, alpha, options = self._arguments
+        stale, made = self.stale, copy.copy(self)
+        old = self.certificate
+        held = None
+        if self._given:
+            held = torch.zeros(threat.num_nodes, dtype=torch.int64)
+            held[self.targets] = old.reference
+        found = certify_pagerank(
+            *(model, data, threat),
+            alpha=alpha,
+            targets=self.targets[stale],
+            reference=held,
+            **options,
+        )
+        made._lower, made.debit = self._lower.clone(), self.debit.clone()
+        made._lower[stale], made.debit[stale] = found.class_margins, 0.0
+        made._fresh = self._fresh | stale
+        status, reference = old.status.clone(), old.reference.clone()
+        status[stale], reference[stale] = found.status, found.reference
+        made.certificate = replace(old, status=status, reference=reference)
+        made.kept = int(made.status.eq(ROBUST).sum())
+        return made
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}(robust={self.kept}, '
+            f'stale={int(self.stale.sum())}, targets={self.targets.numel()})'
+        )
+
+
+@validated
+def certified_after(
+    certificate: SmoothedCertificate,
+    model: Module,
+    before: Data,
+    now: Data,
+    *,
+    edges: tuple[int, int] = (0, 0),
+    features: tuple[int, int] = (0, 0),
+) -> Tensor:
+    """Return which smoothed classes still stay after changes of the graph.
+
+    With so many bits that came and went since the certificate, each pair of
+    radii is within a larger pair around the graph of then, which needs to be
+    certified: changes of both kinds are added, never the larger one alone.
+    The confidence stays, as no copy is drawn.
+
+    Args:
+        certificate (SmoothedCertificate): of nodes, without a transform.
+        model (Module): the model, which needs to be the one of then.
+        before (Data): the graph of the certificate.
+        now (Data): the graph, with the same nodes; only edges and features
+            that have noise may differ.
+        edges (tuple[int, int]): as in
+            :meth:`~SmoothedCertificate.certified`, around the graph of now.
+            (default: :obj:`(0, 0)`)
+        features (tuple[int, int]): as there. (default: :obj:`(0, 0)`)
+
+    Returns:
+        Tensor: bool, ``[num_targets]``.
+
+    Raises:
+        ValueError: on another model or graph, or if something differs that
+            has no noise.
+    """
+    # Refuses other radii, which are added to below.
+    certificate.certified(edges=edges, features=features)
+    if certificate.task != 'nodes':
+        raise ValueError("'certificate' needs to be of nodes (got graphs)")
+    if not certificate.speaks_of(model):
+        raise ValueError(
+            "'model' needs to be the one of the certificate, as all votes are "
+            'of one function'
+        )
+    if certificate.data != fingerprint_data([before]):
+        raise ValueError("'before' needs to be the graph of the certificate")
+    names = {*before.keys(), *now.keys()} - {'edge_index', 'x'}
+    same = all(_equal(before.get(name), now.get(name)) for name in names)
+    noisy = certificate.cells
+    changes = {'edges': (0, 0), 'features': (0, 0)}
+    if before.num_nodes != now.num_nodes or not same:
+        raise ValueError(
+            "'now' needs the nodes of 'before', and to differ by edges and "
+            'features alone'
+        )
+    n, graphs = int(before.num_nodes), []
+    for data in (before, now):
+        row, col = data.edge_index
+        if not certificate.noise.directed:
+            row, col = torch.minimum(row, col), torch.maximum(row, col)
+        graphs.append((row * n + col).unique())
+    come = int((~torch.isin(graphs[1], graphs[0])).sum())
+    gone = int((~torch.isin(graphs[0], graphs[1])).sum())
+    changes['edges'] = come, gone
+    if before.x is not None and not torch.equal(before.x, now.x):
+        if not bool(((now.x == 0) | (now.x == 1)).all()):
+            raise ValueError("'now' needs features of zeros and ones")
+        more = now.x.double() - before.x.double()
+        changes['features'] = int((more > 0).sum()), int((more < 0).sum())
+    for kind, count in changes.items():
+        if any(count) and kind not in noisy:
+            raise ValueError(f"'now' has other {kind}, which have no noise")
+    wide = {
+        kind: (radius[0] + changes[kind][0], radius[1] + changes[kind][1])
+        for kind, radius in (('edges', edges), ('features', features))
+    }
+    return certificate.certified(**wide)
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        return torch.equal(one, two)
+    return type(one) is type(two) and one == two
+
+
+def _root(model: Any, data: Any, threat: ThreatModel) -> str:
+    if data is not None:
+        return fingerprint_data(data)
+    return fingerprint(model, threat.graph.rowptr, threat.graph.col)
+
+
+def _down(value: Tensor) -> Tensor:
+    # At or below an exact difference that was rounded once.
+    return torch.nextafter(value, torch.full_like(value, -math.inf))
+
+
+def _debit(
+    held: CurrentCertificate, now: Deployed, threat: ThreatModel, solve: bool
+) -> Tensor:
+    # What an update may take off, by target and class: [targets, C].
+    was, reference = held._deployed, held.certificate.reference
+    targets, before = held.targets, held._threat
+    shape = held._lower.shape
+    never = torch.full(shape, math.inf, dtype=torch.float64)
+    for name in ('alpha', 'K', 'normalization', 'self_loops'):
+        if getattr(was, name) != getattr(now, name):
+            return never
+    old, new = was.perturbations(before), now.perturbations(threat)
+    more = (before.global_budget, threat.global_budget)
+    if more[0] is not None and (more[1] is None or more[1] > more[0]):
+        return never
+    if before.undirected != threat.undirected:
+        return never
+    n, m = old.num_nodes, new.num_nodes
+    rows = changed_rows(old, new, threat.undirected, now.normalization)
+    other = torch.zeros(m, dtype=torch.bool)
+    other[:n] = (was.logits != now.logits[:n]).any(1)
+    # Of the deployed models' roundoff.
+    slack = [
+        each.error(int(made.largest.max()))
+        for each, made in ((was, old), (now, new))
+    ]
+    error = (slack[1] - slack[0]).clamp(min=0) * _OUT
+    extra = (error[reference][:, None] + error) * _OUT
+
+    def of(
+        touched: Tensor, first: Tensor, shift: Tensor, same: bool
+    ) -> Tensor:
+        h = _visits(old, new, touched, now, solve)[targets]
+        width = _range(first, now.logits, old, new, now.normalization)
+        if same and n == m and now.normalization == 'rw':
+            # Walks that stop where they meet have the same reward.
+            width = width * ((1 - now.alpha) * _OUT)
+        taken = h[:, None] * width[reference] * _OUT
+        # Not even zero times infinity.
+        taken[h == 0] = 0
+        return (taken + shift + extra) * _OUT
+
+    same = not bool(other.any())
+    none = torch.zeros(shape, dtype=torch.float64)
+    whole = of(rows | other, was.logits, none, same)
+    if same:
+        return whole
+    # The gap of every class to the others moves by no more than this.
+    gap = now.logits[:n] - was.logits
+    if now.normalization == 'sym':
+        least = 1 / _smallest(old).sqrt()
+    else:
+        least = torch.ones(n, dtype=torch.float64)
+    off = 2.0**-50 * gap.abs().max()
+    falls = off + torch.stack(
+        [
+            ((gap - gap[:, [y]]) * least[:, None]).amax(0).clamp(min=0)
+            for y in range(shape[1])
+        ]
+    )
+    moved = of(rows, now.logits[:n], falls[reference] * _OUT**2, True)
+    return whole.minimum(moved)
+
+
+def changed_rows(
+    old: Perturbations, new: Perturbations, undirected: bool, kind: str
+) -> Tensor:
+    """Find the rows that an update changed, and new nodes: a mask.
+
+    Args:
+        old (Perturbations): the admissible graphs before.
+        new (Perturbations): those after, with the old nodes first.
+        undirected (bool): whether both directions of an edge flip together.
+        kind (str): the normalization.
+    """
+    n, m = old.num_nodes, new.num_nodes
+    rows = torch.zeros(m, dtype=torch.bool)
+    rows[n:] = True
+
+    def keys(made: Perturbations, ends: Tensor, pairs: bool) -> Tensor:
+        row, col = ends
+        # Links into new nodes that may come are steps into T.
+        inside = (row < n) & ((col < n) | (not pairs or kind == 'sym'))
+        return (row * m + col)[inside]
+
+    def ends(made: Perturbations) -> Tensor:
+        return torch.stack([made.graph.row, made.graph.col])
+
+    for one, two in (
+        (keys(old, ends(old), False), keys(new, ends(new), False)),
+        (
+            keys(old, ends(old)[:, old.removable], False),
+            keys(new, ends(new)[:, new.removable], False),
+        ),
+        (keys(old, old.pairs, True), keys(new, new.pairs, True)),
+    ):
+        both = torch.cat([one, two])
+        key, count = both.unique(return_counts=True)
+        rows[key[count == 1] // m] = True
+    budget = old.budget != new.budget[:n]
+    if m > n and kind != 'sym':
+        # A budget that was all there is grows by entries into T alone.
+        grown = new.budget[:n] > old.budget
+        into = new.pairs[0][(new.pairs[0] < n) & (new.pairs[1] >= n)]
+        most = into.bincount(minlength=m)[:n]
+        if new.all_pairs:
+            most = torch.full((n,), m - n)
+        spare = old.budget == _fragile(old)
+        budget &= ~(grown & spare & (new.budget[:n] <= old.budget + most))
+    rows[:n] |= budget
+    if old.all_pairs != new.all_pairs or (
+        kind == 'sym' and new.all_pairs and m > n
+    ):
+        rows[:] = True
+    if undirected:
+        partners = rows.clone()
+        for made in (old, new):
+            links = ends(made)[:, made.removable]
+            for row, col in (links, made.pairs):
+                here = (row < n) & (col < n)
+                for one, two in ((row, col), (col, row)):
+                    partners[two[here & rows[one]]] = True
+        if new.all_pairs and bool(rows[:n].any()):
+            partners[:] = True
+        rows = partners
+    return rows
+
+
+def _fragile(made: Perturbations) -> Tensor:
+    # How many flips a row has at all.
+    size = made.num_nodes
+    found = made.graph.row[made.removable].bincount(minlength=size)
+    return found + made.pairs[0].bincount(minlength=size)
+
+
+def _smallest(made: Perturbations) -> Tensor:
+    return made.smallest.clamp(min=1).double()
+
+
+def _range(
+    first: Tensor,
+    second: Tensor,
+    old: Perturbations,
+    new: Perturbations,
+    kind: str,
+) -> Tensor:
+    # Of the rewards H_y - H_c, and zero, over old and new nodes: [C, C].
+    found = []
+    for y in range(second.size(1)):
+        high, low = torch.zeros(2, second.size(1), dtype=torch.float64)
+        for logits, made in ((first, old), (second, new)):
+            rho = logits[:, [y]] - logits
+            if kind == 'sym':
+                size = _smallest(made)[: rho.size(0)]
+                if made is new and first.size(0) == rho.size(0):
+                    size = size.minimum(_smallest(old))
+                rho = rho / size.sqrt()[:, None]
+            high = high.maximum(rho.amax(0))
+            low = low.minimum(rho.amin(0))
+        found.append(high - low)
+    return torch.stack(found) * _OUT**2
+
+
+def _visits(
+    old: Perturbations,
+    new: Perturbations,
+    touched: Tensor,
+    now: Deployed,
+    solve: bool,
+) -> Tensor:
+    # The largest chance to visit these before the stop: float64, [num_nodes].
+    if not bool(touched.any()):
+        return torch.zeros(touched.numel(), dtype=torch.float64)
+    steps = math.inf if now.K is None else now.K
+    if solve:
+        return _solved(new, touched, now)
+    far = _distances(old, new, touched)
+    h = torch.tensor(1 - now.alpha).double().nextafter(torch.tensor(2.0))
+    h = h**far * (1 + 2.0**-40)
+    return torch.where(far > steps, 0.0, h).clamp(max=1)
+
+
+def _distances(
+    old: Perturbations, new: Perturbations, touched: Tensor
+) -> Tensor:
+    # Steps to the nodes, in the union of all admissible graphs.
+    m = touched.numel()
+    rows, cols = [], []
+    anywhere = torch.zeros(m, dtype=torch.bool)
+    for made in (old, new):
+        rows += [made.graph.row, made.pairs[0]]
+        cols += [made.graph.col, made.pairs[1]]
+        if made.all_pairs:
+            anywhere[: made.num_nodes] |= made.budget > 0
+    row, col = torch.cat(rows), torch.cat(cols)
+    far = torch.full((m,), math.inf, dtype=torch.float64)
+    far[touched] = 0
+    reached, step = touched.clone(), 0
+    while True:
+        step += 1
+        new_ones = torch.zeros_like(reached)
+        new_ones[row[reached[col]]] = True
+        new_ones = (new_ones | anywhere) & ~reached
+        if not bool(new_ones.any()):
+            return far
+        far[new_ones] = step
+        reached |= new_ones
+
+
+def _solved(new: Perturbations, touched: Tensor, now: Deployed) -> Tensor:
+    # With these absorbing, by one edge to themselves.
+    graph, n = new.graph, new.num_nodes
+    kept = ~touched[graph.row]
+    own = touched.nonzero().view(-1)
+    row = torch.cat([graph.row[kept], own])
+    col = torch.cat([graph.col[kept], own])
+    removable = torch.cat([new.removable[kept], own.new_zeros(len(own)) > 0])
+    order = (row * n + col).argsort()
+    pairs = new.pairs[:, ~touched[new.pairs[0]]]
+    made = Perturbations(
+        CSRGraph.from_edge_index(torch.stack([row, col])[:, order], n),
+        removable[order],
+        new.budget.masked_fill(touched, 0),
+        None if new.all_pairs else pairs,
+        all_pairs=new.all_pairs,
+    )
+    horizon = Horizon(now.alpha, now.K, 'rw')
+    found = horizon.maximize(made, touched.double()[None])
+    h = now.alpha * (found.value + found.high[:, None])[0] * _OUT
+    h = np.nextafter(h.clamp(0, 1).numpy(), 2.0)
+    return torch.from_numpy(h).masked_fill(touched, 1.0).clamp(max=1)

@@ -1,0 +1,401 @@
+"""Certificates after updates, against all admissible graphs."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
+
+from pyg_trust.certificates import (
+    ROBUST,
+    BitFlips,
+    CurrentCertificate,
+    ThreatModel,
+    certified_after,
+    certify,
+    certify_pagerank,
+    current,
+)
+from pyg_trust.graph import CSRGraph
+from pyg_trust.nn import PPNP
+from pyg_trust.report import fingerprint_data
+
+ALPHA, N, CLASSES = 0.2, 6, 3
+
+
+class World:
+    """A graph as a matrix, its fragile pairs and logits."""
+
+    def __init__(self, seed, undirected):
+        self.draw = np.random.default_rng(seed)
+        self.undirected = undirected
+        self.A = (self.draw.random((N, N)) < 0.3).astype(int)
+        np.fill_diagonal(self.A, 0)
+        if undirected:
+            self.A = np.triu(self.A) + np.triu(self.A).T
+        self.fragile = self.some_pairs(5)
+        self.local = self.draw.integers(1, 3, N)
+        self.budget = int(self.draw.integers(1, 4))
+        self.limited = bool(self.draw.integers(2))
+        self.H = self.draw.standard_normal((N, CLASSES)) * 2
+        self.anywhere = False
+
+    def pairs(self):
+        n = len(self.A)
+        return [
+            (u, v)
+            for u in range(n)
+            for v in range(n)
+            if u < v or (not self.undirected and u > v)
+        ]
+
+    def some_pairs(self, count):
+        pairs = self.pairs()
+        pick = self.draw.choice(len(pairs), count, replace=False)
+        return [pairs[i] for i in pick]
+
+    def flip(self, A, u, v):
+        A[u, v] ^= 1
+        if self.undirected:
+            A[v, u] ^= 1
+
+    def change(self, kinds=5):
+        kind = self.draw.integers(kinds)
+        n = len(self.A)
+        if kind == 0:
+            self.flip(self.A, *self.some_pairs(1)[0])
+        elif kind == 1:
+            self.local[self.draw.integers(n)] = self.draw.integers(0, 3)
+        elif kind == 2:
+            v = self.draw.integers(n)
+            self.H[v] += self.draw.standard_normal(CLASSES) / 2
+        elif kind == 3:
+            self.H += self.draw.standard_normal(self.H.shape) / 20
+            self.flip(self.A, *self.some_pairs(1)[0])
+        else:
+            out = self.fragile.pop()
+            new = [p for p in self.pairs() if p not in self.fragile]
+            self.fragile.append(new[self.draw.integers(len(new))])
+            assert out
+
+    def grow(self):
+        """A node that everybody may be linked to."""
+        n = len(self.A)
+        A = np.zeros((n + 1, n + 1), int)
+        A[:n, :n] = self.A
+        self.A = A
+        for u in self.draw.choice(n, 2, replace=False):
+            A[n, u] = 1
+            if self.undirected:
+                A[u, n] = 1
+        self.fragile += [(u, n) for u in range(n) if not A[u, n]]
+        self.local = np.append(self.local, 0 if not self.undirected else 2)
+        new = self.draw.standard_normal((1, CLASSES)) * 2
+        self.H = np.concatenate([self.H, new])
+
+    def threat(self):
+        edges = torch.from_numpy(np.argwhere(self.A).T.copy())
+        return ThreatModel(
+            CSRGraph.from_edge_index(edges, len(self.A)),
+            torch.tensor(self.fragile).t(),
+            local_budget=torch.from_numpy(self.local.copy()),
+            global_budget=self.budget if self.limited else None,
+            undirected=self.undirected,
+        )
+
+    def graphs(self):
+        most = self.budget if self.limited else len(self.fragile)
+        for k in range(most + 1):
+            for flips in itertools.combinations(self.fragile, k):
+                used = np.zeros(len(self.A), int)
+                B = self.A.copy()
+                for u, v in flips:
+                    self.flip(B, u, v)
+                    used[u] += 1
+                    used[v] += self.undirected
+                if (used <= self.local).all():
+                    yield B
+
+    def margins(self, reference):
+        """The exact margins of each node, by class: ``[n, C]``."""
+        worst = np.full((len(self.A), CLASSES), np.inf)
+        for B in self.graphs():
+            P = B / np.maximum(B.sum(1, keepdims=True), 1)
+            inverse = np.linalg.inv(np.eye(len(B)) - (1 - ALPHA) * P)
+            z = ALPHA * inverse @ self.H
+            held = np.take_along_axis(z[: len(reference)], reference, 1)
+            rows = slice(len(reference))
+            worst[rows] = np.minimum(worst[rows], held - z[rows])
+        return worst[: len(reference)]
+
+    def logits(self):
+        return torch.from_numpy(self.H.copy())
+
+    def followed(self):
+        return CurrentCertificate(
+            self.logits(), None, self.threat(), alpha=ALPHA, method='dual'
+        )
+
+
+def check(world, held):
+    """No bound is above, no stale one served; return what the bounds use."""
+    reference = held.certificate.reference.numpy()[:, None]
+    exact = world.margins(reference)
+    np.put_along_axis(exact, reference, np.inf, 1)
+    lower = held._lower.numpy()
+    assert (lower <= exact + 1e-12).all()
+    robust = held.status.numpy() == ROBUST
+    assert (exact.min(1)[robust] > 0).all()
+    return robust.sum()
+
+
+def follow(rounds, steps, undirected, change=World.change):
+    kept = total = 0
+    for seed in range(rounds):
+        world = World(seed, undirected)
+        held = world.followed()
+        for step in range(steps):
+            before = held.debit
+            change(world)
+            held = held.after(
+                world.logits(),
+                None,
+                world.threat(),
+                solve=(seed + step) % 2 > 0,
+            )
+            assert (held.debit >= before).all()
+            kept, total = kept + check(world, held), total + N
+            if step % 3 == 2:
+                held = held.renewed()
+                check(world, held)
+                assert not held.stale.any()
+    return kept / total
+
+
+@pytest.mark.parametrize('undirected', [False, True])
+def test_no_stale_certificate_is_served_in_a_thousand_updates(undirected):
+    share = follow(50, 10, undirected)
+    # Some are kept, so that something was checked.
+    assert share > (0.02 if undirected else 0.1)
+
+
+@pytest.mark.parametrize('undirected', [False, True])
+def test_a_new_node_that_anybody_may_be_linked_to(undirected):
+    follow(40, 1, undirected, World.grow)
+
+
+def without_new(old, new, undirected, kind):
+    rows = ROWS(old, new, undirected, kind)
+    rows[old.num_nodes :] = False
+    return rows
+
+
+def of_the_clean_graph(new, touched, now):
+    clean = new.with_budget(torch.zeros_like(new.budget))
+    return SOLVED(clean, touched, now)
+
+
+ROWS, SOLVED = current.changed_rows, current._solved
+
+
+@pytest.mark.parametrize(
+    ('name', 'fault'),
+    [('changed_rows', without_new), ('_solved', of_the_clean_graph)],
+)
+def test_planted_faults_of_a_new_node_are_seen(monkeypatch, name, fault):
+    monkeypatch.setattr(current, name, fault)
+    with pytest.raises(AssertionError):
+        follow(80, 1, False, World.grow)
+
+
+def test_a_planted_debit_that_does_not_add_up_is_seen(monkeypatch):
+    after = CurrentCertificate.after
+
+    def forgetting(self, *args, **kwargs):
+        made = after(self, *args, **kwargs)
+        made._lower = self.certificate.class_margins - made.debit + self.debit
+        return made
+
+    monkeypatch.setattr(CurrentCertificate, 'after', forgetting)
+    with pytest.raises(AssertionError):
+        follow(50, 10, False)
+
+
+def ring(n, chords=0, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    at = torch.arange(n)
+    pairs = torch.stack([at, (at + 1) % n])
+    more = torch.randint(n, (2, chords), generator=draw)
+    pairs = torch.cat([pairs, more[:, more[0] != more[1]]], 1)
+    return torch.cat([pairs, pairs.flip(0)], 1).unique(dim=1)
+
+
+@pytest.mark.parametrize(
+    'how',
+    [
+        {'K': 2},
+        {'K': None},
+        {'K': 3, 'normalization': 'sym'},
+        {'K': None, 'add_self_loops': True},
+    ],
+)
+def test_deployed_models_are_followed(how):
+    torch.manual_seed(1)
+    n = 40
+    x = torch.eye(n)[:, :8] * 3 + torch.rand(n, 8)
+    model = PPNP(torch.nn.Linear(8, 3), alpha=0.4, **how).eval()
+
+    def graph(edges):
+        return Data(x=x, edge_index=edges, num_nodes=n)
+
+    def threat(edges):
+        return ThreatModel(
+            CSRGraph.from_edge_index(edges, n), local_budget=1, fixed='none'
+        )
+
+    edges = ring(n, 10)
+    held = CurrentCertificate(model, graph(edges), threat(edges))
+    start = held.kept
+    assert start > 0
+    data = graph(edges)
+    for seed in range(4):
+        gone = edges[:, 5 * seed]
+        back = (edges[0] == gone[1]) & (edges[1] == gone[0])
+        edges = edges[:, ~(back | (edges == gone[:, None]).all(0))]
+        data = graph(edges)
+        held = held.after(model, data, threat(edges))
+        fresh = certify_pagerank(
+            model, data, threat(edges), reference=whole(held, n)
+        )
+        assert (held.lower <= fresh.lower + 1e-9).all()
+    assert 0 < held.kept <= start
+    assert held.root == fingerprint_data(data)
+    robust = held.targets[held.status == ROBUST]
+    assert (held.status_of(robust, fingerprint_data(data)) == ROBUST).all()
+    with pytest.raises(ValueError, match="'root'"):
+        held.status_of(robust, 'another')
+    with pytest.raises(ValueError, match='stale'):
+        held.status_of(held.targets[held.stale], held.root)
+    with pytest.raises(ValueError, match='no target'):
+        held.status_of(torch.tensor([n]), held.root)
+    renewed = held.renewed()
+    assert renewed.kept >= held.kept
+    renewed.status_of(renewed.targets, held.root)
+    assert held.stale.any()
+
+
+def whole(held, n):
+    made = torch.zeros(n, dtype=torch.int64)
+    made[held.targets] = held.certificate.reference
+    return made
+
+
+def two_rings():
+    return torch.cat([ring(8), ring(8) + 8], 1)
+
+
+def test_another_component_keeps_everything():
+    edges = two_rings()
+    H = torch.randn(16, 2, generator=torch.Generator().manual_seed(0)).double()
+    cut = edges[:, ~((edges[0] < 2) & (edges[1] < 2))]
+    threats = [
+        ThreatModel(CSRGraph.from_edge_index(e, 16), local_budget=1)
+        for e in (edges, cut)
+    ]
+    before = CurrentCertificate(H, None, threats[0])
+    held = before.after(H, None, threats[1])
+    assert (held.debit[8:] == 0).all()
+    assert torch.equal(held.status[8:], before.status[8:])
+    assert not held.stale[8:].any()
+    assert (held.debit[:8].amax(1) > 0).all()
+
+
+def test_what_can_not_be_followed_makes_all_stale_or_is_refused():
+    edges = ring(8)
+    graph = CSRGraph.from_edge_index(edges, 8)
+    H = torch.randn(8, 2).double()
+    held = CurrentCertificate(
+        H, None, ThreatModel(graph, global_budget=1), method='dual'
+    )
+    more = held.after(H, None, ThreatModel(graph, global_budget=2))
+    assert (more.status != ROBUST).all()
+    assert more.stale.all()
+    small = CSRGraph.from_edge_index(ring(7), 7)
+    with pytest.raises(ValueError, match='at least 8 nodes'):
+        held.after(H[:7], None, ThreatModel(small, global_budget=1))
+    with pytest.raises(ValueError, match='2 classes'):
+        held.after(
+            torch.randn(8, 3).double(),
+            None,
+            ThreatModel(graph, global_budget=1),
+        )
+
+
+@pytest.fixture(scope='module')
+def smoothed():
+    torch.manual_seed(0)
+    n = 30
+    x = (torch.rand(n, 6) < 0.4).float()
+    data = Data(x=x, edge_index=ring(n, 20), num_nodes=n)
+    model = GCN(6, 8, 2, 2).eval()
+    noise = BitFlips(edges=(0.01, 0.3), features=(0.02, 0.4))
+    return model, data, certify(model, data, noise, num_samples=2000)
+
+
+def moved(data):
+    """Two edges gone, one come, and a bit of the features of each kind."""
+    edges = data.edge_index
+    links = {*map(tuple, edges.t().tolist())}
+    gone = sorted(e for e in links if e[0] < e[1])[:2]
+    new = next(
+        (u, v) for u in range(30) for v in range(u) if (u, v) not in links
+    )
+    links -= {*gone, *(e[::-1] for e in gone)}
+    links |= {new, new[::-1]}
+    x = data.x.clone()
+    x.view(-1)[int((x == 0).view(-1).nonzero()[0])] = 1
+    x.view(-1)[int((x == 1).view(-1).nonzero()[-1])] = 0
+    edges = torch.tensor(sorted(links)).t()
+    return Data(x=x, edge_index=edges, num_nodes=30)
+
+
+def test_smoothed_classes_stay_within_smaller_radii(smoothed, monkeypatch):
+    model, data, found = smoothed
+    certified, asked = type(found).certified, []
+
+    def recorded(self, **radii):
+        asked.append(radii)
+        return certified(self, **radii)
+
+    monkeypatch.setattr(type(found), 'certified', recorded)
+    left = certified_after(found, model, data, moved(data), edges=(0, 1))
+    # Not the larger of both kinds, but their sum, around the graph of then.
+    assert asked[-1] == {'edges': (1, 3), 'features': (1, 1)}
+    assert torch.equal(left, found.certified(**asked[-1]))
+    same = certified_after(found, model, data, data, edges=(0, 1))
+    assert torch.equal(same, found.certified(edges=(0, 1)))
+    assert same.any()
+
+
+def test_smoothed_classes_of_another_model_or_graph_are_refused(smoothed):
+    model, data, found = smoothed
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        next(other.parameters()).add_(1e-3)
+    with pytest.raises(ValueError, match="'model'"):
+        certified_after(found, other, data, data)
+    with pytest.raises(ValueError, match="'before'"):
+        certified_after(found, model, moved(data), data)
+    for change in (
+        {'num_nodes': 31, 'x': torch.ones(31, 6)},
+        {'y': torch.zeros(30)},
+        {'x': data.x + 0.5},
+    ):
+        now = data.clone()
+        for name, value in change.items():
+            now[name] = value
+        with pytest.raises(ValueError, match="'now'"):
+            certified_after(found, model, data, now)
