@@ -6,6 +6,8 @@ edges     one edge inserted or deleted at a time, and batches of 1,000, on a
           before, took 1/88 s an edge, and .35 s a batch.
 read      one row of the features, and all of them; a fresh build, against a
           propagation in floating point.
+updates   a `NodeClassifier` gets one edge, and 1,000 edges and nodes, with a
+          release and without one, CPU seconds.
 shards    a training node that comes, over one that goes, from four hash
           shards of a random graph: shares of a full fit.
 certificates
@@ -40,10 +42,10 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import PPNP
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import PropagatedFeatures
-from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 from pyg_trust.update import NewNodes, Update
 
-PARTS = ('edges', 'read', 'shards', 'certificates')
+PARTS = ('edges', 'read', 'updates', 'shards', 'certificates')
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -128,6 +130,47 @@ def run_read(nodes: int, edges: int, columns: int) -> None:
     result('a row, us', 1e6 * median(rows), 431, at_most=True)
 
 
+def run_updates(nodes: int, edges: int, columns: int) -> None:
+    """Additions to a classifier, which wait, and with a release."""
+    pairs = power_law(nodes, edges, exponent=2.2)
+    x = torch.randn(nodes, columns)
+    x /= x.norm(dim=1, keepdim=True)
+    data = Data(
+        x=x,
+        edge_index=pairs,
+        y=torch.randint(0, 5, (nodes,)),
+        train_mask=torch.arange(nodes) % 10 == 0,
+    )
+    model = NodeClassifier('sgc', levels=2, max_pending=10**9).fit(data)
+    _, join = edges_to_play(pairs, nodes, 20_000)
+    at = 0
+
+    def update(count: int, release: bool) -> float:
+        nonlocal at
+        came, at = join[:, at : at + count], at + count
+        new = None
+        if count > 1:
+            # Half of them are nodes, with an edge each.
+            came = came[:, : count // 2].clone()
+            first = model.graph.num_nodes
+            came[0, : count // 4] = torch.arange(first, first + count // 4)
+            new = NewNodes(x[: count // 4], torch.ones(count // 4).long())
+        update = Update(nodes=new, edges=came)
+        return seconds(partial(model.update, update, release=release))
+
+    for release in (False, True):
+        kind = 'with a release' if release else 'that wait'
+        runs = [(update(1, release), update(1_000, release)) for _ in range(5)]
+        if not release:
+            model.release()
+        one, many = (median(each) for each in zip(*runs, strict=True))
+        print(f'additions {kind}: one {1e3 * one:.1f} ms, 1,000 '
+              f'{1e3 * many:.1f} ms')  # fmt: skip
+        if release:
+            result('1,000 additions / one', many / one, 3, at_most=True)
+    result('verified', float(model.verify().ok), 1)
+
+
 def run_shards() -> None:
     """What a newcomer costs."""
     n, columns = 4_000, 64
@@ -204,6 +247,8 @@ def main() -> None:
         run_edges(*size, Measure(1, 0, (0.0, 0.0, 1.0), name='walk'))
     if 'read' in parts:
         run_read(*size)
+    if 'updates' in parts:
+        run_updates(*size)
     if 'shards' in parts:
         run_shards()
     if 'certificates' in parts and args.data is not None:

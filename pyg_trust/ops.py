@@ -127,7 +127,7 @@ def _op(lead: str = '', host: bool = False) -> Callable[[Op], Op]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             given, count = list(args), len(args)
-            sizes: dict[str, Any] = {'device': HOST, 'dtype': _DOUBLE}
+            sizes: dict[str, Any] = {'': 0, 'device': HOST, 'dtype': _DOUBLE}
             if lead and (leads < count or lead in kwargs):
                 value = args[leads] if leads < count else kwargs[lead]
                 if takes:

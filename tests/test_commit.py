@@ -136,7 +136,8 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path, monkeypatch):
 
 CHILD = """
 import os, signal, sys
-from pyg_trust import commit, files
+from pyg_trust import files
+from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage
 
 def die(*_):

@@ -72,7 +72,7 @@ class Form(Constraint):
 
     def check(self, name: str, value: Any, sizes: Any) -> Tensor:
         dtype = self.dtype or sizes['dtype']
-        if not isinstance(value, Tensor) or value.dtype != dtype:
+        if not isinstance(value, Tensor) or value.dtype is not dtype:
             got = getattr(value, 'dtype', type(value).__name__)
             raise TypeError(
                 f"'{name}' needs to be a {dtype} tensor (got {got})"
@@ -85,12 +85,12 @@ class Form(Constraint):
             )
         given = value.shape
         fits = len(given) == len(self.shape)
-        if fits:
-            for size, (of, more) in zip(given, self.shape, strict=True):
-                known = sizes.get(of) if of else 0
-                if known is None:
-                    sizes[of] = known = max(size - more, 0)
-                fits = fits and size == known + more
+        for at, (of, more) in enumerate(self.shape if fits else ()):
+            size = given[at]
+            if of not in sizes:
+                sizes[of] = max(size - more, 0)
+            if size != sizes[of] + more:
+                fits = False
         if not fits:
             raise ValueError(
                 f"'{name}' needs to have the shape [{self._wanted(sizes)}] "

@@ -101,6 +101,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         model = NodeClassifier('sgc', levels=2, head='ovr')
         model.fit(data)
         report = model.remove(RemovalRequest(nodes=[12], edges=[(3, 7)]))
+        model.update(Update(nodes=NewNodes(x, y), edges=edges))
         model.predict(nodes)
         assert model.verify().ok
 

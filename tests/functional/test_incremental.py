@@ -275,6 +275,17 @@ def test_rows_that_were_removed_are_nowhere():
     assert not torch.isin(held['neighbours'], gone.int()).any()
 
 
+def test_rows_that_are_pulled_together_replace_the_old_ones():
+    # Many rows of a level are read by one pull, which is not to add to them.
+    n, x = 300, torch.randn(300, 3).double()
+    edges = random_graph(n, 900, 3)
+    live = Sums(CSRGraph.from_edge_index(edges, n), x, sgc(2))
+    live.play([Step(gone=torch.tensor([0]))])
+    left = CSRGraph.from_edge_index(edges[:, (edges != 0).all(0)], n)
+    x[0] = 0
+    assert torch.equal(live.rows()[1:], Sums(left, x, sgc(2)).rows()[1:])
+
+
 # Infinite series #############################################################
 
 
