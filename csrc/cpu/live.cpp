@@ -319,8 +319,6 @@ struct Live {
         pull.recv = scale.data();
         pull.z = sums.data();
         pull.weight = 1;
-        // It adds, and they hold the rows of the task before.
-        std::fill(sums.begin(), sums.end(), 0.0);
         if (fits)
           kernels().pull_double(pull, 0, end - begin);
         for (int64_t k = begin; k < end; ++k) {
