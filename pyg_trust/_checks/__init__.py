@@ -2,7 +2,7 @@
 
 A constraint is called with an argument's name and value. It returns the value
 to go on with, or raises ``TypeError`` for another kind of thing and
-``ValueError`` for one that does not fit. :func:`validated` makes a function or
+``ValueError`` for one that does not fit. ``validated`` makes a function or
 class check its arguments by their hints: ``float``, ``bool`` and classes as
 they are, and ``Annotated`` types such as :obj:`Positive` by their constraint.
 The "Raises" of the API pages and the rows of ``tests/test_bad_inputs.py`` are

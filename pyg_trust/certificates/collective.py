@@ -75,7 +75,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         named (tuple[str, ...]): what the noise of the report did not change.
         seeded (bool): whether its copies came from an explicit seed: then
             nothing is certified.
-        witness_digest (str): SHA-256 of :attr:`proof`, or why there is none.
+        witness_digest (str): SHA-256 of ``proof``, or why there is none.
         proof (Witness, optional): what :meth:`verify` proves the bound from,
             by :mod:`pyg_trust.kernel.collective`: frontiers, fields and
             multipliers of the linear program, which prove less than

@@ -129,7 +129,7 @@ class Proved:
 
         Args:
             witness (Witness, optional): read from a file, by default
-                :attr:`proof`. (default: :obj:`None`)
+                ``proof``. (default: :obj:`None`)
 
         Returns:
             str: ``'holds'``; ``'FAILS'`` if the witness is that of another
