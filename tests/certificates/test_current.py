@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from pyg_trust.certificates import (
     certify_pagerank,
     current,
 )
+from pyg_trust.certificates.certificate import BROKEN
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import PPNP
 from pyg_trust.report import fingerprint_data
@@ -334,6 +336,24 @@ def test_what_can_not_be_followed_makes_all_stale_or_is_refused():
         )
 
 
+def test_an_attack_of_more_flips_than_now_is_not_served():
+    edges = ring(4)
+    graph = CSRGraph.from_edge_index(edges, 4)
+    H = torch.tensor([[-1.5, 0], [2, 1], [1, -0.5], [-1.5, 1]]).double()
+    two, one = (
+        ThreatModel(graph, fixed='none', local_budget=1, global_budget=b)
+        for b in (2, 1)
+    )
+    wide = certify_pagerank(H, None, two, alpha=0.2, method='exact')
+    close = certify_pagerank(H, None, one, alpha=0.2, method='exact')
+    turned = (wide.status == BROKEN) & (close.status != BROKEN)
+    assert turned.any()
+    held = CurrentCertificate(H, None, two, alpha=0.2, method='exact')
+    held = held.after(H, None, one)
+    assert held.stale[turned].all()
+    assert (held.renewed().status == close.status)[turned].all()
+
+
 @pytest.fixture(scope='module')
 def smoothed():
     torch.manual_seed(0)
@@ -399,3 +419,19 @@ def test_smoothed_classes_of_another_model_or_graph_are_refused(smoothed):
             now[name] = value
         with pytest.raises(ValueError, match="'now'"):
             certified_after(found, model, data, now)
+
+
+@pytest.mark.parametrize('change', ['not a number', 'one column'])
+def test_features_without_noise_may_not_differ(change):
+    torch.manual_seed(0)
+    x = torch.randint(2, (12, 3)).float()
+    data = Data(x=x.clone(), edge_index=ring(12, 4), num_nodes=12)
+    if change == 'not a number':
+        data.x[0, 0] = math.nan
+    model = GCN(3, 4, 2, 2).eval()
+    noise = BitFlips(edges=(0.01, 0.3))
+    found = certify(model, data, noise, num_samples=200)
+    now = data.clone()
+    now.x = x if change == 'not a number' else x[:, :1]
+    with pytest.raises(ValueError, match="'now'"):
+        certified_after(found, model, data, now)
