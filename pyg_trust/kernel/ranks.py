@@ -77,7 +77,8 @@ def invert(adjacency: scipy.sparse.csr_array, alpha: float) -> Inverse:
     sums = adjacency @ X
     most = max(1.0, float(np.abs(X).max()))
     rounding = 8 * (float(degree.max()) + 16) * _EPS * most
-    residual = step[:, None] * sums - X
+    with np.errstate(invalid='ignore'):
+        residual = step[:, None] * sums - X
     residual[np.diag_indices(n)] += 1
     eta = (float(np.abs(residual).max()) + rounding) / alpha
     return Inverse(X, sums, degree, alpha, eta, 2 * eta + rounding, most)
