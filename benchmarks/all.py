@@ -37,6 +37,8 @@ DATA = {
     'check': ('--data', '.'),
     'exact': ('--data', '.'),
     'facebook100': ('--data', 'facebook100'),
+    'links': ('--data', '.'),
+    'living': ('--data', 'Planetoid'),
     'node_unlearning': ('--root', '.'),
     'scattering': ('--root', 'TU'),
     'sharding': ('--root', '.'),

@@ -153,8 +153,8 @@ def run_updates(nodes: int, edges: int, columns: int) -> None:
             # Half of them are nodes, with an edge each.
             came = came[:, : count // 2].clone()
             first = model.graph.num_nodes
-            came[0, : count // 4] = torch.arange(first, first + count // 4)
-            new = NewNodes(x[: count // 4], torch.ones(count // 4).long())
+            came[0] = torch.arange(first, first + count // 2)
+            new = NewNodes(x[: count // 2], torch.ones(count // 2).long())
         update = Update(nodes=new, edges=came)
         return seconds(partial(model.update, update, release=release))
 
