@@ -52,6 +52,7 @@ from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.transforms import AGP, PrivateAGP
 from pyg_trust.unlearning import Recommender, ShardedUnlearner
+from pyg_trust.update import Update
 from pyg_trust.utils import local_cluster
 
 
@@ -299,6 +300,11 @@ OTHERS = {
     'ShardVerifyReport': lambda: _fitted_shards()[2],
     'NodePlan': lambda: _fitted_nodes()[0],
     'NodeVerifyReport': lambda: _fitted_nodes()[1],
+    'NodeAdditionReport': lambda: (
+        node_classifier()
+        .fit(cycle(40))
+        .update(Update(edges=torch.tensor([[0], [5]])))
+    ),
     'RecommenderPlan': lambda: (
         Recommender().fit(liked(), 30, 20).plan(users=[1])
     ),

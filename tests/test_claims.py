@@ -23,6 +23,7 @@ from pyg_trust.report import TrustReport, schema
 from pyg_trust.transforms import PrivateAGP
 
 PROCEDURES = {
+    'CoverageReport',
     'AggregationReport',
     'LinkReport',
     'AGP, cut',

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pyg_trust._checks import Int, Number, validated
 from pyg_trust.report import Report
+from pyg_trust.report.charts import Chart
 
 
 @validated
@@ -46,6 +47,15 @@ class DeskPlan(Report):
     """
 
     models: tuple[dict[str, Any], ...]
+
+    def chart(self) -> Chart:
+        """Draw the requests that wait, by model."""
+        waiting = {each['model']: each['requests'] for each in self.models}
+        return Chart(
+            f'{sum(waiting.values())} removals wait for a batch',
+            bars={'all models': sum(waiting.values()), **waiting},
+            xlabel='requests',
+        )
 
 
 @dataclass(frozen=True)
@@ -114,3 +124,12 @@ class ErasureReport(Report):
     overdue: bool
     tasks: tuple[dict[str, Any], ...]
     backups_until: str | None
+
+    def chart(self) -> Chart:
+        """Draw models and recipients that are done, and others."""
+        done = sum(task['state'] == 'done' for task in self.tasks)
+        return Chart(
+            f'{done} of {len(self.tasks)} models and recipients are done',
+            bars={'done': done, 'open': len(self.tasks) - done},
+            xlabel='models and recipients',
+        )

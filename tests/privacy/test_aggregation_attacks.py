@@ -304,7 +304,9 @@ def test_an_encoder_that_knows_the_edges_is_refused(how):
     model = PrivateNodeClassifier(
         'edge', epsilon=1.0, epochs=1, encoder=Knows(data, how)
     )
-    with pytest.raises(ValueError, match=r"'encoder' needs to (be|make|compute)"):
+    with pytest.raises(
+        ValueError, match=r"'encoder' needs to (be|make|compute)"
+    ):
         model.fit(data)
     assert model.account is None
 

@@ -188,7 +188,7 @@ def test_features_by_places_in_another_length(private):
     # One row more than there are nodes: no length gives it away.
     table = torch.randn(41, 5)
     for how in ('place', 'buffer'):
-        with pytest.raises(ValueError, match=r'position|names'):
+        with pytest.raises(ValueError, match=r'position|names|places'):
             private(net=Lookup(table, how), forward=by_name)
 
 

@@ -155,7 +155,9 @@ def test_a_schedule_inside_of_a_model_is_followed():
     made = training.build(warm, shard)
     trained = training.train_alone(made, shard, recipe)
     # No state that another model could be given says how far it was.
-    with pytest.raises(training.UnrepeatableModelError, match='says'):
+    with pytest.raises(
+        training.UnrepeatableModelError, match='register all other state'
+    ):
         train(warm, [shard], recipe)
     model = training.build(warm, shard)
     optimizer = torch.optim.SGD(

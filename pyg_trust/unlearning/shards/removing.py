@@ -67,6 +67,7 @@ class Removing(Waiting, Building):
             stages=first,
         )
 
+    @editing
     def remove(
         self,
         request: RemovalRequest,
@@ -88,15 +89,14 @@ class Removing(Waiting, Building):
             TypeError: on another request.
             ValueError: as :meth:`update`.
         """
+        self._agree('remove', request=request, reference=reference)
         check_instance('request', request, RemovalRequest)
         if request.graphs != [0] or request.parts[0].whole:
             raise ValueError(
                 "'request' needs to name nodes, edges, features or labels of "
                 f'graph 0, the only one (got graphs {request.graphs})'
             )
-        return self.update(
-            request, reference=reference, progress_bar=progress_bar
-        )
+        return self._played(request, None, reference, progress_bar)
 
     @editing
     def update(
@@ -134,6 +134,15 @@ class Removing(Waiting, Building):
                 a state of an earlier version, whose order is another.
         """
         self._agree('update', update=update, reference=reference, shard=shard)
+        return self._played(update, shard, reference, progress_bar)
+
+    def _played(
+        self,
+        update: Any,
+        shard: Any,
+        reference: str,
+        progress_bar: bool | None,
+    ) -> ShardRemovalReport:
         state = self._fitted
         state.ledger.check_reference(reference)
         change = self._change(state, update, shard)
