@@ -107,6 +107,7 @@ LESS = {
         'epsilon': [1],
         'epsilon_transcript': [1],
     },
+    'removal covered by privacy': {'epsilon': [1]},
     # A shift that is as small as this has an epsilon of 0 at this delta.
     'certified removal': {
         'epsilon': [0, 1],

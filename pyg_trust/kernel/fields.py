@@ -414,9 +414,12 @@ def _shards(v: Fields, arguments: Fields, history: Fields) -> Texts:
 def _covered(v: Fields, arguments: Fields, history: Fields) -> Texts:
     yield from _is('seeded', v['seeded'], False)
     yield from _one_of('relation', v['relation'], RELATIONS)
-    paid = [0.0, *(amount('history', each) for each in v['history'])]
-    if not v['units'] or max(paid[-1], 1e-300) > v['mu']:
-        yield 'mu: it is less than what was paid, or of no units'
+    ends = v['history'][:1] + v['history'][-1:]
+    if ends != [0.0, v['mu']] or not v['units'] or not v['mu'] > 0:
+        yield 'history: it goes from nothing to mu, of units'
+    more = (Fraction(v['budget']) * (1 + Fraction(1, 2**20))) ** 2
+    if judge_mu(more, v['target_epsilon'], v['delta']) == HOLDS:
+        yield 'budget: target_epsilon allows more'
 
 
 # Robustness ##################################################################

@@ -82,7 +82,15 @@ class CoverageReport(Report):
     provenance: dict[str, Any]
 
     def guarantee(self) -> Guarantee:
-        """State what the release is indistinguishable from."""
+        """State what the release is indistinguishable from.
+
+        Raises:
+            ValueError: if it is a plan, which promises nothing.
+        """
+        if self.history[-1] != self.mu:
+            raise ValueError(
+                'a plan promises nothing: the report of remove() does'
+            )
         return stated(
             'removal covered by privacy',
             self.numbers(),
