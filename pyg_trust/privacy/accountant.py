@@ -262,7 +262,7 @@ class Accountant(IAccountant):
     def noise_multiplier_for(
         self, epsilon: float, delta: float, *, sample_rate: float, steps: int
     ) -> float:
-        r"""Opacus' noise multiplier of steps that stay within a budget.
+        r"""Return a noise multiplier that keeps steps within a budget.
 
         Never above :obj:`epsilon`, and within one percent of it (see
         :func:`pyg_trust.functional.accounting.calibrate_wor`). What
@@ -516,7 +516,7 @@ def poisson_rdp(
     form: str,
     k: int = 1,
 ) -> np.ndarray:
-    """:func:`pyg_trust.functional.poisson.rdp_poisson`, kept."""
+    """Call :func:`pyg_trust.functional.poisson.rdp_poisson`, cached."""
     return rdp_poisson(orders, rate, multiplier, form, occurrences=k)
 
 

@@ -155,7 +155,7 @@ class CrossCheck:
 def _shaken(
     module: nn.Module, unit: Any, rounding: float
 ) -> tuple[nn.Module, Any]:
-# A copy whose numbers are perturbed in their last bits.
+    # A copy whose numbers are perturbed in their last bits.
     generator = torch.Generator().manual_seed(
         int.from_bytes(os.urandom(7), 'big')
     )

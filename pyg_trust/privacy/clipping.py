@@ -165,7 +165,7 @@ class _Base:
 
 
 class Book:
-    r"""Norms and sums from what was recorded.
+    r"""Norms and sums of gradients from a recorded forward pass.
 
     Args:
         recorder (Recorder): of the forward pass.
@@ -174,7 +174,7 @@ class Book:
         num_subgraphs (int): how many subgraphs there are.
 
     Raises:
-        Unsupported: if something was seen that is not known.
+        Unsupported: if the pass has an operation that is not supported.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class Book:
         return several
 
     def sizes(self) -> Sizes:
-        """Norms of the gradients, and what rounding may add to them."""
+        """Compute norms of the gradients, and bounds of their rounding."""
         device = self.recorder.params[0].device
         k = self.num_subgraphs
         zero = torch.zeros(k, dtype=torch.float64, device=device)
@@ -322,7 +322,7 @@ class Book:
     def sums(
         self, factors: Tensor, norm: float, of: int | None = None
     ) -> dict[str, Tensor]:
-        r"""The sum of the gradients, each times its factor, in integers.
+        r"""Sum the gradients, each times its factor, in integers.
 
         Args:
             factors (Tensor): float64, ``[num_subgraphs]``; a gradient whose
@@ -607,7 +607,7 @@ def clipped_sum(
     automatic: bool = False,
     of: int | None = None,
 ) -> Clipped:
-    """The clipped sum and the norms, of what was recorded.
+    """Compute norms and the clipped sum from a recorded forward pass.
 
     Args:
         recorder (Recorder): of the forward pass.

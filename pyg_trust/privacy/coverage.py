@@ -92,10 +92,10 @@ class CoverageReport(Report):
 
 
 class Seal(NamedTuple):
-    """Digest that tells nothing without its salt.
+    """Digest of a content that reveals nothing without its salt.
 
     Args:
-        salt (bytes): 32 random bytes; who drops them forgets.
+        salt (bytes): 32 random bytes; without them, nothing is left to know.
         digest (str): HMAC of the content.
     """
 
@@ -104,10 +104,10 @@ class Seal(NamedTuple):
 
     @classmethod
     def of(cls, text: str, salt: bytes | None = None) -> 'Seal':
-        """Seal a content.
+        """Digest a content with a salt.
 
         Args:
-            text (str): a digest of all that it holds.
+            text (str): the content, or a digest of it.
             salt (bytes, optional): by default new ones.
                 (default: :obj:`None`)
         """
@@ -115,7 +115,7 @@ class Seal(NamedTuple):
         return cls(salt, hmac.digest(salt, text.encode(), 'sha256').hex())
 
     def fits(self, text: str) -> bool:
-        """Whether a content is the sealed one.
+        """Return whether a content is the one that was sealed.
 
         Args:
             text (str): as in :meth:`of`.
@@ -224,7 +224,7 @@ class Coverage:
     @synchronized
     @validated
     def plan(self, request: RemovalRequest, data: Data) -> CoverageReport:
-        """Report what ``remove()`` would, and change nothing.
+        """Report what ``remove()`` would do, without doing it.
 
         Args:
             request (RemovalRequest): as in ``remove()``.
@@ -336,7 +336,7 @@ class Coverage:
         self.load_state_dict(files.load(path))
 
     def state_dict(self) -> dict[str, Any]:
-        """What can be published."""
+        """Return the part of the state that can be published."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

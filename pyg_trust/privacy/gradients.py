@@ -136,13 +136,13 @@ class SubgraphGradients:
         self.own_rules: set[str] = set()
         #: Whether a row's bits are to be those of the row alone.
         self.rowwise = False
-        #: What may round a row otherwise in another batch.
+        #: Functions that may round a row otherwise in another batch.
         self.foreign: set[str] = set()
         #: Whether units were computed together with others.
         self.together = False
 
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters that are trained, by name."""
+        """Return the trained parameters, by name."""
         named = self.module.named_parameters()
         return {name: p for name, p in named if p.requires_grad}
 
@@ -184,7 +184,7 @@ class SubgraphGradients:
         *args: Any,
         **kwargs: Any,
     ) -> str:
-        r"""Compare a method with running subgraphs alone, and choose one.
+        r"""Choose a method that gives the gradients of subgraphs run alone.
 
         Some subgraphs of a real batch, among them the largest and the
         smallest, get random features. Their gradients, clipped and summed by
@@ -605,7 +605,7 @@ class _Trial:
         return DrawsBySubgraph(call.owner, edges, names, _SEED)
 
     def problem(self, method: str, chunk_size: int) -> str | None:
-        """The fault of a method, in words, or :obj:`None`."""
+        """Describe how a method fails, or return :obj:`None`."""
         norms = torch.stack(
             [
                 torch.stack([g.norm() for g in each]).norm()

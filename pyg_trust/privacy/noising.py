@@ -10,10 +10,10 @@ from pyg_trust.kernel.step import release
 
 
 def cells_of(noise: Any, shape: tuple[int, ...]) -> Tensor:
-    """Draw integers, the noise in units of its grid."""
+    """Draw noise as integers, in units of its grid."""
     if hasattr(noise, 'cells'):
         return noise.cells(shape)
-    # Noise of somebody's own, for a test of what is below it.
+    # A source of the caller's own, for tests.
     return (noise.normal(shape) * 2.0**32).round_().long()
 
 

@@ -157,7 +157,7 @@ class AdaptiveNorm:
 
 
 def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
-    """Check the least and the greatest of something."""
+    """Check a pair of a lower and an upper bound."""
     if not isinstance(bounds, Sequence) or len(bounds) != 2:
         raise TypeError(f"'bounds' needs to be two numbers (got {bounds})")
     low, high = (check_positive('bounds', bound) for bound in bounds)
@@ -207,7 +207,7 @@ class NormEstimates(Spending):
             criterion (callable): ``criterion(output, target)``, a mean of one
                 term per row.
             percentile (float): in (0, 100). (default: :obj:`50.0`)
-            epsilon (float, optional): what to spend. (default: :obj:`None`)
+            epsilon (float, optional): the budget. (default: :obj:`None`)
             bounds (tuple): the least and the greatest answer.
                 (default: :obj:`(1e-3, 1e3)`)
             public (bool or Sequence[str]): as above, or with ``epsilon`` the
@@ -323,7 +323,7 @@ def gradient_norms(
     secret: bool = True,
     progress_bar: bool | None = None,
 ) -> np.ndarray:
-    """The norms of the gradients of all units of the first partition.
+    """Compute the norms of the gradients of all units of the first partition.
 
     They are private.
 

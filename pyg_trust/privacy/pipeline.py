@@ -1,4 +1,4 @@
-"""Private rows that reach a model by other ways than the rows of its batch.
+"""Check that private rows reach a model only as rows of its batch.
 
 A model is probed on random rows (:mod:`pyg_trust.privacy.validation`). What
 it looks up elsewhere escapes that: in a buffer with the features of all

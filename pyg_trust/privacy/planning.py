@@ -300,7 +300,7 @@ class SamplingReport(Report):
 
     @property
     def better(self) -> str:
-        """The value of a loader's ``sampling`` that costs less."""
+        """The sampling scheme that costs less, as a loader's ``sampling``."""
         if self.poisson < self.without_replacement:
             return 'poisson'
         return 'without_replacement'

@@ -232,7 +232,7 @@ class Run(NamedTuple):
     Args:
         loader (StepLoader): draws the batches.
         model (torch.nn.Module): the model, not wrapped.
-        step (PrivateStep): the optimizer's.
+        step (PrivateStep): the step in progress.
         leaks (tuple[str, ...]): what the guarantee does not cover.
         releases (int): the steps that are releases beside training.
         processes (int): how many train together.
@@ -255,7 +255,7 @@ class Run(NamedTuple):
 
 
 def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
-    """See :meth:`PrivacyEngine.report`."""
+    """Make the report of :meth:`PrivacyEngine.report`."""
     if delta is None:
         delta = engine.target_delta
     if delta is None:

@@ -196,12 +196,12 @@ def check_rows(
 
 
 def generator(seed: int) -> torch.Generator:
-    """A generator of random numbers that are public."""
+    """Make a generator for random numbers that are public."""
     return torch.Generator().manual_seed(seed)
 
 
 def head_start(hops: int, smoothing: int, classes: int) -> Tensor:
-    """Public weights of a head: one's own class and that of neighbours."""
+    """Return first weights of a head: own class, and neighbours' classes."""
     blocks = hops + smoothing
     sizes = [1.0] + [_START / max(1, blocks)] * blocks
     made = [size * torch.eye(classes, dtype=torch.float64) for size in sizes]
@@ -209,13 +209,13 @@ def head_start(hops: int, smoothing: int, classes: int) -> Tensor:
 
 
 def kind_of(module: nn.Module) -> torch.dtype:
-    """The dtype of a model."""
+    """Return the dtype of a model."""
     kinds = [p.dtype for p in module.parameters()]
     return kinds[0] if kinds else torch.get_default_dtype()
 
 
 def outputs(module: nn.Module, x: Tensor, private: bool) -> Tensor:
-    """The logits of a trained model."""
+    """Compute the logits of a trained model."""
     if isinstance(module, LinearRows):
         return module(x)
     x = readable(module, x)
@@ -360,7 +360,7 @@ def like(values: dict[str, Tensor], given: nn.Module | None) -> nn.Module:
 
 
 def rows_of(x: Tensor, mask: Tensor) -> Tensor:
-    """The rows of a mask, of a tensor dense or sparse.
+    """Select the rows of a mask from a dense or sparse tensor.
 
     Args:
         x (Tensor): ``[num_rows, num_columns]``.
@@ -372,7 +372,7 @@ def rows_of(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def told(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
-    """Labels where nodes train, else posteriors.
+    """Return one-hot labels of nodes that train, posteriors of the others.
 
     Args:
         y (Tensor): int64, ``[num_nodes]``.
@@ -384,7 +384,7 @@ def told(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
 
 
 def posteriors(logits: Tensor) -> Tensor:
-    """Probabilities in float64; even ones where logits are none.
+    """Compute probabilities in float64; uniform where they are not finite.
 
     Args:
         logits (Tensor): ``[num_nodes, num_classes]``.

@@ -1,4 +1,4 @@
-r"""Forward passes in which a row's bits are those of the row alone.
+r"""Forward passes in which a row's bits depend on that row alone.
 
 A product of BLAS rounds the same row otherwise in a batch of another size, and
 functions that are not rounded correctly have one code for whole vectors and
@@ -62,7 +62,7 @@ _PADDED = names(
 _PRODUCTS = names('linear matmul mm bmm __matmul__ addmm')
 #: The functions that are known to give a row the same bits in every batch.
 BIT_LOCAL = _CORRECT | _ORDERED | _PADDED | _PRODUCTS | {'softmax'}
-# Those that are computed in another way here.
+# Functions that are computed row by row here.
 _SPECIAL = _PADDED | _PRODUCTS | {'softmax'}
 _VECTORS = 64
 # torch gives a thread at least so many elements.

@@ -196,7 +196,7 @@ class Checkpoints(Spending):
 
 
 def create_like(accountant: Accountant) -> Accountant:
-    """An accountant of the same kind that nothing was spent on."""
+    """Copy an accountant, with an empty history."""
     made = deepcopy(accountant)
     made.history = []
     return made
