@@ -24,7 +24,7 @@ REMOVAL = ('action', 'spent', 'request', 'data', 'reference')
 
 
 class Chain(NamedTuple):
-    """Lines as they were read.
+    """Lines of a file, as they were read.
 
     Args:
         bodies (list): the content of every line.

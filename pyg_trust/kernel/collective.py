@@ -47,7 +47,7 @@ class Attack(NamedTuple):
     """The changes of an attacker, and those at which each target breaks.
 
     Args:
-        owner (ndarray): whose points they are, ``[num_points]``.
+        owner (ndarray): the target of each point, ``[num_points]``.
         points (ndarray): int64, ``[num_points, num_kinds]``.
         reach (list[csr_array]): M by kind, ``[num_targets, num_items]``.
         budget (list[int]): R by kind.

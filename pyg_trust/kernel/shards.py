@@ -1,4 +1,4 @@
-r"""Who may see what: shards and stages, from names and requests alone.
+r"""Shards and stages that may see items, from names and requests alone.
 
 **Items.** A graph of named nodes has the items ``('node', v)``, ``('features',
 v)`` and ``('edge', u, v)``, one for each direction. A *division* gives a
@@ -172,7 +172,7 @@ def strangers(
     items: Iterable[Item],
     division: Division,
 ) -> dict[tuple[int, int], set[Item]]:
-    """Return the items that a stage has and should not, or lacks, by stage.
+    """List, by stage, the items that it has wrongly or lacks.
 
     Nothing, if every stage was trained on what it may see.
 
