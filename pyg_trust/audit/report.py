@@ -20,7 +20,7 @@ class AuditRow(Report):
 
     Args:
         test (str): its name.
-        adversary (str): what somebody who runs it needs to have.
+        adversary (str): what an adversary needs to run it.
         statistic (str): what was measured.
         value (float): the measurement.
         low (float): the lower end of its interval; NaN without one.

@@ -45,7 +45,7 @@ _UNIT = torch.finfo(torch.float64).eps / 2
 
 @dataclass(frozen=True)
 class Prices:
-    r"""Prices of flips, of rows and of single edges, see :mod:`.policy`.
+    r"""Prices of flips, by row and by single edge, see :mod:`.policy`.
 
     Args:
         step (Tensor, optional): :math:`\nu_i`, ``[num_columns, num_nodes]``.

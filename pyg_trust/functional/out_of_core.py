@@ -272,7 +272,7 @@ def propagate_to(
     check_instance('progress_bar', progress_bar, bool, type(None))
     rank, size = distributed.rank_and_size() if over_ranks else (0, 1)
 
-    # What one process is given wrong stops all of them.
+    # A wrong argument in one process stops all of them.
     def prepare() -> _Job:
         return _prepared(
             out, graph, x, measure, half, tol, columns, memory, size

@@ -24,7 +24,7 @@ MIN_DELTA = 1e-10
 _TAIL = 1e-15
 _ROUNDING = 1e-13
 _MAX_CELLS = 2**21
-# Of delta: a proof in integers has coarser cells than this account.
+# A share of delta: proofs in integers have coarser cells than accounts.
 _ROOM = 2e-4
 
 

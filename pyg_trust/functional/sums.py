@@ -610,7 +610,7 @@ def _events(kind: int, names: Tensor) -> Tensor:
 
 
 def _last(nodes: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    # Of each node the last features.
+    # The last features of each node.
     if nodes.numel() < 2:
         return nodes, x
     unique, place = nodes.unique(return_inverse=True)

@@ -252,7 +252,7 @@ class LabelLayers(pyg.LabelPropagation):
         edge_weight: Tensor | None = None,
         post_step: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """The propagated labels: ``[num_nodes, num_classes]``."""
+        """Return the propagated labels: ``[num_nodes, num_classes]``."""
         check_instance('y', y, Tensor)
         if y.dtype == torch.int64:
             classes = _classes('y', y)
@@ -457,7 +457,7 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         edge_index: Any,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """The predictions plus what their errors tell.
+        """Correct predictions by propagated errors of training nodes.
 
         Args:
             y_soft (Tensor): the predictions, ``[num_nodes, num_classes]``.
@@ -479,7 +479,7 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         edge_index: Any,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Spreads predictions, with the true labels of training nodes.
+        """Spread predictions, with the true labels of training nodes.
 
         Args:
             y_soft (Tensor): what :meth:`correct` returns.

@@ -103,7 +103,7 @@ class Accountant(IAccountant):
 
     :obj:`history` holds :obj:`(noise_multiplier, sample_rate, steps)`, as
     Opacus' accountants do; :obj:`noise_multiplier` is Opacus' :math:`\sigma /
-    C`, whatever neighbours move the sum by.
+    C`, independent of the sensitivity between neighbours.
     """
 
     history: History
@@ -332,7 +332,7 @@ class Accountant(IAccountant):
                     f'{state_dict[name]!r})'
                 )
         try:
-            # Merged as `step` does, whoever wrote it.
+            # Merged as `step` does, in case another writer did not.
             loaded = _merged(
                 [self._line(line) for line in state_dict['history']]
             )

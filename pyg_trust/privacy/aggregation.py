@@ -75,13 +75,13 @@ from pyg_trust.transforms.release_checks import (
 
 _SHARES = (0.4, 0.5, 0.1)
 _SMOOTHING = 2
-# Of the nodes that train, where most do, those that receive sums.
+# The share of training nodes that receive sums, if most nodes train.
 _RECEIVERS = 0.2
 _HOP = Measure(0.5, 0.5, (0.0, 1.0), name='hop')
 
 
 class _Task(NamedTuple):
-    # What a fit reads of its data; the key tells data apart.
+    # The data that a fit reads; the key tells data apart.
     graph: CSRGraph
     x: Tensor
     y: Tensor
@@ -373,7 +373,7 @@ class PrivateNodeClassifier(PrivateFit):
             self._num_features = task.x.size(1)
             self._num_nodes, self.num_classes = graph.num_nodes, classes
         except BaseException:
-            # What was paid stays paid; predictions stay those before.
+            # Spent budget stays spent; predictions stay those before.
             self._released, self._smoothed = before
             raise
 
@@ -694,7 +694,7 @@ class PrivateNodeClassifier(PrivateFit):
         )
 
     def _receivers(self, train: Tensor) -> Tensor:
-        # Of the mask and ids, which are public: no record is read.
+        # Chosen by the mask and ids, which are public.
         share = self.train_receivers
         if share is None:
             # Where few train, or all ask, shorter lists gain nothing.
@@ -739,7 +739,7 @@ class PrivateNodeClassifier(PrivateFit):
         return [row.masked_fill_(~receivers[:, None], 0.0) for row in made]
 
     def _smooth(self, graph: CSRGraph) -> list[Tensor]:
-        # Of what is released and public alone.
+        # From released and public values alone.
         made, rows = [], self._released[-1]
         for _ in range(self.smoothing):
             rows = propagate(graph, rows, _HOP)

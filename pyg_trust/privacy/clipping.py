@@ -73,7 +73,7 @@ _CHUNK = 2**22
 _BLOCK = clip.BLOCK
 # Up to how many rows have just their room.
 _EXACT = 8
-# What float64 loses in sums of a step, generously.
+# A generous bound of what float64 loses in sums of a step.
 _UP = 1 + 2.0**-30
 
 
@@ -146,7 +146,7 @@ class _Cluster:
     grads: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     owners: list[Tensor] = field(default_factory=list)
-    # Of a linear map, in the rooms of its layout.
+    # Inputs and gradients of a linear map, in the rooms of its layout.
     filled: tuple[Tensor, Tensor] | None = None
 
     def join(self) -> None:
@@ -446,7 +446,7 @@ class Book:
             for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
                 total.index_add_(0, owner, grad.double())
             found = lengths(total)[0]
-            # Of its own rows, however many others there are.
+            # The number of its own rows, whatever the number of others.
             each = torch.cat(cluster.owners)
             count = each.bincount(minlength=self.num_subgraphs)
             bound = found + count * 2.0**-52 * self._terms(cluster)

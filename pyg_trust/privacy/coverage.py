@@ -149,7 +149,7 @@ class Coverage:
         self._lines: RemovalLedger | None = None
         self._lineage = Lineage()
         self._edges_seal: Seal | None = None
-        # Of the data of the last fit: without a salt it would confirm guesses.
+        # Seal of the last fit's data: without a salt it would confirm guesses.
         self._task_seal: Seal | None = None
         self._held: tuple[int, float] = 0, 0.0
 
@@ -166,7 +166,7 @@ class Coverage:
         raise NotImplementedError
 
     def _mu_of(self, units: int, shift: float) -> float:
-        # Of all releases of a fit, for so many units and such a shift.
+        # The mu of all releases of a fit, for the units and the shift.
         raise NotImplementedError
 
     def _receiving(self) -> tuple[Tensor | None, float]:
@@ -200,7 +200,7 @@ class Coverage:
         self._lineage = self._lineage.next()
 
     def _check_blank(self, task: Any) -> None:
-        # Who was removed is not in what is released next.
+        # Removed items may not be in the next release.
         nodes, arcs = self._gone()
         gone = torch.zeros(task.graph.num_nodes, dtype=torch.bool)
         gone[list(nodes)] = True

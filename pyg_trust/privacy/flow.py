@@ -150,7 +150,7 @@ class Watch:
         self.again: tuple[str | None] | None = None
         #: Whether a mean was divided by the weights of classes.
         self.weighted = False
-        #: What the model kept of its call, by address or as a number.
+        #: Values that the model kept of its call, by address or number.
         self.kept: dict[Any, str] = {}
         #: Whether the gradient is still to come.
         self.live = True
@@ -158,7 +158,7 @@ class Watch:
         self.ignored = False
         #: An operation that has raised an error, if one has.
         self.failed: str | None = None
-        #: What was computed of rows, forward and backward.
+        #: Operations on rows, forward and backward, by name.
         self.names: set[str] = set()
 
 
@@ -171,9 +171,9 @@ class _Memory:
         self.written = False
         # Whether these are labels of the batch, as they came.
         self.is_label = False
-        # What can be handed to the model alone, by name.
+        # The name of an attribute that only the model may read.
         self.hidden: str | None = None
-        # What the model kept of its call, by name.
+        # The name under which the model kept it.
         self.kept: str | None = None
 
 
@@ -219,7 +219,7 @@ class Followed(Tensor):
             layout=value.layout,
             device=value.device,
         )
-        # Who asks C for the memory gets an error, and not an address of none.
+        # C code that asks for the memory gets an error, not a null pointer.
         torch._C._set_throw_on_mutable_data_ptr(self)
         self._value = value
         self._owner = owner
@@ -371,7 +371,7 @@ _KNOWN = (
     'torch_spline_conv',
 )
 _EMPTY = ('empty_like', 'new_empty', 'new_empty_strided')
-# They see memory in another way, that the tensor does not know of.
+# They change the memory of a tensor, unseen by its wrapper.
 _MEMORY = ('set', 'resize', 'resize_as')
 # How many random numbers they draw depends on what they are given.
 _RANDOM = (
@@ -387,7 +387,7 @@ _SIZED = (
     '_padded_dense_to_jagged_forward',
     '_nested_tensor_from_mask',
 )
-# What they tell is of shapes alone.
+# Their results depend on shapes alone.
 _SHAPES = (
     'is_same_size',
     '_has_same_storage_numel',
@@ -702,7 +702,7 @@ def _slots(value: Any, watch: Watch) -> Any:
 def _check_kept(
     args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch
 ) -> None:
-    # Whoever reads what the model kept would read rows that were made up.
+    # Values that the model kept hold made-up rows, and can't be read.
     for value in tree_leaves([args, kwargs]):
         name = None
         if isinstance(value, float):
@@ -736,7 +736,7 @@ def _written(
 
 
 def _node() -> str | None:
-    # What is differentiated now, in the loss's own words.
+    # The name of the operation that is differentiated now.
     node = torch._C._current_autograd_node()
     if node is None:
         return None
@@ -770,7 +770,7 @@ def _write(
     why: _Why | None,
     watch: Watch,
 ) -> None:
-    # What was changed in place depends on what came, and so do its views.
+    # A tensor changed in place, and its views, depend on the new values.
     for place, target in enumerate(written):
         assert isinstance(target, Followed)
         came = owners[place] if place < len(owners) else None
@@ -841,8 +841,8 @@ def _wrap(
 def _wrap_earlier(
     out: Any, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    # Of a batch whose gradient has come: whatever it is computed for, it is
-    # not to come back in the loss of another.
+    # After the backward pass of a batch: results of its rows may not come
+    # back in the loss of another batch.
     tensors = tensors_of_tree([*args, *kwargs.values()])
     same = {id(plain(t)): t for t in tensors}
 

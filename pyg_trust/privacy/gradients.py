@@ -197,8 +197,8 @@ class SubgraphGradients:
         Args:
             owner (Tensor): as of :meth:`record`.
             num_subgraphs (int): as of :meth:`record`.
-            *args (Any): what the module will be called with.
-            **kwargs (Any): what the module will be called with.
+            *args (Any): the positional arguments of the module's call.
+            **kwargs (Any): the named arguments of the module's call.
 
         Returns:
             str: the method that will be used.
@@ -317,7 +317,7 @@ class Tape:
         The graph of :obj:`output` is kept.
 
         Args:
-            output (Tensor or sequence): what the module returned.
+            output (Tensor or sequence): the outputs of the module.
             grad_output (Tensor or sequence): the gradient by it of a loss
                 with one term per subgraph. A row must be a function of the
                 rows of the same subgraph only: of a mean over the batch,
@@ -532,7 +532,7 @@ class _Trial:
                 self.call = part.on(self.module, torch.float64)
                 self._reference()
             except (RuntimeError, TypeError):
-                # Something in it has a precision of its own.
+                # A part of the module does not run in double precision.
                 self.tolerance = 1e-4
                 self.module = _copy(module)
                 self.call = part.on(self.module, None)
@@ -612,7 +612,7 @@ class _Trial:
                 for each in self.alone
             ]
         )
-        # So that some are clipped, and others are not.
+        # At the median, some gradients are clipped, and others are not.
         max_grad_norm = float(norms.median()) or 1.0
         gradients = SubgraphGradients(self.module, method, chunk_size)
         call = self.call

@@ -60,7 +60,7 @@ from pyg_trust.transforms.release_checks import (
 _SHARES = (0.69, 0.01, 0.3)
 _NEGATIVES, _MOST_NEGATIVES = 5, 200_000
 _LR = 0.1
-# Of a checkpoint: tensors and their shapes, by what they are called.
+# The tensors of a checkpoint: their shapes by name.
 _TENSORS = {
     'x': ('num_nodes', 'dim'),
     'messages': ('num_nodes', 'message_dim'),

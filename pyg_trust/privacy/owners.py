@@ -537,7 +537,7 @@ def _row_loss(call: _Call) -> list[Owner]:
     if 'ignore_index' not in got:
         extra: Owner = of(got['target'])
         return [owner, extra][: 2 if 'margin' not in got else 1]
-    # What a mean divides by: a constant unless classes have weights.
+    # The divisor of a mean is a constant unless classes have weights.
     divisor: Owner = None
     if got.get('weight') is not None or _ignores(got, call.value_of):
         divisor = reduce(target)

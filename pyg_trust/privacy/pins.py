@@ -122,7 +122,7 @@ class Pins:
 
 
 def _hooks(layer: nn.Module) -> list[Any]:
-    # Whatever else is called with what a layer reads or returns.
+    # Hooks: functions called with a layer's inputs or outputs.
     tables = (
         layer._forward_pre_hooks,
         layer._forward_hooks,

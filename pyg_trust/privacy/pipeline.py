@@ -99,7 +99,7 @@ def check_tables(
 
 
 def _whole(data: Data) -> Iterator[tuple[str, int]]:
-    # What is in each batch as it is in the graph, and how many numbers.
+    # Attributes that each batch holds whole, with their numbers of entries.
     n = data.num_nodes
     sizes = n, data.num_edges
     for name, value in data.to_dict().items():
@@ -255,7 +255,7 @@ def _change_units(
     half: Tensor,
     generator: torch.Generator,
 ) -> None:
-    # What other subgraphs have besides rows of nodes.
+    # Change attributes of other subgraphs besides rows of nodes.
     for name, value in base.to_dict().items():
         rows = _rows_of(base, name, value, owner, len(half))
         if rows is None or rows is owner or name in (*_NAMES, 'ptr'):

@@ -240,7 +240,7 @@ class Recorder(Watch):
         if found is None:
             if tensor.dim() == 0:
                 raise Unsupported('it meets a number that is not known')
-            # Whose these rows are may show when they meet others.
+            # Their subgraphs may become known when they meet other rows.
             found = Rows(tensor.size(0)), 0
             self.tracker.set(tensor, *found)
         return found

@@ -64,7 +64,7 @@ from pyg_trust.privacy.validation import BatchCall
 
 # The subgraphs that a model is called with, to see what it returns.
 _FEW = 2
-# What torch keeps in each module.
+# Attributes that torch itself keeps in each module.
 _OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -178,8 +178,8 @@ class Rehearsal:
         return self._out
 
     def _few(self, module: nn.Module, call: BatchCall) -> Tensor | None:
-        # Of few subgraphs, over and over: nothing but the shape matters. None
-        # if that can't be told of few.
+        # Outputs of few subgraphs, repeated, as only the shape matters. None
+        # if few subgraphs do not tell the shape.
         if self.size <= _FEW:
             return None
         owner = self._made.batch if self.by_unit else self.owner
@@ -277,7 +277,7 @@ class Rehearsal:
         else:
             found = now[grad._slot]
         if self.watch.live:
-            # What was handed out can be read from here on.
+            # From here on, the batch that was handed out can be read.
             self.watch.live = False
             if not self.by_unit:
                 for slot in self._roots:
@@ -291,7 +291,7 @@ class Rehearsal:
         return found
 
     def _root(self, slot: Slot, values: dict[str, Tensor]) -> Tensor:
-        # What is handed out, as it is on the batch.
+        # The real values of an attribute that was handed out.
         name = self._roots[slot][0]
         return values.get(name, self.batch[name]).clone()
 
@@ -395,7 +395,7 @@ class Rehearsal:
         def name(value: Any) -> Any:
             nonlocal foreign
             if isinstance(value, Tensor):
-                # Of an earlier batch, if it is followed.
+                # A followed constant is of an earlier batch.
                 foreign |= isinstance(value, Followed)
                 return 'constant', value.shape, value.dtype, value.layout
             if not isinstance(value, Slot):
@@ -546,7 +546,7 @@ def _do(
     except (RuntimeError, IndexError, TypeError):
         if watch.failed is None:
             raise
-    # What it says may tell of the values.
+    # The message of the error may tell of the values.
     raise ValueError(
         'the loss needs to be computed in a way that rows of the batch can be '
         f"followed, but '{watch.failed}' has raised an error on them"

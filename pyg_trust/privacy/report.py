@@ -375,7 +375,7 @@ def _renyi(accountant: Any, delta: float) -> float | None:
 
 
 def _checks(engine: Any, run: Run) -> tuple[str, ...]:
-    # What stops a training where it does not hold, and so was found.
+    # Checks that held, as training would have stopped otherwise.
     step = run.step
     lines = [
         'before the first step the model ran on random features: a change of '

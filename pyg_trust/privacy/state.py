@@ -141,7 +141,7 @@ class Checkpoints(Spending):
             model.module.load_state_dict(state['model'])
             pins.hold()
         except BaseException:
-            # What was paid stays paid.
+            # The budget that was spent stays spent.
             optimizer.optimizer.load_state_dict(before)
             optimizer._hold()
             pins.release()

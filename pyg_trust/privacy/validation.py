@@ -32,7 +32,7 @@ _GRAPH_WIDE = (
     "subgraph's output depends on the others, and keeps running statistics "
     'of data'
 )
-# What to do instead, by the layer that BatchNorm is a part of.
+# Advice by the layer that BatchNorm is a part of.
 _INSTEAD: tuple[tuple[type, str], ...] = (
     (pyg.GENConv, "GENConv(norm='layer')"),
     (pyg.GPSConv, "GPSConv(norm='layer_norm') and hand it 'batch'"),

@@ -293,7 +293,7 @@ class PrivateStep:
             self._tape, self._stage = _LATER, 'called'
             return _Intercept.apply(shown, anchor, self, self._rehearsal)
         if self._count == 0:
-            # Nobody was drawn: no rows, and noise alone.
+            # No unit was drawn: the step has no rows, and adds noise alone.
             assert self._blank is not None
             blank = self._blank.to(self._owner.device)
             self._tape, self._out = _NOBODY, blank
@@ -439,7 +439,7 @@ class PrivateStep:
         grad: Tensor,
         scale: int,
     ) -> None:
-        # What a unit has added, and what it adds alone.
+        # Compare what a unit has added with what it adds alone.
         call, rehearsal, masks = tape._call, self._rehearsal, tape._masks
         assert call is not None
         if share is None or masks is None:
@@ -531,7 +531,7 @@ class PrivateStep:
         return grad
 
     def _outputs(self, call: BatchCall) -> Tensor:
-        # Of the model, on the batch.
+        # Run the model on the batch.
         if self.isolation == 'construction':
             before, units = buffer_versions(self.module), self._units_alone()
             parts = [units.outputs(i) for i in range(self._count)]
@@ -552,8 +552,8 @@ class PrivateStep:
         device = self._owner.device
         now = random_state(device)
         set_random_state(self._states, device)
-        # What is kept of private rows would be in copies of the model, and in
-        # the loss of another step.
+        # Layers may not keep private rows: copies of the model would hold
+        # them, and the loss of another step could read them.
         with torch.enable_grad(), forgetting(self.module):
             out = self._run(call)
         set_random_state(now, device)
