@@ -97,7 +97,7 @@ def empirical_epsilon(
         claim (float, optional): the :math:`\epsilon` that was claimed.
             (default: :obj:`None`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
-        seed (int, optional): of the split. (default: :obj:`0`)
+        seed (int, optional): the seed of the split. (default: :obj:`0`)
 
     Raises:
         ValueError: if a number is out of range or nan, or there are fewer
@@ -170,7 +170,7 @@ def empirical_mu(
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
         claim (float, optional): the :math:`\mu` that was claimed.
             (default: :obj:`None`)
-        seed (int, optional): of the split. (default: :obj:`0`)
+        seed (int, optional): the seed of the split. (default: :obj:`0`)
     """
     halves = split_scores({'negative': negative, 'positive': positive}, seed)
     (choose0, count0), (choose1, count1) = halves

@@ -189,15 +189,15 @@ class PrivateNodeClassifier(PrivateFit):
         smoothing (int, optional): of ``'feature'``: how many more hops of
             released rows the head reads; by default 2, as chosen on Cora-ML.
             (default: :obj:`None`)
-        steps (int): of private descent, each. (default: :obj:`60`)
-        lr (float): of private descent; the default head, which starts at
+        steps (int): the steps of private descent, each. (default: :obj:`60`)
+        lr (float): its learning rate; the default head, which starts at
             weights that do, takes a fifth of it. (default: :obj:`0.1`)
-        epochs (int): of training without noise, for ``'edge'``.
+        epochs (int): the epochs of training without noise, for ``'edge'``.
             (default: :obj:`150`)
         num_classes (int, optional): by default one more than the largest
             label. (default: :obj:`None`)
-        seed (int, optional): of the noise, to repeat an experiment; what
-            comes out is not private. (default: :obj:`None`)
+        seed (int, optional): the seed of the noise, to repeat an experiment;
+            the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
             :class:`~pyg_trust.privacy.PrivacyEngine`.
             (default: :obj:`None`)
@@ -491,7 +491,7 @@ class PrivateNodeClassifier(PrivateFit):
         """Continue from a checkpoint; predictions then need ``x``.
 
         Args:
-            state (dict): of :meth:`state_dict`, of a classifier with the same
+            state (dict): the :meth:`state_dict` of a classifier with the same
                 arguments.
 
         Raises:

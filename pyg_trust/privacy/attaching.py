@@ -218,7 +218,7 @@ def check_grid(name: str, multiplier: float, count: int) -> None:
     """Refuse noise on a grid that is coarser than what it hides.
 
     Args:
-        name (str): of the argument that is too large.
+        name (str): the name of the argument that is too large.
         multiplier (float): the noise over what one unit adds at most.
         count (int): how many numbers are released.
     """

@@ -81,12 +81,13 @@ class Clipped:
         integers (dict[str, Tensor]): int64, by the name of the parameter.
         norm (float): :math:`C`; the integers are in units of :math:`2^{-43}
             C`.
-        norms (Tensor): float64, ``[num_subgraphs]``, of the gradients.
-        factors (Tensor): float64, what they were multiplied with.
-        rounding (Tensor): float64, by how much what each adds is away from
-            its gradient times its factor, at most.
-        share (Share, optional): what one subgraph has added.
-            (default: :obj:`None`)
+        norms (Tensor): float64, ``[num_subgraphs]``, the norms of the
+            gradients.
+        factors (Tensor): float64, the factors of the gradients.
+        rounding (Tensor): float64, a bound of how far each part is from its
+            gradient times its factor.
+        share (Share, optional): the part of one subgraph. (default:
+            :obj:`None`)
     """
 
     integers: dict[str, Tensor]
@@ -106,17 +107,17 @@ class ClippedSum:
             clipped gradients; zero if it was not used.
         norms (Tensor): ``[num_subgraphs]``, the norms before clipping, over
             all parameters; not finite where a subgraph counts as zero.
-        method (str): how it was computed.
-        reason (str): why this way.
+        method (str): the method that computed it.
+        reason (str): the reason for the method.
         integers (dict): int64, by the name of each parameter: the sum in
             units of :obj:`grid`, which does not depend on the order of the
             subgraphs. :obj:`sums` are these times the grid.
         grid (float): :math:`2^{-43} C`.
-        factors (Tensor): float64, what gradients were multiplied with.
-        rounding (Tensor): float64, how far what a subgraph adds may be from
-            its gradient times its factor.
-        share (Share, optional): what the subgraph that was asked for has
-            added (``kernel/step.py``). (default: :obj:`None`)
+        factors (Tensor): float64, the factors of the gradients.
+        rounding (Tensor): float64, a bound of how far a subgraph's part is
+            from its gradient times its factor.
+        share (Share, optional): the part of the subgraph that was asked for
+            (``kernel/step.py``). (default: :obj:`None`)
     """
 
     sums: dict[str, Tensor]
@@ -161,7 +162,7 @@ def check_norm(name: str, norm: float) -> float:
     """Refuse a clipping norm for which sums are not exact.
 
     Args:
-        name (str): of the argument.
+        name (str): the name of the argument.
         norm (float): positive.
     """
     low, high = clip.NORMS

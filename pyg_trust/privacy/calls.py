@@ -186,7 +186,8 @@ class Call:
         r"""Return the call on some of the subgraphs alone.
 
         Args:
-            subgraphs (Tensor): int64, which, without duplicates.
+            subgraphs (Tensor): int64, the subgraphs to keep, without
+                duplicates.
             leaf (callable, optional): changes leaves before they are cut.
                 (default: :obj:`None`)
 
@@ -340,7 +341,8 @@ def check_owner(
     Args:
         owner (Tensor): int64, ``[num_rows]``, in ``[0, num_subgraphs)``.
         num_subgraphs (int): how many subgraphs there are.
-        name (str): what :obj:`owner` is called. (default: :obj:`'owner'`)
+        name (str): the name of :obj:`owner` in messages. (default:
+            :obj:`'owner'`)
     """
     check_integer('num_subgraphs', num_subgraphs, 1)
     if not isinstance(owner, Tensor) or owner.dtype != torch.int64:

@@ -168,8 +168,8 @@ class Book:
     r"""Norms and sums of gradients from a recorded forward pass.
 
     Args:
-        recorder (Recorder): of the forward pass.
-        outputs (list[Tensor]): what the loss is a function of.
+        recorder (Recorder): the record of the forward pass.
+        outputs (list[Tensor]): the tensors that the loss depends on.
         grads (list[Tensor]): the gradients by the outputs.
         num_subgraphs (int): how many subgraphs there are.
 
@@ -610,8 +610,8 @@ def clipped_sum(
     """Compute norms and the clipped sum from a recorded forward pass.
 
     Args:
-        recorder (Recorder): of the forward pass.
-        outputs (list[Tensor]): what the loss is a function of.
+        recorder (Recorder): the record of the forward pass.
+        outputs (list[Tensor]): the tensors that the loss depends on.
         grads (list[Tensor]): the gradients by the outputs.
         num_subgraphs (int): how many subgraphs there are.
         norm (float): the clipping norm; infinity to clip nothing.

@@ -51,14 +51,14 @@ class CoverageReport(Report):
         shift (float): how far these move sums of messages of norm 1, at most;
             of nodes in quarters, rounded up.
         mu (float): :math:`\mu` of all of these.
-        budget (float): :math:`\mu` that they may have.
+        budget (float): the largest :math:`\mu` allowed.
         epsilon (float): :math:`\epsilon` of all of these.
         delta (float): :math:`\delta`.
-        target_epsilon (float): what :math:`\epsilon` may be.
+        target_epsilon (float): the largest :math:`\epsilon` allowed.
         seeded (bool): whether noise comes from an explicit seed; no such
             model covers anything.
         history (tuple): :math:`\mu` after every line of the ledger.
-        deleted (tuple): what was deleted of them.
+        deleted (tuple): the data of the removed items that was deleted.
         data (str): a salted digest of the edges that remain.
         ledger_head (str): a digest of all lines of the ledger.
         provenance (dict): versions and arguments.
@@ -252,8 +252,8 @@ class Coverage:
             data (Data): the graph of the release, with or without what was
                 removed since: its edges alone are read, and have to be the
                 same, as today's lists are others.
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            reference (str): the batch that asks for it, 32 hexadecimal digits,
+                for the line of the ledger. (default: :obj:`''`)
 
         Raises:
             ValueError: if the release does not cover this, the noise came
@@ -303,7 +303,7 @@ class Coverage:
         of all edges: publish ``state_dict()``, which has neither.
 
         Args:
-            path (str or Path): of the file, which is replaced.
+            path (str or Path): the file, which is replaced.
 
         Raises:
             StaleStateError: if another object has changed the file since this
@@ -326,7 +326,7 @@ class Coverage:
         """Take over the state that ``save()`` has written.
 
         Args:
-            path (str or Path): of the file.
+            path (str or Path): the file.
 
         Raises:
             ValueError: if it is of other arguments, was changed, or does not

@@ -87,7 +87,7 @@ class Masks:
 
     Args:
         tracker (RowTracker): knows whose the rows are.
-        device (torch.device): of the module.
+        device (torch.device): the module's device.
     """
 
     def __init__(self, tracker: RowTracker, device: torch.device) -> None:
@@ -130,7 +130,7 @@ class KeepDraws(Watch):
 
     Args:
         tracker (RowTracker): knows whose the rows are.
-        device (torch.device): of the module.
+        device (torch.device): the module's device.
     """
 
     def __init__(self, tracker: RowTracker, device: torch.device) -> None:

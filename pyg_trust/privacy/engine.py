@@ -696,7 +696,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         Call it after :meth:`make_private` with the same arguments.
 
         Args:
-            state (dict): of :meth:`state_dict`.
+            state (dict): the result of :meth:`state_dict`.
             rewind (bool): whether to take the weights of a checkpoint that
                 lies behind what was spent. The account is *not* turned back:
                 steps that were taken since stay spent. This is what a process

@@ -513,7 +513,7 @@ def gradient(grad: Tensor, rows: Tensor, watch: Watch) -> Tensor:
     """Return the gradient by the outputs, if its rows depend on no others.
 
     Args:
-        grad (Tensor): what came back, ``[num_rows, *]``.
+        grad (Tensor): the gradient by the outputs, ``[num_rows, *]``.
         rows (Tensor): int64, ``[num_rows]``: the subgraph of each row.
         watch (Watch): the batch's.
 

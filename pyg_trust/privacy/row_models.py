@@ -45,8 +45,8 @@ class LinearRows(nn.Module):
     r"""A linear model of rows, dense or sparse, in float64.
 
     Args:
-        in_channels (int): the columns.
-        out_channels (int): the classes.
+        in_channels (int): the number of columns.
+        out_channels (int): the number of classes.
         unit (bool): whether each row is brought to norm 1 first.
     """
 
@@ -83,10 +83,10 @@ class MLPRows(nn.Module):
     r"""Two layers with dropout, of rows dense or sparse.
 
     Args:
-        in_channels (int): the columns.
+        in_channels (int): the number of columns.
         hidden_channels (int): the hidden units.
-        out_channels (int): the classes.
-        dropout (float): of the hidden units.
+        out_channels (int): the number of classes.
+        dropout (float): the dropout of the hidden units.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ def check_rows(
     edge.
 
     Args:
-        name (str): of the argument.
+        name (str): the name of the argument.
         module (torch.nn.Module): the model.
         x (Tensor): the rows it is going to read; their values are not used.
         sizes (Sequence[int]): how many nodes and edges there are.
@@ -255,7 +255,7 @@ def train_privately(
         y (Tensor): their labels.
         classes (int): the number of classes.
         source (Noise): where noise comes from.
-        noise_multiplier (float): of each step.
+        noise_multiplier (float): the noise multiplier of each step.
         steps (int): their number.
         lr (float): Adam's.
     """
@@ -335,7 +335,7 @@ def like(values: dict[str, Tensor], given: nn.Module | None) -> nn.Module:
     """Return the model that has the saved weights.
 
     Args:
-        values (dict): of ``state_dict``.
+        values (dict): the weights from ``state_dict``.
         given (torch.nn.Module, optional): the user's model, if it is one.
     """
     check_instance('state', values, dict)
