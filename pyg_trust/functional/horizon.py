@@ -92,7 +92,8 @@ class Horizon:
             perturbations (Perturbations): the admissible graphs.
             signal (Tensor): :math:`r`, float64, ``[num_columns,
                 num_nodes]``.
-            prices (Prices, optional): of flips. (default: :obj:`None`)
+            prices (Prices, optional): the prices of flips. (default:
+                :obj:`None`)
             start (Tensor, optional): a guess of :math:`V`.
                 (default: :obj:`None`)
             tol (float or Tensor): as in

@@ -98,7 +98,7 @@ def epsilon(
     :mod:`pyg_trust.kernel` can prove the result in integers.
 
     Args:
-        phases (dict): how many steps there are with each parameters.
+        phases (dict): the number of steps by parameters.
         pair (callable): the masses of a step, of its two parameters and the
             width of a cell; they are to dominate it.
         delta (float): in :math:`(0, 1)`.

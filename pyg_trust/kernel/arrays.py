@@ -56,7 +56,7 @@ def named(state: Mapping[Any, Any], kind: type) -> list[Any]:
 
     Args:
         state (dict): other values than tensors and dictionaries are left out.
-        kind (type): of the tensors.
+        kind (type): the type of the tensors.
 
     Raises:
         ValueError: if two tensors have one name.
@@ -88,8 +88,8 @@ def divides(ptr: np.ndarray, rows: int, total: int) -> bool:
 
     Args:
         ptr (ndarray): int64.
-        rows (int): how many rows there are.
-        total (int): how many entries they have.
+        rows (int): the number of rows.
+        total (int): the number of all entries.
     """
     return (
         ptr.shape == (rows + 1,)

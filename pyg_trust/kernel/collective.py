@@ -92,7 +92,7 @@ class Program(NamedTuple):
 
 
 def program(attack: Attack) -> Program:
-    """Build the program.
+    """Build the linear program of an attack.
 
     Args:
         attack (Attack): with at least one point, none above the budget.
@@ -200,7 +200,7 @@ def value(multipliers: np.ndarray, linear: Program) -> Fraction:
     Args:
         multipliers (ndarray): float64, one for every row; what is below zero
             or no number counts as zero.
-        linear (Program): of :func:`program`.
+        linear (Program): the result of :func:`program`.
     """
     each = (linear.matrix.data, linear.right, linear.gain, linear.upper)
     if not all((np.rint(x) == x).all() and abs(x).max() < 2**31 for x in each):

@@ -92,7 +92,7 @@ def tail(num: int, b: int, p: int) -> Bracket:
 
 
 def between(x: Bracket, p: int, b: int = B) -> Bracket:
-    """Bracket the tail in a bracket of ``b`` bits; its slope is below 1/2."""
+    """Bracket the tail over a bracket of ``b`` bits, by slopes up to 1/2."""
     lo, hi = tail(x[1], b, p)
     return lo, min(1 << p, hi + up((x[1] - x[0]) << p, 2 << b))
 
@@ -108,10 +108,10 @@ def rising(f: Callable[..., Bracket], x: Bracket, p: int) -> Bracket:
 
 
 def product(x: Bracket, y: Bracket, less: int) -> Bracket:
-    """Bracket a product of numbers >= 0, with ``less`` bits less."""
+    """Bracket a product of numbers >= 0, and drop ``less`` bits."""
     return x[0] * y[0] >> less, up(x[1] * y[1], 1 << less)
 
 
 def coarser(x: Bracket, less: int) -> Bracket:
-    """Bracket a number with ``less`` bits less."""
+    """Drop the last ``less`` bits of a bracket, rounded outwards."""
     return x[0] >> less, up(x[1], 1 << less)

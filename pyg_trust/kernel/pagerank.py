@@ -227,14 +227,14 @@ def ragged(
 
 
 class Prices(NamedTuple):
-    """Prices of flips, in the units of scores or, before, as floats.
+    """Prices of flips, as floats or in the units of scores.
 
     Args:
         row (ndarray): the price of a flip in each row, ``[n]``.
         visits (bool): whether a row's price is divided by its size.
-        edge (ndarray, optional): of each removal in place of its row's,
-            ``[num_edges]``.
-        pair (ndarray, optional): of each addition, ``[num_pairs]``.
+        edge (ndarray, optional): the price of each removal, in place of its
+            row's, ``[num_edges]``.
+        pair (ndarray, optional): the price of each addition, ``[num_pairs]``.
     """
 
     row: np.ndarray
@@ -459,7 +459,7 @@ def bound_within(
         reached (ndarray): float64, ``[n]``: :math:`\bar\pi_u(i)` proved by
             :func:`reach`, infinite where the price is zero.
         budget (int): B.
-        visits (bool): what :obj:`reached` bounds.
+        visits (bool): whether :obj:`reached` bounds visits.
         shares (ndarray, optional): float64, ``[num_edges + num_pairs]``, of
             :func:`split`: then B is of undirected edges.
     """

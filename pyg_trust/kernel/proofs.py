@@ -327,8 +327,8 @@ def reached(
 
     Args:
         arrays (dict): as :func:`prove` takes them.
-        graphs (Graphs): of :func:`read`.
-        model (Model): likewise.
+        graphs (Graphs): the graphs from :func:`read`.
+        model (Model): the model from :func:`read`.
         nodes (ndarray): int64, ``[num_columns]``.
 
     Returns:
@@ -353,7 +353,7 @@ def flipped(
     """Return the graph after flips, without an attacker.
 
     Args:
-        graphs (Graphs): of :func:`read`.
+        graphs (Graphs): the graphs from :func:`read`.
         flips (ndarray): int64, ``[2, num_flips]``, of nodes.
         most (int): the global budget, -1 without.
         undirected (bool): whether both directions flip together.

@@ -274,7 +274,7 @@ def residual(
     r"""Bound :math:`\lVert \nabla L(W) \rVert_F`, by :math:`\beta`: step 4.
 
     Args:
-        rows (Features): of the :math:`n` training rows.
+        rows (Features): features of the :math:`n` training rows.
         targets (ndarray): of :func:`slopes`, ``[n, num_outputs]``.
         W (ndarray): float64, ``[d, num_outputs]``: before the noise.
         lam (float): :math:`\lambda > 0`.
@@ -477,10 +477,10 @@ def compare(
     """Compare a claim with what is proved.
 
     Args:
-        arrays (dict): of :func:`checked`.
-        claimed (dict): of the report: ``'data'``, ``'model'``, ``'setting'``,
-            ``'lam'``, ``'release_std'``, ``'seeded'``, ``'num_train'`` and
-            ``'bound'``.
+        arrays (dict): arrays that :func:`checked` accepts.
+        claimed (dict): fields of the report: ``'data'``, ``'model'``,
+            ``'setting'``, ``'lam'``, ``'release_std'``, ``'seeded'``,
+            ``'num_train'`` and ``'bound'``.
         paid (float): the shift that is paid for.
 
     Returns:

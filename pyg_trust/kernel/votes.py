@@ -220,10 +220,10 @@ def stays(
     """Tell whether no classifier with such bounds changes its class.
 
     Args:
-        bound (tuple): of :func:`bounds`.
-        parts (list): of :func:`regions`.
-        tolerance (float): of the sampler, taken off the first bound and added
-            to the second. (default: :obj:`0`)
+        bound (tuple): the result of :func:`bounds`.
+        parts (list): the result of :func:`regions`.
+        tolerance (float): the sampler's tolerance, taken off the first bound
+            and added to the second. (default: :obj:`0`)
     """
     off = Fraction(tolerance)
     kept = least(Fraction(bound[0]) - off, parts)
@@ -266,7 +266,7 @@ class Answers:
         selection (int): the number that choose it.
         alpha (float): the level of all bounds of a target together.
         classes (str): ``'all'`` or ``'one'``.
-        tolerance (float): of the sampler.
+        tolerance (float): the sampler's tolerance.
     """
 
     def __init__(

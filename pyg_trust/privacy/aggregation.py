@@ -190,7 +190,7 @@ class PrivateNodeClassifier(PrivateFit):
             released rows the head reads; by default 2, as chosen on Cora-ML.
             (default: :obj:`None`)
         steps (int): the steps of private descent, each. (default: :obj:`60`)
-        lr (float): its learning rate; the default head, which starts at
+        lr (float): the learning rate; the default head, which starts at
             weights that do, takes a fifth of it. (default: :obj:`0.1`)
         epochs (int): the epochs of training without noise, for ``'edge'``.
             (default: :obj:`150`)

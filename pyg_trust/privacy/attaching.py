@@ -119,7 +119,7 @@ def check_types(module: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse optimizers with a closure, sparse gradients or a past."""
+    """Refuse optimizers with a closure, sparse gradients or a state."""
     step = inspect.signature(type(optimizer).step).parameters
     closure = step.get('closure')
     if closure is not None and closure.default is closure.empty:

@@ -95,7 +95,7 @@ class Seal(NamedTuple):
     """Digest of a content that reveals nothing without its salt.
 
     Args:
-        salt (bytes): 32 random bytes; without them, nothing is left to know.
+        salt (bytes): 32 random bytes; without them the digest tells nothing.
         digest (str): HMAC of the content.
     """
 

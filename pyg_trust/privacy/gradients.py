@@ -318,10 +318,10 @@ class Tape:
 
         Args:
             output (Tensor or sequence): the outputs of the module.
-            grad_output (Tensor or sequence): the gradient by it of a loss
-                with one term per subgraph. A row must be a function of the
-                rows of the same subgraph only: of a mean over the batch,
-                hand in the sum's.
+            grad_output (Tensor or sequence): the gradient by the outputs of a
+                loss with one term per subgraph. A row must be a function of
+                the rows of the same subgraph only: for a mean over the batch,
+                pass the gradient of the sum.
             max_grad_norm (float): :math:`C`, positive; infinity to leave the
                 gradients as they are.
             output_owner (Tensor or sequence, optional): the subgraph of each
@@ -668,7 +668,7 @@ def _some(owner: Tensor, num_subgraphs: int) -> Tensor:
 
 
 def check_max_grad_norm(max_grad_norm: float) -> float:
-    """Check the norm to clip to: positive; infinity to leave all as it is."""
+    """Check a clipping norm: positive, where infinity clips nothing."""
     if max_grad_norm != float('inf'):
         max_grad_norm = check_number('max_grad_norm', max_grad_norm)
     if not max_grad_norm > 0:
