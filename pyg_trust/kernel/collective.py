@@ -1,4 +1,4 @@
-r"""How many targets one budget can break at once, by weak duality.
+r"""Bound how many targets one budget can break at once, by weak duality.
 
 **The program.** Target v breaks only if what it sees reaches a point p of its
 frontier, the smallest budgets at which it is not certified. With :math:`b_{d

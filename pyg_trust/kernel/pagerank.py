@@ -77,7 +77,7 @@ class Graphs(NamedTuple):
 
 
 class Model(NamedTuple):
-    """How scores are made of signals.
+    """Map from signals to scores.
 
     Args:
         alpha (float): the teleport probability.

@@ -1,4 +1,4 @@
-r"""How far weights are from those of exact retraining, from what remains.
+r"""Bound the distance of weights to exact retraining, from what remains.
 
 **Statement.** Of the graph that remains, let :math:`Z = w_0 x + \sum_{i > 0}
 w_i 2^{-f} D^{-a} S_i`, with :math:`q_i = \operatorname{rint}(D^{-a} D^{-b}

@@ -41,7 +41,7 @@ _UP = 1 + 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageReport(Report):
-    r"""What a private model had forgotten already, at which epsilon.
+    r"""Removals that a private model's noise covers, and their epsilon.
 
     Args:
         request (dict): the names of what was removed, by graph.
@@ -252,8 +252,8 @@ class Coverage:
             data (Data): the graph of the release, with or without what was
                 removed since: its edges alone are read, and have to be the
                 same, as today's lists are others.
-            reference (str): the batch that asks for it, 32 hexadecimal digits,
-                for the line of the ledger. (default: :obj:`''`)
+            reference (str): 32 hexadecimal digits that name the batch of the
+                request, for the line of the ledger. (default: :obj:`''`)
 
         Raises:
             ValueError: if the release does not cover this, the noise came

@@ -681,9 +681,9 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         """Return weights, optimizer, account and settings, to continue from.
 
         It is as private as the weights. Seeds are not in it: the seed of the
-        noise or of the batches would reveal them. Nor is there anything of
-        the features: even a hash of them would tell which of two graphs was
-        trained on.
+        noise or of the batches would undo their protection. Nor is anything
+        of the features: even a hash of them would tell which of two graphs
+        was trained on.
         """
         norm = None if self._adaptive is None else self.max_grad_norm
         return self._checkpoint(self._attached(), self._setting(), norm)

@@ -47,7 +47,7 @@ class Exactness:
         self.insists = insists
 
     def reasons(self) -> tuple[str, ...]:
-        """List why what a unit adds may depend on other units; often none."""
+        """Return reasons why a unit's part of a sum may depend on others."""
         gradients, why = self.gradients, []
         if self.alone:
             return self._of_loss()

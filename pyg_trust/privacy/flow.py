@@ -261,7 +261,7 @@ class Followed(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function; refuse those that leave torch."""
+        """Call a torch function; check those whose results leave torch."""
         kwargs = kwargs or {}
         if func in _ESCAPES:
             rest = [plain(a) for a in args[1:]]

@@ -1,4 +1,4 @@
-"""Whose data each number of a tensor depends on, from operation to operation.
+"""Track whose data each number of a tensor depends on, by operation.
 
 An *owner* is an int32 tensor of the shape of a value (expanded, where it can
 be): 0 for a number that depends on nothing private, :math:`i + 1` for one
