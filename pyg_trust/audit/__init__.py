@@ -1,4 +1,4 @@
-"""Audits: what releases of a training or a removal tell in fact."""
+"""Audits of training and removal, by what their releases reveal."""
 
 from pyg_trust.audit.aggregation import audit_aggregation
 from pyg_trust.audit.attacks import ATTACKS

@@ -62,14 +62,15 @@ def audit_aggregation(
         release (callable): maps data with ``x`` to the released rows of all
             hops, as :meth:`PrivateAGP.released
             <pyg_trust.transforms.PrivateAGP.released>` does.
-        relation (str): what is claimed to be protected.
-            (default: :obj:`'edge'`)
-        claim_mu (float, optional): the claim. (default: :obj:`None`)
+        relation (str): the relation that is claimed to be protected. (default:
+            :obj:`'edge'`)
+        claim_mu (float, optional): the claimed :math:`\mu`. (default:
+            :obj:`None`)
         num_canaries (int): the trials, of both kinds together.
             (default: :obj:`10_000`)
-        directed (bool): of ``'edge'``: whether edges are arcs.
-            (default: :obj:`False`)
-        form (str, optional): of nodes, which pair is planted:
+        directed (bool): for ``'edge'``, whether edges are arcs. (default:
+            :obj:`False`)
+        form (str, optional): for nodes, the pair that is planted:
             :obj:`'withdraw'` or :obj:`'replace'`. A record against a blank
             tells half of what a record against its opposite does; so ask for
             what is claimed. By default that of a
@@ -78,7 +79,8 @@ def audit_aggregation(
         list_size (int): of ``'node'`` and ``'node_incident'``.
             (default: :obj:`1`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        seed (int, optional): of coins and rows. (default: :obj:`None`)
+        seed (int, optional): the seed of coins and rows. (default:
+            :obj:`None`)
 
     Example:
         >>> from pyg_trust.transforms import PrivateAGP

@@ -56,7 +56,7 @@ ATTACKS: Registry[Callable[[Runs], Iterable[AuditRow]]] = Registry(
 
 @ATTACKS.builtin('twins', needs='features')
 def twins(runs: Runs) -> list[AuditRow]:
-    """Compare two data sets that differ in what is removed, bit for bit."""
+    """Compare bits released of graphs that differ in removed items alone."""
     return _Twins.of(runs).rows
 
 
@@ -111,7 +111,7 @@ class _Twins:
         elif found:
             note = grouped(found)
         if kind == 'features' and hides:
-            # Whoever could have put it there may have done so.
+            # If features could have been put there, they may have been.
             power = []
         return AuditRow(
             f'twins: {kind}',
@@ -357,7 +357,7 @@ def pair(runs: Runs) -> list[AuditRow]:
 
 @ATTACKS.builtin('poison', needs='members')
 def poison(runs: Runs) -> list[AuditRow]:
-    """Remove flipped labels, and true ones: nothing may be left of a flip."""
+    """Train on flipped labels, remove them, and look for traces of them."""
     if runs.noisy:
         return _noisy_poison(runs)
     clean = runs.run()
@@ -449,7 +449,7 @@ def bytes_(runs: Runs) -> list[AuditRow]:
 
 @ATTACKS.builtin('neighbours', needs='features exact')
 def neighbours(runs: Runs) -> list[AuditRow]:
-    """Say where, around the removed nodes, releases of twins differ."""
+    """Report where, around the removed nodes, releases of twins differ."""
     found = _Twins.of(runs)
     inside, outside = found.inside, found.outside
     near, count = int(found.ball.sum()), found.ball.numel()

@@ -34,7 +34,7 @@ class MembershipReport(Report):
         attack (str): the score.
         num_members (int): the number of members.
         num_others (int): the number of others.
-        meaning (str): what this says, and what it does not.
+        meaning (str): the meaning of the result, and its limits.
         provenance (dict): versions and arguments.
     """
 
@@ -88,7 +88,7 @@ def membership_inference(
     ``verify()`` shows.
 
     Args:
-        probability (Tensor): what the model says, ``[num_nodes,
+        probability (Tensor): the predicted probabilities, ``[num_nodes,
             num_classes]``.
         y (Tensor): the classes, int64, ``[num_nodes]``.
         members (Tensor): nodes that were in the training, int64 or a mask.

@@ -1,4 +1,4 @@
-"""All that leaves a process that forgets: opened, compared and searched."""
+"""Unpack, compare and search the releases of an unlearner."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ from pyg_trust.audit.subjects import Released
 
 
 def opened(released: Released) -> Released:
-    """Tensors as they are; archives as their members, JSON as its values.
+    """Unpack released archives and JSON; keep tensors as they are.
 
     Args:
         released (dict): tensors and bytes by name.
@@ -92,11 +92,11 @@ def _values(name: str, value: Any) -> list[tuple[str, bytes]]:
 def differing(
     one: Released, two: Released, random: set[str] | None = None
 ) -> list[str]:
-    """The names of what is in one alone, or differs by a bit.
+    """List the names that only one run released, or whose bits differ.
 
     Args:
-        one (dict): of :func:`opened`.
-        two (dict): the same of another run.
+        one (dict): the releases of a run, from :func:`opened`.
+        two (dict): those of another run.
         random (set, optional): names that are not compared.
             (default: :obj:`None`)
     """
@@ -116,7 +116,7 @@ def differing(
 def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
     """Shorten the names of releases to their kinds.
 
-    Not every weight of a shard.
+    The weights of a shard, for example, share a kind.
     """
     listed: dict[str, None] = {}
     for name in sorted(names):
@@ -126,7 +126,7 @@ def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def grouped(names: Iterable[str]) -> str:
-    """The first of them, for a note."""
+    """Join the first kinds of names to a text, for a note."""
     listed = kinds_of(names)
     return ', '.join(listed[:20]) + (', ...' if len(listed) > 20 else '')
 
@@ -138,7 +138,7 @@ def _content(value: Tensor | bytes) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def size_of(value: Tensor | bytes) -> int:
-    """Size of a release in bytes."""
+    """Return the size of a release in bytes."""
     if isinstance(value, bytes):
         return len(value)
     return value.numel() * value.element_size()

@@ -110,8 +110,8 @@ def audit_removal(
         make (Callable): makes a fresh subject (:class:`Subject`).
         data (Data): the graph, with ``x``, ``y`` and ``train_mask``.
         request (RemovalRequest): nodes, features or edges of graph 0.
-        tests (list[str], optional): which of them; by default all that the
-            request and the arguments allow. (default: :obj:`None`)
+        tests (list[str], optional): the names of attacks; by default all that
+            the request and the arguments allow. (default: :obj:`None`)
         candidates (Tensor, optional): names of nodes outside of the training
             set, drawn by the rule by which the removed ones were.
             (default: :obj:`None`)
@@ -119,8 +119,8 @@ def audit_removal(
             (default: :obj:`16`)
         level (float): the confidence of intervals, and of verdicts by a
             corrected p. (default: :obj:`0.95`)
-        seed (int, optional): of everything that is drawn.
-            (default: :obj:`None`)
+        seed (int, optional): the seed of everything that is drawn. (default:
+            :obj:`None`)
 
     Raises:
         TypeError, ValueError: if an argument is malformed; if a test is asked

@@ -19,16 +19,16 @@ class AuditRow(Report):
     """One test of an audit.
 
     Args:
-        test (str): its name.
-        adversary (str): what somebody who runs it needs to have.
-        statistic (str): what was measured.
+        test (str): the name of the test.
+        adversary (str): what an adversary needs to run it.
+        statistic (str): the name of the measured quantity.
         value (float): the measurement.
         low (float): the lower end of its interval; NaN without one.
         high (float): the upper end.
         p (float): the p value of exact unlearning; NaN without one.
         corrected (float): the same after Holm's correction over all tests of
             the audit that have one.
-        expected (str): what exact unlearning gives, or what was claimed.
+        expected (str): the value of exact unlearning, or the claim.
         verdict (str): ``'failed'``, ``'not rejected'``, ``'leaks by design'``
             or ``'no power'``; empty if it is left to :obj:`p`.
         note (str): where a trace is, or why there is no power.
@@ -187,17 +187,17 @@ class PrivacyAudit(AuditReport):
 
     Args:
         trials (int): how many there were, of both kinds.
-        true_positive_rate (float): of the test, measured.
-        false_positive_rate (float): of the test, measured.
+        true_positive_rate (float): the measured rate of the test.
+        false_positive_rate (float): the measured rate of the test.
         epsilon_lower (float, optional): the true :math:`\epsilon` at
             ``delta`` is at least this.
-        epsilon_claimed (float, optional): what was claimed.
+        epsilon_claimed (float, optional): the claimed :math:`\epsilon`.
         delta (float, optional): :math:`\delta`.
         delta_lower (float, optional): the true :math:`\delta` at the claimed
             :math:`\epsilon` is at least this.
         mu_lower (float): the true :math:`\mu` of Gaussian differential
             privacy is at least this; 0 if not computed.
-        mu_claimed (float, optional): what was claimed.
+        mu_claimed (float, optional): the claimed :math:`\mu`.
     """
 
     trials: int

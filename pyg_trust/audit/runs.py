@@ -25,11 +25,11 @@ class Run(NamedTuple):
     """A run of a subject.
 
     Args:
-        before (dict): what it released before the removal, opened.
-        after (dict): and after.
+        before (dict): its releases before the removal, opened.
+        after (dict): its releases after the removal, opened.
         first (Tensor): the probabilities of all nodes before the removal.
-        answers (Tensor): and after.
-        subject (Subject): itself, after the removal.
+        answers (Tensor): those after the removal.
+        subject (Subject): the subject, after the removal.
     """
 
     before: Released
@@ -43,10 +43,10 @@ class NoisyRun(NamedTuple):
     """A run of a subject whose releases are noisy.
 
     Args:
-        before (Tensor): all numbers in what it released before the removal.
-        after (Tensor): and after.
+        before (Tensor): all numbers in its releases before the removal.
+        after (Tensor): all numbers in its releases after the removal.
         first (float): the score of the removed nodes before the removal.
-        score (float): and after.
+        score (float): their score after the removal.
     """
 
     before: Tensor
@@ -163,8 +163,8 @@ class Runs:
         """Fit a fresh subject.
 
         Args:
-            data (Data): to what; a copy is handed over.
-            *path (int): the part of the seed; that of twins by default.
+            data (Data): the training graph; a copy is handed over.
+            *path (int): the seed's path; by default that of twins.
         """
         made = self.made()
         made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
@@ -174,7 +174,7 @@ class Runs:
         """Fit, remove and inspect once, with the seed that twins share.
 
         Args:
-            what (str): of :meth:`changed`. (default: :obj:`'data'`)
+            what (str): as in :meth:`changed`. (default: :obj:`'data'`)
         """
         if f'run {what}' not in self.kept:
             subject = self.subject(self.changed(what))
@@ -223,14 +223,14 @@ class Runs:
         return data
 
     def kinds(self) -> list[str]:
-        """Return what :meth:`changed` can change."""
+        """List the kinds of content that :meth:`changed` can change."""
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:
         """Fit and remove ``worlds`` times, with different seeds.
 
         Args:
-            what (str): of :meth:`changed`. (default: :obj:`'data'`)
+            what (str): as in :meth:`changed`. (default: :obj:`'data'`)
         """
         if f'noisy {what}' not in self.kept:
             data = self.changed(what)
@@ -253,7 +253,7 @@ class Runs:
         """Return the mean logit of the removed members' classes.
 
         Args:
-            subject (Subject): is asked on the original graph.
+            subject (Subject): predicts on the original graph.
         """
         rows = self.members
         p = subject.predict_proba(self.data.clone())[rows].double()

@@ -45,9 +45,9 @@ def rates(
 
     Args:
         true (numpy.ndarray): counts of true positives.
-        n1 (int): of so many.
+        n1 (int): the number of positives.
         false (numpy.ndarray): counts of false positives.
-        n0 (int): of so many.
+        n0 (int): the number of negatives.
         error (float): the level of each bound.
 
     Returns:
@@ -79,7 +79,7 @@ def empirical_epsilon(
     confidence: Fraction = 0.99,
     seed: int | None = 0,
 ) -> PrivacyAudit:
-    r"""A lower bound of :math:`\epsilon` from scores of two neighbours.
+    r"""Bound :math:`\epsilon` from below by scores of two neighbours.
 
     .. math::
         \epsilon \ge \log \frac{\underline{\mathrm{TPR}} - \delta}
@@ -97,7 +97,7 @@ def empirical_epsilon(
         claim (float, optional): the :math:`\epsilon` that was claimed.
             (default: :obj:`None`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
-        seed (int, optional): of the split. (default: :obj:`0`)
+        seed (int, optional): the seed of the split. (default: :obj:`0`)
 
     Raises:
         ValueError: if a number is out of range or nan, or there are fewer
@@ -153,7 +153,7 @@ def empirical_mu(
     claim: Positive | None = None,
     seed: int | None = 0,
 ) -> PrivacyAudit:
-    r"""A lower bound of :math:`\mu` from scores of two neighbours.
+    r"""Bound :math:`\mu` from below by scores of two neighbours.
 
     .. math::
         \mu \ge -\Phi^{-1}(\overline{\mathrm{FPR}})
@@ -170,7 +170,7 @@ def empirical_mu(
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
         claim (float, optional): the :math:`\mu` that was claimed.
             (default: :obj:`None`)
-        seed (int, optional): of the split. (default: :obj:`0`)
+        seed (int, optional): the seed of the split. (default: :obj:`0`)
     """
     halves = split_scores({'negative': negative, 'positive': positive}, seed)
     (choose0, count0), (choose1, count1) = halves
@@ -198,7 +198,7 @@ def empirical_mu(
 def split_scores(
     scores: Mapping[str, Any], seed: int | None
 ) -> list[list[np.ndarray]]:
-    """Two random halves of the scores of each kind.
+    """Split the scores of each kind into two random halves.
 
     One half chooses a test, the other one counts its errors.
 
@@ -206,7 +206,7 @@ def split_scores(
         list[list[numpy.ndarray]]: float64, two halves for each kind.
 
     Raises:
-        TypeError: if they are no numbers.
+        TypeError: if scores are not numbers.
         ValueError: if one is nan, or there are fewer than four of a kind.
     """
     generator = np.random.default_rng(rng.resolve(seed))
@@ -248,7 +248,7 @@ def check_coins(coin: Tensor) -> None:
 
 
 def told_apart(one: list[Tensor], two: list[Tensor]) -> Callable[[int], float]:
-    """The p value of two samples of runs that are exchangeable.
+    """Test whether two samples of runs are exchangeable.
 
     The first half of the runs finds the direction in which they differ, the
     second half is compared along it by permutations.

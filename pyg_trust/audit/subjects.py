@@ -45,7 +45,7 @@ class Subject(Protocol):
         """Remove the items that a request names.
 
         Args:
-            request (RemovalRequest): of graph 0.
+            request (RemovalRequest): the request, of graph 0.
         """
 
     def predict_proba(self, data: Data) -> Tensor:
@@ -111,7 +111,7 @@ class ShardedSubject:
         """Remove the items that a request names, also from disk.
 
         Args:
-            request (RemovalRequest): of graph 0.
+            request (RemovalRequest): the request, of graph 0.
         """
         self.unlearner.remove(request)
 
@@ -185,7 +185,7 @@ class RetrainSubject(ShardedSubject):
         """Retrain on the remaining data.
 
         Args:
-            request (RemovalRequest): of graph 0.
+            request (RemovalRequest): the request, of graph 0.
         """
         if self._fitted_to is None:
             raise ValueError('the subject needs to be fitted first')
@@ -249,7 +249,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
 
         Args:
             data (Data): the graph, with a ``train_mask``.
-            seed (int): of the noise.
+            seed (int): the seed of the noise.
         """
         made = self._start(seed, NodeClassifier)
         if made.features != 'exact' or made.encoder is not None:
@@ -270,7 +270,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
         """Remove the items that a request names.
 
         Args:
-            request (RemovalRequest): of graph 0.
+            request (RemovalRequest): the request, of graph 0.
         """
         part, place = request.parts[0], self._place
         self.classifier.remove(
@@ -333,7 +333,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
 
         Args:
             data (Data): all graphs, with ``batch`` and ``train_mask``.
-            seed (int): of the noise.
+            seed (int): the seed of the noise.
         """
         made = self._start(seed, ScatteringClassifier)
         train = [
@@ -353,7 +353,8 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         """Remove the items that a request names.
 
         Args:
-            request (RemovalRequest): of graph 0, the union of all.
+            request (RemovalRequest): the request, of graph 0, the union of
+                all.
         """
         part, place = request.parts[0], self._place
         gone = {v for v in part.nodes if v in place}

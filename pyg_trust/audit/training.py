@@ -137,9 +137,10 @@ def audit_function(
         label (int): the label of canaries. (default: :obj:`0`)
         runs (int): how often to train. (default: :obj:`1`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)
-        independent (str): of what trials are made: :obj:`'canaries'`, or
-            :obj:`'runs'` (at least 16). (default: :obj:`'canaries'`)
-        seed (int, optional): of coins and splits. (default: :obj:`None`)
+        independent (str): the source of independent trials: :obj:`'canaries'`,
+            or :obj:`'runs'` (at least 16). (default: :obj:`'canaries'`)
+        seed (int, optional): the seed of coins and splits. (default:
+            :obj:`None`)
 
     Returns:
         PrivacyAudit: the bounds, beside the claim.
@@ -430,8 +431,8 @@ def audit_training(
         delta (float): at which to compare; a larger one takes fewer trials to
             see a fault. (default: :obj:`0.05`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
-        seed (int, optional): of coins, loader and weights.
-            (default: :obj:`None`)
+        seed (int, optional): the seed of coins, loader and weights. (default:
+            :obj:`None`)
         progress_bar (bool, optional): whether to show one; by default in a
             terminal, after two seconds. (default: :obj:`None`)
 

@@ -16,7 +16,7 @@ from pyg_trust.functional.measures import Measure
 
 
 def check_shrink(measure: Measure, dtype: torch.dtype) -> None:
-    """Refuse a shrink that is zero or infinite in the dtype."""
+    """Refuse a measure whose ``shrink`` is out of range in the dtype."""
     rounded = float(torch.tensor(measure.shrink, dtype=dtype))
     if not 0 < rounded <= torch.finfo(dtype).max:
         raise ValueError(

@@ -102,7 +102,7 @@ def answering_probability(
     failure: Fraction,
     tolerance: float = 0.0,
 ) -> float:
-    r"""The probability from which on a class is found and bounded above 1/2.
+    r"""Return the least probability of a class that is found and bounded.
 
     The class is chosen by most of :math:`m` samples and then has :math:`k` of
     :math:`n` others, with a bound (:func:`clopper_pearson`) above :math:`1/2`

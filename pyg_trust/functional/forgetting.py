@@ -1,4 +1,4 @@
-r"""What a private release has forgotten already, and at what epsilon.
+r"""Bound the epsilon at which a private release has forgotten items.
 
 Let :math:`M` be a Gaussian release, :math:`K` data that were fixed *without
 looking at it*, and :math:`D - K` the data with the records of :math:`K` blank.

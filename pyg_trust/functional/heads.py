@@ -80,7 +80,7 @@ def targets(y: Tensor, num_classes: int, head: str) -> Tensor:
         y (Tensor): int64, ``[n]``: classes, from 0; -1 for a row that does
             not count, whose targets are 0.
         num_classes (int): at least 2.
-        head (str): of the table above.
+        head (str): a loss of the table above.
     """
     there = (y >= 0).unsqueeze(1)
     if head == 'softmax':
@@ -96,8 +96,8 @@ def slopes(margin: Tensor, Y: Tensor, head: str) -> Tensor:
 
     Args:
         margin (Tensor): ``[n, num_outputs]``.
-        Y (Tensor): of :func:`targets`.
-        head (str): of the table above.
+        Y (Tensor): the result of :func:`targets`.
+        head (str): a loss of the table above.
     """
     if head == 'ovr':
         other = -Y
@@ -112,7 +112,7 @@ def curvatures(margin: Tensor, Y: Tensor, head: str) -> Tensor:
 
     Args:
         margin (Tensor): ``[n, num_outputs]``.
-        Y (Tensor): of :func:`targets`.
+        Y (Tensor): the result of :func:`targets`.
         head (str): ``'ovr'`` or ``'squared'``.
     """
     if head == 'ovr':
@@ -126,8 +126,8 @@ def curved(margin: Tensor, Y: Tensor, head: str, change: Tensor) -> Tensor:
 
     Args:
         margin (Tensor): ``[n, num_outputs]``.
-        Y (Tensor): of :func:`targets`.
-        head (str): of the table above.
+        Y (Tensor): the result of :func:`targets`.
+        head (str): a loss of the table above.
         change (Tensor): as :obj:`margin`.
     """
     if head == 'softmax':
@@ -176,7 +176,7 @@ def hidden(
         Z (Tensor): ``[n, d]``.
         G (Tensor): the slopes, ``[n, num_outputs]``.
         W (Tensor): the weights, ``[d, num_outputs]``.
-        head (str): of the table above.
+        head (str): a loss of the table above.
         drift (float): the norm of what is added. (default: :obj:`0.0`)
         size (float, optional): the norm of :obj:`Z`, if known.
             (default: :obj:`None`)
@@ -398,7 +398,7 @@ class Objective(NamedTuple):
             sparse CSR; rows that do not count are 0.
         Y (Tensor): of :func:`targets`, 0 for these.
         mu (float): :math:`\lambda n`, of the rows that count.
-        head (str): of the table above.
+        head (str): a loss of the table above.
         B (Tensor, optional): the linear term, ``[d, num_outputs]``.
             (default: :obj:`None`)
         size (float, optional): the Frobenius norm of :obj:`Z`, if known.
@@ -436,8 +436,8 @@ class Objective(NamedTuple):
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
-            known (Gradient): of :meth:`gradient`, at weights that differ from
-                :obj:`W` in some columns alone.
+            known (Gradient): the result of :meth:`gradient`, at weights that
+                differ from :obj:`W` in some columns alone.
             columns (Tensor): int64: these columns.
         """
         value, squares = self._loss(W, columns)
@@ -535,7 +535,7 @@ class Objective(NamedTuple):
         Args:
             W (Tensor): ``[d, num_outputs]``.
             grad (Tensor): as :obj:`W`.
-            factor (Factor): of :meth:`factor`, at any earlier time.
+            factor (Factor): the result of :meth:`factor`, at any earlier time.
         """
         if factor.kind != 'majoriser':
             return factor.solve(grad)

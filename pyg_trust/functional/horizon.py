@@ -45,7 +45,7 @@ _UNIT = torch.finfo(torch.float64).eps / 2
 
 @dataclass(frozen=True)
 class Prices:
-    r"""Prices of flips, of rows and of single edges, see :mod:`.policy`.
+    r"""Prices of flips, by row and by single edge, see :mod:`.policy`.
 
     Args:
         step (Tensor, optional): :math:`\nu_i`, ``[num_columns, num_nodes]``.
@@ -92,7 +92,8 @@ class Horizon:
             perturbations (Perturbations): the admissible graphs.
             signal (Tensor): :math:`r`, float64, ``[num_columns,
                 num_nodes]``.
-            prices (Prices, optional): of flips. (default: :obj:`None`)
+            prices (Prices, optional): the prices of flips. (default:
+                :obj:`None`)
             start (Tensor, optional): a guess of :math:`V`.
                 (default: :obj:`None`)
             tol (float or Tensor): as in

@@ -1,4 +1,4 @@
-"""Undo steps of an edit."""
+"""Log of the undo steps of an edit."""
 
 from collections.abc import Callable
 

@@ -80,7 +80,7 @@ def public_pairs(num_nodes: int, count: int, seed: int = 0) -> Tensor:
 
     Args:
         num_nodes (int): :math:`n`, at least 2.
-        count (int): how many.
+        count (int): the number of pairs.
         seed (int): public. (default: :obj:`0`)
 
     Returns:
@@ -161,7 +161,7 @@ def pair_features(
         rows (Tensor): float64, ``[num_nodes, D]``: :math:`S`, released, on
             the grid of its noise.
         std (float): :math:`s`.
-        left_out (str): of which ends the message of the pair's own edge is
+        left_out (str): the ends where the message of the pair's own edge is
             left out: ``'both'``, ``'target'`` (of an arc) or neither.
             (default: :obj:`''`)
 
@@ -220,8 +220,8 @@ def moments(blocks: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Compute mean and standard deviation of features over public pairs.
 
     Args:
-        blocks (ndarray): of :func:`pair_features`.
-        count (int): how many pairs there are, at least 1.
+        blocks (ndarray): the result of :func:`pair_features`.
+        count (int): the number of pairs, at least 1.
     """
     count = check_integer('count', count, 1)
     mean = blocks.sum((0, 2)) / count
@@ -261,7 +261,7 @@ def logits(blocks: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Compute logits of pairs, each by itself: ``[num_blocks * BLOCK]``.
 
     Args:
-        blocks (ndarray): of :func:`scaled_features`.
+        blocks (ndarray): the result of :func:`scaled_features`.
         weight (ndarray): float64, ``[num_columns]``.
     """
     made = np.zeros((len(blocks), BLOCK))

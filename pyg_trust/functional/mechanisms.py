@@ -204,7 +204,7 @@ def wor_profile(epsilon: Finite, q: Rate, lam: float) -> float:
 
 
 def rdp_gaussian(orders: Orders, lam: float) -> np.ndarray:
-    r"""Rényi DP of the Gaussian mechanism, :math:`a / (2\lambda^2)`.
+    r"""Compute Rényi DP of the Gaussian mechanism, :math:`a / (2\lambda^2)`.
 
     `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of
     any sampling rate, too: given which subgraphs were drawn, a step is a
@@ -223,7 +223,7 @@ def rdp_gaussian(orders: Orders, lam: float) -> np.ndarray:
 
 @validated
 def rdp_coupled(orders: Orders, q: Rate, lam: float) -> np.ndarray:
-    r"""Rényi DP of a step, by coupling the draws of both neighbours.
+    r"""Compute Rényi DP of a step by coupling the draws of both neighbours.
 
     .. math::
         \frac{1}{a-1} \log\left(1 - q + q\, e^{a(a-1) / (2\lambda^2)}\right)
@@ -248,7 +248,7 @@ def rdp_coupled(orders: Orders, q: Rate, lam: float) -> np.ndarray:
 
 @validated
 def rdp_wang(orders: Orders, q: Rate, lam: float) -> np.ndarray:
-    r"""Rényi DP of a step by Wang, Balle and Kasiviswanathan, Theorem 27.
+    r"""Compute Rényi DP of a step by Theorem 27 of Wang et al.
 
     `"Subsampled Rényi Differential Privacy and Analytical Moments Accountant"
     <https://arxiv.org/abs/1808.00087>`_ (2019), for replace-one and sampling
@@ -296,7 +296,7 @@ def rdp_wang(orders: Orders, q: Rate, lam: float) -> np.ndarray:
 
 
 def rdp_wor(orders: Orders, q: float, lam: float) -> np.ndarray:
-    r"""Rényi DP of a step: at each order the least of three bounds.
+    r"""Compute Rényi DP of a step: at each order the least of three bounds.
 
     The least of :func:`rdp_wang`, :func:`rdp_gaussian` and
     :func:`rdp_coupled`, each of which holds at each order by itself. It is

@@ -253,7 +253,7 @@ def minimize(
     max_iter: Natural = 100,
     progress_bar: bool | None = None,
 ) -> Solution:
-    r"""Minimises an objective by Newton's method, to a residual of :obj:`tol`.
+    r"""Minimise an objective by Newton's method, to a residual of :obj:`tol`.
 
     .. math::
         L_b(w, D) = \sum_{i=1}^n \left[ \ell(w^\top z_i, y_i) +

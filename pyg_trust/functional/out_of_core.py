@@ -60,7 +60,7 @@ class MemoryPlan(NamedTuple):
         graph (int): rows of the graph, and the diagonals of the operator.
         column (int): each column of the features that is in work.
         levels (int): two levels of these columns.
-        columns (int): how many are in work.
+        columns (int): the number of columns in work.
         blocks (int): how many blocks that makes.
         total (int): :obj:`graph`, :obj:`levels` and the columns in work.
         streamed (bool): whether the edges are left out, as they are read from
@@ -272,7 +272,7 @@ def propagate_to(
     check_instance('progress_bar', progress_bar, bool, type(None))
     rank, size = distributed.rank_and_size() if over_ranks else (0, 1)
 
-    # What one process is given wrong stops all of them.
+    # A wrong argument in one process stops all of them.
     def prepare() -> _Job:
         return _prepared(
             out, graph, x, measure, half, tol, columns, memory, size

@@ -353,7 +353,7 @@ class PartitionLosses(NamedTuple):
 def partition_losses(
     assign: Tensor, edge_index: Tensor, y: Tensor, num_classes: Count
 ) -> PartitionLosses:
-    r"""The objectives of GraphRevoker's partition (Zhang et al. 2024).
+    r"""Compute GraphRevoker's partition objectives (Zhang et al. 2024).
 
     With the soft assignment :math:`P` and its expected numbers of nodes
     :math:`n_i = \sum_u P_{ui}`, of edges :math:`e_i = \sum_{(u,v)} P_{ui}

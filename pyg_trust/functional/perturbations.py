@@ -132,9 +132,9 @@ class Perturbations:
         """Split columns into slices whose dense blocks fit into memory.
 
         Args:
-            num_columns (int): how many there are in all.
-            numbers (int): how many numbers a column has per node.
-                (default: :obj:`1`)
+            num_columns (int): the number of all columns.
+            numbers (int): the numbers of a column per node. (default:
+                :obj:`1`)
         """
         return self._blocks(num_columns, numbers)
 

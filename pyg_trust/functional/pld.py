@@ -24,7 +24,7 @@ MIN_DELTA = 1e-10
 _TAIL = 1e-15
 _ROUNDING = 1e-13
 _MAX_CELLS = 2**21
-# Of delta: a proof in integers has coarser cells than this account.
+# A share of delta: proofs in integers have coarser cells than accounts.
 _ROOM = 2e-4
 
 
@@ -98,7 +98,7 @@ def epsilon(
     :mod:`pyg_trust.kernel` can prove the result in integers.
 
     Args:
-        phases (dict): how many steps there are with each parameters.
+        phases (dict): the number of steps by parameters.
         pair (callable): the masses of a step, of its two parameters and the
             width of a cell; they are to dominate it.
         delta (float): in :math:`(0, 1)`.

@@ -301,7 +301,7 @@ def check_occurrences(occurrences: Any, form: str = 'replace') -> int:
 # A direction is where the unit's Gaussian is under P and under Q: +1, -1, or
 # None for a unit that is not there. Losses increase with the outcome.
 _Direction = tuple[int | None, int | None]
-# Of a mixture of Gaussians: weights, and where they are.
+# A mixture of Gaussians: their weights and means.
 _Mixture = tuple[np.ndarray, np.ndarray]
 
 

@@ -256,7 +256,7 @@ class WorstCase:
     """The worst graphs, by blocks of class pairs."""
 
     def flips(self, c1: int, c2: int) -> Tensor:
-        """Return the edges to flip for two classes: ``[2, num_flips]``."""
+        """Return the worst flips for two classes: ``[2, num_flips]``."""
         num_classes = self.margins.size(0)
         check_integer('c1', c1, 0, num_classes - 1)
         check_integer('c2', c2, 0, num_classes - 1)

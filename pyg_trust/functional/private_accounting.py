@@ -169,7 +169,7 @@ def contraction_mu(c: Share, hops: Count, ratio: NotNegative) -> float:
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
-    """The logarithm of delta at an epsilon from 0 up."""
+    """Compute the logarithm of delta at an epsilon from 0 up."""
     t = epsilon / mu - mu / 2
     if t < _DIRECT:
         taken = epsilon + float(scipy.special.log_ndtr(-t - mu))
@@ -196,7 +196,7 @@ def _log_delta(epsilon: float, mu: float) -> float:
 def _bisect(
     below: Callable[[float], bool], low: float, high: float
 ) -> tuple[float, float]:
-    """Where a condition that holds at first ends: the last and the next."""
+    """Bisect to the end of a condition: the last that holds, the next."""
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
         if not low < middle < high or high - low <= 1e-13 * high:

@@ -156,7 +156,8 @@ def linear_sums(
     :math:`\sqrt{1 + \|x\|^2}\, \|e\|`: no gradient is written out.
 
     Args:
-        rows (ndarray or scipy.sparse.csr_array): of :func:`whole_rows`.
+        rows (ndarray or scipy.sparse.csr_array): the result of
+            :func:`whole_rows`.
         error (ndarray): float64, ``[num_rows, num_classes]``.
         max_grad_norm (float): :math:`C`.
         std (float): the standard deviation of the noise.
@@ -198,7 +199,8 @@ def linear_logits(rows: Any, weight: np.ndarray) -> np.ndarray:
     """Compute logits of a linear model exactly, weights rounded to a grid.
 
     Args:
-        rows (ndarray or scipy.sparse.csr_array): of :func:`whole_rows`.
+        rows (ndarray or scipy.sparse.csr_array): the result of
+            :func:`whole_rows`.
         weight (ndarray): float64, ``[num_columns + 1, num_classes]``; finite.
     """
     # Coarse enough that sums of integer products stay below 2^53.

@@ -278,7 +278,7 @@ def messages(
 
 
 def class_messages(probabilities: Tensor) -> Tensor:
-    r"""Turn probabilities of classes into messages without opposites.
+    r"""Turn probabilities of classes into messages of norm at most 1.
 
     .. math::
         m = \frac{q - 1/C}{\sqrt{1 - 1/C}}

@@ -837,10 +837,10 @@ def column_norms(x: Tensor) -> Tensor:
 
 
 def push_levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
-    r"""Return :math:`W`, :math:`Y_{i+1} / Y_i` and :math:`w_i / (W Y_i)`.
+    r"""Return the sum :math:`W` of a measure's weights, and ratios of tails.
 
-    The ratios include :obj:`shrink`. The tails are summed from the small end,
-    as one minus the earlier sums would cancel.
+    They are :math:`Y_{i+1} / Y_i` times :obj:`shrink`, :math:`w_i / (W Y_i)`;
+    tails are summed from the small end, as one minus the rest would cancel.
     """
     weights = np.trim_zeros(np.array(measure.weights), 'b')
     tails = weights[::-1].cumsum()[::-1]

@@ -77,7 +77,7 @@ def single_edge_ranks(
             user itself is none for its ranks, from which its own items are
             left out.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
-        k (int): how many of the best items. (default: :obj:`10`)
+        k (int): the number of best items. (default: :obj:`10`)
         tolerance (float): an item less than this below another one counts as
             beside it. (default: :obj:`0.0`)
         progress_bar (bool, optional): whether to show one; by default in a

@@ -237,7 +237,7 @@ def path_scores(
     """Score all items for some users; the same bits with counts or without.
 
     Args:
-        lists (Lists): of :func:`lists_of`.
+        lists (Lists): the result of :func:`lists_of`.
         users (np.ndarray): int64.
         degree (Tensor): int64, ``[num_items]``: the users of each item.
         exponents (tuple): :math:`b, c, d`.
@@ -270,7 +270,7 @@ def best_items(scores: np.ndarray, k: int) -> np.ndarray:
     Args:
         scores (np.ndarray): float64, ``[num_users, num_items]``; what is not
             positive is never chosen.
-        k (int): how many.
+        k (int): the number of items.
 
     Returns:
         np.ndarray: int64, ``[num_users, k]``; empty places hold ``num_items``.

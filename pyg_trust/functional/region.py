@@ -123,7 +123,7 @@ def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
         graph (CSRGraph): the graph.
         target (int): where walks start.
         alpha (float): the teleport probability.
-        size (int): how many nodes at most.
+        size (int): the most nodes.
 
     Returns:
         Tensor: int64, at most :obj:`size` nodes, the target among them.

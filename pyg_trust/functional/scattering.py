@@ -416,7 +416,7 @@ def _moments(
 
 
 def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
-    """Refuse scales, layers or moments that no transform has."""
+    """Check the low pass, scales, moments and layers of a transform."""
     bank = WAVELETS.find('wavelet', wavelet)
     check_choice('low_pass', low_pass, LOW_PASSES)
     check_integer('J', J, bank.least)

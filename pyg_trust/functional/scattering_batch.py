@@ -218,7 +218,7 @@ class Batch(NamedTuple):
         return adj, signal.view(b, a, g)
 
     def low_pass(self, kind: str, block: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights of a block's nodes, and the graph of each."""
+        """Return pooling weights of a block's nodes, and each node's graph."""
         count = self.size[block]
         place = torch.arange(block.numel(), device=block.device)
         place = place.repeat_interleave(count)

@@ -41,9 +41,9 @@ def count_sets(num_flips: int, budget: int, most: int) -> int:
     """Count the sets of at most :obj:`budget` flips, up to a limit.
 
     Args:
-        num_flips (int): of how many.
-        budget (int): how many at most.
-        most (int): where to stop counting.
+        num_flips (int): the number of flips to choose from.
+        budget (int): the most flips of a set.
+        most (int): the count at which to stop.
     """
     total = 0
     for k in range(min(budget, num_flips) + 1):
@@ -67,7 +67,7 @@ def all_flips(
 
     Args:
         perturbations (Perturbations): the admissible graphs.
-        budget (int): how many flips at most.
+        budget (int): the most flips.
         undirected (bool): as in :func:`candidates`.
 
     Yields:
@@ -99,7 +99,7 @@ class Exhaustive:
         logits (Tensor): :math:`H`, float64, ``[num_nodes, num_classes]``.
         targets (Tensor): int64, ``[num_targets]``.
         reference (Tensor): int64, ``[num_targets]``: the class to defend.
-        budget (int): how many flips at most.
+        budget (int): the most flips.
         horizon (Horizon): how the model diffuses.
         undirected (bool): whether a flip takes both directions.
         progress_bar (bool, optional): whether to show one; by default in a

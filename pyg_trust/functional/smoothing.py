@@ -71,7 +71,7 @@ def check_noise(name: str, value: tuple[float, float]) -> tuple[float, float]:
     r"""Refuse probabilities that are no noise; return floats.
 
     Args:
-        name (str): of the argument.
+        name (str): the name of the argument.
         value (tuple[float, float]): :math:`p_+, p_- \ge 0` with :math:`p_+ +
             p_- < 1`: at 1 a sample says nothing about the input.
     """
@@ -243,8 +243,10 @@ def _fill(
 def worst_case_probability(
     p: Tensor, regions: FlipRegions, *, upper: bool = False
 ) -> Tensor:
-    r"""The probability under :math:`\tilde x` of a set that has :math:`p`
-    under :math:`x`: the smallest, or the largest.
+    r"""Compute extreme probabilities under :math:`\tilde x` of any set.
+
+    The set has the probability :math:`p` under :math:`x`. The result is its
+    smallest probability under :math:`\tilde x`, or the largest.
 
     .. math::
         \rho(p) = \min_h \{ P_{\tilde x}(h) : P_x(h) = p \}, \qquad
@@ -255,7 +257,7 @@ def worst_case_probability(
 
     Args:
         p (Tensor): probabilities, float64, any shape.
-        regions (FlipRegions): of :func:`flip_regions` or
+        regions (FlipRegions): the result of :func:`flip_regions` or
             :func:`joint_regions`.
         upper (bool): whether the largest. (default: :obj:`False`)
 
@@ -270,7 +272,7 @@ def worst_case_probability(
         >>> rho = worst_case_probability(p, flip_regions(0, 1, 0.01, 0.6))
         >>> [round(value, 12) for value in rho.tolist()]
         [0.2575, 0.835]
-    """  # noqa: D205
+    """
     values = _probabilities('p', p)
     clean, perturbed = regions.clean.numpy(), regions.perturbed.numpy()
     # From the nearer end: where rho is steep, 1 - p is more precise than p.

@@ -76,7 +76,7 @@ _GONE = ': it never was, or was removed before'
 
 
 class Step(NamedTuple):
-    """The removals of an edit, then what it adds, then what it changes.
+    """One edit of a graph: removals, then additions, then changes.
 
     Args:
         gone (Tensor): int64: nodes to remove, with their edges.
@@ -217,7 +217,7 @@ class Sums:
         return self._open(_ROWS)
 
     def arrays(self) -> dict[str, Tensor]:
-        """All that is kept, by name, with the room to spare."""
+        """Return the stored arrays by name, with their spare room."""
         names = 'neighbours', 'in-neighbours', 'x', 'sums', 'heavy'
         places = _COL, _BACK + _COL, _X, _SUMS, _HELD
         return {
@@ -610,7 +610,7 @@ def _events(kind: int, names: Tensor) -> Tensor:
 
 
 def _last(nodes: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    # Of each node the last features.
+    # The last features of each node.
     if nodes.numel() < 2:
         return nodes, x
     unique, place = nodes.unique(return_inverse=True)

@@ -32,7 +32,7 @@ from pyg_trust._checks import (
 TIES = ('any', 'first')
 #: How far logits may move with the batch, relative to how far apart they are.
 APART = 1e-4
-# What rounding may move them by, relative to the largest of a row, and the
+# How far rounding may move them, relative to the largest of a row, and the
 # share of rows in which it may turn a vote.
 _ROUNDED, _TURNED = 2.0**-17, 0.01
 
@@ -175,7 +175,7 @@ def certified_mean(
 
 
 def strays(one: Tensor, two: Tensor) -> Tensor:
-    """Where logits are others, by more than rounding in a batch.
+    """Mark logits that differ by more than rounding in a batch.
 
     Votes are decided by how far logits of a row are from its largest. So an
     entry may move by a part of that, or of what is usual between the first
@@ -184,7 +184,7 @@ def strays(one: Tensor, two: Tensor) -> Tensor:
 
     Args:
         one (Tensor): logits, ``[num, num_classes]``.
-        two (Tensor): those of what may be the same.
+        two (Tensor): logits to compare, of the same shape.
 
     Returns:
         Tensor: bool, ``[num, num_classes]``.
@@ -209,7 +209,7 @@ def strays(one: Tensor, two: Tensor) -> Tensor:
 
 
 def differ(one: Tensor, two: Tensor) -> bool:
-    """Whether logits are others, by more than rounding in a batch."""
+    """Return whether logits differ by more than rounding in a batch."""
     if one.shape != two.shape:
         return True
     if not one.numel():

@@ -104,7 +104,7 @@ _LONG = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact])
 def profile(
     x: Bracket, gamma: Bracket, s: Bracket, pair: Pair, c: int = B, p: int = P
 ) -> Point:
-    """F and its fall of two mixtures of Gaussians of deviation 1.
+    """Bracket F and its fall for two mixtures of Gaussians of deviation 1.
 
     ``pair`` has the weights of P and Q by the mean, in units of ``s``; the
     loss at ``x`` is ``log gamma``. All three have ``c`` bits.
@@ -123,7 +123,7 @@ def profile(
 
 
 def withdrawn(num: int, b: int, q: Fraction, z: Fraction) -> Point:
-    """F against a blank at the epsilon ``num 2^-b``, and its fall."""
+    """Bracket F and its fall against a blank, at the epsilon ``num 2^-b``."""
     g, one = v.exp(num, b, B), (1 << B, 1 << B)
     w = v.plus(one, v.times(v.minus(g, one), 1 / q))
     if w[1] <= 0:
@@ -136,7 +136,7 @@ def withdrawn(num: int, b: int, q: Fraction, z: Fraction) -> Point:
 
 
 def replaced(num: int, b: int, q: Fraction, z: Fraction) -> Point:
-    """F against any other at the epsilon ``num 2^-b``, and its fall."""
+    """Bracket F and its fall against any other unit, at ``num 2^-b``."""
     if z < LEAST:
         raise OverflowError('the noise is too little to be measured')
     g = v.exp(num, b, B)
@@ -150,7 +150,7 @@ def replaced(num: int, b: int, q: Fraction, z: Fraction) -> Point:
 
 
 def exchanged(at: Point, num: int, b: int) -> Point:
-    """F and its fall for the exchanged pair; ``at`` is at ``-num 2^-b``."""
+    """Bracket F and its fall of the exchanged pair; ``at`` is for -num."""
     (f, fall), g, one = at, v.exp(num, b, B), (ONE, ONE)
     value = v.minus(v.plus(one, v.product(g, f, B)), v.coarser(g, B - P))
     less = v.product(v.exp(-num, b, B), fall, B)
@@ -160,7 +160,7 @@ def exchanged(at: Point, num: int, b: int) -> Point:
 def points(
     law: Law, nums: Sequence[int], b: int, q: Fraction, z: Fraction
 ) -> list[Point]:
-    """F and its fall of one step of a law at the epsilons ``num 2^-b``."""
+    """Bracket F and its fall of one step, at the epsilons ``num 2^-b``."""
     half = replaced if law == 'replace' else withdrawn
     one, z = law if callable(law) else half, z / 2 if law == 'wor' else z
     symmetric = law not in ('withdraw', 'exchanged')
@@ -180,7 +180,7 @@ class Losses(NamedTuple):
 def chosen(
     law: Law, q: Fraction, z: Fraction, r: int, cut: int
 ) -> tuple[int, list[int]]:
-    """Cells of level 0, and points from the right; any are sound."""
+    """Choose cells of level 0 and points, from the right; any are sound."""
     near = points(law, [0], 0, q, z)[0][0][1]
     b = min(P // 2, P - near.bit_length() + r.bit_length() - 4)
     sides = []
@@ -200,7 +200,7 @@ def chosen(
 def placed(
     masses: Iterable[tuple[int, int]], b: int, r: int, infinite: int
 ) -> Losses:
-    """The losses that have masses at such points."""
+    """Put masses at points into the cells of levels."""
     levels = [[0] * (2 * r + 1)]
     for j, mass in masses:
         k = max(0, (abs(j) - 1).bit_length() - r.bit_length() + 1)
@@ -210,7 +210,7 @@ def placed(
 
 
 def linked(line: Sequence[Kink], j: int, gamma: Bracket, at: int) -> Kink:
-    """A point to the left of a line, with its fall in 2^-2P."""
+    """Make the next point of a line, to the left, with its fall in 2^-2P."""
     if not line:
         return j, gamma, at, (0, 0)
     _, (lo, hi), before, _ = line[-1]
@@ -219,14 +219,14 @@ def linked(line: Sequence[Kink], j: int, gamma: Bracket, at: int) -> Kink:
 
 
 def kinks(line: Sequence[Kink], rounding: int) -> Iterator[tuple[int, int]]:
-    """The masses at all points of a line but the last, from the right."""
+    """Yield masses at the points of a line, from the right, but the last."""
     for (j, gamma, _, right), (*_, left) in pairwise(line):
         kink = max(0, left[rounding] - right[1 - rounding])
         yield j, shifted(kink * gamma[rounding], 2 * P, rounding)
 
 
 def above(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
-    """Masses of the chords, rounded up."""
+    """Compute the masses of the chords, rounded up."""
     b, js = chosen(law, q, z, r, cut)
     line: list[Kink] = []
     most = 0
@@ -238,7 +238,7 @@ def above(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
 
 
 def below(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
-    """Masses of the tangents' minorant, rounded down; none is infinite."""
+    """Compute masses of the tangents' minorant, rounded down, all finite."""
     b, js = chosen(law, q, z, r, cut)
     ends = list(pairwise(js))
     middle = points(law, [i + j for j, i in ends], b + 1, q, z)
@@ -266,7 +266,7 @@ def below(law: Law, q: Fraction, z: Fraction, r: int, cut: int) -> Losses:
 
 
 def shifted(x: int, p: int, rounding: int) -> int:
-    """The integer at ``x 2^-p``, rounded up (1) or down."""
+    """Return ``x 2^-p`` as an integer, rounded up (1) or down (0)."""
     return x + rounding * ((1 << p) - 1) >> p
 
 
@@ -292,18 +292,18 @@ def halved(m: Sequence[int], w: int, rounding: int) -> list[int]:
 
 
 def wider(m: Sequence[int]) -> list[int]:
-    """Put as many empty cells around some as there are."""
+    """Add half as many empty cells on either side."""
     side = [0] * (len(m) // 2)
     return [*side, *m, *side]
 
 
 def add(x: Sequence[int], y: Sequence[int]) -> list[int]:
-    """Add the masses of the same cells."""
+    """Add masses cell by cell."""
     return [m + n for m, n in zip(x, y, strict=True)]
 
 
 def coarsened(x: Losses, rounding: int) -> Losses:
-    """Put the finest level on the cells of the next one."""
+    """Move the finest level to the cells of the next one."""
     if not 0 < x.b >= len(x.levels) - WIDEST.bit_length():
         raise OverflowError('losses are beyond all measure')
     first, rest = wider(halved(x.levels[0], x.b, rounding)), x.levels[1:]
@@ -312,7 +312,7 @@ def coarsened(x: Losses, rounding: int) -> Losses:
 
 
 def convolved(x: Sequence[int], y: Sequence[int], rounding: int) -> list[int]:
-    """Multiply every two masses, rounded up (1) or down."""
+    """Convolve the masses of two levels, rounded up (1) or down (0)."""
     one, two = (
         Decimal(''.join(f'{n:0{WIDTH}d}' for n in reversed(m))) for m in (x, y)
     )
@@ -349,7 +349,7 @@ def together(x: Losses, y: Losses, cut: int, rounding: int) -> Losses:
 
 
 def tidy(x: Losses, cut: int, rounding: int) -> Losses:
-    """Cut ends that are rare, and cells that are finer than they need be."""
+    """Cut ends that are rare, and coarsen cells that are needlessly fine."""
     r, lost = len(x.levels[0]) // 2, [0, 0]
     levels = [list(m) for m in x.levels]
     for side, cells in enumerate((range(r), range(2 * r, r, -1))):
@@ -386,7 +386,7 @@ def composed(
 
 
 def delta_of(x: Losses, epsilon: Fraction, rounding: int) -> Fraction:
-    """D(epsilon), rounded up (1) or down (0)."""
+    """Compute D(epsilon), rounded up (1) or down (0)."""
     r, total = len(x.levels[0]) // 2, x.infinite
     at = v.fixed(epsilon, B)[1 - rounding]
     for k, m in enumerate(x.levels):

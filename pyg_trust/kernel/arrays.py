@@ -1,4 +1,4 @@
-"""Arrays: their digests, and files of them that are no larger than they say.
+"""Digests of arrays, and files of arrays that are as large as they say.
 
 **Statement.** Two lists of parts have one :func:`fingerprint` only if they are
 equal, or a collision of SHA-256 is known: each part is hashed behind its type,
@@ -56,7 +56,7 @@ def named(state: Mapping[Any, Any], kind: type) -> list[Any]:
 
     Args:
         state (dict): other values than tensors and dictionaries are left out.
-        kind (type): of the tensors.
+        kind (type): the type of the tensors.
 
     Raises:
         ValueError: if two tensors have one name.
@@ -88,8 +88,8 @@ def divides(ptr: np.ndarray, rows: int, total: int) -> bool:
 
     Args:
         ptr (ndarray): int64.
-        rows (int): how many rows there are.
-        total (int): how many entries they have.
+        rows (int): the number of rows.
+        total (int): the number of all entries.
     """
     return (
         ptr.shape == (rows + 1,)
@@ -103,7 +103,7 @@ def read_arrays(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
     """Read the arrays of an ``.npz``, none of which is larger than its file.
 
     Raises:
-        ValueError: if it is none, is compressed or damaged, or holds objects.
+        ValueError: if it is no such file, compressed, damaged or has objects.
     """
     try:
         with zipfile.ZipFile(path) as archive:

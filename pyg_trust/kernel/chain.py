@@ -24,7 +24,7 @@ REMOVAL = ('action', 'spent', 'request', 'data', 'reference')
 
 
 class Chain(NamedTuple):
-    """Lines as they were read.
+    """Lines of a file, as they were read.
 
     Args:
         bodies (list): the content of every line.
@@ -60,7 +60,7 @@ def of_steps(content: bytes, strict: bool = True) -> Chain:
     """Read a file with one :func:`line` after the other.
 
     Args:
-        content (bytes): of the file.
+        content (bytes): the bytes of the file.
         strict (bool): refuse a line that is none; else it breaks the chain,
             and is the last that is read. (default: :obj:`True`)
 

@@ -311,7 +311,7 @@ def values(made: Any) -> dict[str, Any]:
 
 
 def visible(text: str) -> str:
-    r"""The text on one line, with what a screen does not show as its code.
+    r"""Return the text on one line, with escapes for unprintable signs.
 
     A line end, a control sequence of a terminal or a sign that turns the
     direction of writing would let a text look like another one.
@@ -327,7 +327,7 @@ def visible(text: str) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return the plain value with texts for numbers that JSON has not."""
+    """Return the plain value, with texts for NaN and infinity."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -338,17 +338,17 @@ def finite(value: Any) -> Any:
 
 
 def digest(fields: dict[str, Any]) -> str:
-    """SHA-256 of a report in JSON, without the entry ``digest`` itself."""
+    """Digest a report's JSON by SHA-256, without the entry ``digest``."""
     rest = {name: fields[name] for name in fields if name != 'digest'}
     text = json.dumps(rest, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_json(text: str) -> Any:
-    """Read a JSON that every program reads alike.
+    """Read JSON; refuse any that programs read differently.
 
     Raises:
-        ValueError: if it is none, a name is in one object twice, or a number
+        ValueError: if it is no JSON, an object has a name twice, or a number
             is none of JSON's (``NaN``, ``Infinity``) or too large (``1e999``).
     """
     if not isinstance(text, str):
@@ -379,14 +379,14 @@ def _number(text: str) -> float:
 
 
 def count(name: str, value: Any, least: int = 0) -> int:
-    """Read a whole number that is not below another one."""
+    """Read an integer of at least ``least``."""
     if type(value) is not int or value < least:
         raise ValueError(f'{name!r} needs to be a count (got {value!r})')
     return value
 
 
 def number(name: str, value: Any, *, above: float = -math.inf) -> float:
-    """Read a finite number that exceeds another one."""
+    """Read a finite number that exceeds ``above``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f'{name!r} needs to be a number (got {value!r})')
     made = float(value)

@@ -82,12 +82,12 @@ _NOISE_BITS = 32
 
 
 def grid(norm: float) -> float:
-    """The grid :math:`g'` of sums."""
+    """Return the grid :math:`g'` of sums."""
     return math.ldexp(norm, -GRID_BITS)
 
 
 def scales(tops: Floats) -> Floats:
-    r"""The powers of two :math:`2^{-k_r}` of rows; 0 of rows of zeros."""
+    r"""Return the powers of two :math:`2^{-k_r}` of rows; 0 for zeros."""
     exponents = np.frexp(np.clip(tops, TINY, HUGE))[1] - INPUT_BITS
     return np.where(tops > 0, np.ldexp(1.0, exponents), 0.0)
 
@@ -100,7 +100,7 @@ def factors(
     norm: float,
     automatic: bool = False,
 ) -> Floats:
-    r"""The factors :math:`c` of units; zero where something is not finite.
+    r"""Compute the factors :math:`c` of units; zero if bounds are not finite.
 
     Args:
         n (ndarray): upper bounds of the norms of their gradients.
@@ -121,14 +121,14 @@ def factors(
         c = np.minimum(c, math.ldexp(step, INPUT_BITS) / weight)
     if not automatic:
         c = np.minimum(c, 1.0)
-    # What is no number is not less than anything.
+    # NaN is not less than anything.
     return np.where(most < HUGE * HUGE, c * (1 - 2.0**-40), 0.0)
 
 
 def rows(
     gamma: Floats, a: Floats, c: Floats, norm: float
 ) -> tuple[Floats, Floats]:
-    r"""The integers :math:`\alpha_r` and :math:`a'_r`, as floats.
+    r"""Compute the integers :math:`\alpha_r` and :math:`a'_r`, as floats.
 
     Args:
         gamma (ndarray): ``[num_rows, out]``.
@@ -143,7 +143,7 @@ def rows(
 
 
 def block_sum(alpha: Floats, inner: Floats) -> Integers:
-    r"""The integers :math:`\sum_r \alpha_r a'^\top_r`, exactly.
+    r"""Compute the integers :math:`\sum_r \alpha_r a'^\top_r` exactly.
 
     Args:
         alpha (ndarray): ``[num_rows, out]``, integers up to :math:`2^{22}`.
@@ -157,14 +157,14 @@ def block_sum(alpha: Floats, inner: Floats) -> Integers:
 
 
 def truncated(gradient: Floats, c: float, norm: float) -> Integers:
-    r"""A gradient times its factor, in units of :math:`g'`, toward zero."""
+    r"""Scale a gradient and round it toward zero to units of :math:`g'`."""
     return np.trunc(gradient * (c / grid(norm))).astype(np.int64)
 
 
 def noise_grid(
     multiplier: float, norm: float, count: int
 ) -> tuple[float, float]:
-    r"""The grid :math:`g` of a release, and :math:`\rho`.
+    r"""Return the grid :math:`g` of a release, and :math:`\rho`.
 
     The standard deviation is :math:`2^{32} g`.
     """
@@ -181,7 +181,7 @@ def noise_grid(
 
 
 def on_noise_grid(total: Integers, norm: float, step: float) -> Integers:
-    r"""A sum in units of :math:`g'`, rounded to units of :math:`g`.
+    r"""Round a sum in units of :math:`g'` to units of :math:`g`.
 
     Args:
         total (ndarray): int64.

@@ -1,4 +1,4 @@
-r"""How many targets one budget can break at once, by weak duality.
+r"""Bound how many targets one budget can break at once, by weak duality.
 
 **The program.** Target v breaks only if what it sees reaches a point p of its
 frontier, the smallest budgets at which it is not certified. With :math:`b_{d
@@ -47,7 +47,7 @@ class Attack(NamedTuple):
     """The changes of an attacker, and those at which each target breaks.
 
     Args:
-        owner (ndarray): whose points they are, ``[num_points]``.
+        owner (ndarray): the target of each point, ``[num_points]``.
         points (ndarray): int64, ``[num_points, num_kinds]``.
         reach (list[csr_array]): M by kind, ``[num_targets, num_items]``.
         budget (list[int]): R by kind.
@@ -92,7 +92,7 @@ class Program(NamedTuple):
 
 
 def program(attack: Attack) -> Program:
-    """Build the program.
+    """Build the linear program of an attack.
 
     Args:
         attack (Attack): with at least one point, none above the budget.
@@ -200,7 +200,7 @@ def value(multipliers: np.ndarray, linear: Program) -> Fraction:
     Args:
         multipliers (ndarray): float64, one for every row; what is below zero
             or no number counts as zero.
-        linear (Program): of :func:`program`.
+        linear (Program): the result of :func:`program`.
     """
     each = (linear.matrix.data, linear.right, linear.gain, linear.upper)
     if not all((np.rint(x) == x).all() and abs(x).max() < 2**31 for x in each):

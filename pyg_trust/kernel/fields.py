@@ -1,4 +1,4 @@
-r"""What the fields of a claim say of one another.
+r"""Contradictions between the fields of a claim.
 
 A forger changes a field and makes its sentence anew. What stands twice finds
 him: a sum beside its parts, a bound beside what it follows from, a setting
@@ -156,7 +156,7 @@ def contradictions(
     arguments: Mapping[str, Any],
     history: Mapping[str, list[float]],
 ) -> Iterator[str]:
-    """Say which fields others contradict.
+    """Yield a text for each field that others contradict.
 
     Raises:
         ValueError: if a field or an argument that confirms others is missing.

@@ -65,7 +65,7 @@ Terms = list[tuple[int, v.Bracket]]
 
 @lru_cache(maxsize=64)
 def binomial(q: Fraction, k: int) -> tuple[Weights, Fraction]:
-    """The weights of coins, and the sum of all that are left out."""
+    """Return the weights of coins, and the sum of those left out."""
     n, d = q.numerator, q.denominator
     every = {
         i: Fraction(math.comb(k, i) * n**i * (d - n) ** (k - i), d**k)
@@ -77,7 +77,7 @@ def binomial(q: Fraction, k: int) -> tuple[Weights, Fraction]:
 
 @lru_cache(maxsize=64)
 def hypergeometric(m: int, n: int, k: int) -> tuple[Weights, Fraction]:
-    """The same of ``m`` of ``n`` units, ``k`` of them the record's, but 0."""
+    """Return those of ``m`` of ``n`` units, ``k`` the record's, without 0."""
     every = {
         i: Fraction(math.comb(m, i) * math.comb(n - m, k - i), math.comb(n, k))
         for i in range(max(0, m + k - n), min(m, k) + 1)
@@ -88,7 +88,7 @@ def hypergeometric(m: int, n: int, k: int) -> tuple[Weights, Fraction]:
 
 @lru_cache(maxsize=64)
 def heights(q: Fraction, z: Fraction, k: int) -> Terms:
-    """``w_i kappa^(i^2)`` of the weights that are kept."""
+    """Bracket ``w_i kappa^(i^2)`` of the weights that are kept."""
     found = []
     for i, w in binomial(q, k)[0].items():
         power = v.rising(v.exp, v.fixed(-(i**2) / (2 * z**2), C), C)
@@ -97,7 +97,7 @@ def heights(q: Fraction, z: Fraction, k: int) -> Terms:
 
 
 def balance(y: int, gamma: v.Bracket, terms: Terms) -> tuple[v.Bracket, int]:
-    """The bracket of ``g(e^y)``, ``y`` in 2^-C; and nearly its slope."""
+    """Bracket ``g(e^y)``, ``y`` in 2^-C, and estimate its slope."""
     sums, slope = [], 0
     for one, scale in ((v.exp(y, C, C), 1 << C), (v.exp(-y, C, C), gamma[0])):
         total, power, at = (0, 0), (1 << C, 1 << C), 0
@@ -111,7 +111,7 @@ def balance(y: int, gamma: v.Bracket, terms: Terms) -> tuple[v.Bracket, int]:
 
 
 def guess(epsilon: float, q: Fraction, z: Fraction, k: int) -> float:
-    """``t / z^2`` nearly: nothing rests on it."""
+    """Estimate ``t / z^2``; no proof rests on it."""
     terms = [
         (i, math.log(w.numerator) - math.log(w.denominator) - i * i / 2 / z**2)
         for i, w in binomial(q, k)[0].items()
@@ -129,13 +129,13 @@ def guess(epsilon: float, q: Fraction, z: Fraction, k: int) -> float:
 
 
 def measured(weights: Weights, k: int, z: Fraction) -> None:
-    """Refuse a law of which a point takes minutes."""
+    """Refuse a law if one of its points takes minutes."""
     if len(weights) > MOST or z * 10 < k:
         raise OverflowError('the law is too wide, or the noise too little')
 
 
 def coins(k: int) -> a.Law:
-    """F of (1), and its fall, of ``k`` units of a record."""
+    """Make the law of (1): F and its fall for ``k`` units of a record."""
 
     def law(num: int, b: int, q: Fraction, z: Fraction) -> a.Point:
         weights, rest = binomial(q, k)
@@ -166,7 +166,7 @@ def coins(k: int) -> a.Law:
 
 
 def without_replacement(m: int, k: int) -> a.Law:
-    """The bound (2), and its fall, of ``m`` units, ``k`` the record's."""
+    """Make the law of (2): its bound for ``m`` units, ``k`` the record's."""
 
     def law(num: int, b: int, q: Fraction, z: Fraction) -> a.Point:
         n = m / q

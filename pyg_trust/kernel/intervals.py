@@ -20,28 +20,28 @@ B = P + 160  # bits of the arguments of their functions
 
 
 def up(a: int, b: int) -> int:
-    """The quotient, rounded up; ``//`` rounds it down."""
+    """Divide and round up; ``//`` rounds down."""
     return -(-a // b)
 
 
 def times(x: Bracket, y: Fraction) -> Bracket:
-    """The bracket of a product; ``x`` if it is exact."""
+    """Bracket the product of a bracket and a fraction."""
     lo, hi = sorted((x[0] * y.numerator, x[1] * y.numerator))
     return lo // y.denominator, up(hi, y.denominator)
 
 
 def fixed(x: Fraction, p: int) -> Bracket:
-    """The bracket of a fraction."""
+    """Bracket a fraction with ``p`` bits."""
     return times((1 << p, 1 << p), x)
 
 
 def minus(x: Bracket, y: Bracket) -> Bracket:
-    """The bracket of a difference."""
+    """Bracket a difference."""
     return x[0] - y[1], x[1] - y[0]
 
 
 def exp(num: int, b: int, p: int) -> Bracket:
-    """The bracket of ``e^(num 2^-b)``."""
+    """Bracket ``e^(num 2^-b)`` with ``p`` bits."""
     num, b = num << max(0, -b), max(0, b)
     prec = p + max(0, (3 * num >> b) // 2) + 24
     v = to_fixed(mpf_exp(from_man_exp(num, -b), prec), p)
@@ -49,20 +49,20 @@ def exp(num: int, b: int, p: int) -> Bracket:
 
 
 def log(num: int, b: int, p: int) -> Bracket:
-    """The bracket of ``log(num 2^-b)``, ``num`` positive."""
+    """Bracket ``log(num 2^-b)`` with ``p`` bits, ``num`` positive."""
     prec = p + abs(num.bit_length() - b).bit_length() + 24
     v = to_fixed(mpf_log(from_man_exp(num, -b), prec), p)
     return v - 1, v + 2
 
 
 def root(p: int) -> Bracket:
-    r"""The bracket of :math:`1 / \sqrt{2 \pi}`."""
+    r"""Bracket :math:`1 / \sqrt{2 \pi}` with ``p`` bits."""
     pi, square = to_fixed(mpf_pi(p + 24), p), 1 << 3 * p - 1
     return math.isqrt(square // (pi + 2)), math.isqrt(square // (pi - 1)) + 1
 
 
 def tail(num: int, b: int, p: int) -> Bracket:
-    r"""The bracket of the upper tail :math:`\Phi_c(num\, 2^{-b})`.
+    r"""Bracket the upper tail :math:`\Phi_c(num\, 2^{-b})` with ``p`` bits.
 
     For :math:`x \ge 0` it is :math:`1/2 - \varphi(x) (x + x^3 / 3 + x^5 / 15
     + \dots)`, all terms positive: from where a term is below half of the one
@@ -92,26 +92,26 @@ def tail(num: int, b: int, p: int) -> Bracket:
 
 
 def between(x: Bracket, p: int, b: int = B) -> Bracket:
-    """The tail somewhere in a bracket of ``b`` bits; no steeper than 1/2."""
+    """Bracket the tail over a bracket of ``b`` bits, by slopes up to 1/2."""
     lo, hi = tail(x[1], b, p)
     return lo, min(1 << p, hi + up((x[1] - x[0]) << p, 2 << b))
 
 
 def plus(x: Bracket, y: Bracket) -> Bracket:
-    """The bracket of a sum."""
+    """Bracket a sum."""
     return x[0] + y[0], x[1] + y[1]
 
 
 def rising(f: Callable[..., Bracket], x: Bracket, p: int) -> Bracket:
-    """The bracket of a function that grows, such as exp, of ``p`` bits."""
+    """Bracket a growing function, such as exp, with ``p`` bits."""
     return f(x[0], p, p)[0], f(x[1], p, p)[1]
 
 
 def product(x: Bracket, y: Bracket, less: int) -> Bracket:
-    """The bracket of a product of numbers >= 0, so many bits less."""
+    """Bracket a product of numbers >= 0, and drop ``less`` bits."""
     return x[0] * y[0] >> less, up(x[1] * y[1], 1 << less)
 
 
 def coarser(x: Bracket, less: int) -> Bracket:
-    """The bracket of a number, so many bits less."""
+    """Drop the last ``less`` bits of a bracket, rounded outwards."""
     return x[0] >> less, up(x[1], 1 << less)

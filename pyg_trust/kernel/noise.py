@@ -249,7 +249,7 @@ def quick(words: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         words (ndarray): uint64, ``[n]``: the first word of each stream.
-        table (Table): of :func:`table`.
+        table (Table): the result of :func:`table`.
 
     Returns:
         tuple: int64, ``[n]``: the cells; bool, ``[n]``: whether a word is
@@ -295,7 +295,7 @@ def cells(source: Bytes, count: int) -> np.ndarray:
 
     Args:
         source (callable): maps a number to so many random bytes.
-        count (int): how many to draw.
+        count (int): the number of cells to draw.
 
     Returns:
         ndarray: int64, ``[count]``.

@@ -77,7 +77,7 @@ class Graphs(NamedTuple):
 
 
 class Model(NamedTuple):
-    """How scores are made of signals.
+    """Map from signals to scores.
 
     Args:
         alpha (float): the teleport probability.
@@ -154,7 +154,7 @@ def limbs(factor: Fraction) -> tuple[int, int]:
 def scaled(
     x: np.ndarray, low: np.ndarray | int, high: np.ndarray | int
 ) -> np.ndarray:
-    """``x`` times a factor between two of :func:`limbs`, rounded up."""
+    """Multiply ``x`` by a factor between two of :func:`limbs`, rounded up."""
     factor = np.where(x >= 0, high, low)
     f1, f0 = factor >> 26, factor & (2**26 - 1)
     x1, x0 = x >> 24, x & (2**24 - 1)
@@ -164,14 +164,14 @@ def scaled(
 
 
 def roots(most: int) -> Roots:
-    """``1 / sqrt(s)`` for s = max(1, 0), ..., most: down and up."""
+    """Compute ``1 / sqrt(s)`` for s = max(1, 0), ..., most: down and up."""
     square = [(1 << 2 * BITS) // max(s, 1) for s in range(most + 1)]
     low = np.array([math.isqrt(x) for x in square])
     return low, low + 1
 
 
 def places(*values: np.ndarray) -> int:
-    """Return the p of units 2^-p: all values are below 2^45 of them."""
+    """Choose p, so that all values are below 2^45 units of 2^-p."""
     if not all(np.isfinite(v).all() for v in values):
         raise ValueError('the witness holds NaN or infinity')
     top = max(float(np.abs(v).max(initial=0)) for v in values)
@@ -179,7 +179,7 @@ def places(*values: np.ndarray) -> int:
 
 
 def units(values: np.ndarray, p: int) -> np.ndarray:
-    """Values in units of 2^-p, rounded up."""
+    """Convert values to units of 2^-p, rounded up."""
     return np.ceil(np.ldexp(values, p)).astype(np.int64)
 
 
@@ -221,20 +221,20 @@ def coming(graphs: Graphs, z: np.ndarray) -> Flips:
 def ragged(
     row: np.ndarray, value: np.ndarray, key: np.ndarray, n: int
 ) -> Flips:
-    """Values by row, and by key in it."""
+    """Sort values by row, and within a row by key."""
     ptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=n))])
     return Flips(ptr, value[np.lexsort((key, row))])
 
 
 class Prices(NamedTuple):
-    """Prices of flips, in the units of scores or, before, as floats.
+    """Prices of flips, as floats or in the units of scores.
 
     Args:
-        row (ndarray): of a flip in each row, ``[n]``.
+        row (ndarray): the price of a flip in each row, ``[n]``.
         visits (bool): whether a row's price is divided by its size.
-        edge (ndarray, optional): of each removal in place of its row's,
-            ``[num_edges]``.
-        pair (ndarray, optional): of each addition, ``[num_pairs]``.
+        edge (ndarray, optional): the price of each removal, in place of its
+            row's, ``[num_edges]``.
+        pair (ndarray, optional): the price of each addition, ``[num_pairs]``.
     """
 
     row: np.ndarray
@@ -244,7 +244,7 @@ class Prices(NamedTuple):
 
 
 def sized(graphs: Graphs, model: Model) -> Roots:
-    """1 / sqrt(s) of every size of a row, for 'sym'."""
+    """Compute 1 / sqrt(s) of every size of a row, for 'sym'."""
     most = int(sizes(graphs)[1].max())
     return roots(most if model.normalization == 'sym' else 0)
 
@@ -265,7 +265,7 @@ def operator(
     z: np.ndarray,
     price: Prices,
 ) -> np.ndarray:
-    """T z, rounded up; ``signal`` is alpha r."""
+    """Compute T z, rounded up; ``signal`` is alpha r."""
     if price.edge is not None and price.pair is not None:
         return apart(graphs, model, signal, z, price.edge, price.pair)
     n, degree = len(z), np.diff(graphs.rowptr)
@@ -310,7 +310,7 @@ def apart(
     edge: np.ndarray,
     pair: np.ndarray,
 ) -> np.ndarray:
-    r"""T z with a price for every flip, rounded up flip by flip.
+    r"""Compute T z with a price for every flip, rounded up flip by flip.
 
     In a row of size s a flip adds :math:`\pm a z_j / s` less its price, so
     that for each size the best flips come first.
@@ -347,7 +347,7 @@ def apart(
 def sums(
     side: tuple[np.ndarray, np.ndarray, np.ndarray], full: np.ndarray, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of the best flips of every row, the differences of a table.
+    """Sum the best flips of every row, as differences of a table.
 
     The table may wrap, as no difference does.
     """
@@ -358,7 +358,7 @@ def sums(
 
 
 def first(graphs: Graphs, model: Model, r: np.ndarray) -> np.ndarray:
-    """Return the scores before any step, in every admissible graph at most."""
+    """Bound scores before any step from above, in all admissible graphs."""
     if model.normalization == 'rw':
         return r
     small, large = (np.maximum(size, 1) for size in sizes(graphs))
@@ -416,7 +416,7 @@ def bound(
 
 
 def down(price: np.ndarray, p: int) -> np.ndarray:
-    """Prices in units of 2^-p, rounded down; none needs to be above 2^44."""
+    """Convert prices to units of 2^-p, rounded down and cut at 2^44."""
     if not (price >= 0).all():
         raise ValueError('the witness holds a price below zero')
     return -units(-np.minimum(price, 2.0 ** (44 - p)), p)
@@ -459,7 +459,7 @@ def bound_within(
         reached (ndarray): float64, ``[n]``: :math:`\bar\pi_u(i)` proved by
             :func:`reach`, infinite where the price is zero.
         budget (int): B.
-        visits (bool): what :obj:`reached` bounds.
+        visits (bool): whether :obj:`reached` bounds visits.
         shares (ndarray, optional): float64, ``[num_edges + num_pairs]``, of
             :func:`split`: then B is of undirected edges.
     """
@@ -482,7 +482,7 @@ def bound_within(
 
 
 def split(graphs: Graphs, shares: np.ndarray) -> np.ndarray:
-    """Shares of an edge's price, at most 1 for both directions together.
+    """Check shares of an edge's price: at most 1 for both directions.
 
     Args:
         graphs (Graphs): with its pairs listed.

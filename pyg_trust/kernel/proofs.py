@@ -71,7 +71,7 @@ ARRAYS = {
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of names, kinds, shapes and bytes."""
+    """Digest names, kinds, shapes and bytes by SHA-256."""
     sha = hashlib.sha256()
     for name in sorted(arrays):
         value = np.ascontiguousarray(arrays[name])
@@ -200,7 +200,7 @@ def read(arrays: Mapping[str, np.ndarray]) -> tuple[Graphs, Model]:
 def work(
     arrays: Mapping[str, np.ndarray], graphs: Graphs, model: Model
 ) -> int:
-    """Count how many numbers a proof looks at, about."""
+    """Estimate how many numbers a proof reads."""
     degree, (small, large) = np.diff(graphs.rowptr), sizes(graphs)
     lost, won = degree - small, large - degree
     numbers = len(graphs.col) + graphs.pairs.shape[1] + len(degree)
@@ -218,7 +218,7 @@ def work(
 
 
 def tries(model: Model) -> int:
-    """Count how many steps find the scores of a graph."""
+    """Count the steps that compute the scores of a graph."""
     if model.K is not None:
         return model.K
     return math.ceil(min(40 / model.alpha, STEPS))
@@ -327,8 +327,8 @@ def reached(
 
     Args:
         arrays (dict): as :func:`prove` takes them.
-        graphs (Graphs): of :func:`read`.
-        model (Model): likewise.
+        graphs (Graphs): the graphs from :func:`read`.
+        model (Model): the model from :func:`read`.
         nodes (ndarray): int64, ``[num_columns]``.
 
     Returns:
@@ -353,7 +353,7 @@ def flipped(
     """Return the graph after flips, without an attacker.
 
     Args:
-        graphs (Graphs): of :func:`read`.
+        graphs (Graphs): the graphs from :func:`read`.
         flips (ndarray): int64, ``[2, num_flips]``, of nodes.
         most (int): the global budget, -1 without.
         undirected (bool): whether both directions flip together.
@@ -425,7 +425,7 @@ def attacked(
 
 
 def scores(graphs: Graphs, model: Model, logits: np.ndarray) -> np.ndarray:
-    """Return the scores of one graph, about: any numbers would do."""
+    """Estimate the scores of one graph; proofs hold for any numbers."""
     degree = np.diff(graphs.rowptr)
     full = np.maximum(degree, 1)
     signal = logits

@@ -62,7 +62,7 @@ def weights(
         values (ndarray): float64: the private numbers, none of them NaN.
         share (float): :math:`p`, in (0, 1).
         epsilon (float): positive.
-        answers (ndarray): of :func:`candidates`.
+        answers (ndarray): the result of :func:`candidates`.
         sensitivity (int): :math:`k`.
     """
     n = values.size

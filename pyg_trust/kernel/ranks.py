@@ -48,7 +48,7 @@ ARRAYS = {
 
 
 class Inverse(NamedTuple):
-    """X, about, and how far it is off.
+    """Approximate X, with bounds of its error.
 
     Args:
         X (ndarray): float64, ``[n, n]``.
@@ -70,7 +70,7 @@ class Inverse(NamedTuple):
 
 
 def invert(adjacency: scipy.sparse.csr_array, alpha: float) -> Inverse:
-    """Invert I - a P, and bound the error of that."""
+    """Invert I - a P in floats, and bound the error."""
     n, degree = adjacency.shape[0], np.diff(adjacency.indptr).astype(float)
     step = (1 - alpha) / np.maximum(degree, 1)
     X = np.linalg.inv(np.eye(n) - step[:, None] * adjacency.toarray())
@@ -94,11 +94,11 @@ def flip(
     """Return y, rows of Delta X at items, and the error of t.
 
     Args:
-        made (Inverse): of the graph.
+        made (Inverse): the inverse of the graph.
         users (ndarray): int64, ``[num_users]``.
         items (ndarray): int64, ``[num_items]``.
         ends (list[int]): v and j.
-        gone (bool): whether the edge leaves, else it comes.
+        gone (bool): whether the edge is removed; otherwise it is added.
     """
     sign, a = (-1.0 if gone else 1.0), 1 - made.alpha
     old, size = made.degree[ends], made.degree[ends] + sign
@@ -119,12 +119,12 @@ def flip(
 
 
 def clean(made: Inverse) -> float:
-    """Bound the error of scores of the graph as it is."""
+    """Bound the error of scores of the graph without a flip."""
     return 2 * (made.eta + 16 * _EPS * made.most)
 
 
 def beside(t: np.ndarray, mine: np.ndarray, bar: float) -> np.ndarray:
-    """Count what may be beside or above; what is no number counts."""
+    """Count the scores that may be beside or above; NaN counts, too."""
     return (~(t < mine[..., None] - bar)).sum(-1)
 
 

@@ -162,7 +162,7 @@ def released(k: np.ndarray, cells: np.ndarray, std: float) -> np.ndarray:
     """Return a release: the noisy integers, on their grid.
 
     Args:
-        k (ndarray): int64, or float64 integers: what is protected.
+        k (ndarray): int64, or float64 integers: the private sum.
         cells (ndarray): int64, of the same shape: noise of
             :func:`pyg_trust.kernel.noise.cells`.
         std (float): standard deviation of the noise.
@@ -181,7 +181,7 @@ def sensitivity(
     max_degree: int | None = None,
     num_classes: int | None = None,
 ) -> float:
-    r"""Return by how much neighbours move a sum of messages.
+    r"""Return how far sums of messages of neighbouring data are apart.
 
     Args:
         relation (str): ``'edge'``, or one of nodes.
@@ -204,6 +204,6 @@ def sensitivity(
 def pair_mus(
     row_std: float, count_std: float, z: float, steps: int, directed: bool
 ) -> tuple[float, float, float]:
-    r"""Return :math:`\mu` in one edge of rows, their count, and of steps."""
+    r"""Return :math:`\mu` of one edge in rows, in the count and in steps."""
     moved = sensitivity('edge', directed, 'either')
     return moved / row_std, 1 / count_std, math.sqrt(steps) / z

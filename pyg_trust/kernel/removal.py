@@ -1,4 +1,4 @@
-r"""How far weights are from those of exact retraining, from what remains.
+r"""Bound the distance of weights to exact retraining, from what remains.
 
 **Statement.** Of the graph that remains, let :math:`Z = w_0 x + \sum_{i > 0}
 w_i 2^{-f} D^{-a} S_i`, with :math:`q_i = \operatorname{rint}(D^{-a} D^{-b}
@@ -116,11 +116,11 @@ BLOCK, SALTS = 64, 1024
 
 
 class Interval(NamedTuple):
-    """Numbers that an unknown one is between.
+    """Bounds of an unknown number.
 
     Args:
-        least (float): from below.
-        most (float): from above.
+        least (float): the lower bound.
+        most (float): the upper bound.
     """
 
     least: float
@@ -132,7 +132,7 @@ class Proof(NamedTuple):
 
     Args:
         num_train (int): :math:`n`.
-        residual (Interval): of the norm of the gradient.
+        residual (Interval): bounds of the norm of the gradient.
         shift (float): :math:`m`, of the release over its noise.
     """
 
@@ -142,7 +142,7 @@ class Proof(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Rows of features, and the norm of what rounding hides of them.
+    """Rows of features, and a bound of the norm of their rounding error.
 
     Args:
         Z (ndarray): float64, ``[n, d]``.
@@ -154,7 +154,7 @@ class Features(NamedTuple):
 
 
 def gamma(k: float) -> float:
-    r""":math:`\gamma_k (1 + 2 \gamma_k)`, from above, or infinity.
+    r"""Bound :math:`\gamma_k (1 + 2 \gamma_k)` from above, maybe by infinity.
 
     With :math:`k u \le .001` it is at most :math:`1.001 \cdot 1.0021\, k u`.
     """
@@ -162,7 +162,7 @@ def gamma(k: float) -> float:
 
 
 def norm(matrix: np.ndarray) -> float:
-    """The Frobenius norm, from above."""
+    """Bound the Frobenius norm from above."""
     flat = matrix.reshape(-1)
     size = math.sqrt(float(flat @ flat)) if flat.size else 0.0
     return size * (1 + gamma(flat.size + 4)) + TINY
@@ -274,7 +274,7 @@ def residual(
     r"""Bound :math:`\lVert \nabla L(W) \rVert_F`, by :math:`\beta`: step 4.
 
     Args:
-        rows (Features): of the :math:`n` training rows.
+        rows (Features): features of the :math:`n` training rows.
         targets (ndarray): of :func:`slopes`, ``[n, num_outputs]``.
         W (ndarray): float64, ``[d, num_outputs]``: before the noise.
         lam (float): :math:`\lambda > 0`.
@@ -328,7 +328,7 @@ def together(shifts: list[float]) -> float:
 
 
 def checked(arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse arrays that are no proof.
+    """Refuse arrays that do not make a proof.
 
     Raises:
         ValueError: if one is missing, of another kind, or does not fit.
@@ -378,13 +378,13 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def setting(arrays: Mapping[str, np.ndarray]) -> str:
-    """Digest what a proof is about, but for data and weights."""
+    """Digest the settings of a proof: head, propagation, penalty, noise."""
     names = 'weights', 'a', 'b', 'bits', 'self_loops', 'along', 'lam', 'std'
     return fingerprint(str(arrays['head']), *(arrays[n] for n in names))
 
 
 def work(arrays: Mapping[str, np.ndarray]) -> int:
-    """Count the products of a proof, about."""
+    """Estimate the number of products of a proof."""
     edges = len(arrays['col']) + 2 * len(arrays['x'])
     return 2 * len(arrays['weights']) * edges * arrays['x'].shape[1]
 
@@ -408,7 +408,7 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
 
 
 def sealed(arrays: Mapping[str, np.ndarray]) -> str:
-    """Return what the line of a ledger has of these data and this release."""
+    """Hash data and a release, as the line of a ledger does."""
     rowptr, root = arrays['rowptr'], hashlib.sha256()
     kept = ('alive', 'own_loop', 'featureless', 'x', 'labels')
     hashes: list[bytes] = []
@@ -437,7 +437,7 @@ def sealed(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def plausible(arrays: Mapping[str, np.ndarray]) -> float:
-    r"""Return how likely noise leads from :math:`W` to what was released.
+    r"""Return how likely noise leads from :math:`W` to the released weights.
 
     Two-sided, of the sum of squares: it is chi-squared.
     """
@@ -477,10 +477,10 @@ def compare(
     """Compare a claim with what is proved.
 
     Args:
-        arrays (dict): of :func:`checked`.
-        claimed (dict): of the report: ``'data'``, ``'model'``, ``'setting'``,
-            ``'lam'``, ``'release_std'``, ``'seeded'``, ``'num_train'`` and
-            ``'bound'``.
+        arrays (dict): arrays that :func:`checked` accepts.
+        claimed (dict): fields of the report: ``'data'``, ``'model'``,
+            ``'setting'``, ``'lam'``, ``'release_std'``, ``'seeded'``,
+            ``'num_train'`` and ``'bound'``.
         paid (float): the shift that is paid for.
 
     Returns:

@@ -96,7 +96,7 @@ def _settings(claim: Any) -> str:
 
 
 def outwards(value: float, digits: int = 4, up: bool = True) -> str:
-    """Print some digits of a number, rounded to where less is promised."""
+    """Format some digits, rounded so that no more is promised."""
     way = Context(digits, ROUND_CEILING if up else ROUND_FLOOR)
     made = way.create_decimal(repr(float(value + 0.0)))  # a text is none
     return f'{float(made):.{digits}g}'

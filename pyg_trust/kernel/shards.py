@@ -1,4 +1,4 @@
-r"""Who may see what: shards and stages, from names and requests alone.
+r"""Shards and stages that may see items, from names and requests alone.
 
 **Items.** A graph of named nodes has the items ``('node', v)``, ``('features',
 v)`` and ``('edge', u, v)``, one for each direction. A *division* gives a
@@ -53,8 +53,8 @@ class Division(NamedTuple):
     """The shard and the stage of every training node, by name.
 
     Args:
-        shard (dict): from 0.
-        stage (dict): from 0.
+        shard (dict): the number of the shard, from 0.
+        stage (dict): the number of the stage, from 0.
     """
 
     shard: Mapping[int, int]
@@ -83,12 +83,12 @@ def divided(
     """Divide nodes by keyed hashes of their own names.
 
     Args:
-        names (list[int]): of the training nodes.
+        names (list[int]): the names of the training nodes.
         num_shards (int): the shard is the hash modulo this number.
-        key (int): of the shards.
+        key (int): the key of the shards' hash.
         shares (list[float]): ascending, the last 1: the stage is how many
             of them the hash, as a number in [0, 1), has reached.
-        stage_key (int): of the stages.
+        stage_key (int): the key of the stages' hash.
     """
     names = list(names)
     value = {v: (hashed(stage_key, v) >> 10) / 2**53 for v in names}
@@ -123,7 +123,7 @@ def gone(items: Iterable[Item], request: Mapping[str, Iterable]) -> set[Item]:
     """Return the items that a request removes.
 
     Args:
-        items (set): of the graph before.
+        items (set): the items of the graph before.
         request (dict): ``'nodes'`` and ``'features'`` by name, ``'edges'``
             (both directions) and ``'directed_edges'`` by pairs.
 
@@ -172,14 +172,14 @@ def strangers(
     items: Iterable[Item],
     division: Division,
 ) -> dict[tuple[int, int], set[Item]]:
-    """Return the items that a stage has and should not, or lacks, by stage.
+    """List, by stage, the items that it has wrongly or lacks.
 
     Nothing, if every stage was trained on what it may see.
 
     Args:
         trained (dict): by shard and stage, the items that it was trained on.
-        items (set): of the graph that remains.
-        division (Division): of its training nodes.
+        items (set): the items of the remaining graph.
+        division (Division): the division of its training nodes.
     """
     at_home: dict[tuple[int, int] | None, set[Item]] = {}
     for item in items:

@@ -90,7 +90,7 @@ _WIDE = 2.0**23
 
 @dataclass(frozen=True)
 class Share:
-    r"""What fast code says that one unit added, and the bounds it used.
+    r"""Integers that fast code added for one unit, with the bounds it used.
 
     Args:
         integers (sequence of ndarray): int64, in units of :math:`g'`.
@@ -286,8 +286,8 @@ def agree(
     r"""Tell whether fast code added what a unit adds alone.
 
     Args:
-        share (Share): what it says.
-        gradient (sequence of ndarray): of :func:`alone`.
+        share (Share): the integers and bounds of the fast code.
+        gradient (sequence of ndarray): the result of :func:`alone`.
         norm (float): :math:`C`, of this step.
         unit (float): :math:`u`, of the numbers that were recorded.
         automatic (bool): as of :func:`adds`. (default: :obj:`False`)

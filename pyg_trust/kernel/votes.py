@@ -59,7 +59,7 @@ def up(a: int, b: int) -> int:
 
 
 def power_up(x: Fraction, e: int) -> tuple[int, int]:
-    r"""Integers ``m, s`` with :math:`x^e \le m 2^s`, ``x`` not negative."""
+    r"""Return ``m, s`` with :math:`x^e \le m 2^s`, ``x`` not negative."""
     m, s = 1, 0
     digits = BITS + x.denominator.bit_length()
     base, shift = up(x.numerator << digits, x.denominator), -digits
@@ -75,7 +75,7 @@ def power_up(x: Fraction, e: int) -> tuple[int, int]:
 
 
 def tail_up(n: int, k: int, p: Fraction) -> Fraction:
-    r""":math:`P[\mathrm{Bin}(n, p) \ge k]`, rounded up.
+    r"""Compute :math:`P[\mathrm{Bin}(n, p) \ge k]`, rounded up.
 
     Terms :math:`t_j = \binom{n}{j} p^j (1-p)^{n-j}` from :math:`j = k` on;
     :math:`t_{j+1} = t_j f_j` with :math:`f_j = (n - j) p / (j + 1) (1 - p)`,
@@ -103,7 +103,7 @@ def tail_up(n: int, k: int, p: Fraction) -> Fraction:
 
 
 def proves(n: int, k: int, p: Number, level: Number) -> bool:
-    """Tell whether ``p`` is a lower bound of the level for k of n."""
+    """Tell whether ``p`` is a lower bound at a level, for k of n samples."""
     return tail_up(n, k, Fraction(p)) <= Fraction(level)
 
 
@@ -129,7 +129,7 @@ def bounds(
     alpha: Number,
     classes: str,
 ) -> tuple[Fraction, Fraction]:
-    r"""Return the class's probability at least, that of any other at most.
+    r"""Bound the class's probability from below, any other's from above.
 
     With bounds of all classes the first is wrong with probability
     :math:`\alpha / 2` and each of the :math:`C` others, outputs that are not
@@ -150,8 +150,8 @@ def level(
     r"""Return the level that the bounds of one target may have, rounded down.
 
     Args:
-        confidence (float): of all, or of each.
-        targets (int): how many share it.
+        confidence (float): the confidence of all targets, or of each.
+        targets (int): the number of targets.
         per (str): ``'all'`` or ``'node'``.
         look (int): at which look it ended, 0 if the samples were fixed; look
             :math:`j` has :math:`6 / \pi^2 j^2` of it. (default: :obj:`0`)
@@ -169,7 +169,7 @@ def chance(count: int, k: int, p: Fraction) -> Fraction:
 
 
 def patterns(changes: Sequence[Change]) -> Iterator[tuple[Fraction, Fraction]]:
-    """Probabilities of the numbers of flipped bits, clean and changed."""
+    """Yield clean and changed probabilities by numbers of flipped bits."""
     parts = [(Fraction(1), Fraction(1))]
     for added, deleted, plus, minus in changes:
         p, m = Fraction(plus), Fraction(minus)
@@ -190,7 +190,7 @@ def patterns(changes: Sequence[Change]) -> Iterator[tuple[Fraction, Fraction]]:
 
 
 def regions(changes: Sequence[Change]) -> list[tuple[Fraction, Fraction]]:
-    """Patterns with the same ratio together, the ratio falling."""
+    """Join patterns of the same ratio, and sort by falling ratio."""
     parts: dict[Fraction | None, tuple[Fraction, Fraction]] = {}
     for clean, changed in patterns(changes):
         if clean or changed:
@@ -220,10 +220,10 @@ def stays(
     """Tell whether no classifier with such bounds changes its class.
 
     Args:
-        bound (tuple): of :func:`bounds`.
-        parts (list): of :func:`regions`.
-        tolerance (float): of the sampler, taken off the first bound and added
-            to the second. (default: :obj:`0`)
+        bound (tuple): the result of :func:`bounds`.
+        parts (list): the result of :func:`regions`.
+        tolerance (float): the sampler's tolerance, taken off the first bound
+            and added to the second. (default: :obj:`0`)
     """
     off = Fraction(tolerance)
     kept = least(Fraction(bound[0]) - off, parts)
@@ -245,28 +245,28 @@ def needed(n: int, level: Number, tolerance: Number) -> int:
 
 
 def answers(p: Fraction, n: int, k: int, m: int, failure: Number) -> bool:
-    """Tell whether a class of probability p has an answer, but for a failure.
+    """Tell whether a class of probability p lacks an answer rarely enough.
 
     Args:
-        p (Fraction): at least so much.
-        n (int): how many bound its probability.
-        k (int): of :func:`needed`.
-        m (int): how many choose the class.
-        failure (float): with which probability it may have none.
+        p (Fraction): a lower bound of the probability of the class.
+        n (int): the number of samples that bound its probability.
+        k (int): the count that is needed, of :func:`needed`.
+        m (int): the number of samples that choose the class.
+        failure (float): the probability with which it may have no answer.
     """
     missed = tail_up(n, n - k + 1, 1 - p) + tail_up(m, m - m // 2, 1 - p)
     return missed <= Fraction(failure)
 
 
 class Answers:
-    """Of which bounds the classifier answers, in one run but for alpha.
+    """Test of which bounds a later run answers, except with probability alpha.
 
     Args:
-        samples (int): how many bound the probability of the class.
-        selection (int): how many choose it.
+        samples (int): the number that bound the probability of the class.
+        selection (int): the number that choose it.
         alpha (float): the level of all bounds of a target together.
         classes (str): ``'all'`` or ``'one'``.
-        tolerance (float): of the sampler.
+        tolerance (float): the sampler's tolerance.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class Answers:
 
 
 def radius(top: int, earlier: int, later: int, ties: str) -> int:
-    """Count how many votes may say anything else without another class.
+    """Count the votes that may change without changing the class.
 
     Args:
         top (int): the votes for the class.
@@ -312,7 +312,7 @@ def radius(top: int, earlier: int, later: int, ties: str) -> int:
             ``'any'`` if any may.
 
     Returns:
-        int: -1 if it is not the class even so.
+        int: -1 if the class may not win even without a change.
     """
     # top - k > earlier + k; top - k > later + k, or = if ties are its own.
     gap = top - later - (ties != 'first')
@@ -320,7 +320,7 @@ def radius(top: int, earlier: int, later: int, ties: str) -> int:
 
 
 def table(tallies: object, width: int, least: int = 0) -> list[list[int]]:
-    """Read rows of counts, the first of how many targets are alike."""
+    """Read rows of counts, each led by the number of targets that have it."""
     if not isinstance(tallies, list):
         raise ValueError("'tallies' needs to be a list of rows")
     for row in tallies:

@@ -48,10 +48,9 @@ class EdgeStream:
             (default: :obj:`False`)
         start (Tensor, optional): edges that are there already and stay until
             an event removes them: int64, ``[2, k]``. (default: :obj:`None`)
-        on_removed (str): what happens to an event of a node that
-            :meth:`forget` was told of: :obj:`'raise'`, or :obj:`'skip'`,
-            which counts it in ``num_skipped``.
-            (default: :obj:`'raise'`)
+        on_removed (str): the treatment of an event of a node that
+            :meth:`forget` was told of: :obj:`'raise'`, or :obj:`'skip'`, which
+            counts it in ``num_skipped``. (default: :obj:`'raise'`)
         ignore_msg (bool): whether messages of events are left out; else they
             are refused, as edges have no features here.
             (default: :obj:`False`)
@@ -137,7 +136,7 @@ class EdgeStream:
         """Go on from a saved state.
 
         Args:
-            state (dict): of :meth:`state_dict`.
+            state (dict): the result of :meth:`state_dict`.
 
         Raises:
             ValueError: if it is none.

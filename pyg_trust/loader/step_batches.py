@@ -74,7 +74,7 @@ class StepBatches(Sampler[list[int]]):
 
     @validated
     def forget(self, steps: Natural) -> None:
-        """Drop the draws of the first steps, which were spent."""
+        """Drop the kept draws of the first steps, which were spent."""
         self._kept = {k: v for k, v in self._kept.items() if k >= steps}
 
     def drawn_after(self, steps: int) -> bool:

@@ -72,7 +72,8 @@ class PageRankDiffusion(pyg.MessagePassing):
             (default: :obj:`'rw'`)
         add_self_loops (bool): whether nodes without a self-loop get one, as
             in the original PPNP. (default: :obj:`False`)
-        **kwargs (Any): of :class:`~torch_geometric.nn.MessagePassing`.
+        **kwargs (Any): arguments of
+            :class:`~torch_geometric.nn.MessagePassing`.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class PPNP(PageRankDiffusion):
         alpha (float): the teleport probability. (default: :obj:`0.15`)
         K (int, optional): as in :class:`PageRankDiffusion`.
             (default: :obj:`None`)
-        **kwargs (Any): of :class:`PageRankDiffusion`.
+        **kwargs (Any): arguments of :class:`PageRankDiffusion`.
 
     Example:
         >>> model = PPNP(torch.nn.Linear(3, 2), alpha=0.15)
@@ -212,7 +213,7 @@ class FeaturePropagation(PPNP):
         K (int, optional): as in :class:`PageRankDiffusion`.
             (default: :obj:`None`)
         bias (bool): whether there is a bias. (default: :obj:`True`)
-        **kwargs (Any): of :class:`PageRankDiffusion`.
+        **kwargs (Any): arguments of :class:`PageRankDiffusion`.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class LabelLayers(pyg.LabelPropagation):
         edge_weight: Tensor | None = None,
         post_step: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """The propagated labels: ``[num_nodes, num_classes]``."""
+        """Return the propagated labels: ``[num_nodes, num_classes]``."""
         check_instance('y', y, Tensor)
         if y.dtype == torch.int64:
             classes = _classes('y', y)
@@ -307,7 +308,7 @@ class LabelPropagation(PageRankDiffusion):
             (default: :obj:`None`)
         K (int, optional): as in :class:`PageRankDiffusion`, with
             :obj:`num_classes`. (default: :obj:`None`)
-        **kwargs (Any): of :class:`PageRankDiffusion`, with
+        **kwargs (Any): arguments of :class:`PageRankDiffusion`, with
             :obj:`num_classes`.
     """
 
@@ -418,15 +419,16 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
     guarantee of this package covers it.
 
     Args:
-        num_correction_layers (int): how often errors are propagated.
+        num_correction_layers (int): the number of steps that propagate errors.
         correction_alpha (float): the share of an error that comes from the
             neighbours, in each layer.
-        num_smoothing_layers (int): how often corrected predictions are.
+        num_smoothing_layers (int): the number of steps that smooth corrected
+            predictions.
         smoothing_alpha (float): the share of the neighbours in those.
         autoscale (bool): whether errors are scaled to their mean on the
             training nodes. (default: :obj:`True`)
-        scale (float): what errors are multiplied by, without
-            :obj:`autoscale`. (default: :obj:`1.0`)
+        scale (float): the factor of errors, without :obj:`autoscale`.
+            (default: :obj:`1.0`)
     """
 
     def __init__(
@@ -457,7 +459,7 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         edge_index: Any,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """The predictions plus what their errors tell.
+        """Correct predictions by propagated errors of training nodes.
 
         Args:
             y_soft (Tensor): the predictions, ``[num_nodes, num_classes]``.
@@ -479,10 +481,10 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         edge_index: Any,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Spreads predictions, with the true labels of training nodes.
+        """Spread predictions, with the true labels of training nodes.
 
         Args:
-            y_soft (Tensor): what :meth:`correct` returns.
+            y_soft (Tensor): the result of :meth:`correct`.
             y_true (Tensor): as in :meth:`correct`.
             mask (Tensor): as in :meth:`correct`.
             edge_index (Any): as in :meth:`correct`.

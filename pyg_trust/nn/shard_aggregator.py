@@ -275,7 +275,7 @@ class AttentiveAggregator(ShardAggregator):
         contra_weight (float): :math:`\lambda_c`. (default: :obj:`0`)
         recon_weight (float): :math:`\lambda_r`; if it is positive, ``fit``
             needs the graph and the shards. (default: :obj:`0`)
-        temperature (float): of :math:`L_{\text{contra}}`.
+        temperature (float): the temperature of :math:`L_{\text{contra}}`.
             (default: :obj:`0.5`)
         hidden_channels (int): the width of :math:`h`. (default: :obj:`64`)
         epochs (int): the number of epochs; more cost more, and were no

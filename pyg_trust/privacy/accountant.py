@@ -103,7 +103,7 @@ class Accountant(IAccountant):
 
     :obj:`history` holds :obj:`(noise_multiplier, sample_rate, steps)`, as
     Opacus' accountants do; :obj:`noise_multiplier` is Opacus' :math:`\sigma /
-    C`, whatever neighbours move the sum by.
+    C`, independent of the sensitivity between neighbours.
     """
 
     history: History
@@ -236,8 +236,9 @@ class Accountant(IAccountant):
         Args:
             epsilon (float): the budget of everything, also what was spent.
             delta (float): in :math:`(0, 1)`.
-            noise_multiplier (float): of the steps to come.
-            sample_rate (float): of the steps to come.
+            noise_multiplier (float): the noise multiplier of the steps to
+                come.
+            sample_rate (float): the sampling rate of the steps to come.
         """
         if epsilon <= self.pure_epsilon:
             return 0
@@ -262,7 +263,7 @@ class Accountant(IAccountant):
     def noise_multiplier_for(
         self, epsilon: float, delta: float, *, sample_rate: float, steps: int
     ) -> float:
-        r"""Opacus' noise multiplier of steps that stay within a budget.
+        r"""Return a noise multiplier that keeps steps within a budget.
 
         Never above :obj:`epsilon`, and within one percent of it (see
         :func:`pyg_trust.functional.accounting.calibrate_wor`). What
@@ -294,8 +295,8 @@ class Accountant(IAccountant):
         """Return the history, with its mechanism, relation and sampling.
 
         Args:
-            destination (dict, optional): what to write to.
-                (default: :obj:`None`)
+            destination (dict, optional): the dictionary to write to. (default:
+                :obj:`None`)
         """
         if destination is not None:
             check_instance('destination', destination, dict)
@@ -315,7 +316,7 @@ class Accountant(IAccountant):
         """Load a history that continues the present one.
 
         Args:
-            state_dict (dict): of :meth:`state_dict`.
+            state_dict (dict): the result of :meth:`state_dict`.
 
         Raises:
             ValueError: if something is missing, the mechanism, the relation
@@ -332,7 +333,7 @@ class Accountant(IAccountant):
                     f'{state_dict[name]!r})'
                 )
         try:
-            # Merged as `step` does, whoever wrote it.
+            # Merged as `step` does, in case another writer did not.
             loaded = _merged(
                 [self._line(line) for line in state_dict['history']]
             )
@@ -473,7 +474,7 @@ def create_accountant(
             :obj:`pyg_trust.registries.ACCOUNTANTS`; with arguments also
             :obj:`'pld_group_wor'`, :obj:`'pld_group'` and
             :obj:`'rdp_fdp'`. (default: :obj:`'pld_wor'`)
-        **arguments (Any): of its class.
+        **arguments (Any): arguments of its class.
 
     Example:
         >>> accountant = create_accountant('pld_wor')
@@ -516,7 +517,7 @@ def poisson_rdp(
     form: str,
     k: int = 1,
 ) -> np.ndarray:
-    """:func:`pyg_trust.functional.poisson.rdp_poisson`, kept."""
+    """Call :func:`pyg_trust.functional.poisson.rdp_poisson`, cached."""
     return rdp_poisson(orders, rate, multiplier, form, occurrences=k)
 
 
@@ -569,8 +570,8 @@ def epsilon_over_time(
     r"""Compute :math:`\epsilon` over time, from no step to all so far.
 
     Args:
-        accountant (Accountant): what was counted; releases beside the
-            steps count from the first on.
+        accountant (Accountant): the account; releases beside the steps count
+            from the first on.
         delta (float): in :math:`(0, 1)`.
         points (int): at how many numbers of steps, evenly spaced, at
             most as many as there are.

@@ -75,13 +75,13 @@ from pyg_trust.transforms.release_checks import (
 
 _SHARES = (0.4, 0.5, 0.1)
 _SMOOTHING = 2
-# Of the nodes that train, where most do, those that receive sums.
+# The share of training nodes that receive sums, if most nodes train.
 _RECEIVERS = 0.2
 _HOP = Measure(0.5, 0.5, (0.0, 1.0), name='hop')
 
 
 class _Task(NamedTuple):
-    # What a fit reads of its data; the key tells data apart.
+    # The data that a fit reads; the key tells data apart.
     graph: CSRGraph
     x: Tensor
     y: Tensor
@@ -189,15 +189,15 @@ class PrivateNodeClassifier(PrivateFit):
         smoothing (int, optional): of ``'feature'``: how many more hops of
             released rows the head reads; by default 2, as chosen on Cora-ML.
             (default: :obj:`None`)
-        steps (int): of private descent, each. (default: :obj:`60`)
-        lr (float): of private descent; the default head, which starts at
+        steps (int): the steps of private descent, each. (default: :obj:`60`)
+        lr (float): the learning rate; the default head, which starts at
             weights that do, takes a fifth of it. (default: :obj:`0.1`)
-        epochs (int): of training without noise, for ``'edge'``.
+        epochs (int): the epochs of training without noise, for ``'edge'``.
             (default: :obj:`150`)
         num_classes (int, optional): by default one more than the largest
             label. (default: :obj:`None`)
-        seed (int, optional): of the noise, to repeat an experiment; what
-            comes out is not private. (default: :obj:`None`)
+        seed (int, optional): the seed of the noise, to repeat an experiment;
+            the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
             :class:`~pyg_trust.privacy.PrivacyEngine`.
             (default: :obj:`None`)
@@ -373,7 +373,7 @@ class PrivateNodeClassifier(PrivateFit):
             self._num_features = task.x.size(1)
             self._num_nodes, self.num_classes = graph.num_nodes, classes
         except BaseException:
-            # What was paid stays paid; predictions stay those before.
+            # Spent budget stays spent; predictions stay those before.
             self._released, self._smoothed = before
             raise
 
@@ -491,7 +491,7 @@ class PrivateNodeClassifier(PrivateFit):
         """Continue from a checkpoint; predictions then need ``x``.
 
         Args:
-            state (dict): of :meth:`state_dict`, of a classifier with the same
+            state (dict): the :meth:`state_dict` of a classifier with the same
                 arguments.
 
         Raises:
@@ -694,7 +694,7 @@ class PrivateNodeClassifier(PrivateFit):
         )
 
     def _receivers(self, train: Tensor) -> Tensor:
-        # Of the mask and ids, which are public: no record is read.
+        # Chosen by the mask and ids, which are public.
         share = self.train_receivers
         if share is None:
             # Where few train, or all ask, shorter lists gain nothing.
@@ -739,7 +739,7 @@ class PrivateNodeClassifier(PrivateFit):
         return [row.masked_fill_(~receivers[:, None], 0.0) for row in made]
 
     def _smooth(self, graph: CSRGraph) -> list[Tensor]:
-        # Of what is released and public alone.
+        # From released and public values alone.
         made, rows = [], self._released[-1]
         for _ in range(self.smoothing):
             rows = propagate(graph, rows, _HOP)

@@ -1,7 +1,7 @@
-"""Units of a batch, each run by itself, as ``kernel/step.py`` has it.
+"""Run units of a batch one at a time, by ``kernel/step.py``.
 
-For ``isolation='construction'`` all of them are; else one that is drawn in
-secret, to see whether it adds alone what it has added beside the others.
+With ``isolation='construction'`` every unit is run alone. Otherwise one unit,
+drawn in secret, is run alone and compared with what it added in the batch.
 """
 
 import os
@@ -31,20 +31,20 @@ DISAGREES = (
 
 
 class Draw:
-    """One unit of a step, drawn in secret."""
+    """Secret choice of one unit in each step."""
 
     def __init__(self) -> None:
         self._at: int | None = None
 
     def of(self, first: int, count: int, total: int) -> int | None:
-        """The unit's number in a part of the step, if it is there.
+        """Return the chosen unit's number in a part of the step, or None.
 
-        Nothing of torch or of a seed decides it.
+        The choice comes from the operating system, and from no seed.
 
         Args:
-            first (int): how many units were in the parts before.
-            count (int): how many are in this one.
-            total (int): how many the step has.
+            first (int): the number of units in the parts before.
+            count (int): the number of units in this part.
+            total (int): the number of units in the step.
         """
         if first == 0 or self._at is None:
             self._at = secrets.randbelow(total) if total else None
@@ -54,11 +54,11 @@ class Draw:
 
 
 class Alone:
-    """The units of one call of a model.
+    """Runner of single units of one model call.
 
     Args:
-        call (Call): of the model, on all units.
-        key (int): of ``kernel/step.py``. (default: :obj:`0`)
+        call (Call): the model's call on all units.
+        key (int): the public seed of random numbers. (default: :obj:`0`)
     """
 
     def __init__(self, call: Call, key: int = 0) -> None:
@@ -67,13 +67,13 @@ class Alone:
         self.key = key
 
     def unit(self, number: int) -> step.Unit:
-        """The arguments of the call that are of a unit."""
+        """Return the arguments of the call for one unit."""
         at = torch.tensor([number], device=self.call.owner.device)
         part, _ = self.call.extract(at)
         return part.map(lambda name, value: value)
 
     def gradients(self, number: int, pull: step.Pull) -> list[step.Floats]:
-        """The gradient of a unit, by the kernel."""
+        """Compute the gradient of one unit, by the kernel."""
         unit = self.unit(number)
         return step.alone(self.module, unit, pull, self.key)
 
@@ -84,7 +84,7 @@ class Alone:
 
 
 class CrossCheck:
-    """Compares what was added for a unit with what it adds alone."""
+    """Checker that a unit adds alone what it added in the batch."""
 
     def __init__(self) -> None:
         self._twin: nn.Module | None = None
@@ -101,21 +101,22 @@ class CrossCheck:
         automatic: bool,
         settings: dict[str, str],
     ) -> bool:
-        """Whether it is the same, as far as rounding tells.
+        """Return whether a unit adds the same alone, up to rounding.
 
-        A number that is rounded otherwise may fall on the other side of zero:
-        then the same is looked for at weights and features that are rounded
-        otherwise as well.
+        A number that is rounded otherwise may fall on the other side of zero.
+        The comparison is then repeated with weights and features that are
+        perturbed in their last bits.
 
         Args:
-            units (Alone): of the batch.
-            number (int): the unit.
-            masks (list[Mask]): of dropout, for all units.
-            pull (callable): of ``kernel/step.py``.
-            share (Share): what was added.
+            units (Alone): the units of the batch.
+            number (int): the unit's number in the batch.
+            masks (list[Mask]): the masks of dropout, for all units.
+            pull (callable): maps outputs to the gradient by them.
+            share (Share): what the unit added in the batch.
             norm (float): the clipping norm.
             automatic (bool): whether short gradients are made longer.
-            settings (dict): of the model: another copy is made of another.
+            settings (dict): settings of the model, which is copied anew when
+                they change.
         """
         unit = units.unit(number)
         chosen = torch.zeros(
@@ -154,7 +155,7 @@ class CrossCheck:
 def _shaken(
     module: nn.Module, unit: Any, rounding: float
 ) -> tuple[nn.Module, Any]:
-    # Of a copy, as if the last bits had been rounded otherwise.
+    # A copy whose numbers are perturbed in their last bits.
     generator = torch.Generator().manual_seed(
         int.from_bytes(os.urandom(7), 'big')
     )

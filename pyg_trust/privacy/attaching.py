@@ -28,10 +28,10 @@ _PROBED = 32
 
 
 class IsLoader(Is):
-    """Loader whose batches and neighbours are accounted for."""
+    """Requirement that the account covers a loader's way of drawing."""
 
     def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
-        """Return the loader, or raise."""
+        """Return the loader, or raise a ``TypeError``."""
         if isinstance(value, LinkLoader):
             raise TypeError(
                 f"'{name}' can't be of pairs: an edge and a node are in the "
@@ -56,7 +56,7 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     """Refuse objects that are private already, or can't be made private.
 
     Raises:
-        TypeError: if one is of another kind.
+        TypeError: if one is of a type that can't be used.
         ValueError: if one is private already, or can't be made so.
     """
     if isinstance(module, PrivateModule) or isinstance(
@@ -77,14 +77,14 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
 
 
 def check_rows(loader: StepLoader) -> None:
-    """Refuses features that are not one tensor of rows of their own.
+    """Refuse features that are not one tensor of each node's own row.
 
     Args:
         loader (StepLoader): the loader.
 
     Raises:
-        TypeError: if they are in another form.
-        ValueError: if they were propagated.
+        TypeError: if features are not one tensor.
+        ValueError: if features are marked as propagated.
     """
     x = loader.data.get('x')
     if x is not None and not isinstance(x, Tensor):
@@ -103,7 +103,7 @@ def check_rows(loader: StepLoader) -> None:
 
 
 def check_types(module: nn.Module) -> None:
-    """Refuse parameters in which a norm can't be bounded.
+    """Refuse parameters of a type in which norms can't be bounded.
 
     Raises:
         ValueError: if one has less than 32 bits: rounding a clipped gradient
@@ -119,7 +119,7 @@ def check_types(module: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse optimizers that look at the data again, or have before."""
+    """Refuse optimizers with a closure, sparse gradients or a state."""
     step = inspect.signature(type(optimizer).step).parameters
     closure = step.get('closure')
     if closure is not None and closure.default is closure.empty:
@@ -144,7 +144,7 @@ def check_group(group: Group, loader: StepLoader) -> None:
     """Check that all processes have the same loader.
 
     Raises:
-        ValueError: if it is another one, or has too few units for all.
+        ValueError: if loaders differ, or have too few units for all.
     """
     if group.size == 1:
         return
@@ -172,9 +172,9 @@ def probe(
     forward: Forward | None,
     criterion: Criterion | None,
 ) -> None:
-    """Put a model, a loader and a loss to the test before training.
+    """Test a model, a loader and a loss before training.
 
-    On the structure of some subgraphs; their features are not used.
+    Tests run on the structure of some subgraphs, and not on their features.
 
     Raises:
         ValueError: if one of them fails.
@@ -188,7 +188,7 @@ def probe(
     )
     device = step.parameters[0].device
     batch, owner = batch.to(device), owner.to(device)
-    # What 'forward' sees, and a model keeps, is to be of no private row.
+    # No private row may reach 'forward', or stay in a model.
     shown = step.decoys.batch(batch, owner, count)
     call = find_call(step.module, shown, forward)
     step.probe(call, batch, owner)
@@ -199,12 +199,12 @@ def probe(
 
 
 def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:
-    """Check that sums are of all units drawn, and of no more than allowed.
+    """Check that a sum is of all drawn units, and of no more than allowed.
 
     Args:
-        found (Tensor): the number of units they are of.
-        drawn (int): that of units drawn.
-        multiplier (float): the noise on them over the clipping norm.
+        found (Tensor): the number of units in the sum.
+        drawn (int): the number of units that were drawn.
+        multiplier (float): the noise on the sum over the clipping norm.
     """
     most = int(clip.MOST_UNITS * min(1.0, multiplier))
     if int(found) != drawn or drawn > most:
@@ -218,7 +218,7 @@ def check_grid(name: str, multiplier: float, count: int) -> None:
     """Refuse noise on a grid that is coarser than what it hides.
 
     Args:
-        name (str): of the argument that is too large.
+        name (str): the name of the argument that is too large.
         multiplier (float): the noise over what one unit adds at most.
         count (int): how many numbers are released.
     """
@@ -240,7 +240,7 @@ def check_arithmetic(
     Args:
         loader (StepLoader): draws the units of a step.
         multiplier (float): the noise on the gradients over the clipping norm.
-        parameters (sequence of Tensor): what is trained.
+        parameters (sequence of Tensor): the trained parameters.
 
     Raises:
         ValueError: if a batch is too large for that, or torch was set to

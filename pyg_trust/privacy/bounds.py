@@ -1,4 +1,4 @@
-"""Bounds of gradients with every rounding in them, and what follows of them.
+"""Bounds of gradients that include every rounding, and their sums.
 
 How long a gradient is at most, by the arithmetic of its type, and the factors
 by which ``kernel/clip.py`` makes integers of it.
@@ -30,10 +30,10 @@ class Sizes:
     Args:
         norms (Tensor): the norms, as computed; float64, as all of these.
         n (Tensor): upper bounds of the norms.
-        tau (Tensor): of what rounding the inputs adds, over the factor.
-        kappa (Tensor): of what rounding the gradients adds, in units of the
-            grid.
-        weight (Tensor): of the largest integer, over factor and grid.
+        tau (Tensor): bounds of what rounding the inputs adds, over the factor.
+        kappa (Tensor): bounds of what rounding the gradients adds, in units of
+            the grid.
+        weight (Tensor): bounds of the largest integer, over factor and grid.
     """
 
     norms: Tensor
@@ -46,9 +46,9 @@ class Sizes:
         """Return the contribution of a subgraph to the sum, with its bounds.
 
         Args:
-            unit (int): its number.
-            factor (float): what its gradient was multiplied with.
-            integers (iterable of Tensor): int64, what it has added.
+            unit (int): the number of the subgraph.
+            factor (float): the factor of its gradient.
+            integers (iterable of Tensor): int64, its part of the sum.
         """
         return Share(
             [part.cpu().numpy() for part in integers],
@@ -60,7 +60,7 @@ class Sizes:
         )
 
     def enough(self) -> float:
-        """A clipping norm that clips none."""
+        """Return a clipping norm that clips no gradient."""
         n, tau, kappa, weight = (
             torch.where(v < clip.HUGE**2, v, 0.0)
             for v in (self.n, self.tau, self.kappa, self.weight)
@@ -81,12 +81,13 @@ class Clipped:
         integers (dict[str, Tensor]): int64, by the name of the parameter.
         norm (float): :math:`C`; the integers are in units of :math:`2^{-43}
             C`.
-        norms (Tensor): float64, ``[num_subgraphs]``, of the gradients.
-        factors (Tensor): float64, what they were multiplied with.
-        rounding (Tensor): float64, by how much what each adds is away from
-            its gradient times its factor, at most.
-        share (Share, optional): what one subgraph has added.
-            (default: :obj:`None`)
+        norms (Tensor): float64, ``[num_subgraphs]``, the norms of the
+            gradients.
+        factors (Tensor): float64, the factors of the gradients.
+        rounding (Tensor): float64, a bound of how far each part is from its
+            gradient times its factor.
+        share (Share, optional): the part of one subgraph. (default:
+            :obj:`None`)
     """
 
     integers: dict[str, Tensor]
@@ -106,17 +107,17 @@ class ClippedSum:
             clipped gradients; zero if it was not used.
         norms (Tensor): ``[num_subgraphs]``, the norms before clipping, over
             all parameters; not finite where a subgraph counts as zero.
-        method (str): how it was computed.
-        reason (str): why this way.
+        method (str): the method that computed it.
+        reason (str): the reason for the method.
         integers (dict): int64, by the name of each parameter: the sum in
             units of :obj:`grid`, which does not depend on the order of the
             subgraphs. :obj:`sums` are these times the grid.
         grid (float): :math:`2^{-43} C`.
-        factors (Tensor): float64, what gradients were multiplied with.
-        rounding (Tensor): float64, how far what a subgraph adds may be from
-            its gradient times its factor.
-        share (Share, optional): what the subgraph that was asked for has
-            added (``kernel/step.py``). (default: :obj:`None`)
+        factors (Tensor): float64, the factors of the gradients.
+        rounding (Tensor): float64, a bound of how far a subgraph's part is
+            from its gradient times its factor.
+        share (Share, optional): the part of the subgraph that was asked for
+            (``kernel/step.py``). (default: :obj:`None`)
     """
 
     sums: dict[str, Tensor]
@@ -161,7 +162,7 @@ def check_norm(name: str, norm: float) -> float:
     """Refuse a clipping norm for which sums are not exact.
 
     Args:
-        name (str): of the argument.
+        name (str): the name of the argument.
         norm (float): positive.
     """
     low, high = clip.NORMS
@@ -174,7 +175,7 @@ def check_norm(name: str, norm: float) -> float:
 
 
 def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:
-    """The factors of subgraphs, by ``kernel/clip.py``."""
+    """Compute the factors of subgraphs, by ``kernel/clip.py``."""
     found = clip.factors(
         sizes.n.cpu().numpy(),
         sizes.tau.cpu().numpy(),
@@ -209,7 +210,7 @@ def add_truncated(
 
 
 def lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Upper bounds of the norms of rows, and their largest entries.
+    r"""Bound the norms of rows from above, and find their largest entries.
 
     A sum of :math:`s \le 256` squares is off by :math:`\gamma_s`, the norm by
     half of that and two roundings; squares that underflow add up to the
@@ -220,8 +221,8 @@ def lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
         rows (Tensor): floating point, ``[num, length]``.
 
     Returns:
-        tuple[Tensor, Tensor]: float64, ``[num]``; infinite or no number where
-        squares overflow or something is none.
+        tuple[Tensor, Tensor]: float64, ``[num]``; infinite or NaN where
+        squares overflow or an entry is NaN.
     """
     unit, tiny = precision(rows.dtype)
     count = rows.size(1)
@@ -243,18 +244,18 @@ def lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def precision(dtype: torch.dtype) -> tuple[float, float]:
-    """The unit of rounding, and the least number that keeps all digits."""
+    """Return the unit of rounding, and the least normal number."""
     info = torch.finfo(dtype)
     return info.eps / 2, info.tiny
 
 
 def lost(count: int, unit: float) -> float:
-    r""":math:`\gamma_n`, what a sum of so many products may lose."""
+    r"""Return :math:`\gamma_n`, what a sum of :math:`n` products may lose."""
     return count * unit / (1 - count * unit)
 
 
 def scales(tops: Tensor) -> tuple[Tensor, Tensor]:
-    """The powers of two of ``clip.scales``, and their inverses."""
+    """Compute the powers of two of ``clip.scales``, and their inverses."""
     _, exponent = torch.frexp(tops.clamp(clip.TINY, clip.HUGE))
     exponent = exponent.long() - clip.INPUT_BITS
     live = tops > 0
@@ -270,14 +271,14 @@ def _power(exponent: Tensor) -> Tensor:
 
 
 def scaled(rows: Tensor, each: Tensor) -> Tensor:
-    """Rows times a number each, rounded: [n, length] and [n], to float64."""
+    """Round rows times a number each: [n, length] and [n], to float64."""
     # A product of two types takes twenty times as long.
     made = rows.to(torch.float64, copy=True)
     return made.mul_(each.unsqueeze(1)).round_()
 
 
 def exact_blocks(tops: Tensor) -> Iterator[slice]:
-    r"""Blocks of rows whose products are added without error.
+    r"""Yield blocks of rows whose products are added without error.
 
     Args:
         tops (Tensor): float64, of each row the largest :math:`|\alpha|`,
@@ -294,7 +295,7 @@ def exact_blocks(tops: Tensor) -> Iterator[slice]:
 
 
 def gram(grads: Tensor, inners: Tensor) -> Tensor:
-    """Squared norms: [n, s, rows] and [n, s, cols] to [n], float64."""
+    """Compute squared norms: [n, s, rows] and [n, s, cols] to float64 [n]."""
     products = _products(_vectors(grads)).double()
     products = products * _products(_vectors(inners))
     # In two steps: of one matrix alone several threads add up parts.
@@ -302,7 +303,7 @@ def gram(grads: Tensor, inners: Tensor) -> Tensor:
 
 
 def between(grads: Tensor, inners: Tensor) -> Tensor:
-    """Gradients: [n, s, rows] and [n, s, cols] to [n, rows, cols]."""
+    """Compute gradients: [n, s, rows] and [n, s, cols] to [n, rows, cols]."""
     rows, cols = grads.size(2), inners.size(2)
     grads, inners = _vectors(grads), _vectors(inners)
     if grads.size(1) <= clip.BLOCK:

@@ -1,4 +1,4 @@
-"""A call of a module on a batch of disjoint subgraphs, and parts of it."""
+"""Calls of a module on a batch of disjoint subgraphs, and on its parts."""
 
 import copy
 import inspect
@@ -21,11 +21,11 @@ Leaf = Callable[[str, Any], Any]
 
 
 class Unsupported(Exception):
-    """A method does not know what a module does."""
+    """Raised if a method does not support what a module does."""
 
 
 class Watch(TorchFunctionMode):
-    """A mode that sees every call of a torch function, and makes it."""
+    """Mode that intercepts every call of a torch function."""
 
     def __torch_function__(
         self,
@@ -42,23 +42,23 @@ class Watch(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The function's result, computed here or in a subclass's own way."""
+        """Call the function; a subclass may compute its result otherwise."""
         return func(*args, **kwargs)
 
 
 class Call:
-    r"""The arguments of a module's call, and the level of each tensor's rows.
+    r"""Arguments of a module's call, with the level of each tensor's rows.
 
     A tensor of type int64 and shape ``[2, num_edges]`` holds edges. Of the
     others, one with ``num_nodes`` rows holds nodes and one with ``num_edges``
     rows holds edges. If both numbers are the same, an argument (or a key of
     :class:`Data`) whose name begins with ``edge``, as PyG names them, holds
     edges, and so does one without a name (``*args``) of floats behind the
-    edges. What is taken for the wrong one does not go unseen: rows of
-    different subgraphs meet.
+    edges. A wrong guess does not go unseen, as rows of different subgraphs
+    meet then.
 
     Args:
-        module (torch.nn.Module): what was called.
+        module (torch.nn.Module): the called module.
         args (tuple): its positional arguments.
         kwargs (dict): its keyword arguments.
         owner (Tensor): int64, ``[num_nodes]``, the subgraph of each node.
@@ -109,7 +109,7 @@ class Call:
             )
 
     def on(self, module: nn.Module, dtype: torch.dtype | None) -> 'Call':
-        """The same call of a copy of the module, in another precision."""
+        """Return this call for a copy of the module, in another precision."""
 
         def leaf(name: str, value: Any) -> Any:
             if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -120,13 +120,13 @@ class Call:
         return Call(module, args, kwargs, self.owner, self.num_subgraphs)
 
     def leaves(self) -> Iterator[tuple[str, Any]]:
-        """Every leaf of the arguments, with the name to know it by."""
+        """Iterate over the names and values of the arguments' leaves."""
         found: list[tuple[str, Any]] = []
         self.map(lambda name, value: found.append((name, value)))
         yield from found
 
     def level(self, name: str, value: Any) -> str | None:
-        """The level of a tensor's rows: node, edge, index or :obj:`None`."""
+        """Return the level of a tensor's rows: node, edge, index or None."""
         if not isinstance(value, Tensor) or value.dim() == 0:
             return None
         if _is_edges(value) or _is_sparse(value):
@@ -141,7 +141,7 @@ class Call:
         return NODE if value.size(0) == self.owner.numel() else None
 
     def rows(self, name: str, value: Any) -> Tensor | None:
-        """The subgraph of each row of a tensor, if it is known."""
+        """Return the subgraph of each row of a tensor, if it is known."""
         level = self.level(name, value)
         if level == NODE:
             return self.owner
@@ -183,10 +183,11 @@ class Call:
     def extract(
         self, subgraphs: Tensor, leaf: Leaf | None = None
     ) -> tuple['Call', Tensor]:
-        r"""The same call on some of the subgraphs, as if there were no others.
+        r"""Return the call on some of the subgraphs alone.
 
         Args:
-            subgraphs (Tensor): int64, which, without duplicates.
+            subgraphs (Tensor): int64, the subgraphs to keep, without
+                duplicates.
             leaf (callable, optional): changes leaves before they are cut.
                 (default: :obj:`None`)
 
@@ -248,7 +249,7 @@ class Call:
         leaf: Leaf,
         of_data: Callable[[Data], Data] | None = None,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with leaves changed."""
+        """Return the arguments, with a function applied to every leaf."""
 
         def visit(name: str, value: Any) -> Any:
             if isinstance(value, Data):
@@ -278,12 +279,12 @@ class Call:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors that a module returned, in order."""
+    """List the tensors that a module returned, in order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Normal random numbers, the same on every device."""
+    """Draw normal random numbers that are the same on every device."""
     out = torch.randn(like.shape, generator=generator, dtype=torch.float64)
     return out.to(like)
 
@@ -340,7 +341,8 @@ def check_owner(
     Args:
         owner (Tensor): int64, ``[num_rows]``, in ``[0, num_subgraphs)``.
         num_subgraphs (int): how many subgraphs there are.
-        name (str): what :obj:`owner` is called. (default: :obj:`'owner'`)
+        name (str): the name of :obj:`owner` in messages. (default:
+            :obj:`'owner'`)
     """
     check_integer('num_subgraphs', num_subgraphs, 1)
     if not isinstance(owner, Tensor) or owner.dtype != torch.int64:

@@ -73,7 +73,7 @@ _CHUNK = 2**22
 _BLOCK = clip.BLOCK
 # Up to how many rows have just their room.
 _EXACT = 8
-# What float64 loses in sums of a step, generously.
+# A generous bound of what float64 loses in sums of a step.
 _UP = 1 + 2.0**-30
 
 
@@ -146,7 +146,7 @@ class _Cluster:
     grads: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     owners: list[Tensor] = field(default_factory=list)
-    # Of a linear map, in the rooms of its layout.
+    # Inputs and gradients of a linear map, in the rooms of its layout.
     filled: tuple[Tensor, Tensor] | None = None
 
     def join(self) -> None:
@@ -165,16 +165,16 @@ class _Base:
 
 
 class Book:
-    r"""Norms and sums from what was recorded.
+    r"""Norms and sums of gradients from a recorded forward pass.
 
     Args:
-        recorder (Recorder): of the forward pass.
-        outputs (list[Tensor]): what the loss is a function of.
+        recorder (Recorder): the record of the forward pass.
+        outputs (list[Tensor]): the tensors that the loss depends on.
         grads (list[Tensor]): the gradients by the outputs.
         num_subgraphs (int): how many subgraphs there are.
 
     Raises:
-        Unsupported: if something was seen that is not known.
+        Unsupported: if the pass has an operation that is not supported.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class Book:
         return several
 
     def sizes(self) -> Sizes:
-        """Norms of the gradients, and what rounding may add to them."""
+        """Compute norms of the gradients, and bounds of their rounding."""
         device = self.recorder.params[0].device
         k = self.num_subgraphs
         zero = torch.zeros(k, dtype=torch.float64, device=device)
@@ -322,7 +322,7 @@ class Book:
     def sums(
         self, factors: Tensor, norm: float, of: int | None = None
     ) -> dict[str, Tensor]:
-        r"""The sum of the gradients, each times its factor, in integers.
+        r"""Sum the gradients, each times its factor, in integers.
 
         Args:
             factors (Tensor): float64, ``[num_subgraphs]``; a gradient whose
@@ -446,7 +446,7 @@ class Book:
             for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
                 total.index_add_(0, owner, grad.double())
             found = lengths(total)[0]
-            # Of its own rows, however many others there are.
+            # The number of its own rows, whatever the number of others.
             each = torch.cat(cluster.owners)
             count = each.bincount(minlength=self.num_subgraphs)
             bound = found + count * 2.0**-52 * self._terms(cluster)
@@ -607,11 +607,11 @@ def clipped_sum(
     automatic: bool = False,
     of: int | None = None,
 ) -> Clipped:
-    """The clipped sum and the norms, of what was recorded.
+    """Compute norms and the clipped sum from a recorded forward pass.
 
     Args:
-        recorder (Recorder): of the forward pass.
-        outputs (list[Tensor]): what the loss is a function of.
+        recorder (Recorder): the record of the forward pass.
+        outputs (list[Tensor]): the tensors that the loss depends on.
         grads (list[Tensor]): the gradients by the outputs.
         num_subgraphs (int): how many subgraphs there are.
         norm (float): the clipping norm; infinity to clip nothing.

@@ -41,7 +41,7 @@ _UP = 1 + 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageReport(Report):
-    r"""What a private model had forgotten already, at which epsilon.
+    r"""Removals that a private model's noise covers, and their epsilon.
 
     Args:
         request (dict): the names of what was removed, by graph.
@@ -51,14 +51,14 @@ class CoverageReport(Report):
         shift (float): how far these move sums of messages of norm 1, at most;
             of nodes in quarters, rounded up.
         mu (float): :math:`\mu` of all of these.
-        budget (float): :math:`\mu` that they may have.
+        budget (float): the largest :math:`\mu` allowed.
         epsilon (float): :math:`\epsilon` of all of these.
         delta (float): :math:`\delta`.
-        target_epsilon (float): what :math:`\epsilon` may be.
+        target_epsilon (float): the largest :math:`\epsilon` allowed.
         seeded (bool): whether noise comes from an explicit seed; no such
             model covers anything.
         history (tuple): :math:`\mu` after every line of the ledger.
-        deleted (tuple): what was deleted of them.
+        deleted (tuple): the data of the removed items that was deleted.
         data (str): a salted digest of the edges that remain.
         ledger_head (str): a digest of all lines of the ledger.
         provenance (dict): versions and arguments.
@@ -100,10 +100,10 @@ class CoverageReport(Report):
 
 
 class Seal(NamedTuple):
-    """Digest that tells nothing without its salt.
+    """Digest of a content that reveals nothing without its salt.
 
     Args:
-        salt (bytes): 32 random bytes; who drops them forgets.
+        salt (bytes): 32 random bytes; without them the digest tells nothing.
         digest (str): HMAC of the content.
     """
 
@@ -112,10 +112,10 @@ class Seal(NamedTuple):
 
     @classmethod
     def of(cls, text: str, salt: bytes | None = None) -> 'Seal':
-        """Seal a content.
+        """Digest a content with a salt.
 
         Args:
-            text (str): a digest of all that it holds.
+            text (str): the content, or a digest of it.
             salt (bytes, optional): by default new ones.
                 (default: :obj:`None`)
         """
@@ -123,7 +123,7 @@ class Seal(NamedTuple):
         return cls(salt, hmac.digest(salt, text.encode(), 'sha256').hex())
 
     def fits(self, text: str) -> bool:
-        """Whether a content is the sealed one.
+        """Return whether a content is the one that was sealed.
 
         Args:
             text (str): as in :meth:`of`.
@@ -157,7 +157,7 @@ class Coverage:
         self._lines: RemovalLedger | None = None
         self._lineage = Lineage()
         self._edges_seal: Seal | None = None
-        # Of the data of the last fit: without a salt it would confirm guesses.
+        # Seal of the last fit's data: without a salt it would confirm guesses.
         self._task_seal: Seal | None = None
         self._held: tuple[int, float] = 0, 0.0
 
@@ -174,7 +174,7 @@ class Coverage:
         raise NotImplementedError
 
     def _mu_of(self, units: int, shift: float) -> float:
-        # Of all releases of a fit, for so many units and such a shift.
+        # The mu of all releases of a fit, for the units and the shift.
         raise NotImplementedError
 
     def _receiving(self) -> tuple[Tensor | None, float]:
@@ -208,7 +208,7 @@ class Coverage:
         self._lineage = self._lineage.next()
 
     def _check_blank(self, task: Any) -> None:
-        # Who was removed is not in what is released next.
+        # Removed items may not be in the next release.
         nodes, arcs = self._gone()
         gone = torch.zeros(task.graph.num_nodes, dtype=torch.bool)
         gone[list(nodes)] = True
@@ -232,7 +232,7 @@ class Coverage:
     @synchronized
     @validated
     def plan(self, request: RemovalRequest, data: Data) -> CoverageReport:
-        """Report what ``remove()`` would, and change nothing.
+        """Report what ``remove()`` would do, without doing it.
 
         Args:
             request (RemovalRequest): as in ``remove()``.
@@ -260,8 +260,8 @@ class Coverage:
             data (Data): the graph of the release, with or without what was
                 removed since: its edges alone are read, and have to be the
                 same, as today's lists are others.
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            reference (str): 32 hexadecimal digits that name the batch of the
+                request, for the line of the ledger. (default: :obj:`''`)
 
         Raises:
             ValueError: if the release does not cover this, the noise came
@@ -311,7 +311,7 @@ class Coverage:
         of all edges: publish ``state_dict()``, which has neither.
 
         Args:
-            path (str or Path): of the file, which is replaced.
+            path (str or Path): the file, which is replaced.
 
         Raises:
             StaleStateError: if another object has changed the file since this
@@ -334,7 +334,7 @@ class Coverage:
         """Take over the state that ``save()`` has written.
 
         Args:
-            path (str or Path): of the file.
+            path (str or Path): the file.
 
         Raises:
             ValueError: if it is of other arguments, was changed, or does not
@@ -344,7 +344,7 @@ class Coverage:
         self.load_state_dict(files.load(path))
 
     def state_dict(self) -> dict[str, Any]:
-        """What can be published."""
+        """Return the part of the state that can be published."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

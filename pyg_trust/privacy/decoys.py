@@ -1,4 +1,4 @@
-"""Rows and graphs that are made up, in the place of private ones."""
+"""Made-up rows and graphs that stand in for private ones."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ _NODES = 8
 
 
 class Decoys:
-    """Rows and graphs that are made up, of nothing private.
+    """Maker of rows and graphs that hold nothing private.
 
     Args:
         num_units (int, optional): how many graphs a batch shows; by default as
@@ -36,11 +36,11 @@ class Decoys:
         self._rows: dict[Any, Tensor] = {}
 
     def rows(self, like: Tensor, size: int) -> Tensor:
-        """Rows as those of a tensor: random numbers, or zeros for integers.
+        """Make rows like a tensor's: random numbers, or zeros for integers.
 
         Args:
             like (Tensor): ``[num_rows, *]``; its values are not used.
-            size (int): how many.
+            size (int): the number of rows.
         """
         shape = like.shape[1:]
         if not like.is_floating_point():
@@ -55,7 +55,7 @@ class Decoys:
         return self._rows[key][:size].clone()
 
     def batch(self, batch: Data, owner: Tensor, count: int) -> Data:
-        """A batch of the same structure, with other rows.
+        """Copy a batch's structure, with made-up rows.
 
         Args:
             batch (Data): the batch.
@@ -69,7 +69,7 @@ class Decoys:
         return out
 
     def graphs(self, batch: Data, count: int) -> Data:
-        """A batch of rings, with the attributes of a batch of graphs."""
+        """Make a batch of rings with the attributes of a batch of graphs."""
         shown = count if self.num_units is None else self.num_units
         n, device = self.num_nodes, batch.batch.device
         units = torch.arange(shown, device=device)
@@ -126,7 +126,7 @@ class Decoys:
         ) from error
 
     def level(self, batch: Data, name: str, value: Any, count: int) -> str:
-        """Whether an attribute is of graphs, nodes or edges.
+        """Return whether an attribute is of graphs, nodes or edges.
 
         As in the first batch that was asked about, which is that of the probe:
         in a small one numbers may be the same by chance.
@@ -153,5 +153,5 @@ def _level(batch: Data, name: str, value: Any, count: int) -> str:
 
 
 def cuda_of(tensor: Tensor) -> list[torch.device]:
-    """The devices whose generators ``fork_rng`` is to keep."""
+    """Return the devices whose generators ``fork_rng`` has to keep."""
     return [tensor.device] if tensor.is_cuda else []

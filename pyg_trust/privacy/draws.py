@@ -1,4 +1,4 @@
-"""The random numbers of a forward pass: left out, kept, and used again."""
+"""Switch off, keep or reuse the random numbers of a forward pass."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ _DROPOUTS = frozenset(
 
 @dataclass
 class Mask:
-    """The multiplier that a dropout applied, and whose the rows are."""
+    """Multiplier that a dropout applied, and the rows it belongs to."""
 
     value: Tensor
     rows: Rows
@@ -42,7 +42,7 @@ class Mask:
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """The states of the generators that a module on a device draws from."""
+    """Return the states of the generators that a module draws from."""
     states = [torch.get_rng_state()]
     if device.type == 'cuda':
         states.append(torch.cuda.get_rng_state(device))
@@ -59,12 +59,13 @@ def set_random_state(states: list[Tensor], device: torch.device) -> None:
 def fresh_state(
     before: list[Tensor], device: torch.device, secret: bool = False
 ) -> list[Tensor]:
-    """The same states, or if something was drawn since, other ones.
+    """Return the same states, or fresh ones if anything was drawn since.
 
-    Made of one number that is drawn now, so that what is drawn from them is
-    nothing that was drawn before, or will be after. Where the sizes of units
-    are private, the masks of others move with them: whoever knew torch's seed
-    would see that, so the operating system has a share in the number.
+    Fresh states are seeded with a number that is drawn now, so that they
+    repeat no numbers that were drawn before or will be drawn later. Where the
+    sizes of units are private, a unit's size shifts the masks of others, and
+    somebody who knows torch's seed would see that. With :obj:`secret`, the
+    seed therefore also depends on random bits of the operating system.
     """
     now = random_state(device)
     if all(map(torch.equal, now, before)):
@@ -82,11 +83,11 @@ def fresh_state(
 
 
 class Masks:
-    """The masks of dropout, and whether anything else was drawn.
+    """Record of the masks of dropout, and of whether anything else was drawn.
 
     Args:
         tracker (RowTracker): knows whose the rows are.
-        device (torch.device): of the module.
+        device (torch.device): the module's device.
     """
 
     def __init__(self, tracker: RowTracker, device: torch.device) -> None:
@@ -108,7 +109,7 @@ class Masks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Tensor | None:
-        """The result of a dropout whose mask is kept; else :obj:`None`."""
+        """Apply a dropout and keep its mask; None if there is none to keep."""
         if func not in _DROPOUT:
             return None
         x, p, inplace = _dropout(*args, **kwargs)
@@ -125,11 +126,11 @@ class Masks:
 
 
 class KeepDraws(Watch):
-    """Keeps the masks of dropout, and notes if anything else is drawn.
+    """Mode that keeps masks of dropout, and notes if anything else is drawn.
 
     Args:
         tracker (RowTracker): knows whose the rows are.
-        device (torch.device): of the module.
+        device (torch.device): the module's device.
     """
 
     def __init__(self, tracker: RowTracker, device: torch.device) -> None:
@@ -143,7 +144,7 @@ class KeepDraws(Watch):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Keep the masks of dropout, and follow the rest."""
+        """Make a call; keep masks of dropout, and follow the rows."""
         dropped = self.draws.drop(func, args, kwargs)
         if dropped is not None:
             return dropped
@@ -158,11 +159,11 @@ class KeepDraws(Watch):
 
 
 class UseDraws(Watch):
-    """Uses the masks again, for some of the subgraphs.
+    """Mode that applies kept masks of dropout to some of the subgraphs.
 
     Args:
-        masks (list[Mask]): of all subgraphs.
-        chosen (Tensor): bool, ``[num_subgraphs]``: which are here.
+        masks (list[Mask]): the kept masks, of all subgraphs.
+        chosen (Tensor): bool, ``[num_subgraphs]``: those in the call.
     """
 
     def __init__(self, masks: list[Mask], chosen: Tensor) -> None:
@@ -176,7 +177,7 @@ class UseDraws(Watch):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Uses the next mask for a dropout."""
+        """Apply the next mask in the place of a dropout."""
         if func in _DROPOUT:
             x, p, inplace = _dropout(*args, **kwargs)
             if p > 0:
@@ -211,19 +212,19 @@ class NoDropout(Watch):
 
 
 class DrawsBySubgraph(TorchDispatchMode):
-    """Draws a subgraph's random numbers from a stream of its own.
+    """Mode in which each subgraph draws from a random stream of its own.
 
-    A tensor with a row per node, or per edge, gets for the rows of each
-    subgraph what they would get if it were alone, so that what a model does
-    with several subgraphs can be compared with what it does with each.
-    Whatever else is drawn (one number for all, say) depends on the seed and
-    on how many draws there were before.
+    In a random tensor with a row per node or edge, the rows of a subgraph get
+    the numbers that they would get if the subgraph were alone. So a model's
+    outputs on several subgraphs can be compared with those on each. Any other
+    draw (one number for all, say) depends on the seed and on how many draws
+    there were before.
 
     Args:
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
         edge_owner (Tensor, optional): int64, ``[num_edges]``: that of each
             edge.
-        names (Sequence[int]): what the subgraphs are called.
+        names (Sequence[int]): the subgraphs' names, which seed their streams.
         seed (int): the seed.
     """
 

@@ -562,7 +562,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
 
     @property
     def _gradient_multiplier(self) -> float:
-        # What is added to the gradients, in units of the clipping norm.
+        # The noise on the gradients, in units of the clipping norm.
         if self._adaptive is None:
             return self._noise_multiplier
         return self._adaptive.gradient_multiplier(
@@ -604,7 +604,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             self._training_step().max_grad_norm = norm
 
     def _next_norm(self, norm: float, inside: int, found: int) -> float:
-        # Of the sum of 1/2 for each unit below the norm and -1/2 above.
+        # From the sum of 1/2 for each unit below the norm, -1/2 above.
         if self._adaptive is None:
             return norm
         size = self._loader.subgraphs_per_batch
@@ -680,10 +680,10 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimizer, account and settings, to continue from.
 
-        It is as private as the weights. Seeds are not in it: whoever had the
-        seed of the noise or of the batches would see through them. Nor is
-        there anything of the features: even a hash of them would tell which
-        of two graphs was trained on.
+        It is as private as the weights. Seeds are not in it: the seed of the
+        noise or of the batches would undo their protection. Nor is anything
+        of the features: even a hash of them would tell which of two graphs
+        was trained on.
         """
         norm = None if self._adaptive is None else self.max_grad_norm
         return self._checkpoint(self._attached(), self._setting(), norm)
@@ -696,7 +696,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         Call it after :meth:`make_private` with the same arguments.
 
         Args:
-            state (dict): of :meth:`state_dict`.
+            state (dict): the result of :meth:`state_dict`.
             rewind (bool): whether to take the weights of a checkpoint that
                 lies behind what was spent. The account is *not* turned back:
                 steps that were taken since stay spent. This is what a process

@@ -1,9 +1,9 @@
-"""Whether what a unit adds is a function of that unit, to the last bit."""
+"""Check that what a unit adds depends on that unit alone, bit by bit."""
 
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
 from pyg_trust.privacy.gradients import SubgraphGradients
 
-# Of a loss, what gives a row the same bits in every batch.
+# Operations of a loss that give a row the same bits in every batch.
 _LOCAL = frozenset(
     (
         *('_log_softmax', '_log_softmax_backward_data', 'nll_loss_forward'),
@@ -22,7 +22,7 @@ class Exactness:
     """Record of operations whose rounding may depend on the other units.
 
     Args:
-        gradients (SubgraphGradients): of the model.
+        gradients (SubgraphGradients): the gradients of the model.
     """
 
     def __init__(self, gradients: SubgraphGradients) -> None:
@@ -30,7 +30,7 @@ class Exactness:
         self.insists = False
         #: Whether every unit is run alone (``kernel/step.py``).
         self.alone = False
-        #: What losses computed of rows.
+        #: Operations that losses applied to rows.
         self.loss: set[str] = set()
         # Whether losses divide by a number that differs between neighbours.
         self._mean = self._trusted = False
@@ -38,7 +38,7 @@ class Exactness:
     def prepare(
         self, loader: StepLoader, mean: bool, trusted: bool, insists: bool
     ) -> None:
-        """Take note of how units are drawn."""
+        """Record how units are drawn and how losses are reduced."""
         # Where a unit is replaced by one of another size, or comes or goes,
         # so do the shapes of a batch.
         self.gradients.rowwise = not isinstance(loader, DisjointWalkLoader)
@@ -47,7 +47,7 @@ class Exactness:
         self.insists = insists
 
     def reasons(self) -> tuple[str, ...]:
-        """Why a unit may add something else beside other units; or none."""
+        """Return reasons why a unit's part of a sum may depend on others."""
         gradients, why = self.gradients, []
         if self.alone:
             return self._of_loss()

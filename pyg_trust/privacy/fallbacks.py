@@ -1,4 +1,4 @@
-"""Slow ways to clip per subgraph, for what the bookkeeping does not know."""
+"""Slow ways to clip per subgraph, where the bookkeeping fails."""
 
 import math
 from collections.abc import Callable
@@ -30,10 +30,10 @@ from pyg_trust.privacy.calls import (
 
 @dataclass
 class Part:
-    """A forward pass in which some subgraphs are, numbered from 0.
+    """Forward pass of some subgraphs, numbered from 0.
 
     Args:
-        outputs (list[Tensor]): what the loss is a function of.
+        outputs (list[Tensor]): the tensors that the loss depends on.
         grads (list[Tensor]): the gradients by the outputs.
         owners (list[Tensor]): the number of the subgraph of each row, or -1.
     """
@@ -44,7 +44,7 @@ class Part:
 
 
 class Total:
-    """Clipped gradients in integers, added up chunk by chunk.
+    """Sum of clipped gradients in integers, added up chunk by chunk.
 
     Args:
         params (dict): the parameters, by name.
@@ -79,7 +79,7 @@ class Total:
         self._kept: list[tuple[Tensor, dict[str, Tensor], Sizes]] = []
 
     def add(self, subgraphs: Tensor, grads: dict[str, Tensor]) -> Tensor:
-        """Add gradients; return the subgraphs that have none to add.
+        """Add gradients; return the subgraphs whose gradient is not finite.
 
         Args:
             subgraphs (Tensor): int64, ``[n]``.
@@ -122,7 +122,7 @@ class Total:
             self.share = sizes.share(at, float(factors[at]), mine.values())
 
     def result(self) -> Clipped:
-        """The clipped sum of all that was added."""
+        """Return the clipped sum of all gradients that were added."""
         if self.norm == math.inf:
             self.automatic = False
             self.norm = max((s.enough() for _, _, s in self._kept), default=1)
@@ -146,7 +146,7 @@ def vjp(
     chunk_size: int,
     apart: bool,
 ) -> None:
-    r"""One vector-Jacobian product per subgraph, some at a time.
+    r"""Compute one vector-Jacobian product per subgraph, in chunks.
 
     In a graph with a row that is not finite, no subgraph has a finite
     gradient, since the rows of the others are multiplied by zero and
@@ -155,9 +155,9 @@ def vjp(
     blame stand alone.
 
     Args:
-        total (Total): what gradients are added to.
+        total (Total): the sum to which gradients are added.
         part (callable): the forward pass for a group of subgraphs.
-        chunk_size (int): how many at a time; 0 for one by one, without vmap.
+        chunk_size (int): the subgraphs of a chunk; 0 for one without vmap.
         apart (bool): whether :obj:`part` leaves out what is not in the group.
             If not, one forward pass is for all chunks.
     """
@@ -215,7 +215,7 @@ def functorch(
     chunk_size: int,
     of: int | None = None,
 ) -> Clipped:
-    r"""Vmap of the gradient of one subgraph, over subgraphs of one size.
+    r"""Compute gradients by ``vmap`` over subgraphs of one size.
 
     Subgraphs with the same number of nodes and of edges are stacked, so that
     nothing is padded. Layers whose shapes depend on values (self-loops that

@@ -183,7 +183,7 @@ def check_shares(
     Args:
         shares (sequence of float, optional): as given.
         default (tuple): without any.
-        names (str): of the three, for the message.
+        names (str): the names of the three, for the message.
     """
     if shares is None:
         return default

@@ -1,5 +1,5 @@
 # Longer than 700 lines because all that a followed tensor does is one idea.
-r"""Follows the rows of a batch from the model to ``loss.backward()``.
+r"""Follow the rows of a batch from the model to ``loss.backward()``.
 
 Private training needs the gradient that a loss sends back to the rows of a
 subgraph to be a function of this subgraph's rows (outputs, labels, features)
@@ -76,7 +76,7 @@ _HINT = (
 
 
 class Slot:
-    """Stands for a followed tensor, without keeping it.
+    """Placeholder of a followed tensor, which it does not keep alive.
 
     Torch does not reuse a tensor that somebody keeps, and an operation that
     reads or writes a view is another one.
@@ -88,7 +88,7 @@ class Slot:
 
 
 class Step(NamedTuple):
-    """An operation of a loss, to be done again; tensors are slots."""
+    """Recorded operation of a loss, with slots in the place of tensors."""
 
     func: Any
     args: tuple[Any, ...]
@@ -99,7 +99,7 @@ class Step(NamedTuple):
 
 
 def replaced(value: Any, find: Callable[[Any], Any]) -> Any:
-    """An operation's arguments, with something else in the place of each."""
+    """Return nested arguments, with a function applied to every leaf."""
     # Torch's own trees take ten times as long.
     if type(value) is list:
         return [replaced(item, find) for item in value]
@@ -128,7 +128,7 @@ def plainly(step: Step, find: Callable[[Any], Any]) -> Any:
     try:
         made = step.func(*args, **kwargs)
     except Exception:
-        # What it says may tell of the values.
+        # The message of the error may tell of the values.
         _refuse(f"'{base_name(step.func)}' has raised an error on them")
     if base_name(step.func) in _EMPTY:
         made.zero_()
@@ -136,11 +136,11 @@ def plainly(step: Step, find: Callable[[Any], Any]) -> Any:
 
 
 class Watch:
-    """The state of one batch's loss while it is followed.
+    """State of the loss of one batch while it is followed.
 
     Args:
-        rehearses (bool): whether operations are written down, to be followed
-            when they are done again. (default: :obj:`False`)
+        rehearses (bool): whether operations are recorded, to be followed when
+            they are repeated. (default: :obj:`False`)
     """
 
     def __init__(self, rehearses: bool = False) -> None:
@@ -150,7 +150,7 @@ class Watch:
         self.again: tuple[str | None] | None = None
         #: Whether a mean was divided by the weights of classes.
         self.weighted = False
-        #: What the model kept of its call, by address or as a number.
+        #: Values that the model kept of its call, by address or number.
         self.kept: dict[Any, str] = {}
         #: Whether the gradient is still to come.
         self.live = True
@@ -158,7 +158,7 @@ class Watch:
         self.ignored = False
         #: An operation that has raised an error, if one has.
         self.failed: str | None = None
-        #: What was computed of rows, forward and backward.
+        #: Operations on rows, forward and backward, by name.
         self.names: set[str] = set()
 
 
@@ -171,14 +171,14 @@ class _Memory:
         self.written = False
         # Whether these are labels of the batch, as they came.
         self.is_label = False
-        # What can be handed to the model alone, by name.
+        # The name of an attribute that only the model may read.
         self.hidden: str | None = None
-        # What the model kept of its call, by name.
+        # The name under which the model kept it.
         self.kept: str | None = None
 
 
 class _Why:
-    """Where rows of several subgraphs met, and how this comes back."""
+    """Operation in which rows of several subgraphs met."""
 
     def __init__(self, met: str, back: str | None = None) -> None:
         self.met = met
@@ -209,7 +209,7 @@ class Followed(Tensor):
         why: _Why | None = None,
         is_name: bool = False,
     ) -> 'Followed':
-        """Stands for a tensor."""
+        """Wrap a tensor, with the owners of its numbers."""
         self = Tensor._make_wrapper_subclass(
             cls,
             value.size(),
@@ -219,7 +219,7 @@ class Followed(Tensor):
             layout=value.layout,
             device=value.device,
         )
-        # Who asks C for the memory gets an error, and not an address of none.
+        # C code that asks for the memory gets an error, not a null pointer.
         torch._C._set_throw_on_mutable_data_ptr(self)
         self._value = value
         self._owner = owner
@@ -261,7 +261,7 @@ class Followed(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Torch's own functions, but for those that leave it."""
+        """Call a torch function; check those whose results leave torch."""
         kwargs = kwargs or {}
         if func in _ESCAPES:
             rest = [plain(a) for a in args[1:]]
@@ -288,7 +288,7 @@ class Followed(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Every operation on numbers, forward and backward."""
+        """Run an operation, forward or backward, and follow its owners."""
         kwargs = kwargs or {}
         given = [
             t
@@ -371,7 +371,7 @@ _KNOWN = (
     'torch_spline_conv',
 )
 _EMPTY = ('empty_like', 'new_empty', 'new_empty_strided')
-# They see memory in another way, that the tensor does not know of.
+# They change the memory of a tensor, unseen by its wrapper.
 _MEMORY = ('set', 'resize', 'resize_as')
 # How many random numbers they draw depends on what they are given.
 _RANDOM = (
@@ -387,7 +387,7 @@ _SIZED = (
     '_padded_dense_to_jagged_forward',
     '_nested_tensor_from_mask',
 )
-# What they tell is of shapes alone.
+# Their results depend on shapes alone.
 _SHAPES = (
     'is_same_size',
     '_has_same_storage_numel',
@@ -444,7 +444,7 @@ def follow(
 
 
 def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
-    """A copy of a batch that hands out what belongs to rows as such.
+    """Copy a batch, with its private rows as followed tensors.
 
     Features, labels and names of nodes are followed, and features of edges.
     Masks, edges and ``batch`` are structure, which is public.
@@ -465,9 +465,9 @@ def follow_batch(batch: Data, owner: Tensor, count: int, watch: Watch) -> Data:
 def private_rows(
     batch: Data, owner: Tensor, count: int
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Return the private rows of a batch, with the subgraph of each.
+    """Yield the private attributes of a batch, with the subgraph of each row.
 
-    Places and masks are public, by their names; numbers with a point are not.
+    Indices and masks, by their names, are public unless they are floats.
 
     Args:
         batch (Data): the batch.
@@ -501,7 +501,7 @@ def private_rows(
 
 
 def is_structure(name: str) -> bool:
-    """Whether an attribute of a batch is public by its name."""
+    """Return whether an attribute of a batch is public by its name."""
     return (
         name in (*_STRUCTURE, *NAMES)
         or name.endswith('mask')
@@ -510,10 +510,10 @@ def is_structure(name: str) -> bool:
 
 
 def gradient(grad: Tensor, rows: Tensor, watch: Watch) -> Tensor:
-    """The gradient by the outputs, if each row's is of its own subgraph.
+    """Return the gradient by the outputs, if its rows depend on no others.
 
     Args:
-        grad (Tensor): what came back, ``[num_rows, *]``.
+        grad (Tensor): the gradient by the outputs, ``[num_rows, *]``.
         rows (Tensor): int64, ``[num_rows]``: the subgraph of each row.
         watch (Watch): the batch's.
 
@@ -577,7 +577,7 @@ def _escape(name: str, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The numbers of a followed tensor, or of those in tuples and lists."""
+    """Return the numbers of followed tensors, in tuples and lists too."""
     if isinstance(value, Followed):
         return value._value
     if isinstance(value, tuple | list):
@@ -644,7 +644,7 @@ def _check_stays(
 
 
 def check_shape(func: Any, shown: torch.Size, found: torch.Size) -> None:
-    """Check that an operation returns what it did on made-up rows.
+    """Check that an operation returns the shape that it did on made-up rows.
 
     Raises:
         ValueError: if the shapes differ, so that one depends on values.
@@ -673,7 +673,7 @@ def _is_harmless(func: Any) -> bool:
 
 
 def writes(func: Any) -> bool:
-    """Whether an operation changes a tensor that it is called with."""
+    """Return whether an operation writes to one of its arguments."""
     return bool(_written_places(func))
 
 
@@ -702,7 +702,7 @@ def _slots(value: Any, watch: Watch) -> Any:
 def _check_kept(
     args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch
 ) -> None:
-    # Whoever reads what the model kept would read rows that were made up.
+    # Values that the model kept hold made-up rows, and can't be read.
     for value in tree_leaves([args, kwargs]):
         name = None
         if isinstance(value, float):
@@ -736,7 +736,7 @@ def _written(
 
 
 def _node() -> str | None:
-    # What is differentiated now, in the loss's own words.
+    # The name of the operation that is differentiated now.
     node = torch._C._current_autograd_node()
     if node is None:
         return None
@@ -770,7 +770,7 @@ def _write(
     why: _Why | None,
     watch: Watch,
 ) -> None:
-    # What was changed in place depends on what came, and so do its views.
+    # A tensor changed in place, and its views, depend on the new values.
     for place, target in enumerate(written):
         assert isinstance(target, Followed)
         came = owners[place] if place < len(owners) else None
@@ -841,8 +841,8 @@ def _wrap(
 def _wrap_earlier(
     out: Any, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    # Of a batch whose gradient has come: whatever it is computed for, it is
-    # not to come back in the loss of another.
+    # After the backward pass of a batch: results of its rows may not come
+    # back in the loss of another batch.
     tensors = tensors_of_tree([*args, *kwargs.values()])
     same = {id(plain(t)): t for t in tensors}
 

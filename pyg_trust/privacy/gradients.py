@@ -136,13 +136,13 @@ class SubgraphGradients:
         self.own_rules: set[str] = set()
         #: Whether a row's bits are to be those of the row alone.
         self.rowwise = False
-        #: What may round a row otherwise in another batch.
+        #: Functions that may round a row otherwise in another batch.
         self.foreign: set[str] = set()
         #: Whether units were computed together with others.
         self.together = False
 
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters that are trained, by name."""
+        """Return the trained parameters, by name."""
         named = self.module.named_parameters()
         return {name: p for name, p in named if p.requires_grad}
 
@@ -184,7 +184,7 @@ class SubgraphGradients:
         *args: Any,
         **kwargs: Any,
     ) -> str:
-        r"""Compare a method with running subgraphs alone, and choose one.
+        r"""Choose a method that gives the gradients of subgraphs run alone.
 
         Some subgraphs of a real batch, among them the largest and the
         smallest, get random features. Their gradients, clipped and summed by
@@ -197,8 +197,8 @@ class SubgraphGradients:
         Args:
             owner (Tensor): as of :meth:`record`.
             num_subgraphs (int): as of :meth:`record`.
-            *args (Any): what the module will be called with.
-            **kwargs (Any): what the module will be called with.
+            *args (Any): the positional arguments of the module's call.
+            **kwargs (Any): the named arguments of the module's call.
 
         Returns:
             str: the method that will be used.
@@ -317,11 +317,11 @@ class Tape:
         The graph of :obj:`output` is kept.
 
         Args:
-            output (Tensor or sequence): what the module returned.
-            grad_output (Tensor or sequence): the gradient by it of a loss
-                with one term per subgraph. A row must be a function of the
-                rows of the same subgraph only: of a mean over the batch,
-                hand in the sum's.
+            output (Tensor or sequence): the outputs of the module.
+            grad_output (Tensor or sequence): the gradient by the outputs of a
+                loss with one term per subgraph. A row must be a function of
+                the rows of the same subgraph only: for a mean over the batch,
+                pass the gradient of the sum.
             max_grad_norm (float): :math:`C`, positive; infinity to leave the
                 gradients as they are.
             output_owner (Tensor or sequence, optional): the subgraph of each
@@ -532,7 +532,7 @@ class _Trial:
                 self.call = part.on(self.module, torch.float64)
                 self._reference()
             except (RuntimeError, TypeError):
-                # Something in it has a precision of its own.
+                # A part of the module does not run in double precision.
                 self.tolerance = 1e-4
                 self.module = _copy(module)
                 self.call = part.on(self.module, None)
@@ -605,14 +605,14 @@ class _Trial:
         return DrawsBySubgraph(call.owner, edges, names, _SEED)
 
     def problem(self, method: str, chunk_size: int) -> str | None:
-        """The fault of a method, in words, or :obj:`None`."""
+        """Describe how a method fails, or return :obj:`None`."""
         norms = torch.stack(
             [
                 torch.stack([g.norm() for g in each]).norm()
                 for each in self.alone
             ]
         )
-        # So that some are clipped, and others are not.
+        # At the median, some gradients are clipped, and others are not.
         max_grad_norm = float(norms.median()) or 1.0
         gradients = SubgraphGradients(self.module, method, chunk_size)
         call = self.call
@@ -668,7 +668,7 @@ def _some(owner: Tensor, num_subgraphs: int) -> Tensor:
 
 
 def check_max_grad_norm(max_grad_norm: float) -> float:
-    """Check the norm to clip to: positive; infinity to leave all as it is."""
+    """Check a clipping norm: positive, where infinity clips nothing."""
     if max_grad_norm != float('inf'):
         max_grad_norm = check_number('max_grad_norm', max_grad_norm)
     if not max_grad_norm > 0:

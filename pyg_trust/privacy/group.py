@@ -1,4 +1,4 @@
-"""The processes of one private training, which are one mechanism together."""
+"""Processes that run one private training together."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ class Group:
 
     @classmethod
     def current(cls) -> 'Group':
-        """The processes that ``torch.distributed`` knows.
+        """Return the group of the processes that ``torch.distributed`` knows.
 
         Raises:
             RuntimeError: if ``torchrun`` announces more of them.
@@ -59,13 +59,13 @@ class Group:
     def adds_noise(self) -> bool:
         """Whether this process draws the noise, which is added once.
 
-        That :meth:`spread` hands out the values of the first process alone
-        is what makes it one: noise of others would go nowhere.
+        It is added once since :meth:`spread` hands out the values of the first
+        process alone.
         """
         return self.rank == 0
 
     def check(self) -> None:
-        """Refuse to go on in another group than training began in."""
+        """Refuse to continue with other processes than training began with."""
         now = Group.current()
         if (now.rank, now.size) != (self.rank, self.size):
             raise RuntimeError(
@@ -112,7 +112,7 @@ class Group:
                 )
 
     def key(self) -> bytes | None:
-        """32 bytes of the first process' operating system, known to all.
+        """Draw 32 bytes from the first process' system, and hand them to all.
 
         None for a process alone, which needs no key.
         """
@@ -136,7 +136,7 @@ class Group:
         Args:
             sums (list[Tensor]): int64, of the same shapes everywhere: their
                 sum does not depend on who has which unit.
-            *numbers (int): others.
+            *numbers (int): integers to add up as well.
 
         Returns:
             list[Tensor]: the totals of the tensors, then those of the
@@ -153,7 +153,7 @@ class Group:
 
         Args:
             values (list[Tensor]): float64, of the same shapes everywhere.
-            *numbers (float): others, of the same number.
+            *numbers (float): more to hand out, equally many everywhere.
         """
         if self.size == 1:
             # As those of several processes: a norm of 1e-50 is no float32.
@@ -177,10 +177,10 @@ def _cut(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 
 def keyed_bytes(key: bytes, step: int) -> Callable[[int], bytes]:
-    """Bytes that all who have a key draw alike, for the draw of a step.
+    """Return a source of random bytes that is the same in all processes.
 
-    SHAKE-256 of the key, the step and how often was asked: whoever has not
-    the key can tell none of them.
+    Its bytes are SHAKE-256 of the key, the step and the number of the call.
+    Without the key they can't be predicted.
     """
     asked = 0
 

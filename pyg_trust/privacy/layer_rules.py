@@ -1,16 +1,16 @@
-"""How torch functions use parameters row by row: one rule a function.
+"""Rules for torch functions that use parameters row by row.
 
 A rule computes what its function does, by functions that autograd knows, and
 tells the :class:`~pyg_trust.privacy.recorder.Recorder` who uses the
 parameters:
 
-* :meth:`~pyg_trust.privacy.recorder.Recorder.rows_of` tells whose the rows of
-  an input are, and in which dimension;
+* :meth:`~pyg_trust.privacy.recorder.Recorder.rows_of` returns the rows of an
+  input, with their subgraphs, and their dimension;
 * :meth:`~pyg_trust.privacy.recorder.Recorder.expand` makes a copy of a
   parameter for each row, which is all that most rules need;
 * :meth:`~pyg_trust.privacy.recorder.Recorder.note_linear` notes a linear map
   of rows, whose copies would be too many;
-* ``record.tracker.set`` says whose the rows of the result are.
+* ``record.tracker.set`` records the rows of the result.
 
 A rule raises :class:`~pyg_trust.privacy.calls.Unsupported` for what it does
 not cover. Before it is relied upon, gradients by rules are compared with those
@@ -39,7 +39,7 @@ def linear(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """A linear map of rows, and a bias for each."""
+    """Apply ``F.linear`` and note the uses of its weight and bias."""
     if record.weight(x) is not None:
         raise Unsupported('a parameter is the input of a linear map')
     out = record.linear(x, record.alias(weight), record.alias(bias))
@@ -62,7 +62,7 @@ def linear(
 def matmul(
     record: Any, func: Callable[..., Any], x: Tensor, weight: Tensor, /
 ) -> Tensor:
-    """Rows times a matrix, a vector, or a batch of matrices."""
+    """Multiply rows by a matrix, a vector or a batch of matrices."""
     if record.weight(x) is not None or weight.dim() == 0:
         raise Unsupported('a parameter is multiplied from the left')
     if weight.dim() == 1:
@@ -105,7 +105,7 @@ def addmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> Tensor:
-    """Rows times a matrix, added to something else."""
+    """Multiply rows by a matrix, and add the product to a tensor."""
     if record.weight(x) is not None or record.weight(left) is not None:
         raise Unsupported('a parameter is added or multiplied from left')
     out = matmul(record, torch.matmul, left, right)
@@ -123,7 +123,7 @@ def _binary(
     name: str,
     join: Callable[[Tensor, Tensor], Tensor] | None,
 ) -> Tensor:
-    # Without a `join`, in place.
+    # If `join` is None, the function works in place.
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         raise Unsupported(f"'{name}' with something that is no tensor")
     swap = record.weight(left) is not None
@@ -151,7 +151,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """A norm of each row, with a weight and a bias for each."""
+    """Normalise each row, then apply the weight and the bias."""
     rows, axis = record.rows_of(x)
     if axis >= x.dim() - len(normalized_shape):
         raise Unsupported('the norm mixes rows')
@@ -169,7 +169,7 @@ def layer_norm(
 def prelu(
     record: Any, func: Callable[..., Any], x: Tensor, weight: Tensor, /
 ) -> Tensor:
-    """A slope for negative numbers, of each channel."""
+    """Apply PReLU, with one slope for all channels or one for each."""
     rows, axis = record.rows_of(x)
     shape = [1] * x.dim()
     if weight.numel() > 1:
@@ -203,7 +203,7 @@ def _add_binary(
     def binary(
         record: Any, func: Callable[..., Any], input: Any, /, other: Any
     ) -> Tensor:
-        """Add or multiply rows and a parameter, or the like."""
+        """Apply an elementwise binary function to rows and a parameter."""
         return _binary(record, func, input, other, name, join)
 
 

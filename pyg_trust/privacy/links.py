@@ -60,7 +60,7 @@ from pyg_trust.transforms.release_checks import (
 _SHARES = (0.69, 0.01, 0.3)
 _NEGATIVES, _MOST_NEGATIVES = 5, 200_000
 _LR = 0.1
-# Of a checkpoint: tensors and their shapes, by what they are called.
+# The tensors of a checkpoint: their shapes by name.
 _TENSORS = {
     'x': ('num_nodes', 'dim'),
     'messages': ('num_nodes', 'message_dim'),
@@ -93,8 +93,8 @@ class LinkReport(ReleaseReport):
         delta (float): :math:`\delta`.
         target_epsilon (float): the budget.
         mu (float): :math:`\mu` of everything on the account.
-        mu_parts (tuple): of the rows, of the number of edges, of the scorer,
-            and of other releases on the account.
+        mu_parts (tuple): the :math:`\mu` of the rows, of the number of edges,
+            of the scorer, and of other releases on the account.
         relation (str): ``'edge'``.
         directed (bool): whether edges are arcs.
         steps (int): the noisy gradients.
@@ -104,7 +104,7 @@ class LinkReport(ReleaseReport):
         leave_out (bool): whether examples are judged without their own edge.
         row_std (float): the standard deviation of the noise on rows.
         count_std (float): the same, on the number of edges.
-        noise_multiplier (float): of every gradient.
+        noise_multiplier (float): the noise multiplier of every gradient.
         arithmetic (str): ``'exact'``: noise is drawn, and integers are summed,
             to the last bit (:mod:`pyg_trust.kernel.release`).
         grid_exponent (int): numbers are integers times this power of two of
@@ -224,9 +224,9 @@ class PrivateLinkPredictor(PrivateFit):
             over ten times the number of edges. (default: :obj:`1e-6`)
         ledger (str or Path, optional): a file for the account.
             (default: :obj:`None`)
-        shares (sequence of float, optional): of :math:`\mu^2`, for the rows,
-            the number of edges and the scorer; by default
-            :obj:`(.69, .01, .3)`. (default: :obj:`None`)
+        shares (sequence of float, optional): shares of :math:`\mu^2` for the
+            rows, the number of edges and the scorer; by default :obj:`(.69,
+            .01, .3)`. (default: :obj:`None`)
         dim (int): :math:`d`: the columns of features. (default: :obj:`32`)
         message_dim (int): :math:`D`: the columns of messages, each of which
             gets noise. (default: :obj:`8`)
@@ -239,8 +239,8 @@ class PrivateLinkPredictor(PrivateFit):
         leave_out (bool): whether an example is judged without its own edge;
             it is free, and better. (default: :obj:`True`)
         directed (bool): whether edges are arcs. (default: :obj:`False`)
-        seed (int, optional): of the noise, to repeat an experiment; what
-            comes out is not private. (default: :obj:`None`)
+        seed (int, optional): the seed of the noise, to repeat an experiment;
+            the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
             :class:`~pyg_trust.privacy.PrivacyEngine`.
             (default: :obj:`None`)
@@ -484,7 +484,7 @@ class PrivateLinkPredictor(PrivateFit):
         """Continue from a checkpoint.
 
         Args:
-            state (dict): of :meth:`state_dict`, of a predictor with the same
+            state (dict): the :meth:`state_dict` of a predictor with the same
                 arguments.
 
         Raises:

@@ -20,8 +20,8 @@ class PrivateLoader(Single):
     """Loader of private batches that checks how each one is used.
 
     It ends by itself, also in the midst of an epoch, before a step that would
-    exceed the budget; then it is empty. Whoever leaves an epoch and begins
-    another is given the batch again whose step was not taken.
+    exceed the budget; then it is empty. If an epoch is left early, the next
+    one begins with the batch whose step was not taken.
 
     Args:
         loader (NodeLoader): the loader; its own iteration is not to be used
@@ -31,7 +31,7 @@ class PrivateLoader(Single):
         allowed (callable): whether a step may still be taken.
         check (callable): checks a batch of a step; returns the subgraph of
             each node and their number.
-        choose (callable): what draws the batches.
+        choose (callable): draws the batches.
         group (Group): the processes, each of which has a part of every step.
     """
 

@@ -22,8 +22,8 @@ def check_criterion(
 
     Args:
         criterion (callable): maps outputs and targets to a loss.
-        out (Tensor): what outputs look like, ``[num_rows, ...]``.
-        target (Tensor): what targets look like; their *values* are used for
+        out (Tensor): a tensor like the outputs, ``[num_rows, ...]``.
+        target (Tensor): a tensor like the targets; their *values* are used for
             integers alone, in another order.
         loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
         seed (int): the seed. (default: :obj:`0`)

@@ -10,10 +10,10 @@ from pyg_trust.kernel.step import release
 
 
 def cells_of(noise: Any, shape: tuple[int, ...]) -> Tensor:
-    """Draw integers, the noise in units of its grid."""
+    """Draw noise as integers, in units of its grid."""
     if hasattr(noise, 'cells'):
         return noise.cells(shape)
-    # Noise of somebody's own, for a test of what is below it.
+    # A source of the caller's own, for tests.
     return (noise.normal(shape) * 2.0**32).round_().long()
 
 
@@ -27,9 +27,9 @@ def noisy_sums(
 
     Args:
         totals (list[Tensor]): int64, in units of ``kernel.clip.grid``.
-        noise (SecureNoise or SeededNoise): what draws it.
-        multiplier (float): its standard deviation over the clipping norm, by
-            which the account goes.
+        noise (SecureNoise or SeededNoise): the source of noise.
+        multiplier (float): its standard deviation over the clipping norm, as
+            the account counts it.
         norm (float): the clipping norm.
 
     Returns:
@@ -52,8 +52,8 @@ def noisy_count(count: float, noise: Any, std: float) -> float:
 
     Args:
         count (float): the sum.
-        noise (SecureNoise or SeededNoise): what draws it.
-        std (float): its standard deviation, by which the account goes.
+        noise (SecureNoise or SeededNoise): the source of noise.
+        std (float): its standard deviation, as the account counts it.
     """
     step, _ = clip.noise_grid(2 * std, 0.5, 1)
     return (round(count / step) + int(cells_of(noise, (1,))[0])) * step

@@ -116,7 +116,7 @@ class AdaptiveNorm:
         """Return the standard deviation of the noise on the count.
 
         Args:
-            noise_multiplier (float): :math:`z`, of the account.
+            noise_multiplier (float): the account's :math:`z`.
             batch_size (int): :math:`m`.
         """
         if self.noise_std is None:
@@ -136,7 +136,7 @@ class AdaptiveNorm:
         """The noise :math:`z_g` on the gradients, in units of :math:`C`.
 
         Args:
-            noise_multiplier (float): :math:`z`, of the account.
+            noise_multiplier (float): the account's :math:`z`.
             batch_size (int): :math:`m`.
         """
         count = self.count_std(noise_multiplier, batch_size)
@@ -147,7 +147,7 @@ class AdaptiveNorm:
         r"""Return the clipping norm of the next step.
 
         Args:
-            norm (float): :math:`C` of this one.
+            norm (float): :math:`C` of the present step.
             share (float): the noisy share :math:`\tilde b`.
         """
         low, high = self.bounds
@@ -157,7 +157,7 @@ class AdaptiveNorm:
 
 
 def check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
-    """Check the least and the greatest of something."""
+    """Check a pair of a lower and an upper bound."""
     if not isinstance(bounds, Sequence) or len(bounds) != 2:
         raise TypeError(f"'bounds' needs to be two numbers (got {bounds})")
     low, high = (check_positive('bounds', bound) for bound in bounds)
@@ -207,7 +207,7 @@ class NormEstimates(Spending):
             criterion (callable): ``criterion(output, target)``, a mean of one
                 term per row.
             percentile (float): in (0, 100). (default: :obj:`50.0`)
-            epsilon (float, optional): what to spend. (default: :obj:`None`)
+            epsilon (float, optional): the budget. (default: :obj:`None`)
             bounds (tuple): the least and the greatest answer.
                 (default: :obj:`(1e-3, 1e3)`)
             public (bool or Sequence[str]): as above, or with ``epsilon`` the
@@ -323,7 +323,7 @@ def gradient_norms(
     secret: bool = True,
     progress_bar: bool | None = None,
 ) -> np.ndarray:
-    """The norms of the gradients of all units of the first partition.
+    """Compute the norms of the gradients of all units of the first partition.
 
     They are private.
 
@@ -332,9 +332,9 @@ def gradient_norms(
         loader (StepLoader): the loader.
         criterion (callable): a mean of one term per row.
         forward (callable, optional): calls a model with a batch.
-        secret (bool): whether masks of dropout are to be known to nobody,
-            where the sizes of units are private: one unit moves those of all
-            that come after it. (default: :obj:`True`)
+        secret (bool): whether masks of dropout have to be secret, as where the
+            sizes of units are private: one unit shifts the masks of all after
+            it. (default: :obj:`True`)
         progress_bar (bool, optional): whether to show one; by default in a
             terminal, after two seconds. (default: :obj:`None`)
     """

@@ -1,4 +1,4 @@
-"""Whose data each number of a tensor depends on, from operation to operation.
+"""Track whose data each number of a tensor depends on, by operation.
 
 An *owner* is an int32 tensor of the shape of a value (expanded, where it can
 be): 0 for a number that depends on nothing private, :math:`i + 1` for one
@@ -6,7 +6,7 @@ that depends on subgraph :math:`i` alone, and ``MIXED`` for one that may
 depend on several. ``None`` stands for 0 everywhere. :func:`owners_after` maps
 the owners of what an ATen operation reads to those of what it returns. An
 operation that is not known here makes each number that it returns depend on
-every number that it reads: a rule may be missing, and nothing is missed.
+every number that it reads: a missing rule never hides a dependence.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ _POINTWISE = names(
     elu_backward where masked_fill logit_backward silu_backward
     """
 )
-# Of what they read, they keep the shape.
+# Of the tensors that they read, only the shape matters.
 _NEW = names(
     """
     ones_like zeros_like empty_like full_like rand_like randn_like
@@ -54,7 +54,7 @@ _ALONG = names(
     cumsum cumprod logcumsumexp cummax cummin sort topk argsort glu
     """
 )
-# What moves numbers about, by public places, and fills with zeros.
+# They move numbers to public positions, and fill with zeros.
 _MOVES = names(
     """
     cat repeat flip roll constant_pad_nd slice_backward select_backward tril
@@ -71,7 +71,7 @@ _SCATTERS = names(
     index_fill
     """
 )
-# Places are values.
+# Their positions are values of a tensor.
 _PLACED = _PICKS | _SCATTERS | names('index index_put _index_put_impl')
 _PLACED |= names('_unsafe_index _unsafe_index_put')
 _LOSSES = names(
@@ -114,7 +114,7 @@ def owners_after(
     owner_of: OwnerOf,
     value_of: Callable[[Any], Any],
 ) -> list[Owner]:
-    """The owners of what an operation returns.
+    """Compute the owners of the tensors that an operation returns.
 
     Returns:
         list[Owner]: of each tensor in :obj:`out`, in order.
@@ -128,7 +128,7 @@ def owners_after(
     try:
         owner = _rule(call.name, func, 'other' in got)(call)
     except FAILURES:
-        # Called in another form than is known.
+        # The call has a form that the rule does not know.
         owner = _everything(call)
     owners = owner if isinstance(owner, list) else [owner] * len(results)
     return [
@@ -145,8 +145,8 @@ def facts(
 ) -> tuple[bool, ...] | None:
     """Return the values, besides shapes and types, that owners depend on.
 
-    Owners after an operation are a function of these and of what is returned
-    here: a rule reads no value of another operation.
+    The owners after an operation follow from the owners, shapes and types of
+    its arguments and from these values. No rule can read other values.
 
     Returns:
         tuple, optional: None if they depend on all values of some tensor.
@@ -172,7 +172,7 @@ def _unseen(value: Any) -> Any:
 
 @cache
 def base_name(func: Any) -> str:
-    """The name of an operation, the same in place and not."""
+    """Return an operation's name, without the mark of in-place variants."""
     name: str = func._overloadpacket.__name__
     return name[:-1] if name.endswith('_') else name
 
@@ -187,7 +187,7 @@ def tensors_of_tree(value: Any) -> list[Tensor]:
 
 
 def join(*owners: Owner) -> Owner:
-    """The owner of what depends on all of them; shapes are broadcast."""
+    """Combine the owners of operands elementwise, with broadcasting."""
     found: Owner = None
     for owner in owners:
         if owner is None or owner is found:
@@ -213,7 +213,7 @@ def _broadcast(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 def compact(owner: Tensor) -> Tensor:
-    """Without the copies along expanded dimensions."""
+    """Narrow every expanded dimension to one entry."""
     for dim, (size, stride) in enumerate(
         zip(owner.shape, owner.stride(), strict=True)
     ):
@@ -225,7 +225,7 @@ def compact(owner: Tensor) -> Tensor:
 def reduce(
     owner: Owner, dims: Sequence[int] | None = None, keepdim: bool = False
 ) -> Owner:
-    """The owner of what depends on all numbers along some dimensions."""
+    """Combine owners along some dimensions, as a reduction does."""
     if owner is None:
         return None
     n = owner.dim()
@@ -249,7 +249,7 @@ def reduce(
 
 
 def is_mixed(owner: Owner) -> bool:
-    """Whether a number may depend on several subgraphs."""
+    """Return whether any number may depend on several subgraphs."""
     return owner is not None and bool((compact(owner) == MIXED).any())
 
 
@@ -537,7 +537,7 @@ def _row_loss(call: _Call) -> list[Owner]:
     if 'ignore_index' not in got:
         extra: Owner = of(got['target'])
         return [owner, extra][: 2 if 'margin' not in got else 1]
-    # What a mean divides by: a constant unless classes have weights.
+    # The divisor of a mean is a constant unless classes have weights.
     divisor: Owner = None
     if got.get('weight') is not None or _ignores(got, call.value_of):
         divisor = reduce(target)

@@ -1,4 +1,4 @@
-"""The model as the last private step left it, to notice other hands."""
+"""Detection of changes to a model between private steps."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Pins:
-    """Notices what changes a model between two private steps.
+    """Detector of changes to a model between two private steps.
 
     A second optimizer on a shared layer moves weights by gradients without
     noise, and a layer put in later was not looked at. The values of all
@@ -16,7 +16,7 @@ class Pins:
 
     Args:
         module (torch.nn.Module): the model.
-        parameters (list[Parameter]): what is trained.
+        parameters (list[Parameter]): the trained parameters.
     """
 
     def __init__(
@@ -29,23 +29,23 @@ class Pins:
         self.loaded = 0
 
     def hold(self) -> None:
-        """Take the weights as they are."""
+        """Save the present weights, to compare with later."""
         self._values = {
             name: p.detach().clone()
             for name, p in self.module.named_parameters()
         }
 
     def release(self) -> None:
-        """Lets the weights go: an optimizer of ours is about to move them."""
+        """Drop the saved weights, as a private step is about to move them."""
         self._values = None
 
     def load(self) -> None:
-        """Take weights that the user has loaded, which the report repeats."""
+        """Save weights that the user has loaded; the report counts this."""
         self.loaded += 1
         self.hold()
 
     def hold_layers(self) -> None:
-        """Take the layers as they are."""
+        """Save the present layers, to compare with later."""
         self._layers = self._find_layers()
 
     def check_layers(self) -> None:
@@ -76,7 +76,7 @@ class Pins:
             )
 
     def moved(self) -> str | None:
-        """A parameter that is not as it was left, if there is one."""
+        """Return the name of a parameter that has changed, if there is one."""
         if self._values is None:
             return None
         names, flags = [], []
@@ -94,12 +94,12 @@ class Pins:
         return next((n for n, f in zip(names, found, strict=True) if f), None)
 
     def intact(self) -> bool:
-        """Whether the weights are as the last private step left them."""
+        """Return whether the weights are those of the last private step."""
         kept = self._values is not None and not self.loaded
         return kept and self.moved() is None
 
     def notes(self) -> list[str]:
-        """The report's notes on weights that were changed or loaded."""
+        """Return the report's notes on weights that were changed or loaded."""
         notes = []
         name = self.moved()
         if name is not None:
@@ -122,7 +122,7 @@ class Pins:
 
 
 def _hooks(layer: nn.Module) -> list[Any]:
-    # Whatever else is called with what a layer reads or returns.
+    # Hooks: functions called with a layer's inputs or outputs.
     tables = (
         layer._forward_pre_hooks,
         layer._forward_hooks,

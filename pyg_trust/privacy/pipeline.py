@@ -1,4 +1,4 @@
-"""Private rows that reach a model by other ways than the rows of its batch.
+"""Check that private rows reach a model only as rows of its batch.
 
 A model is probed on random rows (:mod:`pyg_trust.privacy.validation`). What
 it looks up elsewhere escapes that: in a buffer with the features of all
@@ -43,14 +43,14 @@ def check_tables(
 
     Args:
         module (torch.nn.Module): the model.
-        num_nodes (int, optional): of the graph; None if it is private, and
-            no refusal may depend on it.
+        num_nodes (int, optional): the graph's number of nodes; None if it is
+            private, and no refusal may depend on it.
         public (Sequence[str]): the buffers, frozen parameters and attributes,
             of the model or the data, that hold nothing private.
             (default: :obj:`()`)
         data (Data, optional): the graph. (default: :obj:`None`)
-        num_units (int): of how many units something private may be in what
-            each batch has whole. (default: :obj:`1`)
+        num_units (int): the number of units whose private data may be in what
+            each batch holds whole. (default: :obj:`1`)
 
     Raises:
         ValueError: if a buffer, a frozen parameter or an attribute has a
@@ -99,7 +99,7 @@ def check_tables(
 
 
 def _whole(data: Data) -> Iterator[tuple[str, int]]:
-    # What is in each batch as it is in the graph, and how many numbers.
+    # Attributes that each batch holds whole, with their numbers of entries.
     n = data.num_nodes
     sizes = n, data.num_edges
     for name, value in data.to_dict().items():
@@ -150,7 +150,7 @@ def check_names(
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
         public (Sequence[str]): as in :func:`check_tables`.
             (default: :obj:`()`)
-        seed (int): of rows and names. (default: :obj:`0`)
+        seed (int): the seed of rows and names. (default: :obj:`0`)
 
     Raises:
         ValueError: if they are not.
@@ -187,11 +187,11 @@ def check_transform(
     """Test that a loader's transform works on each subgraph by itself.
 
     Args:
-        transform (callable, optional): of the loader.
+        transform (callable, optional): the loader's transform.
         batch (Data): a batch before it was transformed.
         by_unit (bool): whether features of edges, and labels of subgraphs,
             are private as well. (default: :obj:`False`)
-        seed (int): of rows and splits. (default: :obj:`0`)
+        seed (int): the seed of rows and splits. (default: :obj:`0`)
 
     Raises:
         ValueError: if something that is of one subgraph, or of none, changes
@@ -255,7 +255,7 @@ def _change_units(
     half: Tensor,
     generator: torch.Generator,
 ) -> None:
-    # What other subgraphs have besides rows of nodes.
+    # Change attributes of other subgraphs besides rows of nodes.
     for name, value in base.to_dict().items():
         rows = _rows_of(base, name, value, owner, len(half))
         if rows is None or rows is owner or name in (*_NAMES, 'ptr'):

@@ -61,15 +61,15 @@ class Proposal(Report):
 
     Args:
         batch_size (int): :math:`m`.
-        steps (int): how many.
+        steps (int): the number of steps.
         noise_multiplier (float): Opacus' :math:`\sigma / C`.
         sample_rate (float): :math:`m / M`.
-        epsilon (float): what all steps spend, at most the budget.
+        epsilon (float): the epsilon of all steps, at most the budget.
         delta (float): :math:`\delta`.
         mechanism (str): the accountant.
         noise_per_step (float): the standard deviation of the noise on each
             number of the mean gradient, in units of the clipping norm.
-        sampling (str): what a loader's ``sampling`` needs to be.
+        sampling (str): the value for a loader's ``sampling``.
         terms (int): how many units a row is in at most.
         num_units (int, optional): :math:`M`.
         candidates (tuple): sampling, batch size, noise multiplier and noise
@@ -284,7 +284,7 @@ class SamplingReport(Report):
     Args:
         sample_rate (float): :math:`q`.
         noise_multiplier (float): Opacus' :math:`\sigma / C`.
-        steps (int): how many.
+        steps (int): the number of steps.
         delta (float): :math:`\delta`.
         without_replacement (float): :math:`\epsilon` of :math:`m = q M` units
             drawn without replacement; a bound that is tight at large rates.
@@ -300,7 +300,7 @@ class SamplingReport(Report):
 
     @property
     def better(self) -> str:
-        """The value of a loader's ``sampling`` that costs less."""
+        """The sampling scheme that costs less, as a loader's ``sampling``."""
         if self.poisson < self.without_replacement:
             return 'poisson'
         return 'without_replacement'
@@ -338,7 +338,7 @@ def compare_samplings(
     Args:
         sample_rate (float): :math:`q = m / M`.
         noise_multiplier (float): Opacus' :math:`\sigma / C`.
-        steps (int): how many.
+        steps (int): the number of steps.
         delta (float): in :math:`(0, 1)`.
     """
     warnings.warn(
@@ -374,10 +374,10 @@ def search_epsilon(
     is given: selection is analysed by Rényi DP.
 
     Args:
-        bound (Accountant): what each run spends at most.
+        bound (Accountant): a bound of what each run spends.
         delta (float): in :math:`(0, 1)`.
         mean_runs (float): the expected number of runs, at least 1.
-        shape (float): of its distribution, see :func:`search`.
+        shape (float): the shape of its distribution, see :func:`search`.
             (default: :obj:`1.0`)
 
     Example:
@@ -405,19 +405,19 @@ class SearchReport(Report):
         epsilon (float): :math:`\epsilon` of the whole search.
         delta (float): :math:`\delta`.
         mean_runs (float): the expected number of runs.
-        shape (float): of its distribution.
+        shape (float): the shape of its distribution.
         candidate (Any): the settings of the best run.
         score (float): its score.
         seeded (bool): whether anything secret came from an explicit seed:
             then nothing is private.
         mechanism (str): the accountant of a run.
-        assumptions (tuple): what the guarantee rests on.
-        data (str): a fingerprint of what is public of the data.
+        assumptions (tuple): the assumptions of the guarantee.
+        data (str): a fingerprint of the public part of the data.
         weights (str): SHA-256 of the weights of the best run.
         relation (str): which data are neighbours, in every run.
         account (tuple): noise multiplier, rate and number of steps of what a
             run may spend.
-        pure_epsilon (float): what releases that are :math:`\epsilon`-DP may
+        pure_epsilon (float): the most that :math:`\epsilon`-DP releases may
             add to it.
         batch_size (int, optional): the units of a step, where the rate alone
             does not tell what a run may spend.
@@ -500,7 +500,7 @@ def search(
             a release of its own, that nothing here accounts for.
         candidates (sequence): the settings, chosen without looking at private
             data.
-        bound (Accountant): what a run may spend, whatever the settings
+        bound (Accountant): a bound of what a run may spend with any settings
             (:meth:`Proposal.accountant`). A run that spends more is an error.
         delta (float): in :math:`(0, 1)`.
         mean_runs (float): the expected number of runs, at least 1.
@@ -508,8 +508,8 @@ def search(
             distribution of the number of runs: :obj:`1` for the geometric one,
             :obj:`0` for the logarithmic one, which spreads wider and costs
             less. (default: :obj:`1.0`)
-        seed (int, optional): of the number of runs and the draws of settings,
-            to repeat an experiment; the result is not private.
+        seed (int, optional): the seed of the number of runs and the draws of
+            settings, to repeat an experiment; the result is not private.
             (default: :obj:`None`)
 
     Returns:

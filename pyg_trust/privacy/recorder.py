@@ -1,8 +1,7 @@
-r"""How a forward pass uses parameters, and whose the rows are.
+r"""Record how a forward pass uses parameters, and for which subgraphs.
 
-A parameter is used by rows, and each row belongs to one subgraph. What is
-written down here is what :mod:`pyg_trust.privacy.clipping` makes norms and
-clipped sums of.
+A parameter is used by rows, and each row belongs to one subgraph. From these
+records :mod:`pyg_trust.privacy.clipping` makes norms and clipped sums.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -52,18 +51,18 @@ class Use:
     r"""Rows that use a weight.
 
     Args:
-        weight (Tensor): as it was used; the memory it covers tells which part
-            of the base that is. For a linear map ``[out, in]``.
-        base (Tensor): what :obj:`weight` is a view of.
+        weight (Tensor): the view that was used; its memory tells which part
+            of :obj:`base` it is. For a linear map ``[out, in]``.
+        base (Tensor): the tensor that :obj:`weight` is a view of.
         kind (str): a linear map of rows, or a copy for each row.
         edge (GradientEdge): where the gradient comes from.
-        index (int, optional): which slice of the gradient along its first
-            dimension, of a batch of linear maps.
-        rows (Rows): whose the rows are.
+        index (int, optional): for a batch of linear maps, the slice of the
+            gradient along its first dimension.
+        rows (Rows): the rows, with their subgraphs.
         axis (int): their dimension in the gradient (without that of
             :obj:`index`).
-        input (Tensor, optional): of a linear map, with rows in the same
-            dimension.
+        input (Tensor, optional): the input of a linear map, with rows in the
+            same dimension.
     """
 
     weight: Tensor
@@ -78,11 +77,11 @@ class Use:
 
 
 class Recorder(Watch):
-    """Writes down how a forward pass uses parameters, and who uses them.
+    """Recorder of how a forward pass uses parameters, and for which rows.
 
     Args:
         params (dict[str, Tensor]): the parameters, by name.
-        tracker (RowTracker): knows whose the rows of inputs are.
+        tracker (RowTracker): knows the subgraph of each input row.
         constants (iterable of Tensor): frozen parameters and buffers.
             (default: :obj:`()`)
         rowwise (bool): whether a row's bits are to be those of the row alone
@@ -117,7 +116,7 @@ class Recorder(Watch):
         self._weights = WeakTensorKeyDictionary()
 
     def weight(self, tensor: Tensor) -> Weight | None:
-        """The ``Weight`` of a tensor of parameters alone, or :obj:`None`."""
+        """Return the ``Weight`` of a tensor made of parameters, or None."""
         if id(tensor) in self.names:
             return Weight(tensor, frozenset([id(tensor)]))
         return self._weights.get(tensor)
@@ -128,7 +127,7 @@ class Recorder(Watch):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Note who uses parameters, and follow the rest."""
+        """Make a call; note uses of parameters, and follow other rows."""
         if func in _SHAPES:
             return func(*args, **kwargs)
         name = getattr(func, '__name__', '')
@@ -163,7 +162,7 @@ class Recorder(Watch):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """A function's result, row by row where that is asked for."""
+        """Compute a function's result, row by row if ``rowwise`` is set."""
         if not self.rowwise:
             return func(*args, **kwargs)
         out, known = rowwise.call(func, name, args, kwargs)
@@ -172,7 +171,7 @@ class Recorder(Watch):
         return out
 
     def linear(self, x: Tensor, weight: Tensor, bias: Any) -> Tensor:
-        """``F.linear``, row by row where that is asked for."""
+        """Compute ``F.linear``, row by row if ``rowwise`` is set."""
         return self.compute(F.linear, 'linear', (x, weight, bias), {})
 
     def _use(
@@ -213,7 +212,7 @@ class Recorder(Watch):
         return func(*args, **kwargs)
 
     def derive(self, name: str, out: Any, weights: list[Tensor]) -> None:
-        """Says that a result is made of parameters alone."""
+        """Note that a result is made of parameters alone."""
         found = [w for t in weights if (w := self.weight(t)) is not None]
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if not isinstance(tensor, Tensor) or not tensor.requires_grad:
@@ -226,7 +225,7 @@ class Recorder(Watch):
             self._weights[tensor] = Weight(tensor, params)
 
     def alias(self, tensor: Tensor | None) -> Tensor | None:
-        """A view through which all of a rule's gradients reach a parameter."""
+        """Return a view of a parameter, whose uses count as recorded."""
         if tensor is None or self.weight(tensor) is None:
             return tensor
         if not tensor.requires_grad:
@@ -236,18 +235,18 @@ class Recorder(Watch):
         return alias
 
     def rows_of(self, tensor: Tensor) -> tuple[Rows, int]:
-        """The rows of an input of a rule, and their dimension."""
+        """Return the rows of a rule's input, and their dimension."""
         found = self.tracker.get(tensor)
         if found is None:
             if tensor.dim() == 0:
                 raise Unsupported('it meets a number that is not known')
-            # Whose these rows are may show when they meet others.
+            # Their subgraphs may become known when they meet other rows.
             found = Rows(tensor.size(0)), 0
             self.tracker.set(tensor, *found)
         return found
 
     def trained(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a parameter, or made of some, and trained."""
+        """Return whether a tensor is, or is made of, trained parameters."""
         return tensor.requires_grad and self.weight(tensor) is not None
 
     def expand(
@@ -257,7 +256,7 @@ class Recorder(Watch):
         rows: Rows,
         from_end: int,
     ) -> Tensor:
-        """A copy of a parameter for each row, of a shape."""
+        """Expand a parameter to a shape, with a copy for each row."""
         axis = from_end + len(shape)
         if -from_end <= weight.dim() and weight.size(from_end) != 1:
             raise Unsupported('each row has parameters of its own')
@@ -269,7 +268,7 @@ class Recorder(Watch):
         return each
 
     def edge(self, out: Tensor, x: Tensor) -> GradientEdge:
-        """Where the gradient of a linear map's result comes from."""
+        """Return the gradient edge of a linear map's result."""
         if out.dtype != x.dtype:
             raise Unsupported('it is used in mixed precision')
         return get_gradient_edge(out)
@@ -307,7 +306,7 @@ class Recorder(Watch):
         self.uses.append(Use(full, found.base, ROWS, edge, rows, axis))
 
     def check_complete(self, outputs: Iterable[Tensor]) -> None:
-        """Check that the outputs reach no parameter by another way."""
+        """Check that every use of a parameter by the outputs is recorded."""
         params = {id(p) for p in self.params}
         todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
         seen: set[Node] = set(todo)

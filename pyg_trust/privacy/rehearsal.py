@@ -1,4 +1,4 @@
-r"""A loss is computed on rows that are made up, then again on the batch's.
+r"""Compute a loss on made-up rows, then repeat it on those of the batch.
 
 A loss is the user's own code, and can read what a model, a hook or a function
 kept of the forward pass: an attribute, a list, a global, a number. Such a
@@ -64,7 +64,7 @@ from pyg_trust.privacy.validation import BatchCall
 
 # The subgraphs that a model is called with, to see what it returns.
 _FEW = 2
-# What torch keeps in each module.
+# Attributes that torch itself keeps in each module.
 _OWN_OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -76,13 +76,13 @@ class _Proved(NamedTuple):
 
 
 class Rehearsal:
-    """One batch: what the loss sees of it, and what it really is.
+    """One batch: the copy that the loss sees, and the real rows.
 
     Args:
         batch (Data): the batch.
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
         count (int): the number of subgraphs.
-        decoys (Decoys): what is shown in the place of rows.
+        decoys (Decoys): makes the rows that are shown instead.
         by_unit (bool): whether subgraphs are whole graphs, whose sizes are
             private. (default: :obj:`False`)
     """
@@ -95,7 +95,7 @@ class Rehearsal:
         decoys: Decoys,
         by_unit: bool = False,
     ) -> None:
-        # Whoever writes into what is handed out does not change this.
+        # Writing into the batch that is handed out does not change this.
         self.batch = batch.clone()
         self.owner, self.count = owner, count
         self.watch = Watch(rehearses=True)
@@ -151,7 +151,7 @@ class Rehearsal:
         return out
 
     def call(self, module: nn.Module, call: BatchCall) -> Followed:
-        """What the model makes of rows that are made up, to be followed."""
+        """Call the model on made-up rows; return its outputs, followed."""
         self.restore()
         # Kept here, so that nothing new is found under the id of an old one.
         old = [value for *_, value in _kept(module)]
@@ -178,8 +178,8 @@ class Rehearsal:
         return self._out
 
     def _few(self, module: nn.Module, call: BatchCall) -> Tensor | None:
-        # Of few subgraphs, over and over: nothing but the shape matters. None
-        # if that can't be told of few.
+        # Outputs of few subgraphs, repeated, as only the shape matters. None
+        # if few subgraphs do not tell the shape.
         if self.size <= _FEW:
             return None
         owner = self._made.batch if self.by_unit else self.owner
@@ -229,7 +229,7 @@ class Rehearsal:
         return torch.arange(self.size, device=self.owner.device)
 
     def gradient(self, grad: Tensor, out: Tensor) -> Tensor:
-        """The gradient of the loss by the model's outputs on the batch.
+        """Compute the gradient of the loss by the outputs on the real batch.
 
         Raises:
             ValueError: if a row's depends on other subgraphs, or it is not
@@ -277,7 +277,7 @@ class Rehearsal:
         else:
             found = now[grad._slot]
         if self.watch.live:
-            # What was handed out can be read from here on.
+            # From here on, the batch that was handed out can be read.
             self.watch.live = False
             if not self.by_unit:
                 for slot in self._roots:
@@ -291,7 +291,7 @@ class Rehearsal:
         return found
 
     def _root(self, slot: Slot, values: dict[str, Tensor]) -> Tensor:
-        # What is handed out, as it is on the batch.
+        # The real values of an attribute that was handed out.
         name = self._roots[slot][0]
         return values.get(name, self.batch[name]).clone()
 
@@ -395,7 +395,7 @@ class Rehearsal:
         def name(value: Any) -> Any:
             nonlocal foreign
             if isinstance(value, Tensor):
-                # Of an earlier batch, if it is followed.
+                # A followed constant is of an earlier batch.
                 foreign |= isinstance(value, Followed)
                 return 'constant', value.shape, value.dtype, value.layout
             if not isinstance(value, Slot):
@@ -423,13 +423,13 @@ class Rehearsal:
     def pull(
         self, grad: Tensor, unit: int, scale: float = 1
     ) -> Callable[[Tensor], Tensor]:
-        """The gradient of a subgraph's term, by a loss that sees no other.
+        """Return a function that differentiates the term of one subgraph.
 
-        Its operations are done again on outputs and rows that are made up, but
-        for those of the subgraph; all labels are its own.
+        It repeats the operations of the loss on made-up outputs and rows,
+        except those of the subgraph. All integer labels are the subgraph's.
 
         Returns:
-            callable: maps its outputs to the gradient by them.
+            callable: maps the subgraph's outputs to the gradient by them.
         """
         shown = self._out
         assert shown is not None
@@ -479,10 +479,10 @@ class Rehearsal:
         return now[grad._slot]
 
     def reveal(self) -> None:
-        """Put the batch's own rows into what was handed out.
+        """Put the real rows into the batch that was handed out.
 
-        After the gradient has come: they are not to come back in the loss of
-        another batch.
+        This is done after the backward pass. The rows may not come back in
+        the loss of another batch.
         """
         self.watch.live = False
         for name, value in self.batch.to_dict().items():
@@ -495,9 +495,10 @@ class Rehearsal:
             self.shown[name] = value
 
     def numbers(self) -> frozenset[Any]:
-        """What the loss was made with that is not of the batch.
+        """Return the numbers in the loss that are not from the batch.
 
-        Operations with numbers and constant tensors; sizes are left out.
+        They are numbers and constant tensors, by operation; sizes are left
+        out.
         """
         found, sizes = set(), {0, 1}
         for step in self.watch.steps or []:
@@ -545,7 +546,7 @@ def _do(
     except (RuntimeError, IndexError, TypeError):
         if watch.failed is None:
             raise
-    # What it says may tell of the values.
+    # The message of the error may tell of the values.
     raise ValueError(
         'the loss needs to be computed in a way that rows of the batch can be '
         f"followed, but '{watch.failed}' has raised an error on them"
@@ -596,10 +597,10 @@ def _kept(module: nn.Module) -> list[tuple[str, Any, Any, Any]]:
 
 @contextmanager
 def forgetting(module: nn.Module) -> Iterator[None]:
-    """Take attributes, lists and tables that layers keep between calls.
+    """Restore the layers' attributes, lists and tables after the block.
 
-    What they have of rows that are made up stays; a tensor that is written to
-    in place is not put back.
+    So nothing that layers keep of made-up rows leaves it. A tensor that is
+    written to in place is not restored.
     """
     saved = []
     for place in map(vars, module.modules()):
@@ -624,7 +625,7 @@ def _is_full(value: Any) -> bool:
 
 
 def settings(module: nn.Module) -> dict[str, str]:
-    """What layers are set to: modes, numbers and words."""
+    """Return the bools, numbers and strings that layers hold, by name."""
     return {
         f'{prefix}.{name}' if prefix else name: repr(value)
         for prefix, layer in module.named_modules()

@@ -72,8 +72,8 @@ class PrivacyReport(Report):
         ledger_head (str, optional): a digest of all lines of the ledger, if
             there is one. Handed to the next engine, it shows that no line
             was lost.
-        assumptions (tuple): what the guarantee rests on and does not cover.
-        data (str): a fingerprint of what is public of the data.
+        assumptions (tuple): the assumptions of the guarantee, and its limits.
+        data (str): a fingerprint of the public part of the data.
         provenance (dict): versions and arguments; no seeds, which are secret.
         weights (str): SHA-256 of the weights that are released.
         history (tuple[float, ...]): :math:`\epsilon` over time, from nothing
@@ -81,8 +81,8 @@ class PrivacyReport(Report):
         account (tuple): noise multiplier, rate and number of steps of all
             that :math:`\epsilon` is of, releases beside the training
             included.
-        pure_epsilon (float): what releases that are :math:`\epsilon`-DP add
-            to it.
+        pure_epsilon (float): the part that :math:`\epsilon`-DP releases add to
+            it.
         epsilon_renyi (float, optional): a bound of :math:`\epsilon` by Rényi
             DP, which is another computation; None if there is none.
         checked (tuple[str, ...]): how the training was checked.
@@ -232,8 +232,8 @@ class Run(NamedTuple):
     Args:
         loader (StepLoader): draws the batches.
         model (torch.nn.Module): the model, not wrapped.
-        step (PrivateStep): the optimizer's.
-        leaks (tuple[str, ...]): what the guarantee does not cover.
+        step (PrivateStep): the step in progress.
+        leaks (tuple[str, ...]): notes on what the guarantee does not cover.
         releases (int): the steps that are releases beside training.
         processes (int): how many train together.
         gradient_multiplier (float): noise over the clipping norm.
@@ -255,7 +255,7 @@ class Run(NamedTuple):
 
 
 def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
-    """See :meth:`PrivacyEngine.report`."""
+    """Make the report of :meth:`PrivacyEngine.report`."""
     if delta is None:
         delta = engine.target_delta
     if delta is None:
@@ -375,7 +375,7 @@ def _renyi(accountant: Any, delta: float) -> float | None:
 
 
 def _checks(engine: Any, run: Run) -> tuple[str, ...]:
-    # What stops a training where it does not hold, and so was found.
+    # Checks that held, as training would have stopped otherwise.
     step = run.step
     lines = [
         'before the first step the model ran on random features: a change of '
@@ -414,8 +414,8 @@ def assumptions(
     Args:
         seeded (bool): whether noise and batches come from an explicit seed.
         has_ledger (bool): whether there is a ledger.
-        leaks (sequence of str): what was released beside the steps.
-        units (sequence of str): what the loader's units rest on.
+        leaks (sequence of str): notes on releases beside the steps.
+        units (sequence of str): the assumptions of the loader's units.
         noise (str): an entry of :obj:`pyg_trust.noise.NOISES`.
             (default: :obj:`'system'`)
     """

@@ -45,8 +45,8 @@ class LinearRows(nn.Module):
     r"""A linear model of rows, dense or sparse, in float64.
 
     Args:
-        in_channels (int): the columns.
-        out_channels (int): the classes.
+        in_channels (int): the number of columns.
+        out_channels (int): the number of classes.
         unit (bool): whether each row is brought to norm 1 first.
     """
 
@@ -83,10 +83,10 @@ class MLPRows(nn.Module):
     r"""Two layers with dropout, of rows dense or sparse.
 
     Args:
-        in_channels (int): the columns.
+        in_channels (int): the number of columns.
         hidden_channels (int): the hidden units.
-        out_channels (int): the classes.
-        dropout (float): of the hidden units.
+        out_channels (int): the number of classes.
+        dropout (float): the dropout of the hidden units.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ def check_rows(
     edge.
 
     Args:
-        name (str): of the argument.
+        name (str): the name of the argument.
         module (torch.nn.Module): the model.
         x (Tensor): the rows it is going to read; their values are not used.
         sizes (Sequence[int]): how many nodes and edges there are.
@@ -196,12 +196,12 @@ def check_rows(
 
 
 def generator(seed: int) -> torch.Generator:
-    """A generator of random numbers that are public."""
+    """Make a generator for random numbers that are public."""
     return torch.Generator().manual_seed(seed)
 
 
 def head_start(hops: int, smoothing: int, classes: int) -> Tensor:
-    """Public weights of a head: one's own class and that of neighbours."""
+    """Return first weights of a head: own class, and neighbours' classes."""
     blocks = hops + smoothing
     sizes = [1.0] + [_START / max(1, blocks)] * blocks
     made = [size * torch.eye(classes, dtype=torch.float64) for size in sizes]
@@ -209,13 +209,13 @@ def head_start(hops: int, smoothing: int, classes: int) -> Tensor:
 
 
 def kind_of(module: nn.Module) -> torch.dtype:
-    """The dtype of a model."""
+    """Return the dtype of a model."""
     kinds = [p.dtype for p in module.parameters()]
     return kinds[0] if kinds else torch.get_default_dtype()
 
 
 def outputs(module: nn.Module, x: Tensor, private: bool) -> Tensor:
-    """The logits of a trained model."""
+    """Compute the logits of a trained model."""
     if isinstance(module, LinearRows):
         return module(x)
     x = readable(module, x)
@@ -255,7 +255,7 @@ def train_privately(
         y (Tensor): their labels.
         classes (int): the number of classes.
         source (Noise): where noise comes from.
-        noise_multiplier (float): of each step.
+        noise_multiplier (float): the noise multiplier of each step.
         steps (int): their number.
         lr (float): Adam's.
     """
@@ -335,7 +335,7 @@ def like(values: dict[str, Tensor], given: nn.Module | None) -> nn.Module:
     """Return the model that has the saved weights.
 
     Args:
-        values (dict): of ``state_dict``.
+        values (dict): the weights from ``state_dict``.
         given (torch.nn.Module, optional): the user's model, if it is one.
     """
     check_instance('state', values, dict)
@@ -360,7 +360,7 @@ def like(values: dict[str, Tensor], given: nn.Module | None) -> nn.Module:
 
 
 def rows_of(x: Tensor, mask: Tensor) -> Tensor:
-    """The rows of a mask, of a tensor dense or sparse.
+    """Select the rows of a mask from a dense or sparse tensor.
 
     Args:
         x (Tensor): ``[num_rows, num_columns]``.
@@ -372,7 +372,7 @@ def rows_of(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def told(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
-    """Labels where nodes train, else posteriors.
+    """Return one-hot labels of nodes that train, posteriors of the others.
 
     Args:
         y (Tensor): int64, ``[num_nodes]``.
@@ -384,7 +384,7 @@ def told(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
 
 
 def posteriors(logits: Tensor) -> Tensor:
-    """Probabilities in float64; even ones where logits are none.
+    """Compute probabilities in float64; uniform where they are not finite.
 
     Args:
         logits (Tensor): ``[num_nodes, num_classes]``.

@@ -1,4 +1,4 @@
-"""Which subgraph each row of a tensor belongs to, through a forward pass."""
+"""Track the subgraph of each row of a tensor through a forward pass."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 def names(text: str) -> frozenset[str]:
-    """A set of words."""
+    """Split a text into a set of words."""
     return frozenset(text.split())
 
 
@@ -54,7 +54,7 @@ _SPLITS = frozenset(('chunk', 'split', 'tensor_split', 'unbind'))
 
 
 class Rows:
-    """The rows of one dimension; whose they are may be found out later."""
+    """Rows of one dimension, whose subgraphs may become known later."""
 
     def __init__(self, size: int, owner: Tensor | None = None) -> None:
         self.size = size
@@ -62,7 +62,7 @@ class Rows:
         self._same: Rows | None = None
 
     def find(self) -> 'Rows':
-        """The representative of all rows that were found to be the same."""
+        """Return the representative of all rows merged with these."""
         rows = self
         while rows._same is not None:
             rows = rows._same
@@ -74,7 +74,7 @@ class Rows:
         return self.find()._owner
 
 
-# What arguments that are not as they are known to be may lead to.
+# Errors that arguments of an unknown form may lead to.
 FAILURES = (
     AttributeError,
     IndexError,
@@ -86,15 +86,15 @@ FAILURES = (
 
 
 class Conflict(Exception):
-    """Rows of different subgraphs meet."""
+    """Raised if rows of different subgraphs meet."""
 
 
 class RowTracker:
     """Tracker of which rows of a tensor come from which nodes.
 
-    Nothing here looks at the values of features: whose a row is follows from
-    the structure of the graph and from what the model does. A function that
-    is not known here gives a tensor whose rows are not known.
+    Values of features are not read: the subgraph of a row follows from the
+    structure of the graph and the functions that the model calls. The rows of
+    a function's result are unknown if the function is.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class RowTracker:
         self._rows = WeakTensorKeyDictionary()
 
     def known(self, owner: Tensor) -> Rows:
-        """The rows with the given subgraphs: the same object each time."""
+        """Return the rows of given subgraphs: one object for equal owners."""
         seen = self._known.setdefault(owner.numel(), [])
         for rows in seen:
             assert rows._owner is not None
@@ -112,17 +112,17 @@ class RowTracker:
         return seen[-1]
 
     def get(self, tensor: Tensor) -> tuple[Rows, int] | None:
-        """The rows of a tensor and their dimension, if it has any."""
+        """Return a tensor's rows and their dimension, if they are tracked."""
         found = self._rows.get(tensor)
         return None if found is None else (found[0].find(), found[1])
 
     def set(self, tensor: Tensor, rows: Rows, axis: int) -> None:
-        """Says what the rows of a tensor are."""
+        """Record the rows of a tensor, if their number fits."""
         if 0 <= axis < tensor.dim() and tensor.size(axis) == rows.size:
             self._rows[tensor] = (rows, axis)
 
     def unify(self, rows: Iterable[Rows]) -> Rows | None:
-        """Rows that meet in one row of a result belong together."""
+        """Merge rows that meet in one row of a result."""
         found: Rows | None = None
         for item in rows:
             item = item.find()
@@ -146,12 +146,12 @@ class RowTracker:
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
-        """Note what the rows of the result of a function are.
+        """Record the rows of a function's result.
 
         Raises:
             Conflict: if rows of different subgraphs meet.
         """
-        # Of a call that is not of the form that is known, nothing is known.
+        # After a call of an unknown form, the result's rows are unknown.
         with suppress(*FAILURES):
             self._follow(name, args, kwargs, out)
 
@@ -456,7 +456,7 @@ class RowTracker:
 def tensors_of(
     args: Iterable[Any], kwargs: dict[str, Any]
 ) -> Iterator[Tensor]:
-    """The tensors among the arguments of a torch function."""
+    """List the tensors among the arguments of a torch function."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             yield value

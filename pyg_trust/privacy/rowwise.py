@@ -1,4 +1,4 @@
-r"""Forward passes in which a row's bits are those of the row alone.
+r"""Forward passes in which a row's bits depend on that row alone.
 
 A product of BLAS rounds the same row otherwise in a batch of another size, and
 functions that are not rounded correctly have one code for whole vectors and
@@ -50,7 +50,7 @@ _ORDERED = names(
     index_reduce segment_reduce
     """
 )
-# Whole vectors and what is left have codes of their own.
+# Torch computes whole vectors and the remainder by different code.
 _PADDED = names(
     """
     exp exp2 expm1 log log10 log1p log2 sin cos tan asin acos atan sinh cosh
@@ -62,7 +62,7 @@ _PADDED = names(
 _PRODUCTS = names('linear matmul mm bmm __matmul__ addmm')
 #: The functions that are known to give a row the same bits in every batch.
 BIT_LOCAL = _CORRECT | _ORDERED | _PADDED | _PRODUCTS | {'softmax'}
-# Those that are computed in another way here.
+# Functions that are computed row by row here.
 _SPECIAL = _PADDED | _PRODUCTS | {'softmax'}
 _VECTORS = 64
 # torch gives a thread at least so many elements.
@@ -155,8 +155,8 @@ def _is_plain(tensor: Tensor) -> bool:
 def _product(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor | None:
-    # Of rows that are on the left. What is on the right is the same for all:
-    # rows of others there would be summed over.
+    # Rows have to be on the left: rows on the right would be summed over. The
+    # right side is the same for all rows.
     if name == 'linear':
         x, weight, *rest = (*args, *kwargs.values())
         if kwargs.keys() - {'bias', 'weight'} or not _is_plain(x):

@@ -131,7 +131,7 @@ class Spending(Single):
         return self._accountant
 
     def _note_spent(self) -> None:
-        # It is not to become less, whoever has the account.
+        # The spending may not decrease, even if the account is changed.
         self._paid = _lines(self.accountant)
         self._paid_pure = self.accountant.pure_epsilon
 
@@ -206,7 +206,7 @@ class Spending(Single):
         if self._limit is not None:
             # Found after 'at' steps: 'most' in all, at this rate or a lower.
             highest, at, most, before, pure = self._limit
-            # Whatever else went on the account since then was not counted.
+            # Entries on the account since then must be of these steps alone.
             planned = self.accountant.pure_epsilon == pure and all(
                 multiplier == self._noise_multiplier and line_rate <= highest
                 for multiplier, line_rate in _lines(self.accountant) - before
@@ -344,7 +344,7 @@ class Spending(Single):
             self._accountant = accountant
             self._note_spent()
         except BaseException:
-            # Whoever tries again needs the lock.
+            # The lock is released for another try.
             if ledger is not None:
                 ledger.close()
             raise

@@ -31,7 +31,7 @@ class Checkpoints(Spending):
 
         Args:
             training (PrivateTraining): model, optimizer and loader.
-            settings (dict): of :meth:`_settings`.
+            settings (dict): the result of :meth:`_settings`.
             norm (float, optional): the present clipping norm if it adapts.
         """
         model, optimizer, _ = training
@@ -63,9 +63,9 @@ class Checkpoints(Spending):
         Args:
             training (PrivateTraining): model, optimizer and loader.
             step (PrivateStep): the optimizer's.
-            settings (dict): of :meth:`_settings`, at present.
+            settings (dict): the present result of :meth:`_settings`.
             set_norm (callable, optional): sets the clipping norm if it adapts.
-            state (dict): of :meth:`_checkpoint`.
+            state (dict): the result of :meth:`_checkpoint`.
             rewind (bool): as there.
         """
         model, optimizer, _ = training
@@ -141,7 +141,7 @@ class Checkpoints(Spending):
             model.module.load_state_dict(state['model'])
             pins.hold()
         except BaseException:
-            # What was paid stays paid.
+            # The budget that was spent stays spent.
             optimizer.optimizer.load_state_dict(before)
             optimizer._hold()
             pins.release()
@@ -196,7 +196,7 @@ class Checkpoints(Spending):
 
 
 def create_like(accountant: Accountant) -> Accountant:
-    """An accountant of the same kind that nothing was spent on."""
+    """Copy an accountant, with an empty history."""
     made = deepcopy(accountant)
     made.history = []
     return made

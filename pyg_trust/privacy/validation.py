@@ -32,7 +32,7 @@ _GRAPH_WIDE = (
     "subgraph's output depends on the others, and keeps running statistics "
     'of data'
 )
-# What to do instead, by the layer that BatchNorm is a part of.
+# Advice by the layer that BatchNorm is a part of.
 _INSTEAD: tuple[tuple[type, str], ...] = (
     (pyg.GENConv, "GENConv(norm='layer')"),
     (pyg.GPSConv, "GPSConv(norm='layer_norm') and hand it 'batch'"),
@@ -142,7 +142,7 @@ def check_parameters(
 
 
 class BatchCall:
-    """Arguments of a model's call: the batch attribute of each.
+    """Arguments of a model's call, by the names of batch attributes.
 
     Every tensor has to be one that the batch was delivered with, the same
     object and unchanged: only then is it known which row belongs to which
@@ -155,7 +155,7 @@ class BatchCall:
         kwargs (dict): its named arguments.
 
     Raises:
-        ValueError: if something is no tensor of the batch.
+        ValueError: if an argument is neither of the batch nor a plain value.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class BatchCall:
 
     @property
     def key(self) -> str:
-        """The same for calls that use the same attributes."""
+        """Text that is equal for calls that use the same attributes."""
         return repr((self.args, self.kwargs))
 
     def _template(self, value: Any) -> Any:
@@ -242,7 +242,7 @@ def _fill(value: Any, batch: Data) -> Any:
 
 
 def snapshot(batch: Data) -> dict[str, tuple[int, int]]:
-    """Identity and version of what a batch holds, by name."""
+    """Return the identity and version of every attribute of a batch."""
     found = {}
     for name, value in batch.to_dict().items():
         is_data = hasattr(value, 'shape') or hasattr(value, 'sizes')
@@ -431,9 +431,9 @@ def check_isolation(
 def in_training(
     module: nn.Module, buffers: dict[str, Tensor]
 ) -> Iterator[None]:
-    """A model in training mode, as before in the end.
+    """Put a model into training mode; restore modes and buffers at the end.
 
-    A layer may be in another mode than the model is, and is again.
+    Each layer gets back a mode of its own, which may not be the model's.
     """
     modes = [(layer, layer.training) for layer in module.modules()]
     try:
@@ -565,7 +565,7 @@ def randomised(
     generator: torch.Generator,
     value: float | None = None,
 ) -> Data:
-    """A batch with random rows, or with one value everywhere."""
+    """Copy a batch with random rows, or with one value everywhere."""
     out = batch.clone()
     for name in names.both:
         tensor = batch[name]
@@ -589,7 +589,7 @@ def other_rows(
     mine: Tensor,
     value: float | None,
 ) -> Data:
-    """A batch in which all rows but mine are other ones."""
+    """Copy a batch, with other rows wherever :obj:`mine` is false."""
     other = randomised(batch, names, generator, value)
     for name in names.both:
         shape = [-1] + [1] * (base[name].dim() - 1)
@@ -639,7 +639,7 @@ def _row_owner(out: Tensor, owner: Tensor, count: int) -> Tensor:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, bit by bit, and no number is itself."""
+    """Return whether two tensors are equal, where NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
@@ -654,5 +654,5 @@ def _coupled(what: str) -> None:
 
 
 def buffer_versions(module: nn.Module) -> list[tuple[int, int]]:
-    """Identity and version of every buffer: cheap to compare."""
+    """Return the identity and version of every buffer."""
     return [(id(b), b._version) for b in module.buffers()]

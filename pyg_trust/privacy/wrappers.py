@@ -71,11 +71,11 @@ _LATER = 'later'
 
 
 class PrivateStep:
-    r"""The step in progress: what was delivered, called, clipped and summed.
+    r"""State of the step in progress: its batch, the call and the sums.
 
     Args:
-        gradients (SubgraphGradients): of the model.
-        parameters (list[Parameter]): what is trained.
+        gradients (SubgraphGradients): the gradients of the model.
+        parameters (list[Parameter]): the trained parameters.
         max_grad_norm (float): the clipping norm :math:`C`.
         loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
         add_noise (callable): pays for a step, then maps sums of clipped
@@ -84,7 +84,7 @@ class PrivateStep:
             clipping norm, to noisy ones.
         trust_loss (bool): whether the loss is left unchecked.
             (default: :obj:`False`)
-        public (Sequence[str]): what the model holds that is public.
+        public (Sequence[str]): names of attributes that are public.
             (default: :obj:`()`)
         clipping (str): :obj:`'flat'` or :obj:`'automatic'`. (default:
             :obj:`'flat'`)
@@ -144,7 +144,7 @@ class PrivateStep:
 
     @editing
     def reset(self) -> None:
-        """Forget a step that was not finished; nothing of it was seen."""
+        """Discard an unfinished step, of which nothing was released."""
         self._stage = 'idle'
         self._units = self._below = self._total = 0
         self._sums: list[Tensor] | None = None
@@ -153,7 +153,7 @@ class PrivateStep:
         self._drop_tape()
 
     def notes(self) -> list[str]:
-        """The report's notes on the loss, the layers and the optimizer."""
+        """Return the report's notes on loss, layers and optimizer."""
         notes = []
         if self.disagrees:
             notes.append(f'DOES NOT HOLD: {DISAGREES}')
@@ -213,20 +213,20 @@ class PrivateStep:
 
     @property
     def finished(self) -> bool:
-        """Whether the batch delivered last was used up."""
+        """Whether no delivered batch still waits for its step."""
         return self._stage in ('idle', 'done')
 
     @editing
     def deliver(
         self, batch: Data, owner: Tensor, count: int, total: int
     ) -> Data:
-        """Take note of a batch before it is handed out.
+        """Record a batch before it is handed out.
 
         Args:
             batch (Data): the batch.
             owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
             count (int): the number of subgraphs.
-            total (int): that of all batches of the step.
+            total (int): the number of subgraphs of the whole step.
 
         Returns:
             Data: the batch to hand out, in which rows are followed.
@@ -234,7 +234,7 @@ class PrivateStep:
         if self.disagrees:
             raise RuntimeError(DISAGREES)
         self._drop_tape()
-        # Whoever writes into what is handed out does not change these.
+        # Writing into the batch that is handed out does not change these.
         owner = owner.clone()
         if not self.trust_loss and (count or self.decoys.num_units):
             self._rehearsal = Rehearsal(
@@ -293,7 +293,7 @@ class PrivateStep:
             self._tape, self._stage = _LATER, 'called'
             return _Intercept.apply(shown, anchor, self, self._rehearsal)
         if self._count == 0:
-            # Nobody was drawn: no rows, and noise alone.
+            # No unit was drawn: the step has no rows, and adds noise alone.
             assert self._blank is not None
             blank = self._blank.to(self._owner.device)
             self._tape, self._out = _NOBODY, blank
@@ -339,14 +339,14 @@ class PrivateStep:
             self.probe(call, self._plain, self._owner)
 
     def probe(self, call: BatchCall, batch: Data, owner: Tensor) -> None:
-        """Put a call of the model to the test on a batch's structure."""
+        """Test a call of the model on the structure of a batch."""
         check_edges(batch, owner)
         check_isolation(self.module, call, batch, owner, by_unit=self.by_unit)
         check_names(self.module, call, batch, owner, self.public)
         self.checkable &= check_gradients(self.gradients, call, batch, owner)
         if self.by_unit and not self.trust_loss:
             self.decoys.fit(self.module, call, batch, int(owner.max()) + 1)
-        # What outputs look like, for a batch without rows.
+        # The shape of outputs, for a batch without rows.
         generator = torch.Generator().manual_seed(0)
         rows = features_of(batch, owner.numel())
         with torch.no_grad(), torch.random.fork_rng():
@@ -355,7 +355,7 @@ class PrivateStep:
         self._probed.add(call.key)
 
     def move(self, step: Callable[[], Any]) -> None:
-        """Move the weights by an optimizer that has noisy gradients."""
+        """Update the weights by an optimizer step on noisy gradients."""
         # Interrupted, it has moved some: they are as noisy.
         self.pins.release()
         step()
@@ -406,11 +406,11 @@ class PrivateStep:
         )
 
     def fall_back(self, trusted: bool) -> None:
-        """Run units alone from now on, if they are exact in no other way.
+        """Run each unit alone from now on, if sums are not exact otherwise.
 
         Args:
-            trusted (bool): whether the loss is left unchecked, so that there
-                is none of a unit alone.
+            trusted (bool): whether the loss is left unchecked, so that a unit
+                has no loss of its own.
 
         Raises:
             ValueError: if they are not exact then either.
@@ -439,7 +439,7 @@ class PrivateStep:
         grad: Tensor,
         scale: int,
     ) -> None:
-        # What a unit has added, and what it adds alone.
+        # Compare what a unit has added with what it adds alone.
         call, rehearsal, masks = tape._call, self._rehearsal, tape._masks
         assert call is not None
         if share is None or masks is None:
@@ -531,7 +531,7 @@ class PrivateStep:
         return grad
 
     def _outputs(self, call: BatchCall) -> Tensor:
-        # Of the model, on the batch.
+        # Run the model on the batch.
         if self.isolation == 'construction':
             before, units = buffer_versions(self.module), self._units_alone()
             parts = [units.outputs(i) for i in range(self._count)]
@@ -552,8 +552,8 @@ class PrivateStep:
         device = self._owner.device
         now = random_state(device)
         set_random_state(self._states, device)
-        # What is kept of private rows would be in copies of the model, and in
-        # the loss of another step.
+        # Layers may not keep private rows: copies of the model would hold
+        # them, and the loss of another step could read them.
         with torch.enable_grad(), forgetting(self.module):
             out = self._run(call)
         set_random_state(now, device)
@@ -570,7 +570,7 @@ class PrivateStep:
         self._rehearsal = self._call = None
 
     def finish(self) -> bool:
-        """End the batch; whether the whole step has been seen.
+        """End the batch; return whether it was the last of its step.
 
         If so, noisy gradients are in ``p.grad``.
         """

@@ -14,7 +14,7 @@ from pyg_trust.sampler._roots import RootSampler
 
 
 class EgoSampler(RootSampler):
-    r"""Gives every root its whole neighbourhood, in copies.
+    r"""Sampler of ego graphs: each root with copies of its neighbourhood.
 
     The nodes from which messages reach the root in :obj:`num_hops` layers,
     and all edges between them; two roots share no node. Time and memory are
