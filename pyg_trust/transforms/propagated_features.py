@@ -1,4 +1,4 @@
-"""Propagated features of a changing graph."""
+"""Propagated features of a graph that changes."""
 
 import math
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class PropagatedFeatures(EditedInPlace):
     level but the last (the series: 24).
 
     Args:
-        graph (CSRGraph): unweighted, without duplicate edges.
+        graph (CSRGraph): the graph, unweighted and without duplicate edges.
         x (Tensor): float32 or float64 (the series: float64),
             ``[num_nodes, num_columns]``; copied.
         measure (Measure): with fixed weights, so no Katz, and
@@ -226,14 +226,14 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def num_nodes(self) -> int:
-        """Number of names, those of removed nodes included."""
+        """Number of names, including removed nodes."""
         self._settle()
         return self._live.num_nodes
 
     @property
     @synchronized
     def error_bound(self) -> float:
-        """Bound of all rows' error in the Frobenius norm.
+        """Bound of the error of all rows, in the Frobenius norm.
 
         Against the measure in real arithmetic. For finite levels it covers
         the grid and all rounding, that of the result to its dtype too.
@@ -307,15 +307,15 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def insert_nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Add nodes, and edges between them and the others.
+        """Add nodes, with edges between them and to others.
 
         Args:
-            x (Tensor): their features, ``[k, num_columns]``.
+            x (Tensor): the features of the new nodes, ``[k, num_columns]``.
             edge_index (Tensor): as in :meth:`insert_edges`; the new nodes
                 are named :attr:`num_nodes` and so on.
 
         Returns:
-            Tensor: int64, ``[k]``: their names.
+            Tensor: int64, ``[k]``: the names of the new nodes.
 
         Raises:
             ValueError: as :meth:`insert_edges`.
@@ -332,8 +332,8 @@ class PropagatedFeatures(EditedInPlace):
         """Replace the features of nodes.
 
         Args:
-            nodes (Tensor): int64, each once.
-            x (Tensor): their features, ``[k, num_columns]``.
+            nodes (Tensor): int64: distinct nodes.
+            x (Tensor): the new features of these nodes, ``[k, num_columns]``.
 
         Returns:
             int: how many nodes get another degree, neighbour or feature.
@@ -347,14 +347,14 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def update(self, update: Update | RemovalRequest | Sequence[Any]) -> int:
-        """Play updates in their order, as one: all of them or nothing.
+        """Apply updates in their order, as one: all or none.
 
         Only what differs in the end is computed: an edge that comes and goes
         again is no edge, and of several features of a node the last count.
 
         Args:
-            update (Update, RemovalRequest or list): what goes, comes and
-                changes; a list is one edit.
+            update (Update, RemovalRequest or list): the removals, additions
+                and changes; a list is one edit.
 
         Returns:
             int: how many nodes get another degree, neighbour or feature.
