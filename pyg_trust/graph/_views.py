@@ -415,7 +415,7 @@ class Views:
         return self._cached(('degree_power', exponent, dtype, loops), build)
 
     def to_scipy(self) -> scipy.sparse.csr_array:
-        """Return the adjacency matrix as scipy's CSR matrix in float64."""
+        """Return the adjacency matrix as a scipy CSR array in float64."""
         value = (
             np.ones(self.num_edges)
             if self.weight is None

@@ -75,7 +75,7 @@ class Report:
     _weakness: ClassVar[str] = SEEDED
 
     def numbers(self) -> dict[str, Any]:
-        """All numbers and settings, by the field's name.
+        """Return all numbers and settings, by the field's name.
 
         All fields, except tensors, other reports, and what a
         :class:`Guarantee` has a place of its own for.
@@ -96,7 +96,7 @@ class Report:
         raise TypeError(f'a {type(self).__name__} promises nothing by itself')
 
     def chart(self) -> Chart:
-        """Chart that :meth:`plot` draws; by default, budgets or numbers."""
+        """Return the chart of :meth:`plot`; by default, budgets or numbers."""
         try:
             promise = self.guarantee()
         except TypeError:

@@ -170,7 +170,7 @@ class TrustReport(Report):
         return pages.markdown(self.guarantees, self.created)
 
     def chart(self) -> Chart:
-        """Chart of the spent share of each budget.
+        """Chart the spent share of each budget.
 
         Raises:
             ValueError: if nothing has a finite budget.
