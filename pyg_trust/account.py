@@ -4,7 +4,7 @@ A release of Gaussian noise is one number, :math:`\mu`
 (:mod:`pyg_trust.functional.private_accounting`), and releases add up in
 squares. An account holds these numbers and a limit. A line is on it, and on
 the disk if there is a ledger, *before* the noise that it pays for is drawn:
-whatever ends the process can waste some of the budget, never hide it.
+the end of the process can waste some of the budget, never hide it.
 """
 
 import hashlib

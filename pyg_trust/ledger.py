@@ -341,9 +341,9 @@ class PrivacyLedger:
     that does not fit is refused. If a write is interrupted, the file is read
     again: what is in it is spent.
 
-    A file does not know what is missing at its end. Whoever cuts off whole
-    lines, or puts an older copy in the place of the file, takes back what was
-    spent, and of two copies both can be spent. :attr:`head` is a digest of all
+    A file does not know what is missing at its end. To cut off whole
+    lines, or to put an older copy in the place of the file, takes back spent
+    budget; and two copies can both be spent. :attr:`head` is a digest of all
     lines so far. Noted elsewhere (a report and a checkpoint hold it) and
     handed in as :obj:`head`, it makes an older file be refused. What happens
     to the file while it is open is noticed at the next line.
@@ -631,8 +631,8 @@ def checked_step(
     """Check a step, and return it as a ledger records it.
 
     Args:
-        noise_multiplier (float): positive and finite.
-        sample_rate (float): in :math:`(0, 1]`.
+        noise_multiplier (float): the noise multiplier, positive and finite.
+        sample_rate (float): the sample rate, in :math:`(0, 1]`.
     """
     noise = check_positive('noise_multiplier', noise_multiplier)
     return noise, check_rate('sample_rate', sample_rate)

@@ -3,14 +3,14 @@ r"""Sources of noise and secret choices: the randomness behind privacy.
 Noise that protects somebody has to be unknown to everybody else. It comes from
 the operating system's generator (:class:`SecureNoise`) unless the user asks
 for a repeatable run with an explicit seed (:class:`SeededNoise`), and then
-every report says so first (``SEEDED``): whoever knows or guesses the seed
-draws the same noise and subtracts it. No default generator of torch or numpy
+every report says so first (``SEEDED``): anybody who knows the seed
+can draw the same noise and subtract it. No default generator of torch or numpy
 plays a part, so that ``seed_everything`` can't fix a secret.
 
 Of private training three streams are drawn. Which subgraphs there are (the
 *partition*) may be public. Which of them a step draws (the *batch*) and the
-*noise* have to stay secret: whoever can predict either undoes amplification
-or the whole of the guarantee.
+*noise* have to stay secret: to predict the first undoes amplification, and
+to predict the second the whole guarantee.
 """
 
 import math

@@ -196,7 +196,8 @@ class RemovalRequest:
         """Convert the result of :meth:`to_dict` back to a request.
 
         Args:
-            named (dict): by the name of a graph, its part of the request.
+            named (dict): the part of the request for each graph, by the
+                graph's name.
         """
         check_instance('named', named, Mapping)
         requests = []

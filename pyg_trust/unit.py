@@ -38,9 +38,9 @@ class Cascade:
     """Rows and edges that are removed along with persons.
 
     Args:
-        rows (dict[str, Tensor]): by node type, the rows, int64, ascending.
-        edges (dict[tuple[str, str, str], Tensor]): by edge type, the
-            positions of edges, int64, ascending.
+        rows (dict[str, Tensor]): the rows of each node type, int64, ascending.
+        edges (dict[tuple[str, str, str], Tensor]): the positions of the edges
+            of each edge type, int64, ascending.
     """
 
     rows: dict[str, Tensor]

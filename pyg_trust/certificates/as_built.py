@@ -4,7 +4,7 @@ A certificate of PageRank holds for what runs, not for what a class is called.
 Python lets a name be replaced in many places: in a subclass, in a mixin that
 stands behind the class in the order of lookup, in the instance, in the class
 itself, in its metaclass, in a module of the package. So nothing is excused
-for not being known: whatever scoring looks up has to be the object, with the
+for not being known: all that scoring looks up has to be the object, with the
 code, that was there when this package was imported. What stays free are the
 logits, which see no edge, and names that the package does not know.
 """

@@ -85,9 +85,9 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         seeded (bool): whether its copies came from an explicit seed: then
             nothing is certified.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
-        proof (Witness, optional): what :meth:`verify` proves the bound from,
-            by :mod:`pyg_trust.kernel.collective`: frontiers, fields and
-            multipliers of the linear program, which prove less than
+        proof (Witness, optional): the witness from which :meth:`verify` proves
+            the bound, by :mod:`pyg_trust.kernel.collective`: frontiers, fields
+            and multipliers of the linear program, which prove less than
             :obj:`exact` shows. Fields and certificates one by one are taken as
             they were. It reveals which nodes are near each other, so no report
             contains it: :meth:`~Witness.save` it separately.

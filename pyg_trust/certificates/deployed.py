@@ -202,8 +202,8 @@ class Deployed:
 
         Args:
             model (PageRankDiffusion): PPNP, label or feature propagation.
-            data (Data): with :obj:`x` (or :obj:`y` and maybe
-                :obj:`train_mask`, for label propagation) and the graph.
+            data (Data): the graph, with :obj:`x` (or :obj:`y` and maybe
+                :obj:`train_mask`, for label propagation).
             graph (CSRGraph): the graph of the threat, which has to be that of
                 the data.
 

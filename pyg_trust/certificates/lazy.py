@@ -32,7 +32,7 @@ class LinearFeatures(Tensor):
     anything else: `Linear`, sums, multiples, and products with a sparse
     adjacency, so that :math:`(A X) W^{\top}` is computed as :math:`A (X
     W^{\top})`. Anything else raises; and its entries are NaN, so that
-    whatever could get around that counts as no prediction.
+    any way around that counts as no prediction.
 
     Args:
         product (Callable): maps a weight, ``[out_channels, in_channels]``, to

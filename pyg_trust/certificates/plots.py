@@ -74,8 +74,8 @@ def plot_certified_ratio(
             certificate.
         certificates (Sequence[Certificate]): one certificate per budget.
         label (str, optional): the name of the curve. (default: :obj:`None`)
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
         matplotlib.axes.Axes: the axes, with one more curve.
@@ -121,8 +121,8 @@ def plot_purity(
         purity (Tensor): the purity of all nodes, from
             :func:`neighborhood_purity`.
         label (str, optional): the name of the points. (default: :obj:`None`)
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
         matplotlib.axes.Axes: the axes, with the points added.
@@ -159,8 +159,8 @@ def plot_certified_grid(
         kind (str): :obj:`'edges'` or :obj:`'features'`.
             (default: :obj:`'edges'`)
         limit (int): the largest radius to draw. (default: :obj:`20`)
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
         matplotlib.axes.Axes: the axes, with an image whose vertical axis
@@ -196,8 +196,8 @@ def plot_certified_votes(
             there is one, is drawn as a horizontal line.
         labels (Tensor): the true classes of all targets: int64.
         label (str, optional): the name of the curve. (default: :obj:`None`)
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
         matplotlib.axes.Axes: the axes, with one more curve.

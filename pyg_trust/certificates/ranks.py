@@ -185,7 +185,8 @@ def certify_ranks(
             :meth:`CSRGraph.convert` takes.
         users (Tensor): the nodes whose lists are certified: int64 indices or
             a bool mask.
-        threat (ThreatModel): with ``undirected=True`` and a global budget.
+        threat (ThreatModel): the attacker, with ``undirected=True`` and a
+            global budget.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
         k (int): the number of best items. (default: :obj:`10`)
         items (Tensor, optional): the nodes that are ranked, int64 indices or a

@@ -41,8 +41,8 @@ class Witness:
         """Copy tensors and texts to a witness; return it with its digest.
 
         Args:
-            tensors (dict): by name, on any device.
-            texts (dict): by name.
+            tensors (dict): tensors by name, on any device.
+            texts (dict): texts by name.
         """
         arrays = {
             name: value.detach().cpu().contiguous().numpy().copy()

@@ -67,7 +67,7 @@ def check_report(
     """Check a saved trust report and the files that belong to it.
 
     Args:
-        path (str or Path): of the report in JSON.
+        path (str or Path): the report, in JSON.
         ledger (str or Path, optional): of the privacy ledger, or of
             ``ledger.state_dict()`` of an unlearner as ``json.dump`` wrote it.
             (default: :obj:`None`)

@@ -1,8 +1,8 @@
 r"""Guarded commits: a saved state is replaced only by its successor.
 
-A removal that was saved must not come back. Whoever writes a state over
+A removal that was saved must not come back. A state is written over
 another one (:func:`save`, :class:`~pyg_trust.unlearning.store.ShardStore`)
-does it in three steps:
+in three steps:
 
 1. take the lock of the place, which the operating system holds for a process
    and takes back when the process ends, however it ends (:func:`exclusive`);
@@ -22,9 +22,9 @@ file systems do not.
 
 **What this does not protect.** Lock and comparison belong to the place, by
 whatever symbolic link or mount it is reached; a file with two names (hard
-links) is refused. A *copy* is another place: whoever copies a file or folder
-can go on from the copy, and whoever puts an older copy in the place of a newer
-state brings back what was removed in between, for all who load it from then
+links) is refused. A *copy* is another place: work can go on from a copied file
+or folder, and an older copy that is put in the place of a newer state brings
+back the items that were removed in between, for all who load it from then
 on. An object that has the newer state in memory puts it back at its next
 change. For the others, note ``RemovalLedger.head`` elsewhere, and ask a
 loaded one whether it has it (``RemovalLedger.has``).
@@ -242,7 +242,7 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
     """Hold the lock of a file or folder for a block.
 
-    Waits for whoever holds it. The lock is on a file beside the place, which
+    Waits for its holder. The lock is on a file beside the place, which
     is there for no longer than the block. Not reentrant.
 
     Args:

@@ -346,7 +346,7 @@ class Views:
         Args:
             a (float): the exponent of the receiving degree,
                 :math:`d_v^{-a}`.
-            dtype (torch.dtype): of the signals.
+            dtype (torch.dtype): the dtype of the signals.
                 (default: :obj:`torch.float32`)
             along (bool): whether signals travel along the edges or against
                 them. (default: :obj:`True`)

@@ -125,8 +125,8 @@ class Report:
         """Draw the report, with its finding as the title.
 
         Args:
-            ax (matplotlib.axes.Axes, optional): where to draw; by default on
-                a new figure. (default: :obj:`None`)
+            ax (matplotlib.axes.Axes, optional): the axes to draw on; by
+                default those of a new figure. (default: :obj:`None`)
 
         Returns:
             matplotlib.axes.Axes: the axes with the drawing.

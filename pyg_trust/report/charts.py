@@ -19,10 +19,10 @@ class Chart:
         title (str): the finding, in a few words.
         bars (dict[str, float]): the length of each bar, by its label.
             (default: :obj:`{}`)
-        lines (dict[str, tuple]): by name, the x values and the y values of a
-            line. (default: :obj:`{}`)
-        spans (dict[str, tuple]): by the label of a bar, the ends of its
-            interval. (default: :obj:`{}`)
+        lines (dict[str, tuple]): the x values and the y values of each line,
+            by its name. (default: :obj:`{}`)
+        spans (dict[str, tuple]): the ends of an interval, by the label of its
+            bar. (default: :obj:`{}`)
         xlabel (str): the label of the x axis. (default: :obj:`''`)
         ylabel (str): the label of the y axis. (default: :obj:`''`)
         limit (float): the limit, drawn as a line; not finite for none.
@@ -93,9 +93,9 @@ def draw(chart: Chart, ax: Any = None) -> Any:
     """Draw a chart.
 
     Args:
-        chart (Chart): what to draw.
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        chart (Chart): the chart to draw.
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
         matplotlib.axes.Axes: the axes with the chart.

@@ -70,9 +70,9 @@ class Relation(NamedTuple):
 
         Args:
             mu (float): the :math:`\mu` of the sums for a node.
-            others (float): of sums on the same account whose messages may be
-                of more classes: replaced, they move a sum by
-                :math:`\sqrt{2}` at least. (default: :obj:`0.0`)
+            others (float): the :math:`\mu` of other sums on the same account
+                whose messages may be of more classes: replaced, they move a
+                sum by :math:`\sqrt{2}` at least. (default: :obj:`0.0`)
         """
         if self.name != 'node' or self.max_degree not in (None, 1):
             return None

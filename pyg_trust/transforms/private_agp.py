@@ -132,10 +132,9 @@ class PrivateAGP(Releasing, BaseTransform):
         max_degree (int, optional): the largest degree :math:`D`; required for
             ``'node_incident'``, optional for ``'node'`` (1 by default).
             (default: :obj:`None`)
-        measure (Measure, optional): of ``'feature'``, any linear propagation;
+        measure (Measure, optional): the linear propagation for ``'feature'``;
             by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
-            D^{-1/2}` and without a node's own message.
-            (default: :obj:`None`)
+            D^{-1/2}` and without a node's own message. (default: :obj:`None`)
         weights (sequence of float, optional): :math:`w_1, \ldots, w_K`: the
             output is then :math:`\sum_k w_k S_k`; free.
             (default: :obj:`None`)

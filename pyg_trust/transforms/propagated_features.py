@@ -71,13 +71,13 @@ class PropagatedFeatures(EditedInPlace):
         graph (CSRGraph): the graph, unweighted and without duplicate edges.
         x (Tensor): float32 or float64 (the series: float64),
             ``[num_nodes, num_columns]``; copied.
-        measure (Measure): with fixed weights, so no Katz, and
-            :math:`a + b \ge 1`; of the series, its :math:`a` and :math:`b`
+        measure (Measure): a measure with fixed weights, so not Katz, and
+            :math:`a + b \ge 1`; for the series, its :math:`a` and :math:`b`
             count, with :math:`a + b = 1`.
-        alpha (float, optional): of the series, in :math:`(0, 1)`.
-            (default: :obj:`None`)
-        theta (float, optional): of the series: residues above
-            :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
+        alpha (float, optional): the :math:`\alpha` of the infinite series, in
+            :math:`(0, 1)`. (default: :obj:`None`)
+        theta (float, optional): the threshold of the infinite series: residues
+            above :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
         bound (float): the largest magnitude that an entry of a feature may
             ever have. It is declared and not measured, so that no refusal
             tells of other rows. (default: :obj:`16.0`)

@@ -297,7 +297,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         another object. Ends with a release.
 
         Args:
-            data (Data): with ``x``, ``edge_index``, ``y`` and
+            data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
                 ``train_mask``.
             train_nodes (Tensor, optional): the training nodes, int64 indices
                 or a mask, in place of ``train_mask``. (default: :obj:`None`)
@@ -470,12 +470,12 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         the present data.
 
         Args:
-            update (Update, RemovalRequest or list): what to remove, add and
-                change, by name; a list makes at most one release.
+            update (Update, RemovalRequest or list): the removals, additions
+                and changes, by name; a list makes at most one release.
             release (bool): whether to make a release for additions alone, too.
                 (default: :obj:`False`)
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            reference (str): the id of the batch of requests, 32 hexadecimal
+                digits, for the ledger. (default: :obj:`''`)
 
         Raises:
             TypeError: on anything else.

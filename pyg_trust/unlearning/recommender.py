@@ -417,8 +417,8 @@ class Recommender(Saved[_Held], EditedInPlace):
                 their interactions. (default: :obj:`()`)
             interactions (list[tuple[int, int]] or Tensor): pairs of user and
                 item, or a tensor ``[2, num]``. (default: :obj:`()`)
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            reference (str): the id of the batch of requests, 32 hexadecimal
+                digits, for the ledger. (default: :obj:`''`)
 
         Raises:
             TypeError, ValueError: if nothing is named, or something that is

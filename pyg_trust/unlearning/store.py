@@ -72,9 +72,9 @@ class ShardStore:
     ) -> dict[str, Any]:
         """Make a new state current, and delete the files of the previous one.
 
-        Whatever stops it before the switch of the manifest leaves the old
-        state, and whatever stops it after that the new one; what was left
-        to delete is deleted by the next :meth:`write` or :meth:`purge`.
+        An interruption before the switch of the manifest leaves the old
+        state in force, and one after it the new state. Files that were left
+        are deleted by the next :meth:`write` or :meth:`purge`.
 
         Args:
             parts (dict): the content of each file, by name: anything that

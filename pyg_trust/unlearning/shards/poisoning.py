@@ -47,8 +47,8 @@ class PoisonCertificate(Report):
     r"""Predictions certified against poisoning of training nodes.
 
     Model :math:`i` is a function of the training nodes of shard :math:`i`
-    alone, and the shard of a node depends on its name alone: whatever happens
-    to :math:`k` nodes, at most :math:`k` models change (`Levine and Feizi
+    alone, and the shard of a node depends on its name alone: if :math:`k`
+    nodes are changed, at most :math:`k` models change (`Levine and Feizi
     2021 <https://arxiv.org/abs/2006.14768>`_). What the other models *see* at
     inference would change, too; so model :math:`i` hears, with
     :obj:`inference` ``'isolated'``, nodes of its own group alone, and with

@@ -79,8 +79,8 @@ class Removing(Waiting, Building):
         Args:
             request (RemovalRequest): the items to forget, by the names in
                 graph 0 that ``fit`` saw.
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            reference (str): the id of the batch of requests, 32 hexadecimal
+                digits, for the ledger. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 

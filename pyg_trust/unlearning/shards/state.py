@@ -105,8 +105,8 @@ class Work(NamedTuple):
 class State(NamedTuple):
     """Complete state of a sharded unlearner.
 
-    Replaced as a whole, by one assignment at the end of whatever may fail, so
-    that a failure changes nothing.
+    It is replaced as a whole, by one assignment at the end of an operation
+    that may fail, so that a failure changes nothing.
     """
 
     seed: int

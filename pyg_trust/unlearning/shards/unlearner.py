@@ -207,9 +207,9 @@ class ShardedUnlearner(Removing):
             Aggregators that learn need the outputs in any case; the others
             are :obj:`'mean'` and :obj:`'majority'`.
             (default: :obj:`'present'`)
-        folder (str or Path, optional): where every new state is written
-            before it becomes visible, and which then holds no file of an
-            earlier one. (default: :obj:`None`)
+        folder (str or Path, optional): the folder to which every new state is
+            written before it becomes visible; it then holds no file of earlier
+            states. (default: :obj:`None`)
         keep_history (bool): leave the files of earlier states in the folder,
             with what was removed, until ``purge()``; reports say so.
             (default: :obj:`False`)

@@ -1,7 +1,7 @@
 """Updates applied to an unlearner's graph, and the stages they touch.
 
 Rows are in canonical order: nodes ascending by name, edges ascending by source
-and target. So bits depend on the present data alone, whatever came when.
+and target. So bits depend on the present data alone, not on its history.
 """
 
 import copy
