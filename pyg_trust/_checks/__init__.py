@@ -280,7 +280,7 @@ def validated(declared: Declared) -> Declared:
 
 
 def declared(function: Declared) -> Declared:
-    """Mark a function whose arguments inner steps check by the hints."""
+    """Mark a function as validated: inner steps check the hinted arguments."""
     function.is_validated = True  # type: ignore[attr-defined]
     return function
 

@@ -131,7 +131,7 @@ class Parts(Is):
 
 
 class Pair(Constraint):
-    """Constraint of a tuple of rowptr and col with a named number of edges."""
+    """Constraint of a tuple (rowptr, col), with a name for the edge count."""
 
     need = 'a tuple of rowptr and col'
 

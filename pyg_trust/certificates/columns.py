@@ -103,7 +103,7 @@ class Columns:
         return made, multiplier
 
     def attack(self, multiplier: Tensor, cost: str) -> None:
-        """Attack where bounds are negative, as the relaxation suggests."""
+        """Attack columns with negative bounds, guided by their multipliers."""
         problem = self.problem
         assert problem.budget is not None
         if problem.undirected or not problem.is_plain:

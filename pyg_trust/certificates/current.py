@@ -278,7 +278,7 @@ def certified_after(
     edges: tuple[int, int] = (0, 0),
     features: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """Return the smoothed classes that stay after a change of the graph.
+    """Return a mask of targets whose smoothed class stays after changes.
 
     With so many bits that came and went since the certificate, each pair of
     radii is within a larger pair around the graph of then, which needs to be

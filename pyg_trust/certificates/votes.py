@@ -118,7 +118,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> Tensor:
-        """Return a mask of the classes that stay: bool, ``[num_targets]``.
+        """Return a mask of targets whose class stays: bool, ``[num_targets]``.
 
         Args:
             edges (tuple[int, int]): the largest numbers of added and deleted

@@ -13,7 +13,7 @@ from pyg_trust.ops import PushGraph
 def push_graph(
     rowptr: Tensor, col: Tensor, degree: Tensor, nodes: Tensor | None
 ) -> PushGraph:
-    """Return the push layout of all or some rows, without a scale."""
+    """Sort rows by degree into a ``PushGraph`` without a scale."""
     n, device = rowptr.numel() - 1, rowptr.device
     if nodes is None:
         row = building.row_of_entries(rowptr)

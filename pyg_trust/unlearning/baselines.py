@@ -202,7 +202,7 @@ class BoundedNodeClassifier(NodeClassifier):
 
 
 class PublishedNodeClassifier(ObjectiveNoise, BoundedNodeClassifier):
-    """A node classifier by objective perturbation, *which may fail*.
+    """Node classifier by objective perturbation; *its certificate may fail*.
 
     See the text of this module.
 
@@ -246,7 +246,7 @@ class PublishedNodeClassifier(ObjectiveNoise, BoundedNodeClassifier):
 
 
 class PublishedScatteringClassifier(ObjectiveNoise, ScatteringClassifier):
-    """A graph classifier by objective perturbation, *which may fail*.
+    """Graph classifier by objective perturbation; *its certificate may fail*.
 
     See the text of this module.
 

@@ -128,7 +128,7 @@ class NodeState:
 
     @property
     def mu(self) -> float:
-        r""":math:`\lambda n`, with the present number of training nodes."""
+        r"""Weight of the penalty: :math:`\lambda n`, for n training nodes."""
         return self.settings.lam * self.num_train
 
     @property

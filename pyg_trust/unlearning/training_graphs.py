@@ -149,7 +149,7 @@ class GraphKeeper:
         seals: Seals,
         progress_bar: bool | None = None,
     ) -> TrainingGraphs:
-        """Embed stored graphs.
+        """Embed stored graphs, as :class:`TrainingGraphs`.
 
         Args:
             graphs (dict[int, Data]): the stored graphs, by name.

@@ -81,7 +81,7 @@ class PoisonCertificate(Report):
     """How partition and models were tried out on this run."""
 
     def certified(self, nodes: int) -> Tensor:
-        """Return the targets whose class survives a number of poisoned nodes.
+        """Return a mask of targets whose class survives some poisoned nodes.
 
         Args:
             nodes (int): the number of poisoned nodes.
@@ -112,7 +112,7 @@ class PoisonCertificate(Report):
         return float((self.certified(nodes) & right).double().mean())
 
     def survives(self, suspects: Any) -> Tensor:
-        """Return the targets whose class survives poisoning of given nodes.
+        """Return a mask of targets whose class survives given poisoned nodes.
 
         Only the number of their *shards* counts, and by a majority only
         which ones. Targets that are suspects themselves are not covered at

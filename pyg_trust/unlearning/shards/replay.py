@@ -74,7 +74,7 @@ MOST = 2**27
 
 
 def can_replay(module: Module) -> bool:
-    """Test whether a model is known to do the same in every call."""
+    """Test whether a model is known to be safe to record and replay."""
     return not _has_any_global_hook() and all(
         type(part) in REPLAYED and all(map(_is_known, vars(part).items()))
         for part in module.modules()
