@@ -1,4 +1,4 @@
-"""The command line: ``python -m pyg_trust check``."""
+"""Command line: ``python -m pyg_trust check``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Names and arguments of 0.1 that work for one release, with a warning."""
+"""Names and arguments of 0.1 that still work for one release."""
 
 import functools
 import importlib
@@ -139,10 +139,10 @@ MODULES = {
 
 
 def moved_module(module: str) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a module whose contents moved.
+    """Make the ``__getattr__`` of a module whose contents have moved.
 
     Args:
-        module (str): its full name.
+        module (str): the full name of the old module.
     """
     package, _, last = module.rpartition('.')
     home = f'{package}.{MODULES[last]}'
@@ -163,7 +163,7 @@ def moved_module(module: str) -> Callable[[str], Any]:
 
 
 def moved(package: str) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a package that finds names that moved."""
+    """Make the ``__getattr__`` of a package from which names have moved."""
     names = _MOVED[package.removeprefix('pyg_trust.')]
 
     def find(name: str) -> Any:
@@ -185,7 +185,7 @@ def moved(package: str) -> Callable[[str], Any]:
 
 
 def retired(**arguments: dict[Any, str] | None) -> Callable[[F], F]:
-    """Decorate a constructor so that it accepts arguments of 0.1.
+    """Decorate a constructor to accept arguments of 0.1.
 
     Args:
         **arguments (dict, optional): by argument, for each value the class,

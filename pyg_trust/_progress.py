@@ -1,4 +1,4 @@
-"""Progress bars: on in a terminal, for work that takes a while."""
+"""Progress bars, shown in a terminal for work that takes a while."""
 
 import sys
 from typing import Any
@@ -7,17 +7,18 @@ from tqdm import tqdm
 
 
 class Bar(tqdm):
-    """Progress bar that takes no lock while it is hidden.
+    """Progress bar that takes no lock while hidden.
 
     Forked processes share tqdm's lock. A fork that is killed while it holds
     the lock makes its parent wait for ever.
 
     Args:
-        iterable (iterable, optional): the work. (default: :obj:`None`)
-        progress_bar (bool, optional): whether to show the bar; :obj:`None`
-            for where standard error is a terminal, after two seconds.
+        iterable (iterable, optional): the iterable to count.
             (default: :obj:`None`)
-        **kwargs (Any): of tqdm.
+        progress_bar (bool, optional): whether to show the bar; :obj:`None`
+            shows it if standard error is a terminal, after two seconds.
+            (default: :obj:`None`)
+        **kwargs (Any): further arguments of tqdm.
     """
 
     def __new__(

@@ -1,10 +1,10 @@
-r"""The account of noisy releases: what was spent, and that it stays spent.
+r"""Account of noisy releases, which records what was spent for good.
 
 A release of Gaussian noise is one number, :math:`\mu`
 (:mod:`pyg_trust.functional.private_accounting`), and releases add up in
 squares. An account holds these numbers and a limit. A line is on it, and on
 the disk if there is a ledger, *before* the noise that it pays for is drawn:
-whatever ends the process can waste some of the budget, never hide it.
+the end of the process can waste some of the budget, never hide it.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class NoCopies:
 
 
 class TrainingAccount(Protocol):
-    """Account of a private training that pays for noisy releases too.
+    """Protocol: account of private training that pays for releases, too.
 
     :class:`~pyg_trust.privacy.PrivacyEngine` has one.
     """
@@ -70,7 +70,7 @@ class TrainingAccount(Protocol):
 
     @property
     def target_epsilon(self) -> float | None:
-        """The budget."""
+        """The epsilon of the budget."""
 
     @property
     def target_delta(self) -> float | None:
@@ -81,29 +81,29 @@ class TrainingAccount(Protocol):
         """The digest of the ledger's last line."""
 
     def spend_gaussian(self, mu: float) -> None:
-        """Count a Gaussian release, before its noise is drawn."""
+        """Record a Gaussian release before its noise is drawn."""
 
     def get_epsilon(self, delta: float) -> float:
-        """Return epsilon of all entries."""
+        """Return the epsilon of all entries."""
 
 
 class ReleaseAccount(NoCopies):
-    r"""Counts Gaussian releases, in memory or in a file.
+    r"""Account of Gaussian releases, in memory or in a file.
 
     One account is for one relation and one set of data. A copy would be a
     second account of the same budget: copies are the account itself, and it
     can't be pickled or used by another process than the one that made it.
 
     Args:
-        about (dict): what the account is about, plain: the relation, its
+        about (dict): plain values that identify the account: the relation, its
             form, :math:`\delta`. A ledger has to have the same.
-        limit (float, optional): the most :math:`\mu` in all.
-            (default: :obj:`None`)
-        ledger (str or Path, optional): a file for the account
-            (:class:`~pyg_trust.ledger.PrivacyLedger`); what it says was spent
-            is spent. (default: :obj:`None`)
-        ledger_head (str, optional): a digest that the ledger needs to go on
-            from. (default: :obj:`None`)
+        limit (float, optional): the largest :math:`\mu` of all releases
+            together. (default: :obj:`None`)
+        ledger (str or Path, optional): the path of a file for the account
+            (:class:`~pyg_trust.ledger.PrivacyLedger`); spending that it
+            records counts. (default: :obj:`None`)
+        ledger_head (str, optional): a digest of the ledger that its lines have
+            to continue. (default: :obj:`None`)
 
     Raises:
         ValueError: if the ledger is about something else, was changed, or
@@ -144,36 +144,37 @@ class ReleaseAccount(NoCopies):
 
     @property
     def lines(self) -> tuple[float, ...]:
-        r""":math:`\mu` of every release, in order."""
+        r"""The :math:`\mu` of every release, in order."""
         return tuple(self._spent)
 
     @property
     def mu(self) -> float:
-        r""":math:`\mu` of all releases together."""
+        r"""The :math:`\mu` of all releases together."""
         return math.hypot(*self._spent)
 
     @property
     def left(self) -> float:
-        r"""The :math:`\mu` that a release may still have."""
+        r"""The :math:`\mu` that is left for another release."""
         if self.limit is None:
             return math.inf
         return math.sqrt(max(0.0, self.limit**2 - self.mu**2))
 
     @property
     def name(self) -> str:
-        """The ledger's file, or what only this account is called."""
+        """The path of the ledger, or else a name unique to this account."""
         return self._name
 
     @property
     def head(self) -> str | None:
-        """Digest of all lines of the ledger; keep a copy elsewhere."""
+        """Digest of all lines of the ledger; keep a copy of it elsewhere."""
         return None if self._ledger is None else self._ledger.head
 
     def check(self, mu: float) -> None:
-        r"""Refuse a release that exceeds the limit.
+        r"""Refuse a release that would exceed the limit.
 
         Args:
-            mu (float): of the release, or of all that are planned.
+            mu (float): the :math:`\mu` of the release, or of all planned
+                releases together.
 
         Raises:
             BudgetExceededError: if it exceeds the limit; nothing is spent.
@@ -195,10 +196,10 @@ class ReleaseAccount(NoCopies):
             )
 
     def spend(self, mu: float) -> None:
-        r"""Record a release, before its noise is drawn.
+        r"""Record a release before its noise is drawn.
 
         Args:
-            mu (float): :math:`\mu` of the release.
+            mu (float): the :math:`\mu` of the release.
 
         Raises:
             BudgetExceededError: if it exceeds the limit; nothing is spent.
@@ -217,10 +218,10 @@ class ReleaseAccount(NoCopies):
                 self._spent = _releases(self._ledger)
 
     def resume(self, lines: list[float], head: str) -> None:
-        r"""Continue from the lines of a checkpoint.
+        r"""Continue from the lines in a checkpoint.
 
         Args:
-            lines (list[float]): :math:`\mu` of every release.
+            lines (list[float]): the :math:`\mu` of every release.
             head (str): the digest of its ledger; empty without one.
 
         Raises:
@@ -267,21 +268,21 @@ _REGISTER = threading.Lock()
 def register_release(
     secret: list[str], unit: str, account: str, mu: float
 ) -> float:
-    r"""Note a release, and return what its data have spent in this process.
+    r"""Register a release; return the data's total spending in this process.
 
     The same data on two accounts are a budget that is spent twice: neither
     account knows of the other.
 
     Args:
-        secret (list[str]): digests of what the release protects: the data are
-            the same if one of these is.
-        unit (str): the unit of privacy: other units have other accounts.
-        account (str): a name of the account.
-        mu (float): :math:`\mu` of all that is on the account.
+        secret (list[str]): digests of what the release protects; two releases
+            share data if they share a digest.
+        unit (str): the unit of privacy; each unit has accounts of its own.
+        account (str): the name of the account.
+        mu (float): the :math:`\mu` of all entries of the account.
 
     Returns:
-        float: :math:`\mu` of all accounts of these data together, this one
-        included.
+        float: the :math:`\mu` of all accounts of these data together, this
+        account included.
     """
     check_instance('secret', secret, list)
     for name, value in (('unit', unit), ('account', account)):
@@ -301,13 +302,12 @@ def register_release(
 
 
 class PaidNoise:
-    r"""Noise source that pays for each draw first.
+    r"""Source of noise that pays for each draw beforehand.
 
     Args:
-        source (SecureNoise or SeededNoise): where noise comes from.
-        spend (callable): takes the :math:`\mu` of a draw.
-        mus (list[float]): of the draws to come, in order; there are no
-            others.
+        source (SecureNoise or SeededNoise): the source of the noise.
+        spend (callable): called with the :math:`\mu` of a draw, to pay for it.
+        mus (list[float]): the :math:`\mu` of all draws to come, in order.
     """
 
     @validated
@@ -322,7 +322,7 @@ class PaidNoise:
         self._mus = [check_positive('mus', mu) for mu in mus]
 
     def cells(self, shape: tuple[int, ...]) -> Tensor:
-        """Pay for noise, then draw it: int64, in units of 2^-32 deviations.
+        """Pay for noise, then draw it: int64, in 2^-32 standard deviations.
 
         Args:
             shape (tuple[int, ...]): the shape.

@@ -1,4 +1,4 @@
-"""Distribute work over the processes of torchrun, by torch.distributed.
+"""Distribution of work over the processes of torchrun.
 
 Launch, rendezvous, timeouts and process groups are torch's. What is here says
 which part of a list of work is this process's, and puts the parts together.
@@ -24,7 +24,7 @@ T = TypeVar('T')
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return this process's rank and the number; (0, 1) without a group."""
+    """Return this process's rank and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -34,14 +34,14 @@ def rank_and_size() -> tuple[int, int]:
 def from_first(
     work: Callable[[], T], size: int | None = None, *, after: bool = False
 ) -> T:
-    """Run work in the first process and broadcast its result.
+    """Run work in the first process, and broadcast its result.
 
     Args:
-        work (callable): done by rank 0 alone.
-        size (int, optional): 1 for a process that works by itself, whatever
-            group there is. (default: :obj:`None`)
-        after (bool): whether it is done when all have come here.
-            (default: :obj:`False`)
+        work (callable): the function to run in the process of rank 0 alone.
+        size (int, optional): the number of processes; 1 for a process that
+            works alone, even within a group. (default: :obj:`None`)
+        after (bool): whether the work waits until all processes have called
+            this. (default: :obj:`False`)
 
     Example:
         >>> from_first(lambda: 3)
@@ -70,13 +70,13 @@ def from_first(
 def shared(
     items: Sequence[Any], work: Callable[[Any], T], over_ranks: bool
 ) -> Iterable[T]:
-    """Run work over all processes, or one after another in this one.
+    """Run work over all processes, or lazily in this one.
 
     Args:
         items (Sequence): the pieces of work.
         work (callable): as in :func:`run_over_ranks`.
-        over_ranks (bool): which of both; without, nothing is done before it
-            is asked for.
+        over_ranks (bool): whether to run over all processes; otherwise each
+            item is run when the iterator asks for it.
 
     Example:
         >>> list(shared([1, 2], str, False))
@@ -89,17 +89,18 @@ def shared(
 def check_same(
     arguments: Mapping[str, Any], failed: Exception | None = None
 ) -> None:
-    """Refuse to continue if processes were given different arguments.
+    """Raise an error if processes were given different arguments.
 
     Processes that run another version of pyg_trust or torch are refused too:
     the same arguments could mean other bits there.
 
     Args:
-        arguments (dict): the values that have to be equal, by name.
-            Tensors, graphs, models and functions are compared by what they
-            hold: tensors, attributes and code.
-        failed (Exception, optional): why this process can't take part. It is
-            raised here, and the others are told. (default: :obj:`None`)
+        arguments (dict): the values that have to be equal, by name. Tensors,
+            graphs, models and functions are compared by their tensors,
+            attributes and code.
+        failed (Exception, optional): the error because of which this process
+            can't take part. It is raised here, and the others are told.
+            (default: :obj:`None`)
 
     Raises:
         ValueError: on all processes, if one has another value.
@@ -153,10 +154,10 @@ def _versions() -> str:
 
 
 def own_items(count: int) -> range:
-    """Return this process's pieces of work: every P-th.
+    """Return the numbers of this process's pieces of work: every P-th.
 
     Args:
-        count (int): of pieces.
+        count (int): the number of pieces.
 
     Example:
         >>> own_items(3)  # in a single process
@@ -178,7 +179,8 @@ def run_over_ranks(items: Sequence[Any], work: Callable[[Any], T]) -> list[T]:
 
     Args:
         items (Sequence): the pieces of work, the same on every process.
-        work (callable): returns what can be pickled, tensors on the CPU.
+        work (callable): the function to run; its results have to be picklable,
+            tensors on the CPU.
 
     Raises:
         RuntimeError: on other processes, if the work of one fails.

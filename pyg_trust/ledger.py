@@ -1,4 +1,4 @@
-"""Ledgers of certified procedures: the budget spent, and the budget left."""
+"""Ledgers of certified procedures: the spent and the remaining budget."""
 
 import copy
 import json
@@ -34,21 +34,21 @@ except ImportError:  # pragma: no cover
 
 
 class BudgetExceededError(RuntimeError):
-    """Something would spend more than the budget; nothing was changed."""
+    """Raised before an operation exceeds the budget; nothing was changed."""
 
 
 @dataclass(frozen=True)
 class LedgerEntry(Report):
-    """One line of a :class:`RemovalLedger`.
+    """Line of a :class:`RemovalLedger`.
 
     Args:
-        action (str): what was done.
-        spent (float): a bound of the residual of what was released.
+        action (str): the action that is recorded.
+        spent (float): a bound of the released model's residual.
         request (dict): the names of what was removed.
-        data (str): the root of the :class:`Seals` of the data that remain.
-        link (str): a hash of this line and all before it.
-        reference (str): of the batch of requests that asked for it; ''
-            without one. (default: :obj:`''`)
+        data (str): the root of the :class:`Seals` of the remaining data.
+        link (str): a hash of this line and all lines before it.
+        reference (str): the id of the batch of requests; '' without one.
+            (default: :obj:`''`)
     """
 
     action: str
@@ -59,7 +59,7 @@ class LedgerEntry(Report):
     reference: str = ''
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields; no reference where there is none, as of 0.1."""
+        """Return all fields, as in 0.1 without an empty reference."""
         made = super().to_dict()
         if not self.reference:
             del made['reference']
@@ -67,7 +67,7 @@ class LedgerEntry(Report):
 
 
 class RemovalLedger:
-    r"""The append-only account of an unlearner.
+    r"""Append-only account of an unlearner.
 
     What is spent is a bound of the gradient residual of the present model. It
     starts at the *measured* residual of the first fit, and a step can only
@@ -89,7 +89,7 @@ class RemovalLedger:
     uses a budget of 0 and only ever records 0.
 
     Args:
-        budget (float): what may be spent at most.
+        budget (float): the largest amount that may be spent.
 
     Example:
         >>> ledger = RemovalLedger(budget=1.0)
@@ -107,12 +107,12 @@ class RemovalLedger:
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """All lines, the oldest first."""
+        """All lines, in order from the oldest."""
         return tuple(self._entries)
 
     @property
     def spent(self) -> float:
-        """The bound of the present model's residual; 0 before the first."""
+        """Bound of the present model's residual; 0 before the first line."""
         return self._entries[-1].spent if self._entries else 0.0
 
     @property
@@ -122,11 +122,11 @@ class RemovalLedger:
 
     @property
     def head(self) -> str:
-        """A digest of all lines, to be noted elsewhere; '' without any."""
+        """Digest of all lines, to be noted elsewhere; '' without lines."""
         return self._entries[-1].link if self._entries else ''
 
     def has(self, head: str) -> bool:
-        """Whether the ledger is at a :attr:`head`, or has gone on from it.
+        """Tell whether the ledger has reached a given :attr:`head`.
 
         An older copy of a state, in the place of the newer one, has not.
 
@@ -137,7 +137,7 @@ class RemovalLedger:
         return any(entry.link == head for entry in self._entries)
 
     def refers_to(self, reference: str) -> bool:
-        """Whether a line has a reference, so that what it asked for was done.
+        """Tell whether a line has a reference, so its batch was carried out.
 
         Args:
             reference (str): as in :meth:`record`.
@@ -150,7 +150,7 @@ class RemovalLedger:
         )
 
     def check_reference(self, reference: str) -> None:
-        """Refuse a reference that no new line can have.
+        """Refuse a reference that a new line can't have.
 
         Args:
             reference (str): as in :meth:`record`.
@@ -172,17 +172,17 @@ class RemovalLedger:
 
     @property
     def has_removals(self) -> bool:
-        """Whether a line names something that was removed."""
+        """Whether any line names removed items."""
         return any(entry.request for entry in self._entries)
 
     def copy(self) -> 'RemovalLedger':
-        """A ledger with the same lines, to which others can be added."""
+        """Return an independent ledger with the same lines."""
         made = RemovalLedger(self.budget)
         made._entries = list(self._entries)
         return made
 
     def count(self, action: str) -> int:
-        """How many lines record an action."""
+        """Return the number of lines that record an action."""
         check_choice('action', action, (*self.FRESH, 'step'))
         return sum(entry.action == action for entry in self._entries)
 
@@ -194,7 +194,7 @@ class RemovalLedger:
         data: str = '',
         reference: str = '',
     ) -> LedgerEntry:
-        """Write a line; call it before the new model becomes visible.
+        """Append a line; call it before the new model becomes visible.
 
         Args:
             action (str): :obj:`'fit'`, :obj:`'refine'` or :obj:`'retrain'`
@@ -204,8 +204,8 @@ class RemovalLedger:
             spent (float): the bound of the new model's residual.
             request (dict, optional): the names of what was removed.
                 (default: :obj:`None`)
-            data (str): the root of the :class:`Seals` of the data that
-                remain. (default: :obj:`''`)
+            data (str): the root of the :class:`Seals` of the remaining data.
+                (default: :obj:`''`)
             reference (str): 32 hexadecimal digits by which the line is found
                 again (:meth:`refers_to`). (default: :obj:`''`)
 
@@ -251,17 +251,17 @@ class RemovalLedger:
         return entry
 
     def state_dict(self) -> dict[str, Any]:
-        """The budget and all lines, plain."""
+        """Return the budget and all lines as plain values."""
         return {
             'budget': self.budget,
             'entries': [entry.to_dict() for entry in self._entries],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved ledger that continues this one.
+        """Load a saved ledger, if it continues this one.
 
         Args:
-            state (dict): of :meth:`state_dict`.
+            state (dict): the result of :meth:`state_dict`.
 
         Raises:
             ValueError: if the budget differs, a line was changed, or the
@@ -309,15 +309,15 @@ class RemovalLedger:
 
 
 def coarse(amount: float, bits: int = 1) -> float:
-    r"""The smallest number of few bits that is at least so much; 0 stays 0.
+    r"""Round an amount up to a few significant bits; 0 stays 0.
 
     An amount that is measured on data to 16 digits lets a guess of the data be
     tested. Rounded up, it says little more than its size.
 
     Args:
-        amount (float): non-negative.
-        bits (int): how many significant bits are left: 1 makes it a power of
-            two. (default: :obj:`1`)
+        amount (float): the amount, non-negative.
+        bits (int): the number of significant bits; 1 rounds to a power of two.
+            (default: :obj:`1`)
 
     Example:
         >>> coarse(0.3), coarse(0.5), coarse(0.0), coarse(0.3, 4)
@@ -330,7 +330,7 @@ def coarse(amount: float, bits: int = 1) -> float:
 
 
 class PrivacyLedger:
-    r"""The durable account of private training: an append-only file.
+    r"""Durable account of private training: an append-only file.
 
     A line is written, and forced to the disk, *before* the noisy gradient it
     pays for is made. Whatever ends the process, what was released is in the
@@ -341,9 +341,9 @@ class PrivacyLedger:
     that does not fit is refused. If a write is interrupted, the file is read
     again: what is in it is spent.
 
-    A file does not know what is missing at its end. Whoever cuts off whole
-    lines, or puts an older copy in the place of the file, takes back what was
-    spent, and of two copies both can be spent. :attr:`head` is a digest of all
+    A file does not know what is missing at its end. To cut off whole
+    lines, or to put an older copy in the place of the file, takes back spent
+    budget; and two copies can both be spent. :attr:`head` is a digest of all
     lines so far. Noted elsewhere (a report and a checkpoint hold it) and
     handed in as :obj:`head`, it makes an older file be refused. What happens
     to the file while it is open is noticed at the next line.
@@ -355,11 +355,11 @@ class PrivacyLedger:
     anyone who may know that training takes place.
 
     Args:
-        path (str or Path): the file; it is made if it is not there.
-        header (dict): what the account is about, plain. An existing file
-            needs to have the same.
-        head (str, optional): a :attr:`head` that was noted before; the file
-            needs to go on from there. (default: :obj:`None`)
+        path (str or Path): the path of the file, created if it does not exist.
+        header (dict): plain values that identify the account; an existing file
+            has to have the same.
+        head (str, optional): a :attr:`head` noted before, which the file has
+            to continue. (default: :obj:`None`)
 
     Raises:
         ValueError: if the file is of another mechanism, was changed, or does
@@ -408,11 +408,11 @@ class PrivacyLedger:
 
     @property
     def head(self) -> str:
-        """A digest of all lines so far, 64 hexadecimal digits."""
+        """Digest of all lines so far, 64 hexadecimal digits."""
         return self._account.links[-1]
 
     def has(self, head: str) -> bool:
-        """Whether the ledger is at a :attr:`head`, or has gone on from it.
+        """Tell whether the ledger has reached a given :attr:`head`.
 
         Args:
             head (str): the digest.
@@ -422,12 +422,12 @@ class PrivacyLedger:
 
     @property
     def steps(self) -> int:
-        """The number of steps that were paid for."""
+        """The number of recorded steps."""
         return len(self._account.lines)
 
     @property
     def pure_epsilon(self) -> float:
-        """The pure epsilon that the releases beside the steps have spent."""
+        """The pure epsilon spent by releases other than the steps."""
         return self._account.pure_epsilon
 
     @property
@@ -443,7 +443,7 @@ class PrivacyLedger:
 
     @editing
     def record(self, noise_multiplier: float, sample_rate: float) -> None:
-        """Pays for a step; it is on the disk when this returns.
+        """Record a step; it is on disk when the call returns.
 
         Args:
             noise_multiplier (float): Opacus' noise over clipping norm.
@@ -456,10 +456,11 @@ class PrivacyLedger:
 
     @editing
     def record_pure(self, epsilon: float) -> None:
-        """Pays for a release beside the steps, of pure privacy.
+        """Record a release of pure privacy other than a step.
 
         Args:
-            epsilon (float): what it spends; the sum is ``pure_epsilon``.
+            epsilon (float): the epsilon of the release; the sum is
+                ``pure_epsilon``.
         """
         epsilon = check_positive('epsilon', epsilon)
         self._settle()
@@ -627,11 +628,11 @@ class _Account:
 def checked_step(
     noise_multiplier: float, sample_rate: float
 ) -> tuple[float, float]:
-    """A step as a line of a ledger may have it.
+    """Check a step, and return it as a ledger records it.
 
     Args:
-        noise_multiplier (float): positive and finite.
-        sample_rate (float): in :math:`(0, 1]`.
+        noise_multiplier (float): the noise multiplier, positive and finite.
+        sample_rate (float): the sample rate, in :math:`(0, 1]`.
     """
     noise = check_positive('noise_multiplier', noise_multiplier)
     return noise, check_rate('sample_rate', sample_rate)

@@ -1,16 +1,16 @@
-r"""Noise and secret choices: where the randomness of privacy comes from.
+r"""Sources of noise and secret choices: the randomness behind privacy.
 
 Noise that protects somebody has to be unknown to everybody else. It comes from
 the operating system's generator (:class:`SecureNoise`) unless the user asks
 for a repeatable run with an explicit seed (:class:`SeededNoise`), and then
-every report says so first (``SEEDED``): whoever knows or guesses the seed
-draws the same noise and subtracts it. No default generator of torch or numpy
+every report says so first (``SEEDED``): anybody who knows the seed
+can draw the same noise and subtract it. No default generator of torch or numpy
 plays a part, so that ``seed_everything`` can't fix a secret.
 
 Of private training three streams are drawn. Which subgraphs there are (the
 *partition*) may be public. Which of them a step draws (the *batch*) and the
-*noise* have to stay secret: whoever can predict either undoes amplification
-or the whole of the guarantee.
+*noise* have to stay secret: to predict the first undoes amplification, and
+to predict the second the whole guarantee.
 """
 
 import math
@@ -48,10 +48,10 @@ SYSTEM = 'system'
 
 @NOISES.builtin(SYSTEM)
 def system(count: int) -> bytes:
-    """The operating system's cryptographic generator, :func:`os.urandom`.
+    """Return random bytes of the operating system, :func:`os.urandom`.
 
     Args:
-        count (int): how many bytes.
+        count (int): the number of bytes.
     """
     return os.urandom(check_integer('count', count, 0))
 
@@ -61,13 +61,13 @@ LEAST_P_VALUE = 1e-9
 
 
 class SeededNoise:
-    """Noise of a seed: for experiments that have to be repeated.
+    """Noise from a seed, for experiments that have to be repeatable.
 
     It hides nothing from somebody who knows the seed or tries the likely
     ones. Use :class:`SecureNoise` for a release.
 
     Args:
-        seed (int, optional): the seed, all bits of which matter.
+        seed (int, optional): the seed; all of its bits count.
             (default: :obj:`None`)
     """
 
@@ -77,28 +77,28 @@ class SeededNoise:
         self._stream = rng.stream(rng.resolve(seed))
 
     def random_bytes(self, count: int) -> bytes:
-        """Draw so many bytes of the seed's stream."""
+        """Draw a number of bytes from the seed's stream."""
         return self._stream.bytes(check_integer('count', count, 0))
 
     def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Draw noise of the law of :meth:`SecureNoise.cells`."""
+        """Draw noise with the distribution of :meth:`SecureNoise.cells`."""
         return _cells(self._stream.bytes, shape)
 
     def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Draw noise of the law of :meth:`SecureNoise.normal`."""
+        """Draw noise with the distribution of :meth:`SecureNoise.normal`."""
         return _normal(self.cells(shape))
 
     def uniform(self, count: int) -> np.ndarray:
-        """Uniform numbers in (0, 1)."""
+        """Draw uniform numbers in (0, 1)."""
         check_integer('count', count, 0)
         return np.clip(self._stream.random(count), 2.0**-53, 1 - 2.0**-53)
 
     def choose(self, count: int, size: int) -> np.ndarray:
-        """Draw :obj:`size` of :obj:`count` uniformly without replacement.
+        """Draw :obj:`size` of :obj:`count` items without replacement.
 
         Args:
-            count (int): how many there are.
-            size (int): how many to choose.
+            count (int): the number of items.
+            size (int): the number of items to draw.
 
         Returns:
             ndarray: int64, ``[size]``, in no particular order.
@@ -109,7 +109,7 @@ class SeededNoise:
 
 
 class SecureNoise:
-    r"""Noise and choices of the operating system's cryptographic generator.
+    r"""Noise and choices from the operating system's secure generator.
 
     Every bit comes from :func:`os.urandom`: there is no seed that could leak
     or be guessed, no state that a checkpoint could restore, and no draw that
@@ -124,7 +124,7 @@ class SecureNoise:
     a draw takes, and memory left behind.
 
     Args:
-        source (callable): maps a number to so many random bytes.
+        source (callable): maps a number to as many random bytes.
             (default: :func:`os.urandom`)
     """
 
@@ -135,7 +135,7 @@ class SecureNoise:
         self._source = source
 
     def random_bytes(self, count: int) -> bytes:
-        """Draw so many secret bytes."""
+        """Draw a number of secret bytes."""
         return self._source(check_integer('count', count, 0))
 
     def uniform(self, count: int) -> np.ndarray:
@@ -145,10 +145,10 @@ class SecureNoise:
         return ((word >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
 
     def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Draw noise of a release: the integers nearest to 2^32 Z.
+        """Draw noise of a release: integers nearest to 2^32 Z, for Gaussian Z.
 
         Args:
-            shape (tuple): how many.
+            shape (tuple): the shape of the result.
 
         Returns:
             Tensor: int64, on the CPU.
@@ -156,7 +156,7 @@ class SecureNoise:
         return _cells(self._source, shape)
 
     def normal(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
-        """Draw standard Gaussians on the grid 2^-32, float64, on the CPU.
+        """Draw standard Gaussians on the grid 2^-32: float64, on the CPU.
 
         A float that is added to them is no release: see :meth:`cells`.
         """
@@ -169,8 +169,8 @@ class SecureNoise:
         tie, which would favour one, all are drawn again.
 
         Args:
-            count (int): how many there are.
-            size (int): how many to choose.
+            count (int): the number of items.
+            size (int): the number of items to draw.
 
         Returns:
             ndarray: int64, ``[size]``, in no particular order.
@@ -188,13 +188,13 @@ class SecureNoise:
 def source(
     seed: int | None = None, kind: str = SYSTEM
 ) -> SecureNoise | SeededNoise:
-    """The noise of a procedure: the system's, or that of an explicit seed.
+    """Make a source of noise: the system's, or that of a given seed.
 
     Args:
         seed (int, optional): makes a run repeatable, and not private; its
             report has to begin with ``SEEDED``. (default: :obj:`None`)
-        kind (str): an entry of :obj:`NOISES`, for secret noise; a report has
-            to name one that is not of this package.
+        kind (str): the kind of secret noise, an entry of :obj:`NOISES`; a
+            report has to name an entry that is not of this package.
             (default: :obj:`'system'`)
 
     Raises:
@@ -226,18 +226,18 @@ def source(
 def coins(
     source: SecureNoise | SeededNoise, count: Natural, rate: Share
 ) -> np.ndarray:
-    r"""Those of :obj:`count` for which a coin shows heads, independently.
+    r"""Throw :obj:`count` coins; return the positions of heads.
 
     The coin of :class:`SecureNoise` has a probability of at most
     :obj:`rate`, and :math:`2^{-53}` less at most.
 
     Args:
-        source (SecureNoise or SeededNoise): what throws them.
-        count (int): how many there are.
-        rate (float): the probability of each, in :math:`[0, 1]`.
+        source (SecureNoise or SeededNoise): the source of the randomness.
+        count (int): the number of coins.
+        rate (float): the probability of heads, in :math:`[0, 1]`.
 
     Returns:
-        ndarray: int64, increasing.
+        ndarray: int64, ascending.
     """
     return np.flatnonzero(source.uniform(count) <= rate)
 
@@ -258,12 +258,12 @@ def _check_shape(shape: torch.Size | tuple[int, ...]) -> None:
 
 
 def p_value(drawn: Tensor) -> float:
-    """How likely Gaussians have so large or so small a norm.
+    """Test Gaussians by their norm; return the two-sided p-value.
 
     By the chi-squared distribution of the square, two-sided.
 
     Args:
-        drawn (Tensor): float64, ``[d, num_columns]``: what should be
+        drawn (Tensor): float64, ``[d, num_columns]``: the values to test for
             standard Gaussians.
     """
     shape = ('d', 'num_columns')
@@ -277,7 +277,7 @@ def p_value(drawn: Tensor) -> float:
 
 
 def stream_p_value(drawn: Tensor) -> float:
-    r"""How likely independent Gaussians look as much alike from step to step.
+    r"""Test Gaussians of several steps for independence; return a p-value.
 
     By three tests, with Bonferroni's correction: the norm of all
     (:func:`p_value`); every pair of steps, :math:`\langle s_t, s_u \rangle /

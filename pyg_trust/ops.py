@@ -1,6 +1,6 @@
 # Longer than 700 lines because every op has a section: its contract, its
 # checks and its fake kernel; 400 lines are contracts.
-"""The C++ ops: one checked, documented function per op, and fake kernels.
+"""C++ ops: one checked, documented function per op, and fake kernels.
 
 Checked here is the form of every tensor (device, dtype, shape). That indices
 are in range is the promise of :class:`~pyg_trust.graph.CSRGraph`, which makes
@@ -66,10 +66,10 @@ _ops = torch.ops.pyg_trust
 
 
 def has_kernel(device_type: str) -> bool:
-    """Whether this build has kernels for a type of device.
+    """Tell whether this build has kernels for a type of device.
 
     Args:
-        device_type (str): as :attr:`torch.device.type`.
+        device_type (str): the type, as in :attr:`torch.device.type`.
     """
     check_instance('device_type', device_type, str)
     keys = {'cpu': 'CPU', 'cuda': 'CUDA'}
@@ -166,7 +166,7 @@ AtLeast0 = Annotated[float, Number(0, math.inf, 'low high', 'at least 0')]
 
 
 class PushGraph(NamedTuple):
-    r"""A graph laid out for pushing.
+    r"""Graph in the layout for pushes.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``; row :math:`u` lists the
@@ -210,7 +210,7 @@ def propagate(
     loops: bool = False,
     in_place: bool = False,
 ) -> Tensor:
-    r"""Computes :math:`\sum_i w_i P^i x`, :math:`P = R B S`, for all columns.
+    r"""Compute :math:`\sum_i w_i P^i x`, :math:`P = R B S`, for all columns.
 
     :math:`B` is the unweighted adjacency in which row :math:`v` of
     :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
@@ -288,7 +288,7 @@ def propagate(
 
 
 def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Rows, columns and values of a sparse CSR matrix, and its width.
+    """Return rows, columns and values of a sparse CSR matrix, and its width.
 
     Raises:
         TypeError: on another layout.
@@ -313,7 +313,7 @@ def sparse_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
 
 
 def instruction_set() -> str:
-    """The instructions that the CPU's kernels were compiled for.
+    """Return the instruction set that the CPU kernels were compiled for.
 
     :obj:`'default'`, :obj:`'avx2'` or :obj:`'avx512'`: the best that the
     processor has, or less if the environment variable
@@ -325,7 +325,7 @@ def instruction_set() -> str:
 
 @contextlib.contextmanager
 def kept_pages() -> Iterator[None]:
-    """Leaves the working memory of a call to the calls after it.
+    """Keep a call's working memory for the next calls in the block.
 
     For calls that follow each other at once and need as much: the system
     clears every page that it hands out, a good fifth of the time of a
@@ -355,7 +355,7 @@ def push(
     pull_above: AtLeast0 = math.inf,
     deterministic: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    r"""Estimates :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
+    r"""Estimate :math:`\sum_i w_i (R B S)^i x` by randomized pushes (AGP).
 
     The columns of a block (:func:`block_size` of them) share what is sampled;
     block :math:`k` draws from the stream of :obj:`(seed, first + k)`, and what
@@ -408,10 +408,10 @@ def push(
 
 
 def cost_nodes(num_nodes: int) -> Tensor:
-    """Return the sample of nodes from which :func:`push` estimates costs.
+    """Return the sampled nodes from which :func:`push` estimates costs.
 
     Args:
-        num_nodes (int): of the graph.
+        num_nodes (int): the number of nodes of the graph.
     """
     step = check_integer('num_nodes', num_nodes, 1) // 1024 + 1
     return torch.arange(step // 2, num_nodes, step)
@@ -453,7 +453,7 @@ def pull(
 
 
 def block_size(dtype: torch.dtype) -> int:
-    """The number of columns that share what is sampled: a cache line's."""
+    """Return the number of columns that share samples: a cache line's."""
     check_real('dtype', dtype)
     return 64 // dtype.itemsize
 
@@ -527,7 +527,7 @@ def disjoint_walks(
     restarts: Count,
     seed: Natural,
 ) -> tuple[Tensor, Tensor]:
-    r"""Draws node-disjoint subgraphs by random walks (DRW, DRW-R).
+    r"""Draw node-disjoint subgraphs by random walks (DRW, DRW-R).
 
     The roots are drawn from the stream of :obj:`(seed, 0)`, the walks of root
     :math:`r` from that of :obj:`(seed, 1, r)`. Time is :math:`O(n + m)` for
@@ -548,7 +548,7 @@ def disjoint_walks(
         col (Tensor): int32, ``[num_edges]``.
         roots (Tensor): int64, ``[num_roots]``: distinct nodes.
         walk_length (int): the steps of a walk; 0 for the roots alone.
-        restarts (int): the walks from each root, at least 1.
+        restarts (int): the number of walks from each root, at least 1.
         seed (int): the seed.
 
     Returns:
@@ -573,7 +573,7 @@ def flip_bits(
     first: Natural = 0,
     num_samples: Count = 1,
 ) -> tuple[Tensor, Tensor]:
-    r"""Draws noisy copies of a sparse matrix of bits, one below the other.
+    r"""Draw noisy copies of a sparse matrix of bits, one below the other.
 
     Every 0 becomes 1 with probability :math:`p_+` and every 1 becomes 0 with
     :math:`p_-`, all independently: the exact product law, up to
@@ -596,7 +596,7 @@ def flip_bits(
             stay, and copies of graphs are the blocks of a diagonal.
         seed (int): the seed.
         first (int): the number of the first copy. (default: :obj:`0`)
-        num_samples (int): how many. (default: :obj:`1`)
+        num_samples (int): the number of copies. (default: :obj:`1`)
 
     Returns:
         tuple[Tensor, Tensor]: ``rowptr``, int64, ``[num_samples * num_rows +
@@ -646,14 +646,14 @@ def flip_bits(
 
 
 class PolicyThreat(NamedTuple):
-    """The rows of a graph, and what an attacker may do to them.
+    """Rows of a graph, with the changes that an attacker can make to them.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
         col (Tensor): int32, ``[num_edges]``: out-neighbours, ascending in
             every row and distinct.
         removable (Tensor): bool, ``[num_edges]``: which edges may go.
-        budget (Tensor): int64, ``[num_nodes]``: the flips of a row at most.
+        budget (Tensor): int64, ``[num_nodes]``: the most flips in each row.
         add_ptr (Tensor): int64, ``[num_nodes + 1]``.
         add_col (Tensor): int32, ``[num_pairs]``: the neighbours that each row
             may win, distinct and none of them in :obj:`col`.
@@ -671,7 +671,7 @@ class PolicyThreat(NamedTuple):
 
 
 class PolicyFlips(NamedTuple):
-    """The edges that policies flip, by column.
+    """Edges that policies flip, by column.
 
     Args:
         ptr (Tensor): int64, ``[num_columns + 1]``: where each column starts.
@@ -706,7 +706,7 @@ def policy_iteration(
     ]
     | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    r"""Finds the worst graph for PageRank, for every column by itself.
+    r"""Find the worst graph for PageRank, for each column on its own.
 
     Maximizes :math:`V = T V`, where
 
@@ -730,7 +730,7 @@ def policy_iteration(
         goal (Tensor): float64, ``[num_columns]``.
         rounding (float): see above.
         follow (float): :math:`a`.
-        max_iter (int): the most policies that are found.
+        max_iter (int): the largest number of policies to try.
         bonus (Tensor, optional): :math:`\rho`, as :obj:`reward`.
             (default: :obj:`None`)
         visit_cost (Tensor, optional): :math:`\mu`. (default: :obj:`None`)
@@ -766,7 +766,7 @@ def policy_solve(
     follow: Follow,
     back: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""Solves :math:`x = r + a P x` in a perturbed graph per column.
+    r"""Solve :math:`x = r + a P x` in a perturbed graph per column.
 
     By BiCGSTAB and, where that stalls, plain iteration.
 
@@ -776,8 +776,8 @@ def policy_solve(
         flips (PolicyFlips): the edges to flip.
         reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
         start (Tensor): a first guess of :math:`x`, as :obj:`reward`.
-        goal (Tensor): float64, ``[num_columns]``: the largest residual; it is
-            missed only where roundoff leaves no other way.
+        goal (Tensor): float64, ``[num_columns]``: the largest residual; only
+            roundoff can make it larger.
         follow (float): :math:`a`.
         back (bool): whether to solve with :math:`P^{\top}`.
             (default: :obj:`False`)
@@ -791,13 +791,13 @@ def policy_solve(
 
 
 class OpenRows(NamedTuple):
-    """The rows of a graph that changes: each may have room behind its end.
+    """Rows of a changing graph, which may have free space at their ends.
 
     Args:
         start (Tensor): int64, ``[num_nodes]``: where each row starts.
         length (Tensor): int64, ``[num_nodes]``: how many entries it has.
-        col (Tensor): int32: the entries, ascending in every row; -1 where
-            there is room.
+        col (Tensor): int32: the entries, ascending in every row; -1 in free
+            space.
     """
 
     start: Annotated[Tensor, Form(_LONG, 'n', own=True)]
@@ -845,7 +845,7 @@ def pull_rows(
     | None = None,
     weight: float = 1.0,
 ) -> None:
-    r"""Computes rows of one level of propagation, in place.
+    r"""Compute rows of one level of propagation, in place.
 
     For the nodes :math:`v` of a list, with :math:`B` the rows,
 
@@ -925,7 +925,7 @@ Events = Annotated[Tensor, Form(_LONG, 3, 'num_events')]
 
 @_op()
 def live_build(state: State) -> None:
-    """Sums of integers over the neighbours of all nodes, in place.
+    """Sum integers over the neighbours of all nodes, in place.
 
     Args:
         state (list[Tensor]): 14 tensors, as ``csrc/ops.cpp`` lists them; of
@@ -941,7 +941,7 @@ def live_rows(
     nodes: Named | None,
     z: Annotated[Tensor, Form(_DOUBLE, 'num_listed', 'num_columns', own=True)],
 ) -> None:
-    r"""Rows of :math:`z = \sum_i w_i P^i x`, from the sums of a state.
+    r"""Compute rows of :math:`z = \sum_i w_i P^i x` from a state's sums.
 
     Args:
         state (list[Tensor]): as in :func:`live_build`.
@@ -966,7 +966,7 @@ def live_mark(
     Args:
         state (list[Tensor]): as in :func:`live_build`.
         nodes (Tensor): int64.
-        mark (Tensor): bool, one for each name; what is marked stays so.
+        mark (Tensor): bool, one per name; marks that are set stay set.
     """
     _ops.live_mark.default(state, nodes, mark)
 
@@ -975,14 +975,14 @@ def live_mark(
 def live_net(
     state: State, events: Events, most: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Play events, and return the changes that are left in the end.
+    """Apply events, and return the net changes.
 
     Args:
         state (list[Tensor]): as in :func:`live_build`; it stays as it is.
         events (Tensor): int64, ``[3, k]``: kind (0 and 1: an edge goes or
             comes; 2 and 3: a node, the next name; 4: features change), and
             the ends of an edge or the node twice.
-        most (float): so many neighbours of a node are refused.
+        most (float): the least number of neighbours that is refused.
 
     Returns:
         tuple[Tensor, Tensor, Tensor, Tensor, int]: arcs (row, target, 1 or
@@ -1006,16 +1006,16 @@ def live_edit(
     values: Annotated[Tensor, Form(None, 'num_listed', 'num_columns')],
     edits: Natural,
 ) -> int:
-    """Put the changes of :func:`live_net` in force, sums included, in place.
+    """Apply the changes of :func:`live_net`, sums included, in place.
 
     Args:
         state (list[Tensor]): as in :func:`live_build`.
-        arcs (Tensor): int64, ``[3, m]``, of :func:`live_net`.
-        loops (Tensor): int64, likewise.
-        nodes (Tensor): int64, likewise.
-        num_nodes (int): how many names there are from now on.
-        named (Tensor): int64, each once: nodes that get other features.
-        values (Tensor): as the features, one row for each.
+        arcs (Tensor): int64, ``[3, m]``: from :func:`live_net`.
+        loops (Tensor): int64: from :func:`live_net`.
+        nodes (Tensor): int64: from :func:`live_net`.
+        num_nodes (int): the number of names after the changes.
+        named (Tensor): int64, distinct: nodes whose features are replaced.
+        values (Tensor): the new features, one row per node.
         edits (int): the number of edits so far that the state is given.
 
     Returns:
@@ -1040,7 +1040,7 @@ def push_rows(
     residue: OwnRows,
     x: Wide | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    r"""Pushes residues until every row is within its limit, in place.
+    r"""Push residues until every row is within its limit, in place.
 
     While :math:`\lVert R_v \rVert_2 > \theta \sqrt{d_v}`, with the length
     :math:`d_v` of row :math:`v`, at least 1: :math:`z_v \mathrel{+}= R_v`,
@@ -1091,7 +1091,7 @@ def loss_gradient(
     ]
     | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""The gradient of the loss of a linear head, in one pass over the rows.
+    r"""Compute the gradient of a linear head's loss in one pass over rows.
 
     :math:`Z^\top G`, :math:`G = \partial \ell / \partial a` at the margins
     :math:`a = ZW`, of the losses of :mod:`~pyg_trust.functional.heads`.
@@ -1133,7 +1133,7 @@ def loss_change(
     W: Weights,
     head: Head,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The change of the gradient of a linear head when rows do.
+    r"""Compute the change of a linear head's gradient when rows change.
 
     As two calls of :func:`loss_gradient`: the gradient of some rows that are
     there, less that of rows that were.
@@ -1141,8 +1141,8 @@ def loss_change(
     Args:
         Z (Tensor): float64, ``[n, d]``; on the CPU.
         Y (Tensor): float64, ``[n, num_outputs]``: the targets.
-        rows (Tensor): int64: the rows of both that are new.
-        old (Tensor): float64, ``[k, d]``: the rows that were.
+        rows (Tensor): int64: the positions of the new rows.
+        old (Tensor): float64, ``[k, d]``: the rows that were replaced.
         old_Y (Tensor): float64, ``[k, num_outputs]``: their targets.
         W (Tensor): float64, ``[d, num_outputs]``.
         head (str): as in :func:`loss_gradient`.
@@ -1164,7 +1164,7 @@ def quasi_newton(
     past: Annotated[Tensor, Form(_DOUBLE, 'm', 2, 'd', 'num_outputs')],
     count: int,
 ) -> Tensor:
-    r"""A step from a gradient by BFGS, for every output by itself.
+    r"""Compute a BFGS step from a gradient, for each output on its own.
 
     The two-loop recursion (Nocedal and Wright 2006, Algorithm 7.4) from a
     given inverse Hessian for every output. A pair without positive curvature
@@ -1175,7 +1175,7 @@ def quasi_newton(
         inverse (Tensor): float64, ``[num_outputs, d, d]``, symmetric.
         past (Tensor): float64, ``[m, 2, d, num_outputs]``: steps, and the
             changes of the gradient that came of them, the oldest first.
-        count (int): how many of them count.
+        count (int): the number of past steps to use.
 
     Returns:
         Tensor: the step, to be subtracted: as :obj:`grad`.
@@ -1185,7 +1185,7 @@ def quasi_newton(
 
 
 def row_linear(x: Tensor, weight: Tensor) -> Tensor:
-    r"""Return ``x @ weight.T``, each row's bits a function of that row alone.
+    r"""Compute ``x @ weight.T``, with each row's bits independent of others.
 
     Every number is one chain :math:`y \leftarrow \mathrm{fma}(x_{rk},
     w_{jk}, y)` over :math:`k` ascending, from 0, whatever the batch, the
@@ -1247,7 +1247,7 @@ def _ends(ctx: Any) -> bool:
 
 @contextlib.contextmanager
 def without_gradients(stops: Collection[Any]) -> Iterator[None]:
-    """Leave out gradients by weights of :func:`row_linear`.
+    """Skip gradients of weights of :func:`row_linear` in a block.
 
     Torch leaves out what nobody asks for in its own operations alone.
 

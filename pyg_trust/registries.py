@@ -1,4 +1,4 @@
-"""List every registry, all extension points on one page.
+"""Registries: all extension points, listed on one page.
 
 Each is a mapping of names to functions or classes, and takes more of them:
 
@@ -64,7 +64,7 @@ Made = TypeVar('Made')
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
-    """Mapping from names to the functions or classes of one kind.
+    """Mapping from names to functions or classes of one kind.
 
     .. code-block:: python
 
@@ -83,8 +83,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         kind (str): the kind of the entries, for messages.
         check (callable, optional): ``check(name, entry)`` raises if an entry
             is none of this kind. (default: :obj:`None`)
-        facts (tuple[str, ...]): texts that are registered along with every
-            entry. (default: :obj:`()`)
+        facts (tuple[str, ...]): the names of texts that are registered along
+            with every entry. (default: :obj:`()`)
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return f'{type(self).__name__}({self.kind!r}, {list(self)})'
 
     def register(self, name: str, **facts: str) -> Callable[[Made], Made]:
-        """Register the decorated object as an entry of the user's own.
+        """Register the decorated object as an entry of the user.
 
         Args:
-            name (str): the name in arguments.
-            **facts (str): the texts of this kind of entry.
+            name (str): the name of the entry in arguments.
+            **facts (str): the texts of the entry.
 
         Raises:
             TypeError: if the entry is none of this kind, or a fact is missing
@@ -127,7 +127,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return self._add(name, facts, own=True)
 
     def builtin(self, name: str, **facts: str) -> Callable[[Made], Made]:
-        """Register an entry of this package, as :meth:`register` does."""
+        """Register the decorated object as an entry of this package."""
         return self._add(name, facts, own=False)
 
     def _add(
@@ -165,10 +165,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return add
 
     def remove(self, name: str) -> None:
-        """Remove an entry of the user's own.
+        """Remove an entry of the user.
 
         Args:
-            name (str): of the entry.
+            name (str): the name of the entry.
 
         Raises:
             ValueError: if the user has registered no such entry.
@@ -178,10 +178,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         del self._entries[name], self._facts[name]
 
     def find(self, argument: str, name: str) -> Entry:
-        """Return the entry that an argument names.
+        """Return the entry with the name that an argument has.
 
         Args:
-            argument (str): for the message.
+            argument (str): the name of the argument, for the error message.
             name (str): the value of the argument.
 
         Raises:
@@ -195,18 +195,18 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return self._facts[name][fact]
 
     def name_of(self, entry: Any) -> str | None:
-        """Return the name of an entry, if it is registered."""
+        """Return the name of an entry, if the entry is registered."""
         for name, known in self._entries.items():
             if known is entry:
                 return name
         return None
 
     def is_own(self, name: str) -> bool:
-        """Return whether an entry is the user's, without a proof here."""
+        """Tell whether an entry is the user's, not built in."""
         return name not in self._entries or name in self._own
 
     def note(self, name: str) -> str:
-        """Return the name of a user's entry in reports."""
+        """Describe a user's entry for reports."""
         return f'the {self.kind} {name!r}, registered by the user, {UNCHECKED}'
 
 

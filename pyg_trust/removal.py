@@ -1,4 +1,4 @@
-"""Removal requests, and what they do to a graph.
+"""Removal requests and their application to a graph.
 
 One request object serves every unlearner: whole graphs, nodes, features and
 labels of nodes, and edges, of one graph or of many. Names are *original* ones,
@@ -32,17 +32,17 @@ Edges = Tensor | Iterable[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a removal request that concerns one graph.
+    """Part of a removal request that concerns one graph.
 
     Args:
-        whole (bool): whether the graph goes as a whole.
-        nodes (tuple[int, ...]): nodes that go with all their edges.
-        features (tuple[int, ...]): nodes whose features go.
-        edges (tuple[tuple[int, int], ...]): edges that go, in both directions
-            wherever they are.
-        directed_edges (tuple[tuple[int, int], ...]): edges that go in this
+        whole (bool): whether the whole graph is removed.
+        nodes (tuple[int, ...]): nodes to remove, with all their edges.
+        features (tuple[int, ...]): nodes whose features to remove.
+        edges (tuple[tuple[int, int], ...]): edges to remove, in both
+            directions where they exist.
+        directed_edges (tuple[tuple[int, int], ...]): edges to remove in this
             direction alone.
-        labels (tuple[int, ...]): nodes whose labels go.
+        labels (tuple[int, ...]): nodes whose labels to remove.
     """
 
     whole: bool = False
@@ -54,12 +54,12 @@ class Part:
 
     @property
     def arcs(self) -> tuple[tuple[int, int], ...]:
-        """Every direction that goes, of edges that were named."""
+        """All directions in which named edges are removed."""
         back = [(v, u) for u, v in self.edges]
         return tuple(sorted({*self.edges, *back, *self.directed_edges}))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that are not empty, as plain lists."""
+        """Return the non-empty fields as plain lists."""
         if self.whole:
             return {'whole': True}
         named = {
@@ -74,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, init=False)
 class RemovalRequest:
-    r"""A removal request: whole graphs, nodes, features, edges and labels.
+    r"""Request to remove whole graphs, nodes, features, edges or labels.
 
     .. code-block:: python
 
@@ -90,19 +90,19 @@ class RemovalRequest:
     a removed node) goes with it.
 
     Args:
-        graphs (list[int]): whole graphs. (default: :obj:`()`)
-        nodes (dict[int, list[int]] or list[int]): nodes, with their features
-            and edges; lists, index tensors or boolean masks.
+        graphs (list[int]): whole graphs to remove. (default: :obj:`()`)
+        nodes (dict[int, list[int]] or list[int]): nodes to remove, with their
+            features and edges; lists, index tensors or boolean masks.
             (default: :obj:`()`)
-        features (dict[int, list[int]] or list[int]): nodes whose features
-            are removed, the nodes staying. (default: :obj:`()`)
-        edges (dict[int, Tensor] or Tensor): edges, as ``[2, num_edges]`` or a
-            list of pairs. (default: :obj:`()`)
+        features (dict[int, list[int]] or list[int]): nodes whose features are
+            removed, while the nodes stay. (default: :obj:`()`)
+        edges (dict[int, Tensor] or Tensor): edges to remove, as
+            ``[2, num_edges]`` or a list of pairs. (default: :obj:`()`)
         labels (dict[int, list[int]] or list[int]): nodes whose labels are
-            removed, the nodes staying; of node classifiers that offer it.
-            (default: :obj:`()`)
-        directed (bool): whether edges go in the given direction alone.
-            (default: :obj:`False`)
+            removed, while the nodes stay; only for node classifiers that
+            support it. (default: :obj:`()`)
+        directed (bool): whether edges are removed in the given direction
+            alone. (default: :obj:`False`)
 
     Raises:
         TypeError: on something that is no integer.
@@ -166,7 +166,7 @@ class RemovalRequest:
 
     @classmethod
     def batch(cls, requests: Iterable['RemovalRequest']) -> 'RemovalRequest':
-        """One request for everything that several requests name.
+        """Merge several requests into one.
 
         Args:
             requests (list[RemovalRequest]): the requests.
@@ -193,10 +193,11 @@ class RemovalRequest:
 
     @classmethod
     def from_dict(cls, named: Mapping[str, Any]) -> 'RemovalRequest':
-        """Read a request that :meth:`to_dict` has written.
+        """Convert the result of :meth:`to_dict` back to a request.
 
         Args:
-            named (dict): by the name of a graph, what is asked of it.
+            named (dict): the part of the request for each graph, by the
+                graph's name.
         """
         check_instance('named', named, Mapping)
         requests = []
@@ -223,11 +224,11 @@ class RemovalRequest:
 
     @property
     def graphs(self) -> list[int]:
-        """The graphs that are touched, ascending."""
+        """The names of the graphs in the request, in ascending order."""
         return list(self.parts)
 
     def whole_graphs(self) -> 'RemovalRequest':
-        """The request that drops every touched graph as a whole.
+        """Return a request that removes every graph named here as a whole.
 
         This is what unstructured removal (Guo et al. 2020), which knows
         training examples only, makes of a request.
@@ -235,14 +236,14 @@ class RemovalRequest:
         return RemovalRequest(graphs=self.graphs)
 
     def to_dict(self) -> dict[str, Any]:
-        """The names, graph by graph, as plain lists."""
+        """Return the names by graph, as plain lists."""
         return {str(g): part.to_dict() for g, part in self.parts.items()}
 
 
 def still_removed(
     lines: Iterable[Mapping[str, Any]],
 ) -> RemovalRequest | None:
-    """Collect what the lines of a ledger removed and did not add again.
+    """Collect the items that a ledger's lines removed and did not add again.
 
     Edges are collected by direction.
 
@@ -289,7 +290,7 @@ def _named_items(part: Mapping[str, Any]) -> dict[str, set[Any]]:
 
 
 def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
-    r"""The graph that remains, as a new object; :obj:`data` stays as it is.
+    r"""Return the graph after a removal; :obj:`data` stays unchanged.
 
     ``data.n_id`` holds the original names of the nodes (a tensor or a list),
     their positions if it is not there, and is written to the result, as is
@@ -305,7 +306,7 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
 
     Args:
         data (Data): the graph, with an ``edge_index``.
-        part (Part): what is asked of it.
+        part (Part): the items to remove.
         mode (str): :obj:`'delete'` or :obj:`'mask'`.
             (default: :obj:`'delete'`)
 
@@ -441,10 +442,10 @@ def _integers_in_order(name: str, values: Any, count: int) -> list[int]:
 
 
 def integers(name: str, values: Nodes) -> tuple[int, ...]:
-    """Return names as integers, ascending, each once.
+    """Convert names to distinct integers, ascending.
 
     Args:
-        name (str): of the argument.
+        name (str): the name of the argument.
         values (Tensor or Iterable[int]): names, or a boolean mask.
     """
     if isinstance(values, Tensor):

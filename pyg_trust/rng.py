@@ -1,4 +1,4 @@
-"""Seeds: the only place that makes random streams.
+"""Seeds and random streams, all made in this module.
 
 Every random function takes ``seed: int | None``. A given seed gives the same
 result for any number of threads or workers, because each draw is keyed by the
@@ -55,7 +55,7 @@ def resolve(seed: int | None) -> int:
 
 
 def resolve_secret(seed: int | None) -> int:
-    """Return :obj:`seed`, or 63 bits of the operating system's generator.
+    """Return :obj:`seed`, or 63 random bits of the operating system.
 
     For what has to stay unknown, such as the key of a hash partition: nothing
     that seeds torch or numpy decides it.
@@ -74,7 +74,7 @@ def _mix(word: int) -> int:
 
 
 def derive(seed: int, *items: int) -> int:
-    """Derive the seed of a part: of shard 3, epoch 7, the backward pass.
+    """Derive the seed of a part, such as shard 3, epoch 7, backward pass.
 
     The same function, up to the sign bit, keys the streams of the C++ kernels
     (``csrc/rng.h``).
@@ -129,7 +129,7 @@ def _signed(word: int) -> int:
 
 @contextlib.contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """Seed torch's default generator for the time of a block.
+    """Seed torch's default generator for a block; restore it on the CPU.
 
     For what takes no generator: initial weights, dropout. Afterwards the
     state before comes back, on the CPU; other devices keep the new seed.
@@ -147,7 +147,7 @@ def forked(seed: int) -> Iterator[None]:
 
 
 def generator(seed: int | None) -> torch.Generator:
-    """Return a torch generator of its own for :obj:`seed`, on the CPU.
+    """Return a new torch generator on the CPU with :obj:`seed`.
 
     Its whole state comes from the seed.
 
@@ -166,7 +166,7 @@ def generator(seed: int | None) -> torch.Generator:
 
 
 def stream(seed: int, *items: int) -> np.random.Generator:
-    """Return a numpy generator of the whole seed, for one part of a procedure.
+    """Return a numpy generator for one part of a procedure.
 
     Philox, keyed by a hash of the seed and the items.
 

@@ -1,4 +1,4 @@
-"""Helpers for tests, here and in projects that build on pyg_trust."""
+"""Helpers for tests of pyg_trust and of projects that build on it."""
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ def make_graph(name: str) -> CSRGraph:
 
 @validated
 def dense_operator(graph: CSRGraph, measure: Measure) -> Tensor:
-    r"""Return the matrix of a measure, from dense powers of the adjacency.
+    r"""Compute the matrix of a measure by dense powers of the adjacency.
 
     Args:
         graph (CSRGraph): a small graph.

@@ -1,4 +1,4 @@
-"""The privacy unit: which rows and edges of a typed graph belong to whom.
+"""Privacy unit: ownership of the rows and edges of a typed graph.
 
 A person may be rows in several tables and edges of several types. Everything
 that has to know whose a row is asks one :class:`PrivacyUnit`.
@@ -35,12 +35,12 @@ _NEARLY = 0.9
 
 @dataclass(frozen=True)
 class Cascade:
-    """Rows and edges that go when persons are removed.
+    """Rows and edges that are removed along with persons.
 
     Args:
-        rows (dict[str, Tensor]): by node type, the rows, int64, ascending.
-        edges (dict[tuple[str, str, str], Tensor]): by edge type, the
-            positions of edges, int64, ascending.
+        rows (dict[str, Tensor]): the rows of each node type, int64, ascending.
+        edges (dict[tuple[str, str, str], Tensor]): the positions of the edges
+            of each edge type, int64, ascending.
     """
 
     rows: dict[str, Tensor]
@@ -49,7 +49,7 @@ class Cascade:
 
 @validated
 class PrivacyUnit:
-    r"""Declares which rows and edges of a typed graph belong to whom.
+    r"""Declaration of the owners of a typed graph's rows and edges.
 
     .. code-block:: python
 
@@ -74,7 +74,7 @@ class PrivacyUnit:
     category codes or embeddings learned from the same persons are not found.
 
     Args:
-        data (HeteroData): the graph. Nothing of it is copied but ownership.
+        data (HeteroData): the graph. Only ownership is copied from it.
         person (str, optional): the node type whose rows are the persons, one
             each. (default: :obj:`None`)
         num_persons (int, optional): their number, where there is no such
@@ -94,8 +94,8 @@ class PrivacyUnit:
             any of its owners, ``'keep'`` if it goes with the last. By default
             all are dropped. (default: :obj:`None`)
         same (Tensor, optional): names of persons who are one person, int64,
-            ``[2, k]``; none at all says that the same row in two tables is a
-            coincidence. (default: :obj:`None`)
+            ``[2, k]``; an empty tensor declares that equal rows in two tables
+            are a coincidence. (default: :obj:`None`)
 
     Raises:
         TypeError: on other types.
@@ -154,7 +154,7 @@ class PrivacyUnit:
 
     @property
     def num_persons(self) -> int:
-        """Number of persons, those with several names once."""
+        """Number of persons; one with several names counts once."""
         return int(self._one.unique().numel())
 
     @validated
@@ -173,10 +173,10 @@ class PrivacyUnit:
 
     @validated
     def rows(self, person: Natural) -> dict[str, Tensor]:
-        """Return the rows that a person owns, alone or with others.
+        """Return the rows that a person owns, alone or jointly.
 
         Args:
-            person (int): the name.
+            person (int): the name of the person.
         """
         one = self._names([person], 'person')
         return {
@@ -188,13 +188,13 @@ class PrivacyUnit:
     def pairs(
         self, along: Iterable[EdgeType] = (), max_joint: Count = 16
     ) -> Tensor:
-        """Return the pairs of persons who share a row, or an edge.
+        """Return the pairs of persons that share a row or an edge.
 
         Args:
             along (Iterable[tuple[str, str, str]]): edge types that make pairs
                 of the owners of their ends. (default: :obj:`()`)
-            max_joint (int): rows with more owners make none.
-                (default: :obj:`16`)
+            max_joint (int): the largest number of owners of a row that makes
+                pairs. (default: :obj:`16`)
 
         Returns:
             Tensor: int64, ``[2, k]``, the smaller name first, ascending.
@@ -222,7 +222,7 @@ class PrivacyUnit:
         *,
         symmetric: bool = False,
     ) -> bool:
-        r"""Return whether a metapath stays with a person and public rows.
+        r"""Tell whether a metapath uses only own rows and public rows.
 
         A row's features along such a path are a function of what its owners
         own and of public tables: first only rows of the same owners, checked
@@ -231,7 +231,7 @@ class PrivacyUnit:
         Args:
             path (Sequence[tuple[str, str, str]]): edge types, as a walk from
                 the rows that receive.
-            node_type (str): the type of these rows.
+            node_type (str): the node type of the rows that receive.
             symmetric (bool): whether messages are divided by the degree of
                 the rows that send, too, which counts others' edges of a
                 public row. (default: :obj:`False`)
@@ -259,7 +259,7 @@ class PrivacyUnit:
     # Removal ###############################################################
 
     def cascade(self, persons: Iterable[int] | Tensor) -> Cascade:
-        """Return what goes when persons are removed.
+        """Return the rows and edges removed along with persons.
 
         Rows that they own alone go, and joint rows as :obj:`on_removal` says;
         with rows go their edges, of reverse types, too. Public rows stay,
@@ -267,7 +267,7 @@ class PrivacyUnit:
         somebody did.
 
         Args:
-            persons (Iterable[int] or Tensor): the names.
+            persons (Iterable[int] or Tensor): the names of the persons.
         """
         gone = self._names(persons)
         rows, masks = {}, {}
@@ -294,14 +294,14 @@ class PrivacyUnit:
     def without(
         self, data: HeteroData, persons: Iterable[int] | Tensor
     ) -> HeteroData:
-        """Return the graph that remains when persons are removed.
+        """Return the graph that remains after the removal of persons.
 
         ``n_id`` of each node type holds the original names of its rows. What
         changes is copied; :obj:`data` stays as it is.
 
         Args:
             data (HeteroData): the graph that was declared.
-            persons (Iterable[int] or Tensor): the names.
+            persons (Iterable[int] or Tensor): the names of the persons.
 
         Raises:
             ValueError: if the graph is another one, or a name is unknown.
@@ -344,7 +344,7 @@ class PrivacyUnit:
 
     @validated
     def check(self, data: HeteroData) -> None:
-        """Refuse a graph of other sizes or edges than the declared one.
+        """Refuse a graph whose sizes or edges differ from the declared ones.
 
         Args:
             data (HeteroData): the graph.
@@ -356,7 +356,7 @@ class PrivacyUnit:
             )
 
     def summary(self) -> dict[str, Any]:
-        """Return what was declared, by names alone."""
+        """Return the declaration by the names of types, without data."""
         return {
             'person': self.person,
             'owned': list(self.owned),
@@ -640,7 +640,7 @@ def path_steps(
         path (Sequence[tuple[str, str, str]]): edge types, as a walk from the
             rows that receive. An edge type is walked along where it starts at
             the type that the walk is at, else against.
-        node_type (str): the type of these rows.
+        node_type (str): the node type of the rows that receive.
         edges (dict[tuple[str, str, str], Tensor]): edges by type.
 
     Returns:

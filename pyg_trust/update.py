@@ -1,4 +1,4 @@
-"""Updates of a graph: what goes, what comes, and what changes."""
+"""Updates of a graph: removals, additions and changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ _NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NewNodes:
-    """Nodes to add. The tensors are copied.
+    """Nodes to add, with copies of their tensors.
 
     Args:
         x (Tensor): features, ``[k, num_columns]``.
         y (Tensor, optional): labels, int64, ``[k]``; -1 is unknown.
             (default: :obj:`None`)
-        train (Tensor, optional): which of them to train on, bool, ``[k]``;
-            by default those with a label. (default: :obj:`None`)
+        train (Tensor, optional): bool, ``[k]``: a mask of the nodes to train
+            on; by default those with a label. (default: :obj:`None`)
         n_id (Tensor, optional): names, int64, ``[k]``, never used before; by
             default the next ones. (default: :obj:`None`)
 
@@ -75,7 +75,7 @@ class NewNodes:
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Update:
-    """An update: removals, then additions, then changes.
+    """Update of a graph: removals, then additions, then changes.
 
     .. code-block:: python
 
@@ -94,16 +94,16 @@ class Update:
             alone, ``[k, num_columns]``. (default: :obj:`None`)
         edges (Tensor, optional): edges to add, int64, ``[2, k]``; in both
             directions, if not :obj:`directed`. (default: :obj:`None`)
-        features (tuple[Tensor, Tensor], optional): nodes, int64, each once,
-            and their new features. (default: :obj:`None`)
+        features (tuple[Tensor, Tensor], optional): distinct nodes, int64, and
+            their new features. (default: :obj:`None`)
         labels (tuple[Tensor, Tensor], optional): nodes, int64, each once,
             and the labels that they are trained with from now on, int64; -1
             takes a node out of the training. (default: :obj:`None`)
         graphs (Sequence[Data]): whole graphs to add, for classifiers of
             graphs. (default: :obj:`()`)
-        graph (int): the graph that new nodes, edges, features and labels are
-            of. (default: :obj:`0`)
-        remove (RemovalRequest, optional): what goes.
+        graph (int): the name of the graph of new nodes, edges, features and
+            labels. (default: :obj:`0`)
+        remove (RemovalRequest, optional): the items to remove.
             (default: :obj:`None`)
         directed (bool): whether edges to add go in the given direction alone.
             (default: :obj:`False`)
@@ -180,10 +180,11 @@ class Update:
 
     @classmethod
     def of(cls, update: Any) -> tuple['Update', ...]:
-        """Read an update, a removal request, or a list of them.
+        """Convert an update, a removal request, or a list of them.
 
         Args:
-            update (Update, RemovalRequest or list): what to do, in its order.
+            update (Update, RemovalRequest or list): the updates or requests,
+                in order.
 
         Raises:
             TypeError: on anything else.
@@ -204,7 +205,7 @@ class Update:
 
     @property
     def part(self) -> Part:
-        """What goes, of the only graph.
+        """The items to remove from the only graph.
 
         Raises:
             ValueError: if a whole graph goes, or a part of another one.
@@ -219,10 +220,11 @@ class Update:
         return self.remove.parts[0]
 
     def arcs(self, undirected: bool) -> Tensor:
-        """Return the directions in which edges come: int64, ``[2, k]``.
+        """Return the directions of the added edges: int64, ``[2, k]``.
 
         Args:
-            undirected (bool): whether one direction of the graph means both.
+            undirected (bool): whether one direction of an edge stands for
+                both.
 
         Raises:
             ValueError: if an undirected graph would become directed.
@@ -236,7 +238,7 @@ class Update:
         return torch.cat([edges, back], dim=1) if both else edges
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the names, without features or labels: plain lists."""
+        """Return the names as plain lists, without features or labels."""
         new: Any = 0 if self.nodes is None else self.nodes.x.size(0)
         if self.nodes is not None and self.nodes.n_id is not None:
             new = self.nodes.n_id.tolist()
@@ -292,11 +294,11 @@ class Update:
 
 
 def directs(u: int, v: int) -> ValueError:
-    """Return the refusal of an edge that makes a graph a directed one.
+    """Make the error for an edge that would make a graph directed.
 
     Args:
-        u (int): where it begins.
-        v (int): where it ends.
+        u (int): the source of the edge.
+        v (int): the target of the edge.
     """
     return ValueError(
         f"'directed' needs a directed graph (got {u} -> {v} of an undirected "

@@ -1,4 +1,4 @@
-"""Utilities on PyG graphs, in the manner of ``torch_geometric.utils``."""
+"""Utilities on PyG graphs, in the style of ``torch_geometric.utils``."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ class LocalCluster(Report):
     Args:
         nodes (Tensor): int64: the cluster, best node first.
         conductance (float): its conductance.
-        volume (int): the sum of its degrees.
+        volume (int): the sum of the degrees of its nodes.
         num_scored (int): the number of nodes that the query reached.
         provenance (dict): versions and arguments.
     """

@@ -1,4 +1,4 @@
-"""Constraints of arguments, declared in their type hints.
+"""Constraints of arguments, declared in type hints.
 
 A constraint is called with an argument's name and value. It returns the value
 to go on with, or raises ``TypeError`` for another kind of thing and
@@ -44,7 +44,7 @@ def _type_error(name: str, need: str, value: Any) -> TypeError:
 
 
 class Constraint:
-    """Base class: the values that an argument may have.
+    """Base of constraints, which define the valid values of an argument.
 
     Subclasses have :meth:`check` and the end :attr:`need` of the sentence
     "the argument needs to be ...".
@@ -54,13 +54,13 @@ class Constraint:
     optional = False
 
     def __call__(self, name: str, value: Any, sizes: Sizes = None) -> Any:
-        """Return the value to go on with, or raise.
+        """Return the checked value, or raise an error.
 
         Args:
-            name (str): of the argument.
+            name (str): the name of the argument.
             value (Any): the given value.
-            sizes (dict[str, int], optional): the sizes that the arguments
-                before have fixed; this one adds its own.
+            sizes (dict[str, int], optional): the sizes fixed by earlier
+                arguments; this argument adds its own.
         """
         if value is None and self.optional:
             return None
@@ -74,7 +74,7 @@ class Constraint:
 
 
 class Number(Constraint):
-    """Number in an interval, open but at the ends named in ``closed``."""
+    """Number in an interval; ``closed`` names the ends that belong to it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Number(Constraint):
 
 
 class AnyNumber(Constraint):
-    """Number, infinity and NaN too."""
+    """Number, including infinity and NaN."""
 
     need = 'a number'
 
@@ -108,7 +108,7 @@ class AnyNumber(Constraint):
 
 
 class Int(Constraint):
-    """Integer within bounds, as a Python one."""
+    """Integer within bounds, converted to a Python int."""
 
     def __init__(
         self, low: int | None = None, high: int | None = None
@@ -127,7 +127,7 @@ class Int(Constraint):
 
 
 class OneOf(Constraint):
-    """One of some names, read at every check."""
+    """One of some names, which are read at every check."""
 
     def __init__(self, options: Iterable[str]) -> None:
         self.options = options
@@ -173,7 +173,7 @@ class Is(Constraint):
 
 
 class CanCall(Constraint):
-    """Anything that can be called."""
+    """Callable object."""
 
     need = 'callable'
 
@@ -184,16 +184,16 @@ class CanCall(Constraint):
 
 
 class Array(Constraint):
-    """Tensor of some dtype, shape and range.
+    """Tensor of a dtype, shape and range.
 
     Args:
         dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
             dtypes; :obj:`None` for any floating point.
-        shape (int or str): each dimension. A name is any size, but the same
-            wherever it occurs in a declaration.
+        shape (int or str): the size of each dimension. A name is any size, but
+            the same wherever it occurs in a declaration.
         finite (bool): whether NaN and infinity are refused.
-        below (str, optional): the size that bounds the entries from above,
-            and 0 from below.
+        below (str, optional): the name of the size below which entries have to
+            be; they have to be at least 0.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ _PLAIN: dict[Any, Constraint] = {
 
 
 def validated(declared: Declared) -> Declared:
-    """Check the arguments of a function, or a class' constructor, by hints.
+    """Check a function's or constructor's arguments by their type hints.
 
     They are validated in order before each call; defaults are not. The
     function gets the values that the constraints return.
@@ -280,7 +280,7 @@ def validated(declared: Declared) -> Declared:
 
 
 def declared(function: Declared) -> Declared:
-    """Mark a function whose inner steps check arguments by the same hints."""
+    """Mark a function as validated: inner steps check the hinted arguments."""
     function.is_validated = True  # type: ignore[attr-defined]
     return function
 
@@ -298,7 +298,7 @@ def _plan(function: Callable[..., Any]) -> list[tuple[int, str, Constraint]]:
 
 
 def constraints(function: Callable[..., Any]) -> dict[str, Constraint]:
-    """Return the constraints that the hints of a function declare."""
+    """Return the constraints in the type hints of a function."""
     made = {}
     for name, parameter in inspect.signature(function).parameters.items():
         hint = parameter.annotation
@@ -401,14 +401,15 @@ def check_tensor(
     *,
     finite: bool = False,
 ) -> None:
-    """Refuse a tensor of another dtype or shape, or with bad entries.
+    """Refuse a tensor with another dtype or shape, or with bad entries.
 
     Args:
-        name (str): of the argument.
+        name (str): the name of the argument.
         value (Tensor): the given value.
         dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
             dtypes; :obj:`None` for any floating point.
-        shape (tuple[int | str, ...]): a dimension of any size by its name.
+        shape (tuple[int | str, ...]): the size of each dimension; a name
+            stands for any size.
         finite (bool): whether NaN and infinity are refused.
             (default: :obj:`False`)
     """
@@ -431,10 +432,10 @@ def check_tensor(
 
 
 def check_dtype(name: str, value: Any, dtype: Dtypes) -> None:
-    """Refuse anything but a tensor of some dtype, of any shape.
+    """Refuse anything but a tensor of given dtypes, in any shape.
 
     Args:
-        name (str): of the argument.
+        name (str): the name of the argument.
         value (Any): the given value.
         dtype (torch.dtype or tuple[torch.dtype, ...], optional): the valid
             dtypes; :obj:`None` for any floating point.
@@ -450,7 +451,7 @@ def check_dtype(name: str, value: Any, dtype: Dtypes) -> None:
 
 
 def is_finite(value: Tensor) -> bool:
-    """Return whether no entry is NaN or infinite.
+    """Tell whether no entry is NaN or infinite.
 
     The sum is the cheaper question; it may overflow, so it is not the last.
     """
@@ -484,7 +485,7 @@ def check_nodes(name: str, value: Tensor, num_nodes: int) -> Tensor:
 
 
 def check_distinct(name: str, nodes: Tensor) -> None:
-    """Refuse nodes of which one occurs twice."""
+    """Refuse nodes that contain duplicates."""
     if nodes.unique().numel() < nodes.numel():
         raise ValueError(f"'{name}' needs to name each node once")
 
@@ -501,7 +502,7 @@ def check_plain(name: str, value: dict[str, Any]) -> None:
 
 
 def check_ledger(ledger: str | Path | None, ledger_head: str | None) -> None:
-    """Refuse anything but a ledger's path, or a digest without one."""
+    """Refuse anything but a ledger's path; refuse a digest without a path."""
     if ledger is not None:
         check_instance('ledger', ledger, str, Path)
     if ledger_head is not None:

@@ -1,4 +1,4 @@
-"""Find feature columns that reveal degrees, and so edges.
+"""Detection of feature columns that reveal degrees, and so edges.
 
 A column may be the degrees themselves, on a line with them (scaled, shifted,
 standardised), or have one value for each degree (logarithms, one-hot
@@ -24,11 +24,11 @@ _TRIED, _BLOCK, _OFF = 64, 64, 1e-5
 
 
 def tells_degrees(x: Tensor, ends: Tensor) -> bool:
-    """Return whether a column of features reveals the degrees of nodes.
+    """Tell whether a column of features reveals the degrees of nodes.
 
     Args:
         x (Tensor): ``[num_nodes, num_columns]``, dense or sparse.
-        ends (Tensor): int64, ``[2, num_edges]``: the nodes of edges.
+        ends (Tensor): int64, ``[2, num_edges]``: the end nodes of edges.
     """
     for row in ends:
         degree = torch.bincount(row.to(x.device), minlength=len(x))
@@ -78,7 +78,7 @@ def _equal(rows: Tensor, degree: Tensor) -> Tensor:
 
 
 def on_a_line(rows: Tensor, degree: Tensor) -> Tensor:
-    """Return which columns are linear in the degree: bool, a column each."""
+    """Return a mask of the columns that are linear in the degree."""
     spread = degree.double() - degree.double().mean()
     centred = rows - rows.mean(0)
     slope = (spread @ centred) / spread.square().sum()
@@ -87,7 +87,7 @@ def on_a_line(rows: Tensor, degree: Tensor) -> Tensor:
 
 
 def one_for_each(rows: Tensor, degree: Tensor) -> Tensor:
-    """Return which columns have one value for each degree, not all alike."""
+    """Return a mask of the non-constant columns that the degree determines."""
     count = degree.bincount()
     inside = count[degree] >= MEMBERS
     rows, degree = rows[inside], degree[inside]

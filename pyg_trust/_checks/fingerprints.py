@@ -22,7 +22,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(*parts: Tensor | str | float | None) -> str:
-    """Digest tensors (type, shape and values), texts and numbers.
+    """Digest tensors (dtype, shape and values), texts and numbers.
 
     Args:
         *parts (Tensor or str or float or None): the values, in this order.
@@ -41,7 +41,7 @@ def fingerprint(*parts: Tensor | str | float | None) -> str:
 
 
 def stored(x: Tensor) -> list[Tensor]:
-    """Return the tensors that make a dense or sparse one."""
+    """Return the tensors that represent a dense or sparse tensor."""
     if x.layout == torch.strided:
         return [x]
     coo = x.to_sparse_coo().coalesce()
@@ -75,14 +75,15 @@ DATA_FIELDS = (
 def fingerprint_data(
     data: Data | Sequence[Data], fields: Sequence[str] = DATA_FIELDS
 ) -> str:
-    """Digest one or several graphs, so that anybody can recompute it.
+    """Digest one or several graphs, in a way that anybody can repeat.
 
     The graphs are taken as they are: another order of edges is another digest.
 
     Args:
         data (Data or list[Data]): the graphs.
-        fields (sequence of str): the fields of each, in this order; missing
-            ones count as missing. (default: :obj:`DATA_FIELDS`)
+        fields (sequence of str): the fields of each graph, in this order;
+            missing fields are digested as missing.
+            (default: :obj:`DATA_FIELDS`)
     """
     check_instance('data', data, Data, list, tuple)
     check_instance('fields', fields, list, tuple)
@@ -101,8 +102,8 @@ def fingerprint_model(state: Mapping[Any, Any]) -> str:
     """Digest the tensors of a ``state_dict``, in the order of names.
 
     Args:
-        state (dict): of a module's ``state_dict()``, or a dictionary of
-            these, as of shards; other values are left out.
+        state (dict): a module's ``state_dict()``, or a dictionary of these, as
+            of shards; other values are left out.
 
     Returns:
         str: 64 hexadecimal digits; empty if there is no tensor.

@@ -1,4 +1,4 @@
-"""Checks of graphs as arguments: tensors, matrices, and PyG's ``Data``."""
+"""Checks of arguments that are graphs: tensors, matrices and ``Data``."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
 def is_edge_index(graph: Any) -> bool:
-    """Return whether a graph is a list of edges, not a matrix."""
+    """Tell whether a graph is a list of edges instead of a matrix."""
     return isinstance(graph, Tensor) and graph.layout not in SPARSE_LAYOUTS
 
 
 def check_index(name: str, index: Tensor, dim: int) -> None:
-    """Refuse anything but an int64 tensor of so many dimensions."""
+    """Refuse anything but an int64 tensor of a given number of dimensions."""
     if not isinstance(index, Tensor):
         raise TypeError(
             f"'{name}' needs to be a tensor (got {type(index).__name__})"
@@ -50,7 +50,7 @@ def check_weight(name: str, weight: Tensor, num_edges: int) -> None:
 
 
 def check_num_nodes(num_nodes: int | None) -> int:
-    """Refuse a missing number of nodes, or one out of range."""
+    """Refuse a missing or invalid number of nodes."""
     if num_nodes is None:
         raise ValueError(
             "'num_nodes' is needed with an 'edge_index', which cannot show "
@@ -78,7 +78,7 @@ def check_real(name: str, dtype: torch.dtype) -> None:
 
 
 def check_square(name: str, shape: Any) -> int:
-    """Refuse all but a square shape; return its number of nodes."""
+    """Refuse a shape that is not square; return its number of nodes."""
     shape = tuple(shape)
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(
@@ -88,7 +88,7 @@ def check_square(name: str, shape: Any) -> int:
 
 
 def check_data(data: Any, advice: str = '') -> None:
-    """Refuse anything but a homogeneous graph of PyG."""
+    """Refuse anything but a homogeneous PyG graph."""
     if not isinstance(data, Data):
         raise TypeError(
             "'data' needs to be a homogeneous torch_geometric.data.Data "

@@ -1,4 +1,4 @@
-r"""Which model or value this is: more than its weights.
+r"""Digests that identify a model or value, beyond its weights.
 
 Certificates say by it which model they speak of, and ranks whether they were
 given the same.
@@ -79,7 +79,7 @@ _EXACT = (torch.dtype, torch.device, torch.Size, torch.layout, slice, range)
 
 
 def check_process() -> None:
-    """Refuse hooks and modes of the process that change every module.
+    """Refuse global hooks and modes that change every module.
 
     Raises:
         ValueError: if any is there: what runs would be another model wherever
@@ -128,12 +128,12 @@ def _settings() -> list[str]:
 
 
 def identity(model: Module, *calls: Callable[..., Any] | None) -> str:
-    """SHA-256 of a model: tensors, attributes and code.
+    """Digest a model by SHA-256: tensors, attributes and code.
 
     Args:
         model (Module): the model.
-        *calls (callable, optional): what is called before or around it, as a
-            transform.
+        *calls (callable, optional): callables that are applied with the model,
+            such as a transform.
 
     Returns:
         str: 64 hexadecimal digits.
@@ -151,7 +151,7 @@ def identity(model: Module, *calls: Callable[..., Any] | None) -> str:
 
 
 def fingerprint_any(value: Any) -> str:
-    """SHA-256 of a value: tensors, attributes and code, as far as they go.
+    """Digest any value by SHA-256: tensors, attributes and code.
 
     The same in every process that has the same.
 
@@ -168,7 +168,7 @@ def fingerprint_any(value: Any) -> str:
 
 
 def reached(model: Module) -> list[Any]:
-    """Return all objects that the attributes and code of a model reach."""
+    """Return all objects reachable from a model's attributes and code."""
     walk = _Walk()
     walk.take('model', model)
     return [value for _, value in walk.seen.values()]
@@ -185,7 +185,7 @@ def _opened(value: Any) -> Any:
 
 #: What no certificate covers of the model it is about.
 class SpeaksOf:
-    """A certificate that knows which model it is about."""
+    """Mixin: certificate that identifies its model."""
 
     model_digest: str
 
@@ -195,17 +195,17 @@ class SpeaksOf:
         transform: Callable[..., Any] | None = None,
         forward: Callable[..., Any] | None = None,
     ) -> bool:
-        """Whether a model is the one that was certified.
+        """Tell whether a model is the certified one.
 
         By its tensors, attributes and code (``identity``, which says
         what it can't see). Ask before deploying it.
 
         Args:
             model (Module): the model.
-            transform (callable, optional): that was given, if one was.
-                (default: :obj:`None`)
-            forward (callable, optional): that was given, if one was.
-                (default: :obj:`None`)
+            transform (callable, optional): the transform that was passed, if
+                any. (default: :obj:`None`)
+            forward (callable, optional): the ``forward`` that was passed, if
+                any. (default: :obj:`None`)
 
         Raises:
             TypeError: on a wrong type.
@@ -487,7 +487,7 @@ def _named(what: Any) -> str:
 
 
 def identity_on(model: Module, graphs: Sequence[Data]) -> str:
-    """Digest a model as ``identity`` does, and graphs that it is used on."""
+    """Digest a model as by ``identity``, and the graphs it is used on."""
     parts: list[Any] = [identity(model)]
     for graph in graphs:
         parts.append(int(graph.num_nodes or 0))

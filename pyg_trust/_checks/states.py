@@ -1,4 +1,4 @@
-"""Saved states: one layout for all objects, read and refused alike.
+"""Checks of saved states, which share one layout.
 
 A saved state is a dictionary of tensors and plain values. Its ``'format'`` is
 the version of its layout (1, that of 0.1, where it is missing), and an entry
@@ -19,13 +19,13 @@ FORMAT = 2
 def check_state(
     state: Any, entries: Iterable[str], formats: tuple[int, ...] = ()
 ) -> None:
-    """Check the entries of a saved state and the version of its layout.
+    """Check the entries and the layout version of a saved state.
 
     Args:
-        state (dict): as it was handed in.
-        entries (list[str]): the names of the entries that it needs.
-        formats (tuple[int, ...]): the versions that can be read; none where a
-            state has no version.
+        state (dict): the state that was passed.
+        entries (list[str]): the names of the required entries.
+        formats (tuple[int, ...]): the readable versions; empty for states
+            without a version.
 
     Raises:
         ValueError: if it is no dictionary with these entries, or the version
@@ -43,7 +43,7 @@ def check_state(
 
 
 def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
-    """Check that a state has the settings of the object that reads it."""
+    """Check that a state has the settings of the object that loads it."""
     if not isinstance(found, dict):
         raise ValueError(
             f"'state' needs '{what}' to be a dictionary (got "
@@ -60,7 +60,7 @@ def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Refuse, for a block, a state whose entries are of another kind.
+    """Convert errors in a block to a refusal of a malformed state.
 
     Raises:
         ValueError: if the block raises an error of access or of a type.

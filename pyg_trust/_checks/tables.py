@@ -1,4 +1,4 @@
-"""Find columns and rows of a table that show those of other persons."""
+"""Detection of table columns and rows that contain other persons' data."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ _CHANCE = 14
 
 
 def tells_counts(x: Tensor, count: Tensor) -> bool:
-    """Return whether a column of features counts or ranks something.
+    """Tell whether a column of features is a count or a rank.
 
     It does if it rises, or falls, wherever the count does; if it is on a line
     with the count; or if it has one value for each count. An order that comes
@@ -27,7 +27,7 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
 
     Args:
         x (Tensor): ``[num_rows, num_columns]``.
-        count (Tensor): int64, ``[num_rows]``.
+        count (Tensor): int64, ``[num_rows]``: the counts.
     """
     values, back, size = count.unique(return_inverse=True, return_counts=True)
     ways = torch.lgamma(torch.tensor(len(x) + 1.0))
@@ -57,14 +57,14 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
 
 
 def lag(x: Tensor, owner: Tensor) -> int:
-    """Return how many rows before one column is another, of any owner.
+    """Return by how many rows one column is another column shifted.
 
     Args:
         x (Tensor): ``[num_rows, num_columns]``.
-        owner (Tensor): int64, ``[num_rows]``.
+        owner (Tensor): int64, ``[num_rows]``: the owner of each row.
 
     Returns:
-        int: 0 if no column is.
+        int: the shift; 0 if there is none.
     """
     n = len(x)
     for k in range(1, min(_LAGS, n - 8) + 1):
@@ -83,15 +83,15 @@ def lag(x: Tensor, owner: Tensor) -> int:
 def shares_rows(
     a: Tensor, owner_a: Tensor, b: Tensor, owner_b: Tensor
 ) -> bool:
-    """Return whether two tables share a row under different owners.
+    """Tell whether two tables share a row under different owners.
 
     The row is there once in both, and is no constant.
 
     Args:
-        a (Tensor): ``[num_rows, num_columns]``.
-        owner_a (Tensor): int64, ``[num_rows]``.
+        a (Tensor): ``[num_rows, num_columns]``: one table.
+        owner_a (Tensor): int64, ``[num_rows]``: the owners of its rows.
         b (Tensor): the other table.
-        owner_b (Tensor): of its rows.
+        owner_b (Tensor): the owners of its rows.
     """
     if a.size(1) != b.size(1) or a.dtype != b.dtype or a.size(1) < 2:
         return False

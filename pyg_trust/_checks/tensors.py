@@ -1,4 +1,4 @@
-"""Forms of the tensors of ops: dtype, device, shape and layout."""
+"""Constraints of the tensors of ops: dtype, device, shape and layout."""
 
 import re
 from typing import Any
@@ -13,19 +13,22 @@ _DIM = re.compile(r'([a-z]\w*)(?:\+(\d+))?')
 
 
 class Form(Constraint):
-    """Tensor of an op, by its dtype, its device and its shape.
+    """Constraint of an op's tensor: dtype, device and shape.
 
     It is on the device of the op's leading tensor (``ops._op``), and what the
     op gets is contiguous.
 
     Args:
-        dtype (torch.dtype, optional): :obj:`None` for that of the leading
-            tensor, float32 or float64.
-        *shape (str or int): a name is any size, but the same wherever it
-            occurs in a declaration; ``'n+1'`` is one more.
-        host (bool): whether it is on the CPU always.
-        own (bool): whether it is written, and so needs to be contiguous.
-        raw (bool): whether it is left as it is, a sparse CSR matrix too.
+        dtype (torch.dtype, optional): the dtype; :obj:`None` for that of the
+            leading tensor, float32 or float64.
+        *shape (str or int): the size of each dimension. A name is any size,
+            but the same wherever it occurs in a declaration; ``'n+1'`` is one
+            more.
+        host (bool): whether the tensor is always on the CPU.
+        own (bool): whether the op writes to the tensor, which then has to be
+            contiguous.
+        raw (bool): whether the tensor is passed unchanged, even a sparse CSR
+            matrix.
         below (str, optional): the size that bounds the entries, and what
             these are: ``'n: the nodes'``.
         none (str, optional): the size that stands for that of a tensor that
@@ -111,7 +114,7 @@ class Form(Constraint):
 
 
 class Parts(Is):
-    """Bundle of tensors, each as the bundle's class declares it."""
+    """Constraint of a bundle of tensors, as declared by the bundle's class."""
 
     def __init__(self, kind: type) -> None:
         super().__init__(kind)
@@ -128,7 +131,7 @@ class Parts(Is):
 
 
 class Pair(Constraint):
-    """Tuple of rowptr and col, of a number of edges that has a name."""
+    """Constraint of a tuple (rowptr, col), with a name for the edge count."""
 
     need = 'a tuple of rowptr and col'
 

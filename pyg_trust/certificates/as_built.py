@@ -1,10 +1,10 @@
-"""Whether a model runs the code that its certificate is about.
+"""Checks that a model runs the code that its certificate is about.
 
 A certificate of PageRank holds for what runs, not for what a class is called.
 Python lets a name be replaced in many places: in a subclass, in a mixin that
 stands behind the class in the order of lookup, in the instance, in the class
 itself, in its metaclass, in a module of the package. So nothing is excused
-for not being known: whatever scoring looks up has to be the object, with the
+for not being known: all that scoring looks up has to be the object, with the
 code, that was there when this package was imported. What stays free are the
 logits, which see no edge, and names that the package does not know.
 """
@@ -122,7 +122,7 @@ _REACHED = frozenset(
 
 
 def check_as_built(model: Any) -> None:
-    """Refuse a model that may run other code than that of its class here.
+    """Refuse a model that may run code other than this package's class.
 
     Raises:
         TypeError: if it has logits and diffuses them in a way of its own, or
@@ -303,7 +303,7 @@ def _check_hooks(part: Module) -> None:
 
 
 def check_blind(model: Module, edge_index: Any) -> None:
-    """Refuse logits that hold a graph: they could follow its changes."""
+    """Refuse logits that refer to a graph: they could follow its changes."""
     for value in reached(model):
         if value is edge_index and edge_index is not None:
             found = "the 'edge_index' of the data"

@@ -1,4 +1,4 @@
-"""The methods of an exact certificate, which tighten its bounds."""
+"""Methods of an exact certificate, which tighten its bounds."""
 
 import math
 from typing import Any
@@ -40,14 +40,14 @@ _PROVED = 2**22
 
 
 class Solver(Problem):
-    """Tighten the bounds by the method that is asked for."""
+    """Problem whose bounds are tightened by a chosen method."""
 
     # The way ################################################################
 
     def solve(
         self, method: str, cost: str, sign_only: bool, refine: int
     ) -> str:
-        """Run a method; return the name of the one that was run."""
+        """Run a method; return the name of the method that was run."""
         if self.targets.numel() == 0:
             return 'local'
         budget = self.budget
@@ -92,7 +92,7 @@ class Solver(Problem):
         return method
 
     def prove_again(self) -> None:
-        """Find provable bounds for targets that trying all graphs decided."""
+        """Find provable bounds for targets decided by exhaustive search."""
         robust = ~self.open_pairs().any(1)
         self.solve_local(witnesses=False)
         made = self.perturbations
@@ -104,7 +104,7 @@ class Solver(Problem):
             self.solve_global('dual', 'best', True, 0, which)
 
     def unproved(self) -> Tensor:
-        """Return the classes that the local worst case does not rule out."""
+        """Return a mask of the classes that local bounds leave open."""
         made = torch.zeros_like(self.lower, dtype=torch.bool)
         for (y, c), value in self.local.items():
             mine = (self.reference == y).nonzero().view(-1)
@@ -120,7 +120,7 @@ class Solver(Problem):
         return int(gone.sum()) + int((made.pairs[0] == made.pairs[1]).sum())
 
     def is_cheap(self, budget: int) -> bool:
-        """Tell whether all admissible graphs can be tried in a few seconds."""
+        """Tell whether trying all admissible graphs takes a few seconds."""
         made = self.perturbations
         if made.all_pairs and made.num_nodes > 1500:
             return False
@@ -136,7 +136,7 @@ class Solver(Problem):
         return sets * numbers <= _CHEAP
 
     def decide(self, budget: int) -> None:
-        """Try all graphs for the targets that are open, if there are few."""
+        """Try all graphs for undecided targets, if there are few graphs."""
         open_ = self.unknown()
         if open_.numel() > 0 and self.is_cheap(budget):
             self.try_all(open_, budget)
@@ -191,7 +191,7 @@ class Solver(Problem):
     def reach(
         self, policy: Policy, signal: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return margins and flips of a policy's graphs."""
+        """Return the margins in a policy's graphs, and the flips of these."""
         flips = [policy.edges(k) for k in range(policy.num_columns)]
         if self.undirected:
             flips = [self.mutual(pairs) for pairs in flips]
@@ -200,7 +200,7 @@ class Solver(Problem):
         return -self.alpha * (found.value + found.low[:, None]), flips
 
     def mutual(self, flips: Tensor) -> Tensor:
-        """Make an undirected attack of a directed one, within all budgets."""
+        """Make a directed attack undirected, within all budgets."""
         n, left = self.perturbations.num_nodes, self.perturbations.budget
         key = (flips.amin(0) * n + flips.amax(0)).unique()
         i, j = key // n, key % n
@@ -232,7 +232,7 @@ class Solver(Problem):
     # Exhaustive search ######################################################
 
     def solve_single_flip(self) -> None:
-        """Find the exact worst case of one directed flip of PageRank."""
+        """Find the exact worst case of PageRank under one directed flip."""
         found = single_flip_margins(
             self.logits,
             self.perturbations,
@@ -284,7 +284,7 @@ class Solver(Problem):
         refine: int,
         wanted: Tensor | None = None,
     ) -> None:
-        """Find dual bounds where wanted, and attacks where these are low."""
+        """Find dual bounds where wanted, and attacks where bounds are low."""
         open_ = self.open_pairs() | (not sign_only)
         if wanted is not None:
             open_ = wanted.clone()
@@ -359,7 +359,7 @@ class Solver(Problem):
     def bound_regions(
         self, which: Tensor, open_: Tensor, sign_only: bool
     ) -> None:
-        """Find bounds in a region around each target."""
+        """Compute bounds within a region around each target."""
         budget = self.budget
         assert budget is not None
 
@@ -403,7 +403,7 @@ class Solver(Problem):
         sign_only: bool,
         provable: bool = True,
     ) -> None:
-        """Bound and attack the classes that are open for some targets."""
+        """Bound and attack the open classes of some targets."""
         size = max(1, _BLOCK // (self.logits.numel() * 4))
         total = int(open_[which].sum())
         with Bar(None, self.bar, total=total, desc='targets, classes') as bar:
@@ -451,7 +451,7 @@ class Solver(Problem):
             self.witnesses += found
 
     def attack_greedily(self, budget: int) -> None:
-        """Attack the targets that are open, greedily and by swaps."""
+        """Attack the undecided targets, greedily and by swaps."""
         which = self.unknown()
         # The class that is nearest to winning, by its bound.
         against = (self.lower - self.slack)[which].argmin(1)

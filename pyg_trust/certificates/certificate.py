@@ -1,4 +1,4 @@
-"""Certificates: bounds of the worst-case margins of nodes."""
+"""Certificates: bounds of nodes' worst-case margins."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ ROBUST, UNKNOWN, BROKEN = 1, 0, -1
 
 @dataclass(frozen=True)
 class Certificate(Proved, SpeaksOf, Report):
-    r"""Bounds of the worst-case margins of some nodes.
+    r"""Bounds of the worst-case margins of target nodes.
 
     The worst-case margin of a node is the smallest margin of its reference
     class over any other class, in any admissible graph. It lies in ``[lower,
@@ -150,7 +150,7 @@ class Certificate(Proved, SpeaksOf, Report):
 
     @property
     def unknown(self) -> Tensor:
-        """Return a mask of the targets that are undecided."""
+        """Return a mask of the targets that are neither robust nor broken."""
         return self.status == UNKNOWN
 
     @property
@@ -159,7 +159,7 @@ class Certificate(Proved, SpeaksOf, Report):
         return float(self.robust.double().mean())
 
     def certified_accuracy(self, labels: Tensor) -> float:
-        """Return the share of targets that are robust and rightly classified.
+        """Return the share of targets robust and correctly classified.
 
         A lower bound on the accuracy under attack, even if every node meets
         its own worst graph.
@@ -201,7 +201,7 @@ class Certificate(Proved, SpeaksOf, Report):
         return '\n'.join(lines)
 
     def guarantee(self) -> Guarantee:
-        """State that the robust nodes keep their predictions, and when."""
+        """State the conditions for robust nodes to keep their predictions."""
         return stated(
             'robustness certificate',
             {
@@ -229,7 +229,7 @@ class Certificate(Proved, SpeaksOf, Report):
         )
 
     def chart(self) -> Chart:
-        """Draw the proven margin of each node, and that of its best attack."""
+        """Draw each node's proven margin, and that of its best attack."""
         total = self.targets.numel()
         return Chart(
             f'{self.num_robust} of {total} predictions are proven to stay, '
@@ -246,7 +246,7 @@ class Certificate(Proved, SpeaksOf, Report):
 
     @validated
     def witness(self, node: Natural) -> Tensor:
-        """Return the edges to flip to break a node: int64, ``[2, num_flips]``.
+        """Return the flips that break a node: int64, ``[2, num_flips]``.
 
         Args:
             node (int): the node, as in :obj:`targets`.

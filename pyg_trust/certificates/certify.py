@@ -1,4 +1,4 @@
-"""One door to all certificates: the threat decides which one is made.
+"""Entry point of all certificates, chosen by the type of the threat.
 
 A kind of threat brings its certificate along: a function that takes the
 model, the data, the threat and options of its own, under :func:`certifies`.
@@ -29,7 +29,7 @@ _ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
 
 @validated
 def certifies(threat: type) -> Callable[[Route], Route]:
-    """Register the function that certifies against a kind of threat.
+    """Register the function that certifies against a type of threat.
 
     .. code-block:: python
 
@@ -40,8 +40,8 @@ def certifies(threat: type) -> Callable[[Route], Route]:
     What :func:`certify` returns is then a :class:`UserCertificate`.
 
     Args:
-        threat (type): the class of the threat; its subclasses go the same
-            way, unless they have a function of their own.
+        threat (type): the class of the threat; subclasses without a function
+            of their own use it, too.
 
     Raises:
         TypeError: if :obj:`threat` is no class.
@@ -62,13 +62,13 @@ def certifies(threat: type) -> Callable[[Route], Route]:
 
 @dataclass(frozen=True)
 class UserCertificate(Report):
-    """Report a certificate of the user's own.
+    """Certificate from a function that the user registered.
 
     It has all attributes of the report inside.
 
     Args:
         threat (str): the class of the threat.
-        found (Report): the report.
+        found (Report): the report that the function returned.
     """
 
     threat: str
@@ -80,11 +80,11 @@ class UserCertificate(Report):
         return getattr(self.found, name)
 
     def chart(self) -> Chart:
-        """Draw the chart of the report inside."""
+        """Draw the chart of the user's report."""
         return self.found.chart()
 
     def guarantee(self) -> Guarantee:
-        """Return the guarantee of its author, marked as not checked."""
+        """Return the guarantee of the user's report, marked as not checked."""
         said, note = self.found.guarantee(), CERTIFICATES.note(self.threat)
         if said.procedure in PROMISES:
             return stated(
@@ -138,17 +138,17 @@ def certify(
     diffuses; the report lists what is assumed of them.
 
     Args:
-        model (torch.nn.Module or Tensor): the model that is deployed, or
-            logits before diffusion.
-        data (Data): what the model is applied to; left out with logits.
+        model (torch.nn.Module or Tensor): the deployed model, or logits before
+            diffusion.
+        data (Data): the input of the model; left out with logits.
         threat (ThreatModel or BitFlips): the attacker.
-        **options (Any): those of the function that certifies against this
-            kind of threat.
+        **options (Any): options of the function that certifies against this
+            type of threat.
 
     Returns:
         Report: for a :class:`ThreatModel` a :class:`Certificate`, for
-        :class:`BitFlips` a :class:`SmoothedCertificate`, for a threat of your
-        own a :class:`UserCertificate`.
+        :class:`BitFlips` a :class:`SmoothedCertificate`, for a threat that
+        you registered a :class:`UserCertificate`.
 
     Raises:
         TypeError: if nothing certifies against this kind of threat, or an

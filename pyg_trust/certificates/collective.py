@@ -1,4 +1,4 @@
-"""How many smoothed predictions stay at once under one budget."""
+"""Number of smoothed predictions that stay at once under one budget."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -51,37 +51,46 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
     """Certified number of predictions that stay under one joint attack.
 
     Args:
-        num_targets (int): how many predictions there are.
-        guaranteed (int): so many stay, or stay right, at once.
-        counted (int): so many count: all that did not abstain, or those that
-            are right.
-        one_by_one (int): how many stay by their own certificates.
-        bound (float): of how many can break together.
-        edges (tuple[int, int]): the budget: additions and deletions.
-        features (tuple[int, int]): that of entries of the features.
-        local_budget (int, optional): the most changes of a kind in one row
-            of the features.
-        attackers (int, optional): the most nodes whose features change.
-        hops (int): the rounds of messages.
-        degrees (str): whose degrees weigh messages.
+        num_targets (int): the number of predictions.
+        guaranteed (int): the number of predictions that stay, or stay right,
+            at once.
+        counted (int): the number of predictions that count: all that did not
+            abstain, or those that are right.
+        one_by_one (int): the number of predictions that stay by their own
+            certificates.
+        bound (float): an upper bound of the number of predictions that can
+            break together.
+        edges (tuple[int, int]): the budget of edges: additions and deletions.
+        features (tuple[int, int]): the budget of feature entries: additions
+            and deletions.
+        local_budget (int, optional): the largest number of changes of a kind
+            in one row of the features.
+        attackers (int, optional): the largest number of nodes whose features
+            change.
+        hops (int): the number of message passing rounds.
+        degrees (str): the end of a message whose degree weights it,
+            ``'source'`` or ``'target'``.
         exact (bool): whether the integer program was solved.
-        confidence (float): of all at once.
-        fingerprint (str): of model and data.
-        model_digest (str): of the model: tensors, attributes and code.
+        confidence (float): the confidence for all predictions at once.
+        fingerprint (str): a fingerprint of model and data.
+        model_digest (str): a digest of the model: tensors, attributes and
+            code.
         provenance (dict): versions and arguments of the run.
         weights (str): SHA-256 of the model's weights.
-        data (str): SHA-256 of the graph that was handed in.
-        checked (tuple[str, ...]): how the fields of nodes were probed.
-        named (tuple[str, ...]): what the noise of the report did not change.
+        data (str): SHA-256 of the graph that was passed.
+        checked (tuple[str, ...]): the ways in which receptive fields were
+            probed.
+        named (tuple[str, ...]): the assumptions on values that the report's
+            noise did not change.
         seeded (bool): whether its copies came from an explicit seed: then
             nothing is certified.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
-        proof (Witness, optional): what :meth:`verify` proves the bound from,
-            by :mod:`pyg_trust.kernel.collective`: frontiers, fields and
-            multipliers of the linear program, which prove less than
-            :obj:`exact` shows. Fields and certificates one by one are taken
-            as they were. It tells who is near to whom, so it is in no report:
-            :meth:`~Witness.save` it beside.
+        proof (Witness, optional): the witness from which :meth:`verify` proves
+            the bound, by :mod:`pyg_trust.kernel.collective`: frontiers, fields
+            and multipliers of the linear program, which prove less than
+            :obj:`exact` shows. Fields and certificates one by one are taken as
+            they were. It reveals which nodes are near each other, so no report
+            contains it: :meth:`~Witness.save` it separately.
     """
 
     num_targets: int
@@ -124,7 +133,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         return self.guaranteed / self.num_targets
 
     def chart(self) -> Chart:
-        """Draw how many predictions stay: each alone, and all together."""
+        """Draw the number of predictions that stay, alone and all together."""
         return Chart(
             f'{self.guaranteed} of {self.num_targets} predictions stay at '
             f'once; {self.one_by_one} by certificates of their own',
@@ -138,7 +147,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """State that so many predictions stay at once, with confidence."""
+        """State the number of predictions that stay at once, and how sure."""
         return stated(
             'collective certificate by smoothing',
             {**self.numbers(), 'data_fields': list(DATA_FIELDS)},
@@ -166,7 +175,7 @@ def certify_collective(
     exact: bool = False,
     forward: Callable[[Data], Tensor] | None = None,
 ) -> CollectiveCertificate:
-    r"""Certify how many smoothed predictions stay in one perturbed graph.
+    r"""Certify the number of smoothed predictions that stay in one attack.
 
     One budget is spent once: nodes that see different parts of the graph
     can't all be attacked with the whole of it
@@ -181,32 +190,31 @@ def certify_collective(
     whatever else is changed, once one of them ends within its field.
 
     Args:
-        report (SmoothedCertificate): of nodes, with confidence for all at
-            once.
+        report (SmoothedCertificate): the certificate of nodes, with confidence
+            for all at once.
         model (Module): the model that was smoothed.
-        data (Data): its graph.
-        hops (int): the number of rounds of messages.
-        edges (tuple[int, int]): the budget, as of
-            :meth:`SmoothedCertificate.certified`.
-            (default: :obj:`(0, 0)`)
-        features (tuple[int, int]): that of features.
+        data (Data): the graph of the report.
+        hops (int): the number of message passing rounds.
+        edges (tuple[int, int]): the budget of edges, as in
+            :meth:`SmoothedCertificate.certified`. (default: :obj:`(0, 0)`)
+        features (tuple[int, int]): the budget of feature entries, likewise.
             (default: :obj:`(0, 0)`)
         degrees (str): :obj:`'source'` if messages are weighted by the degree
             of their source (GCN, SGC, APPNP: the safe choice), or
             :obj:`'target'` (SAGE, GAT, GIN). (default: :obj:`'source'`)
-        local_budget (int, optional): the most changes of a kind in one row
-            of the features. (default: :obj:`None`)
-        attackers (int, optional): the most nodes whose features can change.
-            (default: :obj:`None`)
-        labels (Tensor, optional): the true classes of all nodes: then only
-            predictions that are right count. (default: :obj:`None`)
+        local_budget (int, optional): the largest number of changes of a kind
+            in one row of the features. (default: :obj:`None`)
+        attackers (int, optional): the largest number of nodes whose features
+            can change. (default: :obj:`None`)
+        labels (Tensor, optional): the true classes of all nodes; if given,
+            only correct predictions count. (default: :obj:`None`)
         exact (bool): whether to solve the integer program, within a minute.
             (default: :obj:`False`)
         forward (Callable, optional): as in :func:`certify_smoothed`.
             (default: :obj:`None`)
 
     Returns:
-        CollectiveCertificate: how many are guaranteed.
+        CollectiveCertificate: the number of guaranteed predictions.
 
     Raises:
         ValueError: if model and data are not those of the report; if it is of
@@ -428,7 +436,7 @@ class _Fields:
         edges: bool,
         additions: bool = False,
     ) -> None:
-        """Change all nodes outside of some fields, and compare bits.
+        """Change all nodes outside of some fields; compare outputs to the bit.
 
         Most probes change what is right outside, which rounds of messages
         beyond :obj:`hops` would see; the others all (or half) that is

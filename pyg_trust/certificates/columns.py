@@ -1,4 +1,4 @@
-"""Bounds under a budget for all: columns of a target and a class each."""
+"""Bounds under a global budget, one column per target and class."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from pyg_trust.functional.program import linear_program
 
 
 class Columns:
-    """Pairs of a target (its position k) and a class it may turn to."""
+    """Pairs of a target, by its position k, and another class."""
 
     def __init__(
         self, problem: Problem, k: Tensor, against: Tensor, upper: Tensor
@@ -27,7 +27,7 @@ class Columns:
     def bound(
         self, method: str, cost: str, sign_only: bool, bar: Bar
     ) -> Tensor:
-        """Lower the bounds; return the multipliers that prove them."""
+        """Tighten the bounds; return the multipliers that prove them."""
         problem = self.problem
         budget, alpha = problem.budget, problem.alpha
         assert budget is not None
@@ -73,7 +73,7 @@ class Columns:
         return multiplier
 
     def programs(self, start: Tensor, bar: Bar) -> tuple[Tensor, Tensor]:
-        """Return multipliers of linear programs, and the bounds they prove."""
+        """Solve linear programs for multipliers, and the bounds they prove."""
         problem = self.problem
         budget, alpha = problem.budget, problem.alpha
         assert budget is not None
@@ -103,7 +103,7 @@ class Columns:
         return made, multiplier
 
     def attack(self, multiplier: Tensor, cost: str) -> None:
-        """Run the attack that the relaxation suggests on negative bounds."""
+        """Attack columns with negative bounds, guided by their multipliers."""
         problem = self.problem
         assert problem.budget is not None
         if problem.undirected or not problem.is_plain:

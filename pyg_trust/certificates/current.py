@@ -1,4 +1,4 @@
-r"""Certificates that outlive an update, or are stale.
+r"""Certificates that follow updates of the graph, or become stale.
 
 A margin :math:`m_c(t)` is the least chance-weighted sum of :math:`\rho_c = H_y
 - H_c` at the stop of a walk from :math:`t`, over admissible graphs. Let
@@ -72,7 +72,7 @@ _OUT = 1 + 2.0**-48
 
 
 class CurrentCertificate:
-    """A certificate of PageRank that follows updates.
+    """Certificate of PageRank that follows updates of the graph.
 
     .. code-block:: python
 
@@ -90,11 +90,11 @@ class CurrentCertificate:
     Args:
         model (PageRankDiffusion or Tensor): as
             :func:`~pyg_trust.certificates.certify_pagerank` takes.
-        data (Data, optional): what the model is applied to; :obj:`None` with
-            logits.
+        data (Data, optional): the input of the model; :obj:`None` with logits.
         threat (ThreatModel): the attacker.
-        alpha (float, optional): goes with logits. (default: :obj:`None`)
-        **options (Any): of ``certify_pagerank``.
+        alpha (float, optional): the teleport probability that goes with
+            logits. (default: :obj:`None`)
+        **options (Any): further arguments of ``certify_pagerank``.
 
     Raises:
         TypeError, ValueError: as ``certify_pagerank``.
@@ -126,17 +126,17 @@ class CurrentCertificate:
 
     @property
     def targets(self) -> Tensor:
-        """The nodes: int64, ``[num_targets]``."""
+        """The certified nodes: int64, ``[num_targets]``."""
         return self.certificate.targets
 
     @property
     def lower(self) -> Tensor:
-        """Lower bounds of the margins now: float64, ``[num_targets]``."""
+        """Lower bounds of the present margins: float64, ``[num_targets]``."""
         return self._lower.amin(1)
 
     @property
     def status(self) -> Tensor:
-        """The status of each target now; stale ones are unknown: int8."""
+        """Present status of each target, unknown where it is stale: int8."""
         robust = self.lower > self.certificate.tolerance
         found = torch.where(robust, ROBUST, UNKNOWN).to(torch.int8)
         # Before the first update attacks are known, too.
@@ -145,17 +145,17 @@ class CurrentCertificate:
 
     @property
     def stale(self) -> Tensor:
-        """A mask of the targets whose status is one of before."""
+        """Mask of the targets whose status an update made out of date."""
         return ~self._fresh & (self.status != ROBUST)
 
     @validated
     def status_of(self, nodes: Tensor, root: str) -> Tensor:
-        """Serve the status of nodes: int8.
+        """Return the status of nodes in the deployed graph: int8.
 
         Args:
-            nodes (Tensor): int64, among the targets.
+            nodes (Tensor): int64: nodes among the targets.
             root (str): :func:`~pyg_trust.report.fingerprint_data` of the
-                graph that is deployed; :attr:`root` with logits.
+                deployed graph; :attr:`root` with logits.
 
         Raises:
             ValueError: if the certificate is of another graph, a node is no
@@ -187,14 +187,14 @@ class CurrentCertificate:
         *,
         solve: bool = True,
     ) -> 'CurrentCertificate':
-        """Return the certificate of the graph, model and threat of now.
+        """Return the certificate after an update of graph, model or threat.
 
         Args:
-            model (PageRankDiffusion or Tensor): as it is now.
-            data (Data, optional): as it is now; :obj:`None` with logits.
-            threat (ThreatModel): the same attacker, of the graph of now.
-            solve (bool): whether to solve for what a search leaves open.
-                (default: :obj:`True`)
+            model (PageRankDiffusion or Tensor): the present model or logits.
+            data (Data, optional): the present graph; :obj:`None` with logits.
+            threat (ThreatModel): the same attacker, on the present graph.
+            solve (bool): whether to solve exactly where a search does not
+                decide. (default: :obj:`True`)
 
         Raises:
             TypeError, ValueError: as ``certify_pagerank``, or if there are
@@ -237,7 +237,7 @@ class CurrentCertificate:
         return made
 
     def renewed(self) -> 'CurrentCertificate':
-        """Certify the stale targets again, and take the others over."""
+        """Certify the stale targets again; keep the results of the others."""
         model, data, threat, alpha, options = self._arguments
         stale, made = self.stale, copy.copy(self)
         old = self.certificate
@@ -278,7 +278,7 @@ def certified_after(
     edges: tuple[int, int] = (0, 0),
     features: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """Return which smoothed classes still stay after changes of the graph.
+    """Return a mask of targets whose smoothed class stays after changes.
 
     With so many bits that came and went since the certificate, each pair of
     radii is within a larger pair around the graph of then, which needs to be
@@ -286,15 +286,16 @@ def certified_after(
     The confidence stays, as no copy is drawn.
 
     Args:
-        certificate (SmoothedCertificate): of nodes, without a transform.
-        model (Module): the model, which needs to be the one of then.
+        certificate (SmoothedCertificate): the certificate of nodes, without a
+            transform.
+        model (Module): the model, unchanged since the certificate.
         before (Data): the graph of the certificate.
-        now (Data): the graph, with the same nodes; only edges and features
-            that have noise may differ.
-        edges (tuple[int, int]): as in
-            :meth:`~SmoothedCertificate.certified`, around the graph of now.
-            (default: :obj:`(0, 0)`)
-        features (tuple[int, int]): as there. (default: :obj:`(0, 0)`)
+        now (Data): the present graph, with the same nodes; only edges and
+            features that have noise may differ.
+        edges (tuple[int, int]): as in :meth:`~SmoothedCertificate.certified`,
+            around the present graph. (default: :obj:`(0, 0)`)
+        features (tuple[int, int]): as in
+            :meth:`~SmoothedCertificate.certified`. (default: :obj:`(0, 0)`)
 
     Returns:
         Tensor: bool, ``[num_targets]``.
@@ -436,11 +437,12 @@ def _debit(
 def changed_rows(
     old: Perturbations, new: Perturbations, undirected: bool, kind: str
 ) -> Tensor:
-    """Find the rows that an update changed, and new nodes: a mask.
+    """Return a mask of the rows that an update changed, new nodes included.
 
     Args:
-        old (Perturbations): the admissible graphs before.
-        new (Perturbations): those after, with the old nodes first.
+        old (Perturbations): the admissible graphs before the update.
+        new (Perturbations): the admissible graphs after it, with the old nodes
+            first.
         undirected (bool): whether both directions of an edge flip together.
         kind (str): the normalization.
     """

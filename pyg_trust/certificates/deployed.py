@@ -1,4 +1,4 @@
-r"""The deployed model, which a certificate is about.
+r"""The deployed model that a certificate is about.
 
 A certificate of another model than the one that answers is worth nothing:
 with two steps in place of the limit, another normalization, self-loops or
@@ -54,7 +54,7 @@ from pyg_trust.nn.ppnp import PPNP, LabelPropagation, PageRankDiffusion
 
 @dataclass(frozen=True)
 class Deployed:
-    r"""A model that diffuses logits by personalized PageRank.
+    r"""Model that diffuses logits by personalized PageRank.
 
     Args:
         logits (Tensor): :math:`H`, float64, ``[num_nodes, num_classes]``.
@@ -62,12 +62,12 @@ class Deployed:
         K (int, optional): the number of steps, :obj:`None` for the limit.
         normalization (str): :obj:`'rw'` or :obj:`'sym'`.
         self_loops (bool): whether nodes without a self-loop get one.
-        dtype (torch.dtype, optional): in which it computes; :obj:`None` for
-            exact arithmetic.
-        predicted (Tensor, optional): the classes it returns in the clean
-            graph: int64, ``[num_nodes]``.
-        name (str): of the model.
-        digest (str): its ``identity``.
+        dtype (torch.dtype, optional): the dtype that the model computes in;
+            :obj:`None` for exact arithmetic.
+        predicted (Tensor, optional): int64, ``[num_nodes]``: the classes that
+            the model returns in the clean graph.
+        name (str): the name of the model.
+        digest (str): the model's ``identity``.
     """
 
     logits: Tensor
@@ -81,7 +81,7 @@ class Deployed:
     digest: str = ''
 
     def error(self, degree: int) -> Tensor:
-        """Bound how far computed scores may be from exact ones, by class."""
+        """Bound the rounding error of computed scores, by class."""
         top = self.logits.abs().amax(0)
         if self.dtype is None:
             return torch.zeros_like(top)
@@ -127,10 +127,11 @@ class Deployed:
         )
 
     def perturbations(self, threat: ThreatModel) -> Perturbations:
-        """Return the graphs of the model: self-loops that it adds are fixed.
+        """Return the model's admissible graphs, with added self-loops fixed.
 
         Args:
-            threat (ThreatModel): the attacker, who sees the graph without.
+            threat (ThreatModel): the attacker, who sees the graph without
+                these self-loops.
         """
         plain = threat.perturbations
         limit = self.normalization == 'sym' and self.K is None
@@ -191,19 +192,20 @@ class Deployed:
     def of_logits(
         cls, logits: Tensor, alpha: Fraction, graph: CSRGraph
     ) -> 'Deployed':
-        """Take logits that somebody else diffuses, in exact arithmetic."""
+        """Make a model of given logits, diffused in exact arithmetic."""
         check_logits(logits, graph)
         return cls(logits.detach().cpu().double(), alpha)
 
     @classmethod
     def of_model(cls, model: Any, data: Any, graph: CSRGraph) -> 'Deployed':
-        """Return the model as it is, applied to data as it is.
+        """Describe a model and the data that it is applied to.
 
         Args:
             model (PageRankDiffusion): PPNP, label or feature propagation.
-            data (Data): with :obj:`x` (or :obj:`y` and maybe
-                :obj:`train_mask`, for label propagation) and the graph.
-            graph (CSRGraph): the graph of the threat, to be compared.
+            data (Data): the graph, with :obj:`x` (or :obj:`y` and maybe
+                :obj:`train_mask`, for label propagation).
+            graph (CSRGraph): the graph of the threat, which has to be that of
+                the data.
 
         Raises:
             TypeError: if the model is not linear in PageRank.

@@ -1,4 +1,4 @@
-"""Division and voting: certain certificates for any classifier."""
+"""Division and voting: certificates with certainty, for any classifier."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ _STATEFUL = (
 
 @dataclass(frozen=True)
 class VoteCertificate(SpeaksOf, Report):
-    """Classes by vote over views, and how many elements may change."""
+    """Voted classes, and the number of changes that each survives."""
 
     targets: Tensor
     """The nodes, or graphs: int64, ``[num_targets]``."""
@@ -105,10 +105,10 @@ class VoteCertificate(SpeaksOf, Report):
         """Return a mask of the targets with a certified class.
 
         Args:
-            changes (int): how many elements change, of what is protected; for
-                the grid, edges.
-            rows (int): for the grid, how many rows of the features change.
-                (default: :obj:`0`)
+            changes (int): the number of changed elements; for the grid, of
+                changed edges.
+            rows (int): for the grid, the number of changed rows of the
+                features. (default: :obj:`0`)
 
         Raises:
             ValueError: if a number is negative, or :obj:`rows` are given
@@ -125,29 +125,29 @@ class VoteCertificate(SpeaksOf, Report):
         return self.radius >= side * side - left
 
     def certified_ratio(self, changes: int, rows: int = 0) -> float:
-        """Return the share of targets whose class stays for sure.
+        """Return the share of targets whose class is certified.
 
         Args:
             changes (int): as in :meth:`certified`.
-            rows (int): as there. (default: :obj:`0`)
+            rows (int): as in :meth:`certified`. (default: :obj:`0`)
         """
         return float(self.certified(changes, rows).double().mean())
 
     def certified_accuracy(
         self, labels: Tensor, changes: int, rows: int = 0
     ) -> float:
-        """Return the share of targets that stay and are right.
+        """Return the share of targets certified and correctly classified.
 
         Args:
             labels (Tensor): the true classes of all nodes, or graphs: int64.
             changes (int): as in :meth:`certified`.
-            rows (int): as there. (default: :obj:`0`)
+            rows (int): as in :meth:`certified`. (default: :obj:`0`)
         """
         right = is_right(labels, self.targets, self.predicted, self.task)
         return float((self.certified(changes, rows) & right).double().mean())
 
     def chart(self) -> Chart:
-        """Draw the share of targets that stay, by the number of changes."""
+        """Draw the certified share of targets by the number of changes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -174,7 +174,7 @@ class VoteCertificate(SpeaksOf, Report):
         return tallies(top, earlier, later, self.votes.size(0) - taken)
 
     def guarantee(self) -> Guarantee:
-        """State that voted classes stay, for certain."""
+        """State that voted classes stay, with certainty."""
         return stated(
             'certificate by division and voting',
             {
@@ -198,7 +198,7 @@ class VoteCertificate(SpeaksOf, Report):
 
 @validated
 class Divided(Module):
-    r"""A classifier by vote over views of its input, certified for certain.
+    r"""Classifier by vote over views of its input, certified with certainty.
 
     `"GNNCert" <https://openreview.net/forum?id=IGzaH538fz>`_ (Xia et al.
     2024) and `"AGNNCert" <https://arxiv.org/abs/2502.00765>`_ (Li and Wang
@@ -213,7 +213,7 @@ class Divided(Module):
     Args:
         model (Module): ``model(x, edge_index)``, for graphs ``model(x,
             edge_index, batch)``, to logits.
-        num_groups (int): :math:`T`. (default: :obj:`30`)
+        num_groups (int): the number :math:`T` of groups. (default: :obj:`30`)
         by (str): :obj:`'edges'`; :obj:`'nodes'`, for nodes as targets;
             :obj:`'subgraphs'`, for graphs; :obj:`'features'`,
             :obj:`'entries'` of them, or :obj:`'grid'`.

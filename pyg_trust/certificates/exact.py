@@ -82,12 +82,11 @@ def certify_pagerank(
     Few targets in a large graph are bounded in a region around each.
 
     Args:
-        model (PageRankDiffusion or Tensor): the model that is deployed; or
-            :math:`H`, the logits **before** diffusion, ``[num_nodes,
-            num_classes]``.
-        data (Data, optional): what the model is applied to; :obj:`None` with
-            logits. For label propagation :obj:`y`, and :obj:`train_mask` if
-            there is one.
+        model (PageRankDiffusion or Tensor): the deployed model; or :math:`H`,
+            the logits **before** diffusion, ``[num_nodes, num_classes]``.
+        data (Data, optional): the input of the model; :obj:`None` with logits.
+            For label propagation :obj:`y`, and :obj:`train_mask` if there is
+            one.
         threat (ThreatModel): the attacker.
         alpha (float, optional): the teleport probability that goes with
             logits, in :math:`(0, 1)`, by default 0.15; a model has its own.
@@ -97,22 +96,22 @@ def certify_pagerank(
         reference (Tensor, optional): the class to defend, int64,
             ``[num_nodes]``. By default the predicted one.
             (default: :obj:`None`)
-        method (str): for a global budget: :obj:`'auto'`, all that is worth
-            its time; :obj:`'dual'`, bounds and attacks alone; :obj:`'lp'`,
-            which takes the multipliers from the linear program (cvxpy, HiGHS)
-            and proves the bound they give; or :obj:`'exact'`, every
-            admissible graph. (default: :obj:`'auto'`)
+        method (str): for a global budget: :obj:`'auto'`, every method that is
+            worth its time; :obj:`'dual'`, bounds and attacks alone;
+            :obj:`'lp'`, which takes the multipliers from the linear program
+            (cvxpy, HiGHS) and proves the bound they give; or :obj:`'exact'`,
+            every admissible graph. (default: :obj:`'auto'`)
         cost (str): the relaxation: :obj:`'pagerank'` (tighter as a rule),
             :obj:`'visits'` (the paper's, and the one of :obj:`'lp'`), or
             :obj:`'best'`, the second where the first leaves a target open.
             (default: :obj:`'best'`)
         sign_only (bool): whether to refine bounds only until their sign is
             known, which is many times faster. (default: :obj:`False`)
-        refine (int): how often targets that are still unknown are tried
-            again with upper bounds of PageRank under the global budget
-            (:func:`~pyg_trust.functional.budget.refine_pagerank_bounds`):
-            seconds for each. (default: :obj:`0`)
-        tolerance (float): margins within this of zero are unknown.
+        refine (int): how often to try unknown targets again with upper bounds
+            of PageRank under the global budget
+            (:func:`~pyg_trust.functional.budget.refine_pagerank_bounds`); each
+            takes seconds. (default: :obj:`0`)
+        tolerance (float): the largest absolute margin that counts as unknown.
             (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the pairs
             of classes of the local worst case, the rows of PageRank bounds,

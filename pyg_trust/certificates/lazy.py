@@ -26,18 +26,19 @@ _MATMUL = ('mm', 'matmul', '__matmul__', '__rmatmul__', '_sparse_mm')
 
 
 class LinearFeatures(Tensor):
-    r"""A matrix :math:`L` that is known by :math:`W \mapsto L W^{\top}`.
+    r"""Matrix :math:`L` defined by the product :math:`W \mapsto L W^{\top}`.
 
     Stands in for dense features in models that are linear in them before
     anything else: `Linear`, sums, multiples, and products with a sparse
     adjacency, so that :math:`(A X) W^{\top}` is computed as :math:`A (X
     W^{\top})`. Anything else raises; and its entries are NaN, so that
-    whatever could get around that counts as no prediction.
+    any way around that counts as no prediction.
 
     Args:
-        product (Callable): from a weight, ``[out_channels, in_channels]``.
-        shape (tuple[int, int]): of :math:`L`.
-        like (Tensor): of the same dtype and device.
+        product (Callable): maps a weight, ``[out_channels, in_channels]``, to
+            the product.
+        shape (tuple[int, int]): the shape of :math:`L`.
+        like (Tensor): a tensor of the same dtype and device.
     """
 
     product: Product

@@ -1,4 +1,4 @@
-"""Losses that train against the worst admissible graph."""
+"""Losses for training against the worst admissible graph."""
 
 from typing import Annotated
 
@@ -124,7 +124,7 @@ class RobustLoss(torch.nn.Module):
         diffused: Tensor | None = None,
         pseudo: Tensor | None = None,
     ) -> Tensor:
-        r"""Return the loss over labelled and, where given, unlabelled nodes.
+        r"""Return the loss over labelled and, if given, pseudo-labelled nodes.
 
         Args:
             logits (Tensor): :math:`H`, before diffusion, ``[num_nodes,
@@ -133,7 +133,7 @@ class RobustLoss(torch.nn.Module):
                 labelled nodes are read.
             index (Tensor, optional): the labelled nodes, indices or a mask.
                 By default all. (default: :obj:`None`)
-            diffused (Tensor, optional): :math:`\Pi H`, if it is at hand;
+            diffused (Tensor, optional): :math:`\Pi H`, if the caller has it;
                 for :obj:`'cem'`. (default: :obj:`None`)
             pseudo (Tensor, optional): :math:`\hat y`, int64,
                 ``[num_nodes]``: the class that each unlabelled node is to

@@ -72,13 +72,13 @@ def plot_certified_ratio(
     Args:
         budgets (Sequence[int]): the attack strength or global budget of each
             certificate.
-        certificates (Sequence[Certificate]): as many.
+        certificates (Sequence[Certificate]): one certificate per budget.
         label (str, optional): the name of the curve. (default: :obj:`None`)
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
-        matplotlib.axes.Axes: with one more curve.
+        matplotlib.axes.Axes: the axes, with one more curve.
     """
     for name, items in (
         ('budgets', budgets),
@@ -117,14 +117,15 @@ def plot_purity(
     """Draw the worst-case margin against the neighbourhood purity.
 
     Args:
-        certificate (Certificate): the margins.
-        purity (Tensor): of all nodes, see :func:`neighborhood_purity`.
+        certificate (Certificate): the certificate whose margins are drawn.
+        purity (Tensor): the purity of all nodes, from
+            :func:`neighborhood_purity`.
         label (str, optional): the name of the points. (default: :obj:`None`)
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
-        matplotlib.axes.Axes: with the points added.
+        matplotlib.axes.Axes: the axes, with the points added.
     """
     _check_drawing(label, ax)
     size = (certificate.local_budget.numel(),)
@@ -151,18 +152,19 @@ def plot_certified_grid(
     limit: Natural = 20,
     ax: Any = None,
 ) -> Any:
-    """Draw the share certified by additions and deletions, as a heat map.
+    """Draw the certified share by additions and deletions as a heat map.
 
     Args:
-        report (SmoothedCertificate): of one run, which serves all radii.
+        report (SmoothedCertificate): the certificate, which serves all radii.
         kind (str): :obj:`'edges'` or :obj:`'features'`.
             (default: :obj:`'edges'`)
         limit (int): the largest radius to draw. (default: :obj:`20`)
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
-        matplotlib.axes.Axes: with an image, additions upwards.
+        matplotlib.axes.Axes: the axes, with an image whose vertical axis
+        counts additions.
     """
     _check_drawing(None, ax)
     reached = report.radii(kind, limit=limit)
@@ -190,15 +192,15 @@ def plot_certified_votes(
     """Draw the certified accuracy against the number of changes.
 
     Args:
-        certificate (VoteCertificate): its :obj:`baseline`, if there is one,
-            becomes a line at all numbers of changes.
+        certificate (VoteCertificate): the certificate; its :obj:`baseline`, if
+            there is one, is drawn as a horizontal line.
         labels (Tensor): the true classes of all targets: int64.
         label (str, optional): the name of the curve. (default: :obj:`None`)
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
-        matplotlib.axes.Axes: with one more curve.
+        matplotlib.axes.Axes: the axes, with one more curve.
     """
     _check_drawing(label, ax)
     most = max(int(certificate.radius.max()), 0) + 1

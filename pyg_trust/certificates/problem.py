@@ -1,4 +1,4 @@
-"""The state of an exact certificate: its bounds, and what is still open."""
+"""State of an exact certificate: its bounds and open targets."""
 
 import math
 from typing import NamedTuple
@@ -14,13 +14,15 @@ from pyg_trust.functional.perturbations import Policy
 
 
 class Priced(NamedTuple):
-    """The multiplier that proves a bound under a global budget.
+    """Multiplier that proves a bound under a global budget.
 
     Args:
-        cost (str): what a flip is charged by.
-        multiplier (float): lambda.
-        bound (float): of the other class's scores over the reference's.
-        upper (Tensor): of PageRank or visits: float64, ``[num_nodes]``.
+        cost (str): the cost of a flip, by name.
+        multiplier (float): the multiplier lambda.
+        bound (float): the bound of the other class's score minus the
+            reference's.
+        upper (Tensor): float64, ``[num_nodes]``: upper bounds of PageRank or
+            visits.
     """
 
     cost: str
@@ -30,7 +32,7 @@ class Priced(NamedTuple):
 
 
 class Problem:
-    """Keep the bounds of every target, and the attacks that prove them."""
+    """Bounds of every target's margins, with the attacks that were found."""
 
     def __init__(
         self,
@@ -75,11 +77,11 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether the model is PageRank itself, in the limit."""
+        """Tell whether the model is PageRank in the limit, by random walks."""
         return self.horizon.K is None and self.horizon.normalization == 'rw'
 
     def open_pairs(self) -> Tensor:
-        """Return which classes are open: ``[num_targets, classes]``."""
+        """Return a mask of the open classes: ``[num_targets, classes]``."""
         return self.lower - self.slack <= self.tolerance
 
     def unknown(self) -> Tensor:
@@ -93,7 +95,7 @@ class Problem:
         return (self.logits[:, against] - held).t().contiguous()
 
     def see_clean(self) -> None:
-        """Keep the clean graph's values, where searches start."""
+        """Compute and store the clean graph's values, where searches start."""
         clean = self.horizon.evaluate(
             self.perturbations.clean_policy(self.logits.size(1)),
             self.logits.t().contiguous(),
@@ -102,12 +104,12 @@ class Problem:
         self.scores = self.alpha * clean.value[:, self.targets].t()
 
     def clean(self, k: Tensor, against: Tensor) -> Tensor:
-        """Return clean margins of other classes over the reference."""
+        """Return clean margins of other classes over the reference class."""
         held = self.reference[k]
         return self.scores[k, against] - self.scores[k, held]
 
     def clean_value(self, k: int, against: int) -> Tensor:
-        """Return V of the clean graph for a target and a class."""
+        """Return the clean graph's values V for a target and a class."""
         return (
             self.clean_values[against]
             - self.clean_values[int(self.reference[k])]
@@ -115,7 +117,7 @@ class Problem:
 
     @property
     def is_priced(self) -> bool:
-        """Tell whether both directions of an edge have one price."""
+        """Tell whether both directions of an edge share one price."""
         return self.undirected and not self.perturbations.all_pairs
 
     def is_local(self, which: Tensor) -> bool:
@@ -127,7 +129,7 @@ class Problem:
     # What is known ##########################################################
 
     def found(self, k: int, upper: float, flips: Tensor) -> None:
-        """Keep an attack on a target, if it is the best one so far."""
+        """Store an attack on a target, if it is the best one so far."""
         if upper >= float(self.upper[k]):
             return
         self.upper[k] = upper
@@ -136,7 +138,7 @@ class Problem:
             self.witnesses.append(flips)
 
     def take(self, mine: Tensor, upper: Tensor, flips: Tensor) -> None:
-        """Keep the graph of a column for all targets it is best for."""
+        """Store the graph of a column for all targets that it is best for."""
         now = upper[self.targets[mine]]
         better = now < self.upper[mine]
         self.upper[mine[better]] = now[better]
@@ -148,7 +150,7 @@ class Problem:
     def try_flips(
         self, which: Tensor, signal: Tensor, flips: list[Tensor]
     ) -> None:
-        """Evaluate an attack per column in its own graph."""
+        """Evaluate one attack per column, each in its own graph."""
         for block in self.perturbations.column_blocks(which.numel()):
             policy = Policy.from_flips(self.perturbations, flips[block])
             made = self.horizon.evaluate(policy, signal[block])

@@ -1,4 +1,4 @@
-"""The witness of an exact certificate, made from its solutions."""
+"""Witness of an exact certificate, built from its solutions."""
 
 import math
 from collections.abc import Sequence
@@ -16,10 +16,11 @@ _COSTS = ('pagerank', 'visits')
 
 
 def witness_of(problem: Problem) -> tuple[Witness | None, str]:
-    """Collect the arrays from which the kernel proves statuses.
+    """Collect the arrays from which the kernel proves the targets' status.
 
     Returns:
-        tuple: the witness and its digest, or None and why there is none.
+        tuple: the witness and its digest, or None and the reason why there is
+        none.
     """
     made, deployed = problem.perturbations, problem.deployed
     if problem.targets.numel() == 0:

@@ -1,4 +1,4 @@
-"""Certified ranks: recommendations that no few edges of others displace."""
+"""Certified ranks: recommendations that a few edges can't displace."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,7 +135,7 @@ class RankCertificate(Proved, Report):
         )
 
     def guarantee(self) -> Guarantee:
-        """State which recommendations stay, under which changes."""
+        """State the recommendations that stay, and under which changes."""
         fields = list(DATA_FIELDS) if self.data else None
         return stated(
             'certificate of ranks',
@@ -157,7 +157,7 @@ def certify_ranks(
     tolerance: NotNegative = 1e-9,
     progress_bar: bool | None = None,
 ) -> RankCertificate:
-    r"""Certifies how far a user's best items fall in a ranking by PageRank.
+    r"""Certify how far a user's best items can fall in a PageRank ranking.
 
     Ranked are all items that a user neither is nor has, by row :math:`u` of
     :math:`\alpha (I - (1 - \alpha) D^{-1} A)^{-1}`. The worst rank of an item
@@ -180,19 +180,20 @@ def certify_ranks(
         report.worst_rank  # [num_users, k]
 
     Args:
-        graph (Any): the clean graph, that of the threat: undirected, without
-            weights and self-loops, in any form that
+        graph (Any): the clean graph, the same as in the threat: undirected,
+            without weights and self-loops, in any form that
             :meth:`CSRGraph.convert` takes.
         users (Tensor): the nodes whose lists are certified: int64 indices or
             a bool mask.
-        threat (ThreatModel): with ``undirected=True`` and a global budget.
+        threat (ThreatModel): the attacker, with ``undirected=True`` and a
+            global budget.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
-        k (int): how many of the best items. (default: :obj:`10`)
-        items (Tensor, optional): the nodes that are ranked, int64 indices or
-            a bool mask: one side of a bipartite graph. By default all nodes.
-            (default: :obj:`None`)
-        tolerance (float): an item less than this below another one counts as
-            beside it. (default: :obj:`1e-9`)
+        k (int): the number of best items. (default: :obj:`10`)
+        items (Tensor, optional): the nodes that are ranked, int64 indices or a
+            bool mask, such as one side of a bipartite graph. By default all
+            nodes. (default: :obj:`None`)
+        tolerance (float): two items with scores closer than this count as
+            tied. (default: :obj:`1e-9`)
         progress_bar (bool, optional): whether to show one; by default in a
             terminal, after two seconds. (default: :obj:`None`)
 

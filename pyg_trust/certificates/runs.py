@@ -1,4 +1,4 @@
-"""The votes of one run: how copies are called, tried out and counted."""
+"""Votes of one run: calling, checking and counting noisy copies."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ _SPARSE = 0.1
 
 
 class Run:
-    """The samplers of one call, and how many copies go together."""
+    """Samplers of all graphs in one call, with a common batch size."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Run:
     def votes(
         self, first: int, count: int, rows: Tensor | None, bar: Bar
     ) -> Tensor:
-        """Count how many copies vote for each class: ``[targets, C + 1]``."""
+        """Count the votes of copies for each class: ``[targets, C + 1]``."""
         size = self.place[1]
         if size == 1:
             parts = [self._own_votes(first, count, bar)]

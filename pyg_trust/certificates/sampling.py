@@ -34,15 +34,16 @@ Parts = TypeVar('Parts')
 
 
 class Pipeline(NamedTuple):
-    """A model and how it is called.
+    """Model with its transform, its call, and the format of its inputs.
 
     Args:
         model (Module): the model.
-        graphs (bool): whether it classifies graphs, not nodes.
-        transform (Callable, optional): applied to every noisy copy.
-        forward (Callable, optional): from a batch to logits.
-        sparse_x (bool): features as a sparse matrix.
-        sparse_adj (bool): edges as a transposed sparse matrix.
+        graphs (bool): whether the model classifies graphs instead of nodes.
+        transform (Callable, optional): the transform of every noisy copy.
+        forward (Callable, optional): maps a batch to logits.
+        sparse_x (bool): whether features are passed as a sparse matrix.
+        sparse_adj (bool): whether edges are passed as a transposed sparse
+            matrix.
     """
 
     model: Module
@@ -53,13 +54,13 @@ class Pipeline(NamedTuple):
     sparse_adj: bool = False
 
     def with_sparse(self, sparse_x: bool, sparse_adj: bool) -> 'Pipeline':
-        """Return the same, called with sparse matrices or without."""
+        """Return the same pipeline, with or without sparse matrices."""
         return self._replace(sparse_x=sparse_x, sparse_adj=sparse_adj)
 
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Evaluate without gradients; restore the mode of every module."""
+    """Evaluate without gradients for a block; restore all modules' modes."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     # Layers that make sparse matrices do not say whether to check them.
@@ -73,7 +74,7 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def check_uncached(model: Module) -> None:
-    """Refuse layers that keep the graph of their first call."""
+    """Refuse layers that cache the graph of their first call."""
     for name, module in model.named_modules():
         if getattr(module, 'cached', False):
             raise ValueError(
@@ -83,11 +84,11 @@ def check_uncached(model: Module) -> None:
 
 
 def fresh_copy(parts: Parts) -> Parts | None:
-    """Copy a value before any call changes it, None if it has no copy.
+    """Copy a value before any call changes it; None if that is impossible.
 
     Args:
-        parts (tuple): a model and what is called around it; what they share
-            is shared by the copies.
+        parts (tuple): a model and its callables; the copies share what these
+            share.
     """
     try:
         return copy.deepcopy(parts)
@@ -134,8 +135,8 @@ class Sampler:
 
         Args:
             first (int): the number of the first copy.
-            count (int): how many.
-            plain (bool): whether without sparse matrices.
+            count (int): the number of copies.
+            plain (bool): whether to call the model without sparse matrices.
                 (default: :obj:`False`)
         """
         pipe = self.pipeline
@@ -292,7 +293,7 @@ class Sampler:
         return [made.to(self.device)]
 
     def batch_size(self) -> int:
-        """Count how many copies take about 256 MiB together."""
+        """Return the number of copies that take about 256 MiB together."""
         n, data = self.copies.num_nodes, self.data
         widths = [p.size(0) for p in self.pipeline.model.parameters()]
         widest = max([1, *widths])
@@ -318,7 +319,7 @@ class Sampler:
         return max(1, min(_BYTES // max(size, 1), most, 10_000))
 
     def check(self, together: int = 3) -> str:
-        """Return why copies can't go through the model together, or nothing.
+        """Return why copies can't share a call of the model, or nothing.
 
         Raises:
             ValueError: if the model is random in evaluation mode, or what it
@@ -357,7 +358,7 @@ class Sampler:
             )
 
     def as_new(self) -> 'Sampler':
-        """Return a sampler with a fresh copy of the pipeline.
+        """Return a sampler with a fresh copy of the model.
 
         Raises:
             ValueError: if there can be none.
@@ -374,7 +375,7 @@ class Sampler:
 
     @property
     def density(self) -> float:
-        """Return the share of entries of the features that are not 0."""
+        """Return the share of nonzero entries of the features."""
         x = self.data.get('x')
         if x is None or x.numel() == 0:
             return 1.0
@@ -385,7 +386,7 @@ class Sampler:
         return (plus * zeros + (1 - minus) * ones) / x.numel()
 
     def agrees(self, sparse_x: bool, sparse_adj: bool) -> bool:
-        """Tell whether sparse matrices give the outputs of dense ones."""
+        """Tell whether sparse and dense matrices give the same outputs."""
         pipe = self.pipeline._replace(sparse_x=sparse_x, sparse_adj=sparse_adj)
         alone = [self.logits(s, 1, True)[0] for s in range(_TRIED)]
         try:
@@ -397,7 +398,7 @@ class Sampler:
         return not any(map(differ, alone, found))
 
     def hides(self, kind: str) -> bool:
-        """Tell whether no output shows the noise, to the bit."""
+        """Tell whether the noise changes no output, to the bit."""
         clean = self.data.clone()
         clean.num_nodes = self.copies.num_nodes
         expected, changed = self._called([clean]), 0
@@ -417,7 +418,7 @@ class Sampler:
         return changed >= _HIDDEN // 4
 
     def reads(self) -> list[str]:
-        """List the attributes without noise that outputs depend on.
+        """List the attributes without noise that the outputs depend on.
 
         Of a :obj:`transform` and a :obj:`forward`; others get the features
         and the edges alone.
@@ -441,7 +442,7 @@ class Sampler:
         return sorted(found)
 
     def constant(self) -> list[str]:
-        """List the attributes that a transform makes equal in all copies."""
+        """List the attributes that the transform makes equal in all copies."""
         transform = self.pipeline.transform
         if transform is None:
             return []
@@ -474,22 +475,22 @@ class Sampler:
         place: tuple[int, int] = (0, 1),
         as_new: bool = False,
     ) -> Tensor | None:
-        """Count how many copies vote for each class: ``[rows, C + 1]``.
+        """Count the votes of copies for each class: ``[rows, C + 1]``.
 
         The last column has the votes of outputs that are not finite.
 
         Args:
             first (int): the number of the first copy.
-            count (int): how many.
-            batch_size (int): how many go through the model at once.
-            bar (Bar): counts them.
-            plain (bool): whether without sparse matrices.
+            count (int): the number of copies.
+            batch_size (int): the number of copies per call of the model.
+            bar (Bar): the progress bar, which counts copies.
+            plain (bool): whether to call the model without sparse matrices.
                 (default: :obj:`False`)
-            place (tuple[int, int]): the number of a process, and how many
-                share the batches; nothing comes back where it has none.
-                (default: :obj:`(0, 1)`)
-            as_new (bool): whether each batch goes through a copy of the
-                model that no call has changed. (default: :obj:`False`)
+            place (tuple[int, int]): the number of a process, and the number of
+                processes that share the batches; a process without a batch
+                returns nothing. (default: :obj:`(0, 1)`)
+            as_new (bool): whether each batch is passed to a copy of the model
+                that no call has changed. (default: :obj:`False`)
 
         Raises:
             ValueError: if a copy has another output alone, and after all

@@ -1,4 +1,4 @@
-"""Smoothing: certificates for any classifier of graphs or of nodes."""
+"""Randomized smoothing: certificates for any classifier of graphs or nodes."""
 
 import inspect
 import math
@@ -116,9 +116,10 @@ def certify_smoothed(
             graphs (or a :class:`~torch_geometric.data.Batch`), to classify
             these.
         threat (BitFlips): the noise.
-        num_samples (int or list[int]): how many copies bound probabilities,
-            or at how many to look. (default: :obj:`10_000`)
-        num_selection (int): how many copies choose the class.
+        num_samples (int or list[int]): the number of copies that bound
+            probabilities, or a list of numbers at which to check for an early
+            end. (default: :obj:`10_000`)
+        num_selection (int): the number of copies that choose the class.
             (default: :obj:`1_000`)
         confidence (float): see above. (default: :obj:`0.99`)
         per (str): whether the confidence is that of :obj:`'all'` targets at
@@ -127,17 +128,16 @@ def certify_smoothed(
             :obj:`'one'`. (default: :obj:`'all'`)
         targets (Tensor, optional): nodes, or graphs: int64 indices or a
             mask. By default all. (default: :obj:`None`)
-        until (dict, optional): by kind, additions and deletions, see above.
-            (default: :obj:`None`)
+        until (dict, optional): by kind, the additions and deletions at which
+            to stop, see above. (default: :obj:`None`)
         transform (Callable, optional): applied to every noisy copy, as part
             of the model: degrees as features, positional encodings.
             (default: :obj:`None`)
-        forward (Callable, optional): from a
+        forward (Callable, optional): maps a
             :class:`~torch_geometric.data.Batch` of copies to logits, for
-            models that are called otherwise. (default: :obj:`None`)
-        batch_size (int, optional): how many copies go through the model at
-            once; by default what takes about 256 MiB.
-            (default: :obj:`None`)
+            models with another call. (default: :obj:`None`)
+        batch_size (int, optional): the number of copies per call of the model;
+            by default as many as take about 256 MiB. (default: :obj:`None`)
         sparse_x (bool, optional): features as a sparse matrix, in models
             that are linear in them before anything else. By default where at
             most a tenth of the entries are not 0 and the model gives the same
@@ -149,8 +149,9 @@ def certify_smoothed(
             certified, and the report says so first. By default from the
             operating system: nobody may know the noise beforehand.
             (default: :obj:`None`)
-        tolerance (float): taken off the probabilities for rounding, beside
-            what the sampler costs. (default: :obj:`1e-9`)
+        tolerance (float): the amount by which bounds of probabilities are
+            lowered for rounding, besides the sampler's error.
+            (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the
             batches of copies. All of them call it with the same arguments,
             and get the certificate of one process: copies are drawn by their
@@ -265,7 +266,7 @@ def certify_smoothed(
 
 @validated
 class SmoothedClassifier(Module):
-    """Smoothed classifier, as certificates by smoothing describe it.
+    """Smoothed version of a classifier, which can be certified.
 
     .. code-block:: python
 
@@ -276,7 +277,7 @@ class SmoothedClassifier(Module):
     Args:
         model (Module): the model.
         noise (BitFlips): the noise.
-        **options (Any): of :func:`certify_smoothed`.
+        **options (Any): further arguments of :func:`certify_smoothed`.
 
     Raises:
         TypeError: if an option is none of that function.
@@ -294,7 +295,7 @@ class SmoothedClassifier(Module):
         self.model, self.noise, self.options = model, noise, options
 
     def forward(self, data: Data | Sequence[Data]) -> Tensor:
-        """Return the smoothed classes, -1 where it abstains: int64.
+        """Return the smoothed classes, -1 for an abstention: int64.
 
         Args:
             data (Data or list[Data]): as in :func:`certify_smoothed`.
@@ -302,10 +303,10 @@ class SmoothedClassifier(Module):
         return self.certify(data).predicted
 
     def certify(self, data: Data | Sequence[Data]) -> SmoothedCertificate:
-        """Return the certificate of :func:`certify_smoothed` for this model.
+        """Certify the smoothed classifier by :func:`certify_smoothed`.
 
         Args:
-            data (Data or list[Data]): as there.
+            data (Data or list[Data]): as in :func:`certify_smoothed`.
         """
         return certify_smoothed(self.model, data, self.noise, **self.options)
 

@@ -1,4 +1,4 @@
-"""The attacker: which edges may be flipped, and how many."""
+"""Attacker on edges: the edges that may be flipped, and the budgets."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _LISTED = 2**22
 
 @validated
 class ThreatModel:
-    r"""The perturbed graphs against which a certificate holds.
+    r"""Set of perturbed graphs that a certificate holds for.
 
     The threat model of `"Certifiable Robustness to Graph Perturbations"
     <https://arxiv.org/abs/1910.14356>`_ (Bojchevski and Günnemann 2019): the
@@ -48,14 +48,14 @@ class ThreatModel:
             edges.
         fragile (str or Tensor): :obj:`'removals'` (all edges that are not
             fixed), :obj:`'additions'` (all ordered pairs of distinct nodes
-            that are no edges), :obj:`'both'`, or an explicit set of edges and
+            without an edge), :obj:`'both'`, or an explicit set of edges and
             non-edges, int64, ``[2, num_pairs]``: those that are in the graph
             may be removed, the others added. (default: :obj:`'removals'`)
-        fixed (Tensor or str, optional): the edges that stay, int64, ``[2,
-            num_fixed]``, :obj:`'mst'` (both directions of a spanning tree of
-            the undirected graph, see :func:`spanning_tree`), or
-            :obj:`'none'`. By default the tree for a named scenario, and
-            whatever is not fragile for an explicit set.
+        fixed (Tensor or str, optional): the edges that stay, int64,
+            ``[2, num_fixed]``, :obj:`'mst'` (both directions of a spanning
+            tree of the undirected graph, see :func:`spanning_tree`), or
+            :obj:`'none'`. By default the tree for a named scenario, and all
+            edges that are not fragile for an explicit set.
             (default: :obj:`None`)
         local_budget (int or Tensor, optional): :math:`b_v`, for all nodes or
             int64, ``[num_nodes]``. By default as many as there are fragile

@@ -1,4 +1,4 @@
-"""Reports of certificates by smoothing, made from the votes."""
+"""Reports of smoothing certificates, made from votes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ _SHOWN = (1, 2, 5, 10)
 def is_right(
     labels: Tensor, targets: Tensor, predicted: Tensor, task: str
 ) -> Tensor:
-    """Return which targets are predicted right: bool, ``[num_targets]``.
+    """Return a mask of correctly classified targets: bool, ``[num_targets]``.
 
     Args:
         labels (Tensor): the true classes of all nodes, or graphs: int64.
         targets (Tensor): the nodes, or graphs: int64, ``[num_targets]``.
         predicted (Tensor): their predicted classes, as :obj:`targets`.
-        task (str): ``'nodes'`` or ``'graphs'``, for the message.
+        task (str): ``'nodes'`` or ``'graphs'``, for the error message.
 
     Raises:
         ValueError: if there are fewer labels than the largest target takes.
@@ -52,7 +52,7 @@ def is_right(
 
 @dataclass(frozen=True)
 class SmoothedCertificate(SpeaksOf, Report):
-    r"""Class probabilities under noise, and the certificates they give.
+    r"""Class probabilities under noise, and their certificates.
 
     It speaks of the *smoothed* classifier, the likeliest class of the model
     over noisy copies of its input, not of the model itself: predict with
@@ -118,13 +118,13 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> Tensor:
-        """Return which classes stay under changes: bool, ``[num_targets]``.
+        """Return a mask of targets whose class stays: bool, ``[num_targets]``.
 
         Args:
-            edges (tuple[int, int]): at most so many additions and deletions
-                of edges. (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): the same of entries of the features.
-                (default: :obj:`(0, 0)`)
+            edges (tuple[int, int]): the largest numbers of added and deleted
+                edges. (default: :obj:`(0, 0)`)
+            features (tuple[int, int]): the largest numbers of added and
+                deleted feature entries. (default: :obj:`(0, 0)`)
 
         Raises:
             ValueError: on a negative budget, or one of a kind that has no
@@ -146,7 +146,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> Tensor:
-        r"""Return a mask of the targets with an answer: ``[num_targets]``.
+        r"""Return which targets new runs answer alike: ``[num_targets]``.
 
         A class that stays is the likeliest one of the noisy copies of every
         admissible graph. :class:`SmoothedClassifier`, which draws copies of
@@ -160,7 +160,8 @@ class SmoothedCertificate(SpeaksOf, Report):
         Args:
             edges (tuple[int, int]): as in :meth:`certified`.
                 (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): as there. (default: :obj:`(0, 0)`)
+            features (tuple[int, int]): as in :meth:`certified`.
+                (default: :obj:`(0, 0)`)
 
         Raises:
             ValueError: as :meth:`certified`; or if the run was adaptive, so
@@ -228,7 +229,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> float:
-        """Return the share of targets that stay and are right.
+        """Return the share of targets certified and correctly classified.
 
         Args:
             labels (Tensor): the true classes of all nodes, or graphs: int64.
@@ -246,7 +247,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         return float((mask & right).double().mean())
 
     def radii(self, kind: str = 'edges', *, limit: int = 100) -> Tensor:
-        """Return each target's frontier: deletions per number of additions.
+        """Return each target's radii: most deletions per number of additions.
 
         Args:
             kind (str): :obj:`'edges'` or :obj:`'features'`.
@@ -308,7 +309,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         return tallies(top, runner_up, rest, *cells)
 
     def guarantee(self) -> Guarantee:
-        """State that classes stay, with confidence."""
+        """State the classes that stay under changes, with confidence."""
         counts: dict[str, int] = {}
         answers: dict[str, int] = {}
         for kind in self.noise.noisy:
@@ -342,7 +343,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         )
 
     def chart(self) -> Chart:
-        """Draw the share of targets that stay, by the number of changes."""
+        """Draw the certified share of targets by the number of changes."""
         radii, lines = range(_SHOWN[-1] + 1), {}
         for kind in self.noise.noisy:
             for side, place in (('added', 0), ('deleted', 1)):

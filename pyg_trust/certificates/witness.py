@@ -1,4 +1,4 @@
-"""Witnesses: the vectors from which a certificate is proved again."""
+"""Witnesses: arrays from which a certificate can be proved again."""
 
 import io
 import math
@@ -17,13 +17,14 @@ MOST_BYTES = 64 * 2**20
 
 
 class Witness:
-    """Hold the arrays that prove a robustness certificate.
+    """Arrays that prove a robustness certificate.
 
     They contain the logits and the edges, which may be personal data. Delete
     the witness with a removal.
 
     Args:
-        arrays (dict): as :func:`pyg_trust.kernel.proofs.prove` takes them.
+        arrays (dict): the arrays that :func:`pyg_trust.kernel.proofs.prove`
+            takes.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
@@ -37,11 +38,11 @@ class Witness:
     def of(
         cls, tensors: dict[str, Tensor], texts: dict[str, str]
     ) -> tuple['Witness', str]:
-        """Copy tensors and texts; return the witness and its digest.
+        """Copy tensors and texts to a witness; return it with its digest.
 
         Args:
-            tensors (dict): by name, on any device.
-            texts (dict): by name.
+            tensors (dict): tensors by name, on any device.
+            texts (dict): texts by name.
         """
         arrays = {
             name: value.detach().cpu().contiguous().numpy().copy()
@@ -58,7 +59,7 @@ class Witness:
         (:mod:`pyg_trust.kernel.proofs`). A 0 is neither.
 
         Args:
-            most (float): how many numbers may be looked at, about.
+            most (float): an approximate limit on how many numbers are read.
                 (default: ``math.inf``)
 
         Raises:
@@ -71,10 +72,10 @@ class Witness:
 
     @validated
     def save(self, path: str | os.PathLike) -> None:
-        """Write the arrays to a new file, ``.npz`` without pickle.
+        """Write the arrays to a new ``.npz`` file without pickle.
 
         Args:
-            path (str): of the file, which may not be there yet.
+            path (str): the path of the file, which must not exist yet.
         """
         content = _file(_small(self.arrays))
         if proofs.digest(proofs.load(content)) != proofs.digest(self.arrays):
@@ -86,10 +87,10 @@ class Witness:
     @classmethod
     @validated
     def load(cls, path: str | os.PathLike) -> 'Witness':
-        """Read a file of :meth:`save`; nothing in it is executed.
+        """Read a file of :meth:`save`; execute nothing in it.
 
         Args:
-            path (str): of the file.
+            path (str): the path of the file.
 
         Raises:
             ValueError: if it is damaged or no witness.
@@ -115,7 +116,7 @@ class Witness:
 
 
 class Proved:
-    """A certificate that its witness proves again."""
+    """Mixin: certificate that can be proved again from its witness."""
 
     proof: Witness | None
     witness_digest: str
@@ -128,7 +129,7 @@ class Proved:
         in integers that round outwards.
 
         Args:
-            witness (Witness, optional): read from a file, by default
+            witness (Witness, optional): a witness read from a file; by default
                 ``proof``. (default: :obj:`None`)
 
         Returns:

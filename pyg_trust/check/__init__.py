@@ -1,4 +1,4 @@
-"""Checks of trust reports, for whoever did not make them: without torch."""
+"""Independent checks of trust reports, without torch."""
 
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Finding
 from .checker import check_report

@@ -1,4 +1,4 @@
-"""The command line of the checker alone: ``python -m pyg_trust_check``."""
+"""Command line of the checker: ``python -m pyg_trust_check``."""
 
 import argparse
 import sys

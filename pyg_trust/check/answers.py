@@ -1,4 +1,4 @@
-"""The answers of a check, and the fields that it reads."""
+"""Results of a check, and the report's fields that it reads."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ MOST = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a check.
+    """One result of a check.
 
     Args:
         status (str): ``'holds'``, ``'FAILS'``, ``'not proved'`` (there is no
             witness, or none that is small enough) or ``'not checked'`` (it
             was not handed in, or can't be run).
-        text (str): what was looked at.
+        text (str): the checked item.
     """
 
     status: str
@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Stated:
-    """A promise as a report in JSON states it.
+    """Promise as stated in a JSON report.
 
     The fields are those of :class:`pyg_trust.report.Guarantee`.
     """
@@ -93,7 +93,7 @@ class Stated:
 
 
 def read_report(path: str | Path) -> tuple[int, list[Stated]]:
-    """Read a report, and its layout.
+    """Read a report and its layout version.
 
     Raises:
         ValueError: if it is none, or was damaged.
@@ -131,7 +131,7 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
 
 
 def requests(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Read who was removed: parts by the name of the graph."""
+    """Read the removed names, as parts by graph."""
     found = values['request']
     if not isinstance(found, Mapping) or not all(
         isinstance(part, Mapping) for part in found.values()
@@ -141,7 +141,7 @@ def requests(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def arguments(each: Stated) -> Mapping[str, Any]:
-    """Read the arguments of the run, none if the report has none."""
+    """Read the arguments of the run; empty if the report has none."""
     found = each.origin.get('arguments', {})
     if not isinstance(found, Mapping):
         raise ValueError("'arguments' is no dictionary")

@@ -1,4 +1,4 @@
-"""The certificates of a report, recounted from the votes that it has."""
+"""Checks of certificates by recounting the votes in the report."""
 
 import math
 import re
@@ -37,10 +37,10 @@ Change = tuple[int, int, float, float]
 
 
 def check_certificate(each: Stated) -> Said:
-    """Check whether a certificate is that of the votes that it has.
+    """Check that a certificate follows from its votes.
 
     Returns:
-        iterator: a status and a text for everything that was looked at.
+        iterator: a status and a text for every check.
     """
     if each.values.get('vouched') or each.promise.startswith('as says '):
         yield (
@@ -343,7 +343,7 @@ def _unproved(each: Stated) -> Said:
 
 
 def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
-    """Prove a certificate without samples from its witness."""
+    """Prove a sampling-free certificate from its witness."""
     values = each.values
     if each.procedure.startswith('collective'):
         most = collective.prove(arrays)

@@ -1,4 +1,4 @@
-"""Checks a trust report as somebody would who trusts nobody.
+"""Check a trust report without trusting its author.
 
 .. code-block:: bash
 
@@ -64,10 +64,10 @@ def check_report(
     data: str | Path | None = None,
     witness: str | Path | Sequence[str | Path] | None = None,
 ) -> list[Finding]:
-    """Check a saved trust report, and the files that belong to it.
+    """Check a saved trust report and the files that belong to it.
 
     Args:
-        path (str or Path): of the report in JSON.
+        path (str or Path): the report, in JSON.
         ledger (str or Path, optional): of the privacy ledger, or of
             ``ledger.state_dict()`` of an unlearner as ``json.dump`` wrote it.
             (default: :obj:`None`)

@@ -1,4 +1,4 @@
-"""Epsilon of a report, proved anew from the steps that it has."""
+"""Proofs of a report's epsilon from its recorded steps."""
 
 import math
 from collections.abc import Iterable
@@ -25,10 +25,10 @@ SUMS = ('private aggregation', 'private link prediction')
 
 
 def check_epsilon(each: Stated) -> Said:
-    """Prove or refute an epsilon from what was recorded.
+    """Prove or refute an epsilon from recorded steps.
 
     Returns:
-        iterator: a status and a text for everything that was looked at.
+        iterator: a status and a text for every check.
     """
     mechanism = each.values.get('mechanism')
     if each.procedure in SUMS:
@@ -66,7 +66,7 @@ def check_epsilon(each: Stated) -> Said:
 
 
 def account(each: Stated) -> Lines:
-    """Noise multipliers, rates and numbers of steps, as they were recorded."""
+    """Read the recorded noise multipliers, rates and step counts."""
     lines = each.values['account']
     return [
         (
@@ -85,12 +85,12 @@ def _rate(value: Any) -> float:
 
 
 def proved(each: Stated, lines: Lines, claimed: float, delta: float) -> str:
-    """Ask the kernel for an epsilon of steps.
+    """Let the kernel prove an epsilon of steps.
 
     Args:
-        each (Stated): names the accountant.
-        lines (list): as of :func:`account`.
-        claimed (float): epsilon, without what is pure.
+        each (Stated): the promise, which names the accountant.
+        lines (list): the result of :func:`account`.
+        claimed (float): the claimed epsilon, without pure epsilon.
         delta (float): of the report.
     """
     mechanism = each.values['mechanism']
@@ -119,7 +119,7 @@ _judged_group = lru_cache(maxsize=8)(judge_group)
 def fewer(
     lines: list[tuple[float, float, int]], most: int
 ) -> list[tuple[float, float, int]]:
-    """Merge steps that are almost alike: the least noise, the largest rate.
+    """Merge similar steps: the least noise, the largest rate.
 
     Epsilon is no less.
     """

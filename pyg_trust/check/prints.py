@@ -1,4 +1,4 @@
-"""Fingerprints of data and weights, and what is left of a removal.
+"""Fingerprints of data and weights, and leftovers of a removal.
 
 The same digests as :func:`pyg_trust.report.fingerprint_data` and
 :func:`~pyg_trust.report.fingerprint_model`, of arrays of numpy.
@@ -23,7 +23,7 @@ def fingerprint_model(state: Mapping[Any, Any]) -> str:
     """Digest the tensors of a ``state_dict()``, or of a dictionary of these.
 
     Args:
-        state (dict): what is no tensor is left out.
+        state (dict): the tensors; other values are left out.
     """
     if not isinstance(state, Mapping):
         raise ValueError("'state' needs to be a dictionary of tensors")
@@ -70,7 +70,7 @@ def _shape(value: Tensor | Sparse) -> tuple[int, ...]:
 def left_over(
     graph: Mapping[str, Any], part: Mapping[str, Any], where: str
 ) -> Iterator[str]:
-    """Name what a request has removed and a graph still holds.
+    """List removed items that a graph still contains.
 
     Edges are looked for in every direction that had to go.
     """

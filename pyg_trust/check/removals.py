@@ -1,4 +1,4 @@
-"""Removals: the numbers of a report made again from one another.
+"""Checks of removals: recompute numbers of a report from others.
 
 How large the residual is can't be seen: it is a function of the data that
 remain and of weights that are in no report. All that follows from its bound
@@ -21,10 +21,10 @@ COVERED = 'removal covered by privacy'
 
 
 def check_removal(each: Stated) -> Said:
-    """Check the fields of a removal against one another.
+    """Check the fields of a removal for consistency.
 
     Returns:
-        iterator: a status and a text for everything that was looked at.
+        iterator: a status and a text for every check.
     """
     values = each.values
     if each.procedure == COVERED:
@@ -94,7 +94,7 @@ def _epsilons(
 
 
 def check_proof(each: Stated, arrays: dict[str, Any]) -> Said:
-    """Prove the residual of a removal from the data that remain."""
+    """Prove a removal's residual from the remaining data."""
     if each.procedure != NODES:
         yield UNKNOWN, 'data: they are of a node classifier'
         return
@@ -106,14 +106,14 @@ def check_proof(each: Stated, arrays: dict[str, Any]) -> Said:
 
 
 def unbroken(chain: Chain) -> tuple[str, str]:
-    """Tell whether every line is hashed with all before it."""
+    """Tell whether the ledger's hash chain is unbroken."""
     if chain.broken:
         return FAILS, f'ledger: line {chain.broken} was changed'
     return HOLDS, 'ledger: the chain of its lines is unbroken'
 
 
 def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
-    """Compare a removal with the lines of its ledger."""
+    """Compare a removal with its ledger's lines."""
     if each.kind != 'removal' or 'request' not in each.values:
         if each.values.get('ledger_head') is not None:
             yield UNKNOWN, 'ledger: the file is of another procedure'

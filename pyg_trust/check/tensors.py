@@ -1,4 +1,4 @@
-"""Tensors in files of ``torch.save``, read without torch.
+"""Reader of tensors in ``torch.save`` files, without torch.
 
 A file is data: of its pickle nothing is called but what builds tensors,
 and dictionaries in order. Nothing is larger than the bytes that are there: an
@@ -37,11 +37,11 @@ _STORAGES = {
 
 @dataclass(frozen=True)
 class Sparse:
-    """A sparse matrix by its parts.
+    """Sparse matrix as its parts.
 
     Args:
-        layout (str): as torch names it, ``'torch.sparse_csr'``.
-        shape (tuple[int, ...]): of the whole.
+        layout (str): torch's name, ``'torch.sparse_csr'``.
+        shape (tuple[int, ...]): the full shape.
         parts (tuple[Tensor, ...]): indices and values.
     """
 

@@ -1,4 +1,4 @@
-"""Erasure requests over all models: one durable desk, and its evidence."""
+"""Erasure requests over all models: a durable desk and its evidence."""
 
 from pyg_trust.erasure.checking import check_erasure
 from pyg_trust.erasure.desk import ErasureDesk

@@ -36,13 +36,14 @@ def check_erasure(
     alone states it. A removal that noise covers is proved anew.
 
     Args:
-        path (str or Path): of the report, as its ``to_json()``.
-        ledgers (dict, optional): by the name of a model, the file with the
-            JSON of its ``ledger.state_dict()``, of a private model of its
-            ``removals``. (default: :obj:`None`)
+        path (str or Path): the path of the report, as its ``to_json()``.
+        ledgers (dict, optional): by the name of a model, the path of a file
+            with its ``ledger.state_dict()`` as JSON; of its ``removals`` for a
+            private model. (default: :obj:`None`)
 
     Returns:
-        list[Finding]: what holds, fails, is not proved or was not checked.
+        list[Finding]: the findings: each holds, fails, is not proved or was
+        not checked.
 
     Raises:
         ValueError: if a file is none of these.

@@ -51,7 +51,7 @@ _HOUR = 3600.0
 
 
 class ErasureDesk:
-    r"""Queue of erasure requests over all models, in one file.
+    r"""Queue of erasure requests over all models, in one durable file.
 
     .. code-block:: python
 
@@ -71,11 +71,12 @@ class ErasureDesk:
     all dates, since a batch trains every touched part once.
 
     Args:
-        path (str or Path): of the file; if it is not there, it is made.
+        path (str or Path): the path of the file, created if it does not exist.
         zone (str): the controller's time zone. (default: :obj:`'UTC'`)
-        clock (Callable): tells the time in seconds since 1970.
+        clock (Callable): returns the time in seconds since 1970.
             (default: :func:`time.time`)
-        policy (Policy, optional): rules. (default: :obj:`None`)
+        policy (Policy, optional): the rules of the desk.
+            (default: :obj:`None`)
 
     Raises:
         ValueError: if the zone is unknown, or the file is of another program
@@ -126,25 +127,26 @@ class ErasureDesk:
         data: Callable[[], Data] | None = None,
         fresh: bool = False,
     ) -> None:
-        """Register a model, every time the desk is opened.
+        """Register a model; needed every time the desk is opened.
 
         A request is not complete before every model whose name was ever
         registered has forgotten it.
 
         Args:
-            name (str): of the model, on reports.
-            model (Any): a fitted one, with ``remove(request, reference=)``.
+            name (str): the name of the model in reports.
+            model (Any): the fitted model, with
+                ``remove(request, reference=)``.
             save (str or Path, optional): the file of the model; left out for
                 a model with a folder of its own. (default: :obj:`None`)
-            names (Callable, optional): from a request in the desk's names to
-                one in the model's; :obj:`None` if none of it is in the model.
-                Keep what it needs until the last backup is gone.
+            names (Callable, optional): translates a request from the desk's
+                names to the model's; returns :obj:`None` if the model holds
+                none of it. Keep the data it needs until the last backup is
+                deleted. (default: :obj:`None`)
+            data (Callable, optional): for a private model, returns the graph
+                of its release, with or without the people removed since.
                 (default: :obj:`None`)
-            data (Callable, optional): of a private model, returns the graph
-                of its release, with or without who was removed since.
-                (default: :obj:`None`)
-            fresh (bool): the model was fitted again, without anybody whose
-                request is complete. (default: :obj:`False`)
+            fresh (bool): whether the model was fitted again, without anybody
+                whose request is complete. (default: :obj:`False`)
 
         Raises:
             TypeError: if the model can't remove by a reference.
@@ -163,10 +165,10 @@ class ErasureDesk:
 
     @validated
     def recipient(self, name: str) -> None:
-        """Register a recipient to notify; :meth:`done` records its answer.
+        """Register a recipient to notify; :meth:`done` records the answer.
 
         Args:
-            name (str): on reports.
+            name (str): the name of the recipient in reports.
 
         Raises:
             ValueError: if a model has this name.
@@ -201,24 +203,25 @@ class ErasureDesk:
         immediately: bool = False,
         exact: bool = False,
     ) -> ErasureReport:
-        """Store a request; it is on the disk when the call returns.
+        """Store a request; it is on disk when the call returns.
 
         The same request a second time changes nothing, and gets the same
         answer.
 
         Args:
-            request (RemovalRequest): in names of the desk.
+            request (RemovalRequest): the items to forget, in names of the
+                desk.
             subject_request_id (str, optional): a UUID; by default a new one.
                 (default: :obj:`None`)
-            regulation (str): ``'gdpr'``, a month, or ``'ccpa'``, 45 days.
-                (default: :obj:`'gdpr'`)
-            received_time (str or datetime, optional): when it came, in RFC
-                3339, by which it is dated; by default now.
+            regulation (str): the regulation that sets the term: ``'gdpr'``, a
+                month, or ``'ccpa'``, 45 days. (default: :obj:`'gdpr'`)
+            received_time (str or datetime, optional): the time of receipt, in
+                RFC 3339, from which the term runs; by default now.
                 (default: :obj:`None`)
-            immediately (bool): do not wait for others.
-                (default: :obj:`False`)
-            exact (bool): no noise of a private model is enough.
-                (default: :obj:`False`)
+            immediately (bool): whether to start without waiting for other
+                requests. (default: :obj:`False`)
+            exact (bool): whether to remove exactly, even if a private model's
+                noise would do. (default: :obj:`False`)
 
         Raises:
             ValueError: on another regulation, or content for the same id; a
@@ -264,13 +267,13 @@ class ErasureDesk:
 
     @validated
     def done(self, subject_request_id: str, name: str) -> ErasureReport:
-        """Record that a recipient, or the owner of a model, has erased it.
+        """Record that a recipient or a model's owner has erased a request.
 
         Of a model it says that it was fitted again without the person.
 
         Args:
-            subject_request_id (str): of the request.
-            name (str): of the recipient or model.
+            subject_request_id (str): the id of the request.
+            name (str): the name of the recipient or model.
 
         Raises:
             ValueError: if there is no such task, or the model is at it.
@@ -293,13 +296,14 @@ class ErasureDesk:
     def hold(
         self, subject_request_id: str, reason: str, *, paused: bool = False
     ) -> ErasureReport:
-        """Hold a request for an exception of article 17(3).
+        """Hold a request for an exception of article 17(3), or pause it.
 
         Args:
-            subject_request_id (str): of the request.
-            reason (str): the ground; without names, as it is kept.
-            paused (bool): pause it, for doubts about who asks, instead: its
-                date goes on. (default: :obj:`False`)
+            subject_request_id (str): the id of the request.
+            reason (str): the ground; leave out names, as it is kept.
+            paused (bool): whether to pause the request instead, for doubts
+                about the sender's identity; its term goes on.
+                (default: :obj:`False`)
         """
         fields.check_text('reason', reason)
         return self._halt(
@@ -308,10 +312,10 @@ class ErasureDesk:
 
     @validated
     def resume(self, subject_request_id: str) -> ErasureReport:
-        """Resume a request that is held, paused, or refused by a model.
+        """Resume a request that was held, paused, or refused by a model.
 
         Args:
-            subject_request_id (str): of the request.
+            subject_request_id (str): the id of the request.
         """
         return self._halt(subject_request_id, '', '')
 
@@ -333,8 +337,8 @@ class ErasureDesk:
         What was forgotten already stays forgotten.
 
         Args:
-            subject_request_id (str): of the request.
-            reason (str): the ground; without names, as it is kept.
+            subject_request_id (str): the id of the request.
+            reason (str): the ground; leave out names, as it is kept.
 
         Raises:
             ValueError: if a model is at it.
@@ -353,24 +357,24 @@ class ErasureDesk:
     # Work ###################################################################
 
     def plan(self) -> DeskPlan:
-        """Plan the work of :meth:`run`, model by model, and change nothing."""
+        """Plan the next :meth:`run`, model by model; change nothing."""
         now = self._now()
         return DeskPlan(tuple(self._planned(n, now)[0] for n in self._places))
 
     @validated
     def run(self, *, confirm: bool = False) -> tuple[ErasureReport, ...]:
-        """Carry out the removals that are due. Call it every hour.
+        """Carry out the removals that are due; call it every hour.
 
         Ends what an earlier call could not, begins the batches whose time has
         come, and erases the names of requests that are complete. The others
         go on where a model fails.
 
         Args:
-            confirm (bool): also do batches beyond ``max_share``.
-                (default: :obj:`False`)
+            confirm (bool): whether to carry out batches beyond ``max_share``,
+                too. (default: :obj:`False`)
 
         Returns:
-            tuple[ErasureReport]: of the requests that became complete.
+            tuple[ErasureReport]: the reports of requests that became complete.
 
         Raises:
             RuntimeError: if a model failed; what the others did is kept.
@@ -581,10 +585,10 @@ class ErasureDesk:
 
     @validated
     def report(self, subject_request_id: str) -> ErasureReport:
-        """Report a request: the evidence of its erasure, without names.
+        """Report the evidence of a request's erasure, without names.
 
         Args:
-            subject_request_id (str): of the request.
+            subject_request_id (str): the id of the request.
 
         Raises:
             ValueError: if the desk does not know it.
@@ -629,7 +633,7 @@ class ErasureDesk:
         )
 
     def status(self) -> DeskStatus:
-        """Count requests, and list those that need attention."""
+        """Count requests by status, and list those that need attention."""
         now = fields.written(self._now())
         late = f"{queries.OPEN} AND halted != 'held' AND due < ? ORDER BY due"
         overdue = self._sql(f'SELECT id FROM request {late}', now)

@@ -1,4 +1,4 @@
-"""Fields of erasure requests: times in RFC 3339 and UTC, ids, texts."""
+"""Fields of erasure requests: times, ids and texts."""
 
 import calendar
 import uuid
@@ -13,7 +13,7 @@ PERIODS = {'gdpr': (1, 0), 'ccpa': (0, 45)}
 
 
 def find_zone(name: str) -> zoneinfo.ZoneInfo:
-    """Find a time zone; the error of an unknown one names ``zone``."""
+    """Return the time zone of a name."""
     try:
         return zoneinfo.ZoneInfo(name)
     except (OSError, ValueError, zoneinfo.ZoneInfoNotFoundError):
@@ -24,17 +24,17 @@ def find_zone(name: str) -> zoneinfo.ZoneInfo:
 
 
 def written(moment: datetime) -> str:
-    """Write a time as it is stored, so that later texts are larger."""
+    """Format a time in UTC, so that texts sort like times."""
     utc = moment.astimezone(timezone.utc)
     return utc.strftime('%Y-%m-%dT%H:%M:%SZ')
 
 
 def read(name: str, value: Any) -> datetime:
-    """Read a time, to the second.
+    """Parse a time, to the second.
 
     Args:
-        name (str): of the argument, for errors.
-        value (str or datetime): RFC 3339, with a zone.
+        name (str): the name of the argument, for errors.
+        value (str or datetime): the time, in RFC 3339 with a zone.
     """
     try:
         if isinstance(value, str):
@@ -54,7 +54,7 @@ def read(name: str, value: Any) -> datetime:
 
 
 def due(received: datetime, zone: tzinfo, regulation: str) -> datetime:
-    """Compute by when a request has to be done.
+    """Compute the date by which a request has to be completed.
 
     A month ends with the same date of the next one, in the controller's zone,
     or with its last day if it has no such date. Week-ends do not move it.
@@ -70,7 +70,7 @@ def due(received: datetime, zone: tzinfo, regulation: str) -> datetime:
 
 
 def check_text(name: str, value: Any) -> None:
-    """Refuse what is no line of text, or can look like another one."""
+    """Refuse anything but one printable line of text."""
     check_instance(name, value, str)
     if not 0 < len(value) <= 1000 or not value.isprintable():
         raise ValueError(
@@ -80,7 +80,7 @@ def check_text(name: str, value: Any) -> None:
 
 
 def read_id(number: str | None) -> str:
-    """Read the id of a request, a UUID; without one, make one."""
+    """Check the id of a request, a UUID; without one, make a new one."""
     try:
         return str(uuid.uuid4() if number is None else uuid.UUID(number))
     except ValueError:

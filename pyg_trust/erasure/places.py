@@ -1,4 +1,4 @@
-"""Registered models of a desk: what they forgot, and how they are saved."""
+"""Models registered at a desk: removal from them, and their files."""
 
 import contextlib
 import inspect
@@ -21,15 +21,19 @@ GONE = 'removed before'
 
 
 class Place:
-    """A registered model.
+    """Model registered at a desk, with its file.
 
     Args:
-        model (Any): with ``remove(request, reference=)`` and a ledger.
-        save (Path, optional): where it is saved; :obj:`None` for a model that
-            writes a folder of its own.
-        names (callable, optional): from the desk's names to the model's.
-        data (callable, optional): returns the graph of a private release.
-        most (float): the epsilon up to which noise covers. (default: 1.0)
+        model (Any): the model, with ``remove(request, reference=)`` and a
+            ledger.
+        save (Path, optional): the path of the model's file; :obj:`None` for a
+            model that writes a folder of its own.
+        names (callable, optional): translates a request from the desk's names
+            to the model's.
+        data (callable, optional): returns the graph of a private model's
+            release.
+        most (float): the largest epsilon at which noise counts as removal.
+            (default: 1.0)
 
     Raises:
         TypeError: if the model can't remove with a reference.
@@ -89,14 +93,14 @@ class Place:
         return () if self.data is None else (self.data(),)
 
     def named(self, request: RemovalRequest) -> RemovalRequest | None:
-        """Translate a request; :obj:`None` if the model has nothing of it."""
+        """Translate a request; :obj:`None` if the model holds none of it."""
         found = request if self.names is None else self.names(request)
         if found is not None:
             check_instance('names', found, RemovalRequest)
         return found
 
     def catch_up(self) -> None:
-        """Load what another object has saved since, if anything."""
+        """Load the saved state, if another object has continued this one."""
         found = None if self.save is None else commit.peek(self.save)
         name = 'removals' if self.covers else 'ledger'
         lines = (found or {}).get(name, {}).get('entries', ())
@@ -107,11 +111,11 @@ class Place:
     def forget(
         self, requests: list[RemovalRequest], reference: str
     ) -> tuple[str | None, str]:
-        """Remove from the newest state; :meth:`keep` writes the next one.
+        """Remove requests from the newest state; :meth:`keep` saves it.
 
         Returns:
-            tuple[str, str]: what the model promises, as JSON without names,
-            and how else the requests were met.
+            tuple[str, str]: the model's guarantee, as JSON without names, and
+            the other way in which the requests were met.
         """
         if not requests:
             return None, 'not in it'
@@ -158,12 +162,12 @@ class Place:
         return json.dumps(told)
 
     def keep(self) -> None:
-        """Write the state of the model."""
+        """Save the state of the model."""
         if self.save is not None:
             self.model.save(self.save)
 
     def seconds(self, request: RemovalRequest) -> float | None:
-        """Estimate the time of a removal; :obj:`None` if it is not known."""
+        """Estimate the seconds of a removal; :obj:`None` if unknown."""
         if hasattr(self.model, 'shard_state'):
             # An impossible one is refused when it is done.
             with contextlib.suppress(ValueError):
@@ -171,7 +175,7 @@ class Place:
         return None
 
     def share(self, request: RemovalRequest) -> float:
-        """Compute the share of nodes or edges that a request names."""
+        """Compute the share of the model's nodes or edges in a request."""
         model, named = self.model, [0, 0]
         graphs = model.graphs if hasattr(model, 'graphs') else {}
         if graphs:
@@ -192,10 +196,11 @@ class Place:
         return max(n / max(1, h) for n, h in zip(named, held, strict=True))
 
     def left(self, request: RemovalRequest) -> RemovalRequest | None:
-        """Drop what the ledger names as removed, and the model has not.
+        """Drop items that the ledger lists as removed and the model lacks.
 
         Returns:
-            RemovalRequest: the rest; :obj:`None` if nothing is left.
+            RemovalRequest: the remaining request; :obj:`None` if nothing is
+            left.
         """
         done = still_removed(line.request for line in self.ledger.entries)
         if done is None:
@@ -240,5 +245,5 @@ def _directions(item: RemovalRequest) -> RemovalRequest:
 
 
 def read(names: str) -> RemovalRequest:
-    """Read a request from its names in JSON."""
+    """Parse a request from its names in JSON."""
     return RemovalRequest.from_dict(json.loads(names))

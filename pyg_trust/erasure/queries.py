@@ -1,4 +1,4 @@
-"""Statements of a desk, in SQL; the tables are in ``store.py``."""
+"""SQL statements of a desk; the tables are in ``store.py``."""
 
 OPEN = "WHERE status IN ('pending', 'in_progress')"
 WHO_WAITS = f'SELECT id FROM request {OPEN}'

@@ -11,20 +11,21 @@ from pyg_trust.report.charts import Chart
 @validated
 @dataclass(frozen=True)
 class Policy:
-    r"""Rules of a desk.
+    r"""Rules by which a desk schedules removals.
 
     Args:
-        reserve (float): a batch begins so many times its own duration and that
-            of the longest batches of other models, and at least so many
-            hours, before its first date. (default: :obj:`3.0`)
-        backup_days (int): how long backups of the models are kept. So long
-            the desk keeps the names of completed requests, as a model that is
-            restored has to forget them again. (default: :obj:`0`)
-        max_share (float): a batch that names more than this share of a model's
-            nodes or edges needs to be confirmed. (default: :obj:`0.05`)
-        coverage_epsilon (float): a private model has forgotten people by its
-            noise alone up to this :math:`\epsilon`, all of them together; 0
-            for never. (default: :obj:`1.0`)
+        reserve (float): how early a batch begins before its first date: this
+            many times the sum of its own duration and that of the longest
+            batches of other models, and at least this many hours.
+            (default: :obj:`3.0`)
+        backup_days (int): the number of days that backups of the models are
+            kept. The desk keeps the names of completed requests as long, as a
+            restored model has to forget them again. (default: :obj:`0`)
+        max_share (float): the largest share of a model's nodes or edges that a
+            batch may name without being confirmed. (default: :obj:`0.05`)
+        coverage_epsilon (float): the largest :math:`\epsilon` at which a
+            private model's noise alone counts as forgetting, for all people
+            together; 0 for never. (default: :obj:`1.0`)
     """
 
     reserve: Annotated[float, Number(0.0, closed='low')] = 3.0
@@ -35,7 +36,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class DeskPlan(Report):
-    """Plan of the next :meth:`~pyg_trust.erasure.ErasureDesk.run`.
+    """Plan of the next :meth:`~pyg_trust.erasure.ErasureDesk.run`, by model.
 
     Args:
         models (tuple[dict, ...]): for each model its ``mode`` (``'now'``,
@@ -60,18 +61,21 @@ class DeskPlan(Report):
 
 @dataclass(frozen=True)
 class DeskStatus(Report):
-    """Counts of a desk, and requests that need attention.
+    """Numbers of requests by status, and requests that need attention.
 
     Args:
-        overdue (tuple[str, ...]): ids whose date has passed, the first first.
-        refused (tuple[tuple[str, str], ...]): ids, and the models that
-            refused them.
-        halted (tuple[tuple[str, str], ...]): ids, and how: held or paused.
-        next_due (str, optional): the first date of an open request.
-        pending (int): requests that nobody has begun with.
-        in_progress (int): requests that some, but not all, have done.
-        completed (int): requests that are done.
-        cancelled (int): requests that were withdrawn or refused.
+        overdue (tuple[str, ...]): the ids of requests whose date has passed,
+            the earliest first.
+        refused (tuple[tuple[str, str], ...]): pairs of an id and a model that
+            refused the request.
+        halted (tuple[tuple[str, str], ...]): pairs of an id and ``'held'`` or
+            ``'paused'``.
+        next_due (str, optional): the earliest date of an open request.
+        pending (int): the number of requests that are not begun.
+        in_progress (int): the number of requests that some, but not all,
+            models and recipients have completed.
+        completed (int): the number of completed requests.
+        cancelled (int): the number of withdrawn or refused requests.
     """
 
     overdue: tuple[str, ...]
@@ -86,29 +90,30 @@ class DeskStatus(Report):
 
 @dataclass(frozen=True)
 class ErasureReport(Report):
-    r"""A request, and the evidence of its erasure. It names nobody.
+    r"""Status of a request and evidence of its erasure, without names.
 
     Args:
-        subject_request_id (str): of the request.
-        subject_request_type (str): ``'erasure'``.
-        regulation (str): ``'gdpr'`` or ``'ccpa'``.
-        zone (str): of the controller, by which it is dated.
-        received_time (str): when it came.
-        expected_completion_time (str): by when it has to be done.
-        completed_time (str, optional): when it was done.
+        subject_request_id (str): the id of the request.
+        subject_request_type (str): the type of the request, ``'erasure'``.
+        regulation (str): the regulation, ``'gdpr'`` or ``'ccpa'``.
+        zone (str): the controller's time zone, by which dates are computed.
+        received_time (str): the time of receipt.
+        expected_completion_time (str): the date by which the request has to be
+            completed.
+        completed_time (str, optional): the time of completion.
         request_status (str): ``'pending'``, ``'in_progress'``,
             ``'completed'`` or ``'cancelled'``.
         halted (str): ``'held'``, ``'paused'`` or empty.
-        reason (str): why it was halted or cancelled.
-        overdue (bool): whether its date passed before it was done.
+        reason (str): the reason for halting or cancelling the request.
+        overdue (bool): whether the date passed before completion.
         tasks (tuple[dict, ...]): by ``name`` of a model or recipient
             (``is_model``): its ``state``, the ``mode``, when it ``finished``,
             the ``note`` of a refusal, the ``reference`` that the line of the
             model's ledger has, the ``head`` of this ledger after it, and the
             model's ``promise``, with :math:`\mu`, :math:`\epsilon` and
             :math:`\delta` if its noise covers it.
-        backups_until (str, optional): until when the desk keeps the names, as
-            backups of models are kept so long.
+        backups_until (str, optional): the date until which the desk keeps the
+            names, because backups of models are kept.
     """
 
     subject_request_id: str

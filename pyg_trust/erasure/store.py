@@ -1,4 +1,4 @@
-"""File of an erasure desk: one sqlite database that forgets what it deletes.
+"""File of an erasure desk: a sqlite database that overwrites deleted rows.
 
 Deleted and overwritten content is zeroed (``secure_delete``), the rollback
 journal is truncated after every change, and temporary tables stay in memory. A
@@ -50,7 +50,7 @@ class Store:
     """Open file of a desk, for the thread that opened it.
 
     Args:
-        path (Path): of the file; if it is not there, it is made for its owner
+        path (Path): the path of the file; a new file is readable by its owner
             alone.
 
     Raises:
@@ -125,12 +125,12 @@ class Store:
         return self._database.execute(query, values).fetchall()
 
     def one(self, query: str, *values: Any) -> tuple[Any, ...]:
-        """Run a statement, and return its first row; () without any."""
+        """Run a statement, and return its first row; () if there is none."""
         return next(iter(self.rows(query, *values)), ())
 
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:
-        """Put all or nothing of a block in force, on the disk."""
+        """Commit all statements of a block to disk, or none."""
         self.rows('BEGIN IMMEDIATE')
         try:
             yield

@@ -1,4 +1,4 @@
-"""Files that are never half written."""
+"""Atomic reading and writing of files."""
 
 import contextlib
 import glob
@@ -21,7 +21,7 @@ except ImportError:  # pragma: no cover
 
 
 class DamagedFileError(ValueError):
-    """A file is not what was written to it; the message names the file."""
+    """Raised if a file's content differs from what was written to it."""
 
 
 @validated
@@ -35,8 +35,8 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     moment is left alone.
 
     Args:
-        path (str or Path): of the file.
-        content (bytes): what it is to hold.
+        path (str or Path): the path of the file.
+        content (bytes): the new content.
     """
     path = Path(path).resolve()
     delete_unfinished(path)
@@ -60,12 +60,12 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def delete_unfinished(path: str | Path) -> None:
-    """Delete what was left beside a file by those killed while writing it.
+    """Delete temporary files that killed writers left beside a file.
 
     A file that is being written is locked by its writer, and stays.
 
     Args:
-        path (str or Path): of the file.
+        path (str or Path): the path of the file.
     """
     check_instance('path', path, str, Path)
     path = Path(path)
@@ -111,7 +111,7 @@ def _temporary(path: Path) -> Any:
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Make the names in a folder durable, where a system can.
+    """Flush the file names in a folder to disk, if the system can.
 
     Args:
         folder (str or Path): the folder.
@@ -127,11 +127,11 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def save(path: str | Path, state: Any) -> None:
-    """Write a state of tensors and plain values as :func:`write` does.
+    """Write a state of tensors and plain values atomically.
 
     Args:
-        path (str or Path): of the file.
-        state (Any): what :func:`load` is to return.
+        path (str or Path): the path of the file.
+        state (Any): the state that :func:`load` will return.
     """
     check_instance('path', path, str, Path)
     stream = io.BytesIO()
@@ -140,14 +140,14 @@ def save(path: str | Path, state: Any) -> None:
 
 
 def load(path: str | Path) -> Any:
-    """Read what :func:`save` has written, tensors to the CPU.
+    """Read a state that :func:`save` has written, with tensors on the CPU.
 
     A file is data here and can't run code: only tensors and plain values are
     read. Tensors together have no more bytes than the file, and its checksums
     are compared.
 
     Args:
-        path (str or Path): of the file.
+        path (str or Path): the path of the file.
 
     Raises:
         DamagedFileError: if it is anything else.

@@ -1,8 +1,8 @@
-r"""One guarded commit: how a saved state gives way to the next.
+r"""Guarded commits: a saved state is replaced only by its successor.
 
-A removal that was saved must not come back. Whoever writes a state over
+A removal that was saved must not come back. A state is written over
 another one (:func:`save`, :class:`~pyg_trust.unlearning.store.ShardStore`)
-does it in three steps:
+in three steps:
 
 1. take the lock of the place, which the operating system holds for a process
    and takes back when the process ends, however it ends (:func:`exclusive`);
@@ -22,9 +22,9 @@ file systems do not.
 
 **What this does not protect.** Lock and comparison belong to the place, by
 whatever symbolic link or mount it is reached; a file with two names (hard
-links) is refused. A *copy* is another place: whoever copies a file or folder
-can go on from the copy, and whoever puts an older copy in the place of a newer
-state brings back what was removed in between, for all who load it from then
+links) is refused. A *copy* is another place: work can go on from a copied file
+or folder, and an older copy that is put in the place of a newer state brings
+back the items that were removed in between, for all who load it from then
 on. An object that has the newer state in memory puts it back at its next
 change. For the others, note ``RemovalLedger.head`` elsewhere, and ask a
 loaded one whether it has it (``RemovalLedger.has``).
@@ -64,7 +64,7 @@ Self = TypeVar('Self')
 
 
 class StaleStateError(RuntimeError):
-    """Somebody else has changed a saved state since it was read.
+    """Raised if another object changed a saved state since it was read.
 
     Nothing was written. Load the state again, and repeat the request.
     """
@@ -72,13 +72,13 @@ class StaleStateError(RuntimeError):
 
 @dataclass(frozen=True)
 class Lineage:
-    """The names of all states from the first to the present one.
+    """Names of all states from the first to the present one.
 
     A name is 128 random bits, so that two objects that go on from the same
     state are told apart after their first change.
 
     Args:
-        names (tuple[str, ...]): the oldest first.
+        names (tuple[str, ...]): the names, the oldest first.
 
     Example:
         >>> first = Lineage().next()
@@ -101,12 +101,12 @@ class Lineage:
 
     @classmethod
     def of(cls, state: Any, present: 'Lineage | None' = None) -> 'Lineage':
-        """The lineage in a saved state.
+        """Read the lineage of a saved state.
 
         Args:
-            state (dict): with its names under ``'lineage'``.
-            present (Lineage, optional): of an object that the state is to be
-                loaded into. (default: :obj:`None`)
+            state (dict): the state, with its names under ``'lineage'``.
+            present (Lineage, optional): the lineage of the object that the
+                state is to be loaded into. (default: :obj:`None`)
 
         Raises:
             ValueError: if the state has none, or does not continue the
@@ -131,11 +131,11 @@ class Lineage:
 
     @property
     def generation(self) -> int:
-        """How many changes there were since the first state."""
+        """The number of changes since the first state."""
         return len(self.names) - 1
 
     def next(self) -> 'Lineage':
-        """The lineage after a change."""
+        """Return the lineage after one more change."""
         # The names so far were checked when they came in.
         made = object.__new__(Lineage)
         names = (*self.names, secrets.token_hex(_BYTES))
@@ -143,10 +143,10 @@ class Lineage:
         return made
 
     def continues(self, other: 'Lineage') -> bool:
-        """Whether another one is this one, or a beginning of it.
+        """Tell whether another lineage equals this one or its beginning.
 
         Args:
-            other (Lineage): the other.
+            other (Lineage): the other lineage.
         """
         check_instance('other', other, Lineage)
         return self.names[: len(other.names)] == other.names
@@ -158,15 +158,15 @@ class Lineage:
 def check_continues(
     place: str | Path, found: dict[str, Any] | None, new: dict[str, Any]
 ) -> None:
-    """Refuse to write a state over one that it does not continue.
+    """Refuse to overwrite a state with one that does not continue it.
 
     Call it while the :func:`exclusive` lock of the place is held.
 
     Args:
-        place (str or Path): where, for the message.
-        found (dict, optional): what is there, with its ``'lineage'`` and
+        place (str or Path): the path, for the error message.
+        found (dict, optional): the saved state, with its ``'lineage'`` and
             ``'ledger'``.
-        new (dict): what is to be written, with the same.
+        new (dict): the state to write, with the same entries.
 
     Raises:
         StaleStateError: if what is there has changed since :obj:`new` was
@@ -196,13 +196,13 @@ def check_continues(
 
 
 def check_one_name(path: str | Path) -> None:
-    """Refuse to replace a file that has a second name (a hard link).
+    """Refuse to replace a file that has a second hard link.
 
     The other name would keep the old content, with what was removed, and go on
     from it.
 
     Args:
-        path (str or Path): of the file; it need not be there.
+        path (str or Path): the path of the file, which need not exist.
     """
     check_instance('path', path, str, Path)
     try:
@@ -218,10 +218,10 @@ def check_one_name(path: str | Path) -> None:
 
 
 def save(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a state to a file, if it continues the one that is there.
+    """Write a state to a file, if it continues the saved one.
 
     Args:
-        path (str or Path): of the file.
+        path (str or Path): the path of the file.
         state (dict): as :func:`pyg_trust.files.save` takes it, with its
             ``'lineage'`` and ``'ledger'``.
 
@@ -240,15 +240,15 @@ def save(path: str | Path, state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
-    """Hold the lock of a file or folder for the time of a block.
+    """Hold the lock of a file or folder for a block.
 
-    Waits for whoever holds it. The lock is on a file beside the place, which
+    Waits for its holder. The lock is on a file beside the place, which
     is there for no longer than the block. Not reentrant.
 
     Args:
-        place (str or Path): what is guarded; it need not be there.
-        reading (bool): go on without the lock where nobody can write, as it
-            could not be taken there. (default: :obj:`False`)
+        place (str or Path): the path to guard, which need not exist.
+        reading (bool): whether to go on without the lock where it can't be
+            taken because nobody can write there. (default: :obj:`False`)
     """
     check_instance('place', place, str, Path)
     # One lock, by whatever links it is reached.
@@ -268,7 +268,7 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
 
 
 class ObjectLock:
-    """A lock that the threads which use an object take turns with.
+    """Reentrant lock that threads hold while they use an object.
 
     A thread can take it again while it has it, to read while it reads. A copy
     of an object has a lock of its own, and so has one that was pickled.
@@ -293,10 +293,10 @@ class ObjectLock:
 def synchronized(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Make threads take turns with a method of an object that reads it.
+    """Lock a method that reads its object.
 
     Args:
-        method (callable): of a class whose objects have an
+        method (callable): a method of a class whose objects have an
             :class:`ObjectLock` as ``_lock``.
 
     Raises:
@@ -310,7 +310,7 @@ def synchronized(
 def editing(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Make threads take turns with a method of an object that changes it.
+    """Lock a method that changes its object.
 
     The thread itself can come back before the method has ended: by a signal
     handler, a callback, or the end of some object. What it then found would
@@ -356,7 +356,7 @@ def _in_turn(
 
 
 class EditedInPlace:
-    """An object with parts that are edited in place, with a way back.
+    """Mixin of objects with parts edited in place, with undo.
 
     No two objects may share such parts, nor the way back: a copy, also a
     shallow one, and what is pickled have copies of them, as they are between
@@ -432,13 +432,13 @@ def _same_file(path: Path, handle: int) -> bool:
 
 
 def peek(path: str | Path) -> dict[str, Any] | None:
-    """Read the lineage and the ledger of a saved state, and no tensor.
+    """Read the lineage and the ledger of a saved state, without tensors.
 
     Args:
-        path (str or Path): of the file.
+        path (str or Path): the path of the file.
 
     Returns:
-        dict: both, under their names; :obj:`None` if there is no file.
+        dict: both, by name; :obj:`None` if there is no file.
 
     Raises:
         ValueError: if it is a file of another kind.

@@ -1,4 +1,4 @@
-"""Seals: digests of what nodes hold, which tell nothing without salts."""
+"""Seals: salted digests of items, which reveal nothing without the salts."""
 
 import hashlib
 import hmac
@@ -32,33 +32,33 @@ def _tensors(data: Data) -> list[Tensor | str]:
 
 
 def content(data: Data, *context: str | int | float) -> str:
-    """Hash the contents of a graph for its seal; never store the hash.
+    """Hash a graph's contents for its seal; do not store the hash.
 
     It has no salt: who has it can test any guess of the graph.
 
     Args:
         data (Data): the graph.
-        *context (str or int or float): what else belongs to the item.
+        *context (str or int or float): further values that belong to the item.
     """
     check_instance('data', data, Data)
     return report.fingerprint(*context, *_tensors(data))
 
 
 def sealed(root: str, *held: str | int | float | Tensor) -> str:
-    """A digest of the root of :class:`Seals` and of what goes with the data.
+    """Return a digest of a :class:`Seals` root and further values.
 
     Of what is no secret beside the data, or hidden by the salts of the root.
 
     Args:
-        root (str): :attr:`Seals.root`.
-        *held (str or int or float or Tensor): the rest.
+        root (str): the root, :attr:`Seals.root`.
+        *held (str or int or float or Tensor): the further values.
     """
     check_instance('root', root, str)
     return report.fingerprint('state', root, *held)
 
 
 class Seals:
-    r"""Salted digests of the items of a data set, and one root of them all.
+    r"""Salted digests of the items of a data set, with one common root.
 
     Every item :math:`i` has 256 random bits :math:`s_i` of its own, from the
     operating system, and the digest :math:`\mathrm{HMAC}(s_i, c_i)` of its
@@ -76,8 +76,8 @@ class Seals:
     An object is never changed, so that a failed removal leaves the old one.
 
     Args:
-        contents (dict): by name, an integer, a text that stands for all that
-            the item holds (:func:`content`). (default: :obj:`None`)
+        contents (dict): the content of each item, a text from :func:`content`,
+            by an integer name. (default: :obj:`None`)
 
     Example:
         >>> seals = Seals({0: 'a', 1: 'b'})
@@ -100,20 +100,20 @@ class Seals:
 
     @property
     def root(self) -> str:
-        """One digest for all: 64 hexadecimal digits."""
+        """Digest of all items: 64 hexadecimal digits."""
         return self._root
 
     @property
     def names(self) -> tuple[int, ...]:
-        """The names of the items, ascending."""
+        """The names of the items, in ascending order."""
         found = (block.sealed for block in self._blocks.values())
         return tuple(sorted(name for block in found for name in block))
 
     def digest(self, name: int) -> str:
-        """The digest of an item: 64 hexadecimal digits.
+        """Return the digest of an item: 64 hexadecimal digits.
 
         Args:
-            name (int): of the item.
+            name (int): the name of the item.
         """
         check_integer('name', name, 0)
         block = self._blocks.get(name // self._BLOCK)
@@ -126,13 +126,11 @@ class Seals:
     def replaced(
         self, changed: Mapping[int, str], gone: Iterable[int] = ()
     ) -> 'Seals':
-        """The seals after a change; salts of what changed or went are gone.
+        """Return the seals after a change; salts of old contents are deleted.
 
         Args:
-            changed (dict): the contents of new items and of those that have
-                changed, by name.
-            gone (list[int]): the names of the items that are no more.
-                (default: :obj:`()`)
+            changed (dict): the contents of new and of changed items, by name.
+            gone (list[int]): the names of removed items. (default: :obj:`()`)
 
         Raises:
             ValueError: if something that is gone was not there.
@@ -151,11 +149,11 @@ class Seals:
         return made
 
     def matches(self, name: int, content: str) -> bool:
-        """Whether the content of an item is the sealed one.
+        """Tell whether the content of an item is the sealed one.
 
         Args:
-            name (int): of the item.
-            content (str): as in the class.
+            name (int): the name of the item.
+            content (str): the content, as in the class.
 
         Raises:
             ValueError: if there is no such item.
@@ -166,11 +164,11 @@ class Seals:
         return _seal(salt, content).hex() == known
 
     def differing(self, contents: Mapping[int, str]) -> tuple[int, ...]:
-        """The names whose content is not the sealed one, ascending.
+        """List the names whose content differs from the sealed one, ascending.
 
         Args:
-            contents (dict): of all items, by name; a name that is in one
-                place alone differs.
+            contents (dict): the contents of all items, by name; a name missing
+                on one side differs.
         """
         contents = _checked_contents(contents)
         known = {
@@ -189,7 +187,7 @@ class Seals:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The names, int64 ``[n]``, and their salts, uint8 ``[n, 32]``."""
+        """Return the names, int64 ``[n]``, and salts, uint8 ``[n, 32]``."""
         names = self.names
         salts = b''.join(
             self._blocks[name // self._BLOCK].sealed[name][0] for name in names
@@ -204,13 +202,13 @@ class Seals:
     def of(
         cls, state: dict[str, Tensor], contents: Mapping[int, str]
     ) -> 'Seals':
-        """Recompute the seals of a saved state from its contents.
+        """Rebuild the seals of a saved state from its contents.
 
         Whether they are those that were recorded is for the root to say.
 
         Args:
-            state (dict): of :meth:`state_dict`.
-            contents (dict): of all items, by name.
+            state (dict): the result of :meth:`state_dict`.
+            contents (dict): the contents of all items, by name.
 
         Raises:
             TypeError, ValueError: if it is no such state, or not of these

@@ -1,4 +1,4 @@
-"""Graphs in compressed rows, and the one converter from PyG's forms.
+"""Graphs in compressed sparse rows, converted from PyG's formats.
 
 Row :math:`u` lists the edges that leave :math:`u`, so rows are
 ``edge_index[0]``. All methods of the package take their graph from here.
@@ -128,7 +128,7 @@ class CSRGraph(Views):
         duplicates: str = 'raise',
         perm: bool = False,
     ) -> 'CSRGraph':
-        r"""Make the graph of an ``edge_index``.
+        r"""Make a graph from an ``edge_index``.
 
         By a counting sort: beside the result 8 bytes per node, and 8 per edge
         with weights or :obj:`perm`.
@@ -190,7 +190,7 @@ class CSRGraph(Views):
         duplicates: Annotated[str, OneOf(DUPLICATES)] = 'raise',
         undirected: bool = False,
     ) -> 'CSRGraph':
-        r"""Make an unweighted graph of files or chunks of edges.
+        r"""Make an unweighted graph from files or chunks of edges.
 
         The source is read in chunks, once to count and once to fill the rows;
         with a :obj:`folder` the rows are filled block by block, so many as fit
@@ -207,8 +207,8 @@ class CSRGraph(Views):
             folder (str or Path, optional): where the graph is written, as by
                 :meth:`save`; the graph that is returned is mapped from there.
                 (default: :obj:`None`)
-            memory (int or str): the most bytes to use, such as ``'8GB'``.
-                (default: :obj:`'4GB'`)
+            memory (int or str): the largest number of bytes to use, such as
+                ``'8GB'``. (default: :obj:`'4GB'`)
             duplicates (str): as in :meth:`from_edge_index`.
                 (default: :obj:`'raise'`)
             undirected (bool): whether every edge stands for both directions.
@@ -238,7 +238,7 @@ class CSRGraph(Views):
         return graph
 
     def save(self, folder: str | Path) -> None:
-        """Write the graph to a folder, as a whole or not at all.
+        """Write the graph to a folder atomically.
 
         Plain ``.npy`` files and a header, ``graph.json``, with sizes and
         checksums.
@@ -313,7 +313,7 @@ class CSRGraph(Views):
     def from_torch_sparse(
         cls, adj: Tensor, *, weighted: bool, transposed: bool = False
     ) -> 'CSRGraph':
-        r"""Make the graph of a :class:`torch.sparse` COO, CSR or CSC matrix.
+        r"""Make a graph from a :class:`torch.sparse` COO, CSR or CSC matrix.
 
         Args:
             adj (Tensor): a square sparse matrix; entry :math:`(u, v)` is the
@@ -363,7 +363,7 @@ class CSRGraph(Views):
     def from_sparse_tensor(
         cls, adj: Any, *, weighted: bool, transposed: bool = False
     ) -> 'CSRGraph':
-        """Make the graph of a :class:`torch_sparse.SparseTensor`.
+        """Make a graph from a :class:`torch_sparse.SparseTensor`.
 
         Args:
             adj (SparseTensor): a square matrix.
@@ -384,7 +384,7 @@ class CSRGraph(Views):
 
     @classmethod
     def from_data(cls, data: Data, *, duplicates: str = 'raise') -> 'CSRGraph':
-        """Make the graph of a :class:`~torch_geometric.data.Data` object.
+        """Make a graph from a :class:`~torch_geometric.data.Data` object.
 
         Reads :obj:`edge_index` and :obj:`edge_weight`, or else :obj:`adj_t`,
         and :obj:`num_nodes`.
@@ -418,7 +418,7 @@ class CSRGraph(Views):
         transposed: bool = False,
         duplicates: str = 'raise',
     ) -> 'CSRGraph':
-        r"""Make the graph of any form that PyG users hold.
+        r"""Make a graph from any format that PyG users have.
 
         Args:
             graph (Any): a :class:`CSRGraph`, :class:`Data`,
@@ -503,8 +503,8 @@ class CSRGraph(Views):
             layout (torch.layout): :obj:`torch.sparse_coo`,
                 :obj:`torch.sparse_csr` or :obj:`torch.sparse_csc`.
                 (default: :obj:`torch.sparse_csr`)
-            dtype (torch.dtype, optional): of the values; by default that of
-                the weights, or float32. (default: :obj:`None`)
+            dtype (torch.dtype, optional): the dtype of the values; by default
+                that of the weights, or float32. (default: :obj:`None`)
         """
         if layout not in graphs.SPARSE_LAYOUTS:
             raise ValueError(
@@ -585,7 +585,7 @@ class CSRGraph(Views):
 
 
 class LastGraph:
-    """Cache of the last graph, keyed by the tensor it was made of.
+    """Cache of the last converted graph, keyed by its source tensor.
 
     A tensor is known again by what it is (not by its numbers) and by its
     version, which every operation in place on it or on its views moves; only
@@ -602,7 +602,7 @@ class LastGraph:
         self._graph: CSRGraph | None = None
 
     def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
-        """Convert like :meth:`CSRGraph.convert`, or reuse the last graph.
+        """Convert like :meth:`CSRGraph.convert`, or return the cached graph.
 
         A sparse matrix is PyG's :obj:`adj_t`, the transposed adjacency.
 
@@ -624,13 +624,13 @@ class LastGraph:
 
     @validated
     def keep(self, made: CSRGraph, graph: Any, num_nodes: Count) -> None:
-        """Cache the result of :meth:`convert`, once it was used.
+        """Cache the result of :meth:`convert` after its first use.
 
         Args:
             made (CSRGraph): the graph.
             graph (Any): the source of the graph; only an ``edge_index`` is
                 cached.
-            num_nodes (int): its number of nodes.
+            num_nodes (int): the number of nodes of the graph.
         """
         if (
             isinstance(graph, Tensor)

@@ -1,4 +1,4 @@
-"""Build sorted rows from lists of edges: sorting, duplicates.
+"""Construction of sorted rows from lists of edges, with duplicates.
 
 On the CPU by a counting sort in C++ (``csrc/cpu/sort.cpp``), which holds a
 cursor per node and nothing per edge but the rows; elsewhere by torch.
@@ -40,14 +40,15 @@ def rowptr_of(row: Tensor, num_nodes: int) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """Sorted rows with the weights and positions of their entries.
+    """Sorted rows, with weights and original positions of their entries.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
         col (Tensor): int32, ``[num_edges]``, ascending in every row.
         weight (Tensor, optional): as :obj:`col`.
-        perm (Tensor, optional): int64: the position in the list.
-        has_duplicates (bool): whether an edge is there more than once.
+        perm (Tensor, optional): int64: the position of each entry in the list
+            of edges.
+        has_duplicates (bool): whether any edge occurs more than once.
     """
 
     rowptr: Tensor
@@ -133,7 +134,7 @@ def row_of_entries(rowptr: Tensor) -> Tensor:
 
 
 def is_symmetric(rowptr: Tensor, col: Tensor, weight: Tensor | None) -> bool:
-    """Return whether every entry occurs in both directions, weights alike.
+    """Tell whether every entry has a reverse of equal weight.
 
     8 bytes per node on the CPU.
     """
@@ -150,7 +151,7 @@ def is_symmetric(rowptr: Tensor, col: Tensor, weight: Tensor | None) -> bool:
 def transposed(
     rowptr: Tensor, col: Tensor, with_perm: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return rows of the reversed edges, and their old positions if asked."""
+    """Return rows of the reversed edges; on request, their old positions."""
     if col.device.type == 'cpu':
         rows = torch.ops.pyg_trust.transpose_rows(rowptr, col, with_perm)
         return rows[0], rows[1], rows[2] if with_perm else None
@@ -160,7 +161,7 @@ def transposed(
 
 
 def own_loops(rowptr: Tensor, col: Tensor) -> Tensor:
-    """Return a mask of the nodes that have an edge to themselves."""
+    """Return a mask of the nodes that have a self-loop."""
     if col.device.type == 'cpu':
         return torch.ops.pyg_trust.own_loops(rowptr, col)
     row = row_of_entries(rowptr)
@@ -172,7 +173,7 @@ def own_loops(rowptr: Tensor, col: Tensor) -> Tensor:
 def with_loops(
     rowptr: Tensor, col: Tensor, own: Tensor, with_perm: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Add a loop at every other node; old positions are -1 for it."""
+    """Add a self-loop at every node without one, at old position -1."""
     if col.device.type == 'cpu':
         rows = torch.ops.pyg_trust.add_loops(rowptr, col, own, with_perm)
         return rows[0], rows[1], rows[2] if with_perm else None

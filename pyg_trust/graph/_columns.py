@@ -1,4 +1,4 @@
-"""Matrices on disk, read and written in blocks of columns.
+"""Matrices on disk that are read and written in blocks of columns.
 
 Results are ``.npy`` files in Fortran order, in which a block of columns is
 one stretch: it is written once, and nothing else with it. Until all columns
@@ -31,7 +31,7 @@ DTYPES = ('float32', 'float64', 'float16')
 
 
 def as_matrix(x: Any) -> Any:
-    """Return x as a numpy array (mapped if a path) or scipy CSC matrix."""
+    """Open x as a numpy array (mapped if a path) or scipy CSC matrix."""
     if isinstance(x, str | Path):
         if not Path(x).is_file():
             raise FileNotFoundError(f"'x': there is no file '{x}'")
@@ -67,7 +67,7 @@ def as_matrix(x: Any) -> Any:
 
 
 def is_on_disk_by_rows(matrix: Any) -> bool:
-    """Return whether a block of columns touches the whole file."""
+    """Tell whether reading a block of columns touches the whole file."""
     return _file_of(matrix) is not None and not matrix.flags.f_contiguous
 
 
@@ -79,7 +79,7 @@ def _file_of(matrix: Any) -> np.memmap | None:
 
 
 def matrix_key(matrix: Any) -> str:
-    """Identify a matrix: by checksum, or a file by name, size and time."""
+    """Return a matrix's checksum, or a file's name, size and time."""
     if scipy.sparse.issparse(matrix):
         parts = (matrix.indptr, matrix.indices, matrix.data)
         return f'sparse {matrix.shape} {[_crc(part) for part in parts]}'
@@ -96,7 +96,7 @@ def matrix_key(matrix: Any) -> str:
 
 
 def matrix_checksum(matrix: Any) -> str:
-    """Return the CRC-32 of the contents, reading files in full."""
+    """Return the CRC-32 of a matrix's contents; reads files in full."""
     if scipy.sparse.issparse(matrix):
         return matrix_key(matrix)
     value = 0
@@ -170,15 +170,16 @@ def _turn(given: np.ndarray, target: np.ndarray) -> None:
 
 
 class ColumnFile:
-    """Unfinished result file, written block by block.
+    """Unfinished result file that is written block by block.
 
     Args:
-        path (Path): of the result.
+        path (Path): the path of the result.
         shape (tuple[int, int]): rows and columns.
-        dtype (numpy.dtype): of the entries.
-        key (str): all that decides the result.
-        create (bool): whether this process makes the file, or another does.
-        room (int): bytes there are for rows that are turned.
+        dtype (numpy.dtype): the dtype of the entries.
+        key (str): identifies all inputs that determine the result.
+        create (bool): whether this process creates the file; otherwise another
+            one does.
+        room (int): the bytes available for transposing rows.
             (default: :obj:`2**27`)
     """
 
@@ -285,7 +286,7 @@ class ColumnFile:
                 path.unlink(missing_ok=True)
 
     def done(self, verify: bool) -> list[tuple[int, int]]:
-        """Return the finished blocks; blocks with a wrong checksum are not."""
+        """Return the finished blocks, without those with a wrong checksum."""
         blocks = []
         for first, end, path in self._markers('done'):
             try:
@@ -333,7 +334,7 @@ class ColumnFile:
         files.write(self._marker(kind, first, end), content.encode())
 
     def write(self, first: int, block: np.ndarray) -> None:
-        """Write columns from :obj:`first` on, and their marker."""
+        """Write columns from :obj:`first` on, and mark them as finished."""
         end = first + block.shape[1]
         # This region may hold staged input; mark it as overwritten.
         self._mark('over', first, end)
@@ -358,7 +359,7 @@ class ColumnFile:
     # Features in row order on disk are transposed here, once.
 
     def stage(self, matrix: Any, columns: int, rows: range) -> None:
-        """Copy the panels of rows of x to the place of z."""
+        """Copy panels of rows of x, transposed, to the result's place."""
         with self.part.open('r+b', buffering=0) as file:
             room = np.empty(self.panel * columns, self.dtype)
             for panel in rows:
@@ -378,7 +379,7 @@ class ColumnFile:
 
     @property
     def staged(self) -> bool:
-        """Whether the blocks that are not written yet still hold x."""
+        """Whether unwritten blocks of the file still hold the input x."""
         return any(True for _ in self._markers('staged'))
 
     @property
@@ -387,11 +388,11 @@ class ColumnFile:
         return any(True for _ in self._markers('over'))
 
     def mark_staged(self) -> None:
-        """Mark the file as holding x."""
+        """Mark the file as holding the input x."""
         self._mark('staged', 0, self.shape[1])
 
     def is_features(self, first: int, end: int) -> bool:
-        """Return whether these columns still hold x."""
+        """Tell whether these columns still hold the input x."""
         return self.staged and not any(
             first < other_end and other < end
             for other, other_end, _ in self._markers('over')
@@ -418,7 +419,7 @@ class ColumnFile:
         return block
 
     def will_need(self, first: int, end: int) -> None:
-        """Ask the system to read ahead."""
+        """Ask the system to read a range of columns ahead."""
         if hasattr(os, 'posix_fadvise'):
             with self.part.open('rb') as file:
                 os.posix_fadvise(
@@ -429,12 +430,12 @@ class ColumnFile:
                 )
 
     def finish(self) -> None:
-        """Give the file its name and delete the markers."""
+        """Move the file to its final name, and delete the markers."""
         os.replace(self.part, self.path)
         files.sync_folder(self.path.parent)
         self._remove_markers()
 
 
 def open_result(path: Path) -> Tensor:
-    """Map the matrix in a finished file."""
+    """Map the matrix of a finished file."""
     return as_tensor(np.load(path, mmap_mode='r', allow_pickle=False))

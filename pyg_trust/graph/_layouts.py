@@ -1,4 +1,4 @@
-"""Layouts of a graph's rows for pushes, and its spectrum."""
+"""Layouts of a graph's rows for pushes, and its spectral radius."""
 
 import numpy as np
 import scipy.sparse
@@ -13,7 +13,7 @@ from pyg_trust.ops import PushGraph
 def push_graph(
     rowptr: Tensor, col: Tensor, degree: Tensor, nodes: Tensor | None
 ) -> PushGraph:
-    """Return the layout of all rows, or of some alone, without a scale."""
+    """Sort rows by degree into a ``PushGraph`` without a scale."""
     n, device = rowptr.numel() - 1, rowptr.device
     if nodes is None:
         row = building.row_of_entries(rowptr)

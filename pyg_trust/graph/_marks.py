@@ -1,4 +1,4 @@
-"""Mark of a graph on the features that hold the rows of other nodes.
+"""Marks of attributes that hold features propagated over the graph.
 
 ``data.propagated`` names these attributes. :class:`~pyg_trust.transforms.AGP`
 and :class:`~pyg_trust.transforms.PrivateAGP` write it, PyG keeps it in copies
@@ -12,7 +12,7 @@ from torch_geometric.data.storage import BaseStorage
 
 
 def marked(data: Data | BaseStorage) -> tuple[str, ...]:
-    """Return the attributes that are marked as propagated.
+    """Return the names of attributes that are marked as propagated.
 
     Raises:
         TypeError: if ``data.propagated`` does not hold names.

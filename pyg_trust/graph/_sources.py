@@ -1,4 +1,4 @@
-"""Read edges on disk in chunks and sort them into rows."""
+"""Readers of edges on disk, in chunks, and their sorting into rows."""
 
 import csv
 import gzip
@@ -31,7 +31,7 @@ T = TypeVar('T')
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Iterate, making the next item in the background."""
+    """Iterate, and fetch the next item in a background thread."""
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(1)
     stop = threading.Event()
 
@@ -79,7 +79,7 @@ def edge_chunks(source: Any, size: int) -> Iterator[Edges]:
             blanks; ``.gz`` too), ``.parquet`` (the first two columns); a
             tensor or array ``[2, num_edges]``; or a function that returns an
             iterator of pairs of arrays, each time from the start.
-        size (int): the most edges of a chunk.
+        size (int): the largest number of edges in a chunk.
     """
     check_integer('size', size, 1)
     if isinstance(source, list | tuple):
@@ -278,7 +278,7 @@ def rows_from_edges(
     duplicates: str,
     undirected: bool,
 ) -> tuple[Tensor, Tensor, bool]:
-    """Sort the edges of a source into rows, in memory or as files of a folder.
+    """Sort the edges of a source into rows, in memory or in a folder.
 
     The source is read once to count, and once more for every block of rows
     that fits into the memory.
@@ -286,14 +286,14 @@ def rows_from_edges(
     Args:
         source (Any): as in :func:`edge_chunks`.
         num_nodes (int): the number of nodes.
-        folder (Path, optional): where the rows go.
-        memory (int): bytes.
+        folder (Path, optional): the folder to write the rows to.
+        memory (int): the bytes of memory to use.
         duplicates (str): as in :meth:`.CSRGraph.from_edge_index`.
         undirected (bool): whether every edge counts in both directions.
 
     Returns:
-        tuple[Tensor, Tensor, bool]: ``rowptr``, ``col``, and whether an edge
-        is there more than once.
+        tuple[Tensor, Tensor, bool]: ``rowptr``, ``col``, and whether any edge
+        occurs more than once.
     """
     kernels = torch.ops.pyg_trust
     fixed = 24 * num_nodes + 2**24

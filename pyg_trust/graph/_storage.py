@@ -1,4 +1,4 @@
-"""Graphs and arrays on disk: chunked, mapped, never half written.
+"""Graphs and arrays on disk: chunked, memory-mapped, written atomically.
 
 A folder holds plain ``.npy`` files and a JSON header that names each of them
 with its size and its checksum (CRC-32, against damage and not against
@@ -50,7 +50,7 @@ def parse_memory(memory: int | str) -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes that are free or can be freed; 4 GB if unknown."""
+    """Return the bytes of available memory; 4 GB if unknown."""
     try:
         text = Path('/proc/meminfo').read_text()
     except OSError:  # pragma: no cover
@@ -71,7 +71,7 @@ def available_memory() -> int:
 
 
 def checksum(array: np.ndarray) -> int:
-    """Return the CRC-32 of an array's bytes, read piece after piece."""
+    """Return the CRC-32 of an array's bytes, read in pieces."""
     check_instance('array', array, np.ndarray)
     flat = array.reshape(-1).view(np.uint8)
     value = 0
@@ -81,13 +81,13 @@ def checksum(array: np.ndarray) -> int:
 
 
 class ArrayWriter:
-    """Write a one-dimensional ``.npy`` file piece by piece.
+    """Writer of a one-dimensional ``.npy`` file, piece by piece.
 
     The file has a temporary name until :meth:`close`.
 
     Args:
-        path (str or Path): of the file.
-        dtype (numpy.dtype): of the entries.
+        path (str or Path): the path of the file.
+        dtype (numpy.dtype): the dtype of the entries.
     """
 
     def __init__(self, path: str | Path, dtype: np.dtype) -> None:
@@ -126,7 +126,7 @@ class ArrayWriter:
         self.count += piece.size
 
     def close(self) -> dict[str, Any]:
-        """Move the file to its place; return its description for a header."""
+        """Move the file to its final path; return its entry for a header."""
         self._file.seek(0)
         # numpy's header has spare room for a longer size.
         self._write_header()
@@ -184,7 +184,7 @@ def read_array(
 
 
 def map_array(path: Path, what: str = '') -> np.memmap:
-    """Map the array in a ``.npy`` file; refuse a file of another length.
+    """Map the array in a ``.npy`` file; refuse a wrong length.
 
     Raises:
         DamagedFileError: if there is none in it.
@@ -199,7 +199,7 @@ def map_array(path: Path, what: str = '') -> np.memmap:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """Return a tensor on the memory of an array, mapped ones too."""
+    """Return a tensor that shares the memory of an array."""
     check_instance('array', array, np.ndarray)
     with warnings.catch_warnings():
         # torch has no read-only tensors.
@@ -283,7 +283,7 @@ def _header_sum(header: dict[str, Any]) -> int:
 
 
 def new_name(name: str) -> str:
-    """Return a file name that no header has named yet."""
+    """Return a file name that no header has used yet."""
     check_instance('name', name, str)
     return f'{name}-{secrets.token_hex(8)}.npy'
 
@@ -294,12 +294,12 @@ def save_rows(
     written: dict[str, dict[str, Any]],
     header: dict[str, Any],
 ) -> None:
-    """Write the arrays that are not on disk yet, and the header.
+    """Write the arrays that are not on disk yet, then the header.
 
     Args:
-        folder (Path): made if it is not there.
-        tensors (dict): by name, one-dimensional.
-        written (dict): by name, results of :meth:`ArrayWriter.close`.
+        folder (Path): the folder, created if it does not exist.
+        tensors (dict): one-dimensional tensors, by name.
+        written (dict): results of :meth:`ArrayWriter.close`, by name.
         header (dict): the header's other fields.
     """
     check_instance('folder', folder, Path)
@@ -332,9 +332,9 @@ def load_rows(
     """Read the tensors and the header of a saved graph.
 
     Args:
-        folder (Path): of the graph.
-        mmap (bool): whether what is as long as there are edges is mapped.
-        verify (bool): whether everything is read and checked.
+        folder (Path): the folder of the graph.
+        mmap (bool): whether to map tensors with an entry per edge.
+        verify (bool): whether to read and check all tensors.
     """
     check_instance('folder', folder, Path)
     header = read_header(folder)

@@ -1,4 +1,4 @@
-"""Properties of a graph, and views that are derived on demand."""
+"""Properties and derived views of a graph, computed on demand."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ T = TypeVar('T')
 
 
 class Views:
-    """Properties and views of a :class:`.CSRGraph`, which it inherits."""
+    """Mixin of :class:`.CSRGraph`: properties and derived views."""
 
     rowptr: Tensor
     col32: Tensor
@@ -116,7 +116,7 @@ class Views:
 
     @property
     def isolated(self) -> Tensor:
-        """Mask of the nodes without any edge but self-loops."""
+        """Mask of the nodes without edges other than self-loops."""
         row, col = self.row, self.col
         touched = torch.zeros(
             self.num_nodes, dtype=torch.bool, device=self.device
@@ -128,7 +128,7 @@ class Views:
 
     @property
     def has_self_loops(self) -> bool:
-        """Whether an edge leads from a node to itself."""
+        """Whether any node has a self-loop."""
         return bool(building.own_loops(self.rowptr, self.col32).any())
 
     @property
@@ -231,7 +231,7 @@ class Views:
         return self._cached('with_self_loops', build)
 
     def reorder(self, parts: int | None = None, *, rounds: int = 8) -> Self:
-        r"""Return the same graph with an order for exact propagation.
+        r"""Return the same graph with a cache-friendly order of nodes.
 
         Nodes are put next to their neighbours, by a partition into parts of
         equal size with few edges between them (restreaming linear
@@ -250,7 +250,8 @@ class Views:
             parts (int, optional): the number of parts; by default so many
                 that 64 float32 columns of a part take a megabyte.
                 (default: :obj:`None`)
-            rounds (int): the number of passes. (default: :obj:`8`)
+            rounds (int): the number of passes over the edges.
+                (default: :obj:`8`)
 
         Raises:
             TypeError: if a number is no integer.
@@ -283,7 +284,7 @@ class Views:
     def ordered_receivers(
         self, along: bool = True, loops: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return :meth:`receivers` in the kept :obj:`order`.
+        """Return :meth:`receivers` with rows in the kept :obj:`order`.
 
         Args:
             along (bool): as in :meth:`receivers`. (default: :obj:`True`)
@@ -317,7 +318,7 @@ class Views:
         return self._cached(('ordered_receivers', along, loops), build)
 
     def receivers(self, along: bool = True) -> tuple[Tensor, Tensor]:
-        """Return compressed rows in which a node lists its senders.
+        """Return compressed rows that list each node's senders.
 
         Args:
             along (bool): whether signals travel along the edges or against
@@ -345,7 +346,7 @@ class Views:
         Args:
             a (float): the exponent of the receiving degree,
                 :math:`d_v^{-a}`.
-            dtype (torch.dtype): of the signals.
+            dtype (torch.dtype): the dtype of the signals.
                 (default: :obj:`torch.float32`)
             along (bool): whether signals travel along the edges or against
                 them. (default: :obj:`True`)
@@ -380,7 +381,7 @@ class Views:
         return graph._replace(scale=kept[1])
 
     def has_push_graph(self, along: bool = True) -> bool:
-        """Whether :meth:`push_graph` was built already.
+        """Whether the layout of :meth:`push_graph` is cached.
 
         Args:
             along (bool): as in :meth:`push_graph`. (default: :obj:`True`)
@@ -396,7 +397,7 @@ class Views:
 
         Args:
             exponent (float): the exponent; 0 gives ones, at degree 0 too.
-            dtype (torch.dtype): of the result.
+            dtype (torch.dtype): the dtype of the result.
             loops (bool): whether degrees are those of
                 :meth:`with_self_loops`. (default: :obj:`False`)
         """
@@ -414,7 +415,7 @@ class Views:
         return self._cached(('degree_power', exponent, dtype, loops), build)
 
     def to_scipy(self) -> scipy.sparse.csr_array:
-        """Return the adjacency matrix in float64, for scipy's algorithms."""
+        """Return the adjacency matrix as a scipy CSR array in float64."""
         value = (
             np.ones(self.num_edges)
             if self.weight is None

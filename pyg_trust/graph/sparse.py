@@ -1,4 +1,4 @@
-"""Rows of sparse matrices: torch's CSR tensors, and selections of rows."""
+"""Construction of sparse CSR tensors, and selection of rows."""
 
 import warnings
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def quiet_sparse() -> Iterator[None]:
 
 
 def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the starts and the entries of some rows, put one after the other.
+    """Return the starts and entries of some rows, concatenated.
 
     Args:
         rowptr (Tensor): int64: where each row starts.

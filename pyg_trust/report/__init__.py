@@ -1,4 +1,4 @@
-"""Reports: what a procedure promises its user, and how to run it again."""
+"""Reports: promises of procedures, and the settings to run them again."""
 
 from pyg_trust._checks.fingerprints import (
     DATA_FIELDS,

@@ -1,4 +1,4 @@
-"""Reports: what a procedure promises its user, and how to run it again.
+"""Reports: promises of procedures, and the settings to run them again.
 
 A procedure returns a frozen dataclass that inherits from :class:`Report`. Its
 fields are plain (numbers, strings, booleans, tensors, and lists, tuples and
@@ -43,8 +43,8 @@ def provenance(**arguments: Any) -> dict[str, Any]:
     """Return the versions in use and the arguments of a procedure.
 
     Args:
-        **arguments (Any): the seed and whatever else it takes to run the
-            procedure again.
+        **arguments (Any): the seed and all other arguments that are needed to
+            repeat the run.
     """
     return {
         'pyg_trust': pyg_trust.__version__,
@@ -69,13 +69,13 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True)
 class Report:
-    """The base of all reports: a table to read, a dictionary to store."""
+    """Base of all reports: prints as a table, converts to a dictionary."""
 
     #: The first line of a report whose randomness is of an explicit seed.
     _weakness: ClassVar[str] = SEEDED
 
     def numbers(self) -> dict[str, Any]:
-        """Every number and setting, by the field's name.
+        """Return all numbers and settings, by the field's name.
 
         All fields, except tensors, other reports, and what a
         :class:`Guarantee` has a place of its own for.
@@ -88,7 +88,7 @@ class Report:
         }
 
     def guarantee(self) -> 'Guarantee':
-        """State the guarantee of this report, in the form all reports share.
+        """State the guarantee of this report, in the form of all reports.
 
         Raises:
             TypeError: if this kind of report promises nothing by itself.
@@ -96,7 +96,7 @@ class Report:
         raise TypeError(f'a {type(self).__name__} promises nothing by itself')
 
     def chart(self) -> Chart:
-        """The chart that :meth:`plot` draws; by default budgets or numbers."""
+        """Return the chart of :meth:`plot`; by default, budgets or numbers."""
         try:
             promise = self.guarantee()
         except TypeError:
@@ -122,14 +122,14 @@ class Report:
         return _chart_of_numbers(promise, promise.procedure)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the report, with a title that says what was found.
+        """Draw the report, with its finding as the title.
 
         Args:
-            ax (matplotlib.axes.Axes, optional): where to draw; by default on
-                a new figure. (default: :obj:`None`)
+            ax (matplotlib.axes.Axes, optional): the axes to draw on; by
+                default those of a new figure. (default: :obj:`None`)
 
         Returns:
-            matplotlib.axes.Axes: with the drawing.
+            matplotlib.axes.Axes: the axes with the drawing.
 
         Raises:
             ImportError: without matplotlib.
@@ -137,14 +137,14 @@ class Report:
         return draw(self.chart(), ax)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, tensors as nested lists."""
+        """Convert all fields to a dictionary, tensors to nested lists."""
         return {
             field.name: plain(getattr(self, field.name))
             for field in dataclasses.fields(self)
         }
 
     def to_json(self) -> str:
-        """The dictionary as JSON; numbers that are not finite are strings."""
+        """Convert to JSON, with infinity and NaN as strings."""
         return json.dumps(finite(self.to_dict()), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
@@ -160,31 +160,31 @@ class Report:
 
 @dataclass(frozen=True)
 class Guarantee(Report):
-    """A promise, with all that it depends on.
+    """Promise of a procedure, with all that the promise depends on.
 
     Numbers stand in fields, where a program finds them; the sentences are made
     from these.
 
     Args:
-        procedure (str): what was done.
-        promise (str): what holds now, in one sentence; of a measurement,
-            what was found.
-        assumptions (tuple[str, ...]): when it holds.
-        not_covered (tuple[str, ...]): what a reader could think is promised
-            too, and is not.
-        spent (dict[str, float]): what was spent of each budget.
-        budget (dict[str, float]): what may be spent of each budget in all.
-        data (str): a fingerprint of the data that it speaks of.
+        procedure (str): the procedure that was run.
+        promise (str): the promise in one sentence; for a measurement, the
+            finding.
+        assumptions (tuple[str, ...]): the assumptions of the promise.
+        not_covered (tuple[str, ...]): properties that a reader could expect,
+            but that are not promised.
+        spent (dict[str, float]): the amount spent of each budget.
+        budget (dict[str, float]): the total of each budget.
+        data (str): a fingerprint of the data that the promise is about.
         origin (dict[str, Any]): versions and arguments, as
             :func:`provenance`.
-        kind (str): which sort of promise it is, one of :data:`KINDS`.
-        values (dict[str, Any]): every number and setting that the promise
-            speaks of, by the field's name: ``epsilon``, ``delta``, ``mu``,
-            ``sigma``, ``relation``, ``accountant``, counts, bounds.
-        history (dict[str, list[float]]): what was spent over time, a list for
-            each name in :obj:`spent`.
-        checked (tuple[str, ...]): how the promise was checked on this run.
-        model (str): a fingerprint of the weights that it speaks of.
+        kind (str): the kind of the promise, one of :data:`KINDS`.
+        values (dict[str, Any]): all numbers and settings of the promise, by
+            the field's name: ``epsilon``, ``delta``, ``mu``, ``sigma``,
+            ``relation``, ``accountant``, counts, bounds.
+        history (dict[str, list[float]]): the amounts spent over time, a list
+            for each name in :obj:`spent`.
+        checked (tuple[str, ...]): the checks of the promise in this run.
+        model (str): a fingerprint of the weights that the promise is about.
     """
 
     procedure: str
@@ -233,23 +233,23 @@ class Guarantee(Report):
                 check_number('history', amount)
 
     def guarantee(self) -> 'Guarantee':
-        """Itself."""
+        """Return self."""
         return self
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """The assumptions without the line of settings."""
+        """The assumptions, without the line that lists settings."""
         return tuple(t for t in self.assumptions if not t.startswith(SETTINGS))
 
     @property
     def settings(self) -> str:
-        """Return the text of the settings line; empty without one."""
+        """Return the text of the settings line; empty if there is none."""
         lines = [t for t in self.assumptions if t.startswith(SETTINGS)]
         return lines[0].removeprefix(SETTINGS) if lines else ''
 
     @property
     def remaining(self) -> dict[str, float]:
-        """The amount that is left of each budget."""
+        """The amount left of each budget."""
         return {
             name: self.budget[name] - spent
             for name, spent in self.spent.items()
@@ -264,15 +264,16 @@ def stated(
     not_covered: Sequence[str] = (),
     **rest: Any,
 ) -> Guarantee:
-    """Build the guarantee of a claim: its sentences come from its fields.
+    """Make the guarantee of a claim, with sentences built from its fields.
 
     Args:
         procedure (str): one of :obj:`pyg_trust.kernel.claims.PROMISES`.
-        values (dict): the fields, and further settings.
-        assumptions (sequence of str): those of this run; what the promise
-            always assumes is added. (default: :obj:`()`)
-        not_covered (sequence of str): the same. (default: :obj:`()`)
-        **rest (Any): of :class:`Guarantee`.
+        values (dict): the fields of the claim, and further settings.
+        assumptions (sequence of str): the assumptions of this run, to which
+            those of the claim are added. (default: :obj:`()`)
+        not_covered (sequence of str): the exclusions of this run, to which
+            those of the claim are added. (default: :obj:`()`)
+        **rest (Any): further fields of :class:`Guarantee`.
 
     Raises:
         ValueError: if a field of the claim is missing.
@@ -297,7 +298,7 @@ Reported = TypeVar('Reported', bound='Verifiable')
 
 
 class Verifiable(Report):
-    """Base of the reports of removals, which a verification can be added to.
+    """Base of removal reports to which a verification can be added.
 
     A subclass names the kind of report that its verification makes.
     """
@@ -309,11 +310,11 @@ class Verifiable(Report):
         raise NotImplementedError
 
     def verified(self: Reported, found: Any) -> Reported:
-        """Add the findings of a verification, for the page of the report.
+        """Return the report with the findings of a verification added.
 
         Args:
-            found (Report): of ``verify()``, after this removal and before the
-                next.
+            found (Report): the result of ``verify()``, called after this
+                removal and before the next.
 
         Raises:
             TypeError: if it is of another kind.

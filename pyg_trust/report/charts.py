@@ -1,4 +1,4 @@
-"""Charts of reports: data and words, apart from matplotlib."""
+"""Charts of reports: data and texts, independent of matplotlib."""
 
 import math
 import textwrap
@@ -13,23 +13,23 @@ _MOST = 30
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars or lines, with a title that says what they show.
+    """Bars or lines, with the finding as the title.
 
     Args:
         title (str): the finding, in a few words.
-        bars (dict[str, float]): lengths, by what they are of.
+        bars (dict[str, float]): the length of each bar, by its label.
             (default: :obj:`{}`)
-        lines (dict[str, tuple]): by name, the places and the values.
-            (default: :obj:`{}`)
-        spans (dict[str, tuple]): by the name of a bar, the ends of its
-            interval. (default: :obj:`{}`)
-        xlabel (str): what lies to the right. (default: :obj:`''`)
-        ylabel (str): what lies upwards. (default: :obj:`''`)
-        limit (float): what may not be passed; not finite for none.
+        lines (dict[str, tuple]): the x values and the y values of each line,
+            by its name. (default: :obj:`{}`)
+        spans (dict[str, tuple]): the ends of an interval, by the label of its
+            bar. (default: :obj:`{}`)
+        xlabel (str): the label of the x axis. (default: :obj:`''`)
+        ylabel (str): the label of the y axis. (default: :obj:`''`)
+        limit (float): the limit, drawn as a line; not finite for none.
             (default: infinity)
-        limit_label (str): what the limit is. (default: :obj:`'budget'`)
-        steps (bool): whether lines hold their value up to the next place.
-            (default: :obj:`False`)
+        limit_label (str): the label of the limit. (default: :obj:`'budget'`)
+        steps (bool): whether lines are step functions, constant up to the next
+            x value. (default: :obj:`False`)
         log (bool): whether lengths are on a logarithmic scale.
             (default: :obj:`False`)
     """
@@ -51,7 +51,7 @@ class Chart:
 def verified(
     ok: bool, *, residual: tuple[float, float], distance: tuple[float, float]
 ) -> Chart:
-    """A bar chart of what was measured after a removal, in its bounds."""
+    """Make a bar chart of a verification's measurements relative to bounds."""
     pairs = {'gradient residual': residual, 'distance to retraining': distance}
     return Chart(
         'Verified: all within what was promised'
@@ -68,7 +68,7 @@ def verified(
 
 
 def axes(ax: Any, height: float = 3.2) -> Any:
-    """Where to draw: what was handed in, or a new figure.
+    """Return the given axes, or those of a new figure.
 
     Raises:
         TypeError: if it is no axes.
@@ -93,12 +93,12 @@ def draw(chart: Chart, ax: Any = None) -> Any:
     """Draw a chart.
 
     Args:
-        chart (Chart): what to draw.
-        ax (matplotlib.axes.Axes, optional): where to draw; by default on a
-            new figure. (default: :obj:`None`)
+        chart (Chart): the chart to draw.
+        ax (matplotlib.axes.Axes, optional): the axes to draw on; by default
+            those of a new figure. (default: :obj:`None`)
 
     Returns:
-        matplotlib.axes.Axes: with the chart.
+        matplotlib.axes.Axes: the axes with the chart.
     """
     if chart.lines:
         ax = axes(ax)

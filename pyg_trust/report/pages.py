@@ -1,4 +1,4 @@
-"""Pages for people: a trust report in HTML and in Markdown.
+"""Trust reports as pages for people, in HTML and in Markdown.
 
 The HTML needs nothing beside itself: no script, no font, no network. Every
 text of a guarantee is escaped.
@@ -113,12 +113,12 @@ footer { color: #57606a; font-size: .85rem; }
 
 
 def escape(text: str) -> str:
-    """The text as HTML shows it, no markup and nothing that is not seen."""
+    """Escape text for HTML, and make invisible characters visible."""
     return escape_markup(visible(text))
 
 
 def versions(guarantees: Iterable[Guarantee]) -> list[str]:
-    """The versions in the origins, each once."""
+    """List the distinct versions in the origins of guarantees."""
     return list(
         dict.fromkeys(
             f'{name} {value}'
@@ -130,7 +130,7 @@ def versions(guarantees: Iterable[Guarantee]) -> list[str]:
 
 
 def html(guarantees: Sequence[Guarantee], created: str) -> str:
-    """The page for people."""
+    """Make the HTML page of a trust report."""
     count = _count(guarantees)
     rows = ''.join(
         f'<tr><td><a href="#p{i}">{escape(each.procedure)}</a></td>'
@@ -169,7 +169,7 @@ def _count(guarantees: Sequence[Guarantee]) -> str:
 
 
 def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
-    """A section for a model card."""
+    """Make the Markdown section of a model card."""
     made_on = f'Made on {created}. To check it: `{_CHECK}`.'
     lines = ['## Trust report', '', made_on, '']
     for each in guarantees:

@@ -1,4 +1,4 @@
-"""The trust report: all promises of an application, in one file."""
+"""Trust reports: all promises of an application in one file."""
 
 import dataclasses
 import datetime
@@ -22,7 +22,7 @@ FORMATS = ('.json', '.html', '.md')
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a saved :class:`TrustReport` (draft 2020-12)."""
+    """Return the JSON schema of a saved :class:`TrustReport`."""
     text = Path(__file__).with_name('trust.schema.json').read_text()
     return json.loads(text)
 
@@ -35,12 +35,13 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class TrustReport(Report):
-    """All promises of an application, on one page and in one file.
+    """All promises of an application, as one page and one file.
 
     Args:
         guarantees (tuple[Guarantee, ...]): as :meth:`of` collects them.
-        created (str): when, ISO 8601 with the time zone. (default: now)
-        schema_version (int): of the layout of the JSON.
+        created (str): the time of creation, ISO 8601 with the time zone.
+            (default: now)
+        schema_version (int): the version of the JSON layout.
 
     Example:
         >>> report = TrustReport.of(
@@ -83,7 +84,7 @@ class TrustReport(Report):
         """Collect the promises of reports.
 
         Args:
-            *reports (Report): what the procedures returned.
+            *reports (Report): the reports that the procedures returned.
 
         Raises:
             TypeError: if one is no report, or promises nothing by itself.
@@ -100,12 +101,12 @@ class TrustReport(Report):
         return cls(tuple(report.guarantee() for report in reports))
 
     def save(self, path: str | Path) -> None:
-        """Write the report, whole or not at all.
+        """Write the report to a file atomically.
 
         Args:
-            path (str or Path): of the file. Its ending decides what is
-                written: ``.json`` for programs, ``.html`` for people (one
-                page that needs no network), ``.md`` for a model card.
+            path (str or Path): the path of the file. Its ending sets the
+                format: ``.json`` for programs, ``.html`` for people (one page
+                that needs no network), ``.md`` for a model card.
 
         Raises:
             ValueError: on another ending.
@@ -123,10 +124,10 @@ class TrustReport(Report):
 
     @classmethod
     def load(cls, path: str | Path) -> 'TrustReport':
-        """Read what :meth:`save` has written as JSON.
+        """Read a report that :meth:`save` has written as JSON.
 
         Args:
-            path (str or Path): of the file.
+            path (str or Path): the path of the file.
 
         Raises:
             ValueError: if the file is no trust report, or was damaged.
@@ -155,21 +156,21 @@ class TrustReport(Report):
             ) from None
 
     def to_json(self) -> str:
-        """The report as :meth:`save` writes it, with its digest."""
+        """Convert to the JSON that :meth:`save` writes, with its digest."""
         fields = finite(self.to_dict())
         fields['digest'] = digest(fields)
         return json.dumps(fields, indent=2, allow_nan=False)
 
     def to_html(self) -> str:
-        """One self-contained page for people, with figures."""
+        """Make a self-contained HTML page for people, with figures."""
         return pages.html(self.guarantees, self.created)
 
     def to_markdown(self) -> str:
-        """A section for a model card, in Markdown."""
+        """Make a section for a model card, in Markdown."""
         return pages.markdown(self.guarantees, self.created)
 
     def chart(self) -> Chart:
-        """How much of each budget is spent.
+        """Chart the spent share of each budget.
 
         Raises:
             ValueError: if nothing has a finite budget.

@@ -1,4 +1,4 @@
-"""PyG transforms."""
+"""Transforms for PyG data."""
 
 from pyg_trust.transforms.aggregation_report import AggregationReport
 from pyg_trust.transforms.agp import AGP

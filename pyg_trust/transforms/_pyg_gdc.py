@@ -1,4 +1,4 @@
-"""GDC with PyG's arguments, checked; sparse on request."""
+"""GDC with the arguments of PyG's transform; sparse on request."""
 
 from typing import Annotated, Any
 
@@ -46,7 +46,7 @@ def checked(
     sparsification_kwargs: dict[str, Any] | None = None,
     exact: bool = True,
 ) -> pyg.GDC:
-    """Check the arguments of PyG's transform and make it."""
+    """Check the arguments of PyG's GDC and construct it."""
     if not exact and self_loop_weight not in (0, 1, None):
         raise ValueError(
             "'self_loop_weight' needs to be 1, 0 or None for exact=False "
@@ -133,7 +133,7 @@ def measure_of(diffusion: dict[str, Any]) -> Measure:
 
 
 def transform(gdc: pyg.GDC, data: Data) -> Data:
-    """Apply PyG's transform, by estimates unless exact."""
+    """Apply PyG's GDC, with estimated diffusion unless ``exact``."""
     check_data(data, MAKE_HOMOGENEOUS)
     edge_index, num_nodes = data.get('edge_index'), data.num_nodes
     check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))

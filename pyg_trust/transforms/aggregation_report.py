@@ -1,4 +1,4 @@
-"""Guarantee of noisy sums over neighbours, with every assumption."""
+"""Guarantees of noisy sums over neighbours, with all assumptions."""
 
 import math
 from dataclasses import dataclass
@@ -29,16 +29,16 @@ _CLASSES = (
 
 
 class Relation(NamedTuple):
-    """Neighbouring relation, checked.
+    """Neighbouring relation of graphs, with checked arguments.
 
     Args:
-        name (str): one of ``'edge'``, ``'node'``,
-            ``'node_incident'`` and ``'feature'``.
+        name (str): the name of the relation: ``'edge'``, ``'node'``,
+            ``'node_incident'`` or ``'feature'``.
         form (str): ``'withdraw'``, ``'replace'`` or ``'either'``.
         directed (bool): whether edges are arcs.
-        max_degree (int, optional): :math:`D`.
-        num_classes (int, optional): :math:`C`, if messages are those of
-            :func:`~pyg_trust.functional.class_messages`.
+        max_degree (int, optional): the largest degree :math:`D`.
+        num_classes (int, optional): the number of classes :math:`C`, if
+            messages are those of :func:`~pyg_trust.functional.class_messages`.
             (default: :obj:`None`)
     """
 
@@ -66,13 +66,13 @@ class Relation(NamedTuple):
         return 'others' if self.name == 'node_incident' else 'all'
 
     def mu_edge(self, mu: float, others: float = 0.0) -> float | None:
-        r"""Privacy :math:`\mu` of one edge, where nodes are protected.
+        r"""The :math:`\mu` of one edge, under a relation of nodes.
 
         Args:
-            mu (float): of the sums in a node.
-            others (float): of sums on the same account whose messages may be
-                of more classes: replaced, they move a sum by
-                :math:`\sqrt{2}` at least. (default: :obj:`0.0`)
+            mu (float): the :math:`\mu` of the sums for a node.
+            others (float): the :math:`\mu` of other sums on the same account
+                whose messages may be of more classes: replaced, they move a
+                sum by :math:`\sqrt{2}` at least. (default: :obj:`0.0`)
         """
         if self.name != 'node' or self.max_degree not in (None, 1):
             return None
@@ -194,49 +194,50 @@ class AggregationReport(ReleaseReport):
     has 0.
 
     Args:
-        epsilon (float): :math:`\epsilon` of everything so far.
+        epsilon (float): the :math:`\epsilon` of everything so far.
         delta (float): :math:`\delta`.
         target_epsilon (float, optional): the budget, if there is one.
         mu (float): :math:`\mu` of everything so far; of the sums alone, if
             steps of private training are on the account as well.
-        mu_encoder (float): of the encoder's training.
-        mu_aggregation (float): of the noisy sums, and of all that the account
-            holds beside them and the two trainings.
-        mu_head (float): of the head's training.
-        mu_edge (float, optional): of the noisy sums in one edge, where a
-            relation of nodes protects that, too.
-        relation (str): which data are neighbours.
+        mu_encoder (float): the :math:`\mu` of the encoder's training.
+        mu_aggregation (float): the :math:`\mu` of the noisy sums, and of all
+            other entries of the account except the two trainings.
+        mu_head (float): the :math:`\mu` of the head's training.
+        mu_edge (float, optional): the :math:`\mu` of the noisy sums for one
+            edge, where a relation of nodes protects edges, too.
+        relation (str): the neighbouring relation.
         form (str): ``'withdraw'``, ``'replace'`` or, of edges, ``'either'``.
         directed (bool): whether edges are arcs.
-        max_degree (int, optional): :math:`D`.
-        epsilon_replace (float, optional): of the form ``'withdraw'``:
+        max_degree (int, optional): the largest degree :math:`D`.
+        epsilon_replace (float, optional): for the form ``'withdraw'``, the
             :math:`\epsilon` of any record against any other, at :math:`2 \mu`
             at most.
-        degree_curve (tuple): under ``'node_incident'``, degrees and the
-            :math:`\epsilon` of the sums for a node of that degree.
-        hops (int): the sums of a release.
-        releases (int): the lines of the account: every hop of sums and every
-            training that was paid for.
-        sensitivity (float): by how much neighbours move a sum.
-        noise_stds (tuple): of the sums of the last release.
+        degree_curve (tuple): under ``'node_incident'``, pairs of a degree and
+            the :math:`\epsilon` of the sums for a node of that degree.
+        hops (int): the number of sums of a release.
+        releases (int): the number of lines of the account: every hop of sums
+            and every paid training.
+        sensitivity (float): the largest change of a sum between neighbours.
+        noise_stds (tuple): the standard deviations of the last release's sums.
         arithmetic (str): ``'exact'``: noise is drawn, and integers are summed,
             to the last bit (:mod:`pyg_trust.kernel.release`).
         grid_exponent (int): numbers are integers times this power of two of
             the standard deviation.
-        rho (float): by what part standard deviations are larger, to pay for
+        rho (float): the relative increase of standard deviations that pays for
             rounding.
         table (str): a digest of the table that draws noise
             (:mod:`pyg_trust.kernel.noise`).
-        num_nodes (int): :math:`n`, public.
-        receivers (int): the nodes whose rows hold sums: all, or those that
-            don't train and a public share of the others; other rows are zero.
-        rows (str): which rows may be published: ``'all'``, or ``'others'``:
+        num_nodes (int): the number of nodes :math:`n`, public.
+        receivers (int): the number of nodes whose rows hold sums: all, or
+            those that don't train and a public share of the others; other rows
+            are zero.
+        rows (str): the rows that may be published: ``'all'``, or ``'others'``:
             of a node, to everybody but the node itself.
         raw_columns (bool): whether the transform's output begins with raw
-            rows, which no noise protects.
-        predictions (bool): whether there are predictions, and weights.
-        seeded (bool): whether noise comes from an explicit seed: then nothing
-            is private.
+            rows, which are without noise.
+        predictions (bool): whether predictions and weights are released, too.
+        seeded (bool): whether the noise comes from an explicit seed, so that
+            nothing is private.
         ledger_head (str, optional): a digest of all lines of the ledger.
         provenance (dict): versions and arguments; no seeds.
     """
@@ -380,7 +381,7 @@ class AggregationReport(ReleaseReport):
         return (*lines, 'the relations ' + ', '.join(map(repr, others)))
 
     def guarantee(self) -> Guarantee:
-        """State how private the released rows and predictions are."""
+        """State the privacy of the released rows and predictions."""
         return self._stated('private aggregation')
 
     def _parts(self) -> dict[str, float]:
@@ -443,22 +444,25 @@ def make_report(
     receivers: int | None = None,
     **fields: Any,
 ) -> AggregationReport:
-    r"""Derive the relation's fields and make the report.
+    r"""Derive the relation's fields, and make the report.
 
     Args:
         relation (Relation): the neighbouring relation.
         delta (float): :math:`\delta`.
-        mu_encoder (float): as of :class:`AggregationReport`.
+        mu_encoder (float): as in :class:`AggregationReport`.
             (default: :obj:`0.0`)
-        mu_aggregation (float): the same. (default: :obj:`0.0`)
-        mu_head (float): the same. (default: :obj:`0.0`)
-        mu_others (float): of :obj:`mu_aggregation`, the part that other
-            objects than the report's have spent. (default: :obj:`0.0`)
-        predictions (bool): the same. (default: :obj:`False`)
-        num_nodes (int): the same.
-        receivers (int, optional): the same; by default all nodes.
-            (default: :obj:`None`)
-        **fields (Any): the fields that do not.
+        mu_aggregation (float): as in :class:`AggregationReport`.
+            (default: :obj:`0.0`)
+        mu_head (float): as in :class:`AggregationReport`.
+            (default: :obj:`0.0`)
+        mu_others (float): the part of :obj:`mu_aggregation` that objects other
+            than the report's have spent. (default: :obj:`0.0`)
+        predictions (bool): as in :class:`AggregationReport`.
+            (default: :obj:`False`)
+        num_nodes (int): as in :class:`AggregationReport`.
+        receivers (int, optional): as in :class:`AggregationReport`; by default
+            all nodes. (default: :obj:`None`)
+        **fields (Any): further fields of :class:`AggregationReport`.
     """
     curve: tuple[tuple[int, float], ...] = ()
     if relation.name == 'node_incident' and relation.max_degree is not None:

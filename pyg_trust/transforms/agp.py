@@ -1,4 +1,4 @@
-"""AGP as a dataset transform."""
+"""Approximate Graph Propagation (AGP) as a transform."""
 
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -45,7 +45,7 @@ from pyg_trust.report.base import stated
 
 @validated
 class MeasureTransform(BaseTransform):
-    """Base of transforms that compute a measure, with its arguments."""
+    """Base of transforms that take a measure and its arguments."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class MeasureTransform(BaseTransform):
 
     @validated
     def make_measure(self, graph: CSRGraph) -> Measure:
-        """Return the measure for :obj:`graph`."""
+        """Make the measure for :obj:`graph`."""
         return make_measure(self.measure, graph, **self.arguments)
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ def _is_file(out: str | Path | None) -> TypeGuard[str | Path]:
 @validated
 @functional_transform('agp')
 class AGP(MeasureTransform):
-    r"""Propagates node features by Approximate Graph Propagation.
+    r"""Propagate node features by Approximate Graph Propagation.
 
     .. math::
         \mathbf{Z} = \sum_{i=0}^{L} w_i \left( D^{-a} A D^{-b} \right)^i
@@ -141,10 +141,10 @@ class AGP(MeasureTransform):
             :obj:`'z.npy'`: exact features then go there column by column, as
             by :func:`pyg_trust.functional.propagate_to`, and :obj:`attr`
             becomes the file, mapped. (default: :obj:`None`)
-        columns (int or str): how many columns are in memory together, if
+        columns (int or str): the number of columns in memory at once, if
             :obj:`out` is a file. (default: :obj:`'auto'`)
-        memory (int or str, optional): the most bytes for graph and columns,
-            such as :obj:`'8GB'`, if :obj:`out` is a file.
+        memory (int or str, optional): the largest number of bytes for graph
+            and columns, such as :obj:`'8GB'`, if :obj:`out` is a file.
             (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the
             columns, if :obj:`out` is a file. (default: :obj:`False`)

@@ -1,4 +1,4 @@
-"""Caps the out-degree of a graph."""
+"""Transform that caps the out-degree of a graph."""
 
 import torch
 from torch_geometric.data import Data
@@ -29,7 +29,7 @@ class BoundedDegree(BaseTransform):
     All edge attributes follow their edges.
 
     Args:
-        K (int): the most receivers of a node.
+        K (int): the largest number of receivers per node.
         along (bool): whether messages travel along the edges, as PyG's do,
             or against them. (default: :obj:`True`)
         seed (int, optional): the seed. (default: :obj:`None`)

@@ -1,4 +1,4 @@
-"""Split a graph so that any changed element affects one view."""
+"""Transform that splits a graph so that a changed element affects one view."""
 
 import copy
 from collections.abc import Callable
@@ -52,8 +52,9 @@ class Division(BaseTransform):
 
     Args:
         num_groups (int): :math:`T`; for the grid, on each side.
-        by (str): one of the table. (default: :obj:`'nodes'`)
-        seed (int, optional): the key of the hash; by default from the
+        by (str): the elements to divide, one of the table.
+            (default: :obj:`'nodes'`)
+        seed (int, optional): the seed of the hash; by default from the
             operating system. (default: :obj:`None`)
 
     Raises:
@@ -75,16 +76,16 @@ class Division(BaseTransform):
         return self.num_groups ** (2 if self.by == 'grid' else 1)
 
     def forward(self, data: Data) -> Data:
-        """Return a view, drawn by torch's generator."""
+        """Return a random view, drawn by torch's generator."""
         check_named(data)
         return self.view(data, int(torch.randint(self.num_views, ())))
 
     def view(self, data: Data, number: int) -> Data:
-        """Return one view; leave the graph as it is.
+        """Return one view as a new graph.
 
         Args:
             data (Data): the graph.
-            number (int): which view.
+            number (int): the number of the view.
         """
         check_named(data)
         check_integer('number', number, 0, self.num_views - 1)
@@ -149,10 +150,10 @@ class Division(BaseTransform):
 
 
 def incoming_view(data: Data, speaks: Tensor) -> Data:
-    """Return the graph with edges out of some nodes alone.
+    """Return the graph with only the edges that leave some nodes.
 
     Args:
-        data (Data): the graph; it is left as it was.
+        data (Data): the graph, which is not changed.
         speaks (Tensor): mask of the senders: bool, ``[num_nodes]``.
     """
     view = copy.copy(data)
@@ -169,7 +170,7 @@ def check_apart(
     *,
     sparse: Tensor | None = None,
 ) -> None:
-    """Refuse a model that mixes nodes which no edge joins.
+    """Refuse a model whose outputs mix nodes that no edge joins.
 
     A node of another group may change as it likes: nobody who hears one group
     alone may notice, up to the last bit; nor if half of them all change, in
@@ -177,13 +178,13 @@ def check_apart(
     may weights depend on who else listens.
 
     Args:
-        call (Callable): from a graph to logits.
+        call (Callable): maps a graph to logits.
         data (Data): the graph.
-        group (Tensor): int64, ``[num_nodes]``.
-        number (int): the group that is heard. (default: :obj:`0`)
+        group (Tensor): int64, ``[num_nodes]``: the group of every node.
+        number (int): the group whose nodes send messages. (default: :obj:`0`)
         sparse (Tensor, optional): the features as a CSR matrix, for a model
-            that is called with it; rows that change get entries where there
-            were none, too. (default: :obj:`None`)
+            that is called with it; changed rows get new entries, too.
+            (default: :obj:`None`)
     """
     others = group[group != number]
     # The group itself is checked last.
@@ -350,7 +351,7 @@ def names_of(data: Data) -> Tensor:
 
 
 def check_named(data: Any) -> None:
-    """Refuse a graph that cannot be divided.
+    """Refuse a graph whose nodes or edges cannot be divided.
 
     Raises:
         TypeError: if it is no such graph, or names are no int64.

@@ -1,4 +1,4 @@
-"""Random flips of edges and features, the noise of smoothing."""
+"""Random flips of edges and features: the noise of smoothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ KINDS = ('edges', 'features')
 
 @dataclass(frozen=True)
 class BitFlips:
-    r"""Noise on edges and binary features, and the attacks it covers.
+    r"""Noise on edges and binary features, which defines a threat.
 
     Every cell flips by itself: one that is 0 becomes 1 with probability
     :math:`p_+`, one that is 1 becomes 0 with :math:`p_-`. Cells are the
@@ -39,10 +39,10 @@ class BitFlips:
     Args:
         edges (tuple[float, float]): :math:`(p_+, p_-)` of the edges, with
             :math:`p_+ + p_- < 1`. (default: :obj:`(0.0, 0.0)`)
-        features (tuple[float, float]): those of the features.
+        features (tuple[float, float]): :math:`(p_+, p_-)` of the features.
             (default: :obj:`(0.0, 0.0)`)
-        directed (bool): whether each direction of an edge is a cell of its
-            own. (default: :obj:`False`)
+        directed (bool): whether each direction of an edge flips by itself.
+            (default: :obj:`False`)
 
     Raises:
         TypeError: if something is no pair of numbers.
@@ -68,12 +68,12 @@ class BitFlips:
 
     @property
     def noisy(self) -> tuple[str, ...]:
-        """Kinds of cells that have noise."""
+        """Kinds that have noise: edges, features or both."""
         return tuple(kind for kind in KINDS if max(getattr(self, kind)) > 0)
 
 
 class NoisyCopies:
-    """Noisy copies of one graph, by their numbers.
+    """Numbered noisy copies of one graph.
 
     Args:
         data (Data): the graph, with its edges or features.
@@ -101,7 +101,7 @@ class NoisyCopies:
 
     @property
     def slack(self) -> float:
-        """Bound the total variation between the copies' law and the noise."""
+        """Bound of the total variation between drawn and stated noise."""
         return sum(
             sampling_slack(sum(self.cells[kind]))
             for kind in self.noise.noisy
@@ -162,12 +162,12 @@ class FlipBits(BaseTransform):
         edges (tuple[float, float]): :math:`(p_+, p_-)` of the edges: one is
             added with :math:`p_+` wherever there is none, and deleted with
             :math:`p_-`. (default: :obj:`(0.0, 0.0)`)
-        features (tuple[float, float]): those of the entries of ``x``, all 0
-            or 1. (default: :obj:`(0.0, 0.0)`)
+        features (tuple[float, float]): :math:`(p_+, p_-)` of the entries of
+            ``x``, all 0 or 1. (default: :obj:`(0.0, 0.0)`)
         directed (bool): whether each direction of an edge flips by itself.
             (default: :obj:`False`)
-        seed (int, optional): the seed, of one draw that every call repeats;
-            by default each call draws another from torch's generator.
+        seed (int, optional): the seed of one draw that every call repeats; by
+            default every call makes a new draw from torch's generator.
             (default: :obj:`None`)
 
     Raises:
@@ -214,7 +214,7 @@ def edge_index_of(ptr: Tensor, col: Tensor) -> Tensor:
 
 
 def check_graph(data: Any, noise: BitFlips) -> None:
-    """Refuse a graph that the noise does not fit.
+    """Refuse a graph that the noise can't be applied to.
 
     Raises:
         TypeError: if it is no homogeneous graph, or features have no floating

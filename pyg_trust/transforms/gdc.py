@@ -26,7 +26,7 @@ NORMALIZATIONS = ('in', 'sym', None)
 
 @functional_transform('agp_gdc')
 class GDC(MeasureTransform):
-    r"""Replaces the edges by a sparsified diffusion matrix.
+    r"""Replace the edges by a sparsified diffusion matrix.
 
     Graph diffusion convolution (`"Diffusion Improves Graph Learning"
     <https://arxiv.org/abs/1911.05485>`_, Gasteiger et al. 2019) lets any
@@ -63,9 +63,9 @@ class GDC(MeasureTransform):
         beta (float, optional): as in :class:`AGP`. (default: :obj:`None`)
         levels (int, optional): as in :class:`AGP`. (default: :obj:`None`)
         tol (float, optional): as in :class:`AGP`. (default: :obj:`None`)
-        top_k (int, optional): keep the largest entries of each query.
-            (default: :obj:`None`)
-        threshold (float): drop entries of this value or less.
+        top_k (int, optional): the number of largest entries to keep of each
+            query. (default: :obj:`None`)
+        threshold (float): the value at or below which entries are dropped.
             (default: :obj:`0.0`)
         normalization (str, optional): :obj:`'in'` makes the weights that
             enter a node sum to one, :obj:`'sym'` divides by the square roots
@@ -78,7 +78,7 @@ class GDC(MeasureTransform):
             more of the largest entries where walks mix slowly.
             (default: :obj:`'sample'`)
         seed (int, optional): as in :class:`AGP`. (default: :obj:`None`)
-        **kwargs (optional): PyG's arguments, which go with none of the
+        **kwargs (optional): PyG's arguments, which can't be combined with the
             others: :obj:`self_loop_weight`, :obj:`normalization_in`,
             :obj:`normalization_out`, :obj:`diffusion_kwargs`,
             :obj:`sparsification_kwargs` and :obj:`exact`.
@@ -187,7 +187,7 @@ class GDC(MeasureTransform):
         return data
 
     def make_measure(self, graph: CSRGraph) -> Measure:
-        """Return the measure for :obj:`graph`, or for PyG's arguments."""
+        """Make the measure for :obj:`graph`, from PyG's arguments if given."""
         if self._pyg is not None:
             check_instance('graph', graph, CSRGraph)
             return _pyg_gdc.measure_of(self._pyg.diffusion_kwargs)

@@ -1,4 +1,4 @@
-"""Graph scattering and graph Fourier embeddings as PyG transforms."""
+"""Graph scattering and graph Fourier embeddings as transforms."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -41,8 +41,9 @@ class GraphEmbedding(BaseTransform):
         attr (str): the attribute to write. (default: :obj:`'z'`)
         sparse (bool): whether to write a sparse CSR matrix; worth it for
             one-hot degrees. (default: :obj:`False`)
-        dtype (torch.dtype, optional): by default that of ``data.x``, or the
-            default dtype for degrees. (default: :obj:`None`)
+        dtype (torch.dtype, optional): the dtype of the vectors; by default
+            that of ``data.x``, or torch's default dtype for degrees.
+            (default: :obj:`None`)
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class GraphEmbedding(BaseTransform):
 
         Args:
             data (Data, Batch or list[Data]): the graphs.
-            dtype (torch.dtype, optional): by default that of the features.
-                (default: :obj:`None`)
+            dtype (torch.dtype, optional): the dtype of the vectors; by default
+                that of the features. (default: :obj:`None`)
             sparse (bool): whether to return a sparse CSR matrix.
                 (default: :obj:`False`)
             progress_bar (bool, optional): whether to show one; by default in a
@@ -121,7 +122,7 @@ class GraphEmbedding(BaseTransform):
 
         Args:
             data (Data): the graph or batch.
-            graph (CSRGraph, optional): its :class:`CSRGraph`.
+            graph (CSRGraph, optional): the graph as a :class:`CSRGraph`.
                 (default: :obj:`None`)
             dtype (torch.dtype, optional): as in :meth:`embed`.
                 (default: :obj:`None`)
@@ -224,7 +225,7 @@ class GraphScattering(GraphEmbedding):
         """Return a coefficient's layer, filters, feature and moment.
 
         Args:
-            index (int): its position.
+            index (int): the position of the coefficient.
             num_features (int, optional): the number of features; not needed
                 with :obj:`max_degree`. (default: :obj:`None`)
         """

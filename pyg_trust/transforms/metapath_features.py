@@ -1,4 +1,4 @@
-"""Features along metapaths as a transform."""
+"""Averages of features along metapaths as a transform."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from pyg_trust.unit import EdgeType, PrivacyUnit, path_steps
 @validated
 @functional_transform('metapath_features')
 class MetapathFeatures(BaseTransform):
-    """Appends averages along metapaths to the features of a node type.
+    """Append averages along metapaths to the features of a node type.
 
     With a :class:`~pyg_trust.unit.PrivacyUnit`, paths that stay with a person
     and public rows make features of the person's own: they are in nobody
@@ -30,13 +30,14 @@ class MetapathFeatures(BaseTransform):
         data = MetapathFeatures([path], 'user', unit=unit)(data)
 
     Args:
-        paths (Sequence[Sequence[tuple[str, str, str]]]): metapaths, as walks
-            from the rows that receive.
-        node_type (str): the type of these rows.
+        paths (Sequence[Sequence[tuple[str, str, str]]]): metapaths, each
+            walked from the rows that receive.
+        node_type (str): the node type of the rows that receive.
         out (str): the attribute to write to. (default: :obj:`'x'`)
-        unit (PrivacyUnit, optional): who owns what; without one, all paths
-            pass for others'. (default: :obj:`None`)
-        concat (bool): whether the features as they are come first.
+        unit (PrivacyUnit, optional): the privacy unit, which says who owns
+            what; without one, all paths count as paths to others' rows.
+            (default: :obj:`None`)
+        concat (bool): whether the original features come first.
             (default: :obj:`True`)
 
     Raises:
@@ -68,11 +69,11 @@ class MetapathFeatures(BaseTransform):
 
     @validated
     def forward(self, data: HeteroData) -> HeteroData:
-        """Return the graph with the features; others are as they were.
+        """Return the graph with the features, otherwise unchanged.
 
         Args:
-            data (HeteroData): the graph, with features of all types on the
-                paths.
+            data (HeteroData): the graph, with features of all node types on
+                the paths.
         """
         if self.unit is not None:
             self.unit.check(data)

@@ -1,4 +1,4 @@
-"""Noisy propagation as a dataset transform, released once."""
+"""Noisy propagation as a transform, released once."""
 
 import math
 import threading
@@ -69,7 +69,7 @@ _LOCK = threading.RLock()
 @validated
 @functional_transform('private_agp')
 class PrivateAGP(Releasing, BaseTransform):
-    r"""Releases noisy sums over neighbours, once, on an account.
+    r"""Release noisy sums over neighbours, once, on an account.
 
     .. math::
         S_k = W\, m(S_{k-1}) + \mathcal{N}(0, s^2 I), \quad S_0 = X
@@ -105,17 +105,16 @@ class PrivateAGP(Releasing, BaseTransform):
     ledger spends anew, or is refused.
 
     Args:
-        hops (int): :math:`K`; of ``'feature'`` 1, the measure says how far.
-            (default: :obj:`1`)
-        relation (str): ``'edge'``, ``'node'``, ``'node_incident'`` or
-            ``'feature'``. (default: :obj:`'edge'`)
-        epsilon (float, optional): the budget of all releases. A release
-            spends all of it, unless :obj:`mu` is given.
-            (default: :obj:`None`)
-        delta (float, optional): its :math:`\delta`; below one over ten times
-            the number of edges (a public power of ten) for ``'edge'``, of
-            nodes otherwise. Needed, unless there is an :obj:`engine` with a
-            budget. (default: :obj:`None`)
+        hops (int): the number of hops :math:`K`; 1 for ``'feature'``, where
+            the measure sets the range. (default: :obj:`1`)
+        relation (str): the neighbouring relation: ``'edge'``, ``'node'``,
+            ``'node_incident'`` or ``'feature'``. (default: :obj:`'edge'`)
+        epsilon (float, optional): the budget of all releases. One release
+            spends all of it, unless :obj:`mu` is given. (default: :obj:`None`)
+        delta (float, optional): the :math:`\delta` of the budget; below one
+            over ten times the number of edges (a public power of ten) for
+            ``'edge'``, of nodes otherwise. Needed, unless there is an
+            :obj:`engine` with a budget. (default: :obj:`None`)
         mu (float, optional): the :math:`\mu` of one release.
             (default: :obj:`None`)
         engine (PrivacyEngine, optional): private training whose account the
@@ -130,33 +129,31 @@ class PrivateAGP(Releasing, BaseTransform):
             that they are has to be public: a graph all of whose arcs have one
             back is refused, in case an edge was meant, which costs
             :math:`\sqrt{2}` times as much. (default: :obj:`False`)
-        max_degree (int, optional): :math:`D`, of ``'node_incident'``, which
-            needs it, and ``'node'`` (1 by default).
+        max_degree (int, optional): the largest degree :math:`D`; required for
+            ``'node_incident'``, optional for ``'node'`` (1 by default).
             (default: :obj:`None`)
-        measure (Measure, optional): of ``'feature'``, any linear propagation;
+        measure (Measure, optional): the linear propagation for ``'feature'``;
             by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
-            D^{-1/2}` and without a node's own message.
-            (default: :obj:`None`)
+            D^{-1/2}` and without a node's own message. (default: :obj:`None`)
         weights (sequence of float, optional): :math:`w_1, \ldots, w_K`: the
             output is then :math:`\sum_k w_k S_k`; free.
             (default: :obj:`None`)
-        degree_channel (float): of :func:`~pyg_trust.functional.messages`.
+        degree_channel (float): as in :func:`~pyg_trust.functional.messages`.
             (default: :obj:`0.0`)
-        between (str): whether rows are brought to norm 1
+        between (str): how rows are bounded: brought to norm 1
             (:obj:`'normalize'`) or clipped (:obj:`'clip'`).
             (default: :obj:`'normalize'`)
         cat (bool, optional): whether the output begins with the raw rows. By
-            default so for ``'edge'`` alone, whose relation takes them as
-            known; for the others they are private. (default: :obj:`None`)
-        attr (str): the attribute, float32 or float64 with a row per node.
-            (default: :obj:`'x'`)
-        seed (int, optional): of the noise, to repeat an experiment; what
-            comes out is not private. (default: :obj:`None`)
-        ledger (str or Path, optional): a file for the account.
+            default only for ``'edge'``, which assumes that they are known; the
+            other relations keep them private. (default: :obj:`None`)
+        attr (str): the attribute to sum, float32 or float64 with a row per
+            node. (default: :obj:`'x'`)
+        seed (int, optional): the seed of the noise, to repeat an experiment;
+            the output is then not private. (default: :obj:`None`)
+        ledger (str or Path, optional): the path of a file for the account.
             (default: :obj:`None`)
-        ledger_head (str, optional): as of
-            :class:`~pyg_trust.privacy.PrivacyEngine`.
-            (default: :obj:`None`)
+        ledger_head (str, optional): as in
+            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: on a wrong argument; when called, on data whose
@@ -307,8 +304,8 @@ class PrivateAGP(Releasing, BaseTransform):
             data (Data): the graph.
 
         Returns:
-            list[Tensor]: made now, or kept from the first time; rounded to
-            the type of the features, in which they are kept.
+            list[Tensor]: the sums, computed now or kept from the first call;
+            rounded to the dtype of the features, in which they are kept.
         """
         return [
             row.to(torch.float64, copy=True) for row in self._rows(data, 3)

@@ -1,4 +1,4 @@
-"""Propagated features of a changing graph."""
+"""Propagated features of a graph that changes."""
 
 import math
 from collections.abc import Sequence
@@ -68,16 +68,16 @@ class PropagatedFeatures(EditedInPlace):
     level but the last (the series: 24).
 
     Args:
-        graph (CSRGraph): unweighted, without duplicate edges.
+        graph (CSRGraph): the graph, unweighted and without duplicate edges.
         x (Tensor): float32 or float64 (the series: float64),
             ``[num_nodes, num_columns]``; copied.
-        measure (Measure): with fixed weights, so no Katz, and
-            :math:`a + b \ge 1`; of the series, its :math:`a` and :math:`b`
+        measure (Measure): a measure with fixed weights, so not Katz, and
+            :math:`a + b \ge 1`; for the series, its :math:`a` and :math:`b`
             count, with :math:`a + b = 1`.
-        alpha (float, optional): of the series, in :math:`(0, 1)`.
-            (default: :obj:`None`)
-        theta (float, optional): of the series: residues above
-            :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
+        alpha (float, optional): the :math:`\alpha` of the infinite series, in
+            :math:`(0, 1)`. (default: :obj:`None`)
+        theta (float, optional): the threshold of the infinite series: residues
+            above :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
         bound (float): the largest magnitude that an entry of a feature may
             ever have. It is declared and not measured, so that no refusal
             tells of other rows. (default: :obj:`16.0`)
@@ -226,14 +226,14 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def num_nodes(self) -> int:
-        """Number of names, those of removed nodes included."""
+        """Number of names, including removed nodes."""
         self._settle()
         return self._live.num_nodes
 
     @property
     @synchronized
     def error_bound(self) -> float:
-        """Bound of all rows' error in the Frobenius norm.
+        """Bound of the error of all rows, in the Frobenius norm.
 
         Against the measure in real arithmetic. For finite levels it covers
         the grid and all rounding, that of the result to its dtype too.
@@ -307,15 +307,15 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def insert_nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Add nodes, and edges between them and the others.
+        """Add nodes, with edges between them and to others.
 
         Args:
-            x (Tensor): their features, ``[k, num_columns]``.
+            x (Tensor): the features of the new nodes, ``[k, num_columns]``.
             edge_index (Tensor): as in :meth:`insert_edges`; the new nodes
                 are named :attr:`num_nodes` and so on.
 
         Returns:
-            Tensor: int64, ``[k]``: their names.
+            Tensor: int64, ``[k]``: the names of the new nodes.
 
         Raises:
             ValueError: as :meth:`insert_edges`.
@@ -332,8 +332,8 @@ class PropagatedFeatures(EditedInPlace):
         """Replace the features of nodes.
 
         Args:
-            nodes (Tensor): int64, each once.
-            x (Tensor): their features, ``[k, num_columns]``.
+            nodes (Tensor): int64: distinct nodes.
+            x (Tensor): the new features of these nodes, ``[k, num_columns]``.
 
         Returns:
             int: how many nodes get another degree, neighbour or feature.
@@ -347,14 +347,14 @@ class PropagatedFeatures(EditedInPlace):
 
     @editing
     def update(self, update: Update | RemovalRequest | Sequence[Any]) -> int:
-        """Play updates in their order, as one: all of them or nothing.
+        """Apply updates in their order, as one: all or none.
 
         Only what differs in the end is computed: an edge that comes and goes
         again is no edge, and of several features of a node the last count.
 
         Args:
-            update (Update, RemovalRequest or list): what goes, comes and
-                changes; a list is one edit.
+            update (Update, RemovalRequest or list): the removals, additions
+                and changes; a list is one edit.
 
         Returns:
             int: how many nodes get another degree, neighbour or feature.

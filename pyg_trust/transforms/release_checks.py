@@ -1,4 +1,4 @@
-"""Releases of private data: their one account, and checks before them."""
+"""Account of releases of private data, and checks before a release."""
 
 import os
 import re
@@ -32,7 +32,7 @@ _STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
 
 
 class Releasing(NoCopies):
-    r"""Base: an object that releases private data on one account.
+    r"""Base of objects that release private data on one account.
 
     The account is opened with the first data, whose number of nodes is part
     of it. Subclasses set :obj:`relation`, :obj:`epsilon`, :obj:`delta` and
@@ -59,7 +59,7 @@ class Releasing(NoCopies):
 
     @property
     def account(self) -> ReleaseAccount | None:
-        """Account of the releases; None before the first."""
+        """Account of the releases; None before the first release."""
         return self._account
 
     @property
@@ -129,7 +129,7 @@ class Releasing(NoCopies):
 
 @validated
 def release_graph(data: Data, relation: Relation) -> CSRGraph:
-    """Return the graph of private data, if a release can be accounted for.
+    """Convert private data to a graph; refuse one without a known guarantee.
 
     Raises:
         TypeError, ValueError: on self-loops, duplicate or weighted edges, and
@@ -171,7 +171,7 @@ def release_graph(data: Data, relation: Relation) -> CSRGraph:
 
 
 def check_alone() -> None:
-    """Refuse a release by one of several processes.
+    """Refuse a release by several processes.
 
     Each would draw noise of its own for the same data, and claim to be the
     only release.
@@ -195,7 +195,7 @@ def warn_of_other_releases(
     delta: float,
     stacklevel: int,
 ) -> None:
-    r"""Warn where the same data were released before on another account."""
+    r"""Warn if the same data were already released on another account."""
     secret = []
     if relation.name != 'feature':
         secret.append(f'edges {fingerprint(graph.rowptr, graph.col)}')
@@ -217,7 +217,7 @@ def warn_of_other_releases(
 
 @validated
 def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
-    """Features that are a node's own, as far as that can be known."""
+    """Return features; refuse those that are known to come from the graph."""
     x = data.get(attr)
     if not isinstance(x, Tensor):
         raise ValueError(

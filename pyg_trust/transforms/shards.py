@@ -1,4 +1,4 @@
-"""Partitions of the training nodes as a transform."""
+"""Partitions of the training nodes into shards as a transform."""
 
 import inspect
 from typing import Any
@@ -45,7 +45,8 @@ class Shards(BaseTransform):
 
     Args:
         num_shards (int): the number of shards.
-        method (str): one of the table. (default: :obj:`'hash'`)
+        method (str): the partition's method, one of the table.
+            (default: :obj:`'hash'`)
         seed (int, optional): the seed, the key of :obj:`'hash'`. Without one,
             it is drawn once, when the transform is made: the same transform
             gives a node the same hash every time. (default: :obj:`None`)
@@ -105,7 +106,7 @@ class Shards(BaseTransform):
 
     @property
     def seen(self) -> str:
-        """Data that a node's shard depends on, beside the seed."""
+        """Data that a node's shard depends on, besides the seed."""
         sees = PARTITIONS.fact(self.method, 'sees')
         if PARTITIONS.is_own(self.method):
             return f'{sees} (so {PARTITIONS.note(self.method)})'

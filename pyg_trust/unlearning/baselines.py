@@ -88,7 +88,7 @@ _ACCOUNTS = ('residual', 'bound', 'paper')
 
 
 class ObjectiveNoise(CertifiedClassifier[Any]):
-    r"""Mixin: noise in the objective, in place of noise on the weights.
+    r"""Mixin: perturb the objective instead of adding noise to the weights.
 
     It needs :math:`\varepsilon \le 1`, requests that do not depend on a
     release, and a secret linear term :math:`b`, which is in ``state_dict()``:
@@ -163,17 +163,18 @@ class ObjectiveNoise(CertifiedClassifier[Any]):
 
 
 class BoundedNodeClassifier(NodeClassifier):
-    """A node classifier that bounds its residual in place of measuring it.
+    """Node classifier that bounds its residual instead of measuring it.
 
     It takes one exact Newton step for every removal, as `Guo et al. 2020
     <https://arxiv.org/abs/1911.03030>`_ do, and bounds what is left
     (:func:`.tight_bound`). The bound holds, and is larger than the residual.
 
     Args:
-        measure (str or Measure): as of
+        measure (str or Measure): as in
             :class:`~pyg_trust.unlearning.NodeClassifier`.
             (default: :obj:`'sgc'`)
-        **settings (Any): as there; ``features='exact'`` alone.
+        **settings (Any): further arguments of that class; ``features`` has to
+            be ``'exact'``.
     """
 
     accounting = 'bound'
@@ -201,19 +202,19 @@ class BoundedNodeClassifier(NodeClassifier):
 
 
 class PublishedNodeClassifier(ObjectiveNoise, BoundedNodeClassifier):
-    """A node classifier by objective perturbation, *which may fail*.
+    """Node classifier by objective perturbation; *its certificate may fail*.
 
     See the text of this module.
 
     Args:
-        measure (str or Measure): as of
+        measure (str or Measure): as in
             :class:`~pyg_trust.unlearning.NodeClassifier`.
             (default: :obj:`'sgc'`)
         accounting (str): :obj:`'residual'` measures the residual;
             :obj:`'bound'` takes one exact Newton step and bounds it.
             (default: :obj:`'residual'`)
-        **settings (Any): as there. ``release_std`` is the standard deviation
-            of :math:`b`, and ``epsilon`` at most 1.
+        **settings (Any): further arguments of that class. ``release_std`` is
+            the standard deviation of :math:`b`, and ``epsilon`` is at most 1.
     """
 
     def __init__(
@@ -245,12 +246,12 @@ class PublishedNodeClassifier(ObjectiveNoise, BoundedNodeClassifier):
 
 
 class PublishedScatteringClassifier(ObjectiveNoise, ScatteringClassifier):
-    """A graph classifier by objective perturbation, *which may fail*.
+    """Graph classifier by objective perturbation; *its certificate may fail*.
 
     See the text of this module.
 
     Args:
-        transform (GraphEmbedding): as of
+        transform (GraphEmbedding): as in
             :class:`~pyg_trust.unlearning.ScatteringClassifier`.
         noise_std (float): the standard deviation of :math:`b`. With 0 there
             is no certificate, and removals are refused. (default: :obj:`0.1`)
@@ -258,9 +259,10 @@ class PublishedScatteringClassifier(ObjectiveNoise, ScatteringClassifier):
             :obj:`'bound'` adds up :func:`~.removal_bounds.tight_bound`;
             :obj:`'paper'` adds up Theorem 4.7 with a valid :math:`F` and
             reports all bounds. (default: :obj:`'residual'`)
-        **settings (Any): as there, ``epsilon`` at most 1. Where the budget
-            does not allow a step, ``on_exceed='refine'`` solves exactly with
-            the stored :math:`b`, and ``'retrain'`` draws a fresh one.
+        **settings (Any): further arguments of that class; ``epsilon`` is at
+            most 1. Where the budget does not allow a step,
+            ``on_exceed='refine'`` solves exactly with the stored :math:`b`,
+            and ``'retrain'`` draws a fresh one.
     """
 
     @validated
@@ -489,7 +491,7 @@ class GINClassifier:
     def fit(
         self, graphs: Sequence[Data], *, progress_bar: bool | None = None
     ) -> 'GINClassifier':
-        """Train from scratch.
+        """Train the network from scratch.
 
         Args:
             graphs (list[Data]): the training graphs, labelled 0, 1, ...
@@ -503,10 +505,11 @@ class GINClassifier:
     def remove(
         self, request: RemovalRequest, *, progress_bar: bool | None = None
     ) -> None:
-        """Delete the named items and train from scratch.
+        """Delete the requested items and train the network from scratch.
 
         Args:
-            request (RemovalRequest): in the names that :meth:`fit` saw.
+            request (RemovalRequest): the items to forget, by the names that
+                :meth:`fit` saw.
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
         """

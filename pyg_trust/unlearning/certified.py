@@ -1,4 +1,4 @@
-r"""Frame of the classifiers with certified removal.
+r"""Base of the classifiers with certified removal.
 
 A regularised linear head is trained on features that a removal can change.
 :class:`~pyg_trust.unlearning.NodeClassifier` and
@@ -47,11 +47,11 @@ ON_EXCEED = ('refine', 'retrain', 'raise')
 
 
 class Held(saved.Held, Protocol):
-    """State of a fitted classifier, and its account."""
+    """Protocol: state of a fitted classifier, with its removal ledger."""
 
     @property
     def W(self) -> Tensor:
-        """The weights before the noise."""
+        """The weights before noise is added."""
 
     @property
     def weight(self) -> Tensor:
@@ -59,7 +59,7 @@ class Held(saved.Held, Protocol):
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The labels, ascending."""
+        """The class labels, in ascending order."""
 
     @property
     def num_items(self) -> int:
@@ -70,19 +70,20 @@ M = TypeVar('M', bound=Held)
 
 
 class CertifiedClassifier(Saved[M]):
-    r"""Base of classifiers with certified removal: release, account, state.
+    r"""Base of classifiers with certified removal: release, ledger, state.
 
     A subclass keeps features and weights in ``_model``.
 
     Args:
-        head (str): of :mod:`~pyg_trust.functional.heads`.
-        lam (float): :math:`\lambda`.
+        head (str): the loss, an entry of :mod:`~pyg_trust.functional.heads`.
+        lam (float): the regularisation :math:`\lambda`.
         release_std (float): the standard deviation of the noise.
-        epsilon (float): the most that a release may have.
-        delta (float): in :math:`(0, 1)`.
-        on_exceed (str): one of ``ON_EXCEED``.
+        epsilon (float): the largest :math:`\epsilon` that a release may have.
+        delta (float): the :math:`\delta` of a release, in :math:`(0, 1)`.
+        on_exceed (str): what to do if the budget is exceeded, one of
+            ``ON_EXCEED``.
         tol (float): the residual of exact solves.
-        seed (int, optional): of the noise.
+        seed (int, optional): the seed of the noise.
     """
 
     noise = 'output'
@@ -121,7 +122,7 @@ class CertifiedClassifier(Saved[M]):
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The labels, ascending; none before the first fit."""
+        """The class labels, in ascending order; empty before the first fit."""
         return () if self._model is None else self._model.classes
 
     @property
@@ -137,7 +138,7 @@ class CertifiedClassifier(Saved[M]):
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
-        """Return all that it takes to continue, as copies: a secret.
+        """Return a copy of the complete state; keep it secret.
 
         The state holds the remaining data, their salts, the released weights
         and the ledger. It does not hold the weights before the noise, by which
@@ -333,12 +334,12 @@ class CertifiedClassifier(Saved[M]):
 
 
 def noised(W: Tensor, source: SecureNoise | SeededNoise, std: float) -> Tensor:
-    """Add noise to weights: the result is on the grid of the noise.
+    """Round weights to the grid of the noise, and add noise to them.
 
     Args:
-        W (Tensor): before the noise.
-        source (SecureNoise or SeededNoise): of the noise.
-        std (float): its standard deviation.
+        W (Tensor): the weights before noise is added.
+        source (SecureNoise or SeededNoise): the source of the noise.
+        std (float): the standard deviation of the noise.
     """
     k = release.rounded(W.contiguous().numpy(), std)
     cells = source.cells(tuple(W.shape)).numpy()
@@ -348,12 +349,12 @@ def noised(W: Tensor, source: SecureNoise | SeededNoise, std: float) -> Tensor:
 def proved(
     found: removal.Proof, most: float, spent: float, claimed: bool
 ) -> dict[str, Any]:
-    """Make fields of a report from a proof of the kernel.
+    """Convert a proof of the kernel to the fields of a report.
 
     Args:
-        found (Proof): of the kernel.
+        found (Proof): the kernel's proof.
         most (float): the largest residual that is claimed.
-        spent (float): the shift that is paid for.
+        spent (float): the shift that the budget pays for.
         claimed (bool): whether the residual was measured to be within its
             bound.
 

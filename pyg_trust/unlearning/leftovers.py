@@ -14,15 +14,15 @@ from pyg_trust._checks import check_instance, validated
 def named_leftovers(
     data: Data, part: Mapping[str, Any], where: str = ''
 ) -> list[str]:
-    """List the items that a request names and a graph still holds.
+    """List the items of a request that a graph still contains.
 
     Edges are looked for in every direction that had to go.
 
     Args:
-        data (Data): what is left of the graph, with its names ``n_id``.
-        part (dict): a :class:`~pyg_trust.removal.Part` as a dictionary, of a
+        data (Data): the graph after the removal, with its node names ``n_id``.
+        part (dict): a :class:`~pyg_trust.removal.Part` as a dictionary, from a
             ledger's line.
-        where (str): is put behind every finding. (default: :obj:`''`)
+        where (str): the text to append to every finding. (default: :obj:`''`)
     """
     check_instance('part', part, Mapping)
     there = {v: row for row, v in enumerate(data.n_id.tolist())}
@@ -51,8 +51,8 @@ def views(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     """List the tensors that are views into larger ones.
 
     Args:
-        tensors (list[tuple[str, Tensor]]): with their names; of sparse ones
-            all parts are looked at.
+        tensors (list[tuple[str, Tensor]]): pairs of a name and a tensor; all
+            parts of a sparse tensor are checked.
     """
     found = []
     for name, tensor in tensors:

@@ -82,7 +82,7 @@ COLUMNS_A_STEP = 8
 
 
 class Step(NamedTuple):
-    """Weights after a removal, and how they were made."""
+    """Weights after a removal, with the action that computed them."""
 
     action: str
     iterations: int
@@ -94,7 +94,7 @@ class Step(NamedTuple):
 
 
 class NodeClassifier(NodeSolver, EditedInPlace):
-    r"""A node classifier that forgets on request, with a certificate.
+    r"""Node classifier that forgets on request, with a certificate.
 
     .. code-block:: python
 
@@ -130,11 +130,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             :math:`a + b \ge 1`: :obj:`'sgc'`, :obj:`'appnp'`, :obj:`'heat'`,
             :obj:`'ppr'`, ... (:mod:`.measures`), not :obj:`'katz'`.
             (default: :obj:`'sgc'`)
-        alpha (float, optional): as the measure takes it.
-            (default: :obj:`None`)
+        alpha (float, optional): the :math:`\alpha` of the measure, if it has
+            one. (default: :obj:`None`)
         t (float, optional): as the measure takes it. (default: :obj:`None`)
-        levels (int, optional): as the measure takes it.
-            (default: :obj:`None`)
+        levels (int, optional): the number of hops of the measure, if it has
+            one. (default: :obj:`None`)
         bound (float): the largest magnitude that a feature may ever have; of
             ``features='exact'``. It is declared and not measured, so that no
             refusal tells of other rows. Features are summed on a grid of
@@ -172,10 +172,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             the data; without it nothing could be promised.
             (default: :obj:`False`)
         tol (float): the residual of exact solves. (default: :obj:`1e-8`)
-        max_pending (int): how many nodes and edges may come before a release
-            has to see them. (default: :obj:`1_000`)
-        seed (int, optional): makes the noise repeatable, and the release not
-            private. (default: :obj:`None`)
+        max_pending (int): the most nodes and edges that may be added before a
+            release. (default: :obj:`1_000`)
+        seed (int, optional): the seed of the noise. It makes the noise
+            repeatable, and the release not private. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -297,13 +297,13 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         another object. Ends with a release.
 
         Args:
-            data (Data): with ``x``, ``edge_index``, ``y`` and
+            data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
                 ``train_mask``.
             train_nodes (Tensor, optional): the training nodes, int64 indices
                 or a mask, in place of ``train_mask``. (default: :obj:`None`)
-            classes (list[int], optional): the labels that there are and those
-                that may come; by default those of the training nodes, of
-                which none may lose its last one. (default: :obj:`None`)
+            classes (list[int], optional): the labels that exist or may come
+                later; by default those of the training nodes, none of which
+                may lose its last one. (default: :obj:`None`)
 
         Raises:
             TypeError, ValueError: on a graph that is weighted or has
@@ -366,13 +366,13 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @synchronized
     def decision_function(self, nodes: Tensor | None = None) -> Tensor:
-        """Compute margins by the released weights: ``[k]`` or ``[k, C]``.
+        """Compute the margins of nodes: ``[k]`` or ``[k, C]``.
 
         One for two classes with one output, else one per class.
 
         Args:
-            nodes (Tensor, optional): int64 indices or a mask; all nodes that
-                are there, ascending, by default. (default: :obj:`None`)
+            nodes (Tensor, optional): int64 indices or a mask; by default all
+                present nodes, in ascending order. (default: :obj:`None`)
 
         Raises:
             ValueError: on a node that was removed, or never was.
@@ -425,13 +425,13 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     @property
     @synchronized
     def num_train(self) -> int:
-        """The number of training nodes that the released weights know."""
+        """The number of training nodes behind the released weights."""
         return self._fitted.data.num_train
 
     @property
     @synchronized
     def pending(self) -> int:
-        """The number of nodes and edges that came since the last release."""
+        """The number of nodes and edges added since the last release."""
         return self._fitted.data.num_pending
 
     @property
@@ -457,7 +457,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         release: bool = False,
         reference: str = '',
     ) -> NodeUnlearnReport | NodeAdditionReport:
-        """Remove, add and change, as one: all of it or nothing.
+        """Apply removals, additions and changes together, all or none.
 
         Predictions use the present graph and features at once. Removals and
         changes end with a release, since the weights know what went; so do
@@ -470,12 +470,12 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         the present data.
 
         Args:
-            update (Update, RemovalRequest or list): what goes, comes and
-                changes, by name; a list makes at most one release.
-            release (bool): whether additions alone are released, too.
+            update (Update, RemovalRequest or list): the removals, additions
+                and changes, by name; a list makes at most one release.
+            release (bool): whether to make a release for additions alone, too.
                 (default: :obj:`False`)
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            reference (str): the id of the batch of requests, 32 hexadecimal
+                digits, for the ledger. (default: :obj:`''`)
 
         Raises:
             TypeError: on anything else.
@@ -494,11 +494,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         *,
         reference: str = '',
     ) -> NodeUnlearnReport:
-        """Remove the named items and make one release: an :meth:`update`.
+        """Remove the requested items and make one release.
 
         Args:
-            request (RemovalRequest or list[RemovalRequest]): what to forget,
-                in the names that :meth:`fit` saw; several make one release.
+            request (RemovalRequest or list[RemovalRequest]): the items, by the
+                names that :meth:`fit` saw; a list makes one release.
             reference (str): as in :meth:`update`. (default: :obj:`''`)
 
         Raises:
@@ -512,7 +512,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @editing
     def release(self, *, reference: str = '') -> NodeUnlearnReport:
-        """Make a release that knows all additions.
+        """Make a release that includes all pending additions.
 
         Args:
             reference (str): as in :meth:`update`. (default: :obj:`''`)
@@ -563,7 +563,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def plan(
         self, request: Update | RemovalRequest | Sequence[Any]
     ) -> NodePlan:
-        """Estimate the work of an update with a release, and change nothing.
+        """Estimate the work of an update with a release; change nothing.
 
         Costs the features of the update, and no step.
 
@@ -590,7 +590,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @editing
     def flush(self) -> 'NodeClassifier':
-        """Recompute everything but the release from the remaining data.
+        """Recompute everything from the remaining data, except the release.
 
         Graph, features, weights and the factor of the Hessian are made anew,
         as by a :meth:`load`. It costs a fit.
@@ -663,7 +663,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     @synchronized
     def save_for_check(self, path: str | Path) -> None:
-        """Write the data from which a check proves the last removal.
+        """Write the data from which a checker can prove the last removal.
 
         .. code-block:: bash
 
@@ -674,7 +674,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         the noise together: hand it to an auditor, and delete it.
 
         Args:
-            path (str or Path): of the file, which is replaced.
+            path (str or Path): the path of the file, which is replaced.
 
         Raises:
             ValueError: with ``features='push'``, of which the kernel proves

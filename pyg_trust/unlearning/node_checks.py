@@ -69,18 +69,18 @@ def _settings(settings: Settings, std: float) -> dict[str, np.ndarray]:
 
 
 def setting(settings: Settings, std: float) -> str:
-    """Hash the settings of a proof: all but data and weights."""
+    """Hash the settings of a proof, without data and weights."""
     return removal.setting(_settings(settings, std))
 
 
 def proved_by_kernel(
     model: Model, std: float, claimed: bool
 ) -> dict[str, Any]:
-    """Prove the last release by the kernel: fields of a report.
+    """Prove the last release by the kernel; return fields of a report.
 
     Args:
-        model (Model): with its data, weights and ledger.
-        std (float): of the noise of a release.
+        model (Model): the state, with data, weights and ledger.
+        std (float): the standard deviation of a release's noise.
         claimed (bool): whether the residual was measured to be within its
             bound.
 
@@ -102,7 +102,7 @@ def proved_by_kernel(
 def feature_error(
     data: NodeState, fresh: NodeState, ids: Tensor
 ) -> tuple[float, float]:
-    """Compute the error of the features, and its bound.
+    """Compute the error of the features and a bound of it.
 
     Fresh is what the weights have to fit, computed anew, of the names.
     """
@@ -123,7 +123,7 @@ def feature_error(
 
 
 def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
-    """Name what edits took away or replaced, and what came again.
+    """List the names that edits removed, replaced or added again.
 
     Of the state in which they were played. What went and came again within
     them is not named.
@@ -176,7 +176,7 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
 
 
 def still_named(model: Model) -> tuple[str, ...]:
-    """List the items that are removed by the ledger and still in the data."""
+    """List the items that the ledger says are removed but the data contain."""
     data, gone = model.data, _gone(model)
     held = {
         'node': (gone.nodes, lambda v: bool(data.graph.alive[v])),

@@ -95,7 +95,7 @@ def read_classes(
 
 @torch.no_grad()
 def encode(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Encode features, and check that every row is encoded by itself.
+    """Encode features; refuse an encoder that mixes rows.
 
     Args:
         encoder (callable): maps ``[n, d]`` to ``[n, d']``.

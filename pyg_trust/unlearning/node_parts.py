@@ -28,13 +28,13 @@ class Settings(NamedTuple):
     r"""The hyperparameters of a node classifier, independent of the data.
 
     Args:
-        measure (Measure): of the features.
-        alpha (float, optional): of the infinite series.
+        measure (Measure): the propagation of the features.
+        alpha (float, optional): the :math:`\alpha` of the infinite series.
         theta (float, optional): the threshold of pushes; :obj:`None` for
             exact features.
-        head (str): of :mod:`~pyg_trust.functional.heads`.
-        lam (float): :math:`\lambda`.
-        bound (float): of the features.
+        head (str): the loss, an entry of :mod:`~pyg_trust.functional.heads`.
+        lam (float): the regularisation :math:`\lambda`.
+        bound (float): the largest magnitude of a feature.
     """
 
     measure: Measure
@@ -46,19 +46,19 @@ class Settings(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The grid of sums: :math:`2^f` times the bound is about 2^44."""
+        """The bits f of the grid: 2^f times the bound is about 2^44."""
         return min(44 - math.ceil(math.log2(self.bound)), 51)
 
 
 class Edit(NamedTuple):
-    """An update of a node classifier: what goes, then comes, then changes.
+    """An update of a node classifier: removals, then additions, then changes.
 
     Args:
-        part (Part): what goes.
+        part (Part): the items to remove.
         x (Tensor, optional): float64: features of new nodes, encoded.
         y (Tensor): int64: positions of the classes of new nodes; -1 for
             those that are not trained on.
-        new (NewNodes, optional): new nodes, as they were given.
+        new (NewNodes, optional): the new nodes, as the user passed them.
         edges (Tensor): int64, ``[2, k]``: edges to add.
         features (tuple, optional): nodes, and their new features, encoded.
         labels (tuple, optional): nodes, and positions of their classes; -1
@@ -75,12 +75,12 @@ class Edit(NamedTuple):
 
     @property
     def only_adds(self) -> bool:
-        """Whether nothing goes and nothing changes."""
+        """Whether the edit removes nothing and changes nothing."""
         return self.part == Part() and self._changes_nothing
 
     @property
     def only_removes(self) -> bool:
-        """Whether nothing comes and nothing changes."""
+        """Whether the edit adds nothing and changes nothing."""
         comes = self.x is not None or bool(self.edges.numel())
         return self._changes_nothing and not comes
 
@@ -90,17 +90,18 @@ class Edit(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Edits that graph and features have seen, and training rows have not.
+    """Edits that are applied to the graph, but not to the training rows yet.
 
     Args:
-        first (int): the number of names before.
-        labels (dict[int, int]): by node, the position of its class, or -1.
+        first (int): the number of node names before the edits.
+        labels (dict[int, int]): by node, the position of its class; -1 for a
+            node that is not trained on.
         named (tuple[Tensor, ...]): int64: nodes whose degree, neighbours or
             features changed.
-        features (tuple[Tensor, ...]): int64: those whose features changed;
-            with pushes, those that were pushed.
-        sealed (tuple[Tensor, ...]): int64: others of which a digest changed.
-        edges (tuple[Tensor, ...]): int64, ``[2, k]``: edges that came.
+        features (tuple[Tensor, ...]): int64: nodes whose features changed;
+            with pushes, nodes that were pushed.
+        sealed (tuple[Tensor, ...]): int64: other nodes whose digest changed.
+        edges (tuple[Tensor, ...]): int64, ``[2, k]``: the added edges.
     """
 
     first: int
@@ -115,12 +116,12 @@ class Change(NamedTuple):
     """The changes that an update made to features and gradient.
 
     Args:
-        rows (int): rows of features that may have changed.
-        train_rows (int): those of them that count in the objective.
-        gradient (Gradient, optional): at the old weights, on what remains;
-            :obj:`None` where it has to be measured.
-        named (Tensor): int64: nodes of which a digest changed, some twice.
-            It tells what was removed: not to be kept.
+        rows (int): the number of feature rows that may have changed.
+        train_rows (int): the number of those rows that count in the objective.
+        gradient (Gradient, optional): the gradient at the old weights, on the
+            remaining data; :obj:`None` where it has to be measured.
+        named (Tensor): int64: nodes whose digest changed, some of them twice.
+            They tell what was removed, so do not keep them.
     """
 
     rows: int
@@ -130,7 +131,7 @@ class Change(NamedTuple):
 
 
 class ColumnProblem(NamedTuple):
-    r"""Objective at exact features, with estimates alone in memory.
+    r"""Objective at exact features, which holds only estimates of them.
 
     The gradient comes from two solves of as many columns as there are outputs
     (:func:`~pyg_trust.functional.feature_errors.column_residual`), cut off
@@ -143,12 +144,12 @@ class ColumnProblem(NamedTuple):
     gradient. The estimates steer the step.
 
     Args:
-        state (SeriesState): features and graph.
+        state (SeriesState): the propagated features and the graph.
         train (Tensor): int64: the training nodes.
-        Y (Tensor): their targets.
+        Y (Tensor): the targets of the training nodes.
         mu (float): :math:`\lambda n`.
-        head (str): of :mod:`~pyg_trust.functional.heads`.
-        goal (float): the residual that matters.
+        head (str): the loss, an entry of :mod:`~pyg_trust.functional.heads`.
+        goal (float): the residual to reach.
         B (Tensor, optional): the linear term. (default: :obj:`None`)
     """
 
@@ -161,7 +162,7 @@ class ColumnProblem(NamedTuple):
     B: Tensor | None = None
 
     def gradient(self, W: Tensor) -> Gradient:
-        """As :meth:`.Objective.gradient`, at exact features.
+        """Compute :meth:`.Objective.gradient` at exact features.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
@@ -201,7 +202,7 @@ class ColumnProblem(NamedTuple):
         return Gradient(value, Residual(measured, measured + missing))
 
     def factor(self, W: Tensor) -> Factor:
-        """Factor the Hessian at the estimates.
+        """Factor the Hessian at the estimated features.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
@@ -209,12 +210,12 @@ class ColumnProblem(NamedTuple):
         return self._estimate.factor(W)
 
     def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
-        """As :meth:`.Objective.direction`, at the estimates.
+        """Compute :meth:`.Objective.direction` at the estimated features.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
             grad (Tensor): as :obj:`W`.
-            factor (Factor): of :meth:`factor`.
+            factor (Factor): the result of :meth:`factor`.
         """
         return self._estimate.direction(W, grad, factor)
 

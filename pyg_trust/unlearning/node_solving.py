@@ -1,4 +1,4 @@
-"""Exact solutions of node classifiers, their account, and their states."""
+"""Exact solutions of node classifiers, their ledger, and their states."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ PART = 0.01
 
 
 class Model(NamedTuple):
-    """State of a fitted node classifier, and its account.
+    """State of a fitted node classifier, with its removal ledger.
 
     It is replaced as a whole, by one assignment at the end of an operation
     that may fail. The data are edited in place, with undo.
@@ -46,7 +46,7 @@ class Model(NamedTuple):
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The labels, ascending."""
+        """The class labels, in ascending order."""
         return self.data.classes
 
     @property
@@ -56,7 +56,7 @@ class Model(NamedTuple):
 
     @property
     def sealed(self) -> str:
-        """A digest of all that a file holds, for a line of the ledger."""
+        """Digest of the saved state, recorded in the ledger."""
         held = [self.weight] if self.B is None else [self.weight, self.B]
         directed = not self.data.graph.undirected
         return sealed(
@@ -70,14 +70,14 @@ class Model(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the last line of the ledger stands for this state."""
+        """Whether the ledger's last line records this state."""
         lines = self.ledger.entries
         # Lines of version 0.1 stand for the data alone.
         return bool(lines) and lines[-1].data in (self.sealed, self.seals.root)
 
 
 class NodeSolver(CertifiedClassifier[Model]):
-    """Base of node classifiers: exact solves, amounts spent, saved states."""
+    """Base of node classifiers: exact solves, spent budget, saved states."""
 
     measure: Measure
     head: str

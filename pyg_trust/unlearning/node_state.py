@@ -1,4 +1,4 @@
-"""The state that a node classifier keeps of its data, with undoable edits."""
+"""The data of a node classifier's state, with undoable edits."""
 
 import math
 from collections.abc import Sequence
@@ -44,20 +44,20 @@ class NodeState:
     All tensors are its own. Names are those of the nodes at the fit.
 
     Args:
-        settings (Settings): what does not depend on the data.
-        classes (tuple[int, ...]): the labels, ascending.
+        settings (Settings): the settings, which do not depend on the data.
+        classes (tuple[int, ...]): the class labels, in ascending order.
         graph (CSRGraph): the graph.
         x (Tensor): float64, ``[num_nodes, d]``.
         y (Tensor): int64, ``[num_nodes]``: positions in :obj:`classes`; -1
             for nodes that are not trained on.
-        alive (Tensor, optional): bool, ``[num_nodes]``: the nodes that are
-            there. (default: :obj:`None`)
-        featureless (Tensor, optional): bool: whose features were removed.
-            (default: :obj:`None`)
-        directed (bool): whether the graph is a directed one, if edges go
-            both ways too. (default: :obj:`False`)
-        declared (bool): whether the classes were given, so that one may have
-            no training node. (default: :obj:`False`)
+        alive (Tensor, optional): bool, ``[num_nodes]``: a mask of the present
+            nodes. (default: :obj:`None`)
+        featureless (Tensor, optional): bool, ``[num_nodes]``: a mask of the
+            nodes whose features were removed. (default: :obj:`None`)
+        directed (bool): whether the graph counts as directed, even if all
+            edges go both ways. (default: :obj:`False`)
+        declared (bool): whether the user passed the classes, so that a class
+            may have no training node. (default: :obj:`False`)
     """
 
     def __init__(
@@ -117,18 +117,18 @@ class NodeState:
 
     @property
     def num_train(self) -> int:
-        """The number of training nodes that the weights have to fit."""
+        """The number of training nodes that the weights are fitted to."""
         return int((self.names >= 0).sum())
 
     @property
     def num_pending(self) -> int:
-        """The number of nodes and edges that came since they were fitted."""
+        """The number of nodes and edges added since the last fit."""
         edges = sum(edges.size(1) for edges in self.pending.edges)
         return self.graph.num_nodes - self.pending.first + edges
 
     @property
     def mu(self) -> float:
-        r""":math:`\lambda n`, of the training nodes that there are."""
+        r"""Weight of the penalty: :math:`\lambda n`, for n training nodes."""
         return self.settings.lam * self.num_train
 
     @property
@@ -150,11 +150,11 @@ class NodeState:
         return ColumnProblem(self.levels, train, Y, self.mu, head, goal, B)
 
     def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
-        """Compute the margins of nodes, at exact present features.
+        """Compute the margins of nodes at exact features.
 
         Args:
             weight (Tensor): ``[d, num_outputs]``.
-            nodes (Tensor): int64, nodes that are there.
+            nodes (Tensor): int64: present nodes.
         """
         if isinstance(self.levels, Sums):
             return self.levels.rows(nodes) @ weight
@@ -164,7 +164,7 @@ class NodeState:
     # Updates ################################################################
 
     def check(self, edit: Edit) -> None:
-        """Refuse an edit of what is not there; change nothing.
+        """Refuse an edit of missing nodes or edges; change nothing.
 
         Additions are refused where they are played.
         """
@@ -195,7 +195,7 @@ class NodeState:
         self._check_edges(part)
 
     def play(self, edit: Edit) -> None:
-        """Edit graph and features; training rows and gradient wait."""
+        """Apply an edit to graph and features; leave the training rows."""
         part, was, levels = edit.part, self.pending, self.levels
         self.check(edit)
         n = self.graph.num_nodes
@@ -247,7 +247,7 @@ class NodeState:
         )
 
     def follow(self, W: Tensor, old: Gradient | None) -> Change:
-        """Let training rows and gradient follow what was played.
+        """Apply pending edits to the training rows and the gradient.
 
         Follows the gradient at the weights by the rows that change alone,
         with the rounding of that in its bound. Refuses to leave a class
@@ -382,7 +382,7 @@ class NodeState:
             tensor.index_fill_(0, at, value)
 
     def compact(self) -> None:
-        """Delete the rows that were dropped; this can't be undone."""
+        """Delete the dropped rows; this can't be undone."""
         keep = self.names >= 0
         names = self.names[keep]
         place = torch.full_like(self.place, -1)
@@ -424,7 +424,7 @@ class NodeState:
             )
 
     def trains(self, node: int) -> bool:
-        """Whether a node is trained on, by all that was played."""
+        """Whether a node is trained on, pending edits included."""
         label = self.pending.labels.get(node)
         if label is not None:
             return label >= 0
@@ -463,7 +463,7 @@ class NodeState:
     # Looking back ###########################################################
 
     def scratch(self) -> tuple['NodeState', Tensor]:
-        """Compute a state of the remaining data anew, with names from 0.
+        """Recompute a state of the remaining data, with names from 0.
 
         Returns:
             tuple[NodeState, Tensor]: the state, and the present names of its
@@ -537,8 +537,8 @@ class NodeState:
         They have no salt: seal them.
 
         Args:
-            nodes (Tensor, optional): int64: of whose blocks; of all by
-                default. (default: :obj:`None`)
+            nodes (Tensor, optional): int64: nodes whose blocks are hashed; by
+                default all. (default: :obj:`None`)
         """
         graph, n = self.graph, self.graph.num_nodes
         if nodes is None:
@@ -564,7 +564,7 @@ class NodeState:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the data of the weights, and what came since: canonical."""
+        """Return the fitted data and the pending additions, canonically."""
         graph, was, n = self.graph, self.pending, self.pending.first
         there = self.names >= 0
         y = torch.full((n,), -1)
@@ -603,7 +603,7 @@ class NodeState:
     def from_dict(
         cls, settings: Settings, classes: tuple[int, ...], held: dict[str, Any]
     ) -> 'NodeState':
-        """Compute what the weights have to fit, from :meth:`to_dict`."""
+        """Rebuild the fitted data from the result of :meth:`to_dict`."""
         check_instance('directed', held['directed'], bool)
         # Files of before there were updates have none.
         declared = held.get('declared', False)
@@ -622,7 +622,7 @@ class NodeState:
         return made
 
     def take(self, held: dict[str, Any]) -> 'NodeState':
-        """Play what came since the release of :meth:`to_dict`."""
+        """Apply the pending additions in the result of :meth:`to_dict`."""
         if 'came' in held:
             came = held['came']
             self.play(Edit(Part(), came['x'], came['y'], edges=came['edges']))
@@ -630,7 +630,7 @@ class NodeState:
         return self
 
     def fitted(self) -> 'NodeState':
-        """Return the data that the weights have to fit, made anew.
+        """Rebuild the data that the weights are fitted to.
 
         Itself, where nothing came since.
         """
@@ -639,7 +639,7 @@ class NodeState:
         return self.from_dict(self.settings, self.classes, self.to_dict())
 
     def rebuilt(self) -> 'NodeState':
-        """Compute the state anew: a function of the present data alone."""
+        """Rebuild the state from the present data alone."""
         held = self.to_dict()
         return self.from_dict(self.settings, self.classes, held).take(held)
 

@@ -120,7 +120,7 @@ class _Change(NamedTuple):
 
 
 class Recommender(Saved[_Held], EditedInPlace):
-    r"""A recommender that forgets users, items and interactions exactly.
+    r"""Recommender that forgets users, items and interactions exactly.
 
     .. code-block:: python
 
@@ -146,12 +146,12 @@ class Recommender(Saved[_Held], EditedInPlace):
         exponents (tuple[float, float, float]): :math:`b`, :math:`c` and
             :math:`d`, in :math:`[0, 2]`: how much popular items of the user,
             active other users and popular recommended items are discounted.
-            Chosen on Gowalla; others need others. Whoever chooses them by
-            looking at data keeps that choice when the data go.
-            (default: :obj:`(0.6, 0.6, 0.3)`)
-        cached (bool): hold the counts, 12 bytes for each pair of items that
-            share a user; else count the rows that are asked for, with the
-            same bits. (default: :obj:`True`)
+            The default was chosen on Gowalla; other data need other exponents.
+            A choice that was made by looking at data stays when the data are
+            removed. (default: :obj:`(0.6, 0.6, 0.3)`)
+        cached (bool): whether to hold the counts, 12 bytes for each pair of
+            items that share a user; otherwise rows are counted on request,
+            with the same bits. (default: :obj:`True`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -193,19 +193,19 @@ class Recommender(Saved[_Held], EditedInPlace):
         *,
         edge_type: EdgeType | None = None,
     ) -> 'Recommender':
-        """Count the paths. A second call starts over, with a new ledger.
+        """Count the paths; a second call starts over, with a new ledger.
 
         Args:
             interactions (Tensor or HeteroData): int64, ``[2,
                 num_interactions]``, users above and items below; or a
                 bipartite graph.
-            num_users (int, optional): the number of users; that of a graph
-                is its own. (default: :obj:`None`)
-            num_items (int, optional): the number of items.
-                (default: :obj:`None`)
-            edge_type (tuple, optional): the type of a graph's interactions,
-                as ``('user', 'likes', 'item')``; it needs none with one
-                alone. (default: :obj:`None`)
+            num_users (int, optional): the number of users; read from a
+                bipartite graph. (default: :obj:`None`)
+            num_items (int, optional): the number of items; read from a
+                bipartite graph. (default: :obj:`None`)
+            edge_type (tuple, optional): the type of a graph's interactions, as
+                ``('user', 'likes', 'item')``; not needed if the graph has one
+                type alone. (default: :obj:`None`)
 
         Raises:
             TypeError, ValueError: if interactions are listed twice, have
@@ -235,7 +235,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         k: Count = 20,
         edge_type: EdgeType | None = None,
     ) -> 'Recommender':
-        """Choose exponents by recall of interactions that are held out.
+        """Choose exponents by the recall of held-out interactions.
 
         A hash of its names decides whether an interaction is held out, so
         that the others have no say. The choice is a setting made with data:
@@ -243,19 +243,23 @@ class Recommender(Saved[_Held], EditedInPlace):
 
         Args:
             interactions (Tensor or HeteroData): as in :meth:`fit`.
-            num_users (int, optional): likewise. (default: :obj:`None`)
-            num_items (int, optional): likewise. (default: :obj:`None`)
-            exponents (list[tuple], optional): the settings to try, of which
-                the first one wins a tie; by default seven from sparse to dense
+            num_users (int, optional): as in :meth:`fit`.
+                (default: :obj:`None`)
+            num_items (int, optional): as in :meth:`fit`.
+                (default: :obj:`None`)
+            exponents (list[tuple], optional): the settings to try, the first
+                of which wins a tie; by default seven, for sparse to dense
                 catalogues. (default: :obj:`None`)
-            share (float): of the interactions that are held out, about.
+            share (float): the approximate share of interactions to hold out.
                 (default: :obj:`0.1`)
-            k (int): recall is of so many places. (default: :obj:`20`)
+            k (int): the number of recommended items that recall is computed
+                for. (default: :obj:`20`)
             edge_type (tuple, optional): as in :meth:`fit`.
                 (default: :obj:`None`)
 
         Returns:
-            Recommender: of paths with the best setting, to be fitted.
+            Recommender: a recommender by paths with the best setting, not
+            fitted yet.
         """
         every = SETTINGS if exponents is None else exponents
         check_instance('exponents', every, tuple, list)
@@ -295,8 +299,8 @@ class Recommender(Saved[_Held], EditedInPlace):
         last item of another user.
 
         Args:
-            users (list[int] or Tensor): names.
-            k (int): how many items. (default: :obj:`10`)
+            users (list[int] or Tensor): the names of the users.
+            k (int): the number of items. (default: :obj:`10`)
 
         Raises:
             TypeError, ValueError: if a user is not there.
@@ -317,10 +321,10 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     @synchronized
     def counts(self, items: Names) -> Tensor:
-        """Return the counts of items, float64, ``[num, num_items]``, exactly.
+        """Return the exact counts of items: float64, ``[num, num_items]``.
 
         Args:
-            items (list[int] or Tensor): names.
+            items (list[int] or Tensor): the names of the items.
 
         Raises:
             TypeError, ValueError: if an item is not there.
@@ -337,13 +341,13 @@ class Recommender(Saved[_Held], EditedInPlace):
     @property
     @synchronized
     def edge_index(self) -> Tensor:
-        """The interactions that remain, by user and item: a copy."""
+        """A copy of the remaining interactions, sorted by user and item."""
         return self._fitted.lists.pairs()
 
     @property
     @synchronized
     def data(self) -> HeteroData:
-        """The present graph of all names, which ``fit`` takes: a copy."""
+        """A copy of the present graph of all names, as ``fit`` takes it."""
         held, made = self._fitted, HeteroData()
         made['user'].num_nodes = len(held.users)
         made['item'].num_nodes = len(held.items)
@@ -353,7 +357,7 @@ class Recommender(Saved[_Held], EditedInPlace):
     @property
     @synchronized
     def n_id(self) -> Tensor:
-        """The names that remain, as of the whole graph: users, then items."""
+        """The remaining names in the whole graph: users, then items."""
         held = self._fitted
         return torch.cat([held.users, held.items]).nonzero().view(-1)
 
@@ -366,7 +370,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         items: Names = (),
         interactions: Pairs = (),
     ) -> RecommenderPlan:
-        """Estimate the work of a removal, and change nothing.
+        """Estimate the work of a removal; change nothing.
 
         Args:
             users (list[int] or Tensor or RemovalRequest): as in
@@ -398,7 +402,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         *,
         reference: str = '',
     ) -> RecommenderReport:
-        """Forget users, items and interactions, to the bit.
+        """Forget users, items and interactions, exact to the bit.
 
         If anything fails or interrupts it, everything is as before. A user
         without interactions remains, and so does an item.
@@ -413,8 +417,8 @@ class Recommender(Saved[_Held], EditedInPlace):
                 their interactions. (default: :obj:`()`)
             interactions (list[tuple[int, int]] or Tensor): pairs of user and
                 item, or a tensor ``[2, num]``. (default: :obj:`()`)
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            reference (str): the id of the batch of requests, 32 hexadecimal
+                digits, for the ledger. (default: :obj:`''`)
 
         Raises:
             TypeError, ValueError: if nothing is named, or something that is
@@ -471,7 +475,7 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     @editing
     def flush(self) -> 'Recommender':
-        """Drop empty entries and gaps, which tell what was there."""
+        """Drop empty entries and gaps, which reveal removed interactions."""
         held = self._fitted
         counts = held.counts
         if counts is not None:
@@ -483,7 +487,7 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     @synchronized
     def verify(self) -> RecommenderVerifyReport:
-        """Count anew from what remains, and compare to the bit."""
+        """Recount the remaining interactions, and compare to the bit."""
         held = self._fitted
         lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
         equal = torch.equal(held.degree, _degree(lists.item, len(held.items)))

@@ -1,4 +1,4 @@
-"""Reading of interactions, and of what is to be forgotten of them."""
+"""Readers of interactions, and of requests to forget them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,7 +24,7 @@ def read_interactions(
     num_items: int | None,
     edge_type: EdgeType | None,
 ) -> tuple[Tensor, int, int]:
-    """Read interactions, and how many users and items there are."""
+    """Read interactions and the numbers of users and items."""
     check_instance('interactions', data, Tensor, HeteroData)
     if isinstance(data, HeteroData):
         types = [edge_type] if edge_type is not None else data.edge_types
@@ -67,11 +67,11 @@ def read_interactions(
 def asked(
     request: RemovalRequest, num_users: int
 ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Return users, items and interactions of a request for a whole graph.
+    """Convert a request for the whole graph to users, items and interactions.
 
     Args:
-        request (RemovalRequest): for nodes and edges; items have names after
-            all users.
+        request (RemovalRequest): a request for nodes and edges; the names of
+            items follow those of all users.
         num_users (int): the number of users, removed ones too.
     """
     part = request.parts.get(0, Part(whole=True))
@@ -87,7 +87,7 @@ def asked(
 
 
 def listed(name: str, values: Any, shape: tuple[int | str, ...]) -> Tensor:
-    """Return integers as a tensor."""
+    """Convert integers to an int64 tensor."""
     if not isinstance(values, Tensor):
         check_instance(name, values, Iterable)
         try:
@@ -103,12 +103,12 @@ def listed(name: str, values: Any, shape: tuple[int | str, ...]) -> Tensor:
 
 
 def names_there(name: str, values: Names, there: Tensor) -> Tensor:
-    """Return names, of which none is missing.
+    """Convert names to a tensor; refuse missing ones.
 
     Args:
-        name (str): of the argument.
-        values (Tensor or Iterable): as given.
-        there (Tensor): bool, by name: whether it is there.
+        name (str): the name of the argument.
+        values (Tensor or Iterable): the names, as the user passed them.
+        there (Tensor): bool, by name: whether the name is present.
     """
     made = listed(name, values, ('num',))
     known = (made >= 0) & (made < len(there))

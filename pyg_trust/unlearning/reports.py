@@ -32,21 +32,21 @@ class RemovalReport(Verifiable):
         residual (float): the residual :math:`\lVert \nabla L(W, D')
             \rVert_F` before the noise, as measured; 0 where the release is
             compared with a fit by the same program.
-        bound (float): the amount that is paid for; see the subclass.
-        budget (float): what the bound may be at most.
-        distance_bound (float): of the distance to exact retraining, before
-            the noise, in the Frobenius norm.
-        epsilon (float): of this release, at :obj:`delta`.
-        epsilon_transcript (float): of all releases since the fit together, at
-            :obj:`delta`; infinite with ``noise='objective'``, which says
-            nothing about more than one.
+        bound (float): the amount that the budget pays for; see the subclass.
+        budget (float): the largest bound that is allowed.
+        distance_bound (float): a bound of the distance to exact retraining,
+            before the noise, in the Frobenius norm.
+        epsilon (float): the :math:`\epsilon` of this release, at :obj:`delta`.
+        epsilon_transcript (float): the :math:`\epsilon` of all releases since
+            the fit together, at :obj:`delta`; infinite with
+            ``noise='objective'``, which says nothing about more than one.
         delta (float): as given to the classifier.
         iterations (int): the number of Newton steps.
         noise (str): ``'output'``, or ``'objective'`` of
             :mod:`~pyg_trust.unlearning.baselines`.
         release_std (float): the standard deviation of the noise.
-        assumptions (tuple[str, ...]): what the certificate rests on.
-        data (str): the root of the seals of the data that remain, as in the
+        assumptions (tuple[str, ...]): the assumptions of the certificate.
+        data (str): the root of the seals of the remaining data, as in the
             ledger.
         origin (dict): versions and settings.
         weights (str): SHA-256 of the released weights, as a ``state_dict``
@@ -54,8 +54,8 @@ class RemovalReport(Verifiable):
         history (tuple[float, ...]): the bounds of all releases since the fit.
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
-        verification (VerificationReport, optional): as :meth:`verified` adds
-            it.
+        verification (VerificationReport, optional): the findings that
+            :meth:`verified` adds.
     """
 
     action: str
@@ -118,15 +118,15 @@ class VerificationReport(Report):
     """Base of the reports of verifications: a sentence and a chart.
 
     Args:
-        ok (bool): whether everything below is as it has to be.
+        ok (bool): whether all checks below passed.
         residual (float): the residual before the noise, measured again on
             features that were made anew.
-        bound (float): the bound of it that the ledger stands for.
+        bound (float): the bound of the residual that the ledger records.
         bound_holds (bool): whether the residual is at most the bound.
         distance_to_retrain (float): the Frobenius norm of the difference
             between the weights before the noise and those of exact
             retraining.
-        distance_bound (float): what the residual allows it to be.
+        distance_bound (float): the largest distance that the residual allows.
         noise_p_value (float): how likely Gaussian noise of the standard
             deviation :obj:`release_std` is as far from what it has to be as
             that on the released weights (chi-squared, two-sided); less than
@@ -134,17 +134,17 @@ class VerificationReport(Report):
             released are the weights.
         agreement (float): the share of the remaining items that the released
             weights and exact retraining classify alike.
-        leftovers (tuple[str, ...]): what still holds, or could hold,
-            something that was removed.
+        leftovers (tuple[str, ...]): the places that still hold, or could hold,
+            removed items.
         weights (str): SHA-256 of the released weights.
         proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
             ledger has of this release, from what remains alone. It can't for
             ``features='push'``, ``noise='objective'``, and a release that is
             compared with a fit by the same program.
-        proved_residual (float): the residual as the kernel bounds it;
-            infinite where it can't.
-        proved_shift (float): likewise, the shift of the release over its
-            noise.
+        proved_residual (float): the kernel's bound of the residual; infinite
+            where there is no proof.
+        proved_shift (float): the kernel's bound of the release's shift over
+            its noise; infinite where there is no proof.
     """
 
     ok: bool
@@ -200,17 +200,18 @@ class NodeUnlearnReport(RemovalReport):
     with a fit by the same program. The history is in units of the budget.
 
     Args:
-        rows_touched (int): rows of features that may have changed.
-        train_rows_touched (int): those of them that the model is trained on.
-        stale_rows (int): rows that are kept and out of date: none, as rows
-            outside of the training set are computed when they are asked for.
-        num_train (int): how many training nodes remain.
+        rows_touched (int): the number of feature rows that may have changed.
+        train_rows_touched (int): the number of those rows that the model is
+            trained on.
+        stale_rows (int): the number of stored rows that are out of date: 0, as
+            rows outside of the training set are computed on request.
+        num_train (int): the number of training nodes that remain.
         gradient_change (float): the residual before the first step.
-        feature_error (float): what the error of features adds to the residual
-            at most; 0 where they are exact.
+        feature_error (float): a bound of what the error of the features adds
+            to the residual; 0 where they are exact.
         secure (bool): whether the noise came from the operating system.
-        setting (str): a digest of propagation, head, penalty and deviation
-            of the noise.
+        setting (str): a digest of propagation, head, penalty and the noise's
+            standard deviation.
     """
 
     rows_touched: int
@@ -228,7 +229,7 @@ class NodeUnlearnReport(RemovalReport):
 
     @property
     def pending(self) -> int:
-        """The number of additions that the weights have not seen: none."""
+        """The number of additions that the weights do not include: 0."""
         return 0
 
     def guarantee(self) -> Guarantee:
@@ -261,10 +262,10 @@ class NodeAdditionReport(Report):
     It promises nothing: the released weights are those of before.
 
     Args:
-        pending (int): how many nodes and edges the released weights have not
-            seen.
-        rows_changed (int): how many nodes got another degree, neighbour or
-            feature since the last release.
+        pending (int): the number of nodes and edges that the released weights
+            do not include.
+        rows_changed (int): the number of nodes whose degree, neighbours or
+            features changed since the last release.
     """
 
     pending: int
@@ -279,7 +280,7 @@ class NodePlan(Report):
         action (str): ``'hold'`` or ``'refine'`` (one step or more).
         rows_touched (int): as in :class:`NodeUnlearnReport`.
         train_rows_touched (int): as in :class:`NodeUnlearnReport`.
-        num_train (int): how many training nodes would remain.
+        num_train (int): the number of training nodes that would remain.
         gradient_change (float): the residual before the first step.
     """
 
@@ -290,7 +291,7 @@ class NodePlan(Report):
     gradient_change: float
 
     def chart(self) -> Chart:
-        """Draw how many rows of features the request touches."""
+        """Draw the number of feature rows that the request touches."""
         return Chart(
             f'Forgetting would touch {self.train_rows_touched} of '
             f'{self.num_train} training rows ({self.action})',
@@ -312,7 +313,7 @@ class NodeVerifyReport(VerificationReport):
             those of a computation from scratch on what remains: 0, to the
             bit, for exact features; for ``features='push'`` the Frobenius
             norm of the error.
-        feature_error_bound (float): what it may be.
+        feature_error_bound (float): the largest error that is allowed.
         frozen_factor (bool): whether the factored Hessian is older than the
             last removal, which :meth:`NodeClassifier.flush` changes.
     """
@@ -339,12 +340,12 @@ class UnlearnReport(RemovalReport):
     Args:
         mode (str): :obj:`'delete'` or :obj:`'mask'`.
         seeded (bool): whether the noise came from an explicit seed, and hides
-            nothing from who knows or guesses it.
-        accounting (str): how the bound was made.
-        graphs_embedded (int): how many graphs were embedded again.
-        num_graphs (int): how many training graphs remain.
+            nothing from anybody who knows or guesses the seed.
+        accounting (str): the method that computed the bound.
+        graphs_embedded (int): the number of graphs that were embedded again.
+        num_graphs (int): the number of training graphs that remain.
         empty_classes (tuple[int, ...]): classes without a training graph.
-        releases (int): how many releases there were since the fit.
+        releases (int): the number of releases since the fit.
         increments (dict): with ``noise='objective'``, bounds of the residual
             that the certified step added or would have added: ``tight``,
             ``paper`` (Theorem 4.7), and the worst cases ``node`` (Theorem
@@ -388,7 +389,7 @@ class VerifyReport(VerificationReport):
         embedding_error (float): the largest difference of the cached
             embeddings and their inner products from those recomputed from
             the graphs that remain.
-        sealed (bool): whether the graphs are those that the ledger seals.
+        sealed (bool): whether the graphs match the seals in the ledger.
     """
 
     seeded: bool
@@ -406,11 +407,13 @@ class RecommenderPlan(Report):
 
     Args:
         request (dict): the names of what would be removed.
-        touched_users (int): the users whose lists would change or go.
-        touched_entries (int): at most so many counts would change.
-        num_entries (int): how many there are; 0 where none are held.
-        recount (bool): whether all would be counted anew, which is faster
-            for a large request.
+        touched_users (int): the number of users whose lists would change or be
+            removed.
+        touched_entries (int): an upper bound of the number of counts that
+            would change.
+        num_entries (int): the number of stored counts; 0 if none are stored.
+        recount (bool): whether everything would be counted again, which is
+            faster for a large request.
     """
 
     request: dict[str, Any]
@@ -420,7 +423,7 @@ class RecommenderPlan(Report):
     recount: bool
 
     def chart(self) -> Chart:
-        """Draw how many counts the request touches."""
+        """Draw the number of counts that the request touches."""
         return Chart(
             f'Forgetting would touch {self.touched_users} users',
             bars={
@@ -433,25 +436,25 @@ class RecommenderPlan(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class RecommenderReport(Verifiable):
-    """The result of a removal from a recommender, and its promise.
+    """The result of a removal from a recommender, and its guarantee.
 
     Args:
         request (dict): the names of what was removed.
-        named (dict): the same as nodes and edges of the whole graph, as the
-            ledger has it: items have names after all users.
-        entries_changed (int): how many counts have changed; 0 where none are
-            held.
-        recounted (bool): whether all were counted anew.
-        exact (bool): whether the counts have the bits of counting anew.
-        num_users (int): the users that remain.
-        num_items (int): the items that remain.
-        num_interactions (int): the interactions that remain.
-        data (str): a salted digest of what remains, as in the ledger.
+        named (dict): the same names as nodes and edges of the whole graph, as
+            in the ledger; the names of items follow those of all users.
+        entries_changed (int): the number of counts that changed; 0 if none are
+            stored.
+        recounted (bool): whether everything was counted again.
+        exact (bool): whether the counts equal a recount, to the bit.
+        num_users (int): the number of users that remain.
+        num_items (int): the number of items that remain.
+        num_interactions (int): the number of interactions that remain.
+        data (str): a salted digest of the remaining data, as in the ledger.
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
         origin (dict): versions and settings.
-        verification (RecommenderVerifyReport, optional): as :meth:`verified`
-            adds it.
+        verification (RecommenderVerifyReport, optional): the findings that
+            :meth:`verified` adds.
     """
 
     request: dict[str, Any]
@@ -500,16 +503,16 @@ class RecommenderVerifyReport(Report):
     """The findings of :meth:`Recommender.verify`.
 
     Args:
-        ok (bool): whether the counts are equal and the lists sealed.
-        counts_equal (bool): whether the counts and the numbers of users of
-            items have the bits of counting anew.
-        sealed (bool): whether the lists of users are those that the ledger
+        ok (bool): whether the counts are equal and the lists match their
             seals.
-        num_entries (int): how many counts were compared; 0 where none are
-            held.
-        leftovers (tuple[str, ...]): traces of what was removed in memory,
-            which ``flush()`` ends.
-        weights (str): the digest of what remains, as in the ledger.
+        counts_equal (bool): whether the counts and the number of users per
+            item equal a recount, to the bit.
+        sealed (bool): whether the lists of users match the seals in the
+            ledger.
+        num_entries (int): the number of compared counts; 0 if none are stored.
+        leftovers (tuple[str, ...]): traces of removed items in memory, which
+            ``flush()`` deletes.
+        weights (str): the digest of the remaining data, as in the ledger.
     """
 
     ok: bool
@@ -531,7 +534,7 @@ class RecommenderVerifyReport(Report):
         )
 
     def chart(self) -> Chart:
-        """Draw how many counts were compared."""
+        """Draw the number of compared counts."""
         return Chart(
             'Verified: equal, bit for bit'
             if self.ok

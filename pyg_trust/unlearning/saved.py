@@ -1,4 +1,4 @@
-"""Frame of the models that forget and are saved: one state, one account."""
+"""Base of the models that forget and can be saved: state and ledger."""
 
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,7 +17,7 @@ from pyg_trust.ledger import RemovalLedger
 
 
 class Held(Protocol):
-    """State of a fitted model, and its account.
+    """Protocol: state of a fitted model, with its removal ledger.
 
     It is replaced as a whole, by one assignment at the end of an operation
     that may fail, so that a failure changes nothing.
@@ -25,15 +25,15 @@ class Held(Protocol):
 
     @property
     def ledger(self) -> RemovalLedger:
-        """The account."""
+        """The removal ledger."""
 
     @property
     def lineage(self) -> Lineage:
-        """The names of all states so far."""
+        """The names of all states up to this one."""
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the last line of the ledger stands for this state."""
+        """Whether the ledger's last line records this state."""
 
 
 M = TypeVar('M', bound=Held)
@@ -58,14 +58,14 @@ class Saved(Generic[M]):
 
     @property
     def ledger(self) -> RemovalLedger:
-        """A copy of the account so far. It names what was removed."""
+        """A copy of the removal ledger, which names the removed items."""
         if self._model is None:
             return RemovalLedger(self.budget)
         return self._model.ledger.copy()
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
-        """Return all that it takes to continue, as copies: a secret."""
+        """Return a copy of the complete state; keep it secret."""
         model = self._fitted
         return {
             'format': FORMAT,
@@ -77,10 +77,10 @@ class Saved(Generic[M]):
 
     @editing
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state; compute anew what it does not hold.
+        """Load a saved state; recompute the parts that it does not hold.
 
         Args:
-            state (dict): of :meth:`state_dict` of an object with the same
+            state (dict): the :meth:`state_dict` of an object with the same
                 arguments.
 
         Raises:
@@ -92,7 +92,7 @@ class Saved(Generic[M]):
 
     @synchronized
     def save(self, path: str | Path) -> None:
-        """Write the state to a file, whole or not at all.
+        """Write the state to a file atomically.
 
         A removal is done once it is saved: after an interrupt the file holds
         the state before or after it, and an object that read the file earlier
@@ -100,7 +100,7 @@ class Saved(Generic[M]):
         may keep the old content of a file that was replaced.
 
         Args:
-            path (str or Path): of the file, which is replaced.
+            path (str or Path): the path of the file, which is replaced.
 
         Raises:
             StaleStateError: if another object has changed the file since this
@@ -112,10 +112,10 @@ class Saved(Generic[M]):
         commit.save(path, self.state_dict())
 
     def load(self, path: str | Path) -> None:
-        """Take over the state that :meth:`save` has written.
+        """Load the state that :meth:`save` has written.
 
         Args:
-            path (str or Path): of the file.
+            path (str or Path): the path of the file.
 
         Raises:
             ValueError: as :meth:`load_state_dict`.

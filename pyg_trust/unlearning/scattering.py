@@ -56,7 +56,7 @@ MOST = 2**26
 
 
 class Model(NamedTuple):
-    """State of a fitted classifier of graphs, and its account.
+    """State of a fitted graph classifier, with its removal ledger.
 
     It is replaced as a whole, by one assignment at the end of an operation
     that may fail, so that a failure changes nothing.
@@ -80,7 +80,7 @@ class Model(NamedTuple):
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The labels, ascending."""
+        """The class labels, in ascending order."""
         return self.train.classes
 
     @property
@@ -90,7 +90,7 @@ class Model(NamedTuple):
 
     @property
     def sealed(self) -> str:
-        """A digest of all that a file holds, for a line of the ledger."""
+        """Digest of the saved state, recorded in the ledger."""
         return sealed(
             self.train.seals.root,
             str(self.train.classes),
@@ -102,7 +102,7 @@ class Model(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the last line of the ledger stands for this state."""
+        """Whether the ledger's last line records this state."""
         lines = self.ledger.entries
         # Lines of version 0.1 stand for the graphs alone.
         known = (self.sealed, self.train.seals.root)
@@ -110,7 +110,7 @@ class Model(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Account of the solution after a removal."""
+    """Result of solving after a removal: action, residual and spent budget."""
 
     action: str
     iterations: int
@@ -121,7 +121,7 @@ class Step(NamedTuple):
 
 
 class ScatteringClassifier(CertifiedClassifier[Model]):
-    r"""A graph classifier that forgets on request, with a certificate.
+    r"""Graph classifier that forgets on request, with a certificate.
 
     Minimises :math:`\sum_i [\ell(w^\top z_i, y_i) + \frac{\lambda}{2} \lVert
     w \rVert^2]` in float64, one classifier for two classes and one versus the
@@ -162,9 +162,9 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         lam (float): :math:`\lambda > 0`. (default: :obj:`1e-3`)
         release_std (float): the standard deviation :math:`s` of the noise on
             the released weights. It is public: choose it without looking at
-            the data. Small against the weights, and large against :obj:`tol`
-            over :math:`\lambda n`. (default: :obj:`1e-4`)
-        epsilon (float): the most that a release may have, positive.
+            the data. It should be small against the weights, and large against
+            :obj:`tol` over :math:`\lambda n`. (default: :obj:`1e-4`)
+        epsilon (float): the largest :math:`\epsilon` of a release, positive.
             (default: :obj:`1.0`)
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
         loss (str): :obj:`'logistic'` or :obj:`'squared'`.
@@ -187,9 +187,9 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             labels of the training graphs, and a request that would empty one
             is refused. (default: :obj:`None`)
         tol (float): the residual of exact solves. (default: :obj:`1e-10`)
-        seed (int, optional): makes the noise repeatable, and the result
-            neither private nor certified, which every report says first.
-            (default: :obj:`None`)
+        seed (int, optional): the seed of the noise. It makes the noise
+            repeatable, and the result neither private nor certified; every
+            report says so first. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -273,7 +273,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         can't be saved over an earlier state, as that of another object.
 
         Args:
-            graphs (list[Data]): the training graphs, with a label ``y`` each.
+            graphs (list[Data]): the training graphs, each with a label ``y``.
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
@@ -326,7 +326,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         *,
         progress_bar: bool | None = None,
     ) -> Tensor:
-        """Compute margins: ``[num_graphs]`` for two classes, or per class.
+        """Compute the margins of graphs: ``[num_graphs]``, or one per class.
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
@@ -360,7 +360,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         *,
         progress_bar: bool | None = None,
     ) -> Tensor:
-        """Predict the probabilities: ``[num_graphs, num_classes]``.
+        """Predict class probabilities: ``[num_graphs, num_classes]``.
 
         The logistic function of the margins, for more than two classes scaled
         to sum to one.
@@ -402,13 +402,13 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     @property
     def graphs(self) -> dict[int, Data]:
-        """The remaining training graphs, by name, as copies."""
+        """Copies of the remaining training graphs, by name."""
         found = self._fitted.train.graphs
         return {i: data.clone() for i, data in found.items()}
 
     @property
     def embeddings(self) -> Tensor:
-        """The embeddings of the training graphs that remain, in order.
+        """The embeddings of the remaining training graphs, in order.
 
         Float64, ``[num_graphs, d]``, a copy; sparse CSR with one-hot degrees.
         """
@@ -424,17 +424,17 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         reference: str = '',
         progress_bar: bool | None = None,
     ) -> UnlearnReport:
-        r"""Remove the named items and release the weights anew.
+        r"""Remove the requested items and release new weights.
 
         Embeds the touched graphs again and solves by Newton's method from the
         old weights. If anything fails or interrupts it, classifier and ledger
         are as before.
 
         Args:
-            request (RemovalRequest): what to forget, in the names of the
+            request (RemovalRequest): the items to forget, by the names of the
                 graphs and nodes that :meth:`fit` saw.
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            reference (str): the id of the batch of requests, 32 hexadecimal
+                digits, for the ledger. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
@@ -527,10 +527,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool | None = None
     ) -> None:
-        """Take over a saved state.
+        """Load a saved state.
 
         Args:
-            state (dict): of :meth:`state_dict` of a classifier with the same
+            state (dict): the :meth:`state_dict` of a classifier with the same
                 arguments.
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
@@ -544,10 +544,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def load(
         self, path: str | Path, *, progress_bar: bool | None = None
     ) -> None:
-        """Take over the state that :meth:`save` has written.
+        """Load the state that :meth:`save` has written.
 
         Args:
-            path (str or Path): of the file.
+            path (str or Path): the path of the file.
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 

@@ -1,4 +1,4 @@
-"""A folder of checkpoints that changes from state to state in one step.
+"""Folder of checkpoints that is switched atomically to the next state.
 
 Every checkpoint is a file of its own, named by its content and never written
 twice. A manifest names those that are in force. A new state is written beside
@@ -28,10 +28,10 @@ _FORMAT = 1
 
 
 class ShardStore:
-    """The checkpoints in a folder.
+    """Checkpoints in a folder, of which one state is current.
 
     Args:
-        folder (str or Path): made at the first :meth:`write`.
+        folder (str or Path): the folder, created by the first :meth:`write`.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -70,20 +70,20 @@ class ShardStore:
         keep_history: bool = False,
         goes_on: bool = False,
     ) -> dict[str, Any]:
-        """Put a state in force, and delete the files of the one before.
+        """Make a new state current, and delete the files of the previous one.
 
-        Whatever stops it before the switch of the manifest leaves the old
-        state, and whatever stops it after that the new one; what was left
-        to delete is deleted by the next :meth:`write` or :meth:`purge`.
+        An interruption before the switch of the manifest leaves the old
+        state in force, and one after it the new state. Files that were left
+        are deleted by the next :meth:`write` or :meth:`purge`.
 
         Args:
-            parts (dict): what goes to a file each, by name: anything that
+            parts (dict): the content of each file, by name: anything that
                 ``torch.load`` takes with ``weights_only=True``.
-            plain (dict): what goes to the manifest itself, as JSON; with a
-                ``'lineage'``, the state needs to continue the one in force.
-            keep_history (bool): leave the files of earlier states there.
-                (default: :obj:`False`)
-            goes_on (bool): there has to be a state already.
+            plain (dict): the content of the manifest, as JSON; if it has a
+                ``'lineage'``, the state has to continue the current one.
+            keep_history (bool): whether to leave the files of earlier states
+                in the folder. (default: :obj:`False`)
+            goes_on (bool): whether a current state is required.
                 (default: :obj:`False`)
 
         Returns:
@@ -138,7 +138,7 @@ class ShardStore:
         return manifest
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the state in force: its parts, and the manifest.
+        """Read the parts and the manifest of the current state.
 
         Raises:
             ValueError: if there is none.
@@ -162,7 +162,7 @@ class ShardStore:
         return parts, manifest
 
     def strangers(self) -> list[Path]:
-        """List checkpoints that are not in force, and unfinished files."""
+        """List unfinished files, and checkpoints of other states."""
         manifest = self.manifest()
         named = {MANIFEST}
         if manifest is not None:
@@ -176,7 +176,7 @@ class ShardStore:
         )
 
     def purge(self) -> list[Path]:
-        """Delete and return the :meth:`strangers`.
+        """Delete the files of :meth:`strangers`, and return them.
 
         Where nothing is to be deleted, the folder need not be writable.
         """

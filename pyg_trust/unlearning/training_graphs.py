@@ -1,4 +1,4 @@
-"""The remaining training graphs of a classifier, embedded.
+"""Embedded training graphs of a classifier.
 
 A removal makes new :class:`TrainingGraphs` of those that were touched, and
 leaves the old ones as they are.
@@ -22,16 +22,16 @@ from pyg_trust.transforms import GraphEmbedding
 
 
 class TrainingGraphs(NamedTuple):
-    """Graphs by name, their seals, embeddings and labels.
+    """Remaining training graphs with their seals, embeddings and labels.
 
     Args:
-        classes (tuple[int, ...]): the labels, ascending.
-        graphs (dict[int, Data]): what is left of each graph.
-        seals (Seals): of their contents.
-        Z (Tensor): the embeddings, float64, ``[n, d]``, in this order.
+        classes (tuple[int, ...]): the class labels, in ascending order.
+        graphs (dict[int, Data]): the remaining graphs, by name.
+        seals (Seals): the seals of the graphs' contents.
+        Z (Tensor): float64, ``[n, d]``: the embeddings, in this order.
         K (Tensor, optional): their inner products, ``[n, n]``, if these are
             fewer.
-        Y (Tensor): -1 or 1, ``[n, num_outputs]``.
+        Y (Tensor): ``[n, num_outputs]``: the targets, -1 or 1.
     """
 
     classes: tuple[int, ...]
@@ -47,18 +47,18 @@ class TrainingGraphs(NamedTuple):
         return _empty(self.classes, self.Y)
 
     def contents(self) -> dict[int, str]:
-        """Hash the contents of the graphs, without salts, by name."""
+        """Hash the content of each graph, without salts."""
         return {i: content(data) for i, data in self.graphs.items()}
 
 
 class Change(NamedTuple):
-    """The embedded rows that a removal replaces, and the graphs that remain.
+    """Embedded rows that a removal replaces, with the remaining graphs.
 
     Args:
-        left (TrainingGraphs): what remains.
-        touched (list[int]): the graphs that were embedded again.
-        before (tuple[Tensor, Tensor]): rows and labels that went.
-        after (tuple[Tensor, Tensor]): rows and labels that came.
+        left (TrainingGraphs): the remaining graphs.
+        touched (list[int]): the names of the graphs that were embedded again.
+        before (tuple[Tensor, Tensor]): the removed rows and their labels.
+        after (tuple[Tensor, Tensor]): the new rows and their labels.
     """
 
     left: TrainingGraphs
@@ -71,11 +71,11 @@ class GraphKeeper:
     """Factory of :class:`TrainingGraphs` for one transform and mode.
 
     Args:
-        transform (GraphEmbedding): embeds graphs.
-        mode (str): of removals, :obj:`'delete'` or :obj:`'mask'`.
-        num_classes (int, optional): how many labels there may be, from 0; by
-            default those of the training graphs, none of which may run empty.
-            (default: :obj:`None`)
+        transform (GraphEmbedding): the transform that embeds graphs.
+        mode (str): the mode of removals, :obj:`'delete'` or :obj:`'mask'`.
+        num_classes (int, optional): the number of labels, from 0; by default
+            those of the training graphs, none of which may lose its last
+            graph. (default: :obj:`None`)
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class GraphKeeper:
     def keep(
         self, listed: Sequence[Data], progress_bar: bool | None = None
     ) -> TrainingGraphs:
-        """Copy and embed graphs, which are named by their positions.
+        """Copy and embed graphs; name them by their positions.
 
         Args:
             listed (list[Data]): the graphs.
@@ -149,12 +149,12 @@ class GraphKeeper:
         seals: Seals,
         progress_bar: bool | None = None,
     ) -> TrainingGraphs:
-        """Embed kept graphs.
+        """Embed stored graphs, as :class:`TrainingGraphs`.
 
         Args:
-            graphs (dict[int, Data]): as kept.
-            classes (tuple[int, ...]): the labels.
-            seals (Seals): of the graphs.
+            graphs (dict[int, Data]): the stored graphs, by name.
+            classes (tuple[int, ...]): the class labels.
+            seals (Seals): the seals of the graphs.
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
         """
@@ -171,11 +171,11 @@ class GraphKeeper:
         request: RemovalRequest,
         progress_bar: bool | None = None,
     ) -> Change:
-        """Return the graphs that remain after a removal, and change nothing.
+        """Compute the graphs that remain after a removal; change nothing.
 
         Args:
-            old (TrainingGraphs): the graphs before.
-            request (RemovalRequest): what to forget.
+            old (TrainingGraphs): the graphs before the removal.
+            request (RemovalRequest): the items to forget.
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 

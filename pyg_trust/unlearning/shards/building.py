@@ -68,7 +68,7 @@ _STAGE = 3
 
 
 class Building(Stateful):
-    """Mixin of an unlearner: builds its states."""
+    """Mixin of the sharded unlearner: build its states."""
 
     model_factory: Callable[[], Module]
     num_classes: int | None

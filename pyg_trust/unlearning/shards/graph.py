@@ -1,4 +1,4 @@
-"""Graphs of a sharded unlearner: names, and the shards of a request."""
+"""Graphs of a sharded unlearner: node names, and shards of a request."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ MASKS = ('train_mask', 'val_mask', 'test_mask')
 
 
 def copied(data: Data, num_shards: int, sparse_x: bool) -> Data:
-    """Copy the tensors of a graph that an unlearner keeps."""
+    """Copy the tensors of a graph that an unlearner stores."""
     if not isinstance(data, Data):
         raise TypeError(
             f"'data' needs to be a Data object (got {type(data).__name__})"
@@ -106,7 +106,7 @@ def _check_edges(data: Data, num_nodes: int) -> None:
 
 
 def count_classes(data: Data, num_classes: int | None) -> int:
-    """Return the number of classes, as given or by the largest label."""
+    """Return the number of classes, as given or from the largest label."""
     largest = int(data.y[data.train_mask].max()) + 1
     if num_classes is None:
         return max(largest, int(data.y.max()) + 1)
@@ -127,7 +127,7 @@ def without_features(data: Data) -> Data:
 
 
 def as_shard(part: Data, seed: int) -> Shard:
-    """Convert a graph to the data that a model is trained on."""
+    """Convert a graph to the training data of a shard's model."""
     return Shard(
         seed, part.x, part.y, part.edge_index, part.get('edge_weight')
     )
@@ -149,7 +149,7 @@ def name_tensor(name: str, values: Any) -> Tensor:
 
 
 def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
-    """Find the rows of names in the present graph."""
+    """Find the rows of node names in the present graph."""
     order = n_id.argsort()
     place = torch.searchsorted(n_id[order], names)
     rows = order[place.clamp(max=n_id.numel() - 1)]
@@ -163,7 +163,7 @@ def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
 
 
 def kind_of(value: Any) -> str:
-    """Name the type of a value, for errors."""
+    """Describe the type of a value for an error message."""
     if isinstance(value, Tensor):
         return f'{value.dtype} {list(value.shape)}'
     return type(value).__name__

@@ -1,4 +1,4 @@
-"""Outputs of the models of all shards over one graph, and over its views."""
+"""Outputs of the models of all shards on one graph and on its views."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,12 +41,12 @@ def evaluate_all(
     The graph is normalised, and the features are read, once for all models.
 
     Args:
-        factory (Callable): makes a model.
-        graph (Shard): the graph; its labels and seed are not looked at.
-        states (list): what :func:`~.training.snapshot` gave for each model;
-            an empty one is of a model without data, whose logits are zero.
+        factory (Callable): the function that makes a model.
+        graph (Shard): the graph; its labels and seed are ignored.
+        states (list): the result of :func:`~.training.snapshot` for each
+            model; empty for a model without data, whose logits are zero.
         num_classes (int): the number of classes.
-        recipe (Recipe): how they were trained.
+        recipe (Recipe): the settings that the models were trained with.
         over_ranks (bool): whether the processes of torchrun share the models.
             (default: :obj:`False`)
         progress_bar (bool, optional): whether to show one; by default in a
@@ -80,13 +80,13 @@ def evaluate_all(
 
 
 class ViewRunner:
-    """The models of shards on views of a graph, one at a time.
+    """Run the models of shards on views of a graph, one at a time.
 
     Args:
-        factory (Callable): makes a model.
+        factory (Callable): the function that makes a model.
         states (list): as :func:`evaluate_all` takes them.
         num_classes (int): the number of classes.
-        recipe (Recipe): how they were trained.
+        recipe (Recipe): the settings that the models were trained with.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ViewRunner:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Set up once, for a block, what every call would set up by itself.
+        """Set up the process once for all calls in a block.
 
         For models of known classes, which draw nothing in evaluation mode;
         for all others nothing changes.
@@ -125,7 +125,7 @@ class ViewRunner:
                 self._settled = False
 
     def expect(self, prepared: PreparedGraph) -> None:
-        """Hand prepared data to the next call."""
+        """Store the prepared graph of the next call."""
         weight = prepared.edge_weight
         self._last = prepared, 0 if weight is None else weight._version
 
@@ -158,7 +158,7 @@ class ViewRunner:
         return self._last[0]
 
     def takes_rows(self, x: Tensor, edge_weight: Tensor | None) -> bool:
-        """Test whether a model takes CSR features: only rounding may change.
+        """Test whether CSR features keep a model's outputs, up to rounding.
 
         Asked of the model as it is made, on a graph of its own: no shard, and
         nothing that can be attacked, has a say in what becomes of others.
@@ -200,9 +200,9 @@ class ViewRunner:
 
         Args:
             graph (Shard): the view.
-            number (int): of the model.
-            dense (Tensor, optional): CSR features as a dense matrix, if there
-                is one already. (default: :obj:`None`)
+            number (int): the number of the model.
+            dense (Tensor, optional): CSR features as a dense matrix, if the
+                caller has it. (default: :obj:`None`)
         """
         state = self.states[number]
         if not state:

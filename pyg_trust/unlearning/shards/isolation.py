@@ -1,4 +1,4 @@
-r"""Recognition of models that treat every node by itself.
+r"""Detection of models that never mix nodes.
 
 Isolated votes need a model whose output for a node depends on what this node
 hears, directly or over others, and on nothing else of the graph. For known
@@ -53,7 +53,7 @@ def keeps_apart(module: Module) -> bool:
     """Test whether a model consists of modules that never mix nodes.
 
     Returns:
-        bool: :obj:`False` for all that is not known, which may do so, too.
+        bool: :obj:`False` for unknown modules, even if they never mix nodes.
     """
     return can_replay(module) and all(map(_is_apart, module.modules()))
 

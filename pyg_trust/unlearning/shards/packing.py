@@ -19,19 +19,19 @@ _IN_MANIFEST = ('lineage', 'ledger')
 
 
 class Forgotten(NamedTuple):
-    """Placeholder of a partition that was given as tensors.
+    """Placeholder for a partition that was given as tensors.
 
     Where every node of a fit went may say of a removed one what it held.
 
     Args:
-        name (str): the kind of tensors that it was.
+        name (str): the kind of the tensors.
     """
 
     name: str
 
 
 def remembered(partition: Any) -> Any:
-    """Reduce a partition after a removal to its method, or a placeholder."""
+    """Reduce a partition to its method, or to a placeholder."""
     if isinstance(partition, str | Shards | Forgotten):
         return partition
     return Forgotten(described(partition))
@@ -74,7 +74,7 @@ def plain_argument(value: Any) -> Any:
 
 
 def plain_partition(partition: Any) -> dict[str, Any]:
-    """Convert a partition to plain values that can be compared."""
+    """Convert a partition to plain, comparable values."""
     if isinstance(partition, Shards):
         rest = {
             key: value
@@ -93,11 +93,11 @@ def plain_partition(partition: Any) -> dict[str, Any]:
 
 
 def fits_partition(plain: dict[str, Any], partition: Any) -> bool:
-    """Compare a saved partition with a given one.
+    """Test whether a saved partition matches a given one.
 
     Args:
-        plain (dict): of :func:`kept_partition`.
-        partition (Any): as it was given.
+        plain (dict): the result of :func:`kept_partition`.
+        partition (Any): the partition that the user passed.
     """
     whole = plain_partition(partition)
     return plain in (whole, kept_partition(partition, True))
@@ -114,7 +114,7 @@ def kept_partition(partition: Any, has_removals: bool) -> dict[str, Any]:
 
 
 def described(partition: Any) -> str:
-    """Describe a partition for reports."""
+    """Describe a partition in words, for reports."""
     if isinstance(partition, Shards):
         return repr(partition)
     if isinstance(partition, str):
@@ -176,7 +176,7 @@ def from_files(
 
 
 def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:
-    """Test whether the manifest of a folder holds some values."""
+    """Test whether the manifest of a folder has some values."""
     manifest = store.manifest()
     return manifest is not None and all(
         manifest.get(key) == value for key, value in plain.items()

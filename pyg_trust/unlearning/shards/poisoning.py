@@ -1,4 +1,4 @@
-"""Certificates of shards against poisoned nodes."""
+"""Certificates of sharded models against poisoned nodes."""
 
 import copy
 from dataclasses import dataclass
@@ -44,11 +44,11 @@ _SPARSE = 1 / 16
 
 @dataclass(frozen=True)
 class PoisonCertificate(Report):
-    r"""Certified predictions under poisoning of the training nodes.
+    r"""Predictions certified against poisoning of training nodes.
 
     Model :math:`i` is a function of the training nodes of shard :math:`i`
-    alone, and the shard of a node depends on its name alone: whatever happens
-    to :math:`k` nodes, at most :math:`k` models change (`Levine and Feizi
+    alone, and the shard of a node depends on its name alone: if :math:`k`
+    nodes are changed, at most :math:`k` models change (`Levine and Feizi
     2021 <https://arxiv.org/abs/2006.14768>`_). What the other models *see* at
     inference would change, too; so model :math:`i` hears, with
     :obj:`inference` ``'isolated'``, nodes of its own group alone, and with
@@ -81,7 +81,7 @@ class PoisonCertificate(Report):
     """How partition and models were tried out on this run."""
 
     def certified(self, nodes: int) -> Tensor:
-        """Return the targets whose class survives so many changed nodes.
+        """Return a mask of targets whose class survives some poisoned nodes.
 
         Args:
             nodes (int): the number of poisoned nodes.
@@ -100,7 +100,7 @@ class PoisonCertificate(Report):
         return float(self.certified(nodes).double().mean())
 
     def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
-        """Return the share of targets that are certified and right.
+        """Return the share of targets certified and correctly classified.
 
         Args:
             labels (Tensor): the true classes of the nodes in :obj:`n_id`:
@@ -112,14 +112,14 @@ class PoisonCertificate(Report):
         return float((self.certified(nodes) & right).double().mean())
 
     def survives(self, suspects: Any) -> Tensor:
-        """Return the targets whose class survives if given nodes are poisoned.
+        """Return a mask of targets whose class survives given poisoned nodes.
 
         Only the number of their *shards* counts, and by a majority only
         which ones. Targets that are suspects themselves are not covered at
         isolated inference.
 
         Args:
-            suspects (list[int] or Tensor): names of nodes.
+            suspects (list[int] or Tensor): the names of the poisoned nodes.
 
         Returns:
             Tensor: bool, ``[num_targets]``.
@@ -142,7 +142,7 @@ class PoisonCertificate(Report):
     def collective(
         self, shards: int, *, max_sets: int = 20000
     ) -> CollectiveVotes:
-        """Bound the number of classes that one attack on all can't change.
+        """Bound the number of classes that survive one attack on all targets.
 
         Args:
             shards (int): the number of corrupted shards.
@@ -166,7 +166,7 @@ class PoisonCertificate(Report):
         )
 
     def chart(self) -> Chart:
-        """Draw the certified share of targets by the number of changes."""
+        """Draw the certified share of targets by number of poisoned nodes."""
         most = max(int(self.radius.max()), 0) + 1
         shares = [self.certified_ratio(k) for k in range(most + 1)]
         return Chart(
@@ -226,20 +226,21 @@ def certify_shards(
     provenance: dict[str, Any],
     weights: str,
 ) -> PoisonCertificate:
-    """:meth:`ShardedUnlearner.certify`, on what an unlearner has.
+    """Certify the predictions of an unlearner from its parts.
 
     Args:
         data (Data): the present graph, with ``n_id`` and ``shard``, as the
             unlearner keeps it.
         outputs (Tensor): logits of all models on the whole graph.
-        partition (Any): what made the shards.
-        aggregator (ShardAggregator): what makes one prediction.
+        partition (Any): the partition that made the shards.
+        aggregator (ShardAggregator): the aggregator of the models' outputs.
         num_classes (int, optional): the number of classes that the user
             fixed.
-        run (ViewRunner): the logits of a model, by its number, on a view.
-        nodes (Any): names of the targets; by default all.
+        run (ViewRunner): returns the logits of a model, given by its number,
+            on a view.
+        nodes (Any): the names of the targets; by default all nodes.
         inference (str): :obj:`'isolated'` or :obj:`'clean'`.
-        fingerprint (str): of models and data.
+        fingerprint (str): a fingerprint of models and data.
         provenance (dict): versions and settings.
         weights (str): a SHA-256 of the weights of all shards.
 

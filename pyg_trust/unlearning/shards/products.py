@@ -1,4 +1,4 @@
-r"""Prepared products with a fixed graph and fixed features.
+r"""Prepared products with a fixed graph and with fixed features.
 
 What a full-batch training multiplies again in every epoch, and inference in
 every model, stays the same: the features, and the adjacency as a layer
@@ -52,13 +52,13 @@ _SUMMING = (SAGEConv, GINConv, GraphConv)
 def csr(
     row: Tensor, col: Tensor, value: Tensor, shape: tuple[int, int]
 ) -> Tensor:
-    """Make a CSR matrix with 32-bit indices, of entries in any order.
+    """Make a CSR matrix with 32-bit indices from entries in any order.
 
     Args:
         row (Tensor): int64, ``[num_entries]``.
         col (Tensor): int64, ``[num_entries]``.
         value (Tensor): ``[num_entries]``.
-        shape (tuple[int, int]): the shape.
+        shape (tuple[int, int]): the shape of the matrix.
     """
     order = (row * shape[1] + col).argsort(stable=True)
     ptr = pointer(row.bincount(minlength=shape[0]))
@@ -164,7 +164,7 @@ class Operand:
         return row, self.matrix.col_indices().long()
 
     def times(self, dense: Tensor) -> Tensor:
-        """Multiply by a dense matrix, differentiably in that.
+        """Multiply by a dense matrix, with gradients for that matrix.
 
         Args:
             dense (Tensor): ``[num_cols, channels]``.
@@ -192,13 +192,13 @@ class _Product(torch.autograd.Function):
 
 
 class PreparedGraph:
-    """Adjacency matrices of a graph for its layers: targets by sources.
+    """Adjacency matrices of a graph for its layers, targets by sources.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``.
         edge_weight (Tensor or None): ``[num_edges]``.
         num_nodes (int): the number of nodes.
-        dtype (torch.dtype): of the features.
+        dtype (torch.dtype): the dtype of the features.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class PreparedGraph:
         self._made: dict[tuple, tuple[Tensor, Tensor | None]] = {}
 
     def adjacency(self, weighted: bool) -> Tensor:
-        """Return the adjacency, with or without the weights."""
+        """Return the adjacency matrix, with or without edge weights."""
         weight = self.edge_weight if weighted else None
         key = ('plain', weight is not None)
         if key not in self._made:
@@ -227,7 +227,7 @@ class PreparedGraph:
     def normalised(
         self, improved: bool, loops: bool, flow: str, matrix: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the result of ``gcn_norm`` for the adjacency."""
+        """Return the adjacency matrix normalised as by ``gcn_norm``."""
         key = ('norm', improved, loops, flow, matrix)
         if key not in self._made:
             with torch._C.DisableTorchFunction():
@@ -268,14 +268,15 @@ class PreparedGraph:
 
 
 class Block(PreparedGraph):
-    """One of several graphs on as many nodes, prepared together.
+    """One of several graphs of equal size that are prepared together.
 
     Args:
-        union (PreparedGraph): all of them, one after the other.
-        number (int): which one this is.
-        edge_index (Tensor): int64, ``[2, num_edges]``: its edges.
+        union (PreparedGraph): the disjoint union of all graphs.
+        number (int): the number of this graph in the union.
+        edge_index (Tensor): int64, ``[2, num_edges]``: the edges of this
+            graph.
         edge_weight (Tensor or None): ``[num_edges]``.
-        num_nodes (int): the number of its nodes.
+        num_nodes (int): the number of nodes of this graph.
     """
 
     def __init__(
@@ -323,7 +324,7 @@ def blocks(
     num_nodes: int,
     dtype: torch.dtype,
 ) -> list[PreparedGraph]:
-    """Prepare graphs on the same nodes, each with some of the edges.
+    """Prepare several graphs on the same nodes, which share out the edges.
 
     They are normalised and sorted together, where that makes one matrix of
     32-bit indices, to the bits of each alone.
@@ -332,9 +333,9 @@ def blocks(
         edge_index (Tensor): int64, ``[2, num_edges]``.
         edge_weight (Tensor or None): ``[num_edges]``.
         number (Tensor): int64, ``[num_edges]``: the graph of each edge.
-        count (int): how many graphs there are.
-        num_nodes (int): the number of nodes of each.
-        dtype (torch.dtype): of the features.
+        count (int): the number of graphs.
+        num_nodes (int): the number of nodes of each graph.
+        dtype (torch.dtype): the dtype of the features.
     """
     order = number.argsort(stable=True)
     edges, number = edge_index[:, order], number[order]
@@ -361,7 +362,7 @@ def blocks(
 
 
 def can_multiply(layer: Any) -> bool:
-    """Test whether a layer takes the graph as a prepared matrix."""
+    """Test whether a layer accepts the graph as a prepared matrix."""
     if getattr(layer, 'flow', '') != 'source_to_target':
         return False
     if type(layer) in _NORMALISING:
@@ -375,14 +376,14 @@ def can_multiply(layer: Any) -> bool:
 def prepared_layers(
     module: Module, graph: PreparedGraph, matrices: bool
 ) -> Iterator[None]:
-    """Patch layers for a block, so that they use a prepared graph.
+    """Patch layers to use a prepared graph within a block.
 
     Args:
-        module (Module): a model of ours, which is written to, and as before
-            at the end of the block.
+        module (Module): a model of this package; it is patched in place, and
+            restored at the end of the block.
         graph (PreparedGraph): the graph.
-        matrices (bool): whether layers multiply by matrices where they can,
-            or sum over the edge list as they are written.
+        matrices (bool): whether layers multiply by matrices where they can;
+            otherwise they sum over the edge list.
     """
     undo: list[Callable[[], None]] = []
     try:
@@ -492,15 +493,16 @@ _MATMULS = frozenset(['mm', '_sparse_mm', 'matmul', '__matmul__'])
 
 
 class PreparedMode(TorchFunctionMode):
-    """Mode that sends products to prepared matrices and seeds dropout.
+    """Mode that computes products by prepared matrices and seeds dropout.
 
     Args:
         x (Tensor): the features that the model is called with: dense, or CSR,
-            which is made dense where a model does more than to multiply it.
-        graph (PreparedGraph): the graph that it is called with.
-        seed (int): of dropout.
-        dense (Tensor, optional): CSR features as a dense matrix, if there is
-            one already. (default: :obj:`None`)
+            which is converted to dense where a model does more than multiply
+            it.
+        graph (PreparedGraph): the graph that the model is called with.
+        seed (int): the seed of dropout.
+        dense (Tensor, optional): CSR features as a dense matrix, if the caller
+            has it. (default: :obj:`None`)
     """
 
     def __init__(

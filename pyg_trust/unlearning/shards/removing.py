@@ -1,4 +1,4 @@
-"""Updates of a sharded unlearner: plans and retraining."""
+"""Updates of a sharded unlearner: plans, and retraining of shards."""
 
 import copy
 import time
@@ -30,7 +30,7 @@ from pyg_trust.update import Update
 
 
 class Removing(Waiting, Building):
-    """Mixin of an unlearner: plan and carry out updates."""
+    """Mixin of the sharded unlearner: plan and carry out updates."""
 
     @synchronized
     def plan(
@@ -39,7 +39,7 @@ class Removing(Waiting, Building):
         *,
         shard: Mapping[int, int] | str | None = None,
     ) -> ShardPlan:
-        """Estimate the shards and the cost of an update, and change nothing.
+        """Estimate the shards and the cost of an update; change nothing.
 
         Args:
             update (Update, RemovalRequest or list): as in :meth:`update`.
@@ -75,13 +75,13 @@ class Removing(Waiting, Building):
         reference: str = '',
         progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
-        """Remove the named items: :meth:`update` with a request alone.
+        """Remove the requested items; retrain their shards.
 
         Args:
-            request (RemovalRequest): what to forget, in the names that
-                ``fit`` saw, of graph 0.
-            reference (str): of the batch that asks for it, 32 hexadecimal
-                digits, for the line of the ledger. (default: :obj:`''`)
+            request (RemovalRequest): the items to forget, by the names in
+                graph 0 that ``fit`` saw.
+            reference (str): the id of the batch of requests, 32 hexadecimal
+                digits, for the ledger. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
@@ -107,7 +107,7 @@ class Removing(Waiting, Building):
         reference: str = '',
         progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
-        """Play updates in their order, as one: all of them or nothing.
+        """Apply updates in order as one, all or none; retrain their shards.
 
         Trains the touched shards and the aggregator again. If anything fails
         or interrupts it, everything is as before. A new training node goes to
@@ -116,11 +116,11 @@ class Removing(Waiting, Building):
         and the report counts the nodes.
 
         Args:
-            update (Update, RemovalRequest or list): what goes, comes and
-                changes, in names, of graph 0. Labels are those of training.
-            shard (dict or str, optional): of a partition that was given as
-                tensors, the shard of every new training node, by name, or
-                :obj:`'hash'`. (default: :obj:`None`)
+            update (Update, RemovalRequest or list): the removals, additions
+                and changes, by names in graph 0. Labels are those of training.
+            shard (dict or str, optional): the shard of every new training
+                node, by name, or :obj:`'hash'`; for a partition that was given
+                as tensors. (default: :obj:`None`)
             reference (str): as in :meth:`remove`. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)

@@ -1,4 +1,4 @@
-r"""Replay of equal training steps, without their Python.
+r"""Replay of equal training steps without Python overhead.
 
 A shard is small: most of an epoch is Python on its way to some fifty
 operations, not these. So one epoch is recorded below autograd, as the list of
@@ -74,7 +74,7 @@ MOST = 2**27
 
 
 def can_replay(module: Module) -> bool:
-    """Test whether a model is known to do the same at every call."""
+    """Test whether a model is known to be safe to record and replay."""
     return not _has_any_global_hook() and all(
         type(part) in REPLAYED and all(map(_is_known, vars(part).items()))
         for part in module.modules()
@@ -99,10 +99,10 @@ def repeat(step: Callable[[], None], times: int, replay: bool) -> None:
     """Run a step a number of times.
 
     Args:
-        step (Callable): works on tensors that stay where they are.
-        times (int): how often.
-        replay (bool): whether the second time may be recorded, and the others
-            be replayed.
+        step (Callable): the step; it works on tensors that keep their memory.
+        times (int): the number of runs.
+        replay (bool): whether the second run may be recorded, to replay it for
+            the others.
     """
     run = step
     for i in range(times):
@@ -127,7 +127,7 @@ class _Value:
 
 
 class Recording(TorchDispatchMode):
-    """Recorder of the operations of a block, below autograd.
+    """Recorder of a block's operations, below autograd.
 
     Tensors are told apart by their place in memory: autograd hands out other
     objects for what it has saved. All are kept until the end, so that no

@@ -1,4 +1,4 @@
-"""Reports of an unlearner of shards."""
+"""Reports of a sharded unlearner."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,25 +25,26 @@ FROM_SEED = (
 
 @dataclass(frozen=True)
 class ShardPlan(Report):
-    """Estimated cost of a removal that was not done.
+    """Estimated cost of a removal that has not been carried out.
 
     Args:
         request (dict): the names of what would be removed.
-        shards (tuple[int, ...]): the shards that would be trained again.
-        nodes (int): how many training nodes they would have.
-        node_epochs (int): nodes times epochs of their training, which is
-            no measure of time: an epoch costs what its weights cost, too.
-        full_node_epochs (int): the same for all shards.
-        seconds (dict): an estimate of what it would take, by part, from
-            what each took last; empty where a state was loaded, which has no
-            times, and nothing was trained since.
-        fraction (float): their sum over that of training all shards: the
-            cost of the request in that of a full fit; where times are not
-            known, of :obj:`node_epochs`.
-        aggregator_nodes (int): on how many nodes the aggregator would be
-            trained again, which every removal takes.
-        stages (dict): the first stage of every shard that would be trained
-            again, from 0; other than 0 with slices alone.
+        shards (tuple[int, ...]): the shards that would be retrained.
+        nodes (int): the number of training nodes that these shards would have.
+        node_epochs (int): the sum over these shards of nodes times epochs. It
+            does not measure time, as an epoch's cost depends on the weights,
+            too.
+        full_node_epochs (int): the same sum over all shards.
+        seconds (dict): the estimated seconds of each part, from the last time
+            of each; empty if a state was loaded, which has no times, and
+            nothing was trained since.
+        fraction (float): the sum of :obj:`seconds`, divided by that of
+            training all shards; the ratio of :obj:`node_epochs` if times are
+            not known.
+        aggregator_nodes (int): the number of nodes that the aggregator would
+            be retrained on, in every removal.
+        stages (dict): the first stage of every shard that would be retrained,
+            from 0; always 0 without slices.
     """
 
     request: dict[str, Any]
@@ -68,41 +69,43 @@ class ShardPlan(Report):
 
 @dataclass(frozen=True)
 class ShardRemovalReport(Verifiable):
-    """The result of a removal, and its cost.
+    """The result of a removal and its cost.
 
     Args:
-        secrets (str): where the keys of the hashes come from.
+        secrets (str): the source of the keys of the hashes.
         request (dict): the names of what was removed.
-        shards (tuple[int, ...]): the shards that were trained again.
+        shards (tuple[int, ...]): the shards that were retrained.
         empty (tuple[int, ...]): the shards without a training node, which
             are constant voters.
-        nodes (int): how many training nodes they have.
-        node_epochs (int): nodes times epochs of their training.
-        fraction (float): the seconds that it took, over those of a full
-            fit.
-        aggregator_nodes (int): on how many nodes the aggregator was trained
-            again.
-        seconds (dict): what training the shards, running all models on the
-            present graph, training the aggregator, and all else took.
-        trainer (str): how the shards were trained in the end.
-        exact (bool): whether the result is what training on the remaining
-            data gives, the partition included.
-        exactness (str): what that means for this partition.
+        nodes (int): the number of training nodes of these shards.
+        node_epochs (int): the sum over these shards of nodes times epochs.
+        fraction (float): the seconds of the removal, divided by those of a
+            full fit.
+        aggregator_nodes (int): the number of nodes that the aggregator was
+            retrained on.
+        seconds (dict): the seconds of each part: training the shards, running
+            all models on the present graph, training the aggregator, and the
+            rest.
+        trainer (str): the trainer that was used in the end.
+        exact (bool): whether the result equals training on the remaining data,
+            the partition included.
+        exactness (str): the meaning of :obj:`exact` for this partition.
         keeps_history (bool): whether the folder keeps the files of earlier
-            states, with what was removed, until ``purge()``.
-        assumptions (tuple[str, ...]): what the guarantee rests on.
+            states, which contain removed items, until ``purge()``.
+        assumptions (tuple[str, ...]): the assumptions of the guarantee.
         origin (dict): versions and settings.
-        stages (dict): the first stage of every shard that was trained again,
-            from 0; other than 0 with slices alone.
-        by_hash (int): the training nodes that came later and are by a hash
-            of their names, where the partition is another.
+        stages (dict): the first stage of every shard that was retrained, from
+            0; always 0 without slices.
+        by_hash (int): the number of training nodes that came later and were
+            assigned by a hash of their names, although the partition is
+            another.
         weights (str): SHA-256 of the weights of all shards, ``{i:
             unlearner.shard_state(i)}`` for each of them.
-        data (str): a salted digest of the data that remain, as in the ledger.
+        data (str): a salted digest of the remaining data, as in the ledger.
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
-        verification (ShardVerifyReport, optional): as :meth:`verified` adds
-            it.
+        verification (ShardVerifyReport, optional): the findings that
+            :meth:`verified` adds.
     """
 
     secrets: str
@@ -162,24 +165,25 @@ class ShardReport(Report):
     """The present state of a sharded unlearner.
 
     Args:
-        secrets (str): where the keys of the hashes come from.
-        num_nodes (int): the nodes of the present graph.
-        num_train (int): the training nodes among them.
-        shard_sizes (tuple[int, ...]): the training nodes of every shard.
+        secrets (str): the source of the keys of the hashes.
+        num_nodes (int): the number of nodes of the present graph.
+        num_train (int): the number of training nodes among them.
+        shard_sizes (tuple[int, ...]): the number of training nodes of every
+            shard.
         empty (tuple[int, ...]): the shards without a training node, which
             are constant voters.
-        imbalance (float): the largest shard over the mean.
-        partition (str): how the shards were made.
+        imbalance (float): the size of the largest shard, divided by the mean.
+        partition (str): the method that made the shards.
         by_hash (int): as in :class:`ShardRemovalReport`.
         exact (bool): as in :class:`ShardRemovalReport`.
-        exactness (str): what that means for this partition.
+        exactness (str): the meaning of :obj:`exact` for this partition.
         keeps_history (bool): whether the folder keeps the files of earlier
-            states, with what was removed, until ``purge()``.
-        removals (int): how many removals were done.
-        seconds (dict): what the last training took, by part; empty where
+            states, which contain removed items, until ``purge()``.
+        removals (int): the number of removals so far.
+        seconds (dict): the seconds of the last training, by part; empty if
             nothing was trained since a load.
-        trainer (str): how the shards were trained last.
-        assumptions (tuple[str, ...]): what the guarantee rests on.
+        trainer (str): the trainer that was used last.
+        assumptions (tuple[str, ...]): the assumptions of the guarantee.
         origin (dict): versions and settings.
     """
 
@@ -201,7 +205,7 @@ class ShardReport(Report):
     origin: dict[str, Any]
 
     def chart(self) -> Chart:
-        """Draw how many training nodes every shard has."""
+        """Draw the number of training nodes of every shard."""
         sizes = enumerate(self.shard_sizes)
         return Chart(
             f'{self.num_train} training nodes in {len(self.shard_sizes)} '
@@ -216,18 +220,18 @@ class ShardVerifyReport(Report):
     """The findings of :meth:`ShardedUnlearner.verify`.
 
     Args:
-        ok (bool): whether everything below is as it has to be.
+        ok (bool): whether all checks below passed.
         shards (tuple[int, ...]): the shards that were trained from scratch.
-        differing (tuple[int, ...]): those of them whose weights are not
-            *equal* to the present ones.
-        keys_match (bool): whether every checkpoint is keyed by the data that
-            its shard has now.
-        outputs_equal (bool): whether the cached outputs are those of the
+        differing (tuple[int, ...]): the shards among these whose weights are
+            not *equal* to the present ones.
+        keys_match (bool): whether the key of every checkpoint matches the
+            present data of its shard.
+        outputs_equal (bool): whether the cached outputs equal those of the
             models on the present graph.
-        aggregator_equal (bool): whether the aggregator is the one that is
+        aggregator_equal (bool): whether the aggregator equals one that is
             trained from scratch.
-        leftovers (tuple[str, ...]): what still holds, or could hold,
-            something that was removed.
+        leftovers (tuple[str, ...]): the places that still hold, or could hold,
+            removed items.
         weights (str): SHA-256 of the weights of all shards.
     """
 

@@ -44,7 +44,7 @@ Slices = tuple[tuple[float, int], ...]
 
 
 def check_slices(slices: Any) -> Slices:
-    """Check the shares and epochs of stages; return plain numbers.
+    """Check the shares and epochs of stages; return them as plain numbers.
 
     Args:
         slices (list): pairs of a cumulative share and a number of epochs.
@@ -77,12 +77,12 @@ def check_slices(slices: Any) -> Slices:
 
 
 def slice_numbers(names: Tensor, slices: Slices, seed: int) -> Tensor:
-    """Compute the slice of every node, from 0, from its name alone.
+    """Compute the slice of every node, from 0, by a hash of its name.
 
     Args:
         names (Tensor): int64, ``[num_nodes]``.
-        slices (tuple): of :func:`check_slices`.
-        seed (int): the key.
+        slices (tuple): the result of :func:`check_slices`.
+        seed (int): the key of the hash.
     """
     # The highest 53 bits: exact in float64, and always below one.
     value = (rng.derive_each(seed, names) >> 10).double() / 2**53
@@ -91,11 +91,11 @@ def slice_numbers(names: Tensor, slices: Slices, seed: int) -> Tensor:
 
 
 def induced(part: Data, number: Tensor, last: int) -> Data:
-    """Return the subgraph that the slices of a shard up to one induce.
+    """Return the subgraph of a shard's nodes up to one slice.
 
     Args:
         part (Data): the shard, with dense or light features.
-        number (Tensor): of :func:`slice_numbers`.
+        number (Tensor): the result of :func:`slice_numbers`.
         last (int): the last slice, from 0.
     """
     inside = torch.where(number <= last, 0, -1)
@@ -115,7 +115,7 @@ def induced(part: Data, number: Tensor, last: int) -> Data:
 def touched_slices(
     data: Data, part: Part, slices: Slices, seed: int
 ) -> dict[int, int]:
-    """Find the first slice that nodes or edges are in, by shard."""
+    """Find, for each shard, the first slice that contains given items."""
     number = slice_numbers(data.n_id, slices or ((1.0, 0),), seed)
     nodes = torch.tensor([*part.nodes, *part.features], dtype=torch.int64)
     rows = rows_of(data.n_id, nodes)

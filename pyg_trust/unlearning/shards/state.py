@@ -42,14 +42,14 @@ FORMAT = 3
 
 
 class Stage(NamedTuple):
-    """A stage of a shard before the last, with the seal of its data."""
+    """Checkpoint of one of a shard's earlier stages, with its data's key."""
 
     key: str
     weights: dict[str, Tensor]
 
 
 class Checkpoint(NamedTuple):
-    """A trained shard, with the seal of its data."""
+    """Trained model of a shard, with the key of its data."""
 
     key: str
     n_id: Tensor
@@ -57,7 +57,7 @@ class Checkpoint(NamedTuple):
     stages: tuple[Stage, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Convert to plain values, to be saved."""
+        """Convert to plain values that can be saved."""
         found = self._asdict()
         found['stages'] = [stage._asdict() for stage in self.stages]
         return found
@@ -70,7 +70,7 @@ class Checkpoint(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Training times that this object has measured.
+    """Training times measured by this unlearner; never saved.
 
     In no file: it tells which shards were trained again, and when.
     """
@@ -103,10 +103,10 @@ class Work(NamedTuple):
 
 
 class State(NamedTuple):
-    """All there is.
+    """Complete state of a sharded unlearner.
 
-    Replaced as a whole, by one assignment at the end of whatever may fail, so
-    that a failure changes nothing.
+    It is replaced as a whole, by one assignment at the end of an operation
+    that may fail, so that a failure changes nothing.
     """
 
     seed: int
@@ -130,7 +130,7 @@ class State(NamedTuple):
 
     @property
     def sealed(self) -> str:
-        """A digest of all that a file holds, for a line of the ledger."""
+        """Digest of the saved state, recorded in the ledger."""
         learnt = {
             'aggregator': self.aggregator.state_dict(),
             'shards': {
@@ -156,7 +156,7 @@ class State(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the last line of the ledger stands for this state."""
+        """Whether the ledger's last line records this state."""
         # Lines of version 0.1 stand for the data alone.
         return self.ledger.entries[-1].data in (self.sealed, self.seals.root)
 
@@ -166,7 +166,7 @@ _Self = TypeVar('_Self', bound='Stateful')
 
 
 class Stateful:
-    """Mixin of an unlearner: keeps, saves and loads its state."""
+    """Mixin of the sharded unlearner: keep, save and load its state."""
 
     num_shards: int
     trainer: str
@@ -186,7 +186,7 @@ class Stateful:
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
-        """Return all that it takes to continue, one checkpoint per shard.
+        """Return a copy of the complete state, one checkpoint per shard.
 
         It contains the remaining data, their salts and the seed. Guard it
         like the data, and destroy older states after a removal: they hold
@@ -199,10 +199,10 @@ class Stateful:
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool | None = None
     ) -> None:
-        """Take over a saved state.
+        """Load a saved state.
 
         Args:
-            state (dict): of :meth:`state_dict` of an unlearner with the same
+            state (dict): the :meth:`state_dict` of an unlearner with the same
                 arguments.
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
@@ -216,11 +216,11 @@ class Stateful:
 
     @synchronized
     def save(self, folder: str | Path | None = None) -> None:
-        """Write the state to a folder, whole or not at all.
+        """Write the state to a folder atomically.
 
         Args:
-            folder (str or Path, optional): where; by default the folder of
-                the class, which holds every state anyway.
+            folder (str or Path, optional): the folder; by default that of the
+                class, where every state is written anyway.
                 (default: :obj:`None`)
 
         Raises:
@@ -240,7 +240,7 @@ class Stateful:
         *,
         progress_bar: bool | None = None,
     ) -> _Self:
-        """Take over the state in a folder.
+        """Load the state in a folder.
 
         Of the folder of the class, deletes what is not part of that state: a
         process may have been killed before it could.
@@ -268,7 +268,7 @@ class Stateful:
 
     @synchronized
     def purge(self, folder: str | Path | None = None) -> tuple[str, ...]:
-        """Delete the checkpoints that hold removed items.
+        """Delete the checkpoints that contain removed items.
 
         Only of use with ``keep_history=True``: otherwise every change ends
         with that. These are all in the folder that are not part of the state
@@ -649,6 +649,6 @@ class Stateful:
 
 
 def hash_of_shards(state: State) -> str:
-    """Hash the weights of all shards, as ``shard_state`` gives them."""
+    """Hash the weights of all shards, as returned by ``shard_state``."""
     shards = enumerate(state.checkpoints)
     return fingerprint_model({i: shard.weights for i, shard in shards})

@@ -1,6 +1,6 @@
 # Longer than 700 lines because what a model has to be, which is checked here
 # before and after training, is what training rests on.
-r"""Training the models of many shards, each on its own shard alone.
+r"""Training of one model per shard, on its own shard alone.
 
 One model after the other, each an ordinary module on an ordinary graph, in a
 plain loop of full-batch steps on prepared matrices
@@ -90,13 +90,14 @@ class Recipe:
     Args:
         epochs (int): the number of full-batch steps.
         lr (float): the learning rate.
-        weight_decay (float): as the optimizer understands it.
+        weight_decay (float): the weight decay of the optimizer.
         optimizer (str): :obj:`'adam'`, :obj:`'adamw'` or :obj:`'sgd'`.
-        sparse_x (bool): keep the features as rows of nonzeros, and multiply
-            them so where they are the input of a linear layer.
-        sparse_adj (bool): have the layers that are known to multiply by a
-            sparse matrix, in place of summing over the edge list.
-        version (int): of the arithmetic: bits of another one differ.
+        sparse_x (bool): whether to store the features as sparse rows, and
+            multiply these where they are the input of a linear layer.
+        sparse_adj (bool): whether supported layers multiply by a sparse matrix
+            instead of summing over the edge list.
+        version (int): the version of the arithmetic; other versions give other
+            bits.
         slices (tuple): shares and epochs of stages, as in
             :mod:`~pyg_trust.unlearning.shards.slices`; none for one stage.
     """
@@ -111,7 +112,7 @@ class Recipe:
     slices: tuple[tuple[float, int], ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields to be saved, with slices if there are any."""
+        """Return the fields to save, with slices if there are any."""
         found = asdict(self)
         if not self.slices:
             del found['slices']
@@ -125,10 +126,10 @@ class Recipe:
 
 
 class Shard(NamedTuple):
-    """The data, seed and stages that one model is trained on.
+    """Data, seed and stages of one model's training.
 
     Args:
-        seed (int): of initial weights and dropout.
+        seed (int): the seed of initial weights and dropout.
         x (Tensor): ``[num_nodes, channels]``, dense or CSR.
         y (Tensor): int64, ``[num_nodes]``: a label for every node.
         edge_index (Tensor): int64, ``[2, num_edges]``.
@@ -136,8 +137,8 @@ class Shard(NamedTuple):
         stages (tuple): a shard and a number of epochs for each stage, the
             last of them on all of this one; none for one stage with the
             epochs of the recipe.
-        start (dict, optional): the weights that the first stage begins with;
-            by default those that the seed gives.
+        start (dict, optional): the initial weights of the first stage; by
+            default drawn from the seed.
     """
 
     seed: int
@@ -162,16 +163,16 @@ class Shard(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The result of training: the models' states, and the time taken.
+    """Result of training: states of the models, and training times.
 
     Args:
-        states (list): what :func:`snapshot` gives for every model.
-        trainer (str): how they were trained.
-        seconds (list[float]): what each of them took; in processes, its share
-            of the whole.
-        stages (list): the states after every stage of each, the last of them
-            the state itself.
-        stage_seconds (list): what every stage of each took.
+        states (list): the result of :func:`snapshot` for every model.
+        trainer (str): the trainer that was used.
+        seconds (list[float]): the seconds of each model; with several
+            processes, its share of the whole.
+        stages (list): the states after every stage of each model, the last of
+            which is the state itself.
+        stage_seconds (list): the seconds of every stage of each model.
     """
 
     states: list[dict[str, Tensor]]
@@ -182,11 +183,11 @@ class Trained(NamedTuple):
 
 
 class UnrepeatableModelError(ValueError):
-    """A model is not a function of its data and seed."""
+    """Raised if a model is not a function of its data and seed."""
 
 
 def check_trainer(trainer: str) -> str:
-    """Check a way to train, and return its present name."""
+    """Check the name of a trainer; return its present name."""
     if trainer == STACKED:
         warnings.warn(
             "trainer='stacked' means 'sequential' now, which is as fast",
@@ -211,10 +212,10 @@ def train(
     """Train one model per shard, by cross entropy over all its nodes.
 
     Args:
-        factory (Callable): makes a model; called once per shard, with the
-            default generators at the shard's seed.
+        factory (Callable): the function that makes a model; called once per
+            shard, with the default generators at the shard's seed.
         shards (list[Shard]): the shards.
-        recipe (Recipe): how they are trained.
+        recipe (Recipe): the settings of the training.
         trainer (str): :obj:`'sequential'` or :obj:`'process'`.
             (default: :obj:`'sequential'`)
         num_workers (int, optional): the number of processes; by default half
@@ -225,7 +226,7 @@ def train(
             terminal, after two seconds. (default: :obj:`None`)
 
     Returns:
-        Trained: the states of the models, in order; tensors of their own.
+        Trained: the states of the models, in order, as tensors of their own.
 
     Raises:
         TypeError: if the factory makes no module.
@@ -345,7 +346,7 @@ def check_model(
 
 
 def snapshot(module: Module) -> dict[str, Tensor]:
-    """Copy all that a model has learnt: parameters and buffers.
+    """Copy the parameters and buffers of a model.
 
     Raises:
         ValueError: if it has an extra state, which need not be tensors.
@@ -392,13 +393,14 @@ def evaluate(
 
     Args:
         module (Module): the model.
-        graph (Shard): features, edges and, if there are any, their weights.
+        graph (Shard): the features, the edges and the edge weights, if there
+            are any.
         prepared (PreparedGraph, optional): the same graph, if the layers of
             the model were prepared for it. (default: :obj:`None`)
         sparse_adj (bool): whether layers multiply by a sparse matrix.
             (default: :obj:`True`)
-        dense (Tensor, optional): CSR features as a dense matrix, if there is
-            one already. (default: :obj:`None`)
+        dense (Tensor, optional): CSR features as a dense matrix, if the caller
+            has it. (default: :obj:`None`)
     """
     if prepared is None:
         prepared = graph.prepared()
@@ -413,14 +415,14 @@ def evaluate(
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Set the threads, generators and checks that models run with."""
+    """Fix threads, random generators and checks, for a block."""
     with single_thread(), seeded(0), _quiet():
         yield
 
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """Run torch on one thread, for a block."""
+    """Limit torch to one thread, for a block."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

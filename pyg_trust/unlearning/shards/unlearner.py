@@ -65,7 +65,7 @@ from pyg_trust.unlearning.store import ShardStore
 
 
 class ShardedUnlearner(Removing):
-    r"""Node classification that forgets exactly, by retraining of shards.
+    r"""Node classifier that forgets exactly by retraining shards.
 
     `SISA <https://arxiv.org/abs/1912.03817>`_ (Bourtoule et al. 2021),
     `GraphEraser <https://arxiv.org/abs/2103.14991>`_ (Chen et al. 2022) and
@@ -207,9 +207,9 @@ class ShardedUnlearner(Removing):
             Aggregators that learn need the outputs in any case; the others
             are :obj:`'mean'` and :obj:`'majority'`.
             (default: :obj:`'present'`)
-        folder (str or Path, optional): where every new state is written
-            before it becomes visible, and which then holds no file of an
-            earlier one. (default: :obj:`None`)
+        folder (str or Path, optional): the folder to which every new state is
+            written before it becomes visible; it then holds no file of earlier
+            states. (default: :obj:`None`)
         keep_history (bool): leave the files of earlier states in the folder,
             with what was removed, until ``purge()``; reports say so.
             (default: :obj:`False`)
@@ -314,7 +314,7 @@ class ShardedUnlearner(Removing):
     def fit(
         self, data: Data, *, progress_bar: bool | None = None
     ) -> 'ShardedUnlearner':
-        """Divide the training nodes, and train a model on every shard.
+        """Divide the training nodes into shards; train a model on each.
 
         Keeps copies of what it needs: ``x``, ``edge_index``, ``edge_weight``
         if it is there, ``y``, the masks and ``n_id``. A second call starts
@@ -325,7 +325,7 @@ class ShardedUnlearner(Removing):
 
         Args:
             data (Data): the graph, with a ``train_mask``; labels of other
-                nodes are not looked at, except for the number of classes.
+                nodes are ignored, except for the number of classes.
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
@@ -448,7 +448,7 @@ class ShardedUnlearner(Removing):
 
     @property
     def data(self) -> Data:
-        """The present graph, with ``n_id`` and ``shard``, as a copy."""
+        """A copy of the present graph, with ``n_id`` and ``shard``."""
         kept = self._fitted.data
         made = without_features(kept).clone()
         made.x = kept.x.to_dense().clone()
@@ -461,7 +461,7 @@ class ShardedUnlearner(Removing):
 
     @property
     def outputs(self) -> Tensor:
-        """The predictions of every model for the nodes of the present graph.
+        """The outputs of every model for the nodes of the present graph.
 
         Logits, ``[num_shards, num_nodes, num_classes]``, as copies.
         """
@@ -475,14 +475,14 @@ class ShardedUnlearner(Removing):
 
     @property
     def ledger(self) -> RemovalLedger:
-        """A copy of the account of removals; nothing is ever spent."""
+        """A copy of the removal ledger; nothing is ever spent."""
         return self._fitted.ledger.copy()
 
     def shard_state(self, shard: int) -> dict[str, Tensor]:
         """Copy the ``state_dict`` of a shard's model.
 
         Args:
-            shard (int): which one.
+            shard (int): the number of the shard.
         """
         check_integer('shard', shard, 0, self.num_shards - 1)
         weights = self._fitted.checkpoints[shard].weights
@@ -495,7 +495,7 @@ class ShardedUnlearner(Removing):
         *,
         progress_bar: bool | None = None,
     ) -> ShardReport:
-        """Divide the remaining training nodes anew, and train all shards.
+        """Divide the remaining training nodes again, and train all shards.
 
         What comes of it equals a fit on the remaining data: nothing has seen
         what was removed.
@@ -542,7 +542,7 @@ class ShardedUnlearner(Removing):
         trainer: str = 'sequential',
         progress_bar: bool | None = None,
     ) -> ShardVerifyReport:
-        """Train shards and aggregator from scratch, and compare.
+        """Retrain shards and aggregator from scratch, and compare.
 
         Weights need to be *equal*. Also looks for what should be gone: names
         that the ledger lists as removed in the graph, the partition, the
@@ -552,10 +552,9 @@ class ShardedUnlearner(Removing):
         training.)
 
         Args:
-            shards (list[int], optional): which ones; by default all.
-                (default: :obj:`None`)
-            trainer (str): how they are trained.
-                (default: :obj:`'sequential'`)
+            shards (list[int], optional): the shards to retrain; by default
+                all. (default: :obj:`None`)
+            trainer (str): the trainer to use. (default: :obj:`'sequential'`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
@@ -623,14 +622,14 @@ class ShardedUnlearner(Removing):
 
     @synchronized
     def report(self) -> ShardReport:
-        """Report the present state of the unlearner, and its guarantee."""
+        """Report the present state of the unlearner and its guarantee."""
         return self._report()
 
     @torch.no_grad()
     def certify(
         self, nodes: Any = None, *, inference: str = 'isolated'
     ) -> PoisonCertificate:
-        r"""Certify which classes poisoned nodes can't change.
+        r"""Certify the classes that poisoned nodes can't change.
 
         At ``inference='isolated'``, vote :math:`i` comes from model
         :math:`i` hearing nodes of group :math:`i` alone, by the hash that
@@ -642,8 +641,8 @@ class ShardedUnlearner(Removing):
         covered.
 
         Args:
-            nodes (list[int] or Tensor, optional): names of the targets; by
-                default all. (default: :obj:`None`)
+            nodes (list[int] or Tensor, optional): the names of the targets; by
+                default all nodes. (default: :obj:`None`)
             inference (str): :obj:`'isolated'` or :obj:`'clean'`.
                 (default: :obj:`'isolated'`)
 

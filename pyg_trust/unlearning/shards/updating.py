@@ -1,7 +1,7 @@
-"""Updates played on the graph of an unlearner, and the stages they touch.
+"""Updates applied to an unlearner's graph, and the stages they touch.
 
 Rows are in canonical order: nodes ascending by name, edges ascending by source
-and target. So bits depend on the present data alone, whatever came when.
+and target. So bits depend on the present data alone, not on its history.
 """
 
 import copy
@@ -24,13 +24,13 @@ _MISSING = {'x_removed': False, 'by_hash': False}
 
 
 class Change(NamedTuple):
-    """An update as it was played.
+    """Result of applying an update to the graph.
 
     Args:
-        data (Data): the graph after it.
-        gone (Part): of the graph before, what differs in the one after.
-        came (Part): of the graph after, what differs in the one before.
-        request (dict): the names for a line of the ledger.
+        data (Data): the graph after the update.
+        gone (Part): the items of the old graph that differ in the new one.
+        came (Part): the items of the new graph that differ in the old one.
+        request (dict): the names to record in the ledger.
     """
 
     data: Data
@@ -40,10 +40,11 @@ class Change(NamedTuple):
 
 
 def canonical(data: Data) -> Data:
-    """Sort nodes by name, edges by the names of source and target.
+    """Sort nodes by name, and edges by the names of source and target.
 
     Args:
-        data (Data): with ``n_id``; returned as it is if it is sorted.
+        data (Data): the graph, with ``n_id``; returned as it is if it is
+            sorted.
     """
     if is_canonical(data):
         return data
@@ -70,10 +71,10 @@ def canonical(data: Data) -> Data:
 
 
 def is_canonical(data: Data) -> bool:
-    """Test whether nodes and edges are in the order of their names.
+    """Test whether nodes and edges are sorted by name.
 
     Args:
-        data (Data): with ``n_id``.
+        data (Data): the graph, with ``n_id``.
     """
     row, col = data.edge_index
     steps = (row * int(data.num_nodes) + col).diff()
@@ -93,15 +94,15 @@ def played(
     *,
     light: bool = False,
 ) -> Change:
-    """Play updates in their order, as one.
+    """Apply updates in their order, as one.
 
     Args:
-        data (Data): with ``n_id``, ``shard`` and ``train_mask``.
-        updates (list[Update]): what to do.
-        homes (Callable): from names to the shards of nodes that are trained
-            on from now on, and whether these are by a later hash.
-        past (RemovalRequest, optional): what was removed before and did not
-            come again. (default: :obj:`None`)
+        data (Data): the graph, with ``n_id``, ``shard`` and ``train_mask``.
+        updates (list[Update]): the updates, in order.
+        homes (Callable): maps the names of new training nodes to their shards,
+            and to whether these come from a later hash.
+        past (RemovalRequest, optional): the items that were removed before and
+            not added again. (default: :obj:`None`)
         light (bool): whether to leave out the features of the result.
             (default: :obj:`False`)
 

@@ -1,4 +1,4 @@
-"""Queue of 0.1, in the memory of an unlearner; it goes with a release."""
+"""Deprecated queue of requests of 0.1, in memory only."""
 
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 class Waiting:
-    """Mixin of an unlearner: a list of waiting requests, in memory only."""
+    """Mixin of the sharded unlearner: a queue of requests, in memory only."""
 
     _waiting: tuple[RemovalRequest, ...] = ()
     remove: Any
 
     @property
     def queue(self) -> tuple[RemovalRequest, ...]:
-        """The requests that wait, the oldest first."""
+        """The waiting requests, the oldest first."""
         return self._waiting
 
     def enqueue(self, request: RemovalRequest) -> int:
-        """Add a request to the list, and return how many wait.
+        """Append a request to the queue; return its length.
 
         Args:
-            request (RemovalRequest): for :meth:`flush`, which checks it.
+            request (RemovalRequest): the request, which :meth:`flush` checks.
         """
         check_instance('request', request, RemovalRequest)
         _warn('enqueue')
@@ -56,7 +56,7 @@ class Waiting:
         return report
 
     def withdraw(self) -> tuple[RemovalRequest, ...]:
-        """Empty the list without removing, and return it."""
+        """Empty the queue without removing anything, and return it."""
         _warn('withdraw')
         found, self._waiting = self._waiting, ()
         return found
