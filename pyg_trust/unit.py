@@ -23,7 +23,12 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.tables import lag, shares_rows, tells_counts
+from pyg_trust._checks.tables import (
+    has_rows,
+    lag,
+    shares_rows,
+    tells_counts,
+)
 from pyg_trust.removal import integers
 
 EdgeType = tuple[str, str, str]
@@ -256,6 +261,16 @@ class PrivacyUnit:
                 return False
         return True
 
+    @validated
+    def has_one_row_each(self, node_type: str) -> bool:
+        """Tell whether no two rows of a type have an owner in common.
+
+        Args:
+            node_type (str): the type; of a public one no row has an owner.
+        """
+        who = self._who.get(node_type)
+        return who is not None and who.unique().numel() == who.numel()
+
     # Removal ###############################################################
 
     def cascade(self, persons: Iterable[int] | Tensor) -> Cascade:
@@ -304,7 +319,9 @@ class PrivacyUnit:
             persons (Iterable[int] or Tensor): the names of the persons.
 
         Raises:
-            ValueError: if the graph is another one, or a name is unknown.
+            ValueError: if the graph is another one, a name is unknown, or an
+                attribute may hold rows or edges in another order, such as
+                ``edge_label_index``.
         """
         self.check(data)
         gone = self.cascade(persons)
@@ -313,28 +330,21 @@ class PrivacyUnit:
             out[key] = value
         place = {}
         for t in data.node_types:
-            store, n = data[t], self._sizes[t]
-            keep = torch.ones(n, dtype=torch.bool)
-            keep[gone.rows.get(t, keep.new_empty(0, dtype=torch.int64))] = 0
+            keep = _kept(self._sizes[t], gone.rows.get(t))
             place[t] = keep.cumsum(0) - 1
-            for key, value in store.items():
-                rows = store.is_node_attr(key)
+            for key, value in data[t].items():
+                rows = has_rows(data[t], key, value)
                 out[t][key] = value[keep] if rows else value
             out[t].num_nodes = int(keep.sum())
-            if 'n_id' not in store:
+            if 'n_id' not in data[t]:
                 out[t].n_id = keep.nonzero().view(-1)
         for e in data.edge_types:
-            store = data[e]
-            keep = torch.ones(store.num_edges, dtype=torch.bool)
-            keep[gone.edges.get(e, keep.new_empty(0, dtype=torch.int64))] = 0
-            for key, value in store.items():
-                rows = key == 'edge_index' or store.is_edge_attr(key)
-                dim = data.__cat_dim__(key, value, store) if rows else None
-                if dim is not None:
-                    kept = keep.nonzero().view(-1)
-                    value = value.index_select(dim, kept)
-                out[e][key] = value
-            source, target = out[e].edge_index
+            keep = _kept(data[e].num_edges, gone.edges.get(e))
+            for key, value in data[e].items():
+                if key != 'edge_index':
+                    rows = has_rows(data[e], key, value)
+                    out[e][key] = value[keep] if rows else value
+            source, target = data[e].edge_index[:, keep]
             out[e].edge_index = torch.stack(
                 [place[e[0]][source], place[e[2]][target]]
             )
@@ -613,6 +623,13 @@ class PrivacyUnit:
         for e in sorted(data.edge_types):
             parts += ['/'.join(e), data[e].edge_index]
         return fingerprint(*parts)
+
+
+def _kept(size: int, gone: Tensor | None) -> Tensor:
+    keep = torch.ones(size, dtype=torch.bool)
+    if gone is not None:
+        keep[gone] = False
+    return keep
 
 
 def _named(edge_type: EdgeType) -> str:

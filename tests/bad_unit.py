@@ -77,6 +77,11 @@ entry(
     symmetric=FLAG,
 )
 entry(
+    'unit.PrivacyUnit.has_one_row_each',
+    lambda: (unit(), {'node_type': 'order'}),
+    node_type=values(3, None),
+)
+entry(
     'unit.PrivacyUnit.owners',
     lambda: (unit(), {'node_type': 'order'}),
     node_type=choice(),

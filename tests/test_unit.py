@@ -451,3 +451,24 @@ def test_a_twin_that_never_knew_the_person_is_equal_to_the_bit() -> None:
     assert torch.equal(*rows)
     whole = metapath_features(data.x_dict, data.edge_index_dict, path, 'user')
     assert torch.equal(rows[0], whole[[0, 2, 3]])
+
+
+@pytest.mark.parametrize(
+    ('where', 'name', 'value'),
+    [
+        # As RandomLinkSplit makes them: with and without negatives.
+        (('order', 'has', 'item'), 'edge_label_index', torch.ones(2, 80)),
+        (('order', 'has', 'item'), 'edge_label_index', torch.ones(2, 9)),
+        (('order', 'has', 'item'), 'edge_label', torch.ones(9)),
+        ('user', 'held', torch.ones(3)),
+        ('user', 'names', ['a', 'b', 'c', 'd']),
+    ],
+)
+def test_rows_in_another_order_do_not_stay(
+    where: Any, name: str, value: Any
+) -> None:
+    data = shop()
+    unit = PrivacyUnit(data, **SHOP)
+    data[where][name] = value
+    with pytest.raises(ValueError, match=f"'data' needs tensors.*'{name}'"):
+        unit.without(data, [1])

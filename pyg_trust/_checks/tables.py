@@ -1,5 +1,7 @@
 """Detection of table columns and rows that contain other persons' data."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -105,3 +107,29 @@ def shares_rows(
     place = torch.zeros((2, n), dtype=torch.int64)
     place[0, first], place[1, second] = owner_a, owner_b
     return bool((place[0] != place[1])[twice].any())
+
+
+def has_rows(store: Any, key: str, value: Any) -> bool:
+    """Tell whether an attribute has a row for each node or edge.
+
+    Args:
+        store (NodeStorage or EdgeStorage): where it stands.
+        key (str): its name.
+        value (Any): the attribute.
+
+    Raises:
+        ValueError: if it may hold other rows, which a removal would keep.
+    """
+    if isinstance(value, str | int | float):
+        return False
+    if isinstance(value, Tensor):
+        if not value.dim():
+            return False
+        edges = isinstance(store._key, tuple)
+        size = store.num_edges if edges else store.num_nodes
+        if value.size(0) == size and 'index' not in key:
+            return True
+    raise ValueError(
+        "'data' needs tensors with a row for each node or edge (got "
+        f'{key!r} of {store._key}): take it off first'
+    )

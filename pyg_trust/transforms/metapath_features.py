@@ -19,10 +19,11 @@ class MetapathFeatures(BaseTransform):
     """Append averages along metapaths to the features of a node type.
 
     With a :class:`~pyg_trust.unit.PrivacyUnit`, paths that stay with a person
-    and public rows make features of the person's own: they are in nobody
-    else's rows, however many steps they have. Features along other paths hold
-    rows of others, and are marked as propagated, which private training
-    refuses (functional name: :obj:`metapath_features`).
+    and public rows make features of the person's own, however many steps they
+    have. Where a person has one row of the type, no other row holds them. All
+    other features are marked as propagated, which private training refuses:
+    those of paths through others, and those that several rows of one person
+    share (functional name: :obj:`metapath_features`).
 
     .. code-block:: python
 
@@ -104,6 +105,7 @@ class MetapathFeatures(BaseTransform):
         steps = path_steps(path, self.node_type, data.edge_index_dict)
         return (
             self.unit is not None
+            and self.unit.has_one_row_each(self.node_type)
             and 'x' not in marked(data[steps[-1][2]])
             and self.unit.is_own(path, self.node_type)
         )

@@ -116,6 +116,33 @@ def test_paths_of_others_are_marked(case: str) -> None:
     assert 'z' in out['user'].propagated
 
 
+@pytest.mark.parametrize('same', [None, [[0], [1]]])
+def test_rows_that_share_what_is_their_person_s_are_marked(same) -> None:
+    """An order holds the others of its user."""
+    data = HeteroData()
+    data['user'].x, data['order'].x = torch.rand(3, 2), torch.rand(6, 3)
+    by = ('order', 'by', 'user')
+    data[by].edge_index = torch.tensor([range(6), [0, 0, 1, 1, 2, 2]])
+    unit = PrivacyUnit(
+        data,
+        'user',
+        owned={'order': by},
+        same=None if same is None else torch.tensor(same),
+    )
+    assert unit.is_own([by, by], 'order')
+    orders = MetapathFeatures([[by, by]], 'order', unit=unit)(data)
+    assert orders['order'].propagated == ('x',)
+    users = MetapathFeatures([[by]], 'user', unit=unit)(data)
+    assert ('propagated' in users['user']) == (same is not None)
+
+
+def test_public_rows_are_marked() -> None:
+    data = shop()
+    unit = declared(data)
+    out = MetapathFeatures([[LIKE]], 'item', unit=unit)(data)
+    assert out['item'].propagated == ('x',)
+
+
 def test_without_the_features_as_they_are() -> None:
     transform = MetapathFeatures([[BUYS]], 'user', 'z', concat=False)
     assert transform(shop())['user'].z.shape == (30, 2)
