@@ -4,7 +4,7 @@ A claim is a frozen dataclass of one kind for each promise. Its fields are
 what the promise is about, with units. People read sentences that
 :mod:`.sentences` makes from the fields alone, programs read the fields: a
 checker makes the sentences again and compares, so that no field can be
-changed without a sentence, nor a sentence without a field. Others are settings.
+changed without a sentence, nor a sentence without a field. The rest: settings.
 
 A report in JSON can be read in one way alone: no name twice, no number that
 JSON does not know or that no double holds. Its ``digest`` is a SHA-256 of all
