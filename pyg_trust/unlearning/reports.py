@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pyg_trust.kernel.sentences import outwards
 from pyg_trust.report import Guarantee, Report
@@ -223,6 +223,9 @@ class NodeUnlearnReport(RemovalReport):
     secure: bool
     setting: str = ''
 
+    # What is classified, and the rows that are trained on.
+    _kind: ClassVar[tuple[str, str]] = 'node', 'training nodes'
+
     @property
     def _verification(self) -> type[Report]:
         return NodeVerifyReport
@@ -236,14 +239,15 @@ class NodeUnlearnReport(RemovalReport):
         """State how close the release is to one without the removed items."""
         measured = (
             'the gradient residual before the noise was measured on the '
-            f'{self.num_train} training nodes that remain: {self.residual:.3g}'
-            f', which counts as {self.bound:.3g} of {self.budget:.3g}'
+            f'{self.num_train} {self._kind[1]} that remain: '
+            f'{self.residual:.3g}, which counts as {self.bound:.3g} of '
+            f'{self.budget:.3g}'
         )
         if self.bound == 0:
             measured = 'the weights were retrained from what remains alone'
         residuals = [*(share * self.budget for share in self.history[:-1])]
         return self._stated(
-            'certified removal from a node classifier',
+            f'certified removal from a {self._kind[0]} classifier',
             {'gradient residual': [*residuals, self.bound]},
             [
                 f'{self.rows_touched} rows of features were computed again '
@@ -253,6 +257,17 @@ class NodeUnlearnReport(RemovalReport):
             request={'0': self.request},
             seeded=not self.secure,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkUnlearnReport(NodeUnlearnReport):
+    """The result of a removal from a link classifier: training rows are pairs.
+
+    All fields are those of :class:`NodeUnlearnReport`; ``num_train`` is the
+    number of pairs that remain, positive and negative.
+    """
+
+    _kind: ClassVar[tuple[str, str]] = 'link', 'pairs'
 
 
 @dataclass(frozen=True)
