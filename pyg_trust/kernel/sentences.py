@@ -199,6 +199,7 @@ _UNITS = {
     'node_incident': "node with all its edges, up to {} of them: the node's "
     'features, label and edges',
     'feature': "node's features and label",
+    'user': "user's list of items",
 }
 
 
@@ -221,6 +222,12 @@ def _sums(c: Any) -> Words:
     if c.predictions:
         others = '' if c.relation == 'edge' else ' for others'
         what += f', the weights and every prediction{others}, together,'
+    if c.relation == 'user':
+        what = (
+            'the noisy table of which items users share, over '
+            f'{c.num_nodes:,} users and items, and every recommendation to '
+            'others, together,'
+        )
     unit = unit_of_sums(c.relation, c.form, c.directed, c.max_degree)
     public = ['all arguments', 'ids and number of nodes']
     if c.raw_columns and c.relation != 'edge':
