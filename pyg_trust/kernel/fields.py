@@ -326,9 +326,8 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
 
 def _of_others(v: Fields, sums: float) -> Texts:
     # What the same releases are in other relations, and degrees.
-    delta = number('delta', v['delta'])
+    delta, degrees = number('delta', v['delta']), v['degree_curve']
     mu2 = Fraction(sums) ** 2
-    degrees = v['degree_curve']
     if type(degrees) is not list or len(degrees) > 20:
         yield 'degree_curve: it is no list of at most 20 degrees'
         return

@@ -68,14 +68,6 @@ summand is truncated, so that it is not longer, and :math:`|E|` is counted by
 one truncated number.
 
 **Interface.** All take and return numpy arrays and plain numbers.
-
-* :func:`grid`: :math:`g` of a standard deviation, refused where not exact;
-* :func:`truncated`, :func:`rounded`: numbers to integers on the grid;
-* :func:`check_sum`, :func:`fits_float`: how long sums may grow;
-* :func:`widened`: a standard deviation that pays for rounding;
-* :func:`released`: :math:`g (k + N)`;
-* :func:`sensitivity`: by how much neighbours move a sum;
-* :func:`pair_mus`: what sums, a count and steps on pairs spend of an edge.
 """
 
 import math

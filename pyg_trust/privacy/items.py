@@ -87,7 +87,7 @@ class ItemReport(AggregationReport):
         )
 
     def _parts(self) -> Any:
-        return {'table': self.mu}
+        return {'table of items': self.mu}
 
     def _details(self) -> list[str]:
         lines = ['The table may be published.']

@@ -598,7 +598,7 @@ def test_of_links(changes, names):
     [
         ({}, []),
         # Against any other list the squares of mu double, and not fourfold.
-        ({'epsilon_replace': 2.05}, ['degree_curve']),
+        ({'epsilon_replace': 2.05}, ['degree_curve, epsilon_replace']),
         ({'epsilon_replace': None}, ['epsilon_replace']),
         ({'sensitivity': 2**0.5}, ['sensitivity', 'mu_aggregation']),
         ({'sensitivity': 0.5}, ['sensitivity', 'mu_aggregation']),
