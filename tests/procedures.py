@@ -635,7 +635,8 @@ def seen(model):
     return {
         **without_chance(model.state_dict()),
         'lineage': len(held.lineage.names),
-        'counts': torch.from_numpy(held.counts.data.copy()),
+        'counts': held.counts and torch.from_numpy(held.counts.data.copy()),
+        'inverse': held.inverse and held.inverse.base.tolist(),
         'degree': held.degree.clone(),
     }
 
@@ -656,6 +657,11 @@ for name, prepare, run in (
         lambda model, bar: without_root(
             model.remove(users=[3], interactions=[liked()[:, 0].tolist()])
         ),
+    ),
+    (
+        'remove, closed form',
+        lambda folder: Recommender('closed_form').fit(liked(), 30, 20),
+        lambda model, bar: without_root(model.remove(users=[3])),
     ),
     (
         'flush',
