@@ -618,7 +618,121 @@ entry(
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
 )
+# Classifiers of links #######################################################
+
+
+def links_data() -> Data:
+    return Data(x=rand(N, 3).double(), edge_index=undirected())
+
+
+def links() -> Any:
+    return unlearning.LinkClassifier(lam=0.1, levels=1, seed=0)
+
+
+def linked() -> Any:
+    return links().fit(links_data())
+
+
+def lengthened() -> Any:
+    model = linked()
+    model.update(Update(edges=missing()))
+    return model
+
+
+def linked_file() -> Path:
+    path = temporary()
+    linked().save(path)
+    return path
+
+
+entry(
+    'unlearning.LinkClassifier',
+    lambda: {'measure': 'appnp', 'alpha': 0.2, 'levels': 2},
+    Row('katz', {'measure': 'katz', 'alpha': None}, "'measure'"),
+    Row(
+        'an encoder of these data',
+        {'encoder': torch.nn.Identity()},
+        "'encoder'",
+    ),
+    bound=POSITIVE,
+    measure=instance(),
+    alpha=SHARE,
+    t=values('a', [1.0], 0.5),
+    levels=integer(0, none=True),
+    scale=POSITIVE,
+    partners=integer(1),
+    pair_seed=integer(0),
+    lam=POSITIVE,
+    release_std=POSITIVE,
+    epsilon=POSITIVE,
+    on_exceed=choice(),
+    encoder=values(3, 'a', [1]),
+    encoder_is_public=values(3, None, 'a'),
+    tol=POSITIVE,
+    max_pending=integer(0),
+    seed=SEED,
+    names={'t': "'t'", 'alpha': "'alpha'", 'encoder': "'encoder'"},
+)
+entry(
+    'unlearning.LinkClassifier.fit',
+    lambda: (links(), {'data': links_data()}),
+    data=values(3, None, 'a'),
+    num_names=values(0, N - 1, 1.5, 'a'),
+)
+for name in ('decision_function', 'predict', 'predict_proba', 'score'):
+    entry(
+        f'unlearning.LinkClassifier.{name}',
+        lambda: (linked(), {'edge_label_index': undirected()}),
+        edge_label_index=values(
+            *(3, None, 'a', [[0], [1]], torch.zeros(2, 2), torch.tensor([0])),
+            *(torch.tensor([[0], [N]]), torch.tensor([[0], [-1]])),
+        ),
+    )
+for name in ('remove', 'plan'):
+    entry(
+        f'unlearning.LinkClassifier.{name}',
+        lambda: (linked(), {'request': RemovalRequest(nodes=[0])}),
+        request=REQUEST,
+        names={
+            'request': "'(requests?|remove|update)'|node 99|node 5|the request"
+        },
+    )
+entry(
+    'unlearning.LinkClassifier.update',
+    lambda: (linked(), {'update': Update(edges=missing())}),
+    Row('an edge', {'update': Update(edges=EDGE)}, 'edge'),
+    Row('a node', {'update': Update(nodes=rand(1, 3))}, "'num_names'"),
+    update=values(3, 'a', [3], RemovalRequest(graphs=[0])),
+    release=values(3, None, 'a'),
+    reference=values(3, ['a'], 'a' * 31),
+    names={'update': "'(update|remove)'"},
+)
+entry(
+    'unlearning.LinkClassifier.release',
+    lambda: (lengthened(), {}),
+    reference=values(3, ['a'], 'a' * 31),
+)
+entry(
+    'unlearning.LinkClassifier.load_state_dict',
+    lambda: (links(), {'state': linked().state_dict()}),
+    Row('of nodes', {'state': state()}, 'state|config'),
+    names={'state': 'state|config'},
+    state=damaged,
+)
+for name in ('save', 'save_for_check'):
+    entry(
+        f'unlearning.LinkClassifier.{name}',
+        lambda: (linked(), {'path': temporary()}),
+        path=PATH,
+    )
+entry(
+    'unlearning.LinkClassifier.load',
+    lambda: (links(), {'path': linked_file()}),
+    Row('another file', {'path': saved()}, 'state'),
+    path=PATH,
+)
 for name in (
+    'LinkUnlearnReport',
     'NodeAdditionReport',
     'NodePlan',
     'NodeUnlearnReport',

@@ -52,7 +52,11 @@ from pyg_trust.privacy import (
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.transforms import AGP, PrivateAGP
-from pyg_trust.unlearning import Recommender, ShardedUnlearner
+from pyg_trust.unlearning import (
+    LinkClassifier,
+    Recommender,
+    ShardedUnlearner,
+)
 from pyg_trust.update import Update
 from pyg_trust.utils import local_cluster
 
@@ -200,6 +204,20 @@ def shards(folder):
     }
 
 
+def linked(folder):
+    left = cycle(40)
+    model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(left)
+    model.remove(RemovalRequest(nodes=[20]))
+    report = model.remove(RemovalRequest(nodes=[3], edges=[(21, 22)]))
+    for part in ({'nodes': [20]}, {'nodes': [3], 'edges': [(21, 22)]}):
+        left = remove_from_data(left, RemovalRequest(**part).parts[0])
+    return report, {
+        'model': {'weight': model.weight},
+        'ledger': model.ledger.state_dict(),
+        'data': left.to_dict(),
+    }
+
+
 def counted(folder):
     model = Recommender().fit(liked(), 30, 20)
     report = model.remove(users=[3], items=[7])
@@ -274,6 +292,7 @@ MADE = {
     'PrivacyReport': private,
     'SearchReport': searched,
     'NodeUnlearnReport': nodes,
+    'LinkUnlearnReport': linked,
     'NodeUnlearnReport, push': lambda folder: nodes(
         folder, measure='ppr', alpha=0.2, features='push'
     ),

@@ -125,7 +125,7 @@ class NodeSolver(CertifiedClassifier[Model]):
         held, classes = state['data'], tuple(state['classes'])
         data = self._state.from_dict(self._settings, classes, held)
         seals = Seals.of(state['seals'], data.blocks())
-        shape = (held['x'].size(1), data.Y.size(1))
+        shape = data.shape
         B, weight = self._read_linear(state, shape), state['weight']
         check_tensor('state', weight, torch.float64, shape, finite=True)
         check_instance('secure', state['secure'], bool)
