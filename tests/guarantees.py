@@ -204,7 +204,7 @@ def shards(folder):
     }
 
 
-def linked(folder):
+def pairs_forgotten(folder):
     left = cycle(40)
     model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(left)
     model.remove(RemovalRequest(nodes=[20]))
@@ -292,7 +292,7 @@ MADE = {
     'PrivacyReport': private,
     'SearchReport': searched,
     'NodeUnlearnReport': nodes,
-    'LinkUnlearnReport': linked,
+    'LinkUnlearnReport': pairs_forgotten,
     'NodeUnlearnReport, push': lambda folder: nodes(
         folder, measure='ppr', alpha=0.2, features='push'
     ),

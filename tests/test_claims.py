@@ -104,7 +104,10 @@ LESS = {
     'private aggregation': {'delta': [1]},
     'private link prediction': {'delta': [1]},
     'private training': {'delta': [1]},
-    **dict.fromkeys(fields.ROWS, {'epsilon': [1], 'epsilon_transcript': [1]}),
+    **{
+        name: {'epsilon': [1], 'epsilon_transcript': [1]}
+        for name in fields.ROWS
+    },
     'removal covered by privacy': {'epsilon': [1]},
     # A shift that is as small as this has an epsilon of 0 at this delta.
     'certified removal': {

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from pyg_trust.kernel.sentences import outwards
 from pyg_trust.report import Guarantee, Report
@@ -223,9 +223,6 @@ class NodeUnlearnReport(RemovalReport):
     secure: bool
     setting: str = ''
 
-    # What is classified, and the rows that are trained on.
-    _kind: ClassVar[tuple[str, str]] = 'node', 'training nodes'
-
     @property
     def _verification(self) -> type[Report]:
         return NodeVerifyReport
@@ -237,26 +234,28 @@ class NodeUnlearnReport(RemovalReport):
 
     def guarantee(self) -> Guarantee:
         """State how close the release is to one without the removed items."""
+        return self._stated(
+            'certified removal from a node classifier',
+            *self._measured('training nodes'),
+            request={'0': self.request},
+            seeded=not self.secure,
+        )
+
+    def _measured(self, rows: str) -> tuple[dict[str, list[float]], list[str]]:
+        # The history of residuals, and what was looked at.
         measured = (
             'the gradient residual before the noise was measured on the '
-            f'{self.num_train} {self._kind[1]} that remain: '
-            f'{self.residual:.3g}, which counts as {self.bound:.3g} of '
-            f'{self.budget:.3g}'
+            f'{self.num_train} {rows} that remain: {self.residual:.3g}, which '
+            f'counts as {self.bound:.3g} of {self.budget:.3g}'
         )
         if self.bound == 0:
             measured = 'the weights were retrained from what remains alone'
         residuals = [*(share * self.budget for share in self.history[:-1])]
-        return self._stated(
-            f'certified removal from a {self._kind[0]} classifier',
-            {'gradient residual': [*residuals, self.bound]},
-            [
-                f'{self.rows_touched} rows of features were computed again '
-                'from the graph that remains',
-                measured,
-            ],
-            request={'0': self.request},
-            seeded=not self.secure,
-        )
+        return {'gradient residual': [*residuals, self.bound]}, [
+            f'{self.rows_touched} rows of features were computed again from '
+            'the graph that remains',
+            measured,
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +266,14 @@ class LinkUnlearnReport(NodeUnlearnReport):
     number of pairs that remain, positive and negative.
     """
 
-    _kind: ClassVar[tuple[str, str]] = 'link', 'pairs'
+    def guarantee(self) -> Guarantee:
+        """State how close the release is to one without the removed items."""
+        return self._stated(
+            'certified removal from a link classifier',
+            *self._measured('pairs'),
+            request={'0': self.request},
+            seeded=not self.secure,
+        )
 
 
 @dataclass(frozen=True)
