@@ -78,7 +78,6 @@ def words(claim: Any) -> Words:
 
 
 def _settings(claim: Any) -> str:
-    # Long ones by the start of a digest.
     pairs = {each.name: getattr(claim, each.name) for each in fields(claim)}
     pairs |= pairs.pop('more')
     sure = confirmed(claim.procedure, pairs)
@@ -141,7 +140,13 @@ TRAINING = (
     'a process, a batch that was drawn is kept until its step is spent, but a '
     'new process draws another',
 )
-
+_UNITS = {
+    'edge': "edge's presence",
+    'node': "node's record: features, label and own list of neighbours",
+    'node_incident': "node with all its edges, up to {} of them: the node's "
+    'features, label and edges',
+    'feature': "node's features and label",
+}
 RUN_ALONE = (
     'a unit adds to a step what it adds when it is run alone; run alone were '
     'all units (always), or one drawn in secret in k of n steps, if there is '
@@ -155,6 +160,8 @@ def protected_unit(relation: str) -> str:
         return 'graph: its nodes, edges, features and label'
     if relation == 'add-or-remove-one-graph':
         return 'graph, and in whether it is there'
+    if relation == 'replace-one-person':
+        return 'person: all rows that it owns, their labels and edges'
     return "node's features"
 
 
@@ -170,6 +177,10 @@ def _training(c: Any) -> Words:
         public = ('how many graphs there are',)
     elif c.relation == 'add-or-remove-one-graph':
         public = ('the rate, and the number that sums are divided by',)
+    elif c.relation == 'replace-one-person':
+        of = c.more['persons']
+        named = ', '.join([*of['declared_public'], *of['public_edges']])
+        public = 'how many persons', f'DECLARED PUBLIC: {named or "nothing"}'
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
         f'{_pair(c.epsilon, c.delta)}-differentially private'
@@ -191,15 +202,6 @@ def _search(c: Any) -> Words:
         ('all other runs, how many there were, and the time',),
         *_spends(c),
     )
-
-
-_UNITS = {
-    'edge': "edge's presence",
-    'node': "node's record: features, label and own list of neighbours",
-    'node_incident': "node with all its edges, up to {} of them: the node's "
-    'features, label and edges',
-    'feature': "node's features and label",
-}
 
 
 def unit_of_sums(
@@ -279,6 +281,10 @@ _AFTERWARDS = (
     'reports, ledgers, residuals and the time that a removal takes, which are '
     'functions of what was removed: keep them private',
 )
+_KEPT = (
+    'the files of earlier states, which hold what was removed and are kept in '
+    'the folder (keep_history=True) until purge()',
+)
 _OUTPUT = (
     'the reference is exact retraining on the data that remain, with the same '
     'settings, released with the same noise',
@@ -333,17 +339,6 @@ def _graph_removal(c: Any) -> Words:
 
 @_of('exact removal by shards')
 def _shard_removal(c: Any) -> Words:
-    limits = [
-        'what earlier releases of the model have revealed',
-        'the names of what was removed, which stay in ledger and reports',
-        'copies, backups and snapshots of the state, a later fit, or a state '
-        'that somebody puts back from a copy',
-    ]
-    if c.keeps_history:
-        limits.append(
-            'the files of earlier states, which hold what was removed and are '
-            'kept in the folder (keep_history=True) until purge()'
-        )
     return Words(
         f'{c.secrets}; '
         * (c.secrets != FROM_SYSTEM)
@@ -359,7 +354,13 @@ def _shard_removal(c: Any) -> Words:
             "torch's default generator",
             'bits are those of one machine and one version of torch',
         ),
-        tuple(limits),
+        (
+            'what earlier releases of the model have revealed',
+            'the names of what was removed, which stay in ledger and reports',
+            'copies, backups and snapshots of the state, a later fit, or a '
+            'state that somebody puts back from a copy',
+            *_KEPT[: c.keeps_history],
+        ),
     )
 
 
@@ -413,9 +414,6 @@ def _exact(c: Any) -> Words:
             *(UNSEEN if c.model_digest else ()),
         ),
     )
-
-
-_NAMES = {'edges': 'edges', 'features': 'entries of the features'}
 
 
 @_of('certificate by smoothing')
@@ -489,6 +487,13 @@ def _collective(c: Any) -> Words:
     )
 
 
+_NAMES = {'edges': 'edges', 'features': 'entries of the features'}
+_FOUND = {
+    'failed': 'found a trace of what was removed',
+    'not rejected': 'found no trace of what was removed',
+    'leaks by design': 'found what is released by design',
+    'no power': 'could not have found a trace',
+}
 _PROTECTED = {
     'edges': 'undirected edges, inserted or deleted',
     'nodes': 'nodes other than the target, inserted, deleted or changed with '
@@ -595,22 +600,13 @@ def _propagation(c: Any) -> Words:
     if c.level_bound is not None:
         most = outwards(c.level_bound, 3)
         promise += f' and to within {most} times the sum of the weights times '
-        promise += (
-            f'the norm of {c.read!r}, |D^(a-1/2) .|_F, as levels are cut'
-        )
+        promise += f'the norm of {c.read!r}, |D^(a-1/2) .|_F, as levels are '
+        promise += 'cut'
     return Words(
         promise,
         ('the seed does not depend on graph and features',) * (c.eps > 0),
         (f'what the measure leaves out after {c.levels} levels',),
     )
-
-
-_FOUND = {
-    'failed': 'found a trace of what was removed',
-    'not rejected': 'found no trace of what was removed',
-    'leaks by design': 'found what is released by design',
-    'no power': 'could not have found a trace',
-}
 
 
 @_of('audit of a removal')
