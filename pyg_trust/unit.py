@@ -1,5 +1,5 @@
-# Longer than 700 lines because all answers to "whose is it" are one object: who
-# owns rows, what is a person's own, what goes with it, what is refused.
+# Longer than 700 lines because all answers to "whose is it" are one object:
+# who owns rows, what is a person's own, what goes with it, what is refused.
 """Privacy unit: ownership of the rows and edges of a typed graph.
 
 A person may be rows in several tables and edges of several types. Everything

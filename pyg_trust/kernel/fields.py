@@ -130,8 +130,7 @@ def confirmed(procedure: str, values: Mapping[str, Any]) -> frozenset[str]:
     """Name the fields that others, or the arguments of the run, confirm."""
     known = '' if values.get('vouched') else _MARKED[procedure]
     sure = {name.rstrip('*') for name in known.split()}
-    if known and values.get('relation') == _PERSON:
-        sure |= {'persons', 'unit'}
+    sure |= {'persons'} & set(values) if known else set()
     if 'noise_stds' in sure and values.get('ledger_head') is not None:
         sure -= {'noise_stds', 'releases'}  # others' are on it as well
     for case, alone in _UNLESS.items():
@@ -270,7 +269,7 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield f'units_per_row: {mechanism} counts one unit, {rows} are claimed'
     if v['unit'] in _UNITS:
         yield from _one_of('relation', about, _UNITS[v['unit']])
-    if about == _PERSON and not v.get('vouched'):
+    if ('persons' in v or about == _PERSON) and not v.get('vouched'):
         run = _Whole(arguments['sampler'])
         made = [run['walk_length'] or _PERSONS, run['persons']]
         yield from _is('persons', [v['unit'], v['persons']], made)
@@ -434,11 +433,10 @@ def _covered(v: Fields, arguments: Fields, history: Fields) -> Texts:
 
 
 def _exact(v: Fields, arguments: Fields, history: Fields) -> Texts:
-    threat = str(arguments['threat'])
-    found = re.match(r'\w+\((\w+),', threat)
+    run = str(arguments['threat'])
+    found = re.match(r'\w+\((\w+),', run)
     yield from _is('scenario', v['scenario'], found and found[1])
-    flips = threat.endswith('undirected)')
-    yield from _is('undirected', v['undirected'], flips)
+    yield from _is('undirected', v['undirected'], run[-11:] == 'undirected)')
 
 
 def _collective(v: Fields, arguments: Fields, history: Fields) -> Texts:
@@ -482,6 +480,9 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'certified removal from a node classifier': _removed,
     'certified removal': partial(_removed, of_nodes=False),
     'exact removal by shards': _shards,
+    'exact removal from a recommender': lambda v, run, _: _is(
+        'method', run['method'] == 'paths', v['column_distance'] is None
+    ),
     'removal covered by privacy': _covered,
     'robustness certificate': _exact,
     'collective certificate by smoothing': _collective,
