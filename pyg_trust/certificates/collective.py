@@ -123,9 +123,9 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         return not list(kernel.differences(arrays, vars(self)))
 
     def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
-        found = kernel.prove(arrays)
-        most = max(self.counted - math.floor(found), self.one_by_one)
-        return found <= self.bound and self.guaranteed <= most
+        bound = kernel.prove(arrays)
+        most = max(self.counted - math.floor(bound), self.one_by_one)
+        return bound <= self.bound and self.guaranteed <= most
 
     @property
     def ratio(self) -> float:
@@ -273,8 +273,8 @@ def certify_collective(
             "'forward' needs to be that of the report: "
             f'{called["forward"]} (got {forward})'
         )
-    found = identity(model, None, forward)
-    if found != report.model_digest:
+    digest = identity(model, None, forward)
+    if digest != report.model_digest:
         raise ValueError(
             "'forward' needs to be that of the report, with the same code and "
             f'what it refers to (got {forward})'
@@ -364,7 +364,7 @@ def certify_collective(
         exact=exact,
         confidence=report.confidence,
         fingerprint=report.fingerprint,
-        model_digest=found,
+        model_digest=digest,
         provenance=report.provenance,
         weights=report.weights,
         data=report.data,
@@ -407,8 +407,8 @@ def _witness(
     size = sum(value.nbytes for value in arrays.values())
     if size > MOST_BYTES:
         return None, f'none: {size / 2**20:.0f} MiB were left out'
-    made = Witness({**arrays, 'multipliers': multipliers})
-    return made, made.digest
+    witness = Witness({**arrays, 'multipliers': multipliers})
+    return witness, witness.digest
 
 
 class _Fields:

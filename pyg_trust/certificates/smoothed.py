@@ -230,7 +230,7 @@ def certify_smoothed(
         total = copies * (len(graphs) if task == 'graphs' else 1)
         with Bar(total=total, desc='copies', progress_bar=progress_bar) as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)
-            made: SmoothedCertificate | None = None
+            certificate: SmoothedCertificate | None = None
             done, votes = 0, torch.zeros(0)
             for look, total in enumerate(looks, 1):
                 fresh = run.votes(
@@ -240,7 +240,7 @@ def certify_smoothed(
                 done = total
                 spent = look_level(level, look) if until else level
                 lower, upper = _bounds(votes, chosen, total, spent, classes)
-                made = _report(
+                certificate = _report(
                     run,
                     index,
                     chosen,
@@ -258,10 +258,10 @@ def certify_smoothed(
                     seed=key,
                     seeded=seed is not None,
                 )
-                if until and bool(made.certified(**until).all()):
+                if until and bool(certificate.certified(**until).all()):
                     break
-    assert made is not None
-    return made
+    assert certificate is not None
+    return certificate
 
 
 @validated

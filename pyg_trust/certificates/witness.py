@@ -48,8 +48,8 @@ class Witness:
             name: value.detach().cpu().contiguous().numpy().copy()
             for name, value in tensors.items()
         }
-        made = cls({**arrays, **{k: np.array(x) for k, x in texts.items()}})
-        return made, made.digest
+        witness = cls({**arrays, **{k: np.array(x) for k, x in texts.items()}})
+        return witness, witness.digest
 
     @validated
     def prove(self, most: float = math.inf) -> list[int]:
@@ -166,24 +166,24 @@ def _file(arrays: dict[str, Any]) -> io.BytesIO:
 
 def _small(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Make arrays as narrow as their values allow; ``proofs.load`` widens."""
-    made: dict[str, np.ndarray] = {}
+    small: dict[str, np.ndarray] = {}
     for name, value in arrays.items():
         if value.dtype == np.int64 and value.size:
-            made[name] = value.astype(
+            small[name] = value.astype(
                 np.promote_types(
                     np.min_scalar_type(value.min()),
                     np.min_scalar_type(value.max()),
                 )
             )
         elif value.dtype == np.float64 and value.ndim and value.size:
-            made.update(_units(name, value))
+            small.update(_units(name, value))
         else:
-            made[name] = value
+            small[name] = value
     bits = _bits(arrays)
     if bits is not None:
-        del made['flips'], made['flips_ptr']
-        made['flips.bits'] = bits
-    return made
+        del small['flips'], small['flips_ptr']
+        small['flips.bits'] = bits
+    return small
 
 
 def _units(name: str, value: np.ndarray) -> dict[str, np.ndarray]:

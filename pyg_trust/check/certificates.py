@@ -22,7 +22,7 @@ from ..kernel.votes import (
     stays,
     table,
 )
-from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Stated, Verdicts
 
 # Seconds of sums over votes (squares of samples, and as much for each), of
 # rows for each number of changes, and of patterns of flipped bits.
@@ -36,7 +36,7 @@ _BUDGET = re.compile(f'(edges|features)_added_{_COUNT}_deleted_{_COUNT}')
 Change = tuple[int, int, float, float]
 
 
-def check_certificate(each: Stated) -> Said:
+def check_certificate(each: Stated) -> Verdicts:
     """Check that a certificate follows from its votes.
 
     Returns:
@@ -55,7 +55,7 @@ def check_certificate(each: Stated) -> Said:
 # By smoothing ################################################################
 
 
-def _smoothed(each: Stated) -> Said:
+def _smoothed(each: Stated) -> Verdicts:
     values = each.values
     total = count('targets', values['targets'], 1)
     look = count('look', values['look'], 0)
@@ -100,18 +100,18 @@ def _smoothed(each: Stated) -> Said:
     )
 
 
-def _noise(values: dict[str, Any]) -> Said:
+def _noise(values: dict[str, Any]) -> Verdicts:
     # What is printed of the noise, and the probabilities that are used.
     flips = values['flips']
     if not flips or not set(flips) <= {'edges', 'features'}:
         raise ValueError(f"'flips' needs to hold noise (got {flips})")
-    said = [f'{kind}={tuple(pair)}' for kind, pair in flips.items()]
-    said.append(f'directed={not values["undirected"]}')
-    if not all(text in values['noise'] for text in said):
-        yield FAILS, f'flips: {", ".join(said)} is not {values["noise"]}'
+    noise = [f'{kind}={tuple(pair)}' for kind, pair in flips.items()]
+    noise.append(f'directed={not values["undirected"]}')
+    if not all(text in values['noise'] for text in noise):
+        yield FAILS, f'flips: {", ".join(noise)} is not {values["noise"]}'
 
 
-def _cells(values: dict[str, Any], rows: list[list[int]]) -> Said:
+def _cells(values: dict[str, Any], rows: list[list[int]]) -> Verdicts:
     # Of nodes all targets are in one graph.
     cells = {tuple(row[4:]) for row in rows}
     if values['task'] == 'nodes' and len(cells) > 1:
@@ -123,7 +123,7 @@ def _cells(values: dict[str, Any], rows: list[list[int]]) -> Said:
 
 def _smoothed_counts(
     values: dict[str, Any], rows: list[list[int]], samples: int, classes: int
-) -> Said:
+) -> Verdicts:
     tolerance = amount('tolerance', values['tolerance'])
     alpha = float(values['alpha'])
     for name in set(values['answered']) - set(values['certified']):
@@ -164,9 +164,9 @@ def _smoothed_counts(
             yield UNPROVED, f'{name}: there are too many patterns of changes'
             return
         for changes, part in groups.items():
-            made = regions(changes)
+            likelihoods = regions(changes)
             stay = {
-                pair: stays(known[pair], made, tolerance)
+                pair: stays(known[pair], likelihoods, tolerance)
                 for pair in {(row[1], row[2]) for row in part}
             }
             again += sum(row[0] for row in part if stay[row[1], row[2]])
@@ -174,19 +174,19 @@ def _smoothed_counts(
                 row[0]
                 for row in part
                 if stay[pair := (row[1], row[2])]
-                and answered.holds(known[pair][0], made)
+                and answered.holds(known[pair][0], likelihoods)
             )
-        said = f'for up to {budget[0]} added and {budget[1]} deleted of the '
-        said += kind
+        limit = f'for up to {budget[0]} added and {budget[1]} deleted of the '
+        limit += kind
         yield (
             HOLDS if 0 <= claimed <= again else FAILS,
-            f'{claimed} stay {said}, {again} by the recorded votes',
+            f'{claimed} stay {limit}, {again} by the recorded votes',
         )
         if name in values['answered']:
-            told = count(name, values['answered'][name])
+            stated = count(name, values['answered'][name])
             yield (
-                HOLDS if 0 <= told <= answer else FAILS,
-                f'{told} have an answer {said}, {answer} by the recorded '
+                HOLDS if 0 <= stated <= answer else FAILS,
+                f'{stated} have an answer {limit}, {answer} by the recorded '
                 'votes',
             )
 
@@ -198,7 +198,7 @@ def _changes(
     budget: tuple[int, int],
 ) -> tuple[Change, ...]:
     # No more zeros can be set than there are, nor ones deleted.
-    made = []
+    parts = []
     for number, (name, (plus, minus)) in enumerate(
         sorted(values['flips'].items())
     ):
@@ -209,13 +209,13 @@ def _changes(
             raise ValueError(
                 f"'flips' needs to hold noise (got {plus, minus})"
             )
-        made.append((min(added, zeros), min(deleted, ones), p, m))
+        parts.append((min(added, zeros), min(deleted, ones), p, m))
     if kind not in values['flips']:
         raise ValueError(f'there is no noise on the {kind}')
-    return tuple(made)
+    return tuple(parts)
 
 
-def _collective(each: Stated) -> Said:
+def _collective(each: Stated) -> Verdicts:
     values = each.values
     names = ('guaranteed', 'counted', 'one_by_one', 'num_targets')
     guaranteed, counted, alone, total = (
@@ -240,13 +240,14 @@ def _collective(each: Stated) -> Said:
 # By votes ####################################################################
 
 
-def _voted(each: Stated) -> Said:
+def _voted(each: Stated) -> Verdicts:
     values = each.values
     views = count('views', values['views'], 1)
     side = count('num_groups', values['num_groups'], 1)
-    made = side * side if values['by'] == 'grid' else side
-    if views != made:
-        yield FAILS, f'{side} groups make {made} views, {views} are claimed'
+    expected = side * side if values['by'] == 'grid' else side
+    if views != expected:
+        text = f'{side} groups make {expected} views, {views} are claimed'
+        yield FAILS, text
     yield from _radii(each, values['vote'], views, 'first')
     yield (
         UNKNOWN,
@@ -255,7 +256,7 @@ def _voted(each: Stated) -> Said:
     )
 
 
-def _poisoned(each: Stated) -> Said:
+def _poisoned(each: Stated) -> Verdicts:
     values = each.values
     shards = count('num_shards', values['num_shards'], 1)
     yield from _radii(each, values['aggregator'], shards, 'any')
@@ -267,15 +268,15 @@ def _poisoned(each: Stated) -> Said:
 
 
 def _kept(values: dict[str, Any]) -> list[tuple[int, int]]:
-    made = []
+    counts = []
     for k, stay in values['certified'].items():
         if not re.fullmatch('0|[1-9][0-9]{0,9}', k):
             raise ValueError(f"'certified' has {k!r}, which is no count")
-        made.append((int(k), count('certified', stay)))
-    return made
+        counts.append((int(k), count('certified', stay)))
+    return counts
 
 
-def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
+def _radii(each: Stated, vote: str, views: int, ties: str) -> Verdicts:
     values = each.values
     if vote != 'majority':
         yield (
@@ -324,7 +325,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
 # Exactly #####################################################################
 
 
-def _exact(each: Stated) -> Said:
+def _exact(each: Stated) -> Verdicts:
     values = each.values
     names = ('num_robust', 'num_broken', 'num_unknown')
     parts = [count(name, values[name], 0) for name in names]
@@ -336,13 +337,13 @@ def _exact(each: Stated) -> Said:
     yield from _unproved(each)
 
 
-def _unproved(each: Stated) -> Said:
+def _unproved(each: Stated) -> Verdicts:
     digest = str(each.values.get('witness_digest', 'none'))
     if len(digest) != 64:
         yield UNPROVED, f'that no graph breaks it: the witness is {digest}'
 
 
-def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
+def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Verdicts:
     """Prove a sampling-free certificate from its witness."""
     values = each.values
     if each.procedure.startswith('collective'):
@@ -385,7 +386,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
         )
 
 
-_CHECKS: dict[str, Callable[[Stated], Said]] = {
+_CHECKS: dict[str, Callable[[Stated], Verdicts]] = {
     'certificate by smoothing': _smoothed,
     'collective certificate by smoothing': _collective,
     'certificate of ranks': _unproved,

@@ -34,8 +34,8 @@ from .answers import (
     UNPROVED,
     WRONG,
     Finding,
-    Said,
     Stated,
+    Verdicts,
     arguments,
     read_report,
     requests,
@@ -103,22 +103,22 @@ def check_report(
                 f'{name!r} needs to be a path (got {type(file).__name__})'
             )
     version, stated = read_report(path)
-    found = [Finding(HOLDS, f'the report is of layout {version}')]
+    findings = [Finding(HOLDS, f'the report is of layout {version}')]
     for number_, each in enumerate(stated, 1):
         # Older layouts had fewer fields: of these, some is not proved.
         less = FAILS if version == _LAYOUT else UNPROVED
-        said = [
-            *_said(_check_claim, each, version),
-            *_said(_check_fields, each, wrong=less),
+        verdicts = [
+            *_verdicts(_check_claim, each, version),
+            *_verdicts(_check_fields, each, wrong=less),
         ]
-        said += [
+        verdicts += [
             (UNKNOWN, f'{name}: it was not handed in (--{name})')
             for name, named in _named(each).items()
             if named and handed[name] is None
         ]
-        if not any(status != HOLDS or text for status, text in said):
-            said.append((UNKNOWN, 'nothing of it can be recomputed'))
-        found += _findings(number_, each, said)
+        if not any(status != HOLDS or text for status, text in verdicts):
+            verdicts.append((UNKNOWN, 'nothing of it can be recomputed'))
+        findings += _findings(number_, each, verdicts)
     readers: dict[str, tuple[Any, Any]] = {
         'ledger': (_read_ledger, _check_ledger),
         'model': (_read_model, _check_model),
@@ -130,15 +130,15 @@ def check_report(
             continue
         content = _read(name, file, reader)
         parts = [
-            _findings(number_, each, _said(check, each, content))
+            _findings(number_, each, _verdicts(check, each, content))
             for number_, each in enumerate(stated, 1)
         ]
-        found += [one for part in parts for one in part] or [
+        findings += [one for part in parts for one in part] or [
             Finding(UNKNOWN, f'no guarantee speaks of a {name}')
         ]
     if witness is not None:
-        found += _check_witnesses(stated, files)
-    return found
+        findings += _check_witnesses(stated, files)
+    return findings
 
 
 def _check_witnesses(
@@ -156,22 +156,24 @@ def _check_witnesses(
     for number_, (each, digest) in enumerate(
         zip(stated, named, strict=True), 1
     ):
-        said: Said = iter(())
+        verdicts: Verdicts = iter(())
         if digest in held:
-            said = _said(check_witness, each, held[digest][1])
+            verdicts = _verdicts(check_witness, each, held[digest][1])
         elif _is_digest(digest):
             text = 'witness: no file that was handed in has its digest'
-            said = iter([(UNPROVED, text)])
-        yield from _findings(number_, each, said)
+            verdicts = iter([(UNPROVED, text)])
+        yield from _findings(number_, each, verdicts)
     for digest in held.keys() - set(named):
         text = f'witness: {held[digest][0]} is that of another certificate'
         yield Finding(FAILS, text)
 
 
-def _findings(at: int, each: Stated, said: Said | list[Any]) -> list[Finding]:
+def _findings(
+    at: int, each: Stated, verdicts: Verdicts | list[Any]
+) -> list[Finding]:
     return [
         Finding(status, f'{at}. {each.procedure}: {text}')
-        for status, text in said
+        for status, text in verdicts
     ]
 
 
@@ -202,7 +204,9 @@ def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
         ) from None
 
 
-def _said(check: Callable[..., Said], *of: Any, wrong: str = FAILS) -> Said:
+def _verdicts(
+    check: Callable[..., Verdicts], *of: Any, wrong: str = FAILS
+) -> Verdicts:
     # A promise with fields of another kind is a false one.
     try:
         yield from check(*of)
@@ -217,7 +221,7 @@ def _said(check: Callable[..., Said], *of: Any, wrong: str = FAILS) -> Said:
 # Sentences and fields ########################################################
 
 
-def _check_claim(each: Stated, version: int) -> Said:
+def _check_claim(each: Stated, version: int) -> Verdicts:
     # People read the sentences, programs the fields.
     if each.procedure not in PROMISES:
         yield UNKNOWN, 'no promise of pyg_trust has this name'
@@ -229,19 +233,19 @@ def _check_claim(each: Stated, version: int) -> Said:
             'make the report, or certify, again',
         )
         return
-    made = claim(each.procedure, each.values)
-    said = words(made)
+    promised = claim(each.procedure, each.values)
+    sentences = words(promised)
     wrong = [
         name
-        for name, wanted, found in (
-            ('kind', made.kind, each.kind),
-            ('promise', said.promise, each.promise),
-            ('assumptions', list(said.assumptions), each.assumptions),
-            ('not_covered', list(said.not_covered), each.not_covered),
-            ('spent', said.spent, each.spent),
-            ('budget', said.budget, each.budget),
+        for name, wanted, present in (
+            ('kind', promised.kind, each.kind),
+            ('promise', sentences.promise, each.promise),
+            ('assumptions', list(sentences.assumptions), each.assumptions),
+            ('not_covered', list(sentences.not_covered), each.not_covered),
+            ('spent', sentences.spent, each.spent),
+            ('budget', sentences.budget, each.budget),
         )
-        if wanted != found
+        if wanted != present
     ]
     yield (
         FAILS if wrong else HOLDS,
@@ -251,7 +255,7 @@ def _check_claim(each: Stated, version: int) -> Said:
     )
 
 
-def _check_fields(each: Stated) -> Said:
+def _check_fields(each: Stated) -> Verdicts:
     for name, spent in each.spent.items():
         claimed = each.values.get(name, spent)
         if not same(spent, claimed):
@@ -283,11 +287,11 @@ def _check_fields(each: Stated) -> Said:
     yield from _BY_KIND[PROMISES[each.procedure].kind](each)
 
 
-def _again(each: Stated) -> Said:
+def _again(each: Stated) -> Verdicts:
     yield UNKNOWN, 'that this was the outcome: run it again'
 
 
-_BY_KIND: dict[str, Callable[[Stated], Said]] = {
+_BY_KIND: dict[str, Callable[[Stated], Verdicts]] = {
     'privacy': check_epsilon,
     'removal': removals.check_removal,
     'robustness': check_certificate,
@@ -307,12 +311,12 @@ def _read_ledger(path: str | Path) -> tuple[chain.Chain, Any]:
     except (RecursionError, ValueError):
         state = None
     if isinstance(state, dict) and 'entries' in state:
-        made = chain.of_removals(content)
-        return made, amount('budget', read_json(content.decode())['budget'])
+        lines = chain.of_removals(content)
+        return lines, amount('budget', read_json(content.decode())['budget'])
     return chain.of_steps(content), None
 
 
-def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
+def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Verdicts:
     lines, budget = content
     if budget is not None:
         yield from removals.check_ledger(each, lines, budget)
@@ -339,7 +343,7 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
     )
 
 
-def _check_header(each: Stated, header: dict[str, Any]) -> Said:
+def _check_header(each: Stated, header: dict[str, Any]) -> Verdicts:
     # What the account is about, of the first line.
     values = {**each.values, 'data': each.data}
     about = {**header, 'mechanism': values.get('mechanism')}
@@ -358,7 +362,7 @@ def _check_header(each: Stated, header: dict[str, Any]) -> Said:
             )
 
 
-def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
+def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Verdicts:
     # Epsilon once more, from the steps that the ledger has: not by what the
     # report says of the noise.
     values, steps = each.values, [b['spent'] for b in bodies if 'spent' in b]
@@ -407,9 +411,9 @@ def _read_model(path: str | Path) -> str:
     return fingerprint_model(load(path))
 
 
-def _check_model(each: Stated, found: str) -> Said:
+def _check_model(each: Stated, digest: str) -> Verdicts:
     if each.model:
-        alike = each.model == found
+        alike = each.model == digest
         yield (
             HOLDS if alike else FAILS,
             f'model: the weights are {"" if alike else "not "}those that the '
@@ -435,7 +439,9 @@ def _read_data(path: str | Path) -> dict[str, Mapping[str, Any]]:
     return {str(name): fields for name, fields in loaded.items()}
 
 
-def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
+def _check_data(
+    each: Stated, graphs: dict[str, Mapping[str, Any]]
+) -> Verdicts:
     fields = each.values.get('data_fields')
     if each.data and fields:
         if not isinstance(fields, list):

@@ -10,7 +10,7 @@ from ..kernel.accounting import judge, judge_mu
 from ..kernel.claims import amount, count, number
 from ..kernel.fields import AWAY
 from ..kernel.groups import judge_group
-from .answers import HOLDS, UNKNOWN, UNPROVED, Said, Stated, arguments
+from .answers import HOLDS, UNKNOWN, UNPROVED, Stated, Verdicts, arguments
 
 Lines = list[tuple[float, float, int]]
 
@@ -24,7 +24,7 @@ _EGOS = 'rdp_fdp'
 SUMS = ('private aggregation', 'private link prediction')
 
 
-def check_epsilon(each: Stated) -> Said:
+def check_epsilon(each: Stated) -> Verdicts:
     """Prove or refute an epsilon from recorded steps.
 
     Returns:
@@ -145,7 +145,7 @@ def _exact(
     each: Stated, lines: Lines, law: str
 ) -> list[tuple[Fraction, Fraction, int]]:
     size = each.values.get('batch_size')
-    made = []
+    parts = []
     for z, q, n in lines:
         rate = Fraction(q)
         if law == 'wor' and type(size) is int and size > 0 and q < 1:
@@ -153,11 +153,11 @@ def _exact(
             share = Fraction(size, max(size, round(size / q)))
             if math.isclose(share, q, rel_tol=1e-12):
                 rate = share
-        made.append((Fraction(z), rate, n))
-    return made
+        parts.append((Fraction(z), rate, n))
+    return parts
 
 
-def _of_releases(each: Stated) -> Said:
+def _of_releases(each: Stated) -> Verdicts:
     # Gaussian releases compose to one, of which there is a closed form.
     values = each.values
     claimed = number('epsilon', values['epsilon'])
