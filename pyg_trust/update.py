@@ -60,7 +60,7 @@ class NewNodes:
         return 0 if self.train is None else int(self.train.sum())
 
     def check_next(self, first: int) -> None:
-        """Refuse names other than the next ones.
+        """Check that new names follow the used ones.
 
         Args:
             first (int): the first name that was never used.

@@ -61,7 +61,7 @@ _STATE_HOOKS = (
     '_backward_hooks',
     '_backward_pre_hooks',
 )
-# Whose code is certified, and whose code that calls.
+# Classes whose code, and the code that it calls, is certified.
 _FAMILY = (
     FeaturePropagation,
     LabelPropagation,
@@ -74,7 +74,7 @@ _HELPERS = (SumAggregation, Aggregation, Inspector, *CSRGraph.__mro__[:-1])
 _MODULES = (ppnp, diffusion)
 _GRAPHS = (Data, HeteroData, CSRGraph, SparseTensor)
 _MISSING = object()
-# As 'type' itself finds them: a metaclass may answer something else.
+# Read the MRO as 'type' does: a metaclass may override it.
 _MRO = type.__dict__['__mro__'].__get__
 _VARS = type.__dict__['__dict__'].__get__
 
@@ -98,7 +98,7 @@ _CALLED = {
     module: _held({k: v for k, v in vars(module).items() if callable(v)})
     for module in _MODULES
 }
-# What an instance has by itself, and so no class may have in its place.
+# Attributes of instances, with their types; no class may define one.
 _PLAIN = {
     'K': (int, type(None)),
     'add_self_loops': (bool,),
@@ -290,7 +290,7 @@ def _check_values(model: Any) -> None:
 
 
 def _check_hooks(part: Module) -> None:
-    # One that only acts in other graphs leaves the scores of this one alone.
+    # A hook may act in perturbed graphs alone, and leave this one's scores.
     for name, hooks in vars(part).items():
         if not name.endswith('_hooks') or name in _STATE_HOOKS:
             continue

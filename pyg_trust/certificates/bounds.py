@@ -190,7 +190,7 @@ class Solver(Problem):
     def reach(
         self, policy: Policy, signal: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the margins in a policy's graphs, and the flips of these."""
+        """Return the margins and the flips of a policy's graphs."""
         flips = [policy.edges(k) for k in range(policy.num_columns)]
         if self.undirected:
             flips = [self.mutual(pairs) for pairs in flips]
@@ -209,8 +209,9 @@ class Solver(Problem):
             some = some.nonzero().view(-1)
             if some.numel() == 0:
                 break
-            # Which one of its node's flips each of them is, at either end, in
-            # one order, so that the first one fits; a self-loop has one end.
+            # Number the flips of each node, at either end, in one order, so
+            # that the first flip always fits its budget; a self-loop has one
+            # end.
             other = j[some].where(i[some] != j[some], n)
             ends = torch.stack([i[some], other], dim=1)
             order = ends.view(-1).argsort(stable=True)
@@ -377,7 +378,7 @@ class Solver(Problem):
                 sign_only=sign_only,
             )
 
-        # What is reached over few edges is done first.
+        # Bound targets that reach few edges first.
         degree = self.perturbations.graph.degree[self.targets[which]]
         every_k = which[degree.argsort(stable=True)].tolist()
         with Bar(every_k, self.bar, desc='regions') as bar:

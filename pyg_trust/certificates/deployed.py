@@ -238,11 +238,13 @@ class Deployed:
             with torch.no_grad():
                 graph_of = data.edge_index if 'edge_index' in data else data
                 logits, scores = _run(model, data, graph_of)
-                # And in a graph that nobody knows beforehand.
+                # Compare on a random graph, too, which no model can know
+                # beforehand.
                 other = _drawn(graph, model.normalization == 'sym')
                 edges = torch.stack([other.row, other.col]).to(logits.device)
                 moved = _run(model, data, edges)
-                # And where somebody deploys it without 'no_grad'.
+                # Compare with gradients enabled, too: a deployed model may run
+                # without 'no_grad'.
                 with torch.enable_grad():
                     learnt = _logits(model, data)
         finally:

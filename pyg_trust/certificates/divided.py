@@ -411,7 +411,7 @@ class Divided(Module):
         return out
 
     def _shown(self, view: Data) -> Tensor:
-        # No other view has the tensors that a model or transform writes to.
+        # Clone the view: a model or transform may write to its tensors.
         shown = view.clone()
         shown = shown if self.transform is None else self.transform(shown)
         if shown.num_nodes != view.num_nodes:
@@ -471,7 +471,7 @@ class Divided(Module):
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    # To the bit. NaN is the same as NaN.
+    # Compare to the bit; NaN equals NaN.
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
     )

@@ -60,7 +60,7 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
             [problem.priced[pair].upper[rows] for pair in columns]
         )
     reach = [none, *(problem.vectors[x] for x in _COSTS if x in names)]
-    # In the order of their numbers, as a file holds them.
+    # Flips sorted by number, as in the file.
     flips = [torch.zeros((2, 0), dtype=torch.int64)]
     flips += [
         pairs[:, (pairs[0] * n + pairs[1]).argsort()]
@@ -127,7 +127,7 @@ def _table(rows: Sequence[tuple[int, ...]], width: int) -> Tensor:
 
 
 def _columns(problem: Problem) -> list[tuple[int, int]]:
-    # Of robust targets, the classes that the local worst case leaves open.
+    # Pairs of a robust target and a class that local bounds leave open.
     robust = ~problem.open_pairs().any(1)
     columns = []
     for k in robust.nonzero().view(-1).tolist():

@@ -301,7 +301,8 @@ def _pairs(threat: ThreatModel) -> tuple[Tensor, int]:
 
 
 def _ranked(graph: CSRGraph, items: Tensor | None, pairs: Tensor) -> Tensor:
-    # All nodes, or one side: whoever is left out could overtake.
+    # All nodes, or one side of a bipartite graph: an item that is left out
+    # could overtake.
     n = graph.num_nodes
     if items is None:
         return torch.arange(n)

@@ -200,8 +200,8 @@ class Sampler:
         return pipe.model(*inputs)
 
     def _strangers(self) -> list[Data]:
-        # As unlike the copies as can be: other bits everywhere, and either
-        # half of the edges.
+        # Copies unlike the sampled ones: every bit flipped, and either half of
+        # the edges.
         samples = []
         for part in (0, 1):
             wild = self.data.clone()
@@ -533,7 +533,7 @@ class Sampler:
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    # To the bit. NaN is the same as NaN.
+    # Compare to the bit; NaN equals NaN.
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
     )
@@ -562,7 +562,7 @@ def _csr_of(x: Tensor) -> Tensor:
 
 
 def _product(matrix: Tensor, weight: Tensor) -> Tensor:
-    # As matrix @ weight.t(), which fills its result with zeros first.
+    # Compute matrix @ weight.t(); torch fills the result with zeros first.
     dense = weight.detach().t().contiguous()
     out = dense.new_empty(matrix.size(0), dense.size(1))
     return torch.addmm(out, matrix, dense, beta=0, out=out)

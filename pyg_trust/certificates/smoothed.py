@@ -314,8 +314,9 @@ class SmoothedClassifier(Module):
 def _bounds(
     votes: Tensor, chosen: Tensor, total: int, alpha: float, classes: str
 ) -> tuple[Tensor, Tensor]:
-    # Of the class at alpha / 2 and of the C others at alpha / (2 C), outputs
-    # that are not finite among them; or of the class alone at alpha.
+    # Levels: alpha / 2 for the class and alpha / (2 C) for each of the C
+    # others, one of which stands for outputs that are not finite; or alpha for
+    # the class alone.
     others = votes.size(1) - 1
     count = votes.gather(1, chosen[:, None])[:, 0]
     share = alpha / 2 if classes == 'all' else alpha

@@ -191,7 +191,8 @@ class SmoothedCertificate(SpeaksOf, Report):
     ) -> Iterator[tuple[Tensor, FlipRegions]]:
         # Targets with the same cells, and the regions of a budget for them.
         budget, total = self._budget(edges, features), self.targets.numel()
-        # No more zeros can be set than there are, nor ones deleted.
+        # A budget can't add more ones than there are zeros, nor delete more
+        # ones than there are.
         clipped = torch.cat(
             [
                 torch.minimum(self.cells[kind], torch.tensor([radius]))

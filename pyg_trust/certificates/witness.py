@@ -187,7 +187,7 @@ def _small(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _units(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    # Whole numbers of at most six bytes, if they are the same floats.
+    # Store whole numbers in at most six bytes, if they convert back exactly.
     if not (np.abs(value) < 2.0**100).all():
         return {name: value}
     single = value.astype(np.float32)
@@ -210,14 +210,14 @@ def _units(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _bits(arrays: dict[str, np.ndarray]) -> np.ndarray | None:
-    # Which of the fragile edges flip in each graph.
+    # Flags, per graph, of the fragile edges that flip.
     try:
         graphs, _ = proofs.read(arrays)
     except ValueError:
         return None
     edges, (row, col) = proofs.fragile(graphs), arrays['flips']
     key, count = row * len(graphs.budget) + col, np.diff(arrays['flips_ptr'])
-    # No more bits than numbers that they stand for.
+    # Use flags if they take no more bits than the list of numbers.
     few = len(count) * len(edges) <= 64 * key.size
     if not few or not np.isin(key, edges).all():
         return None

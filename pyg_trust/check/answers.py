@@ -12,7 +12,7 @@ HOLDS, FAILS = 'holds', 'FAILS'
 UNPROVED, UNKNOWN = 'not proved', 'not checked'
 Verdicts = Iterator[tuple[str, str]]
 
-# What is raised by fields and files that are not what they should be.
+# Exceptions raised by malformed fields and files.
 WRONG = (
     ArithmeticError,
     AttributeError,
@@ -30,7 +30,7 @@ MOST = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of a check.
+    """One check's status and text.
 
     Args:
         status (str): ``'holds'``, ``'FAILS'``, ``'not proved'`` (there is no
@@ -43,7 +43,7 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        # One line, whatever is in the file.
+        # Always one line: control characters of the file are escaped.
         return f'{self.status:<11}  {visible(self.text)}'
 
 

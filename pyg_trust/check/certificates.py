@@ -101,7 +101,7 @@ def _smoothed(each: Stated) -> Verdicts:
 
 
 def _noise(values: dict[str, Any]) -> Verdicts:
-    # What is printed of the noise, and the probabilities that are used.
+    # The printed noise has to be that of the probabilities in 'flips'.
     flips = values['flips']
     if not flips or not set(flips) <= {'edges', 'features'}:
         raise ValueError(f"'flips' needs to hold noise (got {flips})")
@@ -112,7 +112,7 @@ def _noise(values: dict[str, Any]) -> Verdicts:
 
 
 def _cells(values: dict[str, Any], rows: list[list[int]]) -> Verdicts:
-    # Of nodes all targets are in one graph.
+    # Targets that are nodes share one graph, so they share its counts.
     cells = {tuple(row[4:]) for row in rows}
     if values['task'] == 'nodes' and len(cells) > 1:
         yield FAILS, 'targets of one graph have different numbers of cells'
@@ -197,7 +197,8 @@ def _changes(
     kind: str,
     budget: tuple[int, int],
 ) -> tuple[Change, ...]:
-    # No more zeros can be set than there are, nor ones deleted.
+    # A budget can't add more ones than there are zeros, nor delete more ones
+    # than there are.
     parts = []
     for number, (name, (plus, minus)) in enumerate(
         sorted(values['flips'].items())
@@ -291,7 +292,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Verdicts:
     rows = table(values['tallies'], 5, -1)
     total = count('targets', values['targets'], 1)
     counted = sum(row[0] for row in rows)
-    # What is left out stays for no change.
+    # Targets without votes count as certified for no change.
     if counted > total:
         yield FAILS, f'there are votes of {counted} targets, not of {total}'
     for _, top, earlier, later, rest in rows:
@@ -307,7 +308,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Verdicts:
         HOLDS,
         f'all of {views} have voted, for each of {counted} of {total} targets',
     )
-    # Those that stay for so many changes, from the most on.
+    # The number of targets that stay, by the number of changes, descending.
     radii = sorted(
         (-radius(top, earlier, later, ties), alike)
         for alike, top, earlier, later, _ in rows

@@ -178,7 +178,7 @@ def _findings(
 
 
 def _named(each: Stated) -> dict[str, bool]:
-    # What a promise names by a digest.
+    # The files that a promise names by a digest.
     values = each.values
     removed = each.kind == 'removal' and 'request' in values
     return {
@@ -304,7 +304,7 @@ _BY_KIND: dict[str, Callable[[Stated], Verdicts]] = {
 
 
 def _read_ledger(path: str | Path) -> tuple[chain.Chain, Any]:
-    # One JSON of all lines is of removals, a JSON on each line of steps.
+    # A removal ledger is one JSON document, a privacy ledger one per line.
     content = Path(path).read_bytes()
     try:
         state = json.loads(content)
@@ -344,7 +344,7 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Verdicts:
 
 
 def _check_header(each: Stated, header: dict[str, Any]) -> Verdicts:
-    # What the account is about, of the first line.
+    # Compare the header with the fields of the report.
     values = {**each.values, 'data': each.data}
     about = {**header, 'mechanism': values.get('mechanism')}
     about.update(header.get('accountant', {}))

@@ -18,7 +18,7 @@ Lines = list[tuple[float, float, int]]
 MOST = 8
 # The distribution of losses that an accountant bounds.
 LAWS = {'pld_wor': 'wor', 'rdp_wor': 'wor', 'pld_poisson': 'coins'}
-# Where a row is in several units.
+# Mechanisms in which a row is in several units, with their sampling.
 GROUPS = {'pld_group_wor': 'wor', 'pld_group': 'coins'}
 _EGOS = 'rdp_fdp'
 SUMS = ('private aggregation', 'private link prediction')
@@ -50,7 +50,7 @@ def check_epsilon(each: Stated) -> Verdicts:
     if mechanism != _EGOS:
         status = proved(each, lines, claimed - pure, delta)
     if searched and status == HOLDS:
-        # One run is no more than all of the search.
+        # The epsilon of one run is at most that of the whole search.
         status = UNPROVED
     yield (
         status,
@@ -165,7 +165,7 @@ def _of_releases(each: Stated) -> Verdicts:
     mu = amount('mu', values['mu'])
     status = judge_mu(Fraction(mu) ** 2, claimed, delta)
     if status == HOLDS and arguments(each).get('engine'):
-        # What the engine has spent besides is in its own report.
+        # Other steps of the engine are in the engine's own report.
         status = UNPROVED
     yield (
         status,

@@ -48,8 +48,8 @@ class Words:
     budget: dict[str, float] = field(default_factory=dict)
 
 
-# Of these no sentence speaks: names of people, tables that checks read, and
-# what is in the sentences already.
+# Fields without a sentence: names of people, tables for checks, and fields
+# that other sentences name.
 SETTINGS = 'settings: '
 _UNSAID = ('request', 'tallies', 'vouched', 'notes', 'limits')
 
@@ -150,7 +150,7 @@ RUN_ALONE = (
 
 
 def protected_unit(relation: str) -> str:
-    """Name the unit in which neighbours differ, to stand after 'any one'."""
+    """Name the unit in which neighbours differ, for use after 'any one'."""
     if relation == 'replace-one-graph':
         return 'graph: its nodes, edges, features and label'
     if relation == 'add-or-remove-one-graph':

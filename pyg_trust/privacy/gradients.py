@@ -450,7 +450,8 @@ class Tape:
         return outputs, grads, owners
 
     def _places(self, outputs: list[Tensor]) -> list[int] | None:
-        # Which of the tensors that the module returned the outputs are.
+        # The positions of the outputs among the tensors that the module
+        # returned.
         found = [
             i
             for out in outputs
@@ -503,8 +504,8 @@ class Tape:
         owners: list[Tensor],
         group: Tensor,
     ) -> Part:
-        # All subgraphs; where a group is left, the same call with the same
-        # random numbers, and noise in the features of all others.
+        # Run all subgraphs; for a group, repeat the call with the same random
+        # numbers, and with noise as the features of all others.
         number = self._numbers(group)
         numbers = [number[owner] for owner in owners]
         if group.numel() == self._num_subgraphs:
@@ -576,8 +577,8 @@ class _Trial:
                 outputs = tensors_in(call.run())
         except ValueError as error:
             raise ValueError(
-                "'module' needs to run on each subgraph alone, and not to "
-                f'mix subgraphs ({error})'
+                "'module' needs to keep subgraphs apart, and to run on each "
+                f'of them alone ({error})'
             ) from error
         for i, owner in zip(self.places, self.owners, strict=True):
             rows = self.together[i][owner == subgraph]
@@ -585,9 +586,9 @@ class _Trial:
                 rows, outputs[i], self.tolerance, self.tolerance
             ):
                 raise ValueError(
-                    "'module' needs not to mix subgraphs (the output of one "
-                    'changes when it runs alone, or random numbers are not '
-                    'drawn by rows of nodes or edges)'
+                    "'module' needs to keep subgraphs apart (the output of "
+                    'one changes when it runs alone, or random numbers are '
+                    'not drawn by rows of nodes or edges)'
                 )
         params = list(self.params.values())
         found = torch.autograd.grad(

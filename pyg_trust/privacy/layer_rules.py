@@ -169,7 +169,7 @@ def layer_norm(
 def prelu(
     record: Any, func: Callable[..., Any], x: Tensor, weight: Tensor, /
 ) -> Tensor:
-    """Apply PReLU, with one slope for all channels or one for each."""
+    """Apply PReLU, with a slope per channel or one for all."""
     rows, axis = record.rows_of(x)
     shape = [1] * x.dim()
     if weight.numel() > 1:

@@ -102,7 +102,7 @@ class _Call(NamedTuple):
         return base_name(self.func)
 
     def owners(self) -> list[Owner]:
-        # Of all tensors that it reads.
+        # The owners of all tensors that it reads.
         return [self.of(t) for t in tensors_of_tree(list(self.got.values()))]
 
 
@@ -522,7 +522,7 @@ def _loss(call: _Call) -> Owner:
 
 
 def _row_loss(call: _Call) -> list[Owner]:
-    # One number for each row of outputs.
+    # One loss per row of outputs.
     got, of = call.got, call.of
     outputs = of(got['self'])
     rows = reduce(outputs, [-1]) if got['self'].dim() > 1 else outputs

@@ -57,7 +57,7 @@ def canonical(data: Data) -> Data:
         made.x = select_rows(data.x, order)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(n))
     made.edge_index = place[data.edge_index]
-    # Of duplicate edges the lighter comes first.
+    # Sort duplicates of an edge by weight.
     weight = data.get('edge_weight')
     first = torch.arange(made.edge_index.size(1))
     if weight is not None:
