@@ -10,7 +10,7 @@ from ..kernel.claims import count, digest, number, read_json, visible
 
 HOLDS, FAILS = 'holds', 'FAILS'
 UNPROVED, UNKNOWN = 'not proved', 'not checked'
-Verdicts = Iterator[tuple[str, str]]
+Checks = Iterator[tuple[str, str]]
 
 # Exceptions raised by malformed fields and files.
 WRONG = (

@@ -22,7 +22,7 @@ from ..kernel.votes import (
     stays,
     table,
 )
-from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Stated, Verdicts
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated
 
 # Seconds of sums over votes (squares of samples, and as much for each), of
 # rows for each number of changes, and of patterns of flipped bits.
@@ -36,7 +36,7 @@ _BUDGET = re.compile(f'(edges|features)_added_{_COUNT}_deleted_{_COUNT}')
 Change = tuple[int, int, float, float]
 
 
-def check_certificate(each: Stated) -> Verdicts:
+def check_certificate(each: Stated) -> Checks:
     """Check that a certificate follows from its votes.
 
     Returns:
@@ -55,7 +55,7 @@ def check_certificate(each: Stated) -> Verdicts:
 # By smoothing ################################################################
 
 
-def _smoothed(each: Stated) -> Verdicts:
+def _smoothed(each: Stated) -> Checks:
     values = each.values
     total = count('targets', values['targets'], 1)
     look = count('look', values['look'], 0)
@@ -100,7 +100,7 @@ def _smoothed(each: Stated) -> Verdicts:
     )
 
 
-def _noise(values: dict[str, Any]) -> Verdicts:
+def _noise(values: dict[str, Any]) -> Checks:
     # The printed noise has to be that of the probabilities in 'flips'.
     flips = values['flips']
     if not flips or not set(flips) <= {'edges', 'features'}:
@@ -111,7 +111,7 @@ def _noise(values: dict[str, Any]) -> Verdicts:
         yield FAILS, f'flips: {", ".join(noise)} is not {values["noise"]}'
 
 
-def _cells(values: dict[str, Any], rows: list[list[int]]) -> Verdicts:
+def _cells(values: dict[str, Any], rows: list[list[int]]) -> Checks:
     # Targets that are nodes share one graph, so they share its counts.
     cells = {tuple(row[4:]) for row in rows}
     if values['task'] == 'nodes' and len(cells) > 1:
@@ -123,7 +123,7 @@ def _cells(values: dict[str, Any], rows: list[list[int]]) -> Verdicts:
 
 def _smoothed_counts(
     values: dict[str, Any], rows: list[list[int]], samples: int, classes: int
-) -> Verdicts:
+) -> Checks:
     tolerance = amount('tolerance', values['tolerance'])
     alpha = float(values['alpha'])
     for name in set(values['answered']) - set(values['certified']):
@@ -197,8 +197,7 @@ def _changes(
     kind: str,
     budget: tuple[int, int],
 ) -> tuple[Change, ...]:
-    # A budget can't add more ones than there are zeros, nor delete more ones
-    # than there are.
+    # Additions are limited by the zeros, deletions by the ones.
     parts = []
     for number, (name, (plus, minus)) in enumerate(
         sorted(values['flips'].items())
@@ -216,7 +215,7 @@ def _changes(
     return tuple(parts)
 
 
-def _collective(each: Stated) -> Verdicts:
+def _collective(each: Stated) -> Checks:
     values = each.values
     names = ('guaranteed', 'counted', 'one_by_one', 'num_targets')
     guaranteed, counted, alone, total = (
@@ -241,14 +240,13 @@ def _collective(each: Stated) -> Verdicts:
 # By votes ####################################################################
 
 
-def _voted(each: Stated) -> Verdicts:
+def _voted(each: Stated) -> Checks:
     values = each.values
     views = count('views', values['views'], 1)
     side = count('num_groups', values['num_groups'], 1)
-    expected = side * side if values['by'] == 'grid' else side
-    if views != expected:
-        text = f'{side} groups make {expected} views, {views} are claimed'
-        yield FAILS, text
+    wanted = side * side if values['by'] == 'grid' else side
+    if views != wanted:
+        yield FAILS, f'{side} groups make {wanted} views, {views} are claimed'
     yield from _radii(each, values['vote'], views, 'first')
     yield (
         UNKNOWN,
@@ -257,7 +255,7 @@ def _voted(each: Stated) -> Verdicts:
     )
 
 
-def _poisoned(each: Stated) -> Verdicts:
+def _poisoned(each: Stated) -> Checks:
     values = each.values
     shards = count('num_shards', values['num_shards'], 1)
     yield from _radii(each, values['aggregator'], shards, 'any')
@@ -277,7 +275,7 @@ def _kept(values: dict[str, Any]) -> list[tuple[int, int]]:
     return counts
 
 
-def _radii(each: Stated, vote: str, views: int, ties: str) -> Verdicts:
+def _radii(each: Stated, vote: str, views: int, ties: str) -> Checks:
     values = each.values
     if vote != 'majority':
         yield (
@@ -326,7 +324,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Verdicts:
 # Exactly #####################################################################
 
 
-def _exact(each: Stated) -> Verdicts:
+def _exact(each: Stated) -> Checks:
     values = each.values
     names = ('num_robust', 'num_broken', 'num_unknown')
     parts = [count(name, values[name], 0) for name in names]
@@ -338,13 +336,13 @@ def _exact(each: Stated) -> Verdicts:
     yield from _unproved(each)
 
 
-def _unproved(each: Stated) -> Verdicts:
+def _unproved(each: Stated) -> Checks:
     digest = str(each.values.get('witness_digest', 'none'))
     if len(digest) != 64:
         yield UNPROVED, f'that no graph breaks it: the witness is {digest}'
 
 
-def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Verdicts:
+def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Checks:
     """Prove a sampling-free certificate from its witness."""
     values = each.values
     if each.procedure.startswith('collective'):
@@ -387,7 +385,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Verdicts:
         )
 
 
-_CHECKS: dict[str, Callable[[Stated], Verdicts]] = {
+_CHECKS: dict[str, Callable[[Stated], Checks]] = {
     'certificate by smoothing': _smoothed,
     'collective certificate by smoothing': _collective,
     'certificate of ranks': _unproved,

@@ -15,7 +15,7 @@ all of them can make them agree: what has to be believed then is the copy of
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,9 +33,9 @@ from .answers import (
     UNKNOWN,
     UNPROVED,
     WRONG,
+    Checks,
     Finding,
     Stated,
-    Verdicts,
     arguments,
     read_report,
     requests,
@@ -108,8 +108,8 @@ def check_report(
         # Older layouts had fewer fields: of these, some is not proved.
         less = FAILS if version == _LAYOUT else UNPROVED
         verdicts = [
-            *_verdicts(_check_claim, each, version),
-            *_verdicts(_check_fields, each, wrong=less),
+            *_run(_check_claim, each, version),
+            *_run(_check_fields, each, wrong=less),
         ]
         verdicts += [
             (UNKNOWN, f'{name}: it was not handed in (--{name})')
@@ -130,7 +130,7 @@ def check_report(
             continue
         content = _read(name, file, reader)
         parts = [
-            _findings(number_, each, _verdicts(check, each, content))
+            _findings(number_, each, _run(check, each, content))
             for number_, each in enumerate(stated, 1)
         ]
         findings += [one for part in parts for one in part] or [
@@ -156,9 +156,9 @@ def _check_witnesses(
     for number_, (each, digest) in enumerate(
         zip(stated, named, strict=True), 1
     ):
-        verdicts: Verdicts = iter(())
+        verdicts: Checks = iter(())
         if digest in held:
-            verdicts = _verdicts(check_witness, each, held[digest][1])
+            verdicts = _run(check_witness, each, held[digest][1])
         elif _is_digest(digest):
             text = 'witness: no file that was handed in has its digest'
             verdicts = iter([(UNPROVED, text)])
@@ -168,12 +168,10 @@ def _check_witnesses(
         yield Finding(FAILS, text)
 
 
-def _findings(
-    at: int, each: Stated, verdicts: Verdicts | list[Any]
-) -> list[Finding]:
+def _findings(at: int, each: Stated, checks: Iterable[Any]) -> list[Finding]:
     return [
         Finding(status, f'{at}. {each.procedure}: {text}')
-        for status, text in verdicts
+        for status, text in checks
     ]
 
 
@@ -204,9 +202,7 @@ def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
         ) from None
 
 
-def _verdicts(
-    check: Callable[..., Verdicts], *of: Any, wrong: str = FAILS
-) -> Verdicts:
+def _run(check: Callable[..., Checks], *of: Any, wrong: str = FAILS) -> Checks:
     # A promise with fields of another kind is a false one.
     try:
         yield from check(*of)
@@ -221,7 +217,7 @@ def _verdicts(
 # Sentences and fields ########################################################
 
 
-def _check_claim(each: Stated, version: int) -> Verdicts:
+def _check_claim(each: Stated, version: int) -> Checks:
     # People read the sentences, programs the fields.
     if each.procedure not in PROMISES:
         yield UNKNOWN, 'no promise of pyg_trust has this name'
@@ -255,7 +251,7 @@ def _check_claim(each: Stated, version: int) -> Verdicts:
     )
 
 
-def _check_fields(each: Stated) -> Verdicts:
+def _check_fields(each: Stated) -> Checks:
     for name, spent in each.spent.items():
         claimed = each.values.get(name, spent)
         if not same(spent, claimed):
@@ -287,11 +283,11 @@ def _check_fields(each: Stated) -> Verdicts:
     yield from _BY_KIND[PROMISES[each.procedure].kind](each)
 
 
-def _again(each: Stated) -> Verdicts:
+def _again(each: Stated) -> Checks:
     yield UNKNOWN, 'that this was the outcome: run it again'
 
 
-_BY_KIND: dict[str, Callable[[Stated], Verdicts]] = {
+_BY_KIND: dict[str, Callable[[Stated], Checks]] = {
     'privacy': check_epsilon,
     'removal': removals.check_removal,
     'robustness': check_certificate,
@@ -316,7 +312,7 @@ def _read_ledger(path: str | Path) -> tuple[chain.Chain, Any]:
     return chain.of_steps(content), None
 
 
-def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Verdicts:
+def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Checks:
     lines, budget = content
     if budget is not None:
         yield from removals.check_ledger(each, lines, budget)
@@ -343,7 +339,7 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Verdicts:
     )
 
 
-def _check_header(each: Stated, header: dict[str, Any]) -> Verdicts:
+def _check_header(each: Stated, header: dict[str, Any]) -> Checks:
     # Compare the header with the fields of the report.
     values = {**each.values, 'data': each.data}
     about = {**header, 'mechanism': values.get('mechanism')}
@@ -362,7 +358,7 @@ def _check_header(each: Stated, header: dict[str, Any]) -> Verdicts:
             )
 
 
-def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Verdicts:
+def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Checks:
     # Epsilon once more, from the steps that the ledger has: not by what the
     # report says of the noise.
     values, steps = each.values, [b['spent'] for b in bodies if 'spent' in b]
@@ -411,7 +407,7 @@ def _read_model(path: str | Path) -> str:
     return fingerprint_model(load(path))
 
 
-def _check_model(each: Stated, digest: str) -> Verdicts:
+def _check_model(each: Stated, digest: str) -> Checks:
     if each.model:
         alike = each.model == digest
         yield (
@@ -439,9 +435,7 @@ def _read_data(path: str | Path) -> dict[str, Mapping[str, Any]]:
     return {str(name): fields for name, fields in loaded.items()}
 
 
-def _check_data(
-    each: Stated, graphs: dict[str, Mapping[str, Any]]
-) -> Verdicts:
+def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Checks:
     fields = each.values.get('data_fields')
     if each.data and fields:
         if not isinstance(fields, list):

@@ -10,7 +10,7 @@ from ..kernel.accounting import judge, judge_mu
 from ..kernel.claims import amount, count, number
 from ..kernel.fields import AWAY
 from ..kernel.groups import judge_group
-from .answers import HOLDS, UNKNOWN, UNPROVED, Stated, Verdicts, arguments
+from .answers import HOLDS, UNKNOWN, UNPROVED, Checks, Stated, arguments
 
 Lines = list[tuple[float, float, int]]
 
@@ -24,7 +24,7 @@ _EGOS = 'rdp_fdp'
 SUMS = ('private aggregation', 'private link prediction')
 
 
-def check_epsilon(each: Stated) -> Verdicts:
+def check_epsilon(each: Stated) -> Checks:
     """Prove or refute an epsilon from recorded steps.
 
     Returns:
@@ -157,7 +157,7 @@ def _exact(
     return parts
 
 
-def _of_releases(each: Stated) -> Verdicts:
+def _of_releases(each: Stated) -> Checks:
     # Gaussian releases compose to one, of which there is a closed form.
     values = each.values
     claimed = number('epsilon', values['epsilon'])
