@@ -205,6 +205,12 @@ def counted(folder):
     return report, {'ledger': model.ledger.state_dict()}
 
 
+def solved(folder):
+    model = Recommender('closed_form').fit(liked(), 30, 20)
+    report = model.remove(users=[3])
+    return report, {'ledger': model.ledger.state_dict()}
+
+
 def poisoned(folder):
     # Shards come from secret keys: of some, no vote is worth a change.
     for _ in range(50):
@@ -267,6 +273,7 @@ MADE = {
     'UnlearnReport': graphs,
     'UnlearnReport, objective': lambda folder: graphs(folder, noise_std=0.1),
     'RecommenderReport': counted,
+    'RecommenderReport, closed form': solved,
     'ShardRemovalReport': shards,
     'PoisonCertificate': poisoned,
     'RemovalAudit': audited,

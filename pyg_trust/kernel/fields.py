@@ -426,11 +426,10 @@ def _covered(v: Fields, arguments: Fields, history: Fields) -> Texts:
 
 
 def _exact(v: Fields, arguments: Fields, history: Fields) -> Texts:
-    threat = str(arguments['threat'])
-    found = re.match(r'\w+\((\w+),', threat)
+    run = str(arguments['threat'])
+    found = re.match(r'\w+\((\w+),', run)
     yield from _is('scenario', v['scenario'], found and found[1])
-    flips = threat.endswith('undirected)')
-    yield from _is('undirected', v['undirected'], flips)
+    yield from _is('undirected', v['undirected'], run[-11:] == 'undirected)')
 
 
 def _collective(v: Fields, arguments: Fields, history: Fields) -> Texts:
@@ -474,6 +473,9 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'certified removal from a node classifier': _removed,
     'certified removal': partial(_removed, of_nodes=False),
     'exact removal by shards': _shards,
+    'exact removal from a recommender': lambda v, run, _: _is(
+        'method', run['method'] == 'paths', v['column_distance'] is None
+    ),
     'removal covered by privacy': _covered,
     'robustness certificate': _exact,
     'collective certificate by smoothing': _collective,

@@ -1,8 +1,7 @@
 """Sentences: what people read of a claim, made from its fields alone.
 
-One function for each promise. All of :func:`words` is a function of the claim,
-and every field but names of people and tables of votes, which checks read, is
-in it: who changes a field changes a sentence.
+One function for each promise. All of :func:`words` is a function of the claim.
+Every field is in it, but names of people and tables of votes, which are read.
 """
 
 import hashlib
@@ -48,8 +47,7 @@ class Words:
     budget: dict[str, float] = field(default_factory=dict)
 
 
-# Fields without a sentence: names of people, tables for checks, and fields
-# that other sentences name.
+# Fields without a sentence: names of people, tables, other sentences.
 SETTINGS = 'settings: '
 _UNSAID = ('request', 'tallies', 'vouched', 'notes', 'limits')
 
@@ -82,8 +80,7 @@ def _settings(claim: Any) -> str:
     pairs = {each.name: getattr(claim, each.name) for each in fields(claim)}
     pairs |= pairs.pop('more')
     sure = confirmed(claim.procedure, pairs)
-    known: list[str] = []
-    alone: list[str] = []
+    known, alone = list[str](), list[str]()
     for name, value in sorted(pairs.items()):
         if name in _UNSAID or (name in LATER and value == ''):
             continue
@@ -365,9 +362,13 @@ def _shard_removal(c: Any) -> Words:
 
 @_of('exact removal from a recommender')
 def _count_removal(c: Any) -> Words:
+    made = 'counts', 'have the bits of counting anew'
+    if c.column_distance is not None:
+        near = f'within {outwards(c.column_distance, 3)} of the exact ones'
+        made = 'closed-form weights', f'are, by column, {near}'
     return Words(
-        f'the counts of {c.num_interactions:,} interactions that remain have '
-        'the bits of counting anew, without what was removed',
+        f'the {made[0]} of {c.num_interactions:,} interactions that remain '
+        f'{made[1]}, without what was removed',
         ('what remains was not made from what was removed',),
         (_AFTERWARDS[0], *_AFTERWARDS[2:5]),
     )
@@ -595,9 +596,8 @@ def _propagation(c: Any) -> Words:
     if c.level_bound is not None:
         most = outwards(c.level_bound, 3)
         promise += f' and to within {most} times the sum of the weights times '
-        promise += (
-            f'the norm of {c.read!r}, |D^(a-1/2) .|_F, as levels are cut'
-        )
+        norm = f'the norm of {c.read!r}, |D^(a-1/2) .|_F'
+        promise += f'{norm}, as levels are cut'
     return Words(
         promise,
         ('the seed does not depend on graph and features',) * (c.eps > 0),
