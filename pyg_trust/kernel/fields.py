@@ -293,7 +293,7 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield from _is('target_epsilon', v['target_epsilon'], goal)
     of_edges = about == 'node_incident'
     yield from _is('rows', v['rows'], 'others' if of_edges else 'all')
-    if about in ('edge', 'feature'):
+    if about in ('edge', 'feature', 'user'):
         yield from _is('max_degree', most, None)
     if count('receivers', v['receivers']) > v['num_nodes']:
         yield f'receivers: {v["receivers"]} of {v["num_nodes"]} nodes'
@@ -326,9 +326,8 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
 
 def _of_others(v: Fields, sums: float) -> Texts:
     # What the same releases are in other relations, and degrees.
-    delta = number('delta', v['delta'])
+    delta, degrees = number('delta', v['delta']), v['degree_curve']
     mu2 = Fraction(sums) ** 2
-    degrees = v['degree_curve']
     if type(degrees) is not list or len(degrees) > 20:
         yield 'degree_curve: it is no list of at most 20 degrees'
         return
@@ -336,7 +335,8 @@ def _of_others(v: Fields, sums: float) -> Texts:
     if (v['form'] == 'withdraw') != (v['epsilon_replace'] is not None):
         yield 'epsilon_replace: it is of the form of a blank record'
     elif v['epsilon_replace'] is not None:
-        claims.append((4 * Fraction(v['mu']) ** 2, v['epsilon_replace']))
+        apart = 2 if v['relation'] == 'user' else 4
+        claims.append((apart * Fraction(v['mu']) ** 2, v['epsilon_replace']))
     if (v['relation'] == 'node_incident') != bool(degrees):
         yield 'degree_curve: it is of nodes with their edges'
     for squared, epsilon in claims:
@@ -426,11 +426,10 @@ def _covered(v: Fields, arguments: Fields, history: Fields) -> Texts:
 
 
 def _exact(v: Fields, arguments: Fields, history: Fields) -> Texts:
-    threat = str(arguments['threat'])
-    found = re.match(r'\w+\((\w+),', threat)
+    run = str(arguments['threat'])
+    found = re.match(r'\w+\((\w+),', run)
     yield from _is('scenario', v['scenario'], found and found[1])
-    flips = threat.endswith('undirected)')
-    yield from _is('undirected', v['undirected'], flips)
+    yield from _is('undirected', v['undirected'], run[-11:] == 'undirected)')
 
 
 def _collective(v: Fields, arguments: Fields, history: Fields) -> Texts:
@@ -474,6 +473,9 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'certified removal from a node classifier': _removed,
     'certified removal': partial(_removed, of_nodes=False),
     'exact removal by shards': _shards,
+    'exact removal from a recommender': lambda v, run, _: _is(
+        'method', run['method'] == 'paths', v['column_distance'] is None
+    ),
     'removal covered by privacy': _covered,
     'robustness certificate': _exact,
     'collective certificate by smoothing': _collective,

@@ -247,10 +247,8 @@ class PrivateNodeClassifier(PrivateFit):
     ) -> None:
         self.relation = make_relation(relation, form, directed, max_degree)
         made = _check_shares(shares, relation)
-        self._set_budget(
-            *(epsilon, delta, made, ledger, ledger_head, seed),
-            *(forget_epsilon, max_units),
-        )
+        self._set_budget(epsilon, delta, made, ledger, ledger_head, seed)
+        self._set_coverage(forget_epsilon, max_units)
         self.hops = hops
         if (relation == 'feature' and hops != 1) or (
             relation != 'feature' and measure is not None

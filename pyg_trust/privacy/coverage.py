@@ -150,15 +150,15 @@ class Coverage:
 
     relation: Relation
     delta: float
+    limit: float
     seed: int | None
+    _task_seal: Seal | None
 
     def _set_coverage(self, forget_epsilon: float, max_units: float) -> None:
         self.forget_epsilon, self.max_units = forget_epsilon, max_units
         self._lines: RemovalLedger | None = None
         self._lineage = Lineage()
         self._edges_seal: Seal | None = None
-        # Seal of the last fit's data: without a salt it would confirm guesses.
-        self._task_seal: Seal | None = None
         self._held: tuple[int, float] = 0, 0.0
 
     @property
@@ -167,11 +167,6 @@ class Coverage:
         if self._lines is None:
             raise RuntimeError('fit data first: there is nothing to forget')
         return self._lines
-
-    @property
-    def mus(self) -> tuple[float, float, float]:
-        r""":math:`\mu` of each of the three releases of a fit."""
-        raise NotImplementedError
 
     def _mu_of(self, units: int, shift: float) -> float:
         # The mu of all releases of a fit, for the units and the shift.
@@ -300,7 +295,7 @@ class Coverage:
         raise TypeError(
             f'a {type(self).__name__} takes no updates: what is added needs a '
             'new release, which costs everybody. fit(data) would spend mu = '
-            f'{math.hypot(*self.mus):.4g}, if the account allows it'
+            f'{self.limit:.4g}, if the account allows it'
         )
 
     @synchronized
@@ -390,7 +385,7 @@ class Coverage:
                 'the noise comes from an explicit seed: the model is not '
                 'private, so it covers nothing'
             )
-        seal, fit = self._edges_seal, f'mu = {math.hypot(*self.mus):.4g}'
+        seal, fit = self._edges_seal, f'mu = {self.limit:.4g}'
         if seal is None:
             raise ValueError(
                 'the model knows no edges of its release: load() what save() '

@@ -322,7 +322,6 @@ class PublishedScatteringClassifier(ObjectiveNoise, ScatteringClassifier):
         self,
         old: GraphModel,
         change: Change,
-        request: RemovalRequest,
         progress_bar: bool | None,
     ) -> tuple[GraphModel, GraphStep]:
         if not self.noise_std:
@@ -331,6 +330,7 @@ class PublishedScatteringClassifier(ObjectiveNoise, ScatteringClassifier):
                 '(got 0)'
             )
         new = old._replace(train=change.left)
+        request = RemovalRequest.from_dict(change.request)
         model, step = self._stepped(old, new, change, request)
         if step.spent <= self.budget:
             return model, step

@@ -742,7 +742,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         if not given:
             raise ValueError("'update' needs to hold an update (got none)")
         for each in (*given, None):
-            if each is not None and each.remove and _removes_only(each):
+            if each is not None and each.remove and each.only_removes:
                 removals.append(each.remove)
                 continue
             if removals:
@@ -943,11 +943,6 @@ def _measure(
     if measure == 'sgc' and levels is None:
         levels = 2
     return make_measure(measure, None, alpha=alpha, t=t, levels=levels)
-
-
-def _removes_only(update: Update) -> bool:
-    came = update.nodes, update.features, update.labels
-    return came == (None,) * 3 and not (update.edges.numel() or update.graphs)
 
 
 def _whole(request: Any) -> Update:

@@ -148,20 +148,6 @@ def name_tensor(name: str, values: Any) -> Tensor:
     return names.long()
 
 
-def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
-    """Find the rows of node names in the present graph."""
-    order = n_id.argsort()
-    place = torch.searchsorted(n_id[order], names)
-    rows = order[place.clamp(max=n_id.numel() - 1)]
-    missing = names[n_id[rows] != names]
-    if missing.numel() > 0:
-        raise ValueError(
-            f'node {int(missing[0])} is not there: it never was, or was '
-            'removed before'
-        )
-    return rows
-
-
 def kind_of(value: Any) -> str:
     """Describe the type of a value for an error message."""
     if isinstance(value, Tensor):

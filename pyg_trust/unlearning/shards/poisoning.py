@@ -29,10 +29,11 @@ from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.transforms.division import check_apart
 from pyg_trust.transforms.shards import Shards
-from pyg_trust.unlearning.shards.graph import as_shard, name_tensor, rows_of
+from pyg_trust.unlearning.shards.graph import as_shard, name_tensor
 from pyg_trust.unlearning.shards.inference import ViewRunner
 from pyg_trust.unlearning.shards.products import blocks, rows_of_nonzeros
 from pyg_trust.unlearning.shards.training import Shard
+from pyg_trust.update import rows_of
 
 INFERENCE = ('isolated', 'clean')
 # What sums of probabilities of all shards are apart at least.

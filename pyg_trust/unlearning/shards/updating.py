@@ -13,11 +13,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_tensor
-from pyg_trust.graph import sparse_rows
+from pyg_trust.functional.rows import stacked
 from pyg_trust.removal import Part, RemovalRequest, remove_from_data
-from pyg_trust.unlearning.shards.graph import MASKS, rows_of, without_features
+from pyg_trust.unlearning.shards.graph import MASKS, without_features
 from pyg_trust.unlearning.shards.products import rows_of_nonzeros, select_rows
-from pyg_trust.update import NewNodes, Update
+from pyg_trust.update import NewNodes, Update, rows_of, with_edges
 
 # What a row is in a graph without such an attribute.
 _MISSING = {'x_removed': False, 'by_hash': False}
@@ -141,7 +141,7 @@ def played(
         if not torch.equal(source, torch.arange(n)):
             # Removed features are a row of zeros at the end.
             rows.append(_like(x, torch.zeros(1, x.size(1), dtype=x.dtype)))
-            whole = _stacked(rows)
+            whole = stacked(rows)
             now.x = select_rows(whole, source % whole.size(0))
     return Change(now, gone, came, _line(updates, now, source, came, past))
 
@@ -177,24 +177,7 @@ def _added(
         raise ValueError("'graphs' and 'graph' need a classifier of graphs")
     if update.nodes is not None:
         now = _with_nodes(now, update.nodes, rows, used)
-    arcs = update.arcs(False)
-    if not arcs.numel():
-        return now
-    if 'edge_weight' in now:
-        raise ValueError(
-            "'edges' can't be added to a graph with weights, which they lack"
-        )
-    place, n = rows_of(now.n_id, arcs.view(-1)).view(2, -1), now.num_nodes
-    keys = place[0] * int(n) + place[1]
-    there = torch.isin(keys, now.edge_index[0] * int(n) + now.edge_index[1])
-    order = keys.argsort(stable=True)
-    there[order[1:]] |= keys[order].diff() == 0
-    if bool(there.any()):
-        u, v = arcs[:, there][:, 0].tolist()
-        raise ValueError(f"'edges' has {u} -> {v}, which is there already")
-    now = copy.copy(now)
-    now.edge_index = torch.cat([now.edge_index, place], dim=1)
-    return now
+    return with_edges(now, update)
 
 
 def _with_nodes(
@@ -262,22 +245,6 @@ def _source(rows: list[Tensor], x: Tensor, name: str) -> Tensor:
 def _like(held: Tensor, x: Tensor) -> Tensor:
     sparse = held.layout == torch.sparse_csr
     return rows_of_nonzeros(x) if sparse else x
-
-
-def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    if rows[0].layout != torch.sparse_csr:
-        return torch.cat(list(rows))
-    end, ptr = 0, [rows[0].crow_indices()[:1]]
-    for each in rows:
-        ptr.append(each.crow_indices()[1:] + end)
-        end += each.values().numel()
-    shape = sum(each.size(0) for each in rows), rows[0].size(1)
-    return sparse_rows(
-        torch.cat(ptr),
-        torch.cat([each.col_indices() for each in rows]),
-        torch.cat([each.values() for each in rows]),
-        shape,
-    )
 
 
 def _settled(
