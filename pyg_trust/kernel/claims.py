@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import field, fields, make_dataclass
 from typing import Any
 
-# What every claim has beside the fields of its promise.
+# Fields of every claim, besides those of its promise.
 _COMMON = {
     'notes': ('further conditions, of this run', ()),
     'limits': ('what this run does not cover as well', ()),
@@ -301,11 +301,7 @@ def claim(procedure: str, values: Mapping[str, Any]) -> Any:
 
 def values(made: Any) -> dict[str, Any]:
     """Return the fields of a claim as a report in JSON has them."""
-    found = {
-        each.name: getattr(made, each.name)
-        for each in fields(made)
-        if each.name != 'more'
-    }
+    found = {name: vars(made)[name] for name in vars(made) if name != 'more'}
     return {**found, **made.more}
 
 

@@ -137,7 +137,7 @@ def test_a_claim_has_its_fields_and_the_others_as_settings():
         made('exact removal from a recommender', num_interactions=-1)
     with pytest.raises(ValueError, match="'x' is no procedure"):
         claim('x', {})
-    with pytest.raises(ValueError, match="field 'ledger_head' is missing"):
+    with pytest.raises(ValueError, match="'column_distance' is missing"):
         claim('exact removal from a recommender', {})
     old = made('private training')
     assert (old.checked, old.arithmetic) == (None, None)
