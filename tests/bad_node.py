@@ -633,12 +633,6 @@ def linked() -> Any:
     return links().fit(links_data())
 
 
-def lengthened() -> Any:
-    model = linked()
-    model.update(Update(edges=missing()))
-    return model
-
-
 def linked_file() -> Path:
     path = temporary()
     linked().save(path)
@@ -688,48 +682,37 @@ for name in ('decision_function', 'predict', 'predict_proba', 'score'):
             *(torch.tensor([[0], [N]]), torch.tensor([[0], [-1]])),
         ),
     )
-for name in ('remove', 'plan'):
-    entry(
-        f'unlearning.LinkClassifier.{name}',
-        lambda: (linked(), {'request': RemovalRequest(nodes=[0])}),
-        request=REQUEST,
-        names={
-            'request': "'(requests?|remove|update)'|node 99|node 5|the request"
-        },
-    )
-entry(
-    'unlearning.LinkClassifier.update',
-    lambda: (linked(), {'update': Update(edges=missing())}),
-    Row('an edge', {'update': Update(edges=EDGE)}, 'edge'),
-    Row('a node', {'update': Update(nodes=rand(1, 3))}, "'num_names'"),
-    update=values(3, 'a', [3], RemovalRequest(graphs=[0])),
-    release=values(3, None, 'a'),
-    reference=values(3, ['a'], 'a' * 31),
-    names={'update': "'(update|remove)'"},
-)
-entry(
-    'unlearning.LinkClassifier.release',
-    lambda: (lengthened(), {}),
-    reference=values(3, ['a'], 'a' * 31),
-)
 entry(
     'unlearning.LinkClassifier.load_state_dict',
     lambda: (links(), {'state': linked().state_dict()}),
-    Row('of nodes', {'state': state()}, 'state|config'),
     names={'state': 'state|config'},
-    state=damaged,
+    state=damaged_or_old,
 )
-for name in ('save', 'save_for_check'):
-    entry(
-        f'unlearning.LinkClassifier.{name}',
-        lambda: (linked(), {'path': temporary()}),
-        path=PATH,
-    )
+entry(
+    'unlearning.LinkClassifier.save',
+    lambda: (linked(), {'path': temporary()}),
+    path=PATH,
+)
 entry(
     'unlearning.LinkClassifier.load',
     lambda: (links(), {'path': linked_file()}),
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
+)
+
+
+def unlinked() -> tuple[Any, dict[str, Any]]:
+    """The report of a removal of links, and what was verified after it."""
+    model = linked()
+    report = model.remove(RemovalRequest(nodes=[0]))
+    return report, {'found': model.verify()}
+
+
+entry(
+    'unlearning.LinkUnlearnReport.verified',
+    unlinked,
+    Row('of other weights', {'found': linked().verify()}, "'found'"),
+    found=instance(),
 )
 for name in (
     'LinkUnlearnReport',
