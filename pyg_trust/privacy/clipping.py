@@ -605,7 +605,10 @@ class Book:
                     # Takes a fifth of the time of an index in brackets.
                     part = [value.index_select(0, rows) for value in columns]
                 if len(part) == 3:
-                    yield to, scaled(*part[:2]).long().sum(0)
+                    made, size = scaled(*part[:2]), part[1] * part[2] + 1
+                    # Up to there float64 adds them without error, too.
+                    few = float(size.sum()) <= 2.0**51
+                    yield to, made.sum(0).long() if few else made.long().sum(0)
                     continue
                 grads, weight, tops, inner, scale, inverse = part
                 weight = weight * scale
