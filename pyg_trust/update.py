@@ -1,5 +1,6 @@
 """Updates of a graph: removals, additions and changes."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +60,13 @@ class NewNodes:
         """Number of nodes to train on."""
         return 0 if self.train is None else int(self.train.sum())
 
+    @property
+    def is_labelled(self) -> bool:
+        """Whether any node has a label."""
+        return self.y is not None and bool((self.y >= 0).any())
+
     def check_next(self, first: int) -> None:
-        """Refuse names other than the next ones.
+        """Check that new names follow the used ones.
 
         Args:
             first (int): the first name that was never used.
@@ -219,6 +225,17 @@ class Update:
             )
         return self.remove.parts[0]
 
+    @property
+    def edits(self) -> bool:
+        """Whether anything is added to one graph or changed in it."""
+        came = self.nodes, self.features, self.labels
+        return came != (None,) * 3 or bool(self.edges.numel())
+
+    @property
+    def only_removes(self) -> bool:
+        """Whether nothing is added or changed."""
+        return not (self.edits or self.graphs)
+
     def arcs(self, undirected: bool) -> Tensor:
         """Return the directions of the added edges: int64, ``[2, k]``.
 
@@ -304,6 +321,60 @@ def directs(u: int, v: int) -> ValueError:
         f"'directed' needs a directed graph (got {u} -> {v} of an undirected "
         'one, which it would make directed)'
     )
+
+
+def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
+    """Find the rows of node names in the present graph.
+
+    Args:
+        n_id (Tensor): int64: the names of the rows.
+        names (Tensor): int64: the names to find.
+
+    Raises:
+        ValueError: on a name that is not there.
+    """
+    order = n_id.argsort()
+    place = torch.searchsorted(n_id[order], names)
+    rows = order[place.clamp(max=n_id.numel() - 1)]
+    missing = names[n_id[rows] != names]
+    if missing.numel() > 0:
+        raise ValueError(
+            f'node {int(missing[0])} is not there: it never was, or was '
+            'removed before'
+        )
+    return rows
+
+
+def with_edges(data: Data, update: Update) -> Data:
+    """Return the graph with the edges of an update at its end.
+
+    Args:
+        data (Data): the graph, with ``n_id``; it stays unchanged.
+        update (Update): the update.
+
+    Raises:
+        ValueError: on an edge that is there or without an end, or on a graph
+            with weights.
+    """
+    arcs = update.arcs(False)
+    if not arcs.numel():
+        return data
+    if 'edge_weight' in data:
+        raise ValueError(
+            "'edges' can't be added to a graph with 'edge_weight', as new "
+            'edges have no weights'
+        )
+    place, n = rows_of(data.n_id, arcs.view(-1)).view(2, -1), data.num_nodes
+    keys = place[0] * int(n) + place[1]
+    there = torch.isin(keys, data.edge_index[0] * int(n) + data.edge_index[1])
+    order = keys.argsort(stable=True)
+    there[order[1:]] |= keys[order].diff() == 0
+    if bool(there.any()):
+        u, v = arcs[:, there][:, 0].tolist()
+        raise ValueError(f"'edges' has {u} -> {v}, which is there already")
+    data = copy.copy(data)
+    data.edge_index = torch.cat([data.edge_index, place], dim=1)
+    return data
 
 
 def _named(name: str, nodes: Tensor) -> None:

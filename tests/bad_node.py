@@ -682,6 +682,8 @@ entry(
         *((float('nan'), 0, 0), ('a', 0, 0), (0, 0, 0, 0)),
     ),
     cached=values(3, None, 'a'),
+    lam=number(0),
+    max_items=integer(1),
 )
 entry(
     'unlearning.Recommender.fit',

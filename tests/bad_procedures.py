@@ -50,6 +50,7 @@ from pyg_trust import (
     unlearning,
 )
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.update import Update
 
 # Privacy #####################################################################
 
@@ -630,6 +631,7 @@ REQUESTS = (
     instance(),
     values(RemovalRequest(graphs=[99]), RemovalRequest(nodes={0: [99]})),
 )
+ONE = torch.tensor([0]), torch.tensor([1])
 REQUEST_NAMES = {'request': "'request'|graph 99|node 99"}
 entry(
     'unlearning.GINClassifier',
@@ -717,6 +719,15 @@ entry(
     ),
     names=REQUEST_NAMES,
     request=either(*REQUESTS),
+)
+entry(
+    'unlearning.ScatteringClassifier.update',
+    lambda: (fitted_classifier(), {'update': Update(graphs=graphs()[:1])}),
+    Row('no graph', {'update': Update(graph=9, labels=ONE)}, 'graph 9'),
+    Row('labels', {'update': Update(labels=ONE)}, "'labels'"),
+    Row('nothing', {'update': []}, "'update'"),
+    update=values(3, 'a', [3], RemovalRequest(graphs=[99])),
+    names={'update': "'update'|graph 99"},
 )
 entry(
     'unlearning.ScatteringClassifier.load_state_dict',

@@ -4,6 +4,11 @@ import math
 import os
 from pathlib import Path
 
+# Two workers with two threads each share two cores: a thread that waits for
+# the other one sleeps. By default it spins, which takes five times as long.
+# The OpenMP of torch reads this when it is loaded; processes inherit it.
+os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
+
 import pytest
 import torch
 

@@ -42,6 +42,7 @@ from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn import PPNP
 from pyg_trust.privacy import (
     PrivacyEngine,
+    PrivateItemCounts,
     PrivateLinkPredictor,
     compare_samplings,
     create_accountant,
@@ -205,6 +206,12 @@ def counted(folder):
     return report, {'ledger': model.ledger.state_dict()}
 
 
+def solved(folder):
+    model = Recommender('closed_form').fit(liked(), 30, 20)
+    report = model.remove(users=[3])
+    return report, {'ledger': model.ledger.state_dict()}
+
+
 def poisoned(folder):
     # Shards come from secret keys: of some, no vote is worth a change.
     for _ in range(50):
@@ -238,6 +245,11 @@ def linked(folder):
     return model.fit(cycle(20)).report(), {}
 
 
+def tabled(folder):
+    model = PrivateItemCounts(epsilon=1.0, delta=1e-3, seed=1)
+    return model.fit(liked(), 30, 20).report(), {}
+
+
 def covered(folder):
     data = cycle(20)
     model = PrivateLinkPredictor(epsilon=0.1, delta=1e-3, steps=2).fit(data)
@@ -247,6 +259,7 @@ def covered(folder):
 MADE = {
     'AggregationReport': aggregated,
     'CoverageReport': covered,
+    'ItemReport': tabled,
     'LinkReport': linked,
     'AGP, exact': propagated,
     'AGP, sampled': lambda folder: propagated(folder, eps=1e-3, seed=7),
@@ -267,6 +280,7 @@ MADE = {
     'UnlearnReport': graphs,
     'UnlearnReport, objective': lambda folder: graphs(folder, noise_std=0.1),
     'RecommenderReport': counted,
+    'RecommenderReport, closed form': solved,
     'ShardRemovalReport': shards,
     'PoisonCertificate': poisoned,
     'RemovalAudit': audited,

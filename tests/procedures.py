@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from states import same, without_chance, without_root
 from torch_geometric.data import Data
@@ -232,6 +233,15 @@ PROCEDURES['ScatteringClassifier.remove, refined'] = Procedure(
     lambda folder: classifier(noise_std=1e-7).fit(dataset()),
     lambda model, bar: without_root(model.remove(NODES, progress_bar=bar)),
     classified,
+    shows=2,
+)
+CHORD = torch.tensor([[0], [2]])
+MORE = [NODES, Update(graphs=dataset()[:2]), Update(graph=4, edges=CHORD)]
+PROCEDURES['ScatteringClassifier.update'] = Procedure(
+    lambda folder: classifier().fit(dataset()),
+    lambda model, bar: without_root(model.update(MORE, progress_bar=bar)),
+    classified,
+    lambda model: model.verify().ok or pytest.fail('verify()'),
     shows=2,
 )
 PROCEDURES['ScatteringClassifier.verify'] = Procedure(
@@ -625,7 +635,8 @@ def seen(model):
     return {
         **without_chance(model.state_dict()),
         'lineage': len(held.lineage.names),
-        'counts': torch.from_numpy(held.counts.data.copy()),
+        'counts': held.counts and torch.from_numpy(held.counts.data.copy()),
+        'inverse': held.inverse and held.inverse.base.tolist(),
         'degree': held.degree.clone(),
     }
 
@@ -646,6 +657,11 @@ for name, prepare, run in (
         lambda model, bar: without_root(
             model.remove(users=[3], interactions=[liked()[:, 0].tolist()])
         ),
+    ),
+    (
+        'remove, closed form',
+        lambda folder: Recommender('closed_form').fit(liked(), 30, 20),
+        lambda model, bar: without_root(model.remove(users=[3])),
     ),
     (
         'flush',

@@ -1,6 +1,7 @@
 """Rows of feature matrices, dense or sparse CSR."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -147,6 +148,24 @@ def keep_rows(Z: Tensor, index: Tensor) -> Tensor:
         Z.col_indices()[at],
         Z.values()[at],
         (index.numel(), Z.size(1)),
+    )
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Stack matrices below one another.
+
+    Args:
+        parts (list[Tensor]): matrices ``[n_i, d]``, all dense or all sparse
+            CSR.
+    """
+    if parts[0].layout == torch.strided:
+        return torch.cat(list(parts))
+    counts = torch.cat([part.crow_indices().diff() for part in parts])
+    return sparse_rows(
+        pointer(counts).to(parts[0].crow_indices().dtype),
+        torch.cat([part.col_indices() for part in parts]),
+        torch.cat([part.values() for part in parts]),
+        (counts.numel(), parts[0].size(1)),
     )
 
 

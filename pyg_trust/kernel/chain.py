@@ -7,10 +7,9 @@ are the same, or a collision of :math:`H` is known. *Proof:* by induction from
 the end: equal hashes have equal texts, hence equal :math:`b_n` and
 :math:`h_{n-1}`.
 
-So a head :math:`h_n` that was noted elsewhere fixes every line before it. It
-does not fix what comes after: a chain says of itself that it is whole, never
-that it is all. Canonical is ``json.dumps(..., sort_keys=True)``: the two
-layouts below are those of files that exist.
+So a head :math:`h_n` that was noted elsewhere fixes every line before it, and
+none after: a chain says of itself that it is whole, never that it is all.
+Canonical is ``json.dumps(..., sort_keys=True)``, in two layouts of files.
 """
 
 import hashlib

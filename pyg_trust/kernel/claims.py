@@ -4,13 +4,11 @@ A claim is a frozen dataclass of one kind for each promise. Its fields are
 what the promise is about, with units. People read sentences that
 :mod:`.sentences` makes from the fields alone, programs read the fields: a
 checker makes the sentences again and compares, so that no field can be
-changed without a sentence, nor a sentence without a field. Fields that no
-sentence of the promise needs stand in one more, of settings.
+changed without a sentence, nor a sentence without a field. The rest: settings.
 
 A report in JSON can be read in one way alone: no name twice, no number that
 JSON does not know or that no double holds. Its ``digest`` is a SHA-256 of all
-else in it: it finds damage, not malice. Whoever writes a report anew writes
-its digest, too.
+else in it: it finds damage, not malice, as it can be written anew, too.
 """
 
 import hashlib
@@ -20,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import field, fields, make_dataclass
 from typing import Any
 
-# What every claim has beside the fields of its promise.
+# Fields of every claim, besides those of its promise.
 _COMMON = {
     'notes': ('further conditions, of this run', ()),
     'limits': ('what this run does not cover as well', ()),
@@ -150,6 +148,7 @@ CountRemoval = _promise(
     *('CountRemoval', 'exact removal from a recommender', 'removal'),
     request='names of what was removed',
     num_interactions='count, of those that remain',
+    column_distance='of weights to exact ones; None of counts',
     ledger_head='SHA-256 of the ledger',
 )
 CoveredRemoval = _promise(

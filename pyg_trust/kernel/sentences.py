@@ -1,8 +1,7 @@
 """Sentences: what people read of a claim, made from its fields alone.
 
-One function for each promise. All of :func:`words` is a function of the claim,
-and every field but names of people and tables of votes, which checks read, is
-in it: who changes a field changes a sentence.
+One function for each promise. All of :func:`words` is a function of the claim.
+Every field is in it, but names of people and tables of votes, which are read.
 """
 
 import hashlib
@@ -48,8 +47,7 @@ class Words:
     budget: dict[str, float] = field(default_factory=dict)
 
 
-# Of these no sentence speaks: names of people, tables that checks read, and
-# what is in the sentences already.
+# Fields without a sentence: names of people, tables, other sentences.
 SETTINGS = 'settings: '
 _UNSAID = ('request', 'tallies', 'vouched', 'notes', 'limits')
 
@@ -82,8 +80,7 @@ def _settings(claim: Any) -> str:
     pairs = {each.name: getattr(claim, each.name) for each in fields(claim)}
     pairs |= pairs.pop('more')
     sure = confirmed(claim.procedure, pairs)
-    known: list[str] = []
-    alone: list[str] = []
+    known, alone = list[str](), list[str]()
     for name, value in sorted(pairs.items()):
         if name in _UNSAID or (name in LATER and value == ''):
             continue
@@ -150,7 +147,7 @@ RUN_ALONE = (
 
 
 def protected_unit(relation: str) -> str:
-    """Name the unit in which neighbours differ, to stand after 'any one'."""
+    """Name the unit in which neighbours differ, for use after 'any one'."""
     if relation == 'replace-one-graph':
         return 'graph: its nodes, edges, features and label'
     if relation == 'add-or-remove-one-graph':
@@ -199,7 +196,9 @@ _UNITS = {
     'node_incident': "node with all its edges, up to {} of them: the node's "
     'features, label and edges',
     'feature': "node's features and label",
+    'user': "user's list of items",
 }
+_SUMS = {'feature': 'a linear propagation', 'user': 'pairs of items'}
 
 
 def unit_of_sums(
@@ -214,10 +213,9 @@ def unit_of_sums(
 
 @_of('private aggregation')
 def _sums(c: Any) -> Words:
-    hops = f'{c.hops} hop{"s" * (c.hops > 1)}'
-    if c.relation == 'feature':
-        hops = 'a linear propagation'
-    what = f'the noisy sums of {hops} over {c.num_nodes:,} nodes'
+    hops = _SUMS.get(c.relation, f'{c.hops} hop{"s" * (c.hops > 1)}')
+    nodes = 'users and items' if c.relation == 'user' else 'nodes'
+    what = f'the noisy sums of {hops} over {c.num_nodes:,} {nodes}'
     if c.predictions:
         others = '' if c.relation == 'edge' else ' for others'
         what += f', the weights and every prediction{others}, together,'
@@ -365,9 +363,13 @@ def _shard_removal(c: Any) -> Words:
 
 @_of('exact removal from a recommender')
 def _count_removal(c: Any) -> Words:
+    made = 'counts', 'have the bits of counting anew'
+    if c.column_distance is not None:
+        near = f'within {outwards(c.column_distance, 3)} of the exact ones'
+        made = 'closed-form weights', f'are, by column, {near}'
     return Words(
-        f'the counts of {c.num_interactions:,} interactions that remain have '
-        'the bits of counting anew, without what was removed',
+        f'the {made[0]} of {c.num_interactions:,} interactions that remain '
+        f'{made[1]}, without what was removed',
         ('what remains was not made from what was removed',),
         (_AFTERWARDS[0], *_AFTERWARDS[2:5]),
     )
@@ -463,9 +465,7 @@ def _smoothed(c: Any) -> Words:
 
 @_of('collective certificate by smoothing')
 def _collective(c: Any) -> Words:
-    at_most = ''
-    if c.attackers is not None:
-        at_most = f' of at most {c.attackers} nodes'
+    at_most = '' if c.attackers is None else f' of at most {c.attackers} nodes'
     if c.local_budget is not None:
         at_most += f', at most {c.local_budget} of a kind in one row,'
     return Words(
@@ -595,9 +595,8 @@ def _propagation(c: Any) -> Words:
     if c.level_bound is not None:
         most = outwards(c.level_bound, 3)
         promise += f' and to within {most} times the sum of the weights times '
-        promise += (
-            f'the norm of {c.read!r}, |D^(a-1/2) .|_F, as levels are cut'
-        )
+        norm = f'the norm of {c.read!r}, |D^(a-1/2) .|_F'
+        promise += f'{norm}, as levels are cut'
     return Words(
         promise,
         ('the seed does not depend on graph and features',) * (c.eps > 0),

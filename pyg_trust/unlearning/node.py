@@ -618,7 +618,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         for what should be gone.
         """
         now = self._fitted
-        # What came since the last release is not in its weights.
+        # Nodes added since the last release are not in its weights.
         data = now.data.fitted()
         model = now._replace(data=data)
         fresh, ids = data.scratch()
@@ -742,7 +742,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         if not given:
             raise ValueError("'update' needs to hold an update (got none)")
         for each in (*given, None):
-            if each is not None and each.remove and _removes_only(each):
+            if each is not None and each.remove and each.only_removes:
                 removals.append(each.remove)
                 continue
             if removals:
@@ -844,7 +844,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 if spent <= self.budget:
                     break
             else:
-                # As a fit does, on data that are made anew.
+                # Retrain as a fit does, on data built anew.
                 action = 'retrain'
                 B = self._linear(data.shape, model.releases)
                 W, gradient, factor, more = self._solved(data.rebuilt(), B)
@@ -899,7 +899,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             gradient_change=start.norm.measured,
             # 0 if compared with a fit by the same program, which has it too.
             residual=gradient.norm.measured * (spent > 0),
-            # Where estimates are held, the residual is of exact solves.
+            # With estimates, the residual is that of exact solves.
             feature_error=0.0,
             bound=bound,
             budget=self._allowed(self.budget, data.mu),
@@ -943,11 +943,6 @@ def _measure(
     if measure == 'sgc' and levels is None:
         levels = 2
     return make_measure(measure, None, alpha=alpha, t=t, levels=levels)
-
-
-def _removes_only(update: Update) -> bool:
-    came = update.nodes, update.features, update.labels
-    return came == (None,) * 3 and not (update.edges.numel() or update.graphs)
 
 
 def _whole(request: Any) -> Update:

@@ -2,14 +2,19 @@ r"""Recommenders that forget exactly: users, items and interactions.
 
 A recommender of paths (:mod:`pyg_trust.functional.recommend`) is a table of
 counts. They are held in fixed point, so that what goes is subtracted and
-leaves the very bits of counting anew.
+leaves the very bits of counting anew. One in closed form
+(:mod:`pyg_trust.functional.closed_form`) is an inverse matrix, which follows
+by steps of rank one, with a bound of its error.
 
 **The promise.** The reference is ``fit`` of a new object with the same
 arguments on what remains. After any sequence of removals every recommendation
-equals the reference's, bit for bit, and so does every number in a file that
-:meth:`Recommender.save` writes, but for salts, the names of states and the
-ledger, which names what was removed. Memory holds empty entries and gaps until
-:meth:`Recommender.flush`: they tell that something was there.
+by paths equals the reference's, bit for bit; each column of the weights in
+closed form is within a stated distance of the exact ones, and after
+:meth:`Recommender.flush` they have the reference's bits. So has every number
+in a file that :meth:`Recommender.save` writes, but for salts, the names of
+states and the ledger, which names what was removed. Memory holds empty
+entries, gaps and steps until :meth:`Recommender.flush`: they tell that
+something was there.
 """
 
 from typing import Any, NamedTuple
@@ -27,6 +32,7 @@ from pyg_trust._checks import (
     check_choice,
     check_instance,
     check_integer,
+    check_positive,
     check_tensor,
     validated,
 )
@@ -37,10 +43,17 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.files.seals import Seals, sealed
+from pyg_trust.functional.closed_form import (
+    Inverse,
+    column_bounds,
+    factored,
+    measured,
+    stepped,
+    sure_scores,
+)
 from pyg_trust.functional.recommend import (
     Exponent,
     Lists,
-    Row,
     Sparse,
     best_items,
     downdate,
@@ -54,11 +67,11 @@ from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import provenance
 from pyg_trust.unlearning.recommender_data import (
+    Change,
     Names,
     Pairs,
-    asked,
-    listed,
     names_there,
+    read_change,
     read_interactions,
 )
 from pyg_trust.unlearning.reports import (
@@ -68,13 +81,15 @@ from pyg_trust.unlearning.reports import (
 )
 from pyg_trust.unlearning.saved import FORMAT, Saved
 
-METHODS = ('paths',)
+METHODS = ('paths', 'closed_form')
+EXPONENTS = (0.6, 0.6, 0.3)
 # What is tried by default: spread around the best one of a sparse catalogue.
 SETTINGS = (
-    *((0.6, 0.6, 0.3), (0.5, 0.5, 0.5), (0.5, 0.5, 0.2), (0.6, 0.7, 0.25)),
+    *(EXPONENTS, (0.5, 0.5, 0.5), (0.5, 0.5, 0.2), (0.6, 0.7, 0.25)),
     *((0.7, 0.6, 0.3), (1.0, 1.0, 0.5), (1.0, 1.0, 0.75)),
 )
-# A removal that changes more than so much of all counts counts anew.
+# A removal that changes more than so much of all counts counts anew, and one
+# of more steps than so many for each item factors anew.
 RECOUNT = 1 / 8
 # Users whose scores are held at once.
 _BLOCK = 256
@@ -87,6 +102,7 @@ class _Held(NamedTuple):
     users: Tensor
     items: Tensor
     counts: Sparse | None
+    inverse: Inverse | None
     seals: Seals
     ledger: RemovalLedger
     lineage: Lineage
@@ -108,17 +124,6 @@ class _Held(NamedTuple):
         return self._replace(lineage=self.lineage.next())
 
 
-class _Change(NamedTuple):
-    # What a request does: who stays, and whose lists get shorter.
-    request: dict[str, Any]
-    named: dict[str, Any]
-    users: Tensor
-    items: Tensor
-    rows: list[Row]
-    entries: int
-    recount: bool
-
-
 class Recommender(Saved[_Held], EditedInPlace):
     r"""Recommender that forgets users, items and interactions exactly.
 
@@ -129,9 +134,12 @@ class Recommender(Saved[_Held], EditedInPlace):
         model.remove(users=[7], interactions=[(3, 9)])
         assert model.verify().ok
 
-    Scores are weighted counts of paths user, item, other user, item
-    (:mod:`pyg_trust.functional.recommend`); there is nothing to train. On
-    sparse catalogues their recall is that of LightGCN.
+    Scores by ``'paths'`` are weighted counts of paths user, item, other user,
+    item (:mod:`pyg_trust.functional.recommend`); there is nothing to train. On
+    sparse catalogues their recall is that of LightGCN. Scores by
+    ``'closed_form'`` are those of EASE, a ridge regression of every item on
+    all others (:mod:`pyg_trust.functional.closed_form`), better on dense
+    catalogues of some thousands of items.
 
     **What to keep secret:** :meth:`state_dict`, the ledger, and who sees whose
     recommendations: they read the user's own list, and the lists of all.
@@ -139,10 +147,14 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     Runs on the CPU. A removal of a user costs the square of the length of
     their list. That of an interaction costs the same, as a user with a shorter
-    list counts for more; that of an item as much for each of its users.
+    list counts for more; that of an item as much for each of its users. In
+    closed form a user costs a pass over all interactions, an interaction two,
+    and an item a fit; there are :math:`8 k^2` bytes for :math:`k` items, and
+    five times as many during a fit.
 
     Args:
-        method (str): :obj:`'paths'`. (default: :obj:`'paths'`)
+        method (str): :obj:`'paths'` or :obj:`'closed_form'`.
+            (default: :obj:`'paths'`)
         exponents (tuple[float, float, float]): :math:`b`, :math:`c` and
             :math:`d`, in :math:`[0, 2]`: how much popular items of the user,
             active other users and popular recommended items are discounted.
@@ -152,9 +164,15 @@ class Recommender(Saved[_Held], EditedInPlace):
         cached (bool): whether to hold the counts, 12 bytes for each pair of
             items that share a user; otherwise rows are counted on request,
             with the same bits. (default: :obj:`True`)
+        lam (float): the regularisation :math:`\lambda > 0` of
+            ``'closed_form'``; choose it without looking at the data that may
+            leave. (default: :obj:`500.0`)
+        max_items (int): the most items of ``'closed_form'``.
+            (default: :obj:`20_000`)
 
     Raises:
-        TypeError, ValueError: if an argument is out of range.
+        TypeError, ValueError: if an argument is out of range, or belongs to
+            the other method.
     """
 
     _formats = (FORMAT,)
@@ -163,8 +181,10 @@ class Recommender(Saved[_Held], EditedInPlace):
         self,
         method: str = 'paths',
         *,
-        exponents: tuple[float, float, float] = (0.6, 0.6, 0.3),
+        exponents: tuple[float, float, float] = EXPONENTS,
         cached: bool = True,
+        lam: float = 500.0,
+        max_items: int = 20_000,
     ) -> None:
         check_choice('method', method, METHODS)
         check_instance('exponents', exponents, tuple, list)
@@ -178,6 +198,15 @@ class Recommender(Saved[_Held], EditedInPlace):
         b, c, d = [check('exponents', each) for each in exponents]
         self.exponents = (b, c, d)
         self.cached = cached
+        self.lam = check_positive('lam', lam)
+        self.max_items = check_integer('max_items', max_items, 1)
+        alien = {'lam': self.lam != 500.0}
+        if method == 'closed_form':
+            other = self.exponents != EXPONENTS
+            alien = {'exponents': other, 'cached': not cached}
+        for name, is_given in alien.items():
+            if is_given:
+                raise ValueError(f"'{name}' can't be given to {method!r}")
         # Of an edit: the state before it, and what was overwritten.
         self._way_back: Any = None
         super().__init__()
@@ -193,7 +222,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         *,
         edge_type: EdgeType | None = None,
     ) -> 'Recommender':
-        """Count the paths; a second call starts over, with a new ledger.
+        """Count or factor; a second call starts over, with a new ledger.
 
         Args:
             interactions (Tensor or HeteroData): int64, ``[2,
@@ -209,7 +238,8 @@ class Recommender(Saved[_Held], EditedInPlace):
 
         Raises:
             TypeError, ValueError: if interactions are listed twice, have
-                ratings other than 1 or name what is not there.
+                ratings other than 1 or name what is not there; or if there
+                are more items than ``max_items`` in closed form.
         """
         edges, num_users, num_items = read_interactions(
             interactions, num_users, num_items, edge_type
@@ -294,9 +324,10 @@ class Recommender(Saved[_Held], EditedInPlace):
         """Return the best new items of users: int64, ``[num_users, k]``.
 
         By descending score, equal scores by ascending name. A user's own
-        items, and items that no path reaches, are left out. Empty places hold
-        ``num_items``, as ``torch_geometric.metrics`` would take -1 for the
-        last item of another user.
+        items are left out, and so are items that no path reaches or, in closed
+        form, whose score is not positive by more than its error. Empty places
+        hold ``num_items``, as ``torch_geometric.metrics`` would take -1 for
+        the last item of another user.
 
         Args:
             users (list[int] or Tensor): the names of the users.
@@ -311,9 +342,13 @@ class Recommender(Saved[_Held], EditedInPlace):
         best = [torch.empty((0, k), dtype=torch.int64)]
         for block in names.split(_BLOCK):
             own = block.numpy()
-            scores = path_scores(
-                held.lists, own, held.degree, self.exponents, held.counts
-            )
+            if held.inverse is not None:
+                scores = sure_scores(held.inverse, held.lists, own, self.lam)
+                scores[:, held.degree.numpy() == 0] = 0.0
+            else:
+                scores = path_scores(
+                    held.lists, own, held.degree, self.exponents, held.counts
+                )
             for row, user in zip(scores, own, strict=True):
                 row[held.lists.of(user)] = 0.0
             best.append(torch.from_numpy(best_items(scores, k)))
@@ -322,6 +357,8 @@ class Recommender(Saved[_Held], EditedInPlace):
     @synchronized
     def counts(self, items: Names) -> Tensor:
         """Return the exact counts of items: float64, ``[num, num_items]``.
+
+        Of paths by their weights; in closed form of the users of two items.
 
         Args:
             items (list[int] or Tensor): the names of the items.
@@ -332,7 +369,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         held = self._fitted
         names = names_there('items', items, held.items).numpy()
         if held.counts is None:
-            size, c = len(held.items), self.exponents[1]
+            size, c = len(held.items), self._power
             rows = path_counts(held.lists, size, c, names)
         else:
             rows = held.counts[names]
@@ -384,7 +421,7 @@ class Recommender(Saved[_Held], EditedInPlace):
             TypeError, ValueError: as :meth:`remove`.
         """
         held = self._fitted
-        change = self._change(held, users, items, interactions)
+        change = self._change(held, (users, items, interactions))
         return RecommenderPlan(
             request=change.request,
             touched_users=len(change.rows),
@@ -402,10 +439,11 @@ class Recommender(Saved[_Held], EditedInPlace):
         *,
         reference: str = '',
     ) -> RecommenderReport:
-        """Forget users, items and interactions, exact to the bit.
+        """Forget users, items and interactions.
 
-        If anything fails or interrupts it, everything is as before. A user
-        without interactions remains, and so does an item.
+        By paths exact to the bit, in closed form within the distance that the
+        report states. If anything fails or interrupts it, everything is as
+        before. A user without interactions remains, and so does an item.
 
         Args:
             users (list[int] or Tensor or RemovalRequest): names of users, who
@@ -426,14 +464,22 @@ class Recommender(Saved[_Held], EditedInPlace):
         """
         held = self._fitted
         held.ledger.check_reference(reference)
-        change = self._change(held, users, items, interactions)
-        size, c = len(held.items), self.exponents[1]
+        change = self._change(held, (users, items, interactions))
+        size, c = len(held.items), self._power
         lists, where, left = shortened(held.lists, change.rows)
         parts, counts = [(held.lists.item, where, left)], held.counts
-        if change.recount:
+        inverse, recount = held.inverse, change.recount
+        if recount or inverse is not None:
             item = held.lists.item.copy()
             item[where] = left
             lists, parts = lists._replace(item=item), []
+        if inverse is not None:
+            made = None
+            if not recount:
+                made = stepped(inverse, lists, change.rows, self.lam)
+            recount = made is None
+            inverse = made or factored(lists, size, self.lam)
+        elif recount:
             counts = path_counts(lists, size, c)
         elif counts is not None:
             parts.append((counts.data, *downdate(counts, change.rows, c)))
@@ -450,6 +496,7 @@ class Recommender(Saved[_Held], EditedInPlace):
             users=change.users,
             items=change.items,
             counts=counts,
+            inverse=inverse,
             seals=held.seals.replaced(texts, gone),
             ledger=held.ledger.copy(),
         ).recorded('step', change.named, reference)
@@ -463,8 +510,10 @@ class Recommender(Saved[_Held], EditedInPlace):
             request=change.request,
             named=change.named,
             entries_changed=0 if new.counts is None else changed,
-            recounted=change.recount,
-            exact=True,
+            recounted=recount,
+            exact=inverse is None or not inverse.moved,
+            residual_bound=self._bounds(inverse)[0],
+            column_distance=self._bounds(inverse)[1],
             num_users=int(change.users.sum()),
             num_items=int(change.items.sum()),
             num_interactions=int(lists.length.sum()),
@@ -475,19 +524,31 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     @editing
     def flush(self) -> 'Recommender':
-        """Drop empty entries and gaps, which reveal removed interactions."""
+        """Drop all traces of what was removed: empty entries, gaps and steps.
+
+        In closed form it factors anew: the weights have the bits of a fit on
+        what remains, on the same machine and with as many threads.
+        """
         held = self._fitted
         counts = held.counts
         if counts is not None:
             counts = counts.copy()
             counts.eliminate_zeros()
         lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
-        self._model = held._replace(lists=lists, counts=counts)
+        inverse = held.inverse
+        if inverse is not None:
+            inverse = factored(lists, len(held.items), self.lam)
+        self._model = held._replace(
+            lists=lists, counts=counts, inverse=inverse
+        )
         return self
 
     @synchronized
     def verify(self) -> RecommenderVerifyReport:
-        """Recount the remaining interactions, and compare to the bit."""
+        """Recount the remaining interactions, and compare to the bit.
+
+        In closed form it measures the residual on exact counts.
+        """
         held = self._fitted
         lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
         equal = torch.equal(held.degree, _degree(lists.item, len(held.items)))
@@ -507,6 +568,12 @@ class Recommender(Saved[_Held], EditedInPlace):
                 )
         if len(held.lists.item) > len(lists.item):
             left.append('gaps in the lists of users')
+        residual, inverse = None, held.inverse
+        if inverse is not None:
+            residual, hidden = measured(lists, inverse, self.lam)
+            equal &= residual - hidden <= inverse.residual
+            if inverse.moved:
+                left.append(f'the roundings of {inverse.moved} steps')
         is_sealed = (
             not held.seals.differing(_texts(lists, held.users))
             and held.is_sealed
@@ -516,15 +583,17 @@ class Recommender(Saved[_Held], EditedInPlace):
             counts_equal=equal,
             sealed=is_sealed,
             num_entries=entries,
+            residual=residual,
+            residual_bound=self._bounds(inverse)[0],
             leftovers=tuple(left),
             weights=held.ledger.entries[-1].data,
         )
 
     def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}({self.method!r}, '
-            f'exponents={self.exponents}, cached={self.cached})'
-        )
+        more = f'exponents={self.exponents}, cached={self.cached}'
+        if self.method == 'closed_form':
+            more = f'lam={self.lam}'
+        return f'{type(self).__name__}({self.method!r}, {more})'
 
     # Inside ##################################################################
 
@@ -537,7 +606,20 @@ class Recommender(Saved[_Held], EditedInPlace):
             self._way_back = None
 
     def _config(self) -> dict[str, Any]:
+        if self.method == 'closed_form':
+            return {'method': self.method, 'lam': self.lam}
         return {'method': self.method, 'exponents': list(self.exponents)}
+
+    @property
+    def _power(self) -> float:
+        return self.exponents[1] if self.method == 'paths' else 0.0
+
+    def _bounds(self, inverse: Inverse | None) -> tuple[Any, Any]:
+        # Fields of reports: of the residual, and of columns.
+        if inverse is None:
+            return None, None
+        far = float(column_bounds(inverse, self.lam).max())
+        return inverse.residual, far
 
     def _packed(self, model: _Held) -> dict[str, Any]:
         # The counts are not in it: they are counted anew.
@@ -570,72 +652,33 @@ class Recommender(Saved[_Held], EditedInPlace):
         self, lists: Lists, users: Tensor, items: Tensor, *rest: Any
     ) -> _Held:
         # A state whose lists have no gaps.
-        size, counts = len(items), None
-        if self.cached:
-            counts = path_counts(lists, size, self.exponents[1])
-        degree = _degree(lists.item, size)
-        return _Held(lists, degree, users, items, counts, *rest)
-
-    def _change(
-        self,
-        held: _Held,
-        users: Names | RemovalRequest,
-        items: Names,
-        interactions: Pairs,
-    ) -> _Change:
-        lists, n = held.lists, len(held.users)
-        if isinstance(users, RemovalRequest):
-            users, items, interactions = asked(users, n)
-        named = {
-            'users': names_there('users', users, held.users).unique(),
-            'items': names_there('items', items, held.items).unique(),
-        }
-        if not isinstance(interactions, Tensor):
-            made = listed('interactions', interactions, ('num', 2))
-            interactions = made.view(-1, 2).t()
-        check_tensor('interactions', interactions, torch.int64, (2, 'num'))
-        pairs = interactions.unique(dim=1)
-        for row, there in zip(pairs, (held.users, held.items), strict=True):
-            names_there('interactions', row, there)
-        if not sum(map(torch.numel, (*named.values(), pairs))):
-            raise ValueError(
-                "'users', 'items' or 'interactions' needs to name something "
-                'to remove'
-            )
-        left, stay = held.users.clone(), held.items.clone()
-        left[named['users']], stay[named['items']] = False, False
-        lost: dict[int, list[int]] = {}
-        for user, item in pairs.t().tolist():
-            if item not in lists.of(user):
+        size, counts, inverse = len(items), None, None
+        if self.method == 'closed_form':
+            if size > self.max_items:
                 raise ValueError(
-                    f"'interactions' needs pairs that are there (got {user}, "
-                    f'{item}): it never was, or was removed before'
+                    f"'num_items' needs to be at most 'max_items', "
+                    f'{self.max_items}, in closed form (got {size}): its '
+                    f'matrices take {40e-9 * size**2:.1f} GB during a fit; '
+                    "Recommender('paths') takes sparse tables of any size"
                 )
-            lost.setdefault(user, []).append(item)
-        touched = {*named['users'].tolist(), *lost}
-        if named['items'].numel():
-            edges = lists.pairs()
-            touched.update(edges[0][~stay[edges[1]]].tolist())
-        rows = []
-        for user in sorted(touched):
-            own = lists.of(user).copy()
-            stays = stay.numpy()[own] & ~np.isin(own, lost.get(user, []))
-            rows.append(Row(user, own, stays & bool(left[user])))
-        request: dict[str, Any] = {
-            name: value.tolist() for name, value in named.items()
-        }
-        request['interactions'] = pairs.t().tolist()
-        request = {name: value for name, value in request.items() if value}
-        whole = RemovalRequest(
-            nodes=[*named['users'].tolist(), *(n + named['items']).tolist()],
-            edges=pairs + torch.tensor([[0], [n]]),
-        )
-        entries = sum(len(row.items) ** 2 for row in rows)
-        many = held.counts is not None and entries > RECOUNT * held.counts.nnz
-        return _Change(
-            *(request, whole.parts[0].to_dict(), left, stay, rows),
-            *(entries, bool(many)),
-        )
+            inverse = factored(lists, size, self.lam)
+        elif self.cached:
+            counts = path_counts(lists, size, self._power)
+        degree = _degree(lists.item, size)
+        return _Held(lists, degree, users, items, counts, inverse, *rest)
+
+    def _change(self, held: _Held, named: tuple[Any, Any, Any]) -> Change:
+        change = read_change(held.lists, held.users, held.items, *named)
+        if held.inverse is not None:
+            # As many steps, and a fit for an item.
+            costs = change.steps / len(held.items)
+            return change._replace(
+                recount=costs > RECOUNT or 'items' in change.request
+            )
+        if held.counts is None:
+            return change
+        many = change.entries > RECOUNT * held.counts.nnz
+        return change._replace(recount=bool(many))
 
 
 def _degree(items: np.ndarray, num_items: int) -> Tensor:

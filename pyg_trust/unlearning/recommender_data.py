@@ -1,14 +1,16 @@
 """Readers of interactions, and of requests to forget them."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.typing import EdgeType
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
+from pyg_trust.functional.recommend import Lists, Row
 from pyg_trust.removal import Part, RemovalRequest
 
 # Where PyG's data sets keep ratings.
@@ -16,6 +18,34 @@ _RATINGS = ('edge_weight', 'edge_attr', 'rating')
 
 Names = Tensor | Iterable[int]
 Pairs = Tensor | Iterable[tuple[int, int]]
+
+
+class Change(NamedTuple):
+    """Consequences of a request: who stays, and whose lists get shorter.
+
+    Args:
+        request (dict): the names, by their kind.
+        named (dict): the same as nodes and edges of the whole graph.
+        users (Tensor): bool: the users that stay.
+        items (Tensor): bool: the items that stay.
+        rows (list[Row]): the users whose lists get shorter.
+        entries (int): a bound of the number of counts that change.
+        recount (bool): whether to count anew.
+    """
+
+    request: dict[str, Any]
+    named: dict[str, Any]
+    users: Tensor
+    items: Tensor
+    rows: list[Row]
+    entries: int
+    recount: bool = False
+
+    @property
+    def steps(self) -> int:
+        """The number of lists that leave or enter the counts."""
+        sizes = [(len(row.items), row.stays.sum()) for row in self.rows]
+        return sum((old > 0) + (new > 0) for old, new in sizes)
 
 
 def read_interactions(
@@ -103,7 +133,7 @@ def listed(name: str, values: Any, shape: tuple[int | str, ...]) -> Tensor:
 
 
 def names_there(name: str, values: Names, there: Tensor) -> Tensor:
-    """Convert names to a tensor; refuse missing ones.
+    """Convert names to a tensor, and refuse missing names.
 
     Args:
         name (str): the name of the argument.
@@ -119,3 +149,75 @@ def names_there(name: str, values: Names, there: Tensor) -> Tensor:
             f'{int(made[~known][0])}): it never was, or was removed before'
         )
     return made
+
+
+def read_change(
+    lists: Lists,
+    users_there: Tensor,
+    items_there: Tensor,
+    users: Names | RemovalRequest,
+    items: Names,
+    interactions: Pairs,
+) -> Change:
+    """Read a request; refuse one of missing names.
+
+    Args:
+        lists (Lists): the present lists.
+        users_there (Tensor): bool: the present users.
+        items_there (Tensor): bool: the present items.
+        users (list, Tensor or RemovalRequest): names, or a whole request.
+        items (list or Tensor): names.
+        interactions (list or Tensor): pairs of names.
+    """
+    n = len(users_there)
+    if isinstance(users, RemovalRequest):
+        users, items, interactions = asked(users, n)
+    named = {
+        'users': names_there('users', users, users_there).unique(),
+        'items': names_there('items', items, items_there).unique(),
+    }
+    if not isinstance(interactions, Tensor):
+        made = listed('interactions', interactions, ('num', 2))
+        interactions = made.view(-1, 2).t()
+    check_tensor('interactions', interactions, torch.int64, (2, 'num'))
+    pairs = interactions.unique(dim=1)
+    for row, there in zip(pairs, (users_there, items_there), strict=True):
+        names_there('interactions', row, there)
+    if not sum(map(torch.numel, (*named.values(), pairs))):
+        raise ValueError(
+            "'users', 'items' or 'interactions' needs to name something "
+            'to remove'
+        )
+    left, stay = users_there.clone(), items_there.clone()
+    left[named['users']], stay[named['items']] = False, False
+    lost: dict[int, list[int]] = {}
+    for user, item in pairs.t().tolist():
+        if item not in lists.of(user):
+            raise ValueError(
+                f"'interactions' needs pairs that are there (got {user}, "
+                f'{item}): it never was, or was removed before'
+            )
+        lost.setdefault(user, []).append(item)
+    touched = {*named['users'].tolist(), *lost}
+    if named['items'].numel():
+        edges = lists.pairs()
+        touched.update(edges[0][~stay[edges[1]]].tolist())
+    rows = []
+    for user in sorted(touched):
+        own = lists.of(user).copy()
+        stays = stay.numpy()[own] & ~np.isin(own, lost.get(user, []))
+        rows.append(Row(user, own, stays & bool(left[user])))
+    request: dict[str, Any] = {
+        name: value.tolist() for name, value in named.items()
+    }
+    request['interactions'] = pairs.t().tolist()
+    request = {name: value for name, value in request.items() if value}
+    whole = RemovalRequest(
+        nodes=[*named['users'].tolist(), *(n + named['items']).tolist()],
+        edges=pairs + torch.tensor([[0], [n]]),
+    )
+    entries = sum(len(row.items) ** 2 for row in rows)
+    return Change(
+        *(request, whole.parts[0].to_dict(), left, stay, rows),
+        entries,
+    )

@@ -438,6 +438,10 @@ class RecommenderPlan(Report):
 class RecommenderReport(Verifiable):
     """The result of a removal from a recommender, and its guarantee.
 
+    By paths, counts equal a recount. In closed form, weights are within a
+    distance of the exact ones; their last bits still depend on what was
+    removed, until ``flush()``.
+
     Args:
         request (dict): the names of what was removed.
         named (dict): the same names as nodes and edges of the whole graph, as
@@ -445,7 +449,8 @@ class RecommenderReport(Verifiable):
         entries_changed (int): the number of counts that changed; 0 if none are
             stored.
         recounted (bool): whether everything was counted again.
-        exact (bool): whether the counts equal a recount, to the bit.
+        exact (bool): whether counts, or weights in closed form, have the bits
+            of a fit on what remains.
         num_users (int): the number of users that remain.
         num_items (int): the number of items that remain.
         num_interactions (int): the number of interactions that remain.
@@ -453,6 +458,11 @@ class RecommenderReport(Verifiable):
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
         origin (dict): versions and settings.
+        residual_bound (float, optional): in closed form, a bound of the
+            Frobenius norm of :math:`I - A P`. (default: :obj:`None`)
+        column_distance (float, optional): in closed form, a bound of the
+            distance of each column of the weights to that of the exact ones
+            of what remains. (default: :obj:`None`)
         verification (RecommenderVerifyReport, optional): the findings that
             :meth:`verified` adds.
     """
@@ -468,6 +478,8 @@ class RecommenderReport(Verifiable):
     data: str
     ledger_head: str
     origin: dict[str, Any]
+    residual_bound: float | None = None
+    column_distance: float | None = None
     verification: 'RecommenderVerifyReport | None' = None
 
     @property
@@ -482,6 +494,9 @@ class RecommenderReport(Verifiable):
     def guarantee(self) -> Guarantee:
         """State that the counts hold no trace of the removed items."""
         found = self.verification
+        memory = 'empty counts and gaps tell that something was there'
+        if self.column_distance is not None:
+            memory = 'gaps, and the last bits of weights, tell of what was'
         return stated(
             'exact removal from a recommender',
             {**self.numbers(), 'request': {'0': self.named}},
@@ -489,8 +504,7 @@ class RecommenderReport(Verifiable):
                 'recommendations: they read the lists of all, and are not '
                 'private',
                 'names of what was removed, in ledgers and reports',
-                'memory before flush(), where empty counts and gaps tell that '
-                'something was there',
+                f'memory before flush(), where {memory}',
             ),
             data=self.data,
             origin=self.origin,
@@ -506,13 +520,18 @@ class RecommenderVerifyReport(Report):
         ok (bool): whether the counts are equal and the lists match their
             seals.
         counts_equal (bool): whether the counts and the number of users per
-            item equal a recount, to the bit.
+            item equal a recount, to the bit; and, in closed form, the residual
+            is within its bound.
         sealed (bool): whether the lists of users match the seals in the
             ledger.
         num_entries (int): the number of compared counts; 0 if none are stored.
         leftovers (tuple[str, ...]): traces of removed items in memory, which
             ``flush()`` deletes.
         weights (str): the digest of the remaining data, as in the ledger.
+        residual (float, optional): in closed form, the Frobenius norm of
+            :math:`I - A P`, measured on exact counts. (default: :obj:`None`)
+        residual_bound (float, optional): its bound, as the steps added up.
+            (default: :obj:`None`)
     """
 
     ok: bool
@@ -521,20 +540,37 @@ class RecommenderVerifyReport(Report):
     num_entries: int
     leftovers: tuple[str, ...]
     weights: str
+    residual: float | None = None
+    residual_bound: float | None = None
 
     def told(self) -> str:
         """State the findings in one sentence."""
         left = '; '.join(self.leftovers) or 'nothing that was removed'
+        equal = 'equal' if self.counts_equal else 'NOT equal'
+        found = f'{self.num_entries} counts {equal}, to the bit'
+        if self.residual is not None:
+            found = (
+                f'a residual of {self.residual:.3g} (allowed '
+                f'{self.residual_bound:.3g})'
+            )
         return (
             f'verify() {"found" if self.ok else "FAILED, and found"}, from '
-            f'what remains alone: {self.num_entries} counts '
-            f'{"equal" if self.counts_equal else "NOT equal"}, to the bit; '
-            f'lists {"as sealed" if self.sealed else "NOT as sealed"}; left '
-            f'in memory: {left}'
+            f'what remains alone: {found}; lists '
+            f'{"as sealed" if self.sealed else "NOT as sealed"}; left in '
+            f'memory: {left}'
         )
 
     def chart(self) -> Chart:
-        """Draw the number of compared counts."""
+        """Draw the number of compared counts, or the measured residual."""
+        if self.residual is not None:
+            assert self.residual_bound is not None
+            return Chart(
+                f'Verified: a residual of {self.residual:.3g}'
+                if self.ok
+                else 'NOT verified: see counts_equal and sealed',
+                bars={'residual': self.residual},
+                limit=self.residual_bound,
+            )
         return Chart(
             'Verified: equal, bit for bit'
             if self.ok

@@ -23,6 +23,7 @@ from pyg_trust import files
 from pyg_trust._checks import (
     Int,
     OneOf,
+    check_instance,
     check_integer,
     check_tensor,
     validated,
@@ -37,7 +38,7 @@ from pyg_trust.functional.wavelets import WAVELETS
 from pyg_trust.kernel import removal
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
-from pyg_trust.removal import MODES, RemovalRequest
+from pyg_trust.removal import MODES, RemovalRequest, still_removed
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import CertifiedClassifier, proved
@@ -50,6 +51,7 @@ from pyg_trust.unlearning.training_graphs import (
     check_graphs,
     graph_labels,
 )
+from pyg_trust.update import Update
 
 # Numbers of embeddings that the kernel takes: half a gigabyte.
 MOST = 2**26
@@ -116,7 +118,7 @@ class Step(NamedTuple):
     iterations: int
     residual: float
     spent: float
-    # By name, bounds of the residual that a step adds.
+    # Bounds of the residual that each step adds, by name.
     increments: dict[str, float]
 
 
@@ -417,6 +419,43 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     # Removal ################################################################
 
     @editing
+    def update(
+        self,
+        update: Update | RemovalRequest | Sequence[Any],
+        *,
+        reference: str = '',
+        progress_bar: bool | None = None,
+    ) -> UnlearnReport:
+        r"""Apply removals, additions and changes, and release new weights.
+
+        Embeds the touched graphs again and solves by Newton's method from the
+        old weights. If anything fails or interrupts it, classifier and ledger
+        are as before. The promise is that of a fit of the present graphs.
+
+        Every call makes one release, which spends budget of all who were
+        removed: collect additions in a list. New graphs and nodes get the
+        next names, which are never used again.
+
+        Args:
+            update (Update, RemovalRequest or list): the removals, additions
+                and changes, in order; ``graph`` of an update names the graph
+                of its nodes, edges and features.
+            reference (str): the id of the batch of requests, 32 hexadecimal
+                digits, for the ledger. (default: :obj:`''`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
+
+        Raises:
+            TypeError: on anything else.
+            ValueError: if something is not there, or there already, or does
+                not fit; if a graph or class would be left empty; or if
+                ``mode='mask'`` and anything is added.
+            BudgetExceededError: with ``on_exceed='raise'``, if so few graphs
+                remain that :obj:`tol` is too large.
+        """
+        return self._updated(Update.of(update), reference, progress_bar)
+
+    @editing
     def remove(
         self,
         request: RemovalRequest,
@@ -426,38 +465,48 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     ) -> UnlearnReport:
         r"""Remove the requested items and release new weights.
 
-        Embeds the touched graphs again and solves by Newton's method from the
-        old weights. If anything fails or interrupts it, classifier and ledger
-        are as before.
-
         Args:
             request (RemovalRequest): the items to forget, by the names of the
                 graphs and nodes that :meth:`fit` saw.
-            reference (str): the id of the batch of requests, 32 hexadecimal
-                digits, for the ledger. (default: :obj:`''`)
+            reference (str): as in :meth:`update`. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError: on another request.
-            ValueError: if something is not there or was removed before, if a
-                graph or class would be left empty.
-            BudgetExceededError: with ``on_exceed='raise'``, if so few graphs
-                remain that :obj:`tol` is too large.
+            ValueError, BudgetExceededError: as :meth:`update`.
         """
+        check_instance('request', request, RemovalRequest)
+        return self._updated(Update.of(request), reference, progress_bar)
+
+    def _updated(
+        self,
+        updates: Sequence[Update],
+        reference: str,
+        progress_bar: bool | None,
+    ) -> UnlearnReport:
         old = self._fitted
         old.ledger.check_reference(reference)
-        change = self._keeper.without(old.train, request, progress_bar)
-        model, step = self._followed(old, change, request, progress_bar)
+        if not updates:
+            raise ValueError("'update' needs to hold an update (got none)")
+        if self.noise != 'output' and not all(u.only_removes for u in updates):
+            raise TypeError(
+                "'update' needs removals alone (got others): the method as "
+                'published has nothing else'
+            )
+        change = self._keeper.changed(
+            old.train, updates, _past(old), progress_bar
+        )
+        model, step = self._followed(old, change, progress_bar)
         model = self._released(model._replace(ledger=old.ledger.copy()))
         model.ledger.record(
             self._line(step),
             step.spent,
-            request.to_dict(),
+            change.request,
             model.sealed,
             reference,
         )
-        report = self._described(model, request, change, step)
+        report = self._described(model, change, step)
         # Model and account at once, and last of all.
         self._model = model._replace(lineage=old.lineage.next())
         return report
@@ -638,7 +687,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         )
 
     def _weights(self, model: Model, progress_bar: bool | None) -> Model:
-        # From zero: a function of the remaining graphs.
+        # Start from zero: weights are a function of the remaining graphs.
         if not model.is_sealed:
             return model
         return self._solved(model, None, progress_bar)[0]
@@ -691,7 +740,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         self,
         old: Model,
         change: Change,
-        request: RemovalRequest,
         progress_bar: bool | None,
     ) -> tuple[Model, Step]:
         # Solve for the remaining graphs, and account for it.
@@ -708,8 +756,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 "smaller 'tol' or a larger 'release_std'"
             )
         if spent > self.budget:
-            # As a fit of the remaining graphs, to a residual within the
-            # budget.
+            # Solve as a fit of the remaining graphs does, to a residual within
+            # the budget.
             action, left = 'retrain', change.left
             anew = self._keeper.design(
                 left.graphs, left.classes, left.seals, progress_bar
@@ -734,7 +782,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return 'measured'
 
     def _described(
-        self, model: Model, request: RemovalRequest, change: Change, step: Step
+        self, model: Model, change: Change, step: Step
     ) -> UnlearnReport:
         lines, spent = model.ledger.entries, step.spent
         wavelet = getattr(self.transform, 'wavelet', 'geometric')
@@ -746,7 +794,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             )
         return UnlearnReport(
             action=step.action,
-            request=request.to_dict(),
+            request=change.request,
             mode=self.mode,
             noise=self.noise,
             seeded=model.seed is not None,
@@ -809,16 +857,15 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def _leftovers(self) -> tuple[str, ...]:
         # Traces of items that the ledger lists as removed.
         model = self._fitted
-        train, found = model.train, []
-        for entry in model.ledger.entries:
-            for name, part in entry.request.items():
-                data = train.graphs.get(int(name))
-                if data is None:
-                    continue
-                if part.get('whole'):
-                    found.append(f'graph {name}')
-                else:
-                    found += named_leftovers(data, part, f' of graph {name}')
+        train, found, gone = model.train, [], _past(model)
+        for name, part in ({} if gone is None else gone.to_dict()).items():
+            data = train.graphs.get(int(name))
+            if data is None:
+                continue
+            if part.get('whole'):
+                found.append(f'graph {name}')
+            else:
+                found += named_leftovers(data, part, f' of graph {name}')
         tensors: list[tuple[str, Tensor]] = [
             ('Y', train.Y),
             ('B', model.B),
@@ -833,6 +880,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 if isinstance(value, Tensor):
                     tensors.append((f'{key} of graph {i}', value))
         return (*found, *views(tensors))
+
+
+def _past(model: Model) -> RemovalRequest | None:
+    # The items that are gone, by the ledger.
+    return still_removed(line.request for line in model.ledger.entries)
 
 
 def _largest(one: Tensor, two: Tensor) -> float:

@@ -1,24 +1,32 @@
 """Embedded training graphs of a classifier.
 
-A removal makes new :class:`TrainingGraphs` of those that were touched, and
+An update makes new :class:`TrainingGraphs` of those that were touched, and
 leaves the old ones as they are.
 """
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_instance
+from pyg_trust._checks import check_tensor
 from pyg_trust._progress import Bar
 from pyg_trust.files.seals import Seals, content
-from pyg_trust.functional.rows import dense_rows, gram, keep_rows, replace_rows
+from pyg_trust.functional.rows import (
+    dense_rows,
+    gram,
+    keep_rows,
+    replace_rows,
+    stacked,
+)
 from pyg_trust.graph import CSRGraph
-from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.removal import Part, RemovalRequest, remove_from_data
 from pyg_trust.transforms import GraphEmbedding
+from pyg_trust.update import Update, rows_of, with_edges
 
 
 class TrainingGraphs(NamedTuple):
@@ -52,19 +60,21 @@ class TrainingGraphs(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Embedded rows that a removal replaces, with the remaining graphs.
+    """Embedded rows that an update replaces, with the graphs after it.
 
     Args:
-        left (TrainingGraphs): the remaining graphs.
+        left (TrainingGraphs): the graphs after the update.
         touched (list[int]): the names of the graphs that were embedded again.
         before (tuple[Tensor, Tensor]): the removed rows and their labels.
         after (tuple[Tensor, Tensor]): the new rows and their labels.
+        request (dict): the names to record in the ledger.
     """
 
     left: TrainingGraphs
     touched: list[int]
     before: tuple[Tensor, Tensor]
     after: tuple[Tensor, Tensor]
+    request: dict[str, Any]
 
 
 class GraphKeeper:
@@ -109,11 +119,7 @@ class GraphKeeper:
         _check_weights(listed)
         classes = self._classes(kept)
         seals = Seals({i: content(data) for i, data in kept.items()})
-        try:
-            return self.design(kept, classes, seals, progress_bar)
-        except ValueError:
-            self._name_the_bad_one(kept)
-            raise
+        return self.design(kept, classes, seals, progress_bar)
 
     def embed(
         self,
@@ -158,43 +164,87 @@ class GraphKeeper:
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
         """
-        Z = self.embed(list(graphs.values()), True, progress_bar)
+        Z = self._embedded(graphs, progress_bar)
         K = gram(Z) if Z.size(0) <= Z.size(1) else None
-        y = torch.tensor([[int(data.y)] for data in graphs.values()])
-        positive = classes[1:] if len(classes) == 2 else classes
-        Y = torch.where(y == torch.tensor(positive), 1.0, -1.0).double()
+        Y = _targets(graphs, classes)
         return TrainingGraphs(classes, graphs, seals, Z, K, Y)
 
-    def without(
+    def changed(
         self,
         old: TrainingGraphs,
-        request: RemovalRequest,
+        updates: Sequence[Update],
+        past: RemovalRequest | None = None,
         progress_bar: bool | None = None,
     ) -> Change:
-        """Compute the graphs that remain after a removal; change nothing.
+        """Compute the graphs after updates; change nothing.
 
         Args:
-            old (TrainingGraphs): the graphs before the removal.
-            request (RemovalRequest): the items to forget.
+            old (TrainingGraphs): the graphs before.
+            updates (list[Update]): the updates, in order.
+            past (RemovalRequest, optional): the items that were removed
+                before and not added again. (default: :obj:`None`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
-            TypeError, ValueError: if the request is none, or impossible.
+            ValueError: if something is not there, is there already, or does
+                not fit.
         """
-        check_instance('request', request, RemovalRequest)
-        for i in request.graphs:
-            if i not in old.graphs:
-                raise ValueError(
-                    f'graph {i} is not there: it never was, or was removed '
-                    'before'
+        graphs, touched, gone = dict(old.graphs), set[int](), past
+        like = next(iter(graphs.values()))
+        for update in updates:
+            if update.remove is not None:
+                asked = [update.remove]
+                gone = RemovalRequest.batch(
+                    asked if not gone else [gone, *asked]
                 )
-        graphs = dict(old.graphs)
-        touched, gone = [], []
+                touched |= self._remove(graphs, update.remove)
+            touched |= self._add(graphs, update, gone, like)
+        place = {name: row for row, name in enumerate(old.graphs)}
+        known = [i for i in graphs if i in place]
+        left = sorted(touched & {*graphs})
+        Y = _targets(graphs, old.classes)
+        self._check_left(old, Y)
+        # New salts for what has changed: the old digests can't be tested.
+        prints = {i: content(graphs[i]) for i in left}
+        lost = [i for i in old.graphs if i not in graphs]
+        seals = old.seals.replaced(prints, lost)
+        Z, K = old.Z, old.K
+        there = sorted(touched & {*place})
+        at = torch.tensor([place[i] for i in there], dtype=torch.int64)
+        before = (dense_rows(Z, at), old.Y[at])
+        after = (before[0][:0], before[1][:0])
+        if lost:
+            keep = torch.tensor([place[i] for i in known], dtype=torch.int64)
+            Z = keep_rows(Z, keep)
+            K = None if K is None else K[keep][:, keep]
+        if left:
+            rows = self._embedded({i: graphs[i] for i in left}, progress_bar)
+            row = {name: k for k, name in enumerate(graphs)}
+            at = torch.tensor([row[i] for i in left])
+            after = (dense_rows(rows, torch.arange(at.numel())), Y[at])
+            # The names of new graphs follow all others.
+            new = int((at >= len(known)).sum())
+            if new:
+                Z, K = stacked([Z, _last(rows, new)]), None
+            Z = replace_rows(Z, at, rows)
+            if K is not None:
+                cross = Z @ after[0].t()
+                K = K.clone()
+                K[:, at] = cross
+                K[at] = cross.t()
+        K = None if Z.size(0) > Z.size(1) else gram(Z) if K is None else K
+        made = TrainingGraphs(old.classes, graphs, seals, Z, K, Y)
+        named = _line(updates, graphs, past)
+        return Change(made, left, before, after, named)
+
+    def _remove(
+        self, graphs: dict[int, Data], request: RemovalRequest
+    ) -> set[int]:
         for i, part in request.parts.items():
+            _check_there(i, graphs)
             if part.whole:
                 del graphs[i]
-                gone.append(i)
                 continue
             derived = self.transform.max_degree is not None
             if part.features and derived and self.mode == 'delete':
@@ -207,37 +257,58 @@ class GraphKeeper:
                 graphs[i] = remove_from_data(graphs[i], part, self.mode)
             except ValueError as error:
                 raise ValueError(f'graph {i}: {error}') from None
-            touched.append(i)
-        place = {name: row for row, name in enumerate(old.graphs)}
-        keep = torch.tensor([place[i] for i in graphs], dtype=torch.int64)
-        self._check_left(old, old.Y[keep])
-        # New salts for what has changed: the old digests can't be tested.
-        prints = {i: content(graphs[i]) for i in touched}
-        seals = old.seals.replaced(prints, gone)
-        Z, K, Y = old.Z, old.K, old.Y
-        at = torch.tensor([place[i] for i in request.graphs])
-        before = (dense_rows(Z, at), Y[at])
-        after = (before[0][:0], before[1][:0])
-        if touched:
-            rows = self.embed([graphs[i] for i in touched], True, progress_bar)
-            at = torch.tensor([place[i] for i in touched])
-            Z = replace_rows(Z, at, rows)
-            after = (dense_rows(rows, torch.arange(at.numel())), Y[at])
-            if K is not None:
-                cross = Z @ after[0].t()
-                K = K.clone()
-                K[:, at] = cross
-                K[at] = cross.t()
-        if gone:
-            Z, Y = keep_rows(Z, keep), Y[keep]
-            K = None if K is None else K[keep][:, keep]
-        if K is None and Z.size(0) <= Z.size(1):
-            K = gram(Z)
-        left = TrainingGraphs(old.classes, graphs, seals, Z, K, Y)
-        return Change(left, touched, before, after)
+        return {*request.parts}
+
+    def _add(
+        self,
+        graphs: dict[int, Data],
+        update: Update,
+        gone: RemovalRequest | None,
+        like: Data,
+    ) -> set[int]:
+        # Play additions and changes; names are never used again.
+        if update.only_removes:
+            return set()
+        if self.mode != 'delete':
+            raise ValueError(
+                "'update' needs mode='delete' to add or change anything (got "
+                f'{self.mode!r})'
+            )
+        parts = {} if gone is None else gone.parts
+        touched = set[int]()
+        if update.edits:
+            i = update.graph
+            _check_there(i, graphs)
+            used = [*graphs[i].n_id.tolist(), *parts.get(i, Part()).nodes]
+            try:
+                graphs[i] = _edited(graphs[i], update, 1 + max(used))
+            except ValueError as error:
+                raise ValueError(f'graph {i}: {error}') from None
+            touched.add(i)
+        _check_weights([like, *update.graphs])
+        for data in update.graphs:
+            i = 1 + max({*graphs, *parts})
+            made = self._copy(data, _label(i, data))
+            if ('x' in like) and made.x.size(1) != like.x.size(1):
+                raise ValueError(
+                    f"'graphs' needs {like.x.size(1)} columns of features, "
+                    f'as the training graphs have (got {made.x.size(1)})'
+                )
+            graphs[i] = made
+            touched.add(i)
+        return touched
+
+    def _embedded(
+        self, graphs: dict[int, Data], progress_bar: bool | None
+    ) -> Tensor:
+        try:
+            return self.embed(list(graphs.values()), True, progress_bar)
+        except ValueError:
+            self._name_the_bad_one(graphs)
+            raise
 
     def _copy(self, data: Data, y: Tensor) -> Data:
-        # What is needed of a graph, in tensors of its own.
+        # Copy the needed fields into tensors of their own.
         graph = CSRGraph.from_data(data).to('cpu')
         edge_index, edge_weight = graph.to_edge_index()
         kept = Data(
@@ -257,7 +328,8 @@ class GraphKeeper:
         return kept
 
     def _name_the_bad_one(self, kept: dict[int, Data]) -> None:
-        # Graphs are embedded together: which of them can't be?
+        # Graphs were embedded together: embed each alone to name the one that
+        # fails.
         for i, data in kept.items():
             try:
                 self.embed([data], True)
@@ -293,6 +365,118 @@ class GraphKeeper:
                 " give 'num_classes' to the classifier, with which classes "
                 'may run empty, or retrain with those that remain'
             )
+
+
+def _check_there(i: int, graphs: dict[int, Data]) -> None:
+    if i not in graphs:
+        raise ValueError(
+            f'graph {i} is not there: it never was, or was removed before'
+        )
+
+
+def _targets(graphs: dict[int, Data], classes: tuple[int, ...]) -> Tensor:
+    known = torch.tensor(classes)
+    y = torch.tensor([int(data.y) for data in graphs.values()]).long()
+    other = y[~torch.isin(y, known)]
+    if other.numel():
+        raise ValueError(
+            f"'graphs' needs labels of 'classes', {classes} (got "
+            f"{int(other[0])}): give 'num_classes' for those that may come"
+        )
+    positive = known[1:] if len(classes) == 2 else known
+    return torch.where(y.view(-1, 1) == positive, 1.0, -1.0).double()
+
+
+def _edited(data: Data, update: Update, first: int) -> Data:
+    # A graph after the additions and changes of an update.
+    new, x = update.nodes, data.get('x')
+    if update.labels is not None or (new is not None and new.is_labelled):
+        raise ValueError(
+            "'labels' of nodes are not trained on by a classifier of graphs: "
+            'for another label of a graph, remove it and add it again'
+        )
+    out = copy.copy(data)
+    if new is not None:
+        new.check_next(first)
+        k = new.x.size(0)
+        out.n_id = torch.cat([data.n_id, torch.arange(first, first + k)])
+        out.num_nodes = int(out.n_id.numel())
+        if 'x_removed' in data:
+            mark = torch.zeros(k, dtype=torch.bool)
+            out.x_removed = torch.cat([data.x_removed, mark])
+        added = _like(x, 'nodes', new.x)
+        if x is not None:
+            out.x = torch.cat([x, added])
+    out = with_edges(out, update)
+    row, col = out.edge_index
+    order = (row * out.num_nodes + col).argsort()
+    out.edge_index = out.edge_index[:, order]
+    if update.features is not None:
+        rows = rows_of(out.n_id, update.features[0])
+        values = _like(x, 'features', update.features[1])
+        if x is None:
+            raise ValueError(
+                "'features' can't change where 'max_degree' derives them "
+                'from the edges'
+            )
+        out.x = out.x.index_copy(0, rows, values)
+        if 'x_removed' in out:
+            out.x_removed = out.x_removed.index_fill(0, rows, False)
+    return out
+
+
+def _like(x: Tensor | None, name: str, given: Tensor) -> Tensor:
+    columns = 0 if x is None else x.size(1)
+    given = given.cpu() if x is None else given.cpu().to(x.dtype)
+    shape = (given.size(0), columns)
+    check_tensor(name, given, None, shape, finite=True)
+    return given
+
+
+def _line(
+    updates: Sequence[Update],
+    graphs: dict[int, Data],
+    past: RemovalRequest | None,
+) -> dict[str, Any]:
+    # Names for the ledger: what goes for good, what was replaced, and what
+    # has come again since it was removed.
+    asked = [each.remove for each in updates if each.remove is not None]
+    parts = RemovalRequest.batch(asked).parts if asked else {}
+    old = {} if past is None else past.parts
+    edited = {each.graph for each in updates if each.edits}
+    line = {}
+    for i in sorted({*parts, *edited}):
+        part, held = parts.get(i, Part()), old.get(i, Part())
+        data = graphs.get(i)
+        if data is None:
+            line[str(i)] = {'whole': True}
+            continue
+        arcs = {*map(tuple, data.n_id[data.edge_index].t().tolist())}
+        bare = data.get('x_removed', torch.zeros_like(data.n_id)).bool()
+        full = {*data.n_id[~bare].tolist()}
+        if not arcs.isdisjoint(part.arcs):
+            left = tuple(e for e in part.arcs if e not in arcs)
+            part = replace(part, edges=(), directed_edges=left)
+        kept = tuple(v for v in part.features if v not in full)
+        named = replace(part, features=kept).to_dict()
+        new = set[int]()
+        for each in updates:
+            if each.graph == i and each.features is not None:
+                new |= {*each.features[0].tolist()} & full
+        again = {
+            'directed_edges': [*map(list, arcs & {*held.directed_edges})],
+            'features': [*(full & {*held.features})],
+        }
+        come = {name: sorted(items) for name, items in again.items() if items}
+        named |= {'changed_features': sorted(new)} if new else {}
+        named |= {'again': come} if come else {}
+        if named:
+            line[str(i)] = named
+    return line
+
+
+def _last(rows: Tensor, count: int) -> Tensor:
+    return keep_rows(rows, torch.arange(rows.size(0) - count, rows.size(0)))
 
 
 def _empty(classes: tuple[int, ...], Y: Tensor) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def copied(data: Data, num_shards: int, sparse_x: bool) -> Data:
             "'y' needs to hold a label for every training node (got "
             f'{int(y[missing[0]])} for node {int(missing[0])})'
         )
-    # For its checks of the edges.
+    # Run its checks of the edges.
     CSRGraph.from_data(data, duplicates='keep')
     kept = Data(
         x=rows_of_nonzeros(x)
@@ -146,20 +146,6 @@ def name_tensor(name: str, values: Any) -> Tensor:
     if names.numel() > 0 and (names.dtype == torch.bool or not whole):
         raise TypeError(f"'{name}' needs to hold integers (got {names.dtype})")
     return names.long()
-
-
-def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
-    """Find the rows of node names in the present graph."""
-    order = n_id.argsort()
-    place = torch.searchsorted(n_id[order], names)
-    rows = order[place.clamp(max=n_id.numel() - 1)]
-    missing = names[n_id[rows] != names]
-    if missing.numel() > 0:
-        raise ValueError(
-            f'node {int(missing[0])} is not there: it never was, or was '
-            'removed before'
-        )
-    return rows
 
 
 def kind_of(value: Any) -> str:

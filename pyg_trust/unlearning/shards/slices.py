@@ -38,7 +38,7 @@ from pyg_trust import rng
 from pyg_trust._checks import check_integer, check_number
 from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.removal import Part
-from pyg_trust.unlearning.shards.graph import rows_of
+from pyg_trust.update import rows_of
 
 Slices = tuple[tuple[float, int], ...]
 

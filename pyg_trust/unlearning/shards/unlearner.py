@@ -42,7 +42,6 @@ from pyg_trust.unlearning.shards.graph import (
     copied,
     count_classes,
     name_tensor,
-    rows_of,
     without_features,
 )
 from pyg_trust.unlearning.shards.inference import ViewRunner
@@ -62,6 +61,7 @@ from pyg_trust.unlearning.shards.training import (
     single_thread,
 )
 from pyg_trust.unlearning.store import ShardStore
+from pyg_trust.update import rows_of
 
 
 class ShardedUnlearner(Removing):

@@ -1,0 +1,384 @@
+"""Graph classifiers that live: what comes, changes and goes."""
+
+import copy
+import json
+import random
+
+import pytest
+import torch
+from graphs import random_graphs
+from torch_geometric.data import Data
+
+from pyg_trust.check import check_report
+from pyg_trust.kernel.accounting import FAILS
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import TrustReport
+from pyg_trust.transforms import GraphScattering
+from pyg_trust.unlearning import ScatteringClassifier
+from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
+from pyg_trust.update import NewNodes, Update
+
+LAM = 1e-2
+
+
+def make(graphs, kind=ScatteringClassifier, max_degree=None, **kwargs):
+    transform = GraphScattering(J=2, Q=2, L=2, max_degree=max_degree)
+    settings = {'lam': LAM, 'seed': 0, 'num_classes': 2, **kwargs}
+    return kind(transform, **settings).fit(graphs)
+
+
+def pairs(*edges):
+    return torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
+
+
+class World:
+    """Graphs as sets of names: what should be there."""
+
+    def __init__(self, graphs, seed=0):
+        self.random = random.Random(seed)
+        self.torch = torch.Generator().manual_seed(seed)
+        self.graphs = {i: self.of(g) for i, g in enumerate(graphs)}
+        self.names = len(graphs)
+
+    @staticmethod
+    def of(data):
+        return {
+            'x': dict(enumerate(data.x)),
+            'edges': {tuple(e) for e in data.edge_index.t().tolist()},
+            'y': int(data.y),
+            'names': data.num_nodes,
+            'bare': set(),
+        }
+
+    def row(self):
+        return torch.rand(2, generator=self.torch, dtype=torch.float64)
+
+    def remove(self, i, graph):
+        kind = self.random.choice(('node', 'edge', 'feature', 'graph'))
+        if kind == 'graph' and len(self.graphs) > 10:
+            del self.graphs[i]
+            return RemovalRequest(graphs=[i])
+        if kind == 'edge' and graph['edges']:
+            u, v = self.random.choice(sorted(graph['edges']))
+            graph['edges'] -= {(u, v), (v, u)}
+            return RemovalRequest(edges={i: [(u, v)]})
+        v = self.random.choice(sorted(graph['x']))
+        if kind == 'feature' and v not in graph['bare']:
+            graph['x'][v] = torch.zeros(2, dtype=torch.float64)
+            graph['bare'].add(v)
+            return RemovalRequest(features={i: [v]})
+        if len(graph['x']) == 1:
+            del self.graphs[i]
+            return RemovalRequest(graphs=[i])
+        del graph['x'][v]
+        graph['bare'].discard(v)
+        graph['edges'] = {e for e in graph['edges'] if v not in e}
+        return RemovalRequest(nodes={i: [v]})
+
+    def draw(self):
+        i = self.random.choice(sorted(self.graphs))
+        graph, kind = self.graphs[i], self.random.randrange(4)
+        if kind == 0:
+            return self.remove(i, graph)
+        if kind == 1:
+            new = random_graphs(2, seed=self.random.randrange(10**6))
+            for data in new:
+                self.graphs[self.names] = self.of(data)
+                self.names += 1
+            return Update(graphs=new)
+        if kind == 2:
+            v = self.random.choice(sorted(graph['x']))
+            graph['x'][v] = self.row()
+            graph['bare'].discard(v)
+            features = torch.tensor([v]), graph['x'][v].view(1, -1)
+            return Update(graph=i, features=features)
+        first = graph['names']
+        x = torch.stack([self.row(), self.row()])
+        graph['x'] |= {first: x[0], first + 1: x[1]}
+        graph['names'] += 2
+        u = self.random.choice(sorted(graph['x']))
+        come = {(u, first), (first, first + 1)} if u < first else set()
+        graph['edges'] |= come | {(v, u) for u, v in come}
+        return Update(graph=i, nodes=NewNodes(x), edges=pairs(*sorted(come)))
+
+    def present(self):
+        """The present graphs, with names from 0 on in their order."""
+        return [self.data(graph) for _, graph in sorted(self.graphs.items())]
+
+    def data(self, graph):
+        place = {v: k for k, v in enumerate(sorted(graph['x']))}
+        edges = sorted((place[u], place[v]) for u, v in graph['edges'])
+        return Data(
+            x=torch.stack([graph['x'][v] for v in sorted(graph['x'])]),
+            edge_index=pairs(*edges),
+            y=torch.tensor([graph['y']]),
+            num_nodes=len(place),
+        )
+
+
+def assert_present(model, world):
+    """That the classifier is what a fit of the present graphs makes."""
+    assert [*model.graphs] == sorted(world.graphs)
+    for i, data in model.graphs.items():
+        graph = world.graphs[i]
+        assert data.n_id.tolist() == sorted(graph['x'])
+        arcs = data.n_id[data.edge_index].t().tolist()
+        assert arcs == sorted(map(list, graph['edges']))
+        assert torch.equal(data.x, world.data(graph).x)
+        assert ('x_removed' in data) == bool(graph['bare'])
+    fresh = make(world.present(), tol=1e-13)
+    now, then = model._model, fresh._model
+    torch.testing.assert_close(now.train.Z, then.train.Z, rtol=0, atol=1e-13)
+    assert torch.equal(now.train.Y, then.train.Y)
+    assert (now.train.K is None) == (then.train.K is None)
+    distance = float((now.W - then.W).norm())
+    bound = model._bound(now) / (LAM * model.num_graphs)
+    assert distance <= bound + 1e-10
+
+
+def test_mixed_updates_end_at_a_fit_of_the_present_graphs():
+    graphs = random_graphs(24)
+    model, world = make(graphs), World(graphs)
+    for k in range(40):
+        count = world.random.choice((1, 1, 3))
+        report = model.update([world.draw() for _ in range(count)])
+        assert report.bound <= report.budget
+        assert report.num_graphs == len(world.graphs)
+        assert len(model.ledger.entries) == k + 2
+        if k % 10 == 9:
+            assert_present(model, world)
+            found = model.verify()
+            assert found.ok, found
+            assert found.proved
+            again = ScatteringClassifier(
+                model.transform, lam=LAM, num_classes=2
+            )
+            again.load_state_dict(model.state_dict())
+            assert again.verify().ok
+
+
+def test_rows_and_inner_products_follow_below_and_above_the_columns():
+    # d columns; from fewer graphs to more, inner products are given up.
+    graphs = random_graphs(40)
+    model = make(graphs[:6])
+    d = model.embeddings.size(1)
+    assert 6 < d < 40
+    for k in (*range(6, 36, 6), *range(36, 40)):
+        many = graphs[model.num_graphs : k + 1]
+        model.update(Update(graphs=many))
+        held = model._model.train
+        Z = make(graphs[: k + 1])._model.train.Z
+        torch.testing.assert_close(held.Z, Z, rtol=0, atol=1e-13)
+        assert (held.K is None) == (k + 1 > d)
+        if held.K is not None:
+            torch.testing.assert_close(held.K, Z @ Z.t())
+    model.remove(RemovalRequest(graphs=range(10, 40)))
+    assert model._model.train.K is not None
+    assert model.verify().ok
+
+
+def test_degrees_are_derived_again():
+    graphs = random_graphs(12, with_x=False)
+    model = make(graphs[:10], max_degree=8)
+    one = next(
+        (u, v)
+        for u in range(6)
+        for v in range(u)
+        if not (graphs[3].edge_index.t() == torch.tensor([u, v])).all(1).any()
+    )
+    model.update(
+        [
+            Update(graph=3, edges=pairs(one)),
+            Update(graph=4, nodes=NewNodes(torch.zeros(1, 0))),
+            Update(graphs=graphs[10:]),
+        ]
+    )
+    now = [data.clone() for data in graphs]
+    back = torch.cat([pairs(one), pairs(one).flip(0)], dim=1)
+    now[3].edge_index = torch.cat([now[3].edge_index, back], dim=1)
+    now[4].num_nodes += 1
+    fresh = make(now, max_degree=8)
+    Z = fresh.embeddings.to_dense()
+    torch.testing.assert_close(
+        model.embeddings.to_dense(), Z, rtol=0, atol=1e-13
+    )
+    assert model.verify().ok
+    with pytest.raises(ValueError, match=r"graph 3: 'features' "):
+        model.update(
+            Update(graph=3, features=(torch.tensor([0]), torch.zeros(1, 0)))
+        )
+
+
+def test_what_came_and_went_is_in_no_file():
+    graphs = random_graphs(12)
+    model, plain = make(graphs), make(graphs)
+    before = model.state_dict()
+    new = random_graphs(1, seed=9)
+    nodes = NewNodes(torch.tensor([[0.12345678987, 0.5]]).double())
+    n = graphs[2].num_nodes
+    model.update([Update(graphs=new), Update(graph=2, nodes=nodes)])
+    model.update(Update(graph=2, edges=pairs((0, n))))
+    model.remove(RemovalRequest(graphs=[12], nodes={2: [n]}))
+    state = model.state_dict()
+    assert [*state['graphs']] == [*before['graphs']]
+    for i, data in state['graphs'].items():
+        for name, value in data.items():
+            other = before['graphs'][i][name]
+            same = value == other
+            assert bool(same.all() if torch.is_tensor(same) else same)
+    assert torch.equal(model._model.train.Z, plain._model.train.Z)
+    # The names are used up, and the lines say no more.
+    assert [line.request for line in model.ledger.entries] == [
+        {},
+        {},
+        {},
+        {'2': {'nodes': [n]}, '12': {'whole': True}},
+    ]
+    with pytest.raises(ValueError, match=rf'from {n + 1} on'):
+        model.update(
+            Update(graph=2, nodes=NewNodes(nodes.x, n_id=torch.tensor([n])))
+        )
+    model.update([Update(graphs=new), Update(graph=2, nodes=nodes)])
+    assert 13 in model.graphs
+    assert 12 not in model.graphs
+    assert model.graphs[2].n_id[-1] == n + 1
+
+
+def test_lines_name_what_went_changed_and_came_again():
+    graphs = random_graphs(12)
+    model = make(graphs)
+    edge = tuple(graphs[1].edge_index[:, 0].tolist())
+    x = torch.ones(1, 2).double()
+    v = torch.tensor([0])
+    gone = RemovalRequest(edges={1: [edge]}, features={1: [0]})
+    model.remove(gone)
+    assert model.verify().leftovers == ()
+    back = Update(graph=1, edges=pairs(edge), features=(v, x))
+    report = model.update(back)
+    arcs = sorted([list(edge), list(edge[::-1])])
+    assert report.request == {
+        '1': {
+            'changed_features': [0],
+            'again': {'directed_edges': arcs, 'features': [0]},
+        }
+    }
+    # What is there again is no leftover; what goes again is one.
+    assert model.verify().ok
+    model.remove(gone)
+    held = model._model.train.graphs[1]
+    held.x[0] = 1
+    assert 'features of node 0 of graph 1' in model.verify().leftovers
+    held.x[0] = 0
+    # In a list, what went and came back is not named as gone.
+    other = tuple(graphs[2].edge_index[:, 0].tolist())
+    report = model.update(
+        [
+            RemovalRequest(edges={2: [other]}, features={2: [1]}),
+            Update(
+                graph=2,
+                edges=pairs(other),
+                features=(torch.tensor([1]), x),
+            ),
+        ]
+    )
+    assert report.request == {'2': {'changed_features': [1]}}
+    assert model.verify().ok
+
+
+def test_the_evidence_of_an_update_is_checked(tmp_path):
+    graphs = random_graphs(16)
+    model = make(graphs, seed=None)
+    report = model.update(
+        [RemovalRequest(nodes={3: [1]}), Update(graphs=random_graphs(2))]
+    )
+    assert report.num_graphs == 18
+    TrustReport.of(report.verified(model.verify())).save(
+        tmp_path / 'trust.json'
+    )
+    (tmp_path / 'ledger').write_text(json.dumps(model.ledger.state_dict()))
+    torch.save({'weight': model.weight}, tmp_path / 'weights.pt')
+    found = check_report(
+        tmp_path / 'trust.json',
+        model=tmp_path / 'weights.pt',
+        ledger=tmp_path / 'ledger',
+    )
+    assert not [each for each in found if each.status == FAILS]
+    # A report of additions alone.
+    report = model.update(Update(graphs=random_graphs(1)))
+    TrustReport.of(report).save(tmp_path / 'later.json')
+    found = check_report(tmp_path / 'later.json')
+    assert not [each for each in found if each.status == FAILS]
+
+
+def state_of(model):
+    held = model._model
+    return held, copy.deepcopy(model.state_dict())
+
+
+def test_refusals_change_nothing():
+    graphs = random_graphs(12)
+    model = make(graphs)
+    held, state = state_of(model)
+    x = torch.ones(1, 2).double()
+    one, n = torch.tensor([0]), graphs[0].num_nodes
+    edge = graphs[0].edge_index[:, :1]
+    weighted = graphs[0].clone()
+    weighted.edge_weight = torch.ones(weighted.num_edges)
+    wide = graphs[0].clone()
+    wide.x = torch.ones(n, 3)
+    other = graphs[0].clone()
+    other.y = torch.tensor([2])
+    bare = graphs[0].clone()
+    del bare.y
+    cases = {
+        'graph 99 is not there': Update(graph=99, edges=edge),
+        'which is there already': Update(edges=edge),
+        'node 99 is not there': Update(edges=pairs((0, 99))),
+        rf'from {n} on': Update(nodes=NewNodes(x, n_id=one + n + 1)),
+        "'nodes'": Update(nodes=torch.ones(1, 3)),
+        "'features'": Update(features=(one, torch.ones(1, 3))),
+        'node 77 is not there': Update(features=(one + 77, x)),
+        "'labels' of nodes": Update(labels=(one, one)),
+        "graph 0: 'labels' of": Update(nodes=NewNodes(x, one)),
+        "'edge_weight'": Update(graphs=[weighted]),
+        "'graphs' needs 2 columns": Update(graphs=[wide]),
+        "'graphs' needs labels of 'classes'": Update(graphs=[other]),
+        'one integer label': Update(graphs=[bare]),
+        "'update' needs to hold": [],
+    }
+    good = Update(graphs=random_graphs(1))
+    for match, update in cases.items():
+        for given in (update, [good, update] if update else []):
+            with pytest.raises(ValueError, match=match):
+                model.update(given)
+    with pytest.raises(ValueError, match='was removed before'):
+        model.update([RemovalRequest(graphs=[3]), Update(graph=3, edges=edge)])
+    assert model._model is held
+    assert str(model.state_dict()) == str(state)
+    masked = make(graphs, mode='mask')
+    with pytest.raises(ValueError, match="mode='delete'"):
+        masked.update(good)
+    assert masked.update(RemovalRequest(graphs=[1])).num_graphs == 11
+    published = make(graphs, PublishedScatteringClassifier)
+    with pytest.raises(TypeError, match='as published'):
+        published.update(good)
+
+
+def test_a_class_without_graphs_may_get_one():
+    graphs = random_graphs(12)
+    model = make(graphs, num_classes=3)
+    new = random_graphs(1, seed=5)[0]
+    new.y = torch.tensor([2])
+    report = model.update(
+        Update(graphs=[new], remove=RemovalRequest(graphs=range(0, 12, 2)))
+    )
+    assert report.empty_classes == (0,)
+    strict = make(graphs, num_classes=None)
+    with pytest.raises(ValueError, match="'num_classes'"):
+        strict.update(Update(graphs=[new]))
+    # A class may go and come within an update.
+    label = random_graphs(1, seed=6)
+    strict.update(
+        Update(graphs=label, remove=RemovalRequest(graphs=range(0, 12, 2)))
+    )
+    assert strict.verify().ok
