@@ -328,7 +328,7 @@ def apart(
     go, come = (int(np.minimum(x, budget).max()) for x in (lost, won))
     best = np.full(n, -(2**62))
     for more in range(-go, come + 1):
-        # Of rows that reach no such size, nothing is used.
+        # Sizes above the largest of these rows are not used.
         full = np.clip(degree + more, 1, max(1, int(sizes(graphs)[1].max())))
         base = own(model, root, signal, full) - (-total) // full
         (l_ptr, l_sum), (w_ptr, w_sum) = (
@@ -500,7 +500,7 @@ def split(graphs: Graphs, shares: np.ndarray) -> np.ndarray:
     place = np.minimum(np.searchsorted(key, back), len(key) - 1)
     other = np.where((key[place] == back) & (row != col), order[place], -1)
     both = part + np.where(other >= 0, part[other], 0)
-    # One rounding of 2^-53 does not make more than 1 of less than that.
+    # Rounding once, by 2^-53, can't turn a smaller sum into 1.
     if not ((part >= 0) & (both <= 1 - 2.0**-51)).all():
         raise ValueError('the witness holds shares of more than a price')
     return part

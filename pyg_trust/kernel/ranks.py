@@ -39,7 +39,7 @@ from .claims import count
 from .pagerank import Graphs, check
 
 _EPS = 2.0**-52
-# What a witness holds: the name of each array, its dimensions and its kind.
+# The name, dimensions and dtype of each array of a witness.
 ARRAYS = {
     **dict.fromkeys(('rowptr', 'col', 'users', 'items'), (1, 'i8')),
     **dict.fromkeys(('pairs', 'best', 'worst', 'flips'), (2, 'i8')),
@@ -124,7 +124,7 @@ def clean(made: Inverse) -> float:
 
 
 def beside(t: np.ndarray, mine: np.ndarray, bar: float) -> np.ndarray:
-    """Count the scores that may be beside or above; NaN counts, too."""
+    """Count scores that may tie with or exceed an item's; NaN counts, too."""
     return (~(t < mine[..., None] - bar)).sum(-1)
 
 
@@ -171,7 +171,7 @@ def prove(
     if not np.isfinite(mine).all() or (above >= at.shape[1]).any():
         raise ValueError('the witness holds other items than the best ones')
     lost = np.zeros_like(proved)
-    # All but so many are further below than this.
+    # All but `worst` scores are at least `gap` below the item's.
     falling = -np.sort(-np.pad(scores, ((0, 0), (0, 1)), **_LAST), 1)
     gap = mine - np.take_along_axis(falling, worst, 1)
     for number, (v, j) in enumerate(pairs.T.tolist()):
@@ -286,7 +286,7 @@ def differences(
 
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    """List what does not follow from the fields of a certificate.
+    """List the contradictions between a certificate's fields.
 
     Args:
         values (dict): the fields by name.

@@ -116,7 +116,7 @@ def check_sum(size: float, std: float, name: str = 'std') -> None:
 
 
 def fits_float(size: float, std: float) -> bool:
-    """Tell whether float64 adds such integers without rounding.
+    """Test whether float64 adds these integers exactly.
 
     By public numbers alone, so that the way of a sum tells nothing.
 

@@ -47,7 +47,7 @@ class Words:
     budget: dict[str, float] = field(default_factory=dict)
 
 
-# No sentence speaks of names of people, tables and sentences.
+# Fields without a sentence: names of people, tables, other sentences.
 SETTINGS = 'settings: '
 _UNSAID = ('request', 'tallies', 'vouched', 'notes', 'limits')
 
@@ -147,7 +147,7 @@ RUN_ALONE = (
 
 
 def protected_unit(relation: str) -> str:
-    """Name the unit in which neighbours differ, to stand after 'any one'."""
+    """Name the unit in which neighbours differ, for use after 'any one'."""
     if relation == 'replace-one-graph':
         return 'graph: its nodes, edges, features and label'
     if relation == 'add-or-remove-one-graph':

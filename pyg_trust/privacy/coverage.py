@@ -29,7 +29,7 @@ from pyg_trust.report import Guarantee, Report, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.transforms.aggregation_report import Relation
 
-# By relation: what can be asked for, and why nothing else.
+# By relation: the items that a request may name, and the reason for the limit.
 _TAKES = {
     'edge': (('edges', 'directed_edges'), 'rows train without noise there'),
     'node': (('nodes',), 'a node goes with its features, label and edges'),
@@ -123,7 +123,7 @@ class Seal(NamedTuple):
         return cls(salt, hmac.digest(salt, text.encode(), 'sha256').hex())
 
     def fits(self, text: str) -> bool:
-        """Return whether a content is the one that was sealed.
+        """Compare contents with their seal.
 
         Args:
             text (str): as in :meth:`of`.
@@ -407,7 +407,7 @@ class Coverage:
         if part.arcs:
             units, shift, left = self._of_edges(part, graph)
         elif self.relation.name == 'feature':
-            # What rounding moves is in the standard deviation, once.
+            # The standard deviation includes what rounding moves, once.
             shift = units + 2 * self._receiving()[1]
         else:
             shift = self._of_nodes(nodes, graph, fit)

@@ -33,7 +33,7 @@ Model = TypeVar('Model', bound='Fitted')
 
 
 class Task(Protocol):
-    """Checked data of a fit; the key tells data apart."""
+    """Checked data of a fit, and a key by which data are compared."""
 
     @property
     def graph(self) -> CSRGraph:
@@ -114,9 +114,10 @@ class Fitted(Releasing):
         self._prepare(task)
         account = self._open(task.graph.num_nodes)
         with account.lock:
-            # All or nothing: no budget goes into half of a model.
+            # Check the whole cost first: no budget is spent on half of a
+            # model.
             account.check(math.hypot(*self.mus))
-            # Where it stops, what was paid stays paid.
+            # If training stops early, spent budget stays spent.
             self._train_on(task, account)
             self._start(task.graph)
             self._task_seal = Seal.of(task.key)
@@ -182,7 +183,7 @@ class PrivateFit(Coverage, Fitted):
 
 
 def take(lines: list[float], mu: float) -> float:
-    r"""Remove one line of this :math:`\mu`; return it, or 0 without one."""
+    r"""Remove one line with this :math:`\mu`, and return it or 0."""
     for line in lines:
         if math.isclose(line, mu, rel_tol=1e-9):
             lines.remove(line)
