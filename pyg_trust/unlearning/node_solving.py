@@ -105,10 +105,11 @@ class NodeSolver(CertifiedClassifier[Model]):
     def _packed(self, model: Model) -> dict[str, Any]:
         linear = {} if model.B is None else {'B': model.B.clone()}
         data = model.data.to_dict()
+        waits = _waiting(model.sealed, data)
         return {
             **super()._packed(model),
             **linear,
-            'waits': _waiting(model.sealed, data),
+            **({'waits': waits} if waits else {}),
             'seals': model.seals.state_dict(),
             'data': data,
             'weight': model.weight.clone(),
