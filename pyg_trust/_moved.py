@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 F = TypeVar('F', bound=Callable[..., None])
 
-# By package: from the old name to the module, below pyg_trust, that has it;
-# with the new name behind a colon, if there is one.
+# By package: the old name, and the module below pyg_trust that has it; with
+# the new name behind a colon, if there is one.
 _MOVED: dict[str, dict[str, str]] = {
     'functional': {
         'AUC': 'functional.attacks',

@@ -214,7 +214,7 @@ class ReleaseAccount(NoCopies):
                 # private training count as the same release.
                 self._ledger.record(2 / float(mu), 1.0)
             finally:
-                # What was interrupted is spent if it is in the file.
+                # An interrupted release counts if its line is in the file.
                 self._spent = _releases(self._ledger)
 
     def resume(self, lines: list[float], head: str) -> None:
@@ -258,8 +258,8 @@ class ReleaseAccount(NoCopies):
         return f'{type(self).__name__}(mu={self.mu:.6g}, limit={self.limit})'
 
 
-# What was released in this process: of what data (a digest keyed by a number
-# that no other process knows), on which accounts, and what each has spent.
+# Releases of this process: by a digest of the data (keyed by a number that no
+# other process knows), the accounts and what each has spent.
 _KEY = secrets.token_bytes(32)
 _RELEASED: dict[bytes, dict[str, float]] = {}
 _REGISTER = threading.Lock()

@@ -122,7 +122,7 @@ class RemovalLedger:
 
     @property
     def head(self) -> str:
-        """Digest of all lines, to be noted elsewhere; '' without lines."""
+        """Digest of all lines; keep a copy elsewhere ('' without lines)."""
         return self._entries[-1].link if self._entries else ''
 
     def has(self, head: str) -> bool:
@@ -387,8 +387,8 @@ class PrivacyLedger:
         check_plain('header', header)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        # Whoever loses the ledger, by an error or an interrupt, loses the
-        # lock with it.
+        # Release the lock with the ledger, also after an error or an
+        # interrupt.
         self._close = weakref.finalize(self, os.close, self._file)
         self._known: _Account | None = None
         self._lock, self._process = ObjectLock(), os.getpid()
@@ -472,8 +472,8 @@ class PrivacyLedger:
 
     @property
     def _account(self) -> '_Account':
-        # What is in the file, as far as it is known.
-        # Nobody reads what another thread is writing.
+        # The lines of the file as far as they were read. No thread reads while
+        # another one writes.
         with self._lock.turn:
             if self._known is None:
                 self._known = self._read()
@@ -564,7 +564,7 @@ class PrivacyLedger:
         account.end = whole
 
     def _check_place(self) -> None:
-        # What is written to a file that has no name any more is lost.
+        # A write to a deleted file would be lost.
         mine = os.fstat(self._file)
         try:
             there = os.stat(self.path)
@@ -602,7 +602,7 @@ class PrivacyLedger:
 
 @dataclass
 class _Account:
-    # What the lines of a file add up to, their hashes, and where they end.
+    # The sum of a file's lines, their hashes, and their end.
     lines: list[tuple[float, float]] = field(default_factory=list)
     pure_epsilon: float = 0.0
     links: list[str] = field(default_factory=list)
@@ -613,8 +613,8 @@ class _Account:
         return self.links[-1] if self.links else ''
 
     def add(self, body: dict[str, Any]) -> None:
-        # What `record` refuses is no line either: a negative amount would
-        # give back what was spent, and with NaN no budget is ever exceeded.
+        # Refuse lines that `record` would refuse: a negative amount would give
+        # back budget, and NaN would never exceed one.
         if set(body) == {'epsilon'}:
             self.pure_epsilon += check_positive('epsilon', body['epsilon'])
             return

@@ -56,7 +56,7 @@ def system(count: int) -> bytes:
     return os.urandom(check_integer('count', count, 0))
 
 
-# Of the test whether a release has the noise that it should (p_value).
+# The level of the test that a release has its noise (p_value).
 LEAST_P_VALUE = 1e-9
 
 

@@ -117,7 +117,7 @@ def _op(lead: str = '', host: bool = False) -> Callable[[Op], Op]:
         names = list(inspect.signature(function).parameters)
         leads = names.index(lead) if lead else -1
         takes = bool(lead) and forms[lead].dtype is None
-        # Of every argument how it is checked; by its class where it is given.
+        # The position, name, form and check of each argument.
         plan = [
             (k, name, forms[name], forms[name].check)
             for k, name in enumerate(names)
@@ -453,7 +453,7 @@ def pull(
 
 
 def block_size(dtype: torch.dtype) -> int:
-    """Return the number of columns that share samples: a cache line's."""
+    """Return how many columns draw samples together: one cache line's."""
     check_real('dtype', dtype)
     return 64 // dtype.itemsize
 
@@ -806,7 +806,7 @@ class OpenRows(NamedTuple):
 
 
 class _Open(Parts):
-    # As nearly always they are, in a part of the time.
+    # Fast path for valid values, nearly all calls.
     def check(self, name: str, value: Any, sizes: Any = None) -> Any:
         if type(value) is OpenRows:
             start, length, col = value

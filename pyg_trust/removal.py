@@ -264,7 +264,7 @@ def still_removed(
                 items[kind] = items.get(kind, set()) | new
             again = part.get('again', {})
             if isinstance(again, list):
-                # Of node classifiers it is arcs.
+                # Node classifiers record directed edges.
                 again = {'directed_edges': again}
             for kind, new in _named_items(again).items():
                 items[kind] = items.get(kind, set()) - new
@@ -416,7 +416,7 @@ def _keep_edges(data: Data, mask: Tensor) -> Data:
     out = data.edge_subgraph(mask)
     y = data.get('y')
     if isinstance(y, Tensor) and y.numel() == 1:
-        # That of the graph, which passes for one of its only edge.
+        # The graph's own label; with one edge it looks like an edge attribute.
         out.y = y
     return out
 
@@ -432,7 +432,7 @@ def _find(what: str, names: Iterable[int], place: Mapping[int, int]) -> Tensor:
 
 
 def _integers_in_order(name: str, values: Any, count: int) -> list[int]:
-    # As they are, and so many.
+    # Return them unchanged, and not as a set.
     integers(name, values)
     if len(values) != count:
         raise ValueError(
@@ -466,7 +466,7 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
     found = set()
     for value in values:
         if isinstance(value, Tensor):
-            # One of truth or of fractions would pass for an integer.
+            # Booleans and fractions would pass for integers.
             if (
                 value.dtype == torch.bool
                 or value.is_floating_point()

@@ -181,7 +181,7 @@ def stream(seed: int, *items: int) -> np.random.Generator:
     check_integer('seed', seed, 0)
     for item in items:
         check_integer('items', item, 0)
-    # Of the list as a text: numpy's SeedSequence takes [1] for [1, 0].
+    # Hash the list as text: numpy's SeedSequence takes [1] for [1, 0].
     digest = hashlib.sha256(repr([seed, *items]).encode()).digest()
     key = int.from_bytes(digest[:16], 'big')
     return np.random.Generator(np.random.Philox(key=key))

@@ -66,7 +66,7 @@ class NewNodes:
         return self.y is not None and bool((self.y >= 0).any())
 
     def check_next(self, first: int) -> None:
-        """Refuse names other than the next ones.
+        """Check that new names follow the used ones.
 
         Args:
             first (int): the first name that was never used.
@@ -361,7 +361,8 @@ def with_edges(data: Data, update: Update) -> Data:
         return data
     if 'edge_weight' in data:
         raise ValueError(
-            "'edges' can't be added to a graph with weights, which they lack"
+            "'edges' can't be added to a graph with 'edge_weight', as new "
+            'edges have no weights'
         )
     place, n = rows_of(data.n_id, arcs.view(-1)).view(2, -1), data.num_nodes
     keys = place[0] * int(n) + place[1]

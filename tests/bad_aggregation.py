@@ -421,6 +421,60 @@ entry(
     state=values(3, None, 'a', {}, {'format': 1}),
 )
 
+# Items #######################################################################
+
+LIKES = torch.tensor([[0, 0, 1], [0, 1, 1]])
+
+
+def counted() -> privacy.PrivateItemCounts:
+    return privacy.PrivateItemCounts(8.0, 1e-3).fit(LIKES, 2, 3)
+
+
+EXEMPT['privacy.ItemReport'] = RESULT
+entry(
+    'privacy.PrivateItemCounts',
+    lambda: {},
+    Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
+    epsilon=POSITIVE,
+    delta=UNIT,
+    ledger=LEDGER,
+    form=choice(),
+    rank=COUNT,
+    items=values(3, 'ab', [], [1, 1], [-1], [0.5]),
+    ledger_head=HEAD,
+)
+entry(
+    'privacy.PrivateItemCounts.fit',
+    lambda: (
+        privacy.PrivateItemCounts(8.0, 1e-3),
+        {'interactions': LIKES, 'num_users': 2, 'num_items': 3},
+    ),
+    Row('twice', {'interactions': LIKES[:, [0, 0]]}, "'interactions'"),
+    Row('a type', {'edge_type': ('a', 'b', 'c')}, "'edge_type'"),
+    interactions=values(3, None, torch.rand(2, 3), torch.tensor([0, 1])),
+    num_users=values('a', 1.5, 0, None),
+    num_items=values('a', 1.5, 0, None, 10**6),
+    edge_type=values(3, 'a'),
+)
+entry(
+    'privacy.PrivateItemCounts.recommend',
+    lambda: (counted(), {'history': LIKES, 'k': 2, 'num_users': 2}),
+    Row('twice', {'history': LIKES[:, [0, 0]]}, "'history'"),
+    history=values(3, None, torch.rand(2, 3), torch.tensor([[0], [9]])),
+    k=COUNT,
+    num_users=values('a', 1.5, 0),
+)
+entry(
+    'privacy.PrivateItemCounts.report',
+    lambda: (counted(), {'delta': 1e-3}),
+    delta=number(0, 1, none=True),
+)
+entry(
+    'privacy.PrivateItemCounts.load_state_dict',
+    lambda: (counted(), {'state': counted().state_dict()}),
+    state=values(3, None, 'a', {}, {'format': 1}),
+)
+
 # Removals ####################################################################
 
 

@@ -42,6 +42,7 @@ from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn import PPNP
 from pyg_trust.privacy import (
     PrivacyEngine,
+    PrivateItemCounts,
     PrivateLinkPredictor,
     compare_samplings,
     create_accountant,
@@ -244,6 +245,11 @@ def linked(folder):
     return model.fit(cycle(20)).report(), {}
 
 
+def tabled(folder):
+    model = PrivateItemCounts(epsilon=1.0, delta=1e-3, seed=1)
+    return model.fit(liked(), 30, 20).report(), {}
+
+
 def covered(folder):
     data = cycle(20)
     model = PrivateLinkPredictor(epsilon=0.1, delta=1e-3, steps=2).fit(data)
@@ -253,6 +259,7 @@ def covered(folder):
 MADE = {
     'AggregationReport': aggregated,
     'CoverageReport': covered,
+    'ItemReport': tabled,
     'LinkReport': linked,
     'AGP, exact': propagated,
     'AGP, sampled': lambda folder: propagated(folder, eps=1e-3, seed=7),

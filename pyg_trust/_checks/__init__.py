@@ -127,7 +127,7 @@ class Int(Constraint):
 
 
 class OneOf(Constraint):
-    """One of some names, which are read at every check."""
+    """Constraint that a value is in a list of names, read at each check."""
 
     def __init__(self, options: Iterable[str]) -> None:
         self.options = options
@@ -145,7 +145,7 @@ class OneOf(Constraint):
         return value
 
 
-# What a class is called where its name says too little.
+# Names of classes in messages, where the class name says too little.
 _NAMES = {
     'Data': 'homogeneous torch_geometric.data.Data',
     'Module': 'torch.nn.Module',
@@ -370,7 +370,7 @@ def check_integer(
 
 
 def check_choice(name: str, value: str, options: Iterable[str]) -> None:
-    """Refuse anything but one of some names."""
+    """Check that a value is one of the given names."""
     OneOf(options)(name, value)
 
 

@@ -111,7 +111,7 @@ def check_process() -> None:
 
 
 def _settings() -> list[str]:
-    # Of the process: they make other numbers of the same code.
+    # Settings of the process that change the results of the same code.
     usual = torch.get_default_dtype()
     made = [] if usual == torch.float32 else [f'by default {usual}']
     for kind in ('cpu', 'cuda', 'xpu', 'mps'):
@@ -244,7 +244,7 @@ class _Walk:
         if known is not None:
             self.parts.append(f'again {known[0]}')
             return
-        # Which constants are one object is up to the interpreter.
+        # Skip the identity of constants, which the interpreter chooses.
         if not isinstance(value, tuple | frozenset):
             self.seen[id(value)] = (len(self.seen), value)
         self.parts.append(_named(type(value)))
@@ -326,7 +326,7 @@ class _Walk:
     def _object(self, value: Any) -> None:
         kind = type(value)
         if callable(value):
-            # One that is written in C has a name alone.
+            # A function written in C has no source: use its name.
             self.parts.append(_named(value))
         self._class(kind)
         held = dict(getattr(value, '__dict__', None) or {})
@@ -344,8 +344,8 @@ class _Walk:
         self._attributes(held, library, kind)
 
     def _written(self, value: Any) -> None:
-        # What an object that is written in C would be made of again: queues,
-        # counters, iterators, generators, patterns.
+        # Describe objects written in C (queues, counters, iterators, patterns)
+        # by what pickle would make them of.
         reduce = copyreg.dispatch_table.get(type(value))
         try:
             made = value.__reduce_ex__(2) if reduce is None else reduce(value)
@@ -453,7 +453,7 @@ _READ = (
 
 
 def _names(code: types.CodeType) -> list[str]:
-    # Of all globals that a function and those inside of it read.
+    # The names of all globals that a function and its inner functions read.
     found = set(code.co_names)
     for item in code.co_consts:
         if isinstance(item, types.CodeType):
@@ -491,7 +491,8 @@ def identity_on(model: Module, graphs: Sequence[Data]) -> str:
     parts: list[Any] = [identity(model)]
     for graph in graphs:
         parts.append(int(graph.num_nodes or 0))
-        # All that a transform or 'forward' may read, but what is to be told.
+        # All attributes that a transform or 'forward' may read: no labels, no
+        # masks.
         for name, value in sorted(graph.to_dict().items()):
             if name != 'y' and not name.endswith('_mask'):
                 parts += [

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# Of the states of this version; the first is that of 0.1.
+# The format of states of this version; 1 is that of 0.1.
 FORMAT = 2
 
 

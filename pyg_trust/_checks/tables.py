@@ -14,7 +14,7 @@ from pyg_trust._checks.degrees import (
     one_for_each,
 )
 
-# So many rows before, a column is looked for.
+# Rows back in which a lagged column is searched for.
 _LAGS = 8
 # Logarithm of the number of orders of which one comes by chance.
 _CHANCE = 14
@@ -59,7 +59,7 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
 
 
 def lag(x: Tensor, owner: Tensor) -> int:
-    """Return by how many rows one column is another column shifted.
+    """Return the number of rows by which a column is shifted against another.
 
     Args:
         x (Tensor): ``[num_rows, num_columns]``.

@@ -48,7 +48,7 @@ class Form(Constraint):
         self.dtype, self.host, self.none = dtype, host, none
         self.own, self.raw = own, raw
         self.below, _, self.what = below.partition(': ')
-        # Of each dimension the name, if it has one, and what is added.
+        # For each dimension its name, if any, and the number added to it.
         self.shape: list[tuple[str, int]] = []
         for size in shape:
             found = _DIM.fullmatch(str(size))

@@ -74,7 +74,7 @@ class _Twins:
         self.runs = runs
         self.confirmed_runs: set[str] = set()
         self.inside = self.outside = 0
-        # What has rows of nodes and could have differed.
+        # The released tables with a row per node that could have differed.
         self.looked: set[str] = set()
         self.ball = _around(runs)
         if runs.noisy:
@@ -93,8 +93,7 @@ class _Twins:
     def row(self, kind: str) -> AuditRow:
         runs = self.runs
         one, two = runs.run(), runs.run(kind)
-        # What is random afterwards, or not released any more, was not seen to
-        # be forgotten.
+        # A value that is random or missing after the removal shows nothing.
         power = [
             name
             for name in differing(one.before, two.before, runs.random)
@@ -111,7 +110,8 @@ class _Twins:
         elif found:
             note = grouped(found)
         if kind == 'features' and hides:
-            # If features could have been put there, they may have been.
+            # If an attacker could have planted features there, count them as
+            # planted.
             power = []
         return AuditRow(
             f'twins: {kind}',
@@ -163,7 +163,7 @@ class _Twins:
 
 
 def _around(runs: Runs) -> Tensor:
-    # Which of the remaining rows are near what was removed.
+    # A mask of the remaining rows within reach of the removed nodes.
     near, _, _, _ = k_hop_subgraph(
         runs.featureless,
         _HOPS,
@@ -232,8 +232,8 @@ def worlds(runs: Runs) -> list[AuditRow]:
         subject.remove(runs.request)
         forgot.append(runs.score(subject))
         never.append(runs.score(runs.subject(runs.left, _WORLD, 1, i)))
-    # Of Clopper and Pearson, if a threshold from one half of the runs tells
-    # the other half apart without an error.
+    # Bound of Clopper and Pearson, for a threshold chosen on half of the runs
+    # that classifies the other half without an error.
     rate = ((1 - runs.level) / 2) ** (1 / max(runs.worlds // 2, 1))
     ceiling = max(float(np.log(rate / (1 - rate))), 0.0)
     return [
@@ -334,7 +334,7 @@ def label_only(runs: Runs) -> list[AuditRow]:
 
 @ATTACKS.builtin('pair', needs='candidates')
 def pair(runs: Runs) -> list[AuditRow]:
-    """Tell removed nodes by what changed between two releases."""
+    """Guess removed nodes from the changes between two releases."""
     run = runs.run()
     row = _of_nodes(
         runs,
@@ -420,7 +420,7 @@ def bytes_(runs: Runs) -> list[AuditRow]:
     data = runs.data.clone()
     width = min(_CANARY, data.x.size(1))
     generator = rng.generator(rng.derive(runs.seed, _DRAW, 3))
-    # Of half precision, so that it is the same number in any other.
+    # Rounded to half precision: exact in every other dtype, too.
     drawn = torch.rand(width, generator=generator).half()
     start = (data.x.size(1) - width) // 2
     rows = runs.featureless[:1]

@@ -41,8 +41,8 @@ def opened(released: Released) -> Released:
     alike: dict[str, list[Tensor | bytes]] = {}
     for name, value in pairs:
         alike.setdefault(_named(name), []).append(value)
-    # One that has the name of another is looked at as well. Their order is
-    # that of their contents: names that hold digests have another every time.
+    # Release duplicates of a name, too. Sort by contents, as names that
+    # contain digests change from run to run.
     return {
         name + f' ({i})' * bool(i): value
         for name, values in alike.items()

@@ -184,7 +184,7 @@ def _rows_of(name: str, runs: Runs) -> list[AuditRow]:
 
 
 def _with_verdicts(rows: list[AuditRow], level: float) -> list[AuditRow]:
-    # Those that have a p value get theirs here, all together.
+    # Correct all p values together (Holm).
     which = [i for i, row in enumerate(rows) if row.p == row.p]
     corrected = holm([rows[i].p for i in which])
     rows = list(rows)

@@ -19,7 +19,7 @@ from pyg_trust.unlearning.shards import ShardedUnlearner
 
 _Model = TypeVar('_Model', NodeClassifier, ScatteringClassifier)
 
-# Of a saved state, in the folder of a subject.
+# The name of the saved state in a subject's folder.
 _FILE = 'state.pt'
 
 Released = dict[str, Tensor | bytes]
@@ -194,7 +194,7 @@ class RetrainSubject(ShardedSubject):
 
 
 class _NoisySubject(Generic[_Model]):
-    # What subjects of certified classifiers share.
+    # Fields that subjects of certified classifiers share.
     noisy = True
 
     @validated

@@ -241,7 +241,7 @@ def _claimed(epsilon: Any, delta: float) -> float:
 
 
 class _Scores:
-    # Of both coins.
+    # The scores of all runs, and their coins.
     def __init__(self) -> None:
         self.scores: list[np.ndarray] = []
         self.heads: list[np.ndarray] = []
@@ -327,7 +327,7 @@ def _planted(data: Data, value: Tensor, label: int) -> Data:
 
 
 def _of_canaries(released: Any, data: Data, value: Tensor) -> np.ndarray:
-    # What was released of each canary's feature, [num_canaries, *].
+    # The released value of each canary's feature: [num_canaries, *].
     count, first = value.numel(), data.x.size(1)
     items = released
     if isinstance(released, nn.Module | Mapping | Tensor):
@@ -363,7 +363,7 @@ def _of_canaries(released: Any, data: Data, value: Tensor) -> np.ndarray:
 
 
 def _finite(found: np.ndarray) -> np.ndarray:
-    # Of size 1 at most; what is no number tells by that.
+    # Bounded by 1. Whether a number is NaN or infinite is a signal, too.
     signs = (np.isnan(found), np.isposinf(found), np.isneginf(found))
     held = np.where(np.isfinite(found), found, 0.0)
     size = np.abs(held).max(initial=0.0)

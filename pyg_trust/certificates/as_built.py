@@ -61,7 +61,7 @@ _STATE_HOOKS = (
     '_backward_hooks',
     '_backward_pre_hooks',
 )
-# Whose code is certified, and whose code that calls.
+# Classes whose code, and the code that it calls, is certified.
 _FAMILY = (
     FeaturePropagation,
     LabelPropagation,
@@ -74,7 +74,7 @@ _HELPERS = (SumAggregation, Aggregation, Inspector, *CSRGraph.__mro__[:-1])
 _MODULES = (ppnp, diffusion)
 _GRAPHS = (Data, HeteroData, CSRGraph, SparseTensor)
 _MISSING = object()
-# As 'type' itself finds them: a metaclass may answer something else.
+# Read the MRO as 'type' does: a metaclass may override it.
 _MRO = type.__dict__['__mro__'].__get__
 _VARS = type.__dict__['__dict__'].__get__
 
@@ -98,7 +98,7 @@ _CALLED = {
     module: _held({k: v for k, v in vars(module).items() if callable(v)})
     for module in _MODULES
 }
-# What an instance has by itself, and so no class may have in its place.
+# Attributes of instances, with their types; no class may define one.
 _PLAIN = {
     'K': (int, type(None)),
     'add_self_loops': (bool,),
@@ -161,10 +161,10 @@ def check_as_built(model: Any) -> None:
     for name, types_ in _PLAIN.items():
         if type(held.get(name, _MISSING)) not in types_:
             wanted = ' or '.join(t.__name__ for t in types_)
-            found = type(held.get(name)).__name__
+            actual = type(held.get(name)).__name__
             raise TypeError(
                 f"'{name}' needs to be of type {wanted}, as the "
-                f"'model' was made with (got {found})"
+                f"'model' was made with (got {actual})"
             )
     _check_values(model)
     _check_hooks(model)
@@ -197,8 +197,8 @@ def _changed(
         yield from _patched(kind)
     for module, names in _CALLED.items():
         for name, (value, code) in names.items():
-            found = vars(module).get(name, _MISSING)
-            if found is not value or _code(found) != code:
+            current = vars(module).get(name, _MISSING)
+            if current is not value or _code(current) != code:
                 yield name, f'in the module {module.__name__}'
     yield from _shadowed(model)
     inner = vars(model).get('_modules', {}).get('aggr_module')
@@ -216,8 +216,8 @@ def _patched(kind: type) -> Iterator[tuple[str, str]]:
         if name not in _REACHED or (kind, name) == (Module, '__setstate__'):
             continue
         value, code = old.get(name, (_MISSING, ()))
-        found = now.get(name, _MISSING)
-        if found is not value or _code(found) != code:
+        current = now.get(name, _MISSING)
+        if current is not value or _code(current) != code:
             yield name, f'set in {kind.__name__}'
 
 
@@ -281,16 +281,16 @@ def _check_values(model: Any) -> None:
             "'model' needs the 'inspector' of PageRank (got another)"
         )
     for name, usual in (('_explain', False), ('_decomposed_layers', 1)):
-        found = vars(model).get(name, usual)
-        if found not in (usual, None):
+        value = vars(model).get(name, usual)
+        if value not in (usual, None):
             raise ValueError(
                 f"'model' needs to be called as it is deployed, without "
-                f'{name.strip("_")!r} (got {found!r})'
+                f'{name.strip("_")!r} (got {value!r})'
             )
 
 
 def _check_hooks(part: Module) -> None:
-    # One that only acts in other graphs leaves the scores of this one alone.
+    # A hook may act in perturbed graphs alone, and leave this one's scores.
     for name, hooks in vars(part).items():
         if not name.endswith('_hooks') or name in _STATE_HOOKS:
             continue
@@ -306,14 +306,14 @@ def check_blind(model: Module, edge_index: Any) -> None:
     """Refuse logits that refer to a graph: they could follow its changes."""
     for value in reached(model):
         if value is edge_index and edge_index is not None:
-            found = "the 'edge_index' of the data"
+            source = "the 'edge_index' of the data"
         elif isinstance(value, _GRAPHS):
-            found = type(value).__name__
+            source = type(value).__name__
         else:
             continue
         raise ValueError(
             "'model' needs logits that do not depend on the edges (got "
-            f'{found} among what its code and attributes reach): if that '
+            f'{source} among what its code and attributes reach): if that '
             'graph changes, so may the logits; store the numbers that it '
             'needs as a tensor'
         )

@@ -95,41 +95,40 @@ class Solver(Problem):
         """Find provable bounds for targets decided by exhaustive search."""
         robust = ~self.open_pairs().any(1)
         self.solve_local(witnesses=False)
-        made = self.perturbations
+        moves = self.perturbations
         which = self.unproved() & robust[:, None]
-        if bool(which.any()) and made.active.numel() * made.num_nodes <= (
-            _PROVED
-        ):
+        size = moves.active.numel() * moves.num_nodes
+        if bool(which.any()) and size <= _PROVED:
             self.see_clean()
             self.solve_global('dual', 'best', True, 0, which)
 
     def unproved(self) -> Tensor:
         """Return a mask of the classes that local bounds leave open."""
-        made = torch.zeros_like(self.lower, dtype=torch.bool)
+        unproved = torch.zeros_like(self.lower, dtype=torch.bool)
         for (y, c), value in self.local.items():
             mine = (self.reference == y).nonzero().view(-1)
             margin = -self.alpha * value[self.targets[mine]]
-            made[mine, c] = margin - self.slack[mine, c] <= self.tolerance
-        return made
+            unproved[mine, c] = margin - self.slack[mine, c] <= self.tolerance
+        return unproved
 
     def loops(self) -> int:
         """Count how many nodes can flip their self-loop."""
-        made = self.perturbations
-        row, col = made.graph.row, made.graph.col
-        gone = made.removable & (row == col) & (made.budget[row] > 0)
-        return int(gone.sum()) + int((made.pairs[0] == made.pairs[1]).sum())
+        moves = self.perturbations
+        row, col = moves.graph.row, moves.graph.col
+        gone = moves.removable & (row == col) & (moves.budget[row] > 0)
+        return int(gone.sum()) + int((moves.pairs[0] == moves.pairs[1]).sum())
 
     def is_cheap(self, budget: int) -> bool:
         """Tell whether trying all admissible graphs takes a few seconds."""
-        made = self.perturbations
-        if made.all_pairs and made.num_nodes > 1500:
+        perturbations = self.perturbations
+        if perturbations.all_pairs and perturbations.num_nodes > 1500:
             return False
-        numbers = self.logits.numel() + made.graph.num_edges
+        numbers = self.logits.numel() + perturbations.graph.num_edges
         if self.is_plain and budget <= 1 and not self.undirected:
             # A system per row, not per flip.
-            sets = made.active.numel()
+            sets = perturbations.active.numel()
         else:
-            flips = candidates(made, self.undirected).size(1)
+            flips = candidates(perturbations, self.undirected).size(1)
             sets = count_sets(flips, budget, _FEW)
             if sets > _FEW:
                 return False
@@ -163,15 +162,15 @@ class Solver(Problem):
         blocks = list(self.perturbations.column_blocks(len(pairs)))
 
         def worst(block: slice) -> tuple[Any, ...]:
-            found = self.horizon.maximize(
+            solution = self.horizon.maximize(
                 self.perturbations,
                 signal[block],
                 start=clean[second[block]] - clean[first[block]],
             )
             reached = None
             if witnesses:
-                reached = self.reach(found.policy, signal[block])
-            return found.value, found.high, reached
+                reached = self.reach(solution.policy, signal[block])
+            return solution.value, solution.high, reached
 
         with Bar(blocks, self.bar, desc='class pairs') as bar:
             for block, (values, high, reached) in zip(
@@ -191,13 +190,13 @@ class Solver(Problem):
     def reach(
         self, policy: Policy, signal: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the margins in a policy's graphs, and the flips of these."""
+        """Return the margins and the flips of a policy's graphs."""
         flips = [policy.edges(k) for k in range(policy.num_columns)]
         if self.undirected:
             flips = [self.mutual(pairs) for pairs in flips]
         policy = Policy.from_flips(self.perturbations, flips)
-        found = self.horizon.evaluate(policy, signal)
-        return -self.alpha * (found.value + found.low[:, None]), flips
+        values = self.horizon.evaluate(policy, signal)
+        return -self.alpha * (values.value + values.low[:, None]), flips
 
     def mutual(self, flips: Tensor) -> Tensor:
         """Make a directed attack undirected, within all budgets."""
@@ -210,8 +209,9 @@ class Solver(Problem):
             some = some.nonzero().view(-1)
             if some.numel() == 0:
                 break
-            # Which one of its node's flips each of them is, at either end, in
-            # one order, so that the first one fits; a self-loop has one end.
+            # Number the flips of each node, at either end, in one order, so
+            # that the first flip always fits its budget; a self-loop has one
+            # end.
             other = j[some].where(i[some] != j[some], n)
             ends = torch.stack([i[some], other], dim=1)
             order = ends.view(-1).argsort(stable=True)
@@ -233,7 +233,7 @@ class Solver(Problem):
 
     def solve_single_flip(self) -> None:
         """Find the exact worst case of PageRank under one directed flip."""
-        found = single_flip_margins(
+        margins = single_flip_margins(
             self.logits,
             self.perturbations,
             self.targets,
@@ -241,10 +241,10 @@ class Solver(Problem):
             self.alpha,
             progress_bar=self.progress_bar,
         )
-        self.lower = found.margins - found.errors
-        upper, against = (found.margins + found.errors).min(1)
+        self.lower = margins.margins - margins.errors
+        upper, against = (margins.margins + margins.errors).min(1)
         for k, value in enumerate(upper.tolist()):
-            flip = found.flips[k, against[k]].view(2, 1)
+            flip = margins.flips[k, against[k]].view(2, 1)
             self.found(k, value, flip[:, :0] if flip[0] < 0 else flip)
 
     def try_all(self, which: Tensor, budget: int) -> None:
@@ -257,7 +257,7 @@ class Solver(Problem):
                 "'method' can be 'exact' only for few admissible graphs (got "
                 f'more than {most} sets of at most {budget} of {flips} flips)'
             )
-        found = Exhaustive(
+        search = Exhaustive(
             self.perturbations,
             self.logits,
             self.targets[which],
@@ -267,10 +267,10 @@ class Solver(Problem):
             self.undirected,
             self.progress_bar,
         )
-        self.lower[which] = torch.maximum(self.lower[which], found.lower)
-        upper, against = found.upper.min(1)
+        self.lower[which] = torch.maximum(self.lower[which], search.lower)
+        upper, against = search.upper.min(1)
         for k, value in enumerate(upper.tolist()):
-            flip = found.flips[k][int(against[k])]
+            flip = search.flips[k][int(against[k])]
             assert flip is not None
             self.found(int(which[k]), value, flip)
 
@@ -314,10 +314,10 @@ class Solver(Problem):
                 which = self.unknown()
             if which.numel() == 0:
                 return
-            made = self.perturbations
-            whole = 8 * made.active.numel() * made.num_nodes
+            perturbations = self.perturbations
+            whole = 8 * perturbations.active.numel() * perturbations.num_nodes
             bounds, vectors = bounds_and_vectors(
-                made,
+                perturbations,
                 self.targets[which],
                 self.alpha,
                 cost=charged,
@@ -378,17 +378,17 @@ class Solver(Problem):
                 sign_only=sign_only,
             )
 
-        # What is reached over few edges is done first.
+        # Bound targets that reach few edges first.
         degree = self.perturbations.graph.degree[self.targets[which]]
         every_k = which[degree.argsort(stable=True)].tolist()
         with Bar(every_k, self.bar, desc='regions') as bar:
             robust = 0
-            for k, made in zip(
+            for k, bounds in zip(
                 bar, shared(every_k, bounded, self.over_ranks), strict=True
             ):
                 against = open_[k].nonzero().view(-1)
                 self.lower[k, against] = torch.maximum(
-                    self.lower[k, against], -made
+                    self.lower[k, against], -bounds
                 )
                 robust += not bool(self.open_pairs()[k].any())
                 bar.set_postfix(robust=robust)
@@ -428,9 +428,9 @@ class Solver(Problem):
 
             kept = len(self.witnesses)
             every = range(0, which.numel(), size)
-            made = list(shared(every, tried, self.over_ranks))
+            work = list(shared(every, tried, self.over_ranks))
         place = {k: i for i, k in enumerate(which.tolist())}
-        for proofs, *_ in made:
+        for proofs, *_ in work:
             for k, c, charged, price, bound in proofs:
                 known = self.priced.get((k, c))
                 if provable and (known is None or bound < known.bound):
@@ -441,14 +441,14 @@ class Solver(Problem):
             return
         # Results of all processes, in the order of one process.
         del self.witnesses[kept:]
-        for first, (_, lower, upper, of, before, found) in zip(
-            every, made, strict=True
+        for first, (_, lower, upper, of, before, flips) in zip(
+            every, work, strict=True
         ):
             part = which[first : first + size]
             self.lower[part], self.upper[part] = lower, upper
             moved = of + len(self.witnesses) - before
             self.witness_of[part] = torch.where(of >= before, moved, of)
-            self.witnesses += found
+            self.witnesses += flips
 
     def attack_greedily(self, budget: int) -> None:
         """Attack the undecided targets, greedily and by swaps."""
@@ -471,8 +471,8 @@ class Solver(Problem):
                 )
 
             each = range(which.numel())
-            found = shared(each, attacked, self.over_ranks)
-            with Bar(found, self.bar, total=len(each), desc='attacks') as b:
+            attacks = shared(each, attacked, self.over_ranks)
+            with Bar(attacks, self.bar, total=len(each), desc='attacks') as b:
                 flips = list(b)
             self.try_flips(which, signal, flips)
             return

@@ -115,8 +115,8 @@ class Certificate(Proved, SpeaksOf, Report):
         )
 
     def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
-        found = torch.tensor(proofs.prove(arrays), dtype=torch.int8)
-        sure = (self.status == UNKNOWN) | (found == self.status)
+        status = torch.tensor(proofs.prove(arrays), dtype=torch.int8)
+        sure = (self.status == UNKNOWN) | (status == self.status)
         return bool(sure.all())
 
     def _fields(self) -> dict[str, Any]:

@@ -85,22 +85,22 @@ class UserCertificate(Report):
 
     def guarantee(self) -> Guarantee:
         """Return the guarantee of the user's report, marked as not checked."""
-        said, note = self.found.guarantee(), CERTIFICATES.note(self.threat)
-        if said.procedure in PROMISES:
+        inner, note = self.found.guarantee(), CERTIFICATES.note(self.threat)
+        if inner.procedure in PROMISES:
             return stated(
-                said.procedure,
-                {**said.values, 'vouched': note},
-                assumptions=said.values['notes'],
-                not_covered=said.values['limits'],
-                data=said.data,
-                origin=said.origin,
-                checked=said.checked,
-                model=said.model,
+                inner.procedure,
+                {**inner.values, 'vouched': note},
+                assumptions=inner.values['notes'],
+                not_covered=inner.values['limits'],
+                data=inner.data,
+                origin=inner.origin,
+                checked=inner.checked,
+                model=inner.model,
             )
         return dataclasses.replace(
-            said,
-            promise=f'as says {note}: {said.promise}',
-            assumptions=(*said.assumptions, f'NOT CHECKED: {note}'),
+            inner,
+            promise=f'as says {note}: {inner.promise}',
+            assumptions=(*inner.assumptions, f'NOT CHECKED: {note}'),
         )
 
 
@@ -179,15 +179,15 @@ def certify(
                 f"'{option}' is no option of certificates against a "
                 f'{type(threat).__name__}, which are {known}'
             )
-    found = route(model, data, threat, **options)
+    certificate = route(model, data, threat, **options)
     if not CERTIFICATES.is_own(name):
-        return found
-    if not isinstance(found, Report):
+        return certificate
+    if not isinstance(certificate, Report):
         raise TypeError(
             f'{CERTIFICATES.note(name)}, needs to return a Report (got '
-            f'{type(found).__name__})'
+            f'{type(certificate).__name__})'
         )
-    return UserCertificate(name, found)
+    return UserCertificate(name, certificate)
 
 
 def _route(threat: Any) -> tuple[str, Callable[..., Report]]:

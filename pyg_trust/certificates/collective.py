@@ -42,7 +42,7 @@ from pyg_trust.report.charts import Chart
 
 DEGREES = ('source', 'target')
 _PROBES = 20
-# Of these, probes of many changes at once, anywhere outside.
+# Number of these probes that change many nodes at once, anywhere outside.
 _WIDE = 6
 
 
@@ -123,9 +123,9 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
         return not list(kernel.differences(arrays, vars(self)))
 
     def _follows(self, arrays: dict[str, np.ndarray]) -> bool:
-        found = kernel.prove(arrays)
-        most = max(self.counted - math.floor(found), self.one_by_one)
-        return found <= self.bound and self.guaranteed <= most
+        bound = kernel.prove(arrays)
+        most = max(self.counted - math.floor(bound), self.one_by_one)
+        return bound <= self.bound and self.guaranteed <= most
 
     @property
     def ratio(self) -> float:
@@ -273,8 +273,8 @@ def certify_collective(
             "'forward' needs to be that of the report: "
             f'{called["forward"]} (got {forward})'
         )
-    found = identity(model, None, forward)
-    if found != report.model_digest:
+    digest = identity(model, None, forward)
+    if digest != report.model_digest:
         raise ValueError(
             "'forward' needs to be that of the report, with the same code and "
             f'what it refers to (got {forward})'
@@ -336,7 +336,7 @@ def certify_collective(
         index: Any = (slice(None), *point)
         sure[index] = mask.numpy()
     owner, points = frontier(sure)
-    # Nothing changes without a budget, and nobody breaks.
+    # Without a budget nothing changes, and no prediction breaks.
     held = counts[owner] & bool(axes)
     attack = kernel.Attack(
         *(owner[held], points[held], reach, limits, caps),
@@ -364,7 +364,7 @@ def certify_collective(
         exact=exact,
         confidence=report.confidence,
         fingerprint=report.fingerprint,
-        model_digest=found,
+        model_digest=digest,
         provenance=report.provenance,
         weights=report.weights,
         data=report.data,
@@ -407,8 +407,8 @@ def _witness(
     size = sum(value.nbytes for value in arrays.values())
     if size > MOST_BYTES:
         return None, f'none: {size / 2**20:.0f} MiB were left out'
-    made = Witness({**arrays, 'multipliers': multipliers})
-    return made, made.digest
+    witness = Witness({**arrays, 'multipliers': multipliers})
+    return witness, witness.digest
 
 
 class _Fields:
@@ -422,10 +422,10 @@ class _Fields:
         n = int(data.num_nodes or 0)
         self.nodes = receptive_field(self.edge_index, n, hops)
         near = hops if degrees == 'source' else max(hops - 1, 0)
-        # Where the ends of edges that come or go are seen.
+        # Nodes that see an end of an edge that is added or deleted.
         self.near = receptive_field(self.edge_index, n, near)
         self.edges = edge_field(self.near, self.pairs)
-        # One more hop sees the nodes that too few hops left out.
+        # One more hop shows whether 'hops' is too small.
         self._wider = receptive_field(self.edge_index, n, hops + 2)
 
     def probe(
@@ -438,10 +438,10 @@ class _Fields:
     ) -> None:
         """Change all nodes outside of some fields; compare outputs to the bit.
 
-        Most probes change what is right outside, which rounds of messages
-        beyond :obj:`hops` would see; the others all (or half) that is
-        outside, which layers see that mix all nodes, whether or not there is
-        a path. Edges that are added have no end in the field.
+        Most probes change nodes next to the fields, which further rounds of
+        messages would see; the others change all (or half) of the outside,
+        which layers see that mix all nodes without a path. Added edges have no
+        end in a field.
         """
         draw = np.random.default_rng(0)
         ends = edge_field(self._wider, self.pairs)
@@ -461,7 +461,8 @@ class _Fields:
     def _flip_rows(self, nodes: np.ndarray, draw: np.random.Generator) -> Data:
         bad = self.data.clone()
         rows = torch.from_numpy(nodes).to(bad.x.device)
-        # All entries of a row, or some: sums of them may stay as they are.
+        # Replace whole rows or single entries: a change may cancel in a row's
+        # sum.
         some = draw.random((nodes.size, bad.x.size(1))) < draw.choice([0.5, 1])
         flip = torch.from_numpy(some).to(bad.x.device)
         bad.x[rows] = torch.where(flip, 1 - bad.x[rows], bad.x[rows])

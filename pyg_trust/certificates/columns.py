@@ -39,9 +39,9 @@ class Columns:
             start[i] = problem.local[pair]
         priced = problem.is_priced
         if method == 'lp':
-            made, multiplier = self.programs(start, bar)
+            bounds, multiplier = self.programs(start, bar)
         else:
-            found = dual_bound(
+            dual = dual_bound(
                 problem.perturbations,
                 self.signal,
                 self.targets,
@@ -57,19 +57,19 @@ class Columns:
                 start=start,
                 clean=problem.clean(self.k, self.against),
             )
-            made, multiplier = found.bound, found.multiplier
+            bounds, multiplier = dual.bound, dual.multiplier
             bar.update(self.k.numel())
         self.proofs = [
             (k, c, cost, price, bound)
             for k, c, price, bound in zip(
                 *(self.k.tolist(), self.against.tolist()),
-                *(multiplier.tolist(), made.tolist()),
+                *(multiplier.tolist(), bounds.tolist()),
                 strict=True,
             )
         ]
         # The local worst case is a lower bound as well.
         pair = self.k, self.against
-        problem.lower[pair] = torch.maximum(problem.lower[pair], -made)
+        problem.lower[pair] = torch.maximum(problem.lower[pair], -bounds)
         return multiplier
 
     def programs(self, start: Tensor, bar: Bar) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ class Columns:
         assert budget is not None
         budget = budget * (1 + problem.undirected)
         multiplier = self.signal.new_zeros(self.k.numel())
-        made = self.signal.new_zeros(self.k.numel())
+        values = self.signal.new_zeros(self.k.numel())
         for i, target in enumerate(self.targets.tolist()):
             _, multiplier[i] = linear_program(
                 problem.perturbations,
@@ -98,9 +98,9 @@ class Columns:
                 start=start[i : i + 1],
             )
             top = proof.value[0, target] + proof.high[0]
-            made[i] = multiplier[i] * budget + alpha * top
+            values[i] = multiplier[i] * budget + alpha * top
             bar.update()
-        return made, multiplier
+        return values, multiplier
 
     def attack(self, multiplier: Tensor, cost: str) -> None:
         """Attack columns with negative bounds, guided by their multipliers."""

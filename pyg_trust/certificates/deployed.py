@@ -167,20 +167,20 @@ class Deployed:
         """Return the assumptions about the model."""
         steps = 'in the limit' if self.K is None else f'K={self.K} steps'
         loops = 'with' if self.self_loops else 'without'
-        said = (
+        sentences = (
             f'the deployed model is personalized PageRank (alpha '
             f'{self.alpha:g}, {steps}, {self.normalization!r}, {loops} '
             'added self-loops) of logits that do not depend on the edges'
         )
         if self.dtype is None:
             return (
-                said,
+                sentences,
                 'all of this was said by whoever handed the logits over: no '
                 'model was seen',
                 'the model computes in exact arithmetic',
             )
         return (
-            said,
+            sentences,
             f'taken from the {self.name} itself, in evaluation mode, and its '
             f'roundoff in {self.kind} is accounted for',
             'what makes its logits reads no graph from anywhere else (files, '
@@ -216,20 +216,20 @@ class Deployed:
         check_process()
         check_instance('data', data, Data)
         check_blind(model, data.get('edge_index'))
-        found = CSRGraph.convert(data).to('cpu')
-        weight = found.weight
+        converted = CSRGraph.convert(data).to('cpu')
+        weight = converted.weight
         if weight is not None and bool(weight.ne(1).any()):
             raise ValueError(
                 "'data' needs to be unweighted: an edge is there or not (got "
                 "an 'edge_weight')"
             )
         if not (
-            torch.equal(found.rowptr, graph.rowptr)
-            and torch.equal(found.col, graph.col)
+            torch.equal(converted.rowptr, graph.rowptr)
+            and torch.equal(converted.col, graph.col)
         ):
             raise ValueError(
                 "'data' and 'threat' need to have the same graph (got "
-                f'{found} and {graph})'
+                f'{converted} and {graph})'
             )
         before = identity(model)
         modes = [(module, module.training) for module in model.modules()]
@@ -238,11 +238,13 @@ class Deployed:
             with torch.no_grad():
                 graph_of = data.edge_index if 'edge_index' in data else data
                 logits, scores = _run(model, data, graph_of)
-                # And in a graph that nobody knows beforehand.
+                # Compare on a random graph, too, which no model can know
+                # beforehand.
                 other = _drawn(graph, model.normalization == 'sym')
                 edges = torch.stack([other.row, other.col]).to(logits.device)
                 moved = _run(model, data, edges)
-                # And where somebody deploys it without 'no_grad'.
+                # Compare with gradients enabled, too: a deployed model may run
+                # without 'no_grad'.
                 with torch.enable_grad():
                     learnt = _logits(model, data)
         finally:
@@ -250,7 +252,7 @@ class Deployed:
                 module.training = mode
         _check_plain(logits, moved[0], learnt)
         check_logits(logits, graph)
-        made = cls(
+        deployed = cls(
             logits.cpu().double(),
             model.alpha,
             model.K,
@@ -261,7 +263,7 @@ class Deployed:
             type(model).__name__,
             before,
         )
-        _check_scores(made, scores.cpu().double(), graph)
+        _check_scores(deployed, scores.cpu().double(), graph)
         for again, when in (
             (moved[0], 'when it was called with another graph'),
             (learnt, 'when gradients were enabled'),
@@ -271,13 +273,13 @@ class Deployed:
                     "'model' needs the same logits at every call (got others "
                     f'{when})'
                 )
-        _check_scores(made, moved[1].cpu().double(), other)
+        _check_scores(deployed, moved[1].cpu().double(), other)
         if identity(model) != before:
             raise ValueError(
                 "'model' needs to stay as it is when it is called (its "
                 'attributes changed in a call, and may change later calls)'
             )
-        return made
+        return deployed
 
 
 def _drawn(graph: CSRGraph, symmetric: bool) -> CSRGraph:
@@ -312,10 +314,10 @@ def _logits(model: PageRankDiffusion, data: Data) -> Tensor:
     return model.logits(data.x)
 
 
-def _check_plain(*made: Tensor) -> None:
+def _check_plain(*tensors: Tensor) -> None:
     # A tensor of another class, or with attributes, can act by itself in the
     # diffusion, and in what is compared here.
-    for logits in made:
+    for logits in tensors:
         if type(logits) not in (Tensor, Parameter) or vars(logits):
             raise TypeError(
                 "'model' needs logits that are plain tensors, without "
@@ -325,18 +327,19 @@ def _check_plain(*made: Tensor) -> None:
             )
 
 
-def _check_scores(made: Deployed, scores: Tensor, graph: CSRGraph) -> None:
+def _check_scores(deployed: Deployed, scores: Tensor, graph: CSRGraph) -> None:
     # Its output is the diffusion: no hook, no layer in between.
-    if made.self_loops:
+    if deployed.self_loops:
         graph = graph.with_self_loops()
     degree = graph.degree.clamp(min=1).double()
     expected = diffuse_steps(
-        graph, made.logits, made.alpha, made.K, made.normalization
+        *(graph, deployed.logits, deployed.alpha),
+        *(deployed.K, deployed.normalization),
     )
     most = int(graph.degree.max())
-    exact = replace(made, dtype=torch.float64)
-    allowed = made.error(most) + exact.error(most)
-    if made.normalization == 'sym':
+    exact = replace(deployed, dtype=torch.float64)
+    allowed = deployed.error(most) + exact.error(most)
+    if deployed.normalization == 'sym':
         expected, scores = (
             z / degree.sqrt()[:, None] for z in (expected, scores)
         )

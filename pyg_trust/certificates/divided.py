@@ -58,13 +58,13 @@ _TOGETHER = 256
 _RANDOM = 3
 _SHOWN = (1, 2, 5, 10)
 _RANDOM_MODEL = (
-    "'model' needs to be the same function at every call (got another output "
-    'for the same view in evaluation mode)'
+    "'model' needs to be the same function at every call (got two outputs "
+    'for one view in evaluation mode)'
 )
 _STATEFUL = (
-    "'model' needs to be the same function at every call (it keeps something "
-    'of what it is called with, and a copy that no call has changed gives '
-    'another output)'
+    "'model' needs to be the same function at every call (it stores state "
+    'from its calls: its output differs from that of a copy made before '
+    'them)'
 )
 
 
@@ -117,7 +117,7 @@ class VoteCertificate(SpeaksOf, Report):
         if self.by != 'grid':
             if rows:
                 raise ValueError(
-                    f"'rows' need to be divided by 'grid' (got {self.by!r})"
+                    f"'rows' needs a division by 'grid' (got by={self.by!r})"
                 )
             return self.radius >= changes
         side = self.num_groups
@@ -304,16 +304,16 @@ class Divided(Module):
         wrong = {'nodes': 'graphs', 'subgraphs': 'nodes'}
         if wrong.get(by) == task:
             raise ValueError(
-                f"'by' needs to be another division for {task} (got {by!r})"
+                f"'by' can't be {by!r} for the classification of {task}"
             )
-        found = identity(self.model, self.transform)
+        digest = identity(self.model, self.transform)
         fresh, alone = fresh_copy((self.model, self.transform)), False
         with evaluating(self.model):
             if task == 'nodes':
                 logits = self._nodes(graphs[0])
             else:
                 logits, alone = self._graphs(graphs)
-            if identity(self.model, self.transform) != found:
+            if identity(self.model, self.transform) != digest:
                 self._check_stateless(graphs, task, logits, fresh)
         # An output that is not finite votes for the first class.
         logits = torch.where(
@@ -322,28 +322,28 @@ class Divided(Module):
         votes = logits.argmax(2).cpu()
         classes = logits.size(2)
         if self.vote == 'majority':
-            made = certified_votes(votes, classes, ties='first')
+            result = certified_votes(votes, classes, ties='first')
         else:
-            made = certified_mean(logits.double().softmax(2).cpu())
+            result = certified_mean(logits.double().softmax(2).cpu())
         settings = {
             'num_groups': self.division.num_groups,
             'by': by,
             'vote': self.vote,
             'seed': self.division.seed,
         }
-        parts: list[Any] = [found]
+        parts: list[Any] = [digest]
         for graph in graphs:
             parts += [graph.x, graph.edge_index, graph.get('n_id')]
         return VoteCertificate(
             targets=torch.arange(votes.size(1)),
-            predicted=made.predicted,
-            radius=made.radius,
+            predicted=result.predicted,
+            radius=result.radius,
             votes=votes,
             num_classes=classes,
             task=task,
             baseline=baseline,
             fingerprint=fingerprint(*parts),
-            model_digest=found,
+            model_digest=digest,
             weights=fingerprint_model(self.model.state_dict()),
             data=fingerprint_data(graphs),
             checked=self._checks(task, alone),
@@ -383,19 +383,19 @@ class Divided(Module):
         # Calls have left something in the model: each view by itself, by a
         # copy that no call has changed.
         for number, row in enumerate(logits):
-            found = [row] if task == 'nodes' else row.unsqueeze(1)
-            for graph, old in zip(graphs, found, strict=True):
-                made = self.division.view(graph, number)
-                if not made.num_nodes:
+            outputs = [row] if task == 'nodes' else row.unsqueeze(1)
+            for graph, old in zip(graphs, outputs, strict=True):
+                view = self.division.view(graph, number)
+                if not view.num_nodes:
                     continue
                 model, transform = copy.deepcopy(fresh) or (None, None)
                 if model is None:
                     raise ValueError(_STATEFUL)
-                made = made.clone()
-                made = made if transform is None else transform(made)
-                inputs = [made.x, made.edge_index]
+                view = view.clone()
+                view = view if transform is None else transform(view)
+                inputs = [view.x, view.edge_index]
                 if task == 'graphs':
-                    inputs.append(made.edge_index.new_zeros(made.num_nodes))
+                    inputs.append(view.edge_index.new_zeros(view.num_nodes))
                 if differ(old, model(*inputs).to(old)):
                     raise ValueError(_STATEFUL)
 
@@ -411,15 +411,15 @@ class Divided(Module):
         return out
 
     def _shown(self, view: Data) -> Tensor:
-        # No other view has the tensors that a model or transform writes to.
-        made = view.clone()
-        made = made if self.transform is None else self.transform(made)
-        if made.num_nodes != view.num_nodes:
+        # Clone the view: a model or transform may write to its tensors.
+        shown = view.clone()
+        shown = shown if self.transform is None else self.transform(shown)
+        if shown.num_nodes != view.num_nodes:
             raise ValueError(
-                "'transform' needs to keep all nodes of a view, whose classes "
-                f'are voted on (got {made.num_nodes} of {view.num_nodes})'
+                "'transform' needs to keep all nodes of a view, as each gets "
+                f'a vote (got {shown.num_nodes} of {view.num_nodes})'
             )
-        return self._call(made)
+        return self._call(shown)
 
     def _view(self, data: Data, number: int) -> Data:
         view = self.division.view(data, number).clone()
@@ -429,20 +429,22 @@ class Divided(Module):
         if self.division.by == 'nodes':
             group = self.division.node_groups(data)
             check_apart(self._shown, data, group)
-        made = [
+        outputs = [
             self._shown(self.division.view(data, i))
             for i in range(self.division.num_views)
         ]
-        if not _same(made[0], self._shown(self.division.view(data, 0))):
+        if not _same(outputs[0], self._shown(self.division.view(data, 0))):
             raise ValueError(_RANDOM_MODEL)
-        return torch.stack(made)
+        return torch.stack(outputs)
 
     def _graphs(self, graphs: list[Data]) -> tuple[Tensor, bool]:
         views = range(self.division.num_views)
         every = [self._view(graph, i) for i in views for graph in graphs]
         full = [i for i, view in enumerate(every) if view.num_nodes]
         if not full:
-            raise ValueError("'data' needs to have nodes in some view")
+            raise ValueError(
+                "'data' needs at least one node (got none in any view)"
+            )
         out = self._batches([every[i] for i in full], _TOGETHER)
         some = _asked_alone([every[i] for i in full])
         alone = torch.cat([self._together([every[full[i]]]) for i in some])
@@ -452,9 +454,9 @@ class Divided(Module):
         if differs:
             out = self._batches([every[i] for i in full], 1)
         # A view without a node votes, too: for the first class.
-        made = torch.zeros(len(every), out.size(1))
-        made[full] = out.cpu().to(made.dtype)
-        return made.view(len(views), len(graphs), -1), differs
+        logits = torch.zeros(len(every), out.size(1))
+        logits[full] = out.cpu().to(logits.dtype)
+        return logits.view(len(views), len(graphs), -1), differs
 
     def _batches(self, views: list[Data], step: int) -> Tensor:
         parts = [
@@ -469,7 +471,7 @@ class Divided(Module):
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    # To the bit. NaN is the same as NaN.
+    # Compare to the bit; NaN equals NaN.
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
     )
@@ -483,12 +485,12 @@ def _asked_alone(views: list[Data]) -> list[int]:
         [float(view.num_edges) for view in views],
         [float(view.x.abs().sum()) for view in views],
     ]
-    asked = {*range(min(3, len(views))), len(views) - 1}
+    chosen = {*range(min(3, len(views))), len(views) - 1}
     for size in sizes:
-        asked |= {size.index(max(size)), size.index(min(size))}
+        chosen |= {size.index(max(size)), size.index(min(size))}
     for start in range(0, len(views), _TOGETHER):
         count = min(_TOGETHER, len(views) - start)
-        asked |= {
+        chosen |= {
             start + rng.resolve_secret(None) % count for _ in range(_RANDOM)
         }
-    return sorted(asked)
+    return sorted(chosen)

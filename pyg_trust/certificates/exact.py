@@ -133,7 +133,7 @@ def certify_pagerank(
             than the threat, or a method that does not fit.
     """
     if over_ranks:
-        made = threat.perturbations
+        perturbations = threat.perturbations
         check_same(
             {
                 'model': model,
@@ -141,9 +141,9 @@ def certify_pagerank(
                 'threat': [
                     threat.graph.rowptr,
                     threat.graph.col,
-                    made.removable,
-                    made.pairs,
-                    made.all_pairs,
+                    perturbations.removable,
+                    perturbations.pairs,
+                    perturbations.all_pairs,
                     threat.local_budget,
                     threat.global_budget,
                     threat.undirected,
@@ -213,7 +213,7 @@ def _report(
     hashes: dict[str, str],
 ) -> Certificate:
     threat, deployed = problem.threat, problem.deployed
-    made = problem.perturbations
+    perturbations = problem.perturbations
     slack = problem.slack
     status = torch.full_like(problem.targets, UNKNOWN, dtype=torch.int8)
     # The deployed scores are off by roundoff of their own.
@@ -248,7 +248,7 @@ def _report(
             *subject(deployed, threat),
             problem.reference,
             problem.targets,
-            made.graph.num_edges,
+            perturbations.graph.num_edges,
         ),
         model_digest=deployed.digest,
         targets=problem.targets,
@@ -264,7 +264,7 @@ def _report(
         flips_of=problem.witness_of,
         assumptions=deployed.assumptions,
         provenance=provenance(**arguments),
-        fixed_edges=int((~made.removable).sum()),
+        fixed_edges=int((~perturbations.removable).sum()),
         proof=proof,
         witness_digest=digest,
         **hashes,
@@ -307,13 +307,13 @@ def _deployed(
             )
         alpha = 0.15 if alpha is None else alpha
         return Deployed.of_logits(model, alpha, threat.graph)
-    made = Deployed.of_model(model, data, threat.graph)
+    deployed = Deployed.of_model(model, data, threat.graph)
     if alpha is not None:
         raise ValueError(
             "'alpha' goes with logits alone: a model has its own "
             f'(got {alpha})'
         )
-    return made
+    return deployed
 
 
 def _check_method(

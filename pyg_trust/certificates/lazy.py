@@ -48,9 +48,9 @@ class LinearFeatures(Tensor):
         cls, product: Product, shape: tuple[int, int], like: Tensor
     ) -> 'LinearFeatures':
         """Make the tensor here, as torch does, not in ``__init__``."""
-        made = like.new_full((1, 1), torch.nan).expand(shape).as_subclass(cls)
-        made.product = product
-        return made
+        blank = like.new_full((1, 1), torch.nan).expand(shape).as_subclass(cls)
+        blank.product = product
+        return blank
 
     @classmethod
     def __torch_function__(
@@ -80,9 +80,9 @@ class LinearFeatures(Tensor):
             if all(dtype == args[0].dtype for dtype in wanted):
                 return args[0]
         else:
-            made = _combined(cls, name, args, kwargs)
-            if made is not None:
-                return made
+            combined = _combined(cls, name, args, kwargs)
+            if combined is not None:
+                return combined
         raise ValueError(
             "'sparse_x' needs a model that is linear in the features before "
             f"anything else (got '{name}'); layers that sum over neighbours "

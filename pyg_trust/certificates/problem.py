@@ -122,8 +122,8 @@ class Problem:
 
     def is_local(self, which: Tensor) -> bool:
         """Tell whether regions around targets cost less than the graph."""
-        made = self.perturbations
-        whole = made.active.numel() * made.num_nodes
+        perturbations = self.perturbations
+        whole = perturbations.active.numel() * perturbations.num_nodes
         return self.is_plain and which.numel() * 2**19 < whole
 
     # What is known ##########################################################
@@ -153,9 +153,9 @@ class Problem:
         """Evaluate one attack per column, each in its own graph."""
         for block in self.perturbations.column_blocks(which.numel()):
             policy = Policy.from_flips(self.perturbations, flips[block])
-            made = self.horizon.evaluate(policy, signal[block])
+            values = self.horizon.evaluate(policy, signal[block])
             here = torch.arange(policy.num_columns)
-            at = made.value[here, self.targets[which[block]]]
-            upper = -self.alpha * (at + made.low)
+            at = values.value[here, self.targets[which[block]]]
+            upper = -self.alpha * (at + values.low)
             for i, k in enumerate(which[block].tolist()):
                 self.found(k, float(upper[i]), flips[block.start + i])

@@ -22,19 +22,19 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
         tuple: the witness and its digest, or None and the reason why there is
         none.
     """
-    made, deployed = problem.perturbations, problem.deployed
+    perturbations, deployed = problem.perturbations, problem.deployed
     if problem.targets.numel() == 0:
         return None, 'none: there are no targets'
-    limit, n = deployed.K is None, made.num_nodes
+    limit, n = deployed.K is None, perturbations.num_nodes
     columns = _columns(problem)
     names = {problem.priced[pair].cost for pair in columns}
     charged = [
         (row, cost)
         for cost, name in enumerate(_COSTS)
         if name in names
-        for row in made.active.tolist()
+        for row in perturbations.active.tolist()
     ]
-    prices = made.graph.num_edges + made.pairs.size(1)
+    prices = perturbations.graph.num_edges + perturbations.pairs.size(1)
     count = len(columns), len(charged)
     numbers = limit * n * (len(problem.local) + count[0])
     numbers += deployed.logits.numel() + 3 * prices + count[0] * count[1]
@@ -60,7 +60,7 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
             [problem.priced[pair].upper[rows] for pair in columns]
         )
     reach = [none, *(problem.vectors[x] for x in _COSTS if x in names)]
-    # In the order of their numbers, as a file holds them.
+    # Flips sorted by number, as in the file.
     flips = [torch.zeros((2, 0), dtype=torch.int64)]
     flips += [
         pairs[:, (pairs[0] * n + pairs[1]).argsort()]
@@ -68,12 +68,12 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
     ]
     counts = [pairs.size(1) for pairs in problem.witnesses]
     arrays = {
-        'rowptr': made.graph.rowptr,
-        'col': made.graph.col,
-        'removable': made.removable,
+        'rowptr': perturbations.graph.rowptr,
+        'col': perturbations.graph.col,
+        'removable': perturbations.removable,
         # With self-loops, some of which may not be there for this model.
         'budget': problem.threat.local_budget,
-        'pairs': made.pairs,
+        'pairs': perturbations.pairs,
         'logits': deployed.logits,
         'classes': _table(list(problem.local), 2),
         'scores': scores,
@@ -91,7 +91,7 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
         'flips_of': problem.witness_of,
         'targets': problem.targets,
         'reference': problem.reference,
-        'all_pairs': torch.tensor(made.all_pairs),
+        'all_pairs': torch.tensor(perturbations.all_pairs),
         'undirected': torch.tensor(problem.undirected),
         'global_budget': torch.tensor(
             -1 if problem.budget is None else problem.budget
@@ -122,14 +122,14 @@ def _rounded(problem: Problem, values: Tensor) -> Tensor:
 
 
 def _table(rows: Sequence[tuple[int, ...]], width: int) -> Tensor:
-    made = torch.tensor(rows, dtype=torch.int64).view(-1, width)
-    return made.t().contiguous()
+    table = torch.tensor(rows, dtype=torch.int64).view(-1, width)
+    return table.t().contiguous()
 
 
 def _columns(problem: Problem) -> list[tuple[int, int]]:
-    # Of robust targets, the classes that the local worst case leaves open.
+    # Pairs of a robust target and a class that local bounds leave open.
     robust = ~problem.open_pairs().any(1)
-    found = []
+    columns = []
     for k in robust.nonzero().view(-1).tolist():
         u, y = int(problem.targets[k]), int(problem.reference[k])
         for c in range(problem.logits.size(1)):
@@ -137,15 +137,15 @@ def _columns(problem: Problem) -> list[tuple[int, int]]:
                 continue
             margin = -problem.alpha * problem.local[y, c][u]
             if margin - problem.slack[k, c] <= problem.tolerance + 1e-9:
-                found.append((k, c))
-    return found
+                columns.append((k, c))
+    return columns
 
 
 def _values(
     problem: Problem, columns: list[tuple[int, int]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     # The multipliers, the largest scores with these prices, and shares.
-    made = problem.perturbations
+    perturbations = problem.perturbations
     k, against = torch.tensor(columns).t()
     signal = problem.signal(k, against)
     upper = torch.stack([problem.priced[pair].upper for pair in columns])
@@ -159,14 +159,17 @@ def _values(
     for cost in dict.fromkeys(costs):
         which = torch.tensor([x == cost for x in costs]).nonzero().view(-1)
         search = DualSearch(
-            *(made, signal[which], problem.targets[k[which]], upper[which]),
+            perturbations,
+            signal[which],
+            problem.targets[k[which]],
+            upper[which],
             *(problem.budget, problem.horizon, cost),
         )
         if problem.is_priced and cost == 'pagerank':
             mine, other = k[which], against[which]
             pairs = torch.stack([problem.reference[mine], other], 1).tolist()
             search.share(
-                Mirror.of(made),
+                Mirror.of(perturbations),
                 torch.stack([problem.local[y, c] for y, c in pairs]),
                 problem.clean(mine, other),
                 problem.sign_only,
@@ -182,12 +185,12 @@ def _values(
             shares[which] = found_shares
         if problem.horizon.K is None:
             every = torch.arange(which.numel())
-            for block in made.column_blocks(which.numel()):
-                found = search.solve(
+            for block in perturbations.column_blocks(which.numel()):
+                solution = search.solve(
                     every[block], multipliers[which[block]], None, 1e-12
                 )
                 values[which[block]] = problem.alpha * (
-                    found.value + found.high[:, None]
+                    solution.value + solution.high[:, None]
                 )
     if problem.horizon.K is not None:
         values = values[:0]

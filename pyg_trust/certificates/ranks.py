@@ -205,26 +205,26 @@ def certify_ranks(
         ValueError: if the graph is not that of the threat, some items are
             left out, or a user has fewer than :obj:`k` left.
     """
-    made = CSRGraph.convert(graph, threat.num_nodes).to('cpu')
+    converted = CSRGraph.convert(graph, threat.num_nodes).to('cpu')
     there = threat.graph
-    if not torch.equal(made.rowptr, there.rowptr) or not torch.equal(
-        made.col, there.col
+    if not torch.equal(converted.rowptr, there.rowptr) or not torch.equal(
+        converted.col, there.col
     ):
         raise ValueError("'graph' needs to be the graph of 'threat'")
-    n, (pairs, budget) = made.num_nodes, _pairs(threat)
+    n, (pairs, budget) = converted.num_nodes, _pairs(threat)
     who = check_nodes('users', users, n).cpu().clone()
     if not who.numel():
         raise ValueError("'users' needs to name a node")
-    ranked = _ranked(made, items, pairs)
-    found = single_edge_ranks(
-        *(made, who, ranked, pairs),
+    ranked = _ranked(converted, items, pairs)
+    ranks = single_edge_ranks(
+        *(converted, who, ranked, pairs),
         *(alpha, k, tolerance, progress_bar),
     )
-    worst, single = found.worst, budget <= 1
+    worst, single = ranks.worst, budget <= 1
     arrays = {
-        **{'rowptr': made.rowptr, 'col': made.col, 'pairs': pairs},
-        **{'users': who, 'items': ranked, 'best': found.items},
-        **{'worst': found.worst, 'flips': found.flips},
+        **{'rowptr': converted.rowptr, 'col': converted.col, 'pairs': pairs},
+        **{'users': who, 'items': ranked, 'best': ranks.items},
+        **{'worst': ranks.worst, 'flips': ranks.flips},
         'alpha': torch.tensor(alpha, dtype=torch.float64),
         'tolerance': torch.tensor(tolerance, dtype=torch.float64),
     }
@@ -233,12 +233,12 @@ def certify_ranks(
     else:
         proof, digest = None, 'none: bounds for several flips have none'
         worst = _bounds(
-            *(made, who, ranked, pairs, budget, found.items),
+            *(converted, who, ranked, pairs, budget, ranks.items),
             *(alpha, tolerance, progress_bar),
-        ).maximum(found.worst)
+        ).maximum(ranks.worst)
     status = torch.full_like(worst, UNKNOWN, dtype=torch.int8)
     status[worst <= k] = ROBUST
-    status[found.attained > k] = BROKEN
+    status[ranks.attained > k] = BROKEN
     # The last one stands for no flip.
     ends = torch.cat([pairs.t(), pairs.new_full((1, 2), -1)])
     return RankCertificate(
@@ -252,17 +252,17 @@ def certify_ranks(
         method='flip' if single else 'certify',
         alpha=float(alpha),
         tolerance=float(tolerance),
-        roundoff=found.roundoff,
+        roundoff=ranks.roundoff,
         fingerprint=fingerprint(
-            *(made.rowptr, made.col, pairs, budget, who, ranked, k),
+            *(converted.rowptr, converted.col, pairs, budget, who, ranked, k),
             *(float(alpha), float(tolerance)),
         ),
         users=who,
-        items=found.items,
+        items=ranks.items,
         worst_rank=worst,
-        attained=found.attained,
+        attained=ranks.attained,
         status=status,
-        flips=ends[found.flips],
+        flips=ends[ranks.flips],
         provenance=provenance(
             threat=repr(threat), alpha=alpha, k=k, tolerance=tolerance
         ),
@@ -274,20 +274,20 @@ def certify_ranks(
 
 def _pairs(threat: ThreatModel) -> tuple[Tensor, int]:
     # The undirected pairs that may flip, in order.
-    made, budget = threat.perturbations, threat.global_budget
+    perturbations, budget = threat.perturbations, threat.global_budget
     if not threat.undirected or budget is None:
         raise ValueError(
             "'threat' needs undirected=True and a 'global_budget' "
             f'(got {threat!r})'
         )
-    if made.all_pairs:
+    if perturbations.all_pairs:
         raise ValueError(
             "'threat' needs its pairs in a list: 'fragile' of all absent "
             'edges is too much for a graph of this size'
         )
-    graph = made.graph
-    edges = torch.stack([graph.row, graph.col])[:, made.removable]
-    both = torch.cat([edges, made.pairs], 1)
+    graph = perturbations.graph
+    edges = torch.stack([graph.row, graph.col])[:, perturbations.removable]
+    both = torch.cat([edges, perturbations.pairs], 1)
     pairs = both[:, both[0] < both[1]]
     pairs = pairs[:, (threat.local_budget[pairs] > 0).all(0)]
     n = graph.num_nodes
@@ -301,7 +301,8 @@ def _pairs(threat: ThreatModel) -> tuple[Tensor, int]:
 
 
 def _ranked(graph: CSRGraph, items: Tensor | None, pairs: Tensor) -> Tensor:
-    # All nodes, or one side: whoever is left out could overtake.
+    # All nodes, or one side of a bipartite graph: an item that is left out
+    # could overtake.
     n = graph.num_nodes
     if items is None:
         return torch.arange(n)
@@ -344,7 +345,7 @@ def _bounds(
         )
         places = torch.searchsorted(items, best[i])
         for place, c in enumerate(places.tolist()):
-            found = certify_pagerank(
+            certificate = certify_pagerank(
                 *(logits, None, threat),
                 alpha=alpha,
                 targets=torch.tensor([user]),
@@ -352,6 +353,6 @@ def _bounds(
                 tolerance=tolerance,
                 progress_bar=progress_bar,
             )
-            beside = free[items] & (found.class_margins[0] <= tolerance)
+            beside = free[items] & (certificate.class_margins[0] <= tolerance)
             worst[i, place] = 1 + int(beside.sum())
     return worst

@@ -33,10 +33,10 @@ class Run:
         self.digest, self.fresh = self._identity(), fresh_copy(pipeline)
         self.place = rank_and_size() if over_ranks else (0, 1)
         self.note, self.samplers = '', self._samplers(graphs[:3])
-        found = from_first(lambda: self._chosen(sparse), self.place[1])
-        self.pipeline = pipeline.with_sparse(*found)
+        flags = from_first(lambda: self._chosen(sparse), self.place[1])
+        self.pipeline = pipeline.with_sparse(*flags)
         if self.fresh is not None:
-            self.fresh = self.fresh.with_sparse(*found)
+            self.fresh = self.fresh.with_sparse(*flags)
         self.samplers = self._samplers(graphs)
         self.slack = max(sampler.copies.slack for sampler in self.samplers)
         self.note, self.named = from_first(self._checked, self.place[1])
@@ -58,10 +58,10 @@ class Run:
 
     def _chosen(self, sparse: tuple[bool | None, bool | None]) -> list[bool]:
         # Sparse matrices where they may pay and change no output.
-        told = [bool(flag) for flag in sparse]
+        given = [bool(flag) for flag in sparse]
         pipe = self.pipeline
         if pipe.transform is not None or pipe.forward is not None:
-            return told
+            return given
         few = all(sampler.density <= _SPARSE for sampler in self.samplers)
         for flags in ((True, True), (False, True), (True, False)):
             if flags[0] and not few and not sparse[0]:
@@ -75,7 +75,7 @@ class Run:
                 sampler.agrees(*flags) for sampler in self.samplers
             ):
                 return list(flags)
-        return told
+        return given
 
     def _identity(self) -> str:
         pipe = self.pipeline
@@ -129,27 +129,27 @@ class Run:
             parts = run_over_ranks(
                 range(size), lambda _: self._own_votes(first, count, bar)
             )
-        found = [
+        counts = [
             [votes for votes in row if votes is not None]
             for row in zip(*parts, strict=True)
         ]
-        if len({votes.size(1) for row in found for votes in row}) > 1:
+        if len({votes.size(1) for row in counts for votes in row}) > 1:
             raise ValueError(
                 "'model' needs to return as many classes for every graph"
             )
-        votes = torch.cat([torch.stack(row).sum(0) for row in found])
+        votes = torch.cat([torch.stack(row).sum(0) for row in counts])
         return votes if rows is None else votes[rows]
 
     def _own_votes(
         self, first: int, count: int, bar: Bar
     ) -> list[Tensor | None]:
-        made = self._counted(first, count, bar, False)
+        votes = self._counted(first, count, bar, False)
         if self._identity() == self.digest:
-            return made
+            return votes
         # Calls leave something in the model: it may not matter.
         with Bar(progress_bar=False) as quiet:
             again = self._counted(first, count, quiet, True)
-        for one, two in zip(made, again, strict=True):
+        for one, two in zip(votes, again, strict=True):
             if one is None or two is None:
                 continue
             if not torch.equal(one, two):
@@ -157,20 +157,20 @@ class Run:
                     "'model' needs to be the same function at every call (it "
                     'keeps state between calls: a fresh copy has other votes)'
                 )
-        return made
+        return votes
 
     def _counted(
         self, first: int, count: int, bar: Bar, as_new: bool
     ) -> list[Tensor | None]:
         # A graph's first batch is the next process's.
-        (rank, size), made = self.place, []
+        (rank, size), counts = self.place, []
         for number, sampler in enumerate(self.samplers):
             together = self.batch_size or sampler.batch_size()
             place = (rank - number) % size, size
-            made.append(
+            counts.append(
                 sampler.votes(
                     *(first, count, together, bar, bool(self.note), place),
                     as_new,
                 )
             )
-        return made
+        return counts

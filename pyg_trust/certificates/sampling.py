@@ -172,7 +172,7 @@ class Sampler:
             edges = self.copies.draw_edges(self.seed, first, count)
         if self.copies.features is not None and 'features' in kinds:
             features = self.copies.draw_features(self.seed, first, count)
-        made = []
+        samples = []
         for s in range(count):
             noisy = self.data.clone()
             noisy.num_nodes = n
@@ -182,8 +182,8 @@ class Sampler:
             if features is not None:
                 ptr, col = _rows(*features, s * n, n)
                 noisy.x = _dense(ptr, col, self.data.x)
-            made.append(noisy)
-        return made
+            samples.append(noisy)
+        return samples
 
     def _called(self, graphs: list[Data]) -> Tensor:
         pipe = self.pipeline
@@ -200,9 +200,9 @@ class Sampler:
         return pipe.model(*inputs)
 
     def _strangers(self) -> list[Data]:
-        # As unlike the copies as can be: other bits everywhere, and either
-        # half of the edges.
-        made = []
+        # Copies unlike the sampled ones: every bit flipped, and either half of
+        # the edges.
+        samples = []
         for part in (0, 1):
             wild = self.data.clone()
             wild.num_nodes = n = self.copies.num_nodes
@@ -216,8 +216,8 @@ class Sampler:
                     ring = torch.stack([node, (node + 1) % n])
                     edges = torch.cat([edges, ring, ring.flip(0)], dim=1)
                 wild.edge_index = edges
-            made.append(wild)
-        return made
+            samples.append(wild)
+        return samples
 
     def _direct(self, first: int, count: int, plain: bool) -> Tensor:
         pipe, n = self.pipeline, self.copies.num_nodes
@@ -257,10 +257,10 @@ class Sampler:
         # Features without noise: a layer's output of them stays the same.
         if id(weight) not in self._products:
             assert self._fixed_x is not None
-            made = _product(self._fixed_x.to(self.device), weight)
+            product = _product(self._fixed_x.to(self.device), weight)
             if not isinstance(weight, torch.nn.Parameter):
-                return made
-            self._products[id(weight)] = (weight, made)
+                return product
+            self._products[id(weight)] = (weight, product)
         return self._products[id(weight)][1]
 
     def _graph(self, first: int, count: int, sparse: bool) -> list[Tensor]:
@@ -289,8 +289,8 @@ class Sampler:
         value = torch.ones(col.numel(), dtype=like.dtype)
         if weight is not None:
             value = weight.cpu().repeat(count)[order].to(like.dtype)
-        made = sparse_rows(ptr, col.long(), value, (total, total))
-        return [made.to(self.device)]
+        matrix = sparse_rows(ptr, col.long(), value, (total, total))
+        return [matrix.to(self.device)]
 
     def batch_size(self) -> int:
         """Return the number of copies that take about 256 MiB together."""
@@ -332,8 +332,8 @@ class Sampler:
                 "'model' needs to be the same function at every call (got "
                 'another output for the same copy in evaluation mode)'
             )
-        for number, found in enumerate(alone):
-            self._compare_fresh(number, found)
+        for number, logits in enumerate(alone):
+            self._compare_fresh(number, logits)
         batch = self.logits(0, together)
         # Copies are alike, so that what is mixed up among them may not show.
         before, after = self._strangers()
@@ -346,11 +346,11 @@ class Sampler:
             )
         return ''
 
-    def _compare_fresh(self, number: int, found: Tensor) -> None:
+    def _compare_fresh(self, number: int, logits: Tensor) -> None:
         # The output of a copy of the pipeline that no call has changed.
         if self.fresh is None:
             return
-        if differ(found, self.as_new().logits(number, 1, True)[0]):
+        if differ(logits, self.as_new().logits(number, 1, True)[0]):
             raise ValueError(
                 "'model' needs to be the same function at every call (got "
                 f'another output for copy {number} after other ones: it, or a '
@@ -369,9 +369,9 @@ class Sampler:
                 'or to keep no state between calls (got one whose attributes '
                 'have changed)'
             )
-        made = copy.copy(self)
-        made.pipeline, made._products = copy.deepcopy(self.fresh), {}
-        return made
+        sampler = copy.copy(self)
+        sampler.pipeline, sampler._products = copy.deepcopy(self.fresh), {}
+        return sampler
 
     @property
     def density(self) -> float:
@@ -391,11 +391,11 @@ class Sampler:
         alone = [self.logits(s, 1, True)[0] for s in range(_TRIED)]
         try:
             other = Sampler(pipe, self.data, self.copies.noise, self.seed)
-            found = other.logits(0, _TRIED)
+            logits = other.logits(0, _TRIED)
         # Any error of a layer means that it can't take a matrix.
         except Exception:
             return False
-        return not any(map(differ, alone, found))
+        return not any(map(differ, alone, logits))
 
     def hides(self, kind: str) -> bool:
         """Tell whether the noise changes no output, to the bit."""
@@ -428,7 +428,7 @@ class Sampler:
             return []
         clean = self.data.clone()
         clean.num_nodes = self.copies.num_nodes
-        expected, found = self._called([clean]), []
+        expected, outputs = self._called([clean]), []
         for name in set(clean.keys()) - {'x', 'edge_index', 'num_nodes'}:
             without = clean.clone()
             del without[name]
@@ -438,8 +438,8 @@ class Sampler:
             except Exception:
                 same = False
             if not same:
-                found.append(name)
-        return sorted(found)
+                outputs.append(name)
+        return sorted(outputs)
 
     def constant(self) -> list[str]:
         """List the attributes that the transform makes equal in all copies."""
@@ -449,19 +449,19 @@ class Sampler:
         clean = self.data.clone()
         clean.num_nodes = self.copies.num_nodes
         old = clean.to_dict()
-        made = transform(clean).to_dict()
+        before = transform(clean).to_dict()
         names = [
             name
-            for name, value in made.items()
+            for name, value in before.items()
             if isinstance(value, Tensor) and value is not old.get(name)
         ]
         for noisy in self._drawn(0, 3):
-            found = transform(noisy).to_dict()
+            after = transform(noisy).to_dict()
             names = [
                 name
                 for name in names
-                if isinstance(found.get(name), Tensor)
-                and _same(found[name], made[name])
+                if isinstance(after.get(name), Tensor)
+                and _same(after[name], before[name])
             ]
         return names
 
@@ -533,7 +533,7 @@ class Sampler:
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    # To the bit. NaN is the same as NaN.
+    # Compare to the bit; NaN equals NaN.
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
     )
@@ -549,9 +549,9 @@ def _rows(
 def _dense(ptr: Tensor, col: Tensor, like: Tensor) -> Tensor:
     rows, width = ptr.numel() - 1, like.size(1)
     row, at = edge_index_of(ptr, col)
-    made = torch.zeros(rows, width, dtype=like.dtype)
-    made.view(-1)[row * width + at] = 1
-    return made
+    dense = torch.zeros(rows, width, dtype=like.dtype)
+    dense.view(-1)[row * width + at] = 1
+    return dense
 
 
 def _csr_of(x: Tensor) -> Tensor:
@@ -562,7 +562,7 @@ def _csr_of(x: Tensor) -> Tensor:
 
 
 def _product(matrix: Tensor, weight: Tensor) -> Tensor:
-    # As matrix @ weight.t(), which fills its result with zeros first.
+    # Compute matrix @ weight.t(); torch fills the result with zeros first.
     dense = weight.detach().t().contiguous()
     out = dense.new_empty(matrix.size(0), dense.size(1))
     return torch.addmm(out, matrix, dense, beta=0, out=out)

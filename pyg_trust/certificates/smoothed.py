@@ -230,7 +230,7 @@ def certify_smoothed(
         total = copies * (len(graphs) if task == 'graphs' else 1)
         with Bar(total=total, desc='copies', progress_bar=progress_bar) as bar:
             chosen = run.votes(0, num_selection, rows, bar).argmax(1)
-            made: SmoothedCertificate | None = None
+            certificate: SmoothedCertificate | None = None
             done, votes = 0, torch.zeros(0)
             for look, total in enumerate(looks, 1):
                 fresh = run.votes(
@@ -240,7 +240,7 @@ def certify_smoothed(
                 done = total
                 spent = look_level(level, look) if until else level
                 lower, upper = _bounds(votes, chosen, total, spent, classes)
-                made = _report(
+                certificate = _report(
                     run,
                     index,
                     chosen,
@@ -258,10 +258,10 @@ def certify_smoothed(
                     seed=key,
                     seeded=seed is not None,
                 )
-                if until and bool(made.certified(**until).all()):
+                if until and bool(certificate.certified(**until).all()):
                     break
-    assert made is not None
-    return made
+    assert certificate is not None
+    return certificate
 
 
 @validated
@@ -314,8 +314,9 @@ class SmoothedClassifier(Module):
 def _bounds(
     votes: Tensor, chosen: Tensor, total: int, alpha: float, classes: str
 ) -> tuple[Tensor, Tensor]:
-    # Of the class at alpha / 2 and of the C others at alpha / (2 C), outputs
-    # that are not finite among them; or of the class alone at alpha.
+    # Levels: alpha / 2 for the class and alpha / (2 C) for each of the C
+    # others, one of which stands for outputs that are not finite; or alpha for
+    # the class alone.
     others = votes.size(1) - 1
     count = votes.gather(1, chosen[:, None])[:, 0]
     share = alpha / 2 if classes == 'all' else alpha

@@ -155,16 +155,17 @@ class ThreatModel:
 
 def _convert(graph: Any, num_nodes: int | None) -> CSRGraph:
     # Parallel edges are refused in words that fit a threat.
-    made = CSRGraph.convert(graph, num_nodes, duplicates='keep')
-    if made.has_duplicates:
-        same = (made.row.diff() == 0) & (made.col.diff() == 0)
+    converted = CSRGraph.convert(graph, num_nodes, duplicates='keep')
+    if converted.has_duplicates:
+        same = (converted.row.diff() == 0) & (converted.col.diff() == 0)
         place = int(same.nonzero()[0])
         raise ValueError(
             "'edge_index' (the 'graph' of a threat) needs to list each edge "
-            f'once (got {int(made.row[place])} -> {int(made.col[place])} more '
-            'than once): coalesce it, torch_geometric.utils.coalesce'
+            f'once (got {int(converted.row[place])} -> '
+            f'{int(converted.col[place])} more than once): coalesce it, '
+            'torch_geometric.utils.coalesce'
         )
-    return made.to('cpu')
+    return converted.to('cpu')
 
 
 def _both_ways(name: str, edges: Tensor) -> Tensor:

@@ -130,15 +130,15 @@ class SmoothedCertificate(SpeaksOf, Report):
             ValueError: on a negative budget, or one of a kind that has no
                 noise.
         """
-        made = torch.zeros(self.targets.numel(), dtype=torch.bool)
+        stays = torch.zeros(self.targets.numel(), dtype=torch.bool)
         for which, regions in self._regions(edges, features):
-            made[which] = certified(
+            stays[which] = certified(
                 self.p_lower[which],
                 self.p_upper[which] if self.classes == 'all' else None,
                 regions,
                 tolerance=self.tolerance,
             )
-        return made & (self.predicted >= 0)
+        return stays & (self.predicted >= 0)
 
     def answered(
         self,
@@ -179,19 +179,20 @@ class SmoothedCertificate(SpeaksOf, Report):
             self.alpha,
             self.tolerance,
         )
-        made = self.certified(edges=edges, features=features)
+        answered = self.certified(edges=edges, features=features)
         for which, regions in self._regions(edges, features):
             low = (self.p_lower[which] - self.tolerance).clamp(min=0)
             left = worst_case_probability(low, regions) - self.tolerance
-            made[which] &= left > needed
-        return made
+            answered[which] &= left > needed
+        return answered
 
     def _regions(
         self, edges: tuple[int, int], features: tuple[int, int]
     ) -> Iterator[tuple[Tensor, FlipRegions]]:
         # Targets with the same cells, and the regions of a budget for them.
         budget, total = self._budget(edges, features), self.targets.numel()
-        # No more zeros can be set than there are, nor ones deleted.
+        # A budget can't add more ones than there are zeros, nor delete more
+        # ones than there are.
         clipped = torch.cat(
             [
                 torch.minimum(self.cells[kind], torch.tensor([radius]))
@@ -283,14 +284,14 @@ class SmoothedCertificate(SpeaksOf, Report):
             )
 
     def _budget(self, *budgets: Any) -> dict[str, tuple[int, int]]:
-        made = {}
+        budget = {}
         for kind, value in zip(KINDS, budgets, strict=True):
             radius = check_radius(kind, value)
             if radius != (0, 0):
                 self._check_noise(kind)
             if kind in self.noise.noisy:
-                made[kind] = radius
-        return made
+                budget[kind] = radius
+        return budget
 
     def _tallies(self) -> list[list[int]]:
         # Of all that do not abstain: how many targets, then the votes for the

@@ -48,8 +48,8 @@ class Witness:
             name: value.detach().cpu().contiguous().numpy().copy()
             for name, value in tensors.items()
         }
-        made = cls({**arrays, **{k: np.array(x) for k, x in texts.items()}})
-        return made, made.digest
+        witness = cls({**arrays, **{k: np.array(x) for k, x in texts.items()}})
+        return witness, witness.digest
 
     @validated
     def prove(self, most: float = math.inf) -> list[int]:
@@ -166,28 +166,28 @@ def _file(arrays: dict[str, Any]) -> io.BytesIO:
 
 def _small(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Make arrays as narrow as their values allow; ``proofs.load`` widens."""
-    made: dict[str, np.ndarray] = {}
+    small: dict[str, np.ndarray] = {}
     for name, value in arrays.items():
         if value.dtype == np.int64 and value.size:
-            made[name] = value.astype(
+            small[name] = value.astype(
                 np.promote_types(
                     np.min_scalar_type(value.min()),
                     np.min_scalar_type(value.max()),
                 )
             )
         elif value.dtype == np.float64 and value.ndim and value.size:
-            made.update(_units(name, value))
+            small.update(_units(name, value))
         else:
-            made[name] = value
+            small[name] = value
     bits = _bits(arrays)
     if bits is not None:
-        del made['flips'], made['flips_ptr']
-        made['flips.bits'] = bits
-    return made
+        del small['flips'], small['flips_ptr']
+        small['flips.bits'] = bits
+    return small
 
 
 def _units(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    # Whole numbers of at most six bytes, if they are the same floats.
+    # Store whole numbers in at most six bytes, if they convert back exactly.
     if not (np.abs(value) < 2.0**100).all():
         return {name: value}
     single = value.astype(np.float32)
@@ -210,14 +210,14 @@ def _units(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _bits(arrays: dict[str, np.ndarray]) -> np.ndarray | None:
-    # Which of the fragile edges flip in each graph.
+    # Flags, per graph, of the fragile edges that flip.
     try:
         graphs, _ = proofs.read(arrays)
     except ValueError:
         return None
     edges, (row, col) = proofs.fragile(graphs), arrays['flips']
     key, count = row * len(graphs.budget) + col, np.diff(arrays['flips_ptr'])
-    # No more bits than numbers that they stand for.
+    # Use flags if they take no more bits than the list of numbers.
     few = len(count) * len(edges) <= 64 * key.size
     if not few or not np.isin(key, edges).all():
         return None

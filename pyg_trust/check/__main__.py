@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     args = parser.parse_args(arguments)
     try:
-        found = check_report(
+        findings = check_report(
             args.report,
             ledger=args.ledger,
             model=args.model,
@@ -43,8 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f'pyg_trust check: {visible(str(error))}\n')
         return 2
-    sys.stdout.write(''.join(f'{finding}\n' for finding in found))
-    statuses = {finding.status for finding in found}
+    sys.stdout.write(''.join(f'{finding}\n' for finding in findings))
+    statuses = {finding.status for finding in findings}
     return 1 if FAILS in statuses else 2 * (statuses != {HOLDS})
 
 

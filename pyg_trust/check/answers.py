@@ -10,9 +10,9 @@ from ..kernel.claims import count, digest, number, read_json, visible
 
 HOLDS, FAILS = 'holds', 'FAILS'
 UNPROVED, UNKNOWN = 'not proved', 'not checked'
-Said = Iterator[tuple[str, str]]
+Checks = Iterator[tuple[str, str]]
 
-# What is raised by fields and files that are not what they should be.
+# Exceptions raised by malformed fields and files.
 WRONG = (
     ArithmeticError,
     AttributeError,
@@ -30,7 +30,7 @@ MOST = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of a check.
+    """One check's status and text.
 
     Args:
         status (str): ``'holds'``, ``'FAILS'``, ``'not proved'`` (there is no
@@ -43,7 +43,7 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        # One line, whatever is in the file.
+        # Always one line: control characters of the file are escaped.
         return f'{self.status:<11}  {visible(self.text)}'
 
 
@@ -75,9 +75,9 @@ class Stated:
         if not (self.procedure and self.promise):
             raise ValueError('a promise is empty')
         for name in _TEXTS:
-            found = getattr(self, name)
-            if not isinstance(found, list) or not all(
-                isinstance(text, str) for text in found
+            value = getattr(self, name)
+            if not isinstance(value, list) or not all(
+                isinstance(text, str) for text in value
             ):
                 raise ValueError(f'{name!r} is no list of texts')
         for name in (*_AMOUNTS, 'origin', 'values', 'history'):
@@ -113,16 +113,16 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
             raise ValueError("'guarantees' is no list")
         if len(fields['guarantees']) > MOST:
             raise ValueError(f'it has more than {MOST} promises')
-        made = []
+        stated = []
         for entry in fields['guarantees']:
             for name in _AMOUNTS:
                 entry[name] = {
                     key: float(amount) for key, amount in entry[name].items()
                 }
-            made.append(Stated(**entry))
-        if not made:
+            stated.append(Stated(**entry))
+        if not stated:
             raise ValueError('it promises nothing')
-        return version, made
+        return version, stated
     except WRONG as error:
         raise ValueError(
             f"'path' needs to be a trust report in JSON: {path} is none "
@@ -132,17 +132,17 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
 
 def requests(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Read the removed names, as parts by graph."""
-    found = values['request']
-    if not isinstance(found, Mapping) or not all(
-        isinstance(part, Mapping) for part in found.values()
+    request = values['request']
+    if not isinstance(request, Mapping) or not all(
+        isinstance(part, Mapping) for part in request.values()
     ):
-        raise ValueError(f"'request' needs to be by graph (got {found!r})")
-    return found
+        raise ValueError(f"'request' needs to be by graph (got {request!r})")
+    return request
 
 
 def arguments(each: Stated) -> Mapping[str, Any]:
     """Read the arguments of the run; empty if the report has none."""
-    found = each.origin.get('arguments', {})
-    if not isinstance(found, Mapping):
+    value = each.origin.get('arguments', {})
+    if not isinstance(value, Mapping):
         raise ValueError("'arguments' is no dictionary")
-    return found
+    return value

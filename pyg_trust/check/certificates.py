@@ -22,7 +22,7 @@ from ..kernel.votes import (
     stays,
     table,
 )
-from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated
 
 # Seconds of sums over votes (squares of samples, and as much for each), of
 # rows for each number of changes, and of patterns of flipped bits.
@@ -36,7 +36,7 @@ _BUDGET = re.compile(f'(edges|features)_added_{_COUNT}_deleted_{_COUNT}')
 Change = tuple[int, int, float, float]
 
 
-def check_certificate(each: Stated) -> Said:
+def check_certificate(each: Stated) -> Checks:
     """Check that a certificate follows from its votes.
 
     Returns:
@@ -55,7 +55,7 @@ def check_certificate(each: Stated) -> Said:
 # By smoothing ################################################################
 
 
-def _smoothed(each: Stated) -> Said:
+def _smoothed(each: Stated) -> Checks:
     values = each.values
     total = count('targets', values['targets'], 1)
     look = count('look', values['look'], 0)
@@ -100,19 +100,19 @@ def _smoothed(each: Stated) -> Said:
     )
 
 
-def _noise(values: dict[str, Any]) -> Said:
-    # What is printed of the noise, and the probabilities that are used.
+def _noise(values: dict[str, Any]) -> Checks:
+    # The printed noise has to be that of the probabilities in 'flips'.
     flips = values['flips']
     if not flips or not set(flips) <= {'edges', 'features'}:
         raise ValueError(f"'flips' needs to hold noise (got {flips})")
-    said = [f'{kind}={tuple(pair)}' for kind, pair in flips.items()]
-    said.append(f'directed={not values["undirected"]}')
-    if not all(text in values['noise'] for text in said):
-        yield FAILS, f'flips: {", ".join(said)} is not {values["noise"]}'
+    noise = [f'{kind}={tuple(pair)}' for kind, pair in flips.items()]
+    noise.append(f'directed={not values["undirected"]}')
+    if not all(text in values['noise'] for text in noise):
+        yield FAILS, f'flips: {", ".join(noise)} is not {values["noise"]}'
 
 
-def _cells(values: dict[str, Any], rows: list[list[int]]) -> Said:
-    # Of nodes all targets are in one graph.
+def _cells(values: dict[str, Any], rows: list[list[int]]) -> Checks:
+    # Targets that are nodes share one graph, so they share its counts.
     cells = {tuple(row[4:]) for row in rows}
     if values['task'] == 'nodes' and len(cells) > 1:
         yield FAILS, 'targets of one graph have different numbers of cells'
@@ -123,7 +123,7 @@ def _cells(values: dict[str, Any], rows: list[list[int]]) -> Said:
 
 def _smoothed_counts(
     values: dict[str, Any], rows: list[list[int]], samples: int, classes: int
-) -> Said:
+) -> Checks:
     tolerance = amount('tolerance', values['tolerance'])
     alpha = float(values['alpha'])
     for name in set(values['answered']) - set(values['certified']):
@@ -164,9 +164,9 @@ def _smoothed_counts(
             yield UNPROVED, f'{name}: there are too many patterns of changes'
             return
         for changes, part in groups.items():
-            made = regions(changes)
+            likelihoods = regions(changes)
             stay = {
-                pair: stays(known[pair], made, tolerance)
+                pair: stays(known[pair], likelihoods, tolerance)
                 for pair in {(row[1], row[2]) for row in part}
             }
             again += sum(row[0] for row in part if stay[row[1], row[2]])
@@ -174,19 +174,19 @@ def _smoothed_counts(
                 row[0]
                 for row in part
                 if stay[pair := (row[1], row[2])]
-                and answered.holds(known[pair][0], made)
+                and answered.holds(known[pair][0], likelihoods)
             )
-        said = f'for up to {budget[0]} added and {budget[1]} deleted of the '
-        said += kind
+        limit = f'for up to {budget[0]} added and {budget[1]} deleted of the '
+        limit += kind
         yield (
             HOLDS if 0 <= claimed <= again else FAILS,
-            f'{claimed} stay {said}, {again} by the recorded votes',
+            f'{claimed} stay {limit}, {again} by the recorded votes',
         )
         if name in values['answered']:
-            told = count(name, values['answered'][name])
+            stated = count(name, values['answered'][name])
             yield (
-                HOLDS if 0 <= told <= answer else FAILS,
-                f'{told} have an answer {said}, {answer} by the recorded '
+                HOLDS if 0 <= stated <= answer else FAILS,
+                f'{stated} have an answer {limit}, {answer} by the recorded '
                 'votes',
             )
 
@@ -197,8 +197,8 @@ def _changes(
     kind: str,
     budget: tuple[int, int],
 ) -> tuple[Change, ...]:
-    # No more zeros can be set than there are, nor ones deleted.
-    made = []
+    # Additions are limited by the zeros, deletions by the ones.
+    parts = []
     for number, (name, (plus, minus)) in enumerate(
         sorted(values['flips'].items())
     ):
@@ -209,13 +209,13 @@ def _changes(
             raise ValueError(
                 f"'flips' needs to hold noise (got {plus, minus})"
             )
-        made.append((min(added, zeros), min(deleted, ones), p, m))
+        parts.append((min(added, zeros), min(deleted, ones), p, m))
     if kind not in values['flips']:
         raise ValueError(f'there is no noise on the {kind}')
-    return tuple(made)
+    return tuple(parts)
 
 
-def _collective(each: Stated) -> Said:
+def _collective(each: Stated) -> Checks:
     values = each.values
     names = ('guaranteed', 'counted', 'one_by_one', 'num_targets')
     guaranteed, counted, alone, total = (
@@ -240,13 +240,13 @@ def _collective(each: Stated) -> Said:
 # By votes ####################################################################
 
 
-def _voted(each: Stated) -> Said:
+def _voted(each: Stated) -> Checks:
     values = each.values
     views = count('views', values['views'], 1)
     side = count('num_groups', values['num_groups'], 1)
-    made = side * side if values['by'] == 'grid' else side
-    if views != made:
-        yield FAILS, f'{side} groups make {made} views, {views} are claimed'
+    wanted = side * side if values['by'] == 'grid' else side
+    if views != wanted:
+        yield FAILS, f'{side} groups make {wanted} views, {views} are claimed'
     yield from _radii(each, values['vote'], views, 'first')
     yield (
         UNKNOWN,
@@ -255,7 +255,7 @@ def _voted(each: Stated) -> Said:
     )
 
 
-def _poisoned(each: Stated) -> Said:
+def _poisoned(each: Stated) -> Checks:
     values = each.values
     shards = count('num_shards', values['num_shards'], 1)
     yield from _radii(each, values['aggregator'], shards, 'any')
@@ -267,15 +267,15 @@ def _poisoned(each: Stated) -> Said:
 
 
 def _kept(values: dict[str, Any]) -> list[tuple[int, int]]:
-    made = []
+    counts = []
     for k, stay in values['certified'].items():
         if not re.fullmatch('0|[1-9][0-9]{0,9}', k):
             raise ValueError(f"'certified' has {k!r}, which is no count")
-        made.append((int(k), count('certified', stay)))
-    return made
+        counts.append((int(k), count('certified', stay)))
+    return counts
 
 
-def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
+def _radii(each: Stated, vote: str, views: int, ties: str) -> Checks:
     values = each.values
     if vote != 'majority':
         yield (
@@ -290,7 +290,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
     rows = table(values['tallies'], 5, -1)
     total = count('targets', values['targets'], 1)
     counted = sum(row[0] for row in rows)
-    # What is left out stays for no change.
+    # Targets without votes count as certified for no change.
     if counted > total:
         yield FAILS, f'there are votes of {counted} targets, not of {total}'
     for _, top, earlier, later, rest in rows:
@@ -306,7 +306,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
         HOLDS,
         f'all of {views} have voted, for each of {counted} of {total} targets',
     )
-    # Those that stay for so many changes, from the most on.
+    # The number of targets that stay, by the number of changes, descending.
     radii = sorted(
         (-radius(top, earlier, later, ties), alike)
         for alike, top, earlier, later, _ in rows
@@ -324,7 +324,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Said:
 # Exactly #####################################################################
 
 
-def _exact(each: Stated) -> Said:
+def _exact(each: Stated) -> Checks:
     values = each.values
     names = ('num_robust', 'num_broken', 'num_unknown')
     parts = [count(name, values[name], 0) for name in names]
@@ -336,13 +336,13 @@ def _exact(each: Stated) -> Said:
     yield from _unproved(each)
 
 
-def _unproved(each: Stated) -> Said:
+def _unproved(each: Stated) -> Checks:
     digest = str(each.values.get('witness_digest', 'none'))
     if len(digest) != 64:
         yield UNPROVED, f'that no graph breaks it: the witness is {digest}'
 
 
-def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
+def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Checks:
     """Prove a sampling-free certificate from its witness."""
     values = each.values
     if each.procedure.startswith('collective'):
@@ -385,7 +385,7 @@ def check_witness(each: Stated, arrays: dict[str, np.ndarray]) -> Said:
         )
 
 
-_CHECKS: dict[str, Callable[[Stated], Said]] = {
+_CHECKS: dict[str, Callable[[Stated], Checks]] = {
     'certificate by smoothing': _smoothed,
     'collective certificate by smoothing': _collective,
     'certificate of ranks': _unproved,

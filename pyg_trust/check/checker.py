@@ -15,7 +15,7 @@ all of them can make them agree: what has to be believed then is the copy of
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,8 +33,8 @@ from .answers import (
     UNKNOWN,
     UNPROVED,
     WRONG,
+    Checks,
     Finding,
-    Said,
     Stated,
     arguments,
     read_report,
@@ -103,22 +103,22 @@ def check_report(
                 f'{name!r} needs to be a path (got {type(file).__name__})'
             )
     version, stated = read_report(path)
-    found = [Finding(HOLDS, f'the report is of layout {version}')]
+    findings = [Finding(HOLDS, f'the report is of layout {version}')]
     for number_, each in enumerate(stated, 1):
         # Older layouts had fewer fields: of these, some is not proved.
         less = FAILS if version == _LAYOUT else UNPROVED
-        said = [
-            *_said(_check_claim, each, version),
-            *_said(_check_fields, each, wrong=less),
+        verdicts = [
+            *_run(_check_claim, each, version),
+            *_run(_check_fields, each, wrong=less),
         ]
-        said += [
+        verdicts += [
             (UNKNOWN, f'{name}: it was not handed in (--{name})')
             for name, named in _named(each).items()
             if named and handed[name] is None
         ]
-        if not any(status != HOLDS or text for status, text in said):
-            said.append((UNKNOWN, 'nothing of it can be recomputed'))
-        found += _findings(number_, each, said)
+        if not any(status != HOLDS or text for status, text in verdicts):
+            verdicts.append((UNKNOWN, 'nothing of it can be recomputed'))
+        findings += _findings(number_, each, verdicts)
     readers: dict[str, tuple[Any, Any]] = {
         'ledger': (_read_ledger, _check_ledger),
         'model': (_read_model, _check_model),
@@ -130,15 +130,15 @@ def check_report(
             continue
         content = _read(name, file, reader)
         parts = [
-            _findings(number_, each, _said(check, each, content))
+            _findings(number_, each, _run(check, each, content))
             for number_, each in enumerate(stated, 1)
         ]
-        found += [one for part in parts for one in part] or [
+        findings += [one for part in parts for one in part] or [
             Finding(UNKNOWN, f'no guarantee speaks of a {name}')
         ]
     if witness is not None:
-        found += _check_witnesses(stated, files)
-    return found
+        findings += _check_witnesses(stated, files)
+    return findings
 
 
 def _check_witnesses(
@@ -156,27 +156,27 @@ def _check_witnesses(
     for number_, (each, digest) in enumerate(
         zip(stated, named, strict=True), 1
     ):
-        said: Said = iter(())
+        verdicts: Checks = iter(())
         if digest in held:
-            said = _said(check_witness, each, held[digest][1])
+            verdicts = _run(check_witness, each, held[digest][1])
         elif _is_digest(digest):
             text = 'witness: no file that was handed in has its digest'
-            said = iter([(UNPROVED, text)])
-        yield from _findings(number_, each, said)
+            verdicts = iter([(UNPROVED, text)])
+        yield from _findings(number_, each, verdicts)
     for digest in held.keys() - set(named):
         text = f'witness: {held[digest][0]} is that of another certificate'
         yield Finding(FAILS, text)
 
 
-def _findings(at: int, each: Stated, said: Said | list[Any]) -> list[Finding]:
+def _findings(at: int, each: Stated, checks: Iterable[Any]) -> list[Finding]:
     return [
         Finding(status, f'{at}. {each.procedure}: {text}')
-        for status, text in said
+        for status, text in checks
     ]
 
 
 def _named(each: Stated) -> dict[str, bool]:
-    # What a promise names by a digest.
+    # The files that a promise names by a digest.
     values = each.values
     removed = each.kind == 'removal' and 'request' in values
     return {
@@ -202,7 +202,7 @@ def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
         ) from None
 
 
-def _said(check: Callable[..., Said], *of: Any, wrong: str = FAILS) -> Said:
+def _run(check: Callable[..., Checks], *of: Any, wrong: str = FAILS) -> Checks:
     # A promise with fields of another kind is a false one.
     try:
         yield from check(*of)
@@ -217,7 +217,7 @@ def _said(check: Callable[..., Said], *of: Any, wrong: str = FAILS) -> Said:
 # Sentences and fields ########################################################
 
 
-def _check_claim(each: Stated, version: int) -> Said:
+def _check_claim(each: Stated, version: int) -> Checks:
     # People read the sentences, programs the fields.
     if each.procedure not in PROMISES:
         yield UNKNOWN, 'no promise of pyg_trust has this name'
@@ -229,19 +229,19 @@ def _check_claim(each: Stated, version: int) -> Said:
             'make the report, or certify, again',
         )
         return
-    made = claim(each.procedure, each.values)
-    said = words(made)
+    promised = claim(each.procedure, each.values)
+    sentences = words(promised)
     wrong = [
         name
-        for name, wanted, found in (
-            ('kind', made.kind, each.kind),
-            ('promise', said.promise, each.promise),
-            ('assumptions', list(said.assumptions), each.assumptions),
-            ('not_covered', list(said.not_covered), each.not_covered),
-            ('spent', said.spent, each.spent),
-            ('budget', said.budget, each.budget),
+        for name, wanted, present in (
+            ('kind', promised.kind, each.kind),
+            ('promise', sentences.promise, each.promise),
+            ('assumptions', list(sentences.assumptions), each.assumptions),
+            ('not_covered', list(sentences.not_covered), each.not_covered),
+            ('spent', sentences.spent, each.spent),
+            ('budget', sentences.budget, each.budget),
         )
-        if wanted != found
+        if wanted != present
     ]
     yield (
         FAILS if wrong else HOLDS,
@@ -251,7 +251,7 @@ def _check_claim(each: Stated, version: int) -> Said:
     )
 
 
-def _check_fields(each: Stated) -> Said:
+def _check_fields(each: Stated) -> Checks:
     for name, spent in each.spent.items():
         claimed = each.values.get(name, spent)
         if not same(spent, claimed):
@@ -283,11 +283,11 @@ def _check_fields(each: Stated) -> Said:
     yield from _BY_KIND[PROMISES[each.procedure].kind](each)
 
 
-def _again(each: Stated) -> Said:
+def _again(each: Stated) -> Checks:
     yield UNKNOWN, 'that this was the outcome: run it again'
 
 
-_BY_KIND: dict[str, Callable[[Stated], Said]] = {
+_BY_KIND: dict[str, Callable[[Stated], Checks]] = {
     'privacy': check_epsilon,
     'removal': removals.check_removal,
     'robustness': check_certificate,
@@ -300,19 +300,19 @@ _BY_KIND: dict[str, Callable[[Stated], Said]] = {
 
 
 def _read_ledger(path: str | Path) -> tuple[chain.Chain, Any]:
-    # One JSON of all lines is of removals, a JSON on each line of steps.
+    # A removal ledger is one JSON document, a privacy ledger one per line.
     content = Path(path).read_bytes()
     try:
         state = json.loads(content)
     except (RecursionError, ValueError):
         state = None
     if isinstance(state, dict) and 'entries' in state:
-        made = chain.of_removals(content)
-        return made, amount('budget', read_json(content.decode())['budget'])
+        lines = chain.of_removals(content)
+        return lines, amount('budget', read_json(content.decode())['budget'])
     return chain.of_steps(content), None
 
 
-def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
+def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Checks:
     lines, budget = content
     if budget is not None:
         yield from removals.check_ledger(each, lines, budget)
@@ -339,8 +339,8 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Said:
     )
 
 
-def _check_header(each: Stated, header: dict[str, Any]) -> Said:
-    # What the account is about, of the first line.
+def _check_header(each: Stated, header: dict[str, Any]) -> Checks:
+    # Compare the header with the fields of the report.
     values = {**each.values, 'data': each.data}
     about = {**header, 'mechanism': values.get('mechanism')}
     about.update(header.get('accountant', {}))
@@ -358,7 +358,7 @@ def _check_header(each: Stated, header: dict[str, Any]) -> Said:
             )
 
 
-def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Said:
+def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Checks:
     # Epsilon once more, from the steps that the ledger has: not by what the
     # report says of the noise.
     values, steps = each.values, [b['spent'] for b in bodies if 'spent' in b]
@@ -407,9 +407,9 @@ def _read_model(path: str | Path) -> str:
     return fingerprint_model(load(path))
 
 
-def _check_model(each: Stated, found: str) -> Said:
+def _check_model(each: Stated, digest: str) -> Checks:
     if each.model:
-        alike = each.model == found
+        alike = each.model == digest
         yield (
             HOLDS if alike else FAILS,
             f'model: the weights are {"" if alike else "not "}those that the '
@@ -435,7 +435,7 @@ def _read_data(path: str | Path) -> dict[str, Mapping[str, Any]]:
     return {str(name): fields for name, fields in loaded.items()}
 
 
-def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Said:
+def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Checks:
     fields = each.values.get('data_fields')
     if each.data and fields:
         if not isinstance(fields, list):

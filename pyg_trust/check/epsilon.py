@@ -10,7 +10,7 @@ from ..kernel.accounting import judge, judge_mu
 from ..kernel.claims import amount, count, number
 from ..kernel.fields import AWAY
 from ..kernel.groups import judge_group
-from .answers import HOLDS, UNKNOWN, UNPROVED, Said, Stated, arguments
+from .answers import HOLDS, UNKNOWN, UNPROVED, Checks, Stated, arguments
 
 Lines = list[tuple[float, float, int]]
 
@@ -18,13 +18,13 @@ Lines = list[tuple[float, float, int]]
 MOST = 8
 # The distribution of losses that an accountant bounds.
 LAWS = {'pld_wor': 'wor', 'rdp_wor': 'wor', 'pld_poisson': 'coins'}
-# Where a row is in several units.
+# Mechanisms in which a row is in several units, with their sampling.
 GROUPS = {'pld_group_wor': 'wor', 'pld_group': 'coins'}
 _EGOS = 'rdp_fdp'
 SUMS = ('private aggregation', 'private link prediction')
 
 
-def check_epsilon(each: Stated) -> Said:
+def check_epsilon(each: Stated) -> Checks:
     """Prove or refute an epsilon from recorded steps.
 
     Returns:
@@ -50,7 +50,7 @@ def check_epsilon(each: Stated) -> Said:
     if mechanism != _EGOS:
         status = proved(each, lines, claimed - pure, delta)
     if searched and status == HOLDS:
-        # One run is no more than all of the search.
+        # The epsilon of one run is at most that of the whole search.
         status = UNPROVED
     yield (
         status,
@@ -145,7 +145,7 @@ def _exact(
     each: Stated, lines: Lines, law: str
 ) -> list[tuple[Fraction, Fraction, int]]:
     size = each.values.get('batch_size')
-    made = []
+    parts = []
     for z, q, n in lines:
         rate = Fraction(q)
         if law == 'wor' and type(size) is int and size > 0 and q < 1:
@@ -153,11 +153,11 @@ def _exact(
             share = Fraction(size, max(size, round(size / q)))
             if math.isclose(share, q, rel_tol=1e-12):
                 rate = share
-        made.append((Fraction(z), rate, n))
-    return made
+        parts.append((Fraction(z), rate, n))
+    return parts
 
 
-def _of_releases(each: Stated) -> Said:
+def _of_releases(each: Stated) -> Checks:
     # Gaussian releases compose to one, of which there is a closed form.
     values = each.values
     claimed = number('epsilon', values['epsilon'])
@@ -165,7 +165,7 @@ def _of_releases(each: Stated) -> Said:
     mu = amount('mu', values['mu'])
     status = judge_mu(Fraction(mu) ** 2, claimed, delta)
     if status == HOLDS and arguments(each).get('engine'):
-        # What the engine has spent besides is in its own report.
+        # Other steps of the engine are in the engine's own report.
         status = UNPROVED
     yield (
         status,

@@ -12,7 +12,7 @@ import numpy as np
 from ..kernel.arrays import fingerprint, named
 from .tensors import Sparse, Tensor
 
-# What a request removes of a graph, by kind.
+# The kinds of items that a request removes from a graph.
 _PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels', 'again'}
 _PARTS |= {'changed_features', 'changed_labels'}
 # Fields whose first dimension is the nodes, as PyG counts them.

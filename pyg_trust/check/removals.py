@@ -12,7 +12,7 @@ from ..kernel import removal as kernel
 from ..kernel.accounting import judge_mu
 from ..kernel.chain import Chain
 from ..kernel.claims import amount, count, number, same
-from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Said, Stated, requests
+from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated, requests
 from .epsilon import together
 
 NODES = 'certified removal from a node classifier'
@@ -20,7 +20,7 @@ GRAPHS = 'certified removal'
 COVERED = 'removal covered by privacy'
 
 
-def check_removal(each: Stated) -> Said:
+def check_removal(each: Stated) -> Checks:
     """Check the fields of a removal for consistency.
 
     Returns:
@@ -73,7 +73,7 @@ def _history(each: Stated, scale: float) -> list[float]:
 
 def _epsilons(
     values: dict[str, Any], std: float, scale: float, shifts: list[float]
-) -> Said:
+) -> Checks:
     delta = number('delta', values['delta'], above=0.0)
     limit = number('budget', values['budget'], above=0.0) / scale
     last = max(values['distance_bound'] / std, *shifts[-1:])
@@ -93,7 +93,7 @@ def _epsilons(
         )
 
 
-def check_proof(each: Stated, arrays: dict[str, Any]) -> Said:
+def check_proof(each: Stated, arrays: dict[str, Any]) -> Checks:
     """Prove a removal's residual from the remaining data."""
     if each.procedure != NODES:
         yield UNKNOWN, 'data: they are of a node classifier'
@@ -112,7 +112,7 @@ def unbroken(chain: Chain) -> tuple[str, str]:
     return HOLDS, 'ledger: the chain of its lines is unbroken'
 
 
-def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
+def check_ledger(each: Stated, chain: Chain, budget: Any) -> Checks:
     """Compare a removal with its ledger's lines."""
     if each.kind != 'removal' or 'request' not in each.values:
         if each.values.get('ledger_head') is not None:
@@ -126,19 +126,19 @@ def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
         HOLDS if within == len(paid) else FAILS,
         f'ledger: {within} of {len(paid)} lines are within the budget',
     )
-    found = [
+    matching = [
         number
         for number, line in enumerate(chain.bodies, 1)
         if line['request'] in (request, request.get('0'))
         and line['data'] == each.data
     ]
-    if not found or not each.data:
+    if not matching or not each.data:
         yield (
             FAILS,
             'ledger: no line has this removal and seals the same data',
         )
         return
-    end = found[-1]
+    end = matching[-1]
     yield (
         HOLDS,
         f'ledger: line {end} has this removal, and seals the same data',
@@ -153,7 +153,7 @@ def check_ledger(each: Stated, chain: Chain, budget: Any) -> Said:
     yield from _amounts(each, paid[:end], budget)
 
 
-def _amounts(each: Stated, paid: list[float], budget: float) -> Said:
+def _amounts(each: Stated, paid: list[float], budget: float) -> Checks:
     history = each.values.get('history')
     if history is None:
         return

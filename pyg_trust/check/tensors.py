@@ -107,10 +107,10 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == 'torch' and name in _STORAGES:
             return name
-        found = _ALLOWED.get((module, name))
-        if found is None:
+        allowed = _ALLOWED.get((module, name))
+        if allowed is None:
             raise ValueError(f'it holds {module}.{name}, which is no tensor')
-        return found
+        return allowed
 
     def persistent_load(self, pid: Any) -> Any:
         what, storage, key, _, count = pid
@@ -122,8 +122,8 @@ class _Unpickler(pickle.Unpickler):
             if len(content) != count * size:
                 raise ValueError(f'storage {key} is not of {count} elements')
             kind = 'uint16' if dtype == 'bfloat16' else dtype
-            made = np.frombuffer(content, np.dtype(kind).newbyteorder('<'))
-            self._known[storage, key] = made
+            array = np.frombuffer(content, np.dtype(kind).newbyteorder('<'))
+            self._known[storage, key] = array
         return f'torch.{dtype}', self._known[storage, key]
 
 

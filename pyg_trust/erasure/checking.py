@@ -12,8 +12,8 @@ from pyg_trust.check.answers import (
     HOLDS,
     UNKNOWN,
     UNPROVED,
+    Checks,
     Finding,
-    Said,
 )
 from pyg_trust.erasure import fields
 from pyg_trust.erasure.reports import ErasureReport
@@ -90,7 +90,7 @@ def _of_dates(report: ErasureReport) -> list[str]:
     return [text for text, is_wrong in found.items() if is_wrong]
 
 
-def _of_task(task: dict[str, Any], path: str | Path | None) -> Said:
+def _of_task(task: dict[str, Any], path: str | Path | None) -> Checks:
     name, mode, told = task['name'], task['mode'], task['promise']
     if task['state'] != 'done':
         yield FAILS, f'{name} is {task["state"]}'

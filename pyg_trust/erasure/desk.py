@@ -424,7 +424,7 @@ class ErasureDesk:
     def _planned(
         self, name: str, now: datetime
     ) -> tuple[dict[str, Any], list[tuple[str, RemovalRequest | None]]]:
-        # What waits for a model, and when it begins.
+        # The requests that wait for a model, and when they are due to begin.
         place, rows = self._places[name], self._sql(queries.WAITING, name)
         waiting = [(n, place.named(read(names))) for n, names, *_ in rows]
         quick = 'covered' if place.covers else 'now'
@@ -514,7 +514,7 @@ class ErasureDesk:
     def _divide(
         self, name: str, batch: str, numbers: list[str], mode: str
     ) -> None:
-        # One of them is not possible: each half by itself.
+        # One request of the batch fails: try each half by itself.
         middle = len(numbers) // 2
         with self._store.change():
             parts = numbers[:middle], numbers[middle:]

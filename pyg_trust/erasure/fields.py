@@ -65,7 +65,7 @@ def due(received: datetime, zone: tzinfo, regulation: str) -> datetime:
     last = calendar.monthrange(year, month + 1)[1]
     day = day.replace(year, month + 1, min(day.day, last)) + timedelta(days)
     end = datetime.combine(day, time(23, 59, 59), zone)
-    # Where clocks are set at midnight, the earlier of both.
+    # If clocks change at midnight, take the earlier of both.
     return min(end.replace(fold=f).astimezone(timezone.utc) for f in (0, 1))
 
 

@@ -147,7 +147,7 @@ class Place:
             report = self.model.remove(request, *given, reference=reference)
         except BudgetExceededError as error:
             if self.covers:
-                # Others may fit in, or come first.
+                # Skip it: others may fit, or go first.
                 raise ValueError(str(error)) from None
             raise
         except StaleStateError:

@@ -163,7 +163,7 @@ def load(path: str | Path) -> Any:
         except MemoryError:
             raise
         except Exception as error:
-            # What torch says here is how to read a file that may run code.
+            # Drop torch's advice on loading files that may run code.
             why = str(error) if type(error) is ValueError else ''
             raise DamagedFileError(
                 f"'{path}' is damaged, or holds more than tensors and plain "
@@ -173,7 +173,7 @@ def load(path: str | Path) -> Any:
 
 
 def _check_archive(file: Any) -> None:
-    # Nothing that is larger than it looks, and all as it was written.
+    # Refuse members that decompress to more than their size, and damaged ones.
     with zipfile.ZipFile(file) as archive:
         if any(part.compress_type for part in archive.infolist()):
             raise ValueError('it is compressed, as no state is')
@@ -191,7 +191,8 @@ def _check_sizes(state: Any, most: int) -> None:
         value = left.pop()
         if isinstance(value, Tensor):
             if value.layout == torch.sparse_csr:
-                # No index bounds the columns; a dense row is made of them.
+                # A sparse tensor's width is bounded by no index, and dense
+                # rows need it.
                 if value.size(-1) > most:
                     raise ValueError(
                         f'it holds a matrix of {value.size(-1)} columns, in '
@@ -207,7 +208,7 @@ def _check_sizes(state: Any, most: int) -> None:
             place = (value.data_ptr(), value.shape, value.stride())
             found[place] = value.numel() * value.element_size()
         elif id(value) not in seen:
-            # Each list once, however often it is named.
+            # Visit each list once, however often it is referenced.
             seen.add(id(value))
             if isinstance(value, dict):
                 left += [*value, *value.values()]

@@ -251,7 +251,7 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
             taken because nobody can write there. (default: :obj:`False`)
     """
     check_instance('place', place, str, Path)
-    # One lock, by whatever links it is reached.
+    # Resolve links, so that each file has one lock.
     place = Path(place).resolve()
     path = place.with_name(f'.{place.name}.lock')
     try:
@@ -275,7 +275,8 @@ class ObjectLock:
     """
 
     def __init__(self) -> None:
-        # Of C, as whose turn it is must not be lost to an interrupt.
+        # A lock written in C: an interrupt must not lose track of whose turn
+        # it is.
         self.turn = threading.RLock()
         #: What its thread is doing, and whether that may change the object.
         self.doing: tuple[str, bool] | None = None
@@ -463,7 +464,7 @@ def peek(path: str | Path) -> dict[str, Any] | None:
 
 
 def _beyond(state: dict[str, Any], other: dict[str, Any]) -> str:
-    # What the ledger of a state has more than that of another, in words.
+    # Describe the lines that a state's ledger has and another's lacks.
     lines, known = _lines(state), _lines(other)
     more = [
         f'{_did(line.get("action"))} {line.get("request") or ""}'.strip()
@@ -481,7 +482,7 @@ def _did(action: Any) -> str:
 
 
 def _lines(state: dict[str, Any]) -> list[dict[str, Any]]:
-    # Of a private model the 'ledger' is that of its releases.
+    # A private model's 'ledger' holds its releases.
     ledger = state.get('removals', state.get('ledger'))
     lines = ledger.get('entries') if isinstance(ledger, dict) else None
     return lines if isinstance(lines, list) else []

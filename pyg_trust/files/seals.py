@@ -17,7 +17,7 @@ _HELD = ('edge_index', 'edge_weight', 'x', 'x_removed', 'n_id', 'y', 'shard')
 
 
 def _tensors(data: Data) -> list[Tensor | str]:
-    # What a graph holds, sparse features as their rows.
+    # The contents of a graph, sparse features by rows.
     parts: list[Tensor | str] = []
     for key in _HELD:
         value = data.get(key)
@@ -149,7 +149,7 @@ class Seals:
         return made
 
     def matches(self, name: int, content: str) -> bool:
-        """Tell whether the content of an item is the sealed one.
+        """Compare an item's content with its seal.
 
         Args:
             name (int): the name of the item.

@@ -23,7 +23,7 @@ from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
 
-# As in csrc/push.h: the cost of a visited node, in entries of an exact level.
+# The cost of a visited node in entries of an exact level, as in csrc/push.h.
 VISIT_COST = 16
 
 
@@ -79,7 +79,7 @@ def exact_blocks(
         size = (block / block.sum(0)).nan_to_num(0.0).amax(1)
         mass = size * send * (float(ratio[0]) / (eps * step))
         sent = (mass.repeat_interleave(count) * scale).clamp(max=1.0)
-        # In whole 2^-8: such numbers add alike in every order.
+        # Multiples of 2^-8 add up to the same sum in every order.
         reached = float((sent * 256).round().sum()) / 256
         exact[k] = visited[k] + reached > enough
     return exact

@@ -323,7 +323,7 @@ def rdp_group_wor(
     i, w = _drawn(check_share(q, n), n, k)
     rate = min(1.0, float(w.sum()))
     log_w = np.log(w / w.sum())[:, None]
-    # Those that are many together count as the most of them.
+    # Round large counts up, so that few distinct ones are composed.
     most = np.where(i <= 16, i, np.minimum(-(-i // 8) * 8, i[-1]))
     each = {j: rdp_wor_profile(a, rate, lam / j) for j in set(most.tolist())}
     found = np.array([each[j] for j in most.tolist()]) * (a - 1)
@@ -498,7 +498,7 @@ def _rdp_wor_cached(q: float, z: float) -> np.ndarray:
 
 
 def check_group(num_roots: int, occurrences: int) -> tuple[int, int]:
-    """Refuse more occurrences of a record than there are units."""
+    """Check that a record occurs in at most all units."""
     n = _check_int('num_roots', num_roots, 1)
     k = _check_int('occurrences', occurrences, 1)
     if k > n:

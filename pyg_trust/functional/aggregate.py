@@ -59,7 +59,7 @@ def majority_vote(outputs: Tensor) -> Tensor:
         ValueError: if :obj:`outputs` has another shape.
     """
     _check_outputs(outputs)
-    # In half precision 257 votes are as many as 256.
+    # Sum in float32: half precision can't tell 257 votes from 256.
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     votes = torch.nn.functional.one_hot(outputs.argmax(-1), outputs.size(-1))
     votes = votes * (outputs != outputs[..., :1]).any(-1, keepdim=True)

@@ -101,7 +101,8 @@ class Mirror(NamedTuple):
             worth = (gain * upper[:, row]).clamp(min=0)
             both = worth + worth[:, place]
             part = torch.where(both > 0, worth / both, 0.5)
-            # Where the other direction can't flip, this one pays everything.
+            # If the opposite direction can't flip, this one pays the whole
+            # price.
             shares.append(part.masked_fill(place < 0, 1))
         return EdgeShares(*shares)
 
@@ -136,7 +137,7 @@ class DualSearch:
         self.multiplier = signal.new_zeros(count)
         self.value = signal / self.alpha
         self.pagerank: Tensor | None = None
-        # No policy yet: lines that never restrict the search.
+        # Without a policy yet, the bounds restrict nothing.
         self.cheap = signal.new_full((2, count), math.nan)
         self.dear = self.cheap.clone()
 

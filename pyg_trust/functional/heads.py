@@ -387,7 +387,7 @@ class Problem(Protocol):
         """Return a factored Hessian or preconditioner."""
 
     def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
-        """Return a step from a gradient."""
+        """Solve for a step, given the gradient and a factored Hessian."""
 
 
 class Objective(NamedTuple):

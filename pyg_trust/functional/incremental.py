@@ -57,7 +57,7 @@ def degree_power(degree: Tensor, exponent: float) -> Tensor:
 def _power(degree: int, exponent: float) -> float:
     if degree == 0:
         return 0.0
-    # As torch and numpy do.
+    # The special cases of pow in torch and numpy.
     if exponent == -0.5:
         return 1 / math.sqrt(degree)
     return float(degree) ** exponent
@@ -128,7 +128,7 @@ class SeriesState:
         self.measure = measure
         self.x = x.clone(memory_format=torch.contiguous_format)
         self.recv = degree_power(graph.degree, -measure.a)
-        # One tensor, where both are the same.
+        # Share one tensor if both normalizations are equal.
         self.send = self.recv
         if measure.b != measure.a:
             self.send = degree_power(graph.degree, -measure.b)
@@ -164,7 +164,7 @@ class SeriesState:
 
     @property
     def alive(self) -> Tensor:
-        """Bool: the names that are there."""
+        """Mask of the present names: bool."""
         return self.graph.alive
 
     def edge_index(self) -> Tensor:
@@ -334,7 +334,7 @@ class SeriesState:
         return self.alpha * self.x[nodes] + follow - self.z[nodes]
 
     def _settle(self) -> None:
-        # Whatever the estimate is, this is its residual.
+        # The residual of the estimate, correct for any estimate.
         if self._interrupted:
             nodes = torch.arange(self.graph.num_nodes)
             self.residue.copy_(self._residue(nodes))

@@ -209,7 +209,7 @@ def pair_features(
 
 
 def _dot(one: np.ndarray, two: np.ndarray) -> np.ndarray:
-    # Of columns, one after the other: entry by entry, in one order.
+    # Sum column by column, so that the order of additions is fixed.
     total = np.zeros(one.shape[1])
     for a, b in zip(one, two, strict=True):
         total += a * b

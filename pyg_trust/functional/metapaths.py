@@ -8,7 +8,7 @@ from torch import Tensor
 from pyg_trust.functional.ragged import pointer
 from pyg_trust.unit import EdgeType, path_steps
 
-# So many messages are gathered at once.
+# Messages gathered at once.
 _MESSAGES = 2**20
 
 

@@ -287,7 +287,7 @@ def rdp_poisson(
 
 
 def check_occurrences(occurrences: Any, form: str = 'replace') -> int:
-    """Refuse several units of a record where its form allows one."""
+    """Check that a record is in one unit, unless the form allows several."""
     check_choice('form', form, FORMS)
     k = check_integer('occurrences', occurrences, 1, numpy=True)
     if k > 1 and form != 'replace':
@@ -340,7 +340,7 @@ def _log_density(x: np.ndarray, z: float, mixture: _Mixture) -> np.ndarray:
 def _log_ratio(
     x: np.ndarray, z: float, mixture: _Mixture
 ) -> tuple[np.ndarray, np.ndarray]:
-    # To N(0, z^2), and its slope.
+    # The log ratio of a mixture to N(0, z^2), and its derivative.
     w, at = (part.reshape(-1, *[1] * x.ndim) for part in mixture)
     exponent = np.log(w) + at * (2 * x - at) / (2 * z**2)
     top = exponent.max(axis=0)
@@ -359,7 +359,7 @@ def _tail(x: Any, z: float, mixture: _Mixture) -> Any:
 def _loss(
     x: np.ndarray, q: float, z: float, direction: _Direction, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    # And its slope.
+    # The log ratio of both mixtures, and its derivative.
     p, r, _ = _pair(q, direction, k)
     (one, up), (two, down) = _log_ratio(x, z, p), _log_ratio(x, z, r)
     return one - two, up - down
@@ -430,7 +430,7 @@ def _masses(
     p, r, lost = _pair(q, direction, k)
     inside = []
     for w, at in (p, r):
-        # From the side on which differences do not cancel.
+        # Take differences on the side of the tail, where they do not cancel.
         above = -np.diff(_tail(x, z, (w, at)))
         below = np.diff(_tail(-x, z, (w, -at)))
         inside.append(np.where(x[:-1] > 0, above, below))

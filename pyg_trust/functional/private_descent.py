@@ -55,8 +55,8 @@ from pyg_trust.functional.mechanisms import clip_factors
 from pyg_trust.functional.private_propagation import FORMS, MARGIN, Noise
 from pyg_trust.kernel.release import check_sum, fits_float, released, truncated
 
-# Of rows: digits after the point and before it. More of them would leave
-# fewer to errors, as the product of both is on the grid of the noise.
+# Bits of rows after and before the binary point. More bits would leave fewer
+# for errors, as the product of both lies on the grid of the noise.
 _BITS, _MORE = 13, 11
 # Denser rows are kept as they are.
 _SPARSE = 0.1
@@ -109,8 +109,8 @@ def unit_rows(x: Tensor) -> Any:
     bad = ~np.isfinite(rows).all(1)
     largest = np.abs(values).max(1, initial=0.0)
     unit = values / np.where(largest > 0, largest, 1.0)[:, None]
-    # In the order of the columns, as above: one row may decide which of the
-    # two ways is taken, and must not change a bit of another row.
+    # Add the columns in one fixed order: no row may change the rounding of
+    # another.
     squares = np.zeros(rows.shape[0])
     for column in unit.T:
         squares += column * column

@@ -522,7 +522,7 @@ def rounding_share(
         gamma = (levels + 1) * (degree + 6) * 2.0**-52
         moved = 2 * gamma * n * float(ratio.max() if n else 1.0)
         moved += math.sqrt(n * width) * g
-    # For what is rounded here, and for the larger deviation itself.
+    # Allow for rounding here, and for the larger deviation.
     share = moved / sensitivity * (1 + 2.0**-6)
     if not share <= 0.01:
         raise ValueError(
@@ -576,7 +576,7 @@ def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
         )
     norms, diagonal = np.empty(n), np.empty(n)
     unit = scipy.sparse.eye_array(n, format='csc')
-    # As many columns at a time as have about the numbers of a block.
+    # Choose columns so that each block holds about equally many numbers.
     start, size = 0, _LEAST_BLOCK
     while start < n:
         stop = min(n, start + size)

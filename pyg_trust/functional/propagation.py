@@ -394,7 +394,7 @@ def _make_operator(
             weights, three_term = fewer.coefficients, True
     if measure.shrink != 1:
         check_shrink(measure, dtype)
-        # As rounded; the weights make up for the rounding.
+        # Use the rounded factor; the weights make up for the rounding.
         shrink = torch.tensor(measure.shrink, dtype=dtype)
         recv = recv * shrink
         if not three_term:
@@ -409,7 +409,7 @@ def _make_operator(
 def _powers(
     graph: CSRGraph, measure: Measure, ends: Tensor, loops: bool
 ) -> list[float]:
-    # Of S R B, whose diagonal is `ends`.
+    # Norms of S R B, where R has the diagonal `ends`.
     known = known_norms(measure, graph.is_undirected)
     if known is not None:
         return known
@@ -614,8 +614,8 @@ def _largest(x: Tensor) -> Tensor:
         and x.is_contiguous()
     ):
         return torch.ops.pyg_trust.column_magnitudes(x.detach())
-    # Not aminmax, which is 25 times slower. So few rows at a time that the
-    # second question finds them in the cache.
+    # aminmax is 25 times slower. Few rows at a time stay in the cache for the
+    # second pass.
     step = x.size(0)
     if x.device.type == 'cpu':
         step = max(256, 2**17 // max(x.size(1), 1))
@@ -681,7 +681,7 @@ def half_scale(largest: Tensor) -> Tensor:
 
 
 def _traced(x: Tensor, given: CSRGraph, measure: Measure, how: How) -> Tensor:
-    # All that depends on data is there since the first call.
+    # Everything that depends on the data is cached since the first call.
     if _known_as(measure, x.dtype, how) not in given._cache:
         raise ValueError(
             "'graph' needs to be propagated on once with this measure, dtype "

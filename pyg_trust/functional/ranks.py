@@ -113,7 +113,7 @@ def single_edge_ranks(
     flips, roundoff = np.full(best.shape, -1), off
 
     def gap_of(ranks: np.ndarray) -> np.ndarray:
-        # No flip that moves items less than this makes the rank larger.
+        # A flip raises the rank only if it moves an item by more than this.
         return mine - np.take_along_axis(falling, ranks, 1) - tolerance
 
     gap = gap_of(attained)

@@ -45,7 +45,7 @@ Sparse = Any
 
 
 class Lists(NamedTuple):
-    """Items of each user: rows that may have room at their ends."""
+    """Items of each user, as rows with spare room at their ends."""
 
     start: np.ndarray
     """int64, ``[num_users + 1]``: where rows begin."""
@@ -189,7 +189,7 @@ def places(counts: Sparse, items: np.ndarray) -> np.ndarray:
 def shortened(
     lists: Lists, rows: list[Row]
 ) -> tuple[Lists, np.ndarray, np.ndarray]:
-    """Return shorter lists: new lengths, and what to write into the rows.
+    """Compute shorter lists: their lengths, and the entries to write.
 
     Returns:
         tuple: lists that share their items with those given; places of
@@ -207,7 +207,7 @@ def shortened(
 def downdate(
     counts: Sparse, rows: list[Row], exponent: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""Subtract from :math:`G` what goes of some users, exactly.
+    r"""Subtract the removed entries of users from :math:`G`, exactly.
 
     Returns:
         tuple: entries of ``counts.data``, ascending, and their new values.

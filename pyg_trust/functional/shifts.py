@@ -157,7 +157,7 @@ def shift_epsilon(m: NotNegative, delta: Fraction) -> float:
     """
     if m / math.sqrt(2 * math.pi) <= delta:
         return 0.0
-    # Here the first term alone is below delta.
+    # At `high` the first term alone is below delta.
     low, high = 0.0, m * math.sqrt(2 * math.log(1 / delta)) + m * m / 2
     if m > _LARGEST_SHIFT:
         return high
@@ -171,7 +171,7 @@ def shift_epsilon(m: NotNegative, delta: Fraction) -> float:
     least = sys.float_info.min
     above, below, last = beyond(low), min(beyond(high), 0.0), 0
     for _ in range(200):
-        # From above, to twelve digits.
+        # Return the upper end, correct to twelve digits.
         if high - low <= 2**-40 * high:
             break
         # The rule of Illinois: an end that stays counts half. The smallest

@@ -275,7 +275,8 @@ def worst_case_probability(
     """
     values = _probabilities('p', p)
     clean, perturbed = regions.clean.numpy(), regions.perturbed.numpy()
-    # From the nearer end: where rho is steep, 1 - p is more precise than p.
+    # Start at the nearer end: where rho is steep, 1 - p is more precise than
+    # p.
     low, high = (clean, perturbed), (clean[::-1], perturbed[::-1])
     start, end = (high, low) if upper else (low, high)
     worst = np.where(

@@ -63,7 +63,7 @@ BITS = 40
 BOUND = 16.0
 # Senders of more receivers are read, not summed.
 HEAVY = 256
-# From so many of all entries on, all rows count as touched.
+# Treat all rows as touched if more than this share of the entries is.
 WHOLE_ABOVE = 1 / 3
 
 _CUT, _JOIN, _GO, _COME, _CHANGE = range(5)
@@ -188,7 +188,7 @@ class Sums:
 
     @property
     def alive(self) -> Tensor:
-        """Bool: the names that are there."""
+        """Mask of the present names: bool."""
         return self._state[_FLAGS][0, : self.num_nodes]
 
     @property
@@ -225,11 +225,12 @@ class Sums:
         }
 
     def _most(self, names: int) -> float:
-        # So many neighbours of one of so many nodes are too many for sums.
+        # The degree at which a sum over `names` nodes may leave 62 bits.
         room = 2.0 ** (62 - self.bits) / self.bound
         if self.undirected or not self.measure.along:
             return room
-        # What a node has is shared by its receivers: no more than all of it.
+        # With b = 1 a node divides its value among its receivers, so that the
+        # sum is at most the value.
         if self.measure.b == 1 and names < room / 2:
             return math.inf
         return room ** (1 / max(self.measure.levels, 1))
@@ -313,7 +314,7 @@ class Sums:
         return found.nonzero().view(-1)
 
     def level(self, level: int) -> Tensor:
-        """Return the sums that are kept, with those of heavy nodes: int64.
+        """Return the stored sums, those of heavy nodes included: int64.
 
         Args:
             level (int): :math:`i`, at most :math:`L - 2`.

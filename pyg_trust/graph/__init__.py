@@ -556,7 +556,7 @@ class CSRGraph(Views):
         )
 
     def to(self, device: torch.device | str) -> 'CSRGraph':
-        """Return the graph on another device; itself if already there.
+        """Copy the graph to a device; return itself if it is there.
 
         Derived data, and an order that :meth:`reorder` made for the caches of
         the CPU, stay behind.

@@ -373,7 +373,7 @@ class Views:
         graph = self._cached(('push_graph', along), build)
         if a == 0:
             return graph
-        # One exponent and dtype at a time: a new one replaces the last.
+        # Keep one exponent and dtype: a new one replaces the last.
         kept = self._cache.get(('scale', along))
         if kept is None or kept[0] != (a, dtype):
             scale = self.degree_power(-a, dtype)[graph.col.long()]

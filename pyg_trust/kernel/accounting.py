@@ -271,7 +271,7 @@ def shifted(x: int, p: int, rounding: int) -> int:
 
 
 def halved(m: Sequence[int], w: int, rounding: int) -> list[int]:
-    """Move the masses of cells 2^-w wide to every other cell."""
+    """Double the width 2^-w of the cells."""
     made, grow, rest = list(m[::2]), v.exp(1, w, P), 0
     lower = v.up(ONE * ONE, ONE + grow[0])
     higher = v.up(grow[1] * ONE, ONE + grow[1])
@@ -333,7 +333,7 @@ def together(x: Losses, y: Losses, cut: int, rounding: int) -> Losses:
     levels, one, two, far = [], none, none, none
     for k in range(max(len(x.levels), len(y.levels))):
         m, n = (u.levels[k] if k < len(u.levels) else none for u in (x, y))
-        # All levels before are in one and two, on cells of this one.
+        # All earlier levels are in 'one' and 'two', on this level's cells.
         made = convolved(m, add(two, n), rounding)
         if any(one):
             made = add(made, convolved(one, n, rounding))
@@ -449,7 +449,7 @@ def judge(law: str, lines: Lines, epsilon: float, delta: float) -> str:
 def settled(
     laws: Sequence[Law], lines: Lines, moved: int, epsilon: float, delta: float
 ) -> str:
-    """Prove or refute an epsilon under every one of some laws.
+    """Prove or refute an epsilon under all given laws.
 
     A unit's Gaussians are ``moved`` clipping norms apart.
     """

@@ -119,7 +119,7 @@ def read_arrays(path: str | Path | io.BytesIO) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise
     except Exception as error:
-        # Of a header whatever Python's parser may raise.
+        # Any exception that Python's parser raises on a header.
         raise ValueError(f'no arrays of numpy, or damaged ({error})') from None
     if len(made) < len(entries):
         raise ValueError('two arrays have one name')
@@ -164,7 +164,7 @@ def _floats(units: np.ndarray, places: np.ndarray | None) -> np.ndarray:
 
 
 def _array(content: bytes) -> np.ndarray:
-    # As np.save writes it, of the size that it says.
+    # The bytes that np.save writes, as many as the header says.
     stream = io.BytesIO(content)
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError('an array is of another version')

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import field, fields, make_dataclass
 from typing import Any
 
-# What every claim has beside the fields of its promise.
+# Fields of every claim, besides those of its promise.
 _COMMON = {
     'notes': ('further conditions, of this run', ()),
     'limits': ('what this run does not cover as well', ()),

@@ -105,7 +105,7 @@ def program(attack: Attack) -> Program:
     )
     blocks = _Blocks()
     kinds = range(len(reach))
-    # Who needs an added edge sees it: no point without.
+    # A target that needs an added edge counts only if it sees one.
     most = np.ones(owner.size)
     if additions is not None:
         most[points[:, -1] > 0] = 0.0
@@ -118,7 +118,7 @@ def program(attack: Attack) -> Program:
         blocks.at_most(0, {'y': need, f'b{kind}': -reach[kind][who]})
     each = {'y': one}
     if additions is not None:
-        # No added edge ends where nobody sees it.
+        # Every added edge ends at a node that some target sees.
         near = additions[who]
         seen, place = np.unique(near.indices, return_inverse=True)
         near = scipy.sparse.csr_array(

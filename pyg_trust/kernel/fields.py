@@ -55,8 +55,8 @@ _REMOVAL = (
     'noise release_std bound distance_bound budget history epsilon '
     'epsilon_transcript target_epsilon* delta lam* '
 )
-# By procedure, the fields of which a change that promises more is noticed:
-# those with a star are among the arguments of the run, too.
+# By procedure, the fields whose change would promise more; starred fields are
+# among the arguments of the run, too.
 _MARKED = {
     'private training': 'epsilon delta steps relation sampling mechanism '
     'sample_rates noise_multiplier account units_per_row lam max_grad_norm '
@@ -105,7 +105,7 @@ _UNLESS = {
     'aggregator mean': 'targets certified',
     'predictions True': 'target_epsilon',
 }
-# What a field can be.
+# The values that a field can have.
 _CHOICES = {
     'scenario': ('removals', 'additions', 'both', 'explicit'),
     'per': ('all', 'node'),
@@ -125,7 +125,7 @@ class _Whole(dict[str, Any]):
 
 
 def confirmed(procedure: str, values: Mapping[str, Any]) -> frozenset[str]:
-    """Name the fields that others, or the arguments of the run, confirm."""
+    """List fields that other fields, or the run's arguments, confirm."""
     known = '' if values.get('vouched') else _MARKED[procedure]
     sure = {name.rstrip('*') for name in known.split()}
     if 'noise_stds' in sure and values.get('ledger_head') is not None:
@@ -138,7 +138,7 @@ def confirmed(procedure: str, values: Mapping[str, Any]) -> frozenset[str]:
 
 
 def given(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of a run's arguments, those in texts as well.
+    """Yield a run's arguments by name, also those written in a text.
 
     ``{'model': "PPNP(alpha=0.2)", 'seed': 1}`` gives model, alpha and seed.
     """
@@ -156,7 +156,7 @@ def contradictions(
     arguments: Mapping[str, Any],
     history: Mapping[str, list[float]],
 ) -> Iterator[str]:
-    """Yield a text for each field that others contradict.
+    """Describe each field that other fields contradict.
 
     Raises:
         ValueError: if a field or an argument that confirms others is missing.
@@ -293,7 +293,7 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield from _is('target_epsilon', v['target_epsilon'], goal)
     of_edges = about == 'node_incident'
     yield from _is('rows', v['rows'], 'others' if of_edges else 'all')
-    if about in ('edge', 'feature'):
+    if about in ('edge', 'feature', 'user'):
         yield from _is('max_degree', most, None)
     if count('receivers', v['receivers']) > v['num_nodes']:
         yield f'receivers: {v["receivers"]} of {v["num_nodes"]} nodes'
@@ -316,7 +316,7 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
     each = math.hypot(*(moved * wider / std for std in stds))
     lines = count('releases', v['releases'], 1) - bool(encoder) - bool(head)
     if v['ledger_head'] is None or engine:
-        # Nobody else's releases are among these.
+        # No other owner's releases are counted here.
         one = each / math.sqrt(hops)
         yield from _same('mu_aggregation', sums, one * lines**0.5, 1e-6)
     elif sums < each * (1 - 1e-6) or lines < hops:
@@ -325,10 +325,9 @@ def _sums(v: Fields, arguments: Fields, history: Fields) -> Texts:
 
 
 def _of_others(v: Fields, sums: float) -> Texts:
-    # What the same releases are in other relations, and degrees.
-    delta = number('delta', v['delta'])
+    # The same releases in other relations, and with other degrees.
+    delta, degrees = number('delta', v['delta']), v['degree_curve']
     mu2 = Fraction(sums) ** 2
-    degrees = v['degree_curve']
     if type(degrees) is not list or len(degrees) > 20:
         yield 'degree_curve: it is no list of at most 20 degrees'
         return
@@ -336,7 +335,8 @@ def _of_others(v: Fields, sums: float) -> Texts:
     if (v['form'] == 'withdraw') != (v['epsilon_replace'] is not None):
         yield 'epsilon_replace: it is of the form of a blank record'
     elif v['epsilon_replace'] is not None:
-        claims.append((4 * Fraction(v['mu']) ** 2, v['epsilon_replace']))
+        apart = 2 if v['relation'] == 'user' else 4
+        claims.append((apart * Fraction(v['mu']) ** 2, v['epsilon_replace']))
     if (v['relation'] == 'node_incident') != bool(degrees):
         yield 'degree_curve: it is of nodes with their edges'
     for squared, epsilon in claims:
@@ -348,7 +348,7 @@ def _of_others(v: Fields, sums: float) -> Texts:
     if node != (v['mu_edge'] is not None):
         yield 'mu_edge: it is of nodes whose lists have the energy of one'
     elif node:
-        # Others' sums may be of more classes than one's own.
+        # The sums of other people may hold other classes than one's own.
         moved = 1.0 if v['directed'] else math.sqrt(2)
         least = moved * sums / v['sensitivity']
         if number('mu_edge', v['mu_edge']) < least * (1 - 1e-9):
@@ -386,7 +386,7 @@ def _removed(
     of = 'num_train' if of_nodes else 'num_graphs'
     n = count(of, v[of], 1)
     bound, most = amount('bound', v['bound']), amount('budget', v['budget'])
-    # Of nodes the bound is of a gradient, of graphs it is of a shift.
+    # The bound is of a gradient for nodes, and of a shift for graphs.
     unit, scale = (1.0, lam * n) if of_nodes else (std * lam * n, 1 / std)
     most_left = bound * unit * (1 + 1e-9)
     if amount('residual', v['residual']) > most_left:

@@ -65,7 +65,7 @@ Terms = list[tuple[int, v.Bracket]]
 
 @lru_cache(maxsize=64)
 def binomial(q: Fraction, k: int) -> tuple[Weights, Fraction]:
-    """Return the weights of coins, and the sum of those left out."""
+    """Return binomial weights, and the sum of the omitted ones."""
     n, d = q.numerator, q.denominator
     every = {
         i: Fraction(math.comb(k, i) * n**i * (d - n) ** (k - i), d**k)
@@ -77,7 +77,7 @@ def binomial(q: Fraction, k: int) -> tuple[Weights, Fraction]:
 
 @lru_cache(maxsize=64)
 def hypergeometric(m: int, n: int, k: int) -> tuple[Weights, Fraction]:
-    """Return those of ``m`` of ``n`` units, ``k`` the record's, without 0."""
+    """Return hypergeometric weights: ``k`` of ``n``, ``m`` drawn; not of 0."""
     every = {
         i: Fraction(math.comb(m, i) * math.comb(n - m, k - i), math.comb(n, k))
         for i in range(max(0, m + k - n), min(m, k) + 1)
@@ -129,7 +129,7 @@ def guess(epsilon: float, q: Fraction, z: Fraction, k: int) -> float:
 
 
 def measured(weights: Weights, k: int, z: Fraction) -> None:
-    """Refuse a law if one of its points takes minutes."""
+    """Check that one point of a law takes less than minutes."""
     if len(weights) > MOST or z * 10 < k:
         raise OverflowError('the law is too wide, or the noise too little')
 
@@ -157,7 +157,8 @@ def coins(k: int) -> a.Law:
             *(v.coarser(x, C - v.B), gamma, v.fixed(1 / z, v.B)),
             (weights, {-i: w for i, w in weights.items()}),
         )
-        # What is left out of P and Q is in no set, or in every one.
+        # Outcomes that are left out of P and Q belong to no set, or to every
+        # set.
         more = v.fixed(rest, v.P)[1]
         low -= v.product(gamma, (0, more), v.B)[1]
         return (low, high + more), (less, most + more)

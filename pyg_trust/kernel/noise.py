@@ -77,7 +77,7 @@ SHIFT = 32
 _K = 6
 _DEGREE = 6
 _OCTAVES = 20
-# So many words at a time fit into the cache, with what is made of them.
+# Words processed at a time, so that they and their results fit into the cache.
 _PIECE = 2**14
 # A word needs ten more with a probability below 2^-600.
 _MOST_WORDS = 10
@@ -108,7 +108,7 @@ def magnitude(v: int, known: int, b: int = SHIFT) -> int | None:
     Returns:
         int: the cell, or None if these bits do not tell.
     """
-    # Where the search starts: what it finds does not depend on it.
+    # A starting point: the result does not depend on it.
     guess = -NormalDist().inv_cdf((v + 0.5) / 2 ** (known + 1))
     n = max(0, round(guess * 2**b))
     while True:
@@ -256,7 +256,8 @@ def quick(words: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:
         open, so that its cell has to come from :func:`settle`.
     """
     v = words << np.uint64(1)
-    # No two bits of this are neighbours at its top: it is not rounded up.
+    # Leave no two neighbouring bits at the top, so that float64 does not round
+    # up to the next power of two.
     top = v >> np.uint64(1)
     np.bitwise_and(v, ~top, out=top)
     e = np.int64(1086) - (top.astype(np.float64).view(np.int64) >> 52)

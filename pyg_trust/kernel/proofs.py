@@ -52,7 +52,7 @@ STEPS = 10_000
 # Flips that a file may hold as bits.
 MOST_FLIPS = 2**26
 
-# What a witness holds: the name of each array, its dimensions and its kind.
+# The name, dimensions and dtype of each array of a witness.
 ARRAYS = {
     **dict.fromkeys(('rowptr', 'col', 'budget'), (1, 'i8')),
     **dict.fromkeys(('targets', 'reference'), (1, 'i8')),

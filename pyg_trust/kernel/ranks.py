@@ -39,7 +39,7 @@ from .claims import count
 from .pagerank import Graphs, check
 
 _EPS = 2.0**-52
-# What a witness holds: the name of each array, its dimensions and its kind.
+# The name, dimensions and dtype of each array of a witness.
 ARRAYS = {
     **dict.fromkeys(('rowptr', 'col', 'users', 'items'), (1, 'i8')),
     **dict.fromkeys(('pairs', 'best', 'worst', 'flips'), (2, 'i8')),
@@ -103,9 +103,9 @@ def flip(
     sign, a = (-1.0 if gone else 1.0), 1 - made.alpha
     old, size = made.degree[ends], made.degree[ends] + sign
     sums = made.sums[ends]
-    moved = sums + sign * made.X[ends[::-1]]
-    moved *= ((size > 0) / np.maximum(size, 1))[:, None]
-    moved -= sums * ((old > 0) / np.maximum(old, 1))[:, None]
+    # Sums over no neighbours are 0.
+    moved = (sums + sign * made.X[ends[::-1]]) / np.maximum(size, 1)[:, None]
+    moved -= sums / np.maximum(old, 1)[:, None]
     (p, q), (r, s) = np.eye(2) - a * moved[:, ends]
     reach = a * made.alpha * made.X[users[:, None], ends]
     with np.errstate(divide='ignore', invalid='ignore'):
@@ -124,7 +124,7 @@ def clean(made: Inverse) -> float:
 
 
 def beside(t: np.ndarray, mine: np.ndarray, bar: float) -> np.ndarray:
-    """Count the scores that may be beside or above; NaN counts, too."""
+    """Count scores that may tie with or exceed an item's; NaN counts, too."""
     return (~(t < mine[..., None] - bar)).sum(-1)
 
 
@@ -171,9 +171,9 @@ def prove(
     if not np.isfinite(mine).all() or (above >= at.shape[1]).any():
         raise ValueError('the witness holds other items than the best ones')
     lost = np.zeros_like(proved)
-    # All but so many are further below than this.
-    falling = -np.sort(-np.pad(scores, ((0, 0), (0, 1)), **_LAST), 1)
-    gap = mine - np.take_along_axis(falling, worst, 1)
+    # All but `worst` scores are at least `gap` below the item's.
+    rising = np.insert(np.sort(scores, 1), 0, -np.inf, 1)
+    gap = mine - np.take_along_axis(rising, len(items) - worst, 1)
     for number, (v, j) in enumerate(pairs.T.tolist()):
         gone = bool(adjacency[v, j])
         y, part, errors = flip(made, users, items, [v, j], gone)
@@ -187,9 +187,6 @@ def prove(
             higher = (t > bar[:, None] + wide).sum(-1) >= at.shape[1]
             lost[u] |= (flips[u] == number) & higher
     return proved, lost
-
-
-_LAST: dict[str, Any] = {'constant_values': -np.inf}
 
 
 def read(arrays: Mapping[str, np.ndarray]) -> scipy.sparse.csr_array:
@@ -286,7 +283,7 @@ def differences(
 
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    """List what does not follow from the fields of a certificate.
+    """List the contradictions between a certificate's fields.
 
     Args:
         values (dict): the fields by name.

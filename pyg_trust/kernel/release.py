@@ -42,6 +42,15 @@ square of that is :math:`\|w\|^2 \|m\|^2 + \|w'\|^2 \|m'\|^2 - 2 (w^\top
 w')(m^\top m') \le 2 D + 2 D / (C - 1)`, as weights are not negative. An arc is
 one message, an undirected edge is two, in different rows: :math:`\sqrt{2}`.
 
+**Users.** Of a user with :math:`d` items let :math:`x` hold :math:`1 /
+\sqrt{d}` at these and zeros elsewhere (nothing but zeros without items). The
+matrix :math:`\sum x x^\top` is released as its triangle, the diagonal and
+:math:`\sqrt{2}` times what is above, whose norm is the matrix's. What one user
+adds has norm :math:`\|x\|^2 \le 1`, and another user in their place moves the
+sum by :math:`(\|x\|^4 + \|y\|^4 - 2 (x^\top y)^2)^{1/2} \le \sqrt{2}`. Both
+hold for truncated entries: none gets longer, and all stay non-negative, so
+that of two users the inner product is not negative.
+
 **Pairs** (:func:`pair_mus`). Let :math:`S = A m + \mathcal{N}(0, s^2 I)` with
 messages of norm at most 1; :math:`K = |E| + \mathcal{N}(0, c^2)`; and for
 :math:`t = 1, \ldots, T` let :math:`G_t = \sum_{e \in E} \mathrm{clip}_C(g_t(
@@ -59,14 +68,6 @@ summand is truncated, so that it is not longer, and :math:`|E|` is counted by
 one truncated number.
 
 **Interface.** All take and return numpy arrays and plain numbers.
-
-* :func:`grid`: :math:`g` of a standard deviation, refused where not exact;
-* :func:`truncated`, :func:`rounded`: numbers to integers on the grid;
-* :func:`check_sum`, :func:`fits_float`: how long sums may grow;
-* :func:`widened`: a standard deviation that pays for rounding;
-* :func:`released`: :math:`g (k + N)`;
-* :func:`sensitivity`: by how much neighbours move a sum;
-* :func:`pair_mus`: what sums, a count and steps on pairs spend of an edge.
 """
 
 import math
@@ -115,7 +116,7 @@ def check_sum(size: float, std: float, name: str = 'std') -> None:
 
 
 def fits_float(size: float, std: float) -> bool:
-    """Tell whether float64 adds such integers without rounding.
+    """Test whether float64 adds these integers exactly.
 
     By public numbers alone, so that the way of a sum tells nothing.
 
@@ -184,7 +185,7 @@ def sensitivity(
     r"""Return how far sums of messages of neighbouring data are apart.
 
     Args:
-        relation (str): ``'edge'``, or one of nodes.
+        relation (str): ``'edge'``, ``'user'``, or one of nodes.
         directed (bool): whether edges are arcs.
         form (str): ``'withdraw'`` or ``'replace'``; any of an edge.
         max_degree (int, optional): :math:`D`; 1 by default.
@@ -194,6 +195,8 @@ def sensitivity(
     """
     if relation == 'edge':
         return 1.0 if directed else math.sqrt(2)
+    if relation == 'user':
+        return 1.0 if form == 'withdraw' else math.sqrt(2)
     moved = math.sqrt(1 if max_degree is None else max_degree)
     if form == 'withdraw':
         return moved

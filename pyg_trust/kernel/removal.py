@@ -94,8 +94,8 @@ SLOPE = {
 }
 
 
-# Of the arrays of a proof: type, dimensions. Classes are those of the labels,
-# by position; -1 is the label of a node that is not trained on.
+# The dtype and dimensions of each array of a proof. Classes are positions of
+# labels; -1 marks a node without a training label.
 ARRAYS: dict[str, tuple[str, int]] = {
     **dict.fromkeys(('a', 'b', 'lam', 'std'), ('float64', 0)),
     **dict.fromkeys(
@@ -111,7 +111,7 @@ ARRAYS: dict[str, tuple[str, int]] = {
 RESIDUAL = 'that the residual is within its bound'
 # Products that a check computes at most; and how seldom noise is farther.
 MOST_WORK, LEAST_CHANCE = 10**12, 1e-9
-# So many neighbouring nodes have one salt, and so many salts one hash.
+# The number of neighbouring nodes per salt, and of salts per hash.
 BLOCK, SALTS = 64, 1024
 
 
@@ -233,7 +233,7 @@ def _power(degree: np.ndarray, exponent: float) -> np.ndarray:
 
 
 def targets(labels: np.ndarray, num_classes: int, head: str) -> np.ndarray:
-    """Return the targets of classes: one output for two, but for softmax.
+    """Encode classes as targets: two share an output, except for softmax.
 
     Args:
         labels (ndarray): int64, ``[n]``: classes, from 0.
@@ -367,7 +367,7 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
         min(arrays['lam'], arrays['std']) > 0,
         0 < arrays['bits'] <= 51,
         (labels >= 0).any(),
-        # What is gone has nothing.
+        # A removed node has no entries.
         inside and arrays['alive'][col].all(),
         (np.diff(rowptr) == 0)[~arrays['alive']].all(),
         (labels == -1)[~arrays['alive']].all(),
@@ -449,7 +449,7 @@ def plausible(arrays: Mapping[str, np.ndarray]) -> float:
 
 
 def remaining(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return what remains as a graph with names, and the proof.
+    """Return the remaining graph with names, and the proof.
 
     Raises:
         ValueError: as :func:`checked`.

@@ -47,7 +47,7 @@ class Words:
     budget: dict[str, float] = field(default_factory=dict)
 
 
-# No sentence speaks of names of people, tables and sentences.
+# Fields without a sentence: names of people, tables, other sentences.
 SETTINGS = 'settings: '
 _UNSAID = ('request', 'tallies', 'vouched', 'notes', 'limits')
 
@@ -147,7 +147,7 @@ RUN_ALONE = (
 
 
 def protected_unit(relation: str) -> str:
-    """Name the unit in which neighbours differ, to stand after 'any one'."""
+    """Name the unit in which neighbours differ, for use after 'any one'."""
     if relation == 'replace-one-graph':
         return 'graph: its nodes, edges, features and label'
     if relation == 'add-or-remove-one-graph':
@@ -196,7 +196,9 @@ _UNITS = {
     'node_incident': "node with all its edges, up to {} of them: the node's "
     'features, label and edges',
     'feature': "node's features and label",
+    'user': "user's list of items",
 }
+_SUMS = {'feature': 'a linear propagation', 'user': 'pairs of items'}
 
 
 def unit_of_sums(
@@ -211,10 +213,9 @@ def unit_of_sums(
 
 @_of('private aggregation')
 def _sums(c: Any) -> Words:
-    hops = f'{c.hops} hop{"s" * (c.hops > 1)}'
-    if c.relation == 'feature':
-        hops = 'a linear propagation'
-    what = f'the noisy sums of {hops} over {c.num_nodes:,} nodes'
+    hops = _SUMS.get(c.relation, f'{c.hops} hop{"s" * (c.hops > 1)}')
+    nodes = 'users and items' if c.relation == 'user' else 'nodes'
+    what = f'the noisy sums of {hops} over {c.num_nodes:,} {nodes}'
     if c.predictions:
         others = '' if c.relation == 'edge' else ' for others'
         what += f', the weights and every prediction{others}, together,'
@@ -464,9 +465,7 @@ def _smoothed(c: Any) -> Words:
 
 @_of('collective certificate by smoothing')
 def _collective(c: Any) -> Words:
-    at_most = ''
-    if c.attackers is not None:
-        at_most = f' of at most {c.attackers} nodes'
+    at_most = '' if c.attackers is None else f' of at most {c.attackers} nodes'
     if c.local_budget is not None:
         at_most += f', at most {c.local_budget} of a kind in one row,'
     return Words(

@@ -84,7 +84,7 @@ Pull = Callable[[Tensor], Tensor]
 
 #: How many units of rounding a number may differ by beside other units.
 REACH = 2.0**10
-# By how much 2^-k of a row's inputs exceeds their norm at most (clip.py).
+# The most by which 2^-k of a row's inputs exceeds their norm (clip.py).
 _WIDE = 2.0**23
 
 
@@ -221,12 +221,12 @@ def length(gradient: Iterable[Floats]) -> float:
 def adds(
     gradient: Sequence[Floats], norm: float, automatic: bool = False
 ) -> list[Integers]:
-    r"""Make integers of a gradient, at most :math:`C` long.
+    r"""Round a gradient to integers, clipped to the norm :math:`C`.
 
     Args:
         gradient (sequence of ndarray): its parts, float64.
         norm (float): :math:`C`.
-        automatic (bool): whether short ones are made longer.
+        automatic (bool): whether shorter gradients are scaled up to it.
             (default: :obj:`False`)
     """
     n = np.array([length(gradient)])

@@ -108,7 +108,7 @@ def proves(n: int, k: int, p: Number, level: Number) -> bool:
 
 
 def lower_bound(n: int, k: int, level: Number) -> Fraction:
-    """Return a proved lower bound for k of n, next to the largest one."""
+    """Return a proved lower bound for k of n, close to the largest."""
     if k == 0:
         return Fraction(0)
     proposed = float(betaincinv(k, n - k + 1, float(level)))
@@ -197,7 +197,7 @@ def regions(changes: Sequence[Change]) -> list[tuple[Fraction, Fraction]]:
             ratio = clean / changed if changed else None
             one, two = parts.get(ratio, (Fraction(0), Fraction(0)))
             parts[ratio] = one + clean, two + changed
-    # None is infinite.
+    # None stands for infinity.
     order = sorted(parts, key=lambda r: (r is not None, -(r or 0)))
     return [parts[ratio] for ratio in order]
 

@@ -83,7 +83,7 @@ class EdgeStream:
         self.on_removed = on_removed
         self.ignore_msg = ignore_msg
         self.num_skipped = 0
-        # Of each edge the time of its last event; none for those that stay.
+        # The time of each edge's last event; none for edges that stay.
         self._last: dict[tuple[int, int], float | None] = {}
         self._events: deque[tuple[float, tuple[int, int]]] = deque()
         self._gone: set[int] = set()
@@ -116,7 +116,7 @@ class EdgeStream:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is there and still to expire: personal data."""
+        """Return the edges with their times of expiry: personal data."""
         pairs = sorted(self._last)
         stays = [self._last[pair] is None for pair in pairs]
         times = [self._last[pair] or 0 for pair in pairs]
@@ -199,7 +199,7 @@ class EdgeStream:
     def _read(
         self, batch: TemporalData
     ) -> tuple[list[tuple[float, tuple[int, int], bool]], int]:
-        # Nothing is kept of a batch that is refused.
+        # Refuse a batch before any of it is kept.
         if getattr(batch, 'msg', None) is not None and not self.ignore_msg:
             raise ValueError(
                 "'loader' has messages, and edges have no features here: "

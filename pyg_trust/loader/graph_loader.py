@@ -49,8 +49,8 @@ class _NoSampler(BaseSampler):
 
 
 def _side_by_side(graphs: list[Data], ptr: Tensor) -> dict[str, Any] | None:
-    # What PyG's Batch has, in a fifth of its time. None where graphs have
-    # rules of their own, or more than tensors with rows.
+    # Build PyG's Batch in a fifth of its time. Return None for graphs with
+    # collation rules of their own, or with more than tensors with rows.
     rows = [graph.to_dict() for graph in graphs]
     names = rows[0].keys()
     if (
@@ -267,7 +267,7 @@ class GraphLoader(WholeUnitLoader):
     def public(self) -> tuple[Any, ...]:
         """Return the public part: attributes, and the number if public."""
         first = self.graphs[0].to_dict().items()
-        # No shapes: those of edges tell how many a graph has.
+        # No shapes: those of edges would show how many edges a graph has.
         names = sorted(n for n, value in first if isinstance(value, Tensor))
         if self._rate is not None:
             return (repr(names),)

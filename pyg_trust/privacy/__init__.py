@@ -19,6 +19,7 @@ from pyg_trust.privacy.ego_accounts import (
 )
 from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
+from pyg_trust.privacy.items import ItemReport, PrivateItemCounts
 from pyg_trust.privacy.links import LinkReport, PrivateLinkPredictor
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
 from pyg_trust.privacy.norms import AdaptiveNorm
@@ -41,11 +42,13 @@ __all__ = [
     'FDPAccountant',
     'GroupAccountant',
     'GroupPoissonAccountant',
+    'ItemReport',
     'LinkReport',
     'PLDAccountant',
     'PoissonAccountant',
     'PrivacyEngine',
     'PrivacyReport',
+    'PrivateItemCounts',
     'PrivateLinkPredictor',
     'PrivateLoader',
     'PrivateModule',

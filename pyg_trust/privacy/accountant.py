@@ -376,7 +376,7 @@ class WORAccountant(Accountant):
     Use :class:`PLDAccountant` or :class:`RDPAccountant`.
     """
 
-    # That of wor_epsilon.
+    # The method of wor_epsilon.
     _method: str
 
     def epsilon_of(self, history: History, delta: float) -> float:

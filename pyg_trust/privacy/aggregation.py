@@ -247,10 +247,8 @@ class PrivateNodeClassifier(PrivateFit):
     ) -> None:
         self.relation = make_relation(relation, form, directed, max_degree)
         made = _check_shares(shares, relation)
-        self._set_budget(
-            *(epsilon, delta, made, ledger, ledger_head, seed),
-            *(forget_epsilon, max_units),
-        )
+        self._set_budget(epsilon, delta, made, ledger, ledger_head, seed)
+        self._set_coverage(forget_epsilon, max_units)
         self.hops = hops
         if (relation == 'feature' and hops != 1) or (
             relation != 'feature' and measure is not None
@@ -402,7 +400,7 @@ class PrivateNodeClassifier(PrivateFit):
             own = posteriors(outputs(encoder, x.cpu(), self._private))
         assert own is not None
         made = outputs(head, self._columns(own), self._private)
-        # For who was removed there are none.
+        # Removed nodes have no scores.
         return made.index_fill(0, self._erased(), math.nan)
 
     @synchronized
@@ -457,8 +455,9 @@ class PrivateNodeClassifier(PrivateFit):
         )
 
     def _parts(self) -> tuple[float, float, float, float]:
-        # Of what is spent: one's own encoder, all else (which may be of
-        # sums), one's own head; and of all else what is none of one's own.
+        # Split the spent mu: one's own encoder, all other releases (sums may
+        # be among them), one's own head; and the part of the other releases
+        # that none of one's own rows is in.
         assert self._account is not None
         rest = list(self._account.lines)
         encoder, sums, head = self.mus
@@ -659,7 +658,8 @@ class PrivateNodeClassifier(PrivateFit):
                     f'the shape {list(out.shape)})'
                 )
             if not self._private:
-                # It reads all rows at once, and edges are what is private.
+                # The encoder reads all rows at once, and edges are private
+                # here.
                 like = torch.empty(1).expand(graph.num_nodes, size)
                 sizes = graph.num_nodes, graph.num_edges, graph.num_edges // 2
                 check_rows(name, module, like, sizes)
@@ -680,7 +680,7 @@ class PrivateNodeClassifier(PrivateFit):
         classes: int,
         scales: tuple[Tensor, Tensor] | None,
     ) -> None:
-        # Where rounding adds to the sensitivity, the noise gets larger.
+        # If rounding adds to the sensitivity, the noise grows as much.
         self._rho = 0.0
         relation, given = self.relation, None
         if scales is not None:
@@ -697,7 +697,8 @@ class PrivateNodeClassifier(PrivateFit):
         # Chosen by the mask and ids, which are public.
         share = self.train_receivers
         if share is None:
-            # Where few train, or all ask, shorter lists gain nothing.
+            # If few nodes train, or all are receivers, shorter lists save
+            # nothing.
             n, number = train.numel(), int(train.sum())
             shorter = self.relation.name == 'node' and self.hops == 1
             shorter = shorter and self.head is None and n < 2 * number < 2 * n
@@ -739,7 +740,7 @@ class PrivateNodeClassifier(PrivateFit):
         return [row.masked_fill_(~receivers[:, None], 0.0) for row in made]
 
     def _smooth(self, graph: CSRGraph) -> list[Tensor]:
-        # From released and public values alone.
+        # Smooth with released and public values alone.
         made, rows = [], self._released[-1]
         for _ in range(self.smoothing):
             rows = propagate(graph, rows, _HOP)

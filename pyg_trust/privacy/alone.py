@@ -37,7 +37,7 @@ class Draw:
         self._at: int | None = None
 
     def of(self, first: int, count: int, total: int) -> int | None:
-        """Return the chosen unit's number in a part of the step, or None.
+        """Return the chosen unit's index among this part's units, or None.
 
         The choice comes from the operating system, and from no seed.
 

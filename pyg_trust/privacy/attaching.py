@@ -28,7 +28,7 @@ _PROBED = 32
 
 
 class IsLoader(Is):
-    """Requirement that the account covers a loader's way of drawing."""
+    """Requirement that accountants cover the sampling of a loader."""
 
     def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
         """Return the loader, or raise a ``TypeError``."""
@@ -77,7 +77,7 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
 
 
 def check_rows(loader: StepLoader) -> None:
-    """Refuse features that are not one tensor of each node's own row.
+    """Check that features are one tensor with a node's own data in each row.
 
     Args:
         loader (StepLoader): the loader.
@@ -188,7 +188,7 @@ def probe(
     )
     device = step.parameters[0].device
     batch, owner = batch.to(device), owner.to(device)
-    # No private row may reach 'forward', or stay in a model.
+    # Show decoys: no private row may reach 'forward', or stay in a model.
     shown = step.decoys.batch(batch, owner, count)
     call = find_call(step.module, shown, forward)
     step.probe(call, batch, owner)
@@ -215,7 +215,7 @@ def check_totals(found: Tensor, drawn: int, multiplier: float) -> None:
 
 
 def check_grid(name: str, multiplier: float, count: int) -> None:
-    """Refuse noise on a grid that is coarser than what it hides.
+    """Check that the grid of the noise is finer than the values it hides.
 
     Args:
         name (str): the name of the argument that is too large.
@@ -248,7 +248,7 @@ def check_arithmetic(
     """
     units = loader.subgraphs_per_batch
     if loader.sampling == POISSON:
-        # As many as no batch will have; one that has is refused.
+        # More units than batches will have; a larger batch is refused.
         units = min(2 * units, loader.num_subgraphs)
     if units > clip.MOST_UNITS or units / multiplier > clip.MOST_UNITS:
         raise ValueError(

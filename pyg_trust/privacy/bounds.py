@@ -17,7 +17,7 @@ from pyg_trust.functional.mechanisms import row_norms
 from pyg_trust.kernel import clip
 from pyg_trust.kernel.step import Share
 
-# So many rows at a time, as memory has to hold them in float64.
+# Rows converted to float64 at a time, to bound memory.
 _ROWS = 2**10
 #: What the rows of matrices are filled up to.
 VECTOR = 16
@@ -205,7 +205,7 @@ def add_truncated(
         if not bool((each > 0).all()):
             part, each = part[each > 0], each[each > 0]
         part = (part * each.unsqueeze(1)).trunc_()
-        # Each is at most 2^43, so that 256 of them are added exactly.
+        # Each part is at most 2^43, so that 256 of them add exactly.
         total += part.sum(0).long().view_as(total)
 
 
@@ -239,7 +239,7 @@ def lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
     most = torch.minimum(
         up + width * math.sqrt(tiny), top * (width * (1 + 2.0**-50))
     )
-    # No number is less than infinite, nor is infinity.
+    # An infinite value has an infinite bound.
     return torch.where(found < math.inf, most, found), top
 
 
@@ -250,7 +250,7 @@ def precision(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def lost(count: int, unit: float) -> float:
-    r"""Return :math:`\gamma_n`, what a sum of :math:`n` products may lose."""
+    r"""Return :math:`\gamma_n`, the roundoff of summing :math:`n` products."""
     return count * unit / (1 - count * unit)
 
 
@@ -298,7 +298,7 @@ def gram(grads: Tensor, inners: Tensor) -> Tensor:
     """Compute squared norms: [n, s, rows] and [n, s, cols] to float64 [n]."""
     products = _products(_vectors(grads)).double()
     products = products * _products(_vectors(inners))
-    # In two steps: of one matrix alone several threads add up parts.
+    # Add in two steps: threads add parts of a single matrix in another order.
     return products.sum(2).sum(1)
 
 
@@ -317,7 +317,8 @@ def between(grads: Tensor, inners: Tensor) -> Tensor:
 
 
 def _vectors(rows: Tensor) -> Tensor:
-    # Each begins where a vector does: bits depend on no place in the batch.
+    # Align every row to a vector, so that its bits do not depend on its place
+    # in the batch.
     more = -rows.size(2) % VECTOR
     return pad(rows, (0, more)) if more else rows
 

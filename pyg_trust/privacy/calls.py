@@ -21,7 +21,7 @@ Leaf = Callable[[str, Any], Any]
 
 
 class Unsupported(Exception):
-    """Raised if a method does not support what a module does."""
+    """Raised if a method does not support a module's operation."""
 
 
 class Watch(TorchFunctionMode):
@@ -42,7 +42,7 @@ class Watch(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call the function; a subclass may compute its result otherwise."""
+        """Call a torch function; subclasses may replace its result."""
         return func(*args, **kwargs)
 
 

@@ -68,8 +68,8 @@ from pyg_trust.privacy.recorder import LINEAR, ROWS, Recorder, Use
 
 # How many numbers explicit gradients may have at a time.
 _CHUNK = 2**22
-# So many numbers are added up one after another in the type of the rows, and
-# blocks of them in float64.
+# Numbers added one after another in the dtype of the rows; blocks of them are
+# added in float64.
 _BLOCK = clip.BLOCK
 # Up to how many rows have just their room.
 _EXACT = 8
@@ -90,8 +90,8 @@ class _Layout:
     in_place: bool  # whether rows are so already
 
     def filled(self, tensor: Tensor) -> Tensor:
-        # All rooms, with zeros where nobody is.
-        # In whole vectors: bits depend on no place in the batch.
+        # Pad every subgraph to its room with zeros, in whole vectors: bits do
+        # not depend on the place in the batch.
         length = tensor.size(1)
         width = length + -length % VECTOR
         begins = tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
@@ -102,7 +102,8 @@ class _Layout:
         return made
 
     def rows(self, subgraphs: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        # By size: the room, the places in the list, and in what is filled.
+        # By room size: the size, the places in the list, and the rows in the
+        # padded tensor.
         rooms = self.rooms[subgraphs]
         for room in rooms.unique().tolist():
             if room:
@@ -427,7 +428,8 @@ class Book:
                 sizes.tau += self._by_owner(length * scale, owner) * width / 2
                 rounded = 0.51 * out * others * inverse + out * width / 3
                 weight = top * scale
-                # No integers are made of rows that are too large for it.
+                # Larger rows can't be rounded to integers: they count as
+                # infinite.
                 weight = weight.masked_fill(tops > clip.HUGE, torch.inf)
             else:
                 rounded = torch.full_like(length, 0.51 * out)
@@ -643,7 +645,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _region(weight: Tensor) -> tuple[Any, ...]:
-    # Which numbers a view covers, and in which order.
+    # The indices that a view covers, in its order.
     dims = zip(weight.shape, weight.stride(), strict=True)
     return weight.storage_offset(), tuple(d for d in dims if d[0] > 1)
 

@@ -29,7 +29,7 @@ from pyg_trust.report import Guarantee, Report, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.transforms.aggregation_report import Relation
 
-# By relation: what can be asked for, and why nothing else.
+# By relation: the items that a request may name, and the reason for the limit.
 _TAKES = {
     'edge': (('edges', 'directed_edges'), 'rows train without noise there'),
     'node': (('nodes',), 'a node goes with its features, label and edges'),
@@ -123,7 +123,7 @@ class Seal(NamedTuple):
         return cls(salt, hmac.digest(salt, text.encode(), 'sha256').hex())
 
     def fits(self, text: str) -> bool:
-        """Return whether a content is the one that was sealed.
+        """Compare contents with their seal.
 
         Args:
             text (str): as in :meth:`of`.
@@ -150,15 +150,15 @@ class Coverage:
 
     relation: Relation
     delta: float
+    limit: float
     seed: int | None
+    _task_seal: Seal | None
 
     def _set_coverage(self, forget_epsilon: float, max_units: float) -> None:
         self.forget_epsilon, self.max_units = forget_epsilon, max_units
         self._lines: RemovalLedger | None = None
         self._lineage = Lineage()
         self._edges_seal: Seal | None = None
-        # Seal of the last fit's data: without a salt it would confirm guesses.
-        self._task_seal: Seal | None = None
         self._held: tuple[int, float] = 0, 0.0
 
     @property
@@ -167,11 +167,6 @@ class Coverage:
         if self._lines is None:
             raise RuntimeError('fit data first: there is nothing to forget')
         return self._lines
-
-    @property
-    def mus(self) -> tuple[float, float, float]:
-        r""":math:`\mu` of each of the three releases of a fit."""
-        raise NotImplementedError
 
     def _mu_of(self, units: int, shift: float) -> float:
         # The mu of all releases of a fit, for the units and the shift.
@@ -300,7 +295,7 @@ class Coverage:
         raise TypeError(
             f'a {type(self).__name__} takes no updates: what is added needs a '
             'new release, which costs everybody. fit(data) would spend mu = '
-            f'{math.hypot(*self.mus):.4g}, if the account allows it'
+            f'{self.limit:.4g}, if the account allows it'
         )
 
     @synchronized
@@ -390,7 +385,7 @@ class Coverage:
                 'the noise comes from an explicit seed: the model is not '
                 'private, so it covers nothing'
             )
-        seal, fit = self._edges_seal, f'mu = {math.hypot(*self.mus):.4g}'
+        seal, fit = self._edges_seal, f'mu = {self.limit:.4g}'
         if seal is None:
             raise ValueError(
                 'the model knows no edges of its release: load() what save() '
@@ -412,7 +407,7 @@ class Coverage:
         if part.arcs:
             units, shift, left = self._of_edges(part, graph)
         elif self.relation.name == 'feature':
-            # What rounding moves is in the standard deviation, once.
+            # The standard deviation includes what rounding moves, once.
             shift = units + 2 * self._receiving()[1]
         else:
             shift = self._of_nodes(nodes, graph, fit)

@@ -109,7 +109,7 @@ class Masks:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Tensor | None:
-        """Apply a dropout and keep its mask; None if there is none to keep."""
+        """Apply a dropout and keep its mask; None for other functions."""
         if func not in _DROPOUT:
             return None
         x, p, inplace = _dropout(*args, **kwargs)

@@ -409,7 +409,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         exact: bool = False,
         isolation: Annotated[str, OneOf(ISOLATIONS)] = 'followed',
     ) -> PrivateStep:
-        # All that can be refused before the account is opened.
+        # Refuse all invalid arguments before the account is opened.
         norm = max_grad_norm
         if isinstance(norm, AdaptiveNorm):
             if clipping != 'flat':
@@ -497,8 +497,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 group,
             ),
         )
-        # From here on nothing is refused, and nothing can be interrupted but
-        # between two lines.
+        # From here on nothing is refused, and an interrupt falls between two
+        # lines.
         self._loader = data_loader
         self._noise_multiplier = float(noise_multiplier)
         self._adaptive, self._key = adaptive, key
@@ -604,7 +604,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             self._training_step().max_grad_norm = norm
 
     def _next_norm(self, norm: float, inside: int, found: int) -> float:
-        # From the sum of 1/2 for each unit below the norm, -1/2 above.
+        # Recover the count from the sum of 1/2 per unit below the norm and
+        # -1/2 per unit above.
         if self._adaptive is None:
             return norm
         size = self._loader.subgraphs_per_batch

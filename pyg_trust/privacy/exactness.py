@@ -39,15 +39,15 @@ class Exactness:
         self, loader: StepLoader, mean: bool, trusted: bool, insists: bool
     ) -> None:
         """Record how units are drawn and how losses are reduced."""
-        # Where a unit is replaced by one of another size, or comes or goes,
-        # so do the shapes of a batch.
+        # A replaced unit may have another size, so that shapes of batches
+        # differ between neighbours.
         self.gradients.rowwise = not isinstance(loader, DisjointWalkLoader)
         self._trusted = trusted
         self._mean = mean and trusted and loader.form == 'withdraw'
         self.insists = insists
 
     def reasons(self) -> tuple[str, ...]:
-        """Return reasons why a unit's part of a sum may depend on others."""
+        """Return reasons why a unit's summand may depend on other units."""
         gradients, why = self.gradients, []
         if self.alone:
             return self._of_loss()

@@ -95,11 +95,12 @@ class Total:
             square += lengths(flat)[0].square()
         norms = square.sqrt().nan_to_num(torch.inf, torch.inf)
         finite = norms.isfinite()
-        # Nothing is rounded but toward zero.
+        # The only rounding is toward zero.
         none = torch.zeros_like(norms)
         sizes = Sizes(norms, norms * (1 + 2.0**-30), none, none, none)
         if self.norm == math.inf:
-            # All are to be there before one can be said to be long enough.
+            # Without a clipping norm, the scale is known after the last
+            # gradient.
             self._kept.append((subgraphs, grads, sizes))
         else:
             self._put(subgraphs, grads, sizes)

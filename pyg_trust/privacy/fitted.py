@@ -29,11 +29,11 @@ from pyg_trust.transforms.release_checks import (
 )
 
 Shares = tuple[float, float, float]
-Model = TypeVar('Model', bound='PrivateFit')
+Model = TypeVar('Model', bound='Fitted')
 
 
 class Task(Protocol):
-    """Checked data of a fit; the key tells data apart."""
+    """Checked data of a fit, and a key by which data are compared."""
 
     @property
     def graph(self) -> CSRGraph:
@@ -48,8 +48,8 @@ class Task(Protocol):
         """Digest of the data."""
 
 
-class PrivateFit(Releasing, Coverage):
-    """Base of private models: account, fit, report and checkpoint.
+class Fitted(Releasing):
+    """Base of objects that release data once: account, fit, checkpoint.
 
     A subclass reads its data into a :class:`Task`, trains by
     ``_train_on``, which pays before it draws noise, and names its
@@ -67,32 +67,40 @@ class PrivateFit(Releasing, Coverage):
         self,
         epsilon: float,
         delta: float,
-        shares: Shares,
+        shares: tuple[float, ...],
         ledger: str | Path | None,
         ledger_head: str | None,
         seed: int | None,
-        forget_epsilon: float,
-        max_units: float,
     ) -> None:
         self.epsilon = check_positive('epsilon', epsilon)
         self.delta = check_delta(delta)
         self.limit = gaussian_mu_for(self.epsilon, self.delta)
         self.shares = shares
         self._set_account(ledger, ledger_head, seed)
-        self._set_coverage(forget_epsilon, max_units)
+        # Seal of the last fit's data: without a salt it would confirm guesses.
+        self._task_seal: Seal | None = None
         self._lock = ObjectLock()
 
     @property
-    def mus(self) -> Shares:
-        r""":math:`\mu` of each of the three releases of a fit."""
-        one, two, three = (self.limit * math.sqrt(s) for s in self.shares)
-        return one, two, three
+    def mus(self) -> tuple[float, ...]:
+        r""":math:`\mu` of each release of a fit."""
+        return tuple(self.limit * math.sqrt(s) for s in self.shares)
 
     def _setting(self) -> dict[str, Any]:
         raise NotImplementedError
 
     def _prepare(self, task: Any) -> None:
         """Refuse a task that can't be trained on, before anything is spent."""
+
+    def _check_blank(self, task: Any) -> None:
+        """Refuse a task that holds what was removed."""
+
+    def _start(self, graph: CSRGraph) -> None:
+        """Begin the removals of a new release."""
+
+    def _read_coverage(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the attributes that a state's removals set."""
+        return {}
 
     def _train_on(self, task: Any, account: ReleaseAccount) -> None:
         raise NotImplementedError
@@ -106,9 +114,10 @@ class PrivateFit(Releasing, Coverage):
         self._prepare(task)
         account = self._open(task.graph.num_nodes)
         with account.lock:
-            # All or nothing: no budget goes into half of a model.
+            # Check the whole cost first: no budget is spent on half of a
+            # model.
             account.check(math.hypot(*self.mus))
-            # Where it stops, what was paid stays paid.
+            # If training stops early, spent budget stays spent.
             self._train_on(task, account)
             self._start(task.graph)
             self._task_seal = Seal.of(task.key)
@@ -166,8 +175,15 @@ class PrivateFit(Releasing, Coverage):
         return lines
 
 
+class PrivateFit(Coverage, Fitted):
+    """Base of private models of graphs, whose noise covers removals."""
+
+    delta: float
+    limit: float
+
+
 def take(lines: list[float], mu: float) -> float:
-    r"""Remove one line of this :math:`\mu`; return it, or 0 without one."""
+    r"""Remove one line with this :math:`\mu`, and return it or 0."""
     for line in lines:
         if math.isclose(line, mu, rel_tol=1e-9):
             lines.remove(line)

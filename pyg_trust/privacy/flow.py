@@ -261,7 +261,7 @@ class Followed(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function; check those whose results leave torch."""
+        """Call a torch function; check results that leave torch."""
         kwargs = kwargs or {}
         if func in _ESCAPES:
             rest = [plain(a) for a in args[1:]]
@@ -319,7 +319,7 @@ class Followed(Tensor):
         try:
             out = func(*values, **named)
         except Exception:
-            # That it failed tells of the numbers.
+            # Whether a call fails depends on the numbers.
             if not all(t._is_name for t in given):
                 watch.failed = base_name(func)
             raise
@@ -337,7 +337,7 @@ class Followed(Tensor):
         else:
             owners = owners_after(func, args, kwargs, out, owner_of, plain)
         if written and not owners and not rehearses:
-            # Nothing is returned by what changes lists of tensors.
+            # Functions that change lists of tensors in place return nothing.
             every = tensors_of_tree([*args, *kwargs.values()])
             owners = [join(*(reduce(owner_of(t)) for t in every))]
         why = _reason(func, given, owners, watch)
@@ -371,7 +371,8 @@ _KNOWN = (
     'torch_spline_conv',
 )
 _EMPTY = ('empty_like', 'new_empty', 'new_empty_strided')
-# They change the memory of a tensor, unseen by its wrapper.
+# Functions that exchange or resize a tensor's memory, which its wrapper does
+# not see.
 _MEMORY = ('set', 'resize', 'resize_as')
 # How many random numbers they draw depends on what they are given.
 _RANDOM = (

@@ -231,8 +231,8 @@ class SubgraphGradients:
                     return
                 failed.append(f'not {method!r}: {problem}')
         raise ValueError(
-            "'module' needs to have gradients that a known method can tell "
-            f'({"; ".join(failed)})'
+            "'module' needs gradients that 'bookkeeping', 'vjp' or 'loop' "
+            f'computes for each subgraph ({"; ".join(failed)})'
         )
 
 
@@ -338,7 +338,9 @@ class Tape:
             RuntimeError: if the module was not called.
         """
         if self._call is None:
-            raise RuntimeError('The tape is blank: the module was not called')
+            raise RuntimeError(
+                'The tape is blank: call the module inside record() first'
+            )
         max_grad_norm = check_max_grad_norm(max_grad_norm)
         if of is not None:
             check_integer('of', of, 0, self._num_subgraphs - 1)
@@ -368,7 +370,9 @@ class Tape:
                 return ClippedSum.of(clipped, params, method, reason)
             if method == 'functorch':
                 if not all(torch.equal(o, self._owner) for o in owners):
-                    raise Unsupported('rows of the output need to be nodes')
+                    raise Unsupported(
+                        "'functorch' needs one row of 'output' for each node"
+                    )
                 clipped = fallbacks.functorch(
                     params,
                     self._call,
@@ -386,7 +390,7 @@ class Tape:
                 ) from error
             reason = f'not {method!r}: {error}'
             method = 'vjp'
-        # One that is not finite ends the company of all.
+        # A gradient that is not finite is searched for in smaller groups.
         gradients.together |= method != 'loop'
         chunk_size = 0 if method == 'loop' else gradients.chunk_size
         total = fallbacks.Total(
@@ -435,8 +439,8 @@ class Tape:
             rows = out.size(0) if out.dim() else None
             if owner.dim() != 1 or owner.numel() != rows:
                 raise ValueError(
-                    f"'output_owner' needs to tell the subgraph of each of "
-                    f"the {rows} rows of 'output' (got shape "
+                    f"'output_owner' needs to hold the subgraph of each "
+                    f"of the {rows} rows of 'output' (got shape "
                     f'{list(owner.shape)}); without it, rows are nodes'
                 )
             if not out.requires_grad:
@@ -446,7 +450,8 @@ class Tape:
         return outputs, grads, owners
 
     def _places(self, outputs: list[Tensor]) -> list[int] | None:
-        # Which of the tensors that the module returned the outputs are.
+        # The positions of the outputs among the tensors that the module
+        # returned.
         found = [
             i
             for out in outputs
@@ -480,9 +485,9 @@ class Tape:
             part.owners.append(number[owner[here]])
             if out.shape != part.grads[-1].shape:
                 raise RuntimeError(
-                    "'module' needs to return the same rows for a subgraph "
-                    f'alone (got shape {list(out.shape)} and not '
-                    f'{list(part.grads[-1].shape)})'
+                    "'module' needs to return the same number of rows for a "
+                    'subgraph alone as in the batch (got shapes '
+                    f'{list(out.shape)} and {list(part.grads[-1].shape)})'
                 )
         return part
 
@@ -499,8 +504,8 @@ class Tape:
         owners: list[Tensor],
         group: Tensor,
     ) -> Part:
-        # All subgraphs; where a group is left, the same call with the same
-        # random numbers, and noise in the features of all others.
+        # Run all subgraphs; for a group, repeat the call with the same random
+        # numbers, and with noise as the features of all others.
         number = self._numbers(group)
         numbers = [number[owner] for owner in owners]
         if group.numel() == self._num_subgraphs:
@@ -508,8 +513,9 @@ class Tape:
         places = self._places(outputs)
         if places is None:
             raise RuntimeError(
-                'A gradient is not finite, and its subgraph is not known '
-                "unless 'output' is the result of the module"
+                "'output' needs to be a tensor that the module returned (a "
+                'gradient is not finite, and its subgraph is found by a '
+                'second call)'
             )
         assert self._call is not None
         outside = (number < 0).nonzero().view(-1)
@@ -556,7 +562,7 @@ class _Trial:
             elif rows != owner.numel():
                 raise ValueError(
                     "'module' needs to return a row for each node or each "
-                    f'subgraph, to be checked (got shape {list(out.shape)})'
+                    f'subgraph (got shape {list(out.shape)})'
                 )
             self.places.append(place)
             self.owners.append(owner)
@@ -580,9 +586,9 @@ class _Trial:
                 rows, outputs[i], self.tolerance, self.tolerance
             ):
                 raise ValueError(
-                    "'module' needs to keep subgraphs apart (what it returns "
-                    'for one changes when it is alone, or is random in a way '
-                    'that is not by rows of nodes or edges)'
+                    "'module' needs to keep subgraphs apart (the output of "
+                    'one changes when it runs alone, or random numbers are '
+                    'not drawn by rows of nodes or edges)'
                 )
         params = list(self.params.values())
         found = torch.autograd.grad(
@@ -633,12 +639,12 @@ class _Trial:
             return str(error.__cause__ or error)
         scale = norms.max()
         if not (result.norms - norms).abs().max() <= self.tolerance * scale:
-            return 'it is not equal to each subgraph alone'
-        # Never more than the norms say; and these are a bit larger.
+            return 'its norms differ from those of subgraphs run alone'
+        # Factors are at most those of the norms, up to the tolerance.
         factors = result.factors
         most = (max_grad_norm / norms).clamp(max=1) * (1 + self.tolerance)
         if not bool((factors <= most).all()):
-            return 'it clips less than each subgraph alone'
+            return 'it clips less than the norms of subgraphs run alone need'
         for i, name in enumerate(self.params):
             grads = torch.stack([each[i] for each in self.alone])
             expected = torch.tensordot(factors.to(grads), grads, 1)
@@ -649,12 +655,12 @@ class _Trial:
             )
             least = self.tolerance * (limit + 1e-3 * scale)
             if not wrong <= least + result.rounding.sum():
-                return f"'{name}' is not equal to each subgraph alone"
+                return f"its sum for '{name}' differs from subgraphs run alone"
         return None
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    # Without hooks: one of them may be what brings us here.
+    # Without hooks: this function may run inside one of them.
     hooks = module._forward_pre_hooks, module._forward_hooks
     return copy.deepcopy(module, {id(hook): type(hook)() for hook in hooks})
 

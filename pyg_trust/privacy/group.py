@@ -156,7 +156,7 @@ class Group:
             *numbers (float): more to hand out, equally many everywhere.
         """
         if self.size == 1:
-            # As those of several processes: a norm of 1e-50 is no float32.
+            # In float64, as over several processes: 1e-50 is no float32.
             last = torch.tensor(numbers, dtype=torch.float64)
             return [*values, *last.unbind()]
         flat = _joined(values, numbers)

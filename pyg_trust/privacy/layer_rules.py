@@ -41,11 +41,11 @@ def linear(
 ) -> Tensor:
     """Apply ``F.linear`` and note the uses of its weight and bias."""
     if record.weight(x) is not None:
-        raise Unsupported('a parameter is the input of a linear map')
+        raise Unsupported('the input of a linear layer is a parameter')
     out = record.linear(x, record.alias(weight), record.alias(bias))
     rows, axis = record.rows_of(x)
     if axis == x.dim() - 1:
-        raise Unsupported('rows are in the last dimension')
+        raise Unsupported('nodes lie along the last dimension of the input')
     edge = record.edge(out, x)
     record.tracker.set(out, rows, axis)
     if record.trained(weight):
@@ -64,7 +64,7 @@ def matmul(
 ) -> Tensor:
     """Multiply rows by a matrix, a vector or a batch of matrices."""
     if record.weight(x) is not None or weight.dim() == 0:
-        raise Unsupported('a parameter is multiplied from the left')
+        raise Unsupported('the left factor of a product is a parameter')
     if weight.dim() == 1:
         column = weight.unsqueeze(1)
         record.derive('unsqueeze', column, [weight])
@@ -76,7 +76,7 @@ def matmul(
     out = record.compute(func, 'matmul', (x, record.alias(weight)), {})
     rows, axis = record.rows_of(x)
     if axis == x.dim() - 1:
-        raise Unsupported('rows are in the last dimension')
+        raise Unsupported('nodes lie along the last dimension of the input')
     edge = record.edge(out, x)
     record.tracker.set(out, rows, axis - x.dim() + out.dim())
     if weight.dim() == 2:
@@ -84,7 +84,7 @@ def matmul(
         return out
     # A batch of maps: of the same rows or, if x has a batch, of its own.
     if weight.dim() != 3 or x.dim() > 3 or axis != x.dim() - 2:
-        raise Unsupported('a product of more than three dimensions')
+        raise Unsupported('a batched product has more than three dimensions')
     for i in range(out.size(0)):
         j = i if weight.size(0) > 1 else 0
         k = i if x.dim() == 3 and x.size(0) > 1 else 0
@@ -107,7 +107,7 @@ def addmm(
 ) -> Tensor:
     """Multiply rows by a matrix, and add the product to a tensor."""
     if record.weight(x) is not None or record.weight(left) is not None:
-        raise Unsupported('a parameter is added or multiplied from left')
+        raise Unsupported("'input' or 'mat1' of addmm is a parameter")
     out = matmul(record, torch.matmul, left, right)
     rows, axis = record.rows_of(out)
     out = torch.add(beta * x, out, alpha=alpha)
@@ -125,11 +125,11 @@ def _binary(
 ) -> Tensor:
     # If `join` is None, the function works in place.
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
-        raise Unsupported(f"'{name}' with something that is no tensor")
+        raise Unsupported(f"'{name}' needs two tensors")
     swap = record.weight(left) is not None
     weight, x = (left, right) if swap else (right, left)
     if record.weight(x) is not None or (swap and join is None):
-        raise Unsupported(f"'{name}' of parameters")
+        raise Unsupported(f"'{name}' has no operand but parameters")
     rows, axis = record.rows_of(x)
     shape = torch.broadcast_shapes(x.shape, weight.shape)
     each = record.expand(weight, shape, rows, axis - x.dim())
@@ -154,7 +154,7 @@ def layer_norm(
     """Normalise each row, then apply the weight and the bias."""
     rows, axis = record.rows_of(x)
     if axis >= x.dim() - len(normalized_shape):
-        raise Unsupported('the norm mixes rows')
+        raise Unsupported('layer_norm averages over the dimension of nodes')
     out = F.layer_norm(x, normalized_shape, eps=eps)
     for other, join in ((weight, torch.mul), (bias, torch.add)):
         if other is not None and record.trained(other):
@@ -169,7 +169,7 @@ def layer_norm(
 def prelu(
     record: Any, func: Callable[..., Any], x: Tensor, weight: Tensor, /
 ) -> Tensor:
-    """Apply PReLU, with one slope for all channels or one for each."""
+    """Apply PReLU, with a slope per channel or one for all."""
     rows, axis = record.rows_of(x)
     shape = [1] * x.dim()
     if weight.numel() > 1:

@@ -289,10 +289,8 @@ class PrivateLinkPredictor(PrivateFit):
             )
         self.relation = make_relation(relation, None, directed, None)
         made = check_shares(shares, _SHARES, 'rows, count and scorer')
-        self._set_budget(
-            *(epsilon, delta, made, ledger, ledger_head, seed),
-            *(forget_epsilon, math.inf),
-        )
+        self._set_budget(epsilon, delta, made, ledger, ledger_head, seed)
+        self._set_coverage(forget_epsilon, math.inf)
         check_integer('message_dim', message_dim, 1, dim)
         self.dim, self.message_dim = dim, message_dim
         self.steps, self.lr = steps, lr

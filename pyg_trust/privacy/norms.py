@@ -300,7 +300,7 @@ class NormEstimates(Spending):
         criterion: Criterion,
         public: Sequence[str],
     ) -> None:
-        # One row moves one norm: what is refused before training.
+        # Refuse models and data in which one row could change several norms.
         check_types(module)
         check_rows(loader)
         units = loader.input_nodes.numel()
@@ -357,7 +357,7 @@ def gradient_norms(
             loss = criterion(leaf[: seen.size], seen.shown.y[: seen.size])
         (found_grad,) = torch.autograd.grad(loss, leaf)
         gradients = SubgraphGradients(module)
-        # To the bit, where the sizes of units may differ between neighbours.
+        # Need equal bits if units of neighbouring data may differ in size.
         gradients.rowwise = not isinstance(loader, DisjointWalkLoader)
         state = fresh_state(state, device, secret and gradients.rowwise)
         now = random_state(device)

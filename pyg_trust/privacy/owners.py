@@ -24,7 +24,7 @@ _MASKS = (torch.bool, torch.uint8)
 Owner = Tensor | None
 OwnerOf = Callable[[Any], Owner]
 
-# Besides those that torch tags as pointwise.
+# Pointwise operations that torch does not tag as pointwise.
 _POINTWISE = names(
     """
     _to_copy clone log_sigmoid_forward log_sigmoid_backward native_dropout
@@ -33,7 +33,7 @@ _POINTWISE = names(
     elu_backward where masked_fill logit_backward silu_backward
     """
 )
-# Of the tensors that they read, only the shape matters.
+# Read the shape of a tensor alone, and not its values.
 _NEW = names(
     """
     ones_like zeros_like empty_like full_like rand_like randn_like
@@ -47,14 +47,14 @@ _REDUCTIONS = names(
     nanmedian nansum mode kthvalue aminmax nanmean
     """
 )
-# Along a dimension that stays.
+# Mix numbers along a dimension, which stays.
 _ALONG = names(
     """
     _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
     cumsum cumprod logcumsumexp cummax cummin sort topk argsort glu
     """
 )
-# They move numbers to public positions, and fill with zeros.
+# Move numbers to public positions, and fill with zeros.
 _MOVES = names(
     """
     cat repeat flip roll constant_pad_nd slice_backward select_backward tril
@@ -71,7 +71,7 @@ _SCATTERS = names(
     index_fill
     """
 )
-# Their positions are values of a tensor.
+# Take positions from the values of a tensor.
 _PLACED = _PICKS | _SCATTERS | names('index index_put _index_put_impl')
 _PLACED |= names('_unsafe_index _unsafe_index_put')
 _LOSSES = names(
@@ -90,7 +90,7 @@ _ROW_LOSSES_BACKWARD = names(
 
 
 class _Call(NamedTuple):
-    # A call of an ATen operation: arguments by name, and what it returned.
+    # A call of an ATen operation: arguments by name, and its results.
     func: Any
     got: dict[str, Any]
     results: list[Tensor]
@@ -102,7 +102,7 @@ class _Call(NamedTuple):
         return base_name(self.func)
 
     def owners(self) -> list[Owner]:
-        # Of all tensors that it reads.
+        # The owners of all tensors that it reads.
         return [self.of(t) for t in tensors_of_tree(list(self.got.values()))]
 
 
@@ -128,7 +128,7 @@ def owners_after(
     try:
         owner = _rule(call.name, func, 'other' in got)(call)
     except FAILURES:
-        # The call has a form that the rule does not know.
+        # The rule does not cover this form of the call.
         owner = _everything(call)
     owners = owner if isinstance(owner, list) else [owner] * len(results)
     return [
@@ -167,7 +167,7 @@ def _ignores(got: dict[str, Any], value_of: Callable[[Any], Any]) -> bool:
 
 
 def _unseen(value: Any) -> Any:
-    raise ValueError('a rule reads values without declaring it')
+    raise ValueError('the rule reads values that facts() does not return')
 
 
 @cache
@@ -339,9 +339,9 @@ def _as_owner(value: Any, of: OwnerOf) -> Any:
 def _move(call: _Call) -> list[Owner]:
     got = call.got
     if call.name in ('as_strided', 'view_as_real', 'view_as_complex'):
-        raise ValueError('memory is seen in another way')
+        raise ValueError('the view changes the dtype or the strides')
     if isinstance(got.get('dtype'), torch.dtype):
-        raise ValueError('memory is seen in another way')
+        raise ValueError('the view changes the dtype or the strides')
     named = {k: _as_owner(v, call.of) for k, v in got.items() if k != 'value'}
     moved = call.func(**named)
     return list(tensors_of_tree(moved))
@@ -350,7 +350,7 @@ def _move(call: _Call) -> list[Owner]:
 def _reshape(call: _Call) -> Owner:
     owner = call.of(call.got['self'])
     if 'dtype' in call.got:
-        raise ValueError('memory is seen in another way')
+        raise ValueError('the view changes the dtype or the strides')
     return None if owner is None else owner.reshape(call.results[0].shape)
 
 
@@ -420,7 +420,7 @@ def _scatter(call: _Call) -> Owner:
 def _gathered(
     size: Sequence[int], dim: int, place: Tensor, given: Tensor
 ) -> Tensor:
-    # The owner of each place into which some numbers are put.
+    # The owner of each place after numbers are scattered into it.
     high = given.new_zeros(size)
     low = given.new_full(size, MIXED)
     high = high.scatter_reduce(dim, place, given, 'amax')
@@ -440,7 +440,7 @@ def _index(call: _Call) -> Owner:
 def _by_private(
     owner: Owner, indices: list[Any], call: _Call
 ) -> tuple[Owner, list[Tensor], tuple[Any, ...]]:
-    # Along a dimension with a private index, any place may be meant.
+    # A private index may point to any place along its dimension.
     by, places = [], []
     dim = 0
     for index in indices:
@@ -452,7 +452,7 @@ def _by_private(
         value = call.value_of(index)
         if private is not None:
             if value.dtype in _MASKS:
-                raise ValueError('a mask of private values')
+                raise ValueError('the boolean mask depends on a subgraph')
             by.append(private)
             owner = reduce(owner, [dim], keepdim=True)
             value = torch.zeros_like(value)
@@ -462,7 +462,7 @@ def _by_private(
 
 
 def _in_place(by: list[Tensor], indices: list[Any], dim: int) -> Owner:
-    # Where the dimensions of indices stand in the result.
+    # Expand the owners of indices to the shape of the result.
     owner = join(*by)
     if owner is None:
         return None
@@ -488,7 +488,7 @@ def _index_put(call: _Call) -> Owner:
         and of(first) is not None
     ):
         if values.numel() != 1:
-            raise ValueError('a mask of private values')
+            raise ValueError('the boolean mask depends on a subgraph')
         by = of(first)
         assert by is not None
         by = by.reshape(*by.shape, *[1] * (target.dim() - by.dim()))
@@ -522,7 +522,7 @@ def _loss(call: _Call) -> Owner:
 
 
 def _row_loss(call: _Call) -> list[Owner]:
-    # One number for each row of outputs.
+    # One loss per row of outputs.
     got, of = call.got, call.of
     outputs = of(got['self'])
     rows = reduce(outputs, [-1]) if got['self'].dim() > 1 else outputs
@@ -530,7 +530,7 @@ def _row_loss(call: _Call) -> list[Owner]:
     if target is not None and got['target'].dim() > 1:
         target = reduce(target, [-1])
     if of(got.get('weight')) is not None:
-        raise ValueError('private weights')
+        raise ValueError('the class weights depend on a subgraph')
     rows = join(rows, target)
     reduction = got.get('reduction', 1)
     owner = rows if reduction == 0 else reduce(rows)
@@ -550,7 +550,7 @@ def _row_loss_backward(call: _Call) -> Owner:
     got, of = call.got, call.of
     owner = reduce(of(got['self']), [-1], keepdim=True)
     if call.name == 'nll_loss_backward':
-        # It tells the place of the target, and not the outputs.
+        # The gradient depends on the target, and not on the outputs.
         owner = None
     target = of(got['target'])
     if target is not None and got['target'].dim() < got['self'].dim():

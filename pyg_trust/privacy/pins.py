@@ -89,7 +89,7 @@ class Pins:
             moved = (now != kept) & ~(now.isnan() & kept.isnan())
             names.append(name)
             flags.append(moved.any())
-        # One look at the device for all of them.
+        # Copy all flags from the device at once.
         found = torch.stack(flags).tolist() if flags else []
         return next((n for n, f in zip(names, found, strict=True) if f), None)
 

@@ -47,7 +47,7 @@ from pyg_trust.report.charts import Chart
 Train = Callable[[Any], tuple[PrivacyEngine, float]]
 
 _NUMBER, _CHOICE = 0, 1
-# By law of batches: the accountants of disjoint units and of groups.
+# By sampling: the accountant of disjoint units, and that of overlapping ones.
 LAWS = {
     'without_replacement': ('pld_wor', GROUP_WOR),
     'poisson': (POISSON, GROUP),

@@ -34,7 +34,7 @@ _VIEWS = names(
     """
 )
 LINEAR, ROWS = 'linear', 'rows'
-# They tell a shape, and make no tensor.
+# Functions that return sizes, and no tensor.
 _SHAPES: frozenset[Any] = frozenset([Tensor.dim, Tensor.size, Tensor.numel])
 
 
@@ -202,7 +202,7 @@ class Recorder(Watch):
                 f"'{name}' is not known to use a parameter row by row"
             )
         except (Unsupported, Conflict, *FAILURES) as error:
-            # If the call itself is wrong, it fails again below.
+            # A call with wrong arguments fails again below.
             what = sorted(
                 self.names[p]
                 for w in weights

@@ -216,7 +216,7 @@ class Rehearsal:
         return found
 
     def restore(self) -> None:
-        """Restore attributes that the model kept, hidden from the loss."""
+        """Restore the model's attributes that were hidden from the loss."""
         for place, key, value, marked in self._marked:
             held = place.values() if isinstance(place, dict) else place
             if any(found is marked for found in held):
@@ -232,8 +232,8 @@ class Rehearsal:
         """Compute the gradient of the loss by the outputs on the real batch.
 
         Raises:
-            ValueError: if a row's depends on other subgraphs, or it is not
-                known on what it depends.
+            ValueError: if a row's gradient depends on other subgraphs, or is
+                not known to depend on its own alone.
         """
         shown = self._out
         assert shown is not None
@@ -251,7 +251,7 @@ class Rehearsal:
         found = torch.zeros_like(out)
         places = _places(self.count, self.size)
         self._at = places[0]
-        # Each graph in its place, among graphs that are made up.
+        # Run each real graph at its own place, among made-up graphs.
         for turn in range(int(places[1].max()) + 1 if self.count else 0):
             here = (places[1] == turn).nonzero().view(-1).to(out.device)
             at = places[0].to(out.device)[here]
@@ -270,14 +270,14 @@ class Rehearsal:
         rows: Tensor,
         values: dict[str, Tensor],
     ) -> Tensor:
-        # All operations once more, on other outputs.
+        # Repeat all operations of the loss on other outputs.
         now = self._known(grad, out, rows, values)
         if now is None:
             now, found = self._followed(grad, out, rows, values)
         else:
             found = now[grad._slot]
         if self.watch.live:
-            # From here on, the batch that was handed out can be read.
+            # From here on, the real batch may be read.
             self.watch.live = False
             if not self.by_unit:
                 for slot in self._roots:
@@ -302,7 +302,7 @@ class Rehearsal:
         rows: Tensor,
         values: dict[str, Tensor],
     ) -> tuple[dict[Slot, Tensor], Tensor]:
-        # All operations again, and whose data each number depends on.
+        # Repeat all operations, and follow whose data each number depends on.
         watch, steps = Watch(), self.watch.steps
         assert steps is not None
         assert self._out is not None
@@ -347,9 +347,8 @@ class Rehearsal:
         rows: Tensor,
         values: dict[str, Tensor],
     ) -> dict[Slot, Tensor] | None:
-        # All operations again, if those of the loss before were the same:
-        # whose data each number depends on is a function of what is compared
-        # here, and was followed then.
+        # Repeat all operations without following them, if the last loss had
+        # the same operations: owners are a function of the key compared here.
         proved, key = self._decoys.proved, None
         if proved is not None and self.watch.failed is None:
             key = self._key(grad, out, rows)
@@ -458,7 +457,7 @@ class Rehearsal:
     def _plainly(
         self, grad: Tensor, out: Tensor, values: dict[str, Tensor]
     ) -> Tensor:
-        # All operations once more, on numbers that nothing follows.
+        # Repeat all operations on plain tensors.
         assert self.watch.steps is not None
         assert self._out is not None
         assert isinstance(grad, Followed)

@@ -33,13 +33,13 @@ APART = (
 
 
 def vouched(mechanism: str) -> str:
-    """Name the user's accountant of an epsilon; '' for one of this package."""
+    """Return the user's accountant of an epsilon; '' for a built-in one."""
     own = ACCOUNTANTS.is_own(mechanism)
     return ACCOUNTANTS.note(mechanism) if own else ''
 
 
 def said_by(mechanism: str) -> str:
-    """Phrase that names the user's accountant; '' for one of this package."""
+    """Phrase that names the user's accountant; '' for a built-in one."""
     who = vouched(mechanism)
     return f', as says {who}' if who else ''
 

@@ -67,7 +67,7 @@ class LinearRows(nn.Module):
         return unit_rows(x) if self.unit else x.double().numpy()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits.
+        """Compute the logits.
 
         Args:
             x (Tensor): ``[num_rows, in_channels]``.
@@ -104,7 +104,7 @@ class MLPRows(nn.Module):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits.
+        """Compute the logits.
 
         Args:
             x (Tensor): ``[num_rows, in_channels]``.
@@ -372,7 +372,7 @@ def rows_of(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def told(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
-    """Return one-hot labels of nodes that train, posteriors of the others.
+    """Return one-hot labels of training nodes, and posteriors of other nodes.
 
     Args:
         y (Tensor): int64, ``[num_nodes]``.

@@ -122,7 +122,7 @@ class RowTracker:
             self._rows[tensor] = (rows, axis)
 
     def unify(self, rows: Iterable[Rows]) -> Rows | None:
-        """Merge rows that meet in one row of a result."""
+        """Merge the owners of rows that an operation combines."""
         found: Rows | None = None
         for item in rows:
             item = item.find()

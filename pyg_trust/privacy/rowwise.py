@@ -176,7 +176,7 @@ def _padded(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Tensor:
-    # In whole vectors, in each thread.
+    # Pad to whole vectors in each thread.
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
     size = shape.numel()

@@ -88,7 +88,7 @@ class Spending(Single):
         self._group = Group()
         # How batches are drawn, and which data are neighbours.
         self._law = '', ''
-        # Those of make_private.
+        # Set by make_private.
         self._loader: StepLoader
         self._noise_multiplier: float
 
@@ -301,7 +301,8 @@ class Spending(Single):
         return accountant
 
     def _own_account(self, kind: str, loader: StepLoader) -> Accountant:
-        # For what its author says it is for, and for nothing else.
+        # Use the user's accountant for the sampling and relation that it
+        # declares, and for no other.
         accountant = create_accountant(kind)
         coins = loader.sampling == POISSON_SAMPLING
         sampling = POISSON_SAMPLING if coins else SAMPLING

@@ -48,7 +48,7 @@ _INSTEAD: tuple[tuple[type, str], ...] = (
 
 
 def check_layers(module: nn.Module) -> None:
-    """Refuse layers that couple subgraphs or keep what they saw.
+    """Refuse layers that mix subgraphs or store their inputs.
 
     Whether other norms treat subgraphs apart depends on whether they are
     given ``batch``: the test of isolation tells.
@@ -316,7 +316,7 @@ def check_edges(batch: Data, owner: Tensor) -> None:
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
 
     Raises:
-        ValueError: if one does, or names a node that is not there.
+        ValueError: if an edge joins two subgraphs, or has no such node.
     """
     for name, value in batch.to_dict().items():
         ends = _ends(name, value)
@@ -419,7 +419,7 @@ def check_isolation(
                 except (ValueError, RuntimeError):
                     if value is None:
                         raise
-                    # It takes finite features alone, and says so.
+                    # The model accepts finite features alone.
                     value = 1e6
                     after = _run(module, call, others(value), seed)
             if not same(before[half[rows]], after[half[rows]]):
@@ -589,7 +589,7 @@ def other_rows(
     mine: Tensor,
     value: float | None,
 ) -> Data:
-    """Copy a batch, with other rows wherever :obj:`mine` is false."""
+    """Copy a batch, and replace the rows where :obj:`mine` is false."""
     other = randomised(batch, names, generator, value)
     for name in names.both:
         shape = [-1] + [1] * (base[name].dim() - 1)

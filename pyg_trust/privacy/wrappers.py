@@ -64,9 +64,9 @@ _ACCUMULATE = (
     "'max_physical_batch_size' to make_private: the batch then comes in "
     'parts, each with an optimizer.step()'
 )
-# In place of a tape, where a batch has no rows.
+# Stands for the tape if the batch has no rows.
 _NOBODY = 'nobody'
-# In place of a tape, until the loss was computed.
+# Stands for the tape until the loss is computed.
 _LATER = 'later'
 
 
@@ -293,7 +293,7 @@ class PrivateStep:
             self._tape, self._stage = _LATER, 'called'
             return _Intercept.apply(shown, anchor, self, self._rehearsal)
         if self._count == 0:
-            # No unit was drawn: the step has no rows, and adds noise alone.
+            # No unit was drawn: the step adds noise alone.
             assert self._blank is not None
             blank = self._blank.to(self._owner.device)
             self._tape, self._out = _NOBODY, blank
@@ -399,7 +399,8 @@ class PrivateStep:
         )
         if unit is not None:
             self._compare(tape, unit, clipped.share, back, grad, scale)
-        # Is released with noise by a norm that adapts, and by nothing else.
+        # An adaptive norm releases this count with noise; nothing else reads
+        # it.
         below = int((clipped.norms <= norm).sum()) if self.counts else 0
         self._add(
             [clipped.integers[name] for name in self._names], count, below
@@ -443,7 +444,7 @@ class PrivateStep:
         call, rehearsal, masks = tape._call, self._rehearsal, tape._masks
         assert call is not None
         if share is None or masks is None:
-            # It has none, or random numbers that it does not draw again.
+            # The unit has no rows, or its random numbers can't be drawn again.
             return
         if rehearsal is not None:
             by = rehearsal.pull(back, unit, scale)
@@ -474,7 +475,7 @@ class PrivateStep:
             raise RuntimeError(DISAGREES)
 
     def _construct(self, back: Tensor, scale: int) -> None:
-        # Each unit by itself, as the kernel has it.
+        # Clip each unit by itself, by the kernel's own functions.
         rehearsal, units = self._rehearsal, self._units_alone()
         assert rehearsal is not None
         norm, automatic = self.max_grad_norm, self.clipping == 'automatic'
@@ -541,7 +542,8 @@ class PrivateStep:
             if len({part.shape[1:] for part in parts}) == 1:
                 out = torch.cat(parts)
             if sizes == nodes and not self.by_unit:
-                # Those of a unit lie side by side: each to its own place.
+                # Move the rows of a unit from their adjacent places to their
+                # own.
                 order = self._owner.argsort(stable=True)
                 out = torch.empty_like(out).index_copy_(0, order, out)
             elif sizes != [1] * self._count:
@@ -709,7 +711,7 @@ def _rename(
 
 def _note(module: nn.Module, keys: Any) -> None:
     assert isinstance(module, PrivateModule)
-    # And take it out where keys are reported.
+    # Remove the prefix 'module.' from reported keys, too.
     for names in keys:
         names[:] = [n.replace('module.', '', 1) for n in names]
     module._step.pins.load()
@@ -756,8 +758,8 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
     def __init__(
         self, optimizer: torch.optim.Optimizer, step: PrivateStep
     ) -> None:
-        # For the hooks that torch hangs on optimizers; what it makes beside
-        # them is left to the optimizer inside.
+        # torch attaches hooks to optimizers; all other state is that of the
+        # inner optimizer.
         self._made = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.optimizer = optimizer
@@ -800,7 +802,8 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
         self._check_groups()
         self._check_state()
         if self._step.finish():
-            # Not refused: a schedule is no matter of the data.
+            # Allow changed settings, which a schedule makes without the data,
+            # and count them.
             settings = self._find_settings()
             self._step.settings_changed += settings != self._settings
             self._settings = settings
@@ -810,7 +813,7 @@ class PrivateOptimizer(Single, torch.optim.Optimizer):
 
     @property
     def _lock(self) -> ObjectLock:
-        # One for all that a step consists of.
+        # One lock for all parts of a step.
         return self._step._lock
 
     def _hold(self) -> None:

@@ -55,7 +55,7 @@ def provenance(**arguments: Any) -> dict[str, Any]:
     }
 
 
-# What a guarantee has a place of its own for.
+# Fields that are attributes of the guarantee itself.
 _ELSEWHERE = (
     'assumptions',
     'checked',
@@ -344,7 +344,7 @@ def _share(spent: float, limit: float) -> str:
 
 
 def _chart_of_numbers(report: Report, title: str) -> Chart:
-    # Whatever is positive and finite, on a scale that fits all sizes.
+    # Plot positive finite values, on a scale that fits all sizes.
     values = getattr(report, 'values', None) or report.numbers()
     bars = {
         name.replace('_', ' '): float(value)

@@ -14,7 +14,7 @@ from pyg_trust.noise import SEEDED
 from pyg_trust.registries import UNCHECKED
 from pyg_trust.report.base import Guarantee, plain, short
 
-# Whom a sort of promise is for, and what it says. Two sentences.
+# By kind of promise: the reader it is for, and what it says, in two sentences.
 _FOR = {
     'privacy': (
         'This is a promise to every person whose record is in the data.',
@@ -188,7 +188,7 @@ def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
 
 
 def _line(text: str) -> str:
-    # One line of Markdown in which nothing is markup.
+    # Make one line of Markdown without markup.
     text = visible(text)
     for sign in '\\`*_{}[]<>|#~$&':
         text = text.replace(sign, f'\\{sign}')
@@ -196,7 +196,8 @@ def _line(text: str) -> str:
 
 
 def _said(each: Guarantee) -> str:
-    # To whom, and what: the odds themselves, where they are the promise.
+    # The reader, and the promise: the odds themselves, if they are the
+    # promise.
     whom, what = _FOR[each.kind]
     epsilon, delta = each.values.get('epsilon'), each.values.get('delta')
     weak = each.values.get('seeded') or each.values.get('noise') == 'objective'
@@ -265,7 +266,7 @@ def _percent(share: float) -> str:
 
 def _lists(each: Guarantee) -> list[tuple[str, Sequence[str]]]:
     duties = _DUTIES[each.kind]
-    # That it is seeded is said above, and nothing that it holds under.
+    # A seeded guarantee is said above to hold nothing.
     assumed = [text for text in each.conditions if text != SEEDED]
     found = 'How it was checked'
     if each.kind == 'measurement':
@@ -283,8 +284,8 @@ def _table(each: Guarantee) -> list[tuple[str, str]]:
     rows = [
         (name.replace('_', ' '), short(value))
         for name, value in plain(each.values).items()
-        # Who asked to be forgotten is in the JSON, for whoever checks it;
-        # what was spent over time is drawn. Votes are long.
+        # Requests are in the JSON alone, histories are drawn, and tables of
+        # votes are too long.
         if name not in ('request', 'history', 'tallies')
     ]
     rows += [
@@ -353,7 +354,7 @@ def _upper(text: str) -> str:
 
 
 def _line_chart(name: str, amounts: Sequence[float], limit: float) -> str:
-    # What was spent over time, and the budget where it is on the scale.
+    # The spending over time, and the budget if it fits on the scale.
     finite = [value for value in amounts if math.isfinite(value)]
     top = max([*finite, 1e-300])
     near = top < limit <= 3 * top

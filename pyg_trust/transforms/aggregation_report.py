@@ -12,6 +12,7 @@ from pyg_trust.functional.private_propagation import (
     hop_sensitivity,
 )
 from pyg_trust.kernel.noise import DIGEST, SHIFT
+from pyg_trust.kernel.release import sensitivity
 from pyg_trust.kernel.sentences import SEEDED, outwards, unit_of_sums
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
@@ -27,13 +28,18 @@ _CLASSES = (
     "nodes unless 'num_classes' was chosen without looking at them"
 )
 
+EXACT_NOISE = (
+    "noise is of the operating system's cryptographic generator, drawn "
+    'exactly and added to integers, so that no last bit tells a sum'
+)
+
 
 class Relation(NamedTuple):
     """Neighbouring relation of graphs, with checked arguments.
 
     Args:
         name (str): the name of the relation: ``'edge'``, ``'node'``,
-            ``'node_incident'`` or ``'feature'``.
+            ``'node_incident'`` or ``'feature'``; of tables, ``'user'``.
         form (str): ``'withdraw'``, ``'replace'`` or ``'either'``.
         directed (bool): whether edges are arcs.
         max_degree (int, optional): the largest degree :math:`D`.
@@ -51,6 +57,8 @@ class Relation(NamedTuple):
     @property
     def sensitivity(self) -> float:
         """Sensitivity of a sum under the relation."""
+        if self.name == 'user':
+            return sensitivity('user', False, self.form)
         form = 'withdraw' if self.form == 'either' else self.form
         return hop_sensitivity(
             self.name,
@@ -154,13 +162,15 @@ class ReleaseReport(Report):
         # The assumptions that a release refuses to break, and so were checked.
         where = 'account' if self.ledger_head is None else 'ledger'
         looked = 'no edge has a weight'
-        if self.relation != 'feature':
+        if self.relation == 'user':
+            looked = 'no interaction is listed twice or has a rating'
+        elif self.relation != 'feature':
             kind = 'arcs' if self.directed else 'both ways'
             looked = (
                 f'edges are {kind}, without weights, self-loops and doubles'
             )
         return (
-            f'before anything was released the graph was checked: {looked}',
+            f'before anything was released the data were checked: {looked}',
             f'every release was on the {where} before its noise was drawn',
         )
 
@@ -315,13 +325,7 @@ class AggregationReport(ReleaseReport):
             'data costs, the next is free, and the number of releases '
             f'({self.releases}) tells which were alike'
         )
-        lines.append(
-            SEEDED
-            if self.seeded
-            else "noise is of the operating system's cryptographic generator, "
-            'drawn exactly and added to integers, so that no last bit tells a '
-            'sum'
-        )
+        lines.append(SEEDED if self.seeded else EXACT_NOISE)
         lines.append(
             'which way a kernel of torch or of BLAS takes depends on shapes '
             'and types, and not on the numbers'
@@ -471,10 +475,12 @@ def make_report(
             (d, gaussian_epsilon(mu_aggregation * math.sqrt(d / D), delta))
             for d in sorted({max(1, D // 4), D, 2 * D, 4 * D, 8 * D})
         )
-    # The whole account, in two steps per changed record: to a blank and back.
+    # The whole account, in two steps per changed record: to a blank and back;
+    # two users are less far apart (pyg_trust.kernel.release, "Users").
     replaced = None
     if relation.form == 'withdraw':
-        replaced = gaussian_epsilon(2 * fields['mu'], delta)
+        apart = math.sqrt(2) if relation.name == 'user' else 2
+        replaced = gaussian_epsilon(apart * fields['mu'], delta)
     return AggregationReport(
         delta=delta,
         epsilon_replace=replaced,

@@ -102,7 +102,8 @@ class Division(BaseTransform):
             _keep_edges(view, self.edge_groups(data) == edges)
         if self.by in ('features', 'grid'):
             held = self.node_groups(data) == second
-            # Not a product, which would carry an infinity to all views.
+            # Select, as a product with zero would turn infinities into NaN in
+            # all views.
             keep = held[:, None].to(data.x.device)
             view.x = torch.where(keep, data.x, 0)
         if self.by == 'entries':

@@ -352,7 +352,7 @@ class PrivateAGP(Releasing, BaseTransform):
         self, graph: CSRGraph, x: Tensor, account: ReleaseAccount | None
     ) -> list[Tensor]:
         assert self.mu is not None
-        # All or nothing: no budget goes into half of the hops.
+        # Check the whole cost first: no budget is spent on half of the hops.
         if account is not None:
             account.check(self.mu)
             number, spend = len(account.lines), account.spend

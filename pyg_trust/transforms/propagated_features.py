@@ -187,7 +187,8 @@ class PropagatedFeatures(EditedInPlace):
         self._dtype = held['dtype']
         alive, x = held['alive'], held['x']
         graph = CSRGraph.from_edge_index(held['edge_index'], alive.numel())
-        # Of before there was a grid: one that has these features in range.
+        # States of earlier versions have no bound: take one that holds their
+        # features.
         most = max(float(x.abs().max()) if x.numel() else 0.0, BOUND)
         size = math.ceil(math.log2(most))
         ends = held['edge_index'].unbind()
@@ -407,7 +408,8 @@ class PropagatedFeatures(EditedInPlace):
         return Step(gone, self._cut(part, come), new, edges, of, x)
 
     def _cut(self, part: Part, come: Tensor) -> Tensor:
-        # Of both directions one; of a directed graph those that are there.
+        # One direction of undirected edges; the present ones of directed
+        # edges.
         arcs = torch.tensor(part.arcs, dtype=torch.int64).view(-1, 2).t()
         if self._live.undirected:
             for u, v in part.directed_edges:

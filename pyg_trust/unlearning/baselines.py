@@ -80,8 +80,7 @@ from pyg_trust.unlearning.training_graphs import (
     graph_labels,
 )
 
-# What a bound adds to an account keeps so many bits: it is a function of what
-# was removed.
+# Bits kept of a bound in the account, as it is a function of removed data.
 BITS = 4
 
 _ACCOUNTS = ('residual', 'bound', 'paper')
@@ -445,7 +444,7 @@ class PublishedScatteringClassifier(ObjectiveNoise, ScatteringClassifier):
 
 
 def _sum(one: float, two: float) -> float:
-    # From above: with the larger first the difference is exact.
+    # Round up: with the larger first the difference is exact.
     one, two = max(one, two), min(one, two)
     total = one + two
     return total if total - one >= two else math.nextafter(total, math.inf)

@@ -154,7 +154,8 @@ class CertifiedClassifier(Saved[M]):
     def _unpacked(self, state: dict[str, Any], progress_bar: bool | None) -> M:
         config, mine = dict(state['config']), self._config()
         if 'feature_bound' in mine:
-            # Of before there were sums; features beyond it are refused.
+            # States of earlier versions have no bound; features beyond it are
+            # refused.
             config.setdefault('feature_bound', mine['feature_bound'])
         if 'noise_std' not in mine:
             # States of 0.1 have it, without an effect.
@@ -227,7 +228,7 @@ class CertifiedClassifier(Saved[M]):
         return noised(W, self._source(number, 0), self.release_std)
 
     def _noise_p_value(self, model: M) -> float:
-        """Compute how likely the noise is as far from what it has to be."""
+        """Compute the p value of a test of the noise's law."""
         grid = release.grid(self.release_std)
         off = model.weight / grid - (model.W / grid).round()
         return noise.p_value(off * 2.0**-32)
@@ -277,7 +278,7 @@ class CertifiedClassifier(Saved[M]):
         return self._known_epsilon[1]
 
     def _transcript(self, ledger: RemovalLedger) -> float:
-        """Compute epsilon of all releases since the fit: one shift."""
+        """Compute epsilon of all releases since the fit, as one shift."""
         spent = [line.spent for line in ledger.entries]
         return shift_epsilon(removal.together(spent), self.delta)
 

@@ -48,7 +48,7 @@ def named_leftovers(
 
 
 def views(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """List the tensors that are views into larger ones.
+    """List tensors that are views of larger tensors.
 
     Args:
         tensors (list[tuple[str, Tensor]]): pairs of a name and a tensor; all

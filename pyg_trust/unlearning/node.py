@@ -618,7 +618,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         for what should be gone.
         """
         now = self._fitted
-        # What came since the last release is not in its weights.
+        # Nodes added since the last release are not in its weights.
         data = now.data.fitted()
         model = now._replace(data=data)
         fresh, ids = data.scratch()
@@ -844,7 +844,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 if spent <= self.budget:
                     break
             else:
-                # As a fit does, on data that are made anew.
+                # Retrain as a fit does, on data built anew.
                 action = 'retrain'
                 B = self._linear(data.shape, model.releases)
                 W, gradient, factor, more = self._solved(data.rebuilt(), B)
@@ -899,7 +899,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             gradient_change=start.norm.measured,
             # 0 if compared with a fit by the same program, which has it too.
             residual=gradient.norm.measured * (spent > 0),
-            # Where estimates are held, the residual is of exact solves.
+            # With estimates, the residual is that of exact solves.
             feature_error=0.0,
             bound=bound,
             budget=self._allowed(self.budget, data.mu),

@@ -197,7 +197,7 @@ def still_named(model: Model) -> tuple[str, ...]:
 
 
 def _gone(model: Model) -> Part:
-    # What the ledger says is gone, edges by direction.
+    # All items that the ledger says are removed, edges by direction.
     lines = (line.request for line in model.ledger.entries)
     found = still_removed(lines)
     return Part() if found is None else found.parts[0]

@@ -174,7 +174,8 @@ class ColumnProblem(NamedTuple):
         scale = grow * size * GAMMA_1[head] * grow * float(signal.norm())
         scale += grow * size * most
         tail = 1e-3
-        # If all features are removed, nothing is missing.
+        # If all features are removed, the scale is zero and no entry is
+        # missing.
         if scale > 0:
             tail = min(max(self.goal / (8 * scale), 1e-15), tail)
         margin = state.solve(signal, tail)[self.train]

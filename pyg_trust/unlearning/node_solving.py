@@ -159,7 +159,8 @@ class NodeSolver(CertifiedClassifier[Model]):
         return made
 
     def _solved(self, data: NodeState, B: Tensor | None) -> Refined:
-        # From zero: on data made anew, a function of the remaining data.
+        # Start from zero: on data built anew, weights are a function of the
+        # remaining data.
         W, goal = (
             torch.zeros(data.shape, dtype=torch.float64),
             self._goal(data),
@@ -185,8 +186,8 @@ class NodeSolver(CertifiedClassifier[Model]):
 
     def _spent(self, data: NodeState, bound: float) -> float:
         # In units of the budget. Constant for all releases that meet the goal,
-        # and rounded up for others: the exact residual would allow guesses of
-        # the data to be tested.
+        # and rounded up for others: an attacker could test guesses of the data
+        # by the exact residual.
         grid = self._grid(data.shape)
         spent = self._spends(bound, data.mu) + grid
         if spent > self.budget:

@@ -33,7 +33,7 @@ from pyg_trust.unlearning.node_parts import (
     Settings,
 )
 
-# So many neighbouring names have one digest.
+# The number of neighbouring names that share one digest.
 BLOCK = 64
 _NONE = torch.empty(0, dtype=torch.int64)
 
@@ -206,7 +206,7 @@ class NodeState:
         known = (v for v in part.nodes if self.trains(v))
         labels = dict.fromkeys((*known, *part.labels), -1)
         arcs = _edges(part.arcs)
-        # Of both directions one, or those that are there.
+        # One direction of undirected edges, or the present directed ones.
         once = arcs[0] <= arcs[1]
         if not self.graph.undirected:
             once = self.graph.has_edges(arcs)

@@ -133,7 +133,7 @@ def listed(name: str, values: Any, shape: tuple[int | str, ...]) -> Tensor:
 
 
 def names_there(name: str, values: Names, there: Tensor) -> Tensor:
-    """Convert names to a tensor; refuse missing ones.
+    """Convert names to a tensor, and refuse missing names.
 
     Args:
         name (str): the name of the argument.

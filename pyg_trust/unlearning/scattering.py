@@ -118,7 +118,7 @@ class Step(NamedTuple):
     iterations: int
     residual: float
     spent: float
-    # By name, bounds of the residual that a step adds.
+    # Bounds of the residual that each step adds, by name.
     increments: dict[str, float]
 
 
@@ -687,7 +687,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         )
 
     def _weights(self, model: Model, progress_bar: bool | None) -> Model:
-        # From zero: a function of the remaining graphs.
+        # Start from zero: weights are a function of the remaining graphs.
         if not model.is_sealed:
             return model
         return self._solved(model, None, progress_bar)[0]
@@ -756,8 +756,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 "smaller 'tol' or a larger 'release_std'"
             )
         if spent > self.budget:
-            # As a fit of the remaining graphs, to a residual within the
-            # budget.
+            # Solve as a fit of the remaining graphs does, to a residual within
+            # the budget.
             action, left = 'retrain', change.left
             anew = self._keeper.design(
                 left.graphs, left.classes, left.seals, progress_bar

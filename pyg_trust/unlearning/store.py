@@ -162,7 +162,7 @@ class ShardStore:
         return parts, manifest
 
     def strangers(self) -> list[Path]:
-        """List unfinished files, and checkpoints of other states."""
+        """List files that no current state names."""
         manifest = self.manifest()
         named = {MANIFEST}
         if manifest is not None:
@@ -198,7 +198,7 @@ class ShardStore:
 
 
 def _names_files(entries: Any) -> bool:
-    # In the folder itself: a name can't lead out of it.
+    # A name must not lead out of the folder.
     return isinstance(entries, dict) and all(
         isinstance(entry, dict)
         and isinstance(entry.get('sha256'), str)

@@ -308,7 +308,7 @@ class GraphKeeper:
             raise
 
     def _copy(self, data: Data, y: Tensor) -> Data:
-        # What is needed of a graph, in tensors of its own.
+        # Copy the needed fields into tensors of their own.
         graph = CSRGraph.from_data(data).to('cpu')
         edge_index, edge_weight = graph.to_edge_index()
         kept = Data(
@@ -328,7 +328,8 @@ class GraphKeeper:
         return kept
 
     def _name_the_bad_one(self, kept: dict[int, Data]) -> None:
-        # Graphs are embedded together: which of them can't be?
+        # Graphs were embedded together: embed each alone to name the one that
+        # fails.
         for i, data in kept.items():
             try:
                 self.embed([data], True)

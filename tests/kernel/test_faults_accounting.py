@@ -205,7 +205,7 @@ RELEASES = {
     ),
     'an epsilon against any other that is one against a blank': (
         private_agp.make_report,
-        "gaussian_epsilon(2 * fields['mu'], delta)",
+        "gaussian_epsilon(apart * fields['mu'], delta)",
         "gaussian_epsilon(fields['mu'], delta)",
     ),
 }

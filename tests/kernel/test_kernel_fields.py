@@ -593,6 +593,34 @@ def test_of_links(changes, names):
     assert fields_of(found) == names
 
 
+@pytest.mark.parametrize(
+    ('changes', 'names'),
+    [
+        ({}, []),
+        # Against any other list the squares of mu double, and not fourfold.
+        ({'epsilon_replace': 2.05}, ['degree_curve, epsilon_replace']),
+        ({'epsilon_replace': None}, ['epsilon_replace']),
+        ({'sensitivity': 2**0.5}, ['sensitivity', 'mu_aggregation']),
+        ({'sensitivity': 0.5}, ['sensitivity', 'mu_aggregation']),
+        ({'max_degree': 3}, ['max_degree']),
+        ({'mu_edge': 0.5}, ['mu_edge']),
+        ({'form': 'either', 'epsilon_replace': None}, ['form', 'sensitivity']),
+    ],
+    ids=str,
+)
+def test_of_users(changes, names):
+    users = {
+        **{'relation': 'user', 'mu_edge': None, 'epsilon_replace': 2.06},
+        **{'hops': 1, 'releases': 1, 'noise_stds': [2.0], 'mu': 0.5},
+        **{'mu_aggregation': 0.5, 'predictions': True},
+        **{'target_epsilon': 2.0, 'epsilon': 1.9},
+    }
+    run = {'relation': 'user', 'form': 'withdraw', 'hops': 1, 'epsilon': 2.0}
+    found = summed({**run, 'seeded': False}, **{**users, **changes})
+    assert [name for name in names if name not in found] == []
+    assert bool(found) == bool(names)
+
+
 def test_of_links_one_step_and_one_relation():
     run = {**OF_LINKS, 'steps': 1}
     name, mu = 'private link prediction', math.sqrt(1 / 16 + 1 / 64 + 1 / 256)

@@ -127,7 +127,7 @@ class Building(Stateful):
             made.shard = partition(light).shard
             return made
         if isinstance(partition, Shards):
-            # It has to be possible after any removal.
+            # Hash the names: this stays possible after any removal.
             shard = hash_partition(
                 data.n_id[index],
                 self.num_shards,
@@ -146,8 +146,8 @@ class Building(Stateful):
     def _homes(
         self, names: Tensor, given: Any, shard: Any
     ) -> tuple[Tensor, bool]:
-        # Of nodes to be trained on from now on: by their names alone, never
-        # by their neighbours, of which the shard would be a trace.
+        # Assign new training nodes by their names alone: a shard chosen by
+        # neighbours would be a trace of these.
         partition = self._shards(given)
         if isinstance(partition, Shards) or shard == 'hash':
             exact = isinstance(partition, Shards) and partition.exact
@@ -248,7 +248,7 @@ class Building(Stateful):
     def _estimate(
         self, work: Work, data: Data, first: dict[int, int]
     ) -> tuple[dict[str, float], float]:
-        # From the last times of each part, over those of all shards.
+        # The share of a shard's last times in those of all shards.
         times = work.times()
         if times is None:
             whole = dict.fromkeys(range(self.num_shards), 0)
@@ -284,7 +284,7 @@ class Building(Stateful):
         if 'by_hash' in data:
             del data.by_hash
         sizes = shard_sizes(data.shard, self.num_shards)
-        # One node may be too few to train on.
+        # A shard of one node may be too small to train.
         most = int(sizes.max())
         smallest = int(sizes.where(sizes >= min(2, most), most + 1).argmin())
         probe = as_shard(
@@ -356,7 +356,7 @@ class Building(Stateful):
         for shard, taken in zip(trained, how.stage_seconds, strict=True):
             kept = len((begin or {}).get(shard, ()))
             row = (*stages[shard][:kept], *taken)
-            # Where nothing is left to train on, nothing takes time.
+            # A stage without training nodes takes no time.
             stages[shard] = (*row, *(0.0,) * (len(stages[shard]) - len(row)))
         names = ('shards', 'handling', 'inference', 'aggregator')
         seconds = {
@@ -395,7 +395,7 @@ class Building(Stateful):
         return parts
 
     def _strangers(self, state: State) -> tuple[str, ...]:
-        # What a stage is trained on, beside what the kernel says it may see.
+        # Inputs of a stage, besides those that the kernel lists.
         data, given = state.data, self._shards(state.partition)
         training = data.shard >= 0
         names = data.n_id[training].tolist()
@@ -480,7 +480,7 @@ class Building(Stateful):
         return whole._replace(stages=tuple(stages[len(kept) :]), start=start)
 
     def _seen(self, part: Data) -> list[Data]:
-        # What every stage of a shard is trained on.
+        # The training rows of every stage of a shard.
         slices = self.recipe.slices
         if not slices:
             return [part]
@@ -506,7 +506,8 @@ class Building(Stateful):
         *,
         over_ranks: bool = False,
     ) -> Tensor:
-        # Of every model for every node: [num_shards, num_nodes, C].
+        # The outputs of every model for every node: [num_shards, num_nodes,
+        # C].
         return evaluate_all(
             self.model_factory,
             as_shard(data, 0),
@@ -540,7 +541,7 @@ class Building(Stateful):
         return outputs
 
     def _choose_products(self) -> None:
-        # By the kinds of layers of a model, which do not depend on data.
+        # Choose by the layers of a model, which do not depend on data.
         if not self._auto_adj:
             return
         with seeded(0):
@@ -550,7 +551,8 @@ class Building(Stateful):
         self.recipe = replace(self.recipe, sparse_adj=chosen)
 
     def _sample(self, data: Data) -> Tensor:
-        # By hashes of names: a removal does not change those that stay.
+        # Choose by hashes of names: a removal does not change the other
+        # choices.
         index = (data.shard >= 0).nonzero().view(-1)
         order = rng.derive_each(
             rng.derive(self._seed, _SAMPLE), data.n_id[index]

@@ -52,7 +52,7 @@ def copied(data: Data, num_shards: int, sparse_x: bool) -> Data:
             "'y' needs to hold a label for every training node (got "
             f'{int(y[missing[0]])} for node {int(missing[0])})'
         )
-    # For its checks of the edges.
+    # Run its checks of the edges.
     CSRGraph.from_data(data, duplicates='keep')
     kept = Data(
         x=rows_of_nonzeros(x)

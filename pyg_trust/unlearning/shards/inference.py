@@ -73,7 +73,7 @@ def evaluate_all(
         else:
             with Bar(states, progress_bar, desc='inference') as bar:
                 outputs = [output(state) for state in bar]
-    # Of one type: that of the models.
+    # Convert to the dtype of the models.
     kinds = (out.dtype for out in outputs if out.is_floating_point())
     dtype = next(kinds, graph.x.dtype)
     return torch.stack([out.to(dtype) for out in outputs])

@@ -25,8 +25,8 @@ from torch_geometric.utils._trim_to_layer import TrimToLayer
 from pyg_trust.unlearning.shards.products import can_multiply
 from pyg_trust.unlearning.shards.replay import can_replay
 
-# Of these exact classes, as they are called by each other: no norms over
-# several rows, and no weights that are learnt from pairs of rows.
+# Exact classes whose rows do not interact: no norms over several rows, and no
+# weights learnt from pairs of rows.
 _BY_ROWS = frozenset(
     [
         torch.nn.Dropout,

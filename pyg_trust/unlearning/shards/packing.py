@@ -14,7 +14,7 @@ from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import NewNodes, Update
 
-# What a folder can be compared by, without reading tensors.
+# Fields by which folders are compared without reading tensors.
 _IN_MANIFEST = ('lineage', 'ledger')
 
 

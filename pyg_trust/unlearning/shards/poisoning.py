@@ -36,7 +36,7 @@ from pyg_trust.unlearning.shards.training import Shard
 from pyg_trust.update import rows_of
 
 INFERENCE = ('isolated', 'clean')
-# What sums of probabilities of all shards are apart at least.
+# The least gap between sums of probabilities that counts as one.
 _APART = 1e-5
 _SHOWN = (1, 2, 3, 5)
 # Features of which at most this share is not zero are multiplied sparsely.
@@ -132,7 +132,7 @@ class PoisonCertificate(Report):
         shards = self.group[rows_of(self.n_id, names)].unique()
         if self.aggregator == 'majority':
             made = survives_votes(self.votes, self.num_classes, shards)
-            # Where most models do not vote, another class is the answer.
+            # If most models do not vote, another class may win.
             made &= self.radius >= 0
         else:
             made = self.radius >= shards.numel()
@@ -159,8 +159,8 @@ class PoisonCertificate(Report):
                 "'aggregator' needs to be 'majority' to count votes "
                 f'(got {self.aggregator!r})'
             )
-        # Where most models do not vote, another class is the answer, and one
-        # vote may change it.
+        # If most models do not vote, another class may win, and one vote may
+        # change it.
         voted = self.votes[:, self.radius >= 0]
         return collective_votes(
             voted, self.num_classes, shards, max_sets=max_sets
@@ -367,7 +367,7 @@ def _isolated(
     # Outputs of each model on its own group alone; zeros for empty shards.
     data = copy.copy(data)
     if data.x.layout == torch.sparse_csr:
-        # As the models were trained.
+        # Use the layout that the models were trained with.
         sparse, is_sparse = data.x, torch.ones(like.size(0)).bool()
         data.x = data.x.to_dense()
     else:

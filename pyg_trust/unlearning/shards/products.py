@@ -74,7 +74,7 @@ def rows_of_nonzeros(x: Tensor) -> Tensor:
     if x.layout == torch.sparse_csr:
         return x
     flat, (n, width) = x.reshape(-1), x.shape
-    # Of a vector, which torch looks through in half the time of a matrix.
+    # torch finds nonzeros of a vector in half the time of a matrix's.
     at = flat.nonzero().view(-1)
     ptr = torch.searchsorted(at, width * torch.arange(n + 1))
     start = (width * torch.arange(n)).repeat_interleave(ptr.diff())
@@ -113,7 +113,7 @@ def multiply(matrix: Tensor, dense: Tensor) -> Tensor:
     return torch.addmm(out, matrix, dense, beta=0, out=out)
 
 
-# What torch multiplies sparse matrices of.
+# Dtypes for which torch multiplies sparse matrices.
 _MULTIPLIED = (torch.float32, torch.float64)
 
 
@@ -172,7 +172,8 @@ class Operand:
         kind = self.matrix.dtype
         exact = kind if kind in _MULTIPLIED else torch.float32
         if dense.dtype != exact or kind != exact:
-            # As under autocast: torch has no sparse products of short floats.
+            # torch has no sparse products of half precision: convert, as
+            # autocast does.
             out = self._as(exact).times(dense.to(exact))
             return out.to(torch.promote_types(kind, dense.dtype))
         if not torch.is_grad_enabled():
@@ -412,7 +413,7 @@ def _is_graph(graph: PreparedGraph, edge_index: Any, weight: Any) -> bool:
 
 
 def _arguments(layer: Module, args: tuple, kwargs: dict) -> dict[str, Any]:
-    # As the layers name them.
+    # The argument names of the layers.
     names = ['x', 'edge_index', 'edge_weight']
     if type(layer) is GCN2Conv:
         names.insert(1, 'x_0')
@@ -469,7 +470,7 @@ def _swap_edges(layer: Any, graph: PreparedGraph) -> list[Callable[[], None]]:
         given = _arguments(layer, args, kwargs)
         weight = given.get('edge_weight')
         if type(layer) is not GraphConv and weight is not None:
-            # It is a 'size' in truth.
+            # The third argument is 'size', and no weight.
             return None
         same = graph.edge_weight if weight is None else weight
         if not _is_graph(graph, given['edge_index'], same):
@@ -483,7 +484,7 @@ def _swap_edges(layer: Any, graph: PreparedGraph) -> list[Callable[[], None]]:
 
 # Inside of a model ##########################################################
 
-# What may be asked of sparse features without making them dense.
+# Methods of sparse features that do not need them dense.
 _ASKED = frozenset(['size', 'dim', 'numel', 'is_floating_point', '__len__'])
 _READ = frozenset(
     ['shape', 'dtype', 'device', 'requires_grad', 'ndim', 'is_cuda']
@@ -605,7 +606,7 @@ class PreparedMode(TorchFunctionMode):
         if self._generator is None:
             self._generator = rng.generator(self._seed)
         drawn.random_(generator=self._generator)
-        # Of 2^31 values, those below are kept.
+        # Keep entries whose draw of 2^31 values is below this.
         keep = (drawn < round((1 - p) * 2**31)).to(input.dtype)
         if p < 1:
             keep *= 1 / (1 - p)

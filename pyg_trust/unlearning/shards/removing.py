@@ -194,7 +194,8 @@ class Removing(Waiting, Building):
                 "know of it: give 'num_classes' to allow that"
             )
         if self.num_classes is None and left.y.max() != data.y.max():
-            # Of nodes that are not trained on as well: outputs are as many.
+            # Count nodes outside of training, too: models have that many
+            # outputs.
             less = 'fewer' if left.y.max() < data.y.max() else 'more'
             raise ValueError(
                 'the request would leave no node of the largest label '

@@ -68,8 +68,8 @@ REPLAYED = frozenset(
 # Below, a recording costs more than it saves.
 LEAST = 6
 _EMPTY = (torch.ops.aten.empty, torch.ops.aten.new_empty)
-# In bytes: what a recording may keep. Where it is more, an epoch is not
-# Python.
+# The bytes that a recording may keep. With more, an epoch runs without
+# recording.
 MOST = 2**27
 
 
@@ -84,7 +84,7 @@ def can_replay(module: Module) -> bool:
 def _is_known(item: tuple[str, Any]) -> bool:
     name, value = item
     if name.endswith('_hooks'):
-        # Those of states do not act in a step.
+        # Hooks of state dictionaries do not act in a step.
         return 'state_dict' in name or not value
     if name == 'forward':
         return False
@@ -272,7 +272,7 @@ class Recording(TorchDispatchMode):
 
 
 class _Names:
-    # Of values and of what is no number, in the source of a program.
+    # Write values and objects into the source of a program.
 
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}

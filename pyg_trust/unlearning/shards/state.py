@@ -36,8 +36,8 @@ from pyg_trust.unlearning.shards.products import select_rows
 from pyg_trust.unlearning.shards.training import Recipe
 from pyg_trust.unlearning.store import ShardStore
 
-# Of states whose rows are in the order of their names; those of before may not
-# be, and can be read.
+# The format of states sorted by name; earlier ones may not be sorted, and can
+# be read.
 FORMAT = 3
 
 
@@ -75,10 +75,10 @@ class Work(NamedTuple):
     In no file: it tells which shards were trained again, and when.
     """
 
-    # Of the parts of the last change; none after a load.
+    # The seconds of each part of the last change; empty after a load.
     seconds: dict[str, float]
     trainer: str
-    # Of the last training of every stage of every shard.
+    # The seconds of the last training of every stage of every shard.
     stage_seconds: tuple[tuple[float | None, ...], ...]
 
     def times(self) -> list[list[float]] | None:
@@ -112,19 +112,19 @@ class State(NamedTuple):
     seed: int
     # Whether a user gave it.
     seeded: bool
-    # As given: what Shards are made of, or themselves.
+    # The partition as given: an argument of Shards, or Shards.
     partition: Any
     data: Data
     num_classes: int
     checkpoints: tuple[Checkpoint, ...]
-    # None before they are asked for.
+    # None until outputs are computed.
     outputs: Tensor | None
     aggregator: ShardAggregator
     ledger: RemovalLedger
     # Whether the partition has seen nothing that was removed since.
     fresh: bool
     work: Work
-    # Of the shards, by number, and of the graph around them.
+    # The seals of the shards, by number, and of the graph around them.
     seals: Seals
     lineage: Lineage = Lineage()
 
@@ -305,7 +305,7 @@ class Stateful:
 
     @property
     def _unseen(self) -> Work:
-        # No times are known.
+        # Times are not saved.
         stages = max(1, len(self.recipe.slices))
         return Work({}, self.trainer, ((None,) * stages,) * self.num_shards)
 
@@ -344,8 +344,9 @@ class Stateful:
         data: Data,
         trained: dict[int, Checkpoint],
     ) -> tuple[Seals, tuple[Checkpoint, ...]]:
-        # New salts for all that has changed, so that what was there can't be
-        # tested; and the checkpoints, each with the seal of its data.
+        # Draw new salts for all that changed, so that guesses of the old data
+        # can't be tested; then write the checkpoints, each with the seal of
+        # its data.
         seals = self._from_first(
             lambda: state.seals.replaced(self._contents(data, trained))
         )
@@ -450,7 +451,7 @@ class Stateful:
             Checkpoint.of(packed['checkpoints'][shard])
             for shard in range(self.num_shards)
         )
-        # One with the seed of the state.
+        # A copy with the seed of the state.
         other = copy.copy(self)
         other._state, other._first_seed = (
             None,

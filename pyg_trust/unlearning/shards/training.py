@@ -68,7 +68,7 @@ from pyg_trust.unlearning.shards.products import (
 from pyg_trust.unlearning.shards.replay import can_replay, repeat
 
 TRAINERS = ('sequential', 'process')
-# Of 0.1.0; it means the first of them.
+# The name of version 0.1.0 for the first mode.
 STACKED = 'stacked'
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     'adam': torch.optim.Adam,
@@ -358,7 +358,7 @@ def snapshot(module: Module) -> dict[str, Tensor]:
                 "models of 'model_factory' need to keep all they learn in "
                 f'parameters and buffers (got the extra state {name!r})'
             )
-    # Those that are not persistent.
+    # Names of buffers that are not persistent.
     for name, value in module.named_buffers():
         values.setdefault(name, value)
     return {
@@ -407,7 +407,7 @@ def evaluate(
         with prepared_layers(module, prepared, sparse_adj):
             return evaluate(module, graph, prepared, dense=dense)
     module = module.eval()
-    # For models that are random at inference, too.
+    # Models may be random at inference, too.
     mode = PreparedMode(graph.x, prepared, 0, dense)
     with settled(), mode:
         return module(*graph.inputs)
@@ -512,8 +512,7 @@ def train_stages(
 def _trained_alone(
     module: Module, shard: Shard, recipe: Recipe
 ) -> dict[str, Tensor] | None:
-    # None where the model can't be trained on the one node that there is: its
-    # batch norms have no variance.
+    # None if one node is not enough to train on, as for batch norms.
     try:
         return train_alone(module, shard, recipe)
     except ValueError as error:
@@ -577,7 +576,7 @@ def train_alone(
             out = module(*shard.inputs)
         if target is None:
             target = _one_hot(out, shard.y)
-        # Of the mean cross entropy.
+        # The gradient of the mean cross entropy.
         slope = (out.detach().softmax(1) - target) / count
         grads = torch.autograd.grad(out, leaves, slope, allow_unused=True)
         for block, grad in zip(blocks, grads, strict=True):
@@ -589,7 +588,7 @@ def train_alone(
     other = seeded(rng.derive(shard.seed, _OTHER))
     with other, layers, _quiet(), torch.enable_grad():
         repeat(step, recipe.epochs, replay)
-    # In the memory layout of any other model.
+    # Copy to the memory layout that a new model has.
     for leaf in leaves:
         leaf.data = leaf.detach().contiguous()
     return snapshot(module)
@@ -691,7 +690,7 @@ def _pack(value: Any) -> bytes:
 
 
 def _work(packed: bytes) -> bytes:
-    # From the parent process alone, never from a file or a network.
+    # Read from the parent process alone, never from a file or a network.
     module, shard, recipe = torch.load(io.BytesIO(packed), weights_only=False)
     with single_thread():
         return _pack(list(train_stages(module, Shard(*shard), recipe)))

@@ -19,7 +19,7 @@ from pyg_trust.unlearning.shards.graph import MASKS, without_features
 from pyg_trust.unlearning.shards.products import rows_of_nonzeros, select_rows
 from pyg_trust.update import NewNodes, Update, rows_of, with_edges
 
-# What a row is in a graph without such an attribute.
+# Defaults of attributes that a graph may lack.
 _MISSING = {'x_removed': False, 'by_hash': False}
 
 
@@ -57,7 +57,7 @@ def canonical(data: Data) -> Data:
         made.x = select_rows(data.x, order)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(n))
     made.edge_index = place[data.edge_index]
-    # Of duplicate edges the lighter comes first.
+    # Sort duplicates of an edge by weight.
     weight = data.get('edge_weight')
     first = torch.arange(made.edge_index.size(1))
     if weight is not None:
@@ -123,8 +123,9 @@ def played(
     if any(u.nodes is not None or u.edges.numel() for u in updates):
         if not is_canonical(data):
             raise ValueError(
-                "'update' can't add to a state of an earlier version, whose "
-                'order is that of its fit: repartition() sorts it by name'
+                "'update' can't add nodes or edges to a state of an earlier "
+                'version, which is not sorted by name; call repartition() '
+                'first, which sorts it'
             )
         now = canonical(now)
     now.shard, late = _settled(now, homes)
@@ -153,7 +154,7 @@ def _removed(now: Data, part: Part) -> Data:
         if missing.numel():
             raise ValueError(
                 f'the label of node {int(now.n_id[missing[0]])} is not there: '
-                'it was never trained on, or was removed before'
+                'the node was never in training, or its label was removed'
             )
         now = _labelled(now, rows, torch.full_like(rows, -1))
     rest = Part(
@@ -174,7 +175,9 @@ def _added(
     now: Data, update: Update, rows: list[Tensor], used: set[int]
 ) -> Data:
     if update.graphs or update.graph:
-        raise ValueError("'graphs' and 'graph' need a classifier of graphs")
+        raise ValueError(
+            "'graphs' and 'graph' can't update one graph of nodes"
+        )
     if update.nodes is not None:
         now = _with_nodes(now, update.nodes, rows, used)
     return with_edges(now, update)
@@ -190,7 +193,7 @@ def _with_nodes(
     for name in names.tolist():
         if name in used:
             raise ValueError(
-                f"'n_id' needs names that were never used (got {name})"
+                f"'n_id' needs names that no node has or had (got {name})"
             )
     used.update(names.tolist())
     now = copy.copy(now)
@@ -234,7 +237,7 @@ def _labelled(now: Data, rows: Tensor, y: Tensor) -> Data:
 
 
 def _source(rows: list[Tensor], x: Tensor, name: str) -> Tensor:
-    # Where new rows are in the stack of all of them.
+    # Append new rows, and return their places in the stack of all rows.
     held = rows[0]
     check_tensor(name, x, held.dtype, ('k', held.size(1)))
     start = sum(each.size(0) for each in rows)
@@ -250,7 +253,7 @@ def _like(held: Tensor, x: Tensor) -> Tensor:
 def _settled(
     now: Data, homes: Callable[[Tensor], tuple[Tensor, bool]]
 ) -> tuple[Tensor, Tensor | None]:
-    # The shards, and which of them are by a later hash.
+    # The shards of nodes, and which come from a later hash.
     shard = torch.where(now.train_mask, now.shard, -1)
     new = (now.train_mask & (shard < 0)).nonzero().view(-1)
     late = now.get('by_hash')
@@ -265,7 +268,7 @@ def _settled(
 
 
 def _difference(before: Data, now: Data, source: Tensor) -> tuple[Part, Part]:
-    # What to look at in the graph before and in the one after.
+    # The items that differ, of the graph before and of the one after.
     names, place = torch.cat([before.n_id, now.n_id]).unique(
         return_inverse=True
     )
@@ -308,7 +311,7 @@ def _line(
     came: Part,
     past: RemovalRequest | None,
 ) -> dict[str, Any]:
-    # What goes for good; and what has come again since it was removed.
+    # The items removed for good, and those added again after a removal.
     asked = [each.remove for each in updates if each.remove is not None]
     request = RemovalRequest.batch(asked).to_dict() if asked else {}
     there: dict[str, set[Any]] = {'directed_edges': {*came.directed_edges}}
@@ -333,7 +336,7 @@ def _line(
 def _without(
     request: Mapping[str, Any], now: Data, source: Tensor
 ) -> dict[str, Any]:
-    # Of a list of updates: not what came back in it.
+    # Leave out items that a later update of the list added again.
     part = RemovalRequest.from_dict(request).parts[0]
     ends = now.n_id[now.edge_index]
     edges = {*map(tuple, ends.t().tolist())}

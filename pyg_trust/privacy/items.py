@@ -1,0 +1,411 @@
+"""Private recommendations: a noisy table of which items users share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.typing import EdgeType
+
+from pyg_trust._checks import (
+    Count,
+    Fraction,
+    OneOf,
+    Positive,
+    check_integer,
+    check_range,
+    check_tensor,
+    validated,
+)
+from pyg_trust._checks.fingerprints import fingerprint
+from pyg_trust._checks.states import check_settings
+from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.files.commit import editing, synchronized
+from pyg_trust.functional.items import (
+    item_matrix,
+    item_sums,
+    positive_factor,
+)
+from pyg_trust.functional.private_propagation import FORMS
+from pyg_trust.functional.recommend import Lists, best_items, lists_of
+from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel.release import check_sum, released
+from pyg_trust.kernel.sentences import SEEDED, outwards
+from pyg_trust.privacy.fitted import Fitted
+from pyg_trust.transforms.aggregation_report import (
+    EXACT_NOISE,
+    AggregationReport,
+    Relation,
+    make_report,
+)
+from pyg_trust.unlearning.recommender_data import listed, read_interactions
+
+#: The most items of a table, unless a public list names them.
+MOST_ITEMS = 20_000
+
+
+class _Task(NamedTuple):
+    graph: CSRGraph
+    x: Tensor
+    lists: Lists
+    num_items: int
+    key: str
+
+
+@dataclass(frozen=True)
+class ItemReport(AggregationReport):
+    """Privacy guarantee of a noisy table of items, with its assumptions.
+
+    The fields are those of
+    :class:`~pyg_trust.transforms.AggregationReport` under the relation
+    ``'user'``; nodes are users and items.
+    """
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Assumptions of the guarantee."""
+        return (
+            'ids, the numbers of users and items, the list of items and all '
+            'arguments were chosen without looking at interactions',
+            'an id is one person: two accounts of a person are two users',
+            'errors, warnings and the time that a fit takes are not published',
+            SEEDED if self.seeded else EXACT_NOISE,
+        )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Data and relations that the guarantee does not cover."""
+        return (
+            'what is recommended to the user: it reads their own list and is '
+            'for them',
+            'which interactions were held out for evaluation, and measures of '
+            'quality on them',
+        )
+
+    def _parts(self) -> Any:
+        return {'table of items': self.mu}
+
+    def _details(self) -> list[str]:
+        lines = ['The table may be published.']
+        if self.epsilon_replace is not None:
+            lines.append(
+                'That is against an empty list. Against any other list '
+                f'epsilon is {outwards(self.epsilon_replace)}.'
+            )
+        return [
+            *lines,
+            'Noise was drawn once: recommendations cost nothing, another '
+            'table is another release.',
+        ]
+
+
+@validated
+class PrivateItemCounts(Fitted):
+    r"""Recommends items, with differential privacy of every user's list.
+
+    .. code-block:: python
+
+        model = PrivateItemCounts(epsilon=8.0, delta=1e-5)
+        model.fit(interactions, num_users, num_items)
+        top = model.recommend(history, k=20)
+
+    **What it does.** The list of a user is a row :math:`x_u` of norm 1, and
+    the table :math:`G = \sum_u x_u x_u^\top` of items by items is released
+    once, with noise. What it predicts reads nothing else of other users: the
+    positive part :math:`F` of :math:`G` of low rank, and for a user the
+    scores :math:`x_u F` of the history that you hand in.
+
+    **The unit** is a user with all of their list, however long: it moves the
+    table by at most 1 if it is withdrawn, and by :math:`\sqrt 2` if another
+    list takes its place (:mod:`pyg_trust.kernel.release`, "Users"). One
+    interaction more in a list of :math:`d` moves it by at most
+    :math:`\sqrt{2 / (d + 1)}`, and by 1 in an empty one.
+
+    **Who may see what.** The table may be published. Scores of a user read
+    their own list, so that they are for this user: all that anybody else sees
+    is private in their list.
+
+    The noise does not depend on the number of users: few users pay for
+    privacy, a million hardly do. Memory: 12 bytes for each pair of items while
+    it fits, 4 afterwards.
+
+    Args:
+        epsilon (float): the budget. (default: :obj:`8.0`)
+        delta (float): its :math:`\delta`: a public power of ten, at most one
+            over ten times the number of users. (default: :obj:`1e-5`)
+        ledger (str or Path, optional): a file for the account.
+            (default: :obj:`None`)
+        form (str): :obj:`'withdraw'`: against an empty list; or
+            :obj:`'replace'`: against any other.
+            (default: :obj:`'withdraw'`)
+        rank (int): the rank of :math:`F`. (default: :obj:`16`)
+        items (Tensor or list[int], optional): the items of the table, a
+            public list; all others are never counted and never recommended.
+            Needed for more than 20,000 items. (default: :obj:`None`)
+        seed (int, optional): the seed of the noise, to repeat an experiment;
+            the result is not private. (default: :obj:`None`)
+        ledger_head (str, optional): as in
+            :class:`~pyg_trust.privacy.PrivacyEngine`.
+            (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: on a wrong argument.
+
+    Example:
+        >>> likes = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]])
+        >>> model = PrivateItemCounts(epsilon=8.0, delta=1e-3)
+        >>> model = model.fit(likes, num_users=3, num_items=3)
+        >>> model.recommend(likes, k=1).shape
+        torch.Size([3, 1])
+        >>> model.report().epsilon <= 8.0
+        True
+    """
+
+    _entries = ('num_users', 'num_items', 'released')
+
+    def __init__(
+        self,
+        epsilon: Positive = 8.0,
+        delta: Fraction = 1e-5,
+        ledger: str | Path | None = None,
+        *,
+        form: Annotated[str, OneOf(FORMS)] = 'withdraw',
+        rank: Count = 16,
+        items: Tensor | Sequence[int] | None = None,
+        seed: int | None = None,
+        ledger_head: str | None = None,
+    ) -> None:
+        self.relation = Relation('user', form, False, None)
+        self._set_budget(epsilon, delta, (1.0,), ledger, ledger_head, seed)
+        self.rank, self.items = rank, _public(items)
+        self._size = 0, 0
+        self._triangle: np.ndarray | None = None
+        self._factor = np.empty((0, 0))
+
+    @property
+    def noise_std(self) -> float:
+        r"""Noise on the diagonal; off it, :math:`1 / \sqrt 2` of that."""
+        return self.relation.sensitivity / self.mus[0]
+
+    @property
+    @synchronized
+    def released(self) -> Tensor:
+        """The noisy table, float64, ``[num, num]``, of :obj:`items`."""
+        triangle = self._check_fitted()
+        return torch.from_numpy(item_matrix(triangle, len(self._factor)))
+
+    @editing
+    @validated
+    def fit(
+        self,
+        interactions: Tensor | HeteroData,
+        num_users: int | None = None,
+        num_items: int | None = None,
+        *,
+        edge_type: EdgeType | None = None,
+    ) -> 'PrivateItemCounts':
+        """Release the table of the users' lists.
+
+        The same interactions again change nothing and cost nothing.
+
+        Args:
+            interactions (Tensor or HeteroData): int64, ``[2,
+                num_interactions]``, users above and items below; or a
+                bipartite graph.
+            num_users (int, optional): the number of users; read from a
+                bipartite graph. (default: :obj:`None`)
+            num_items (int, optional): the number of items; read from a
+                bipartite graph. (default: :obj:`None`)
+            edge_type (tuple, optional): the type of a graph's interactions;
+                not needed if the graph has one type alone.
+                (default: :obj:`None`)
+
+        Raises:
+            TypeError, ValueError: if interactions are listed twice, have
+                ratings other than 1 or name what is not there. Nothing is
+                spent then.
+            BudgetExceededError: if the budget does not allow it. Nothing is
+                spent then.
+        """
+        edges, num_users, num_items = read_interactions(
+            interactions, num_users, num_items, edge_type
+        )
+        if self.items is not None:
+            check_range('items', self.items, num_items, 'the items')
+        elif num_items > MOST_ITEMS:
+            raise ValueError(
+                f"'num_items' needs to be at most {MOST_ITEMS:,} (got "
+                f"{num_items:,}), or 'items' a public list of those that count"
+            )
+        check_sum(num_users, self.noise_std, "the noise of 'epsilon'")
+        lists = self._listed(edges, num_users, num_items)
+        both = edges + torch.tensor([[0], [num_users]])
+        graph = CSRGraph.from_edge_index(both, num_nodes=num_users + num_items)
+        key = fingerprint(graph.rowptr, graph.col, num_users)
+        return self._fit(_Task(graph, edges, lists, num_items, key))
+
+    def _train_on(self, task: _Task, account: ReleaseAccount) -> None:
+        source = self._source(len(account.lines))
+        paid = PaidNoise(source, account.spend, list(self.mus))
+        users = len(task.lists.length)
+        count = self._count(task.num_items)
+        sums = item_sums(task.lists, count, self.noise_std)
+        cells = paid.cells(sums.shape).numpy()
+        triangle = released(sums, cells, self.noise_std)
+        self._take(triangle, (users, task.num_items))
+
+    def _take(self, triangle: np.ndarray, size: tuple[int, int]) -> None:
+        matrix = item_matrix(triangle, self._count(size[1]))
+        self._factor = positive_factor(matrix, self.rank)
+        self._triangle, self._size = triangle, size
+
+    def _count(self, num_items: int) -> int:
+        return num_items if self.items is None else len(self.items)
+
+    def _listed(self, edges: Tensor, num_users: int, num_items: int) -> Lists:
+        # Items by their place in the public list, others left out.
+        lists = lists_of(edges, num_users, num_items)
+        if self.items is None:
+            return lists
+        place = torch.full((num_items,), -1).index_put(
+            (self.items,), torch.arange(len(self.items))
+        )
+        users, items = edges[0], place[edges[1]]
+        kept = torch.stack([users, items])[:, items >= 0]
+        return lists_of(kept, num_users, len(self.items))
+
+    @synchronized
+    def recommend(
+        self, history: Tensor, k: Count = 10, num_users: int | None = None
+    ) -> Tensor:
+        """Return the best new items of users: int64, ``[num_users, k]``.
+
+        By descending score, without the items of the history. Empty places
+        hold ``num_items``: those of a user without a history, and those
+        beyond the items that are left.
+
+        Args:
+            history (Tensor): int64, ``[2, num_interactions]``: rows of the
+                result, and items of their users, who may be new ones.
+            k (int): the number of items. (default: :obj:`10`)
+            num_users (int, optional): the number of rows; by default those
+                that the history names. (default: :obj:`None`)
+        """
+        self._check_fitted()
+        k = check_integer('k', k, 1)
+        check_tensor('history', history, torch.int64, (2, 'num_interactions'))
+        if num_users is None and history.numel():
+            num_users = int(history[0].max()) + 1
+        num_users = check_integer('num_users', num_users, 1)  # type: ignore
+        try:
+            lists = self._listed(history.cpu(), num_users, self._size[1])
+        except ValueError as error:
+            text = str(error).replace("'interactions'", "'history'")
+            raise ValueError(text) from None
+        weight = torch.from_numpy(lists.length).clamp(min=1).double().rsqrt()
+        rows = lists.matrix(len(self._factor), weight)
+        scores = (rows @ self._factor) @ self._factor.T
+        # Only positive scores are chosen.
+        scores -= scores.min(1, initial=0.0, keepdims=True) - 1
+        for user, row in enumerate(scores):
+            own = lists.of(user)
+            row[own if len(own) else slice(None)] = 0.0
+        best = torch.from_numpy(best_items(scores, k))
+        if self.items is not None:
+            best = torch.cat([self.items, torch.tensor([self._size[1]])])[best]
+        return best
+
+    @synchronized
+    def report(self, delta: float | None = None) -> ItemReport:
+        r"""Return the guarantee so far, with every assumption.
+
+        Args:
+            delta (float, optional): :math:`\delta`; by default that of the
+                budget. (default: :obj:`None`)
+        """
+        self._check_fitted()
+        shared = self._reported(delta)
+        made = make_report(
+            self.relation,
+            **shared,
+            mu_aggregation=shared['mu'],
+            predictions=True,
+            hops=1,
+            noise_stds=(self.noise_std,),
+            rho=0.0,
+            raw_columns=False,
+        )
+        return ItemReport(**vars(made))
+
+    @synchronized
+    def state_dict(self) -> dict[str, Any]:
+        """Return the released table and the account; no list of a user."""
+        triangle = torch.from_numpy(self._check_fitted().copy())
+        users, items = self._size
+        size = {'num_users': users, 'num_items': items}
+        return {**self._saved(), **size, 'released': triangle}
+
+    @editing
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint.
+
+        Args:
+            state (dict): the :meth:`state_dict` of a model with the same
+                arguments.
+
+        Raises:
+            ValueError: if it is of other arguments or does not continue the
+                present account. Nothing is changed then.
+        """
+        self._check_saved(state)
+        check_settings('setting', state['setting'], self._setting())
+        users, items = (
+            check_integer('state', state[name], 1)
+            for name in ('num_users', 'num_items')
+        )
+        count = self._count(items)
+        shape = (count * (count + 1) // 2,)
+        triangle = state['released']
+        check_tensor('state', triangle, torch.float64, shape, finite=True)
+        lines = self._check_paid(state)
+        self._open(users + items).resume(lines, state['ledger'])
+        self._take(triangle.numpy().copy(), (users, items))
+        self._task_seal = None
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}(epsilon={self.epsilon:g}, '
+            f'delta={self.delta:g}, form={self.relation.form!r})'
+        )
+
+    def _setting(self) -> dict[str, Any]:
+        items = None if self.items is None else fingerprint(self.items)
+        return {
+            'relation': 'user',
+            'form': self.relation.form,
+            'epsilon': self.epsilon,
+            'delta': self.delta,
+            'hops': 1,
+            'rank': self.rank,
+            'items': items,
+            'seeded': self.seed is not None,
+        }
+
+    def _check_fitted(self) -> np.ndarray:
+        if self._triangle is None:
+            raise RuntimeError('fit interactions first')
+        return self._triangle
+
+
+def _public(items: Tensor | Sequence[int] | None) -> Tensor | None:
+    # A list of different items.
+    if items is None:
+        return None
+    made = listed('items', items, ('num',))
+    if not len(made) or len(made.unique()) < len(made) or int(made.min()) < 0:
+        raise ValueError("'items' needs to name items, each of them once")
+    return made

@@ -1,0 +1,325 @@
+"""Private recommendations: one release of users' lists, free afterwards."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+from pyg_trust import account, noise
+from pyg_trust.check import FAILS, HOLDS, check_report
+from pyg_trust.functional import gaussian_epsilon
+from pyg_trust.functional.recommend import lists_of
+from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.privacy import PrivateItemCounts, items
+from pyg_trust.report import TrustReport
+from pyg_trust.transforms import PrivateAGP
+
+QUICK = {'epsilon': 4.0, 'delta': 1e-4}
+USERS, ITEMS = 40, 12
+
+
+def likes(seed=0, users=USERS, num_items=ITEMS):
+    """Two kinds of users, who like items of their kind."""
+    source = torch.Generator().manual_seed(seed)
+    kind = torch.arange(users)[:, None] % 2 == torch.arange(num_items) % 2
+    chance = torch.where(kind, 0.5, 0.05)
+    return (torch.rand(chance.shape, generator=source) < chance).nonzero().t()
+
+
+def fitted(data=0, **kwargs):
+    made = PrivateItemCounts(**{**QUICK, **kwargs})
+    return made.fit(likes(data), USERS, ITEMS)
+
+
+class Silence(noise.SeededNoise):
+    """No noise."""
+
+    def cells(self, shape):
+        return torch.zeros(shape, dtype=torch.int64)
+
+
+def test_without_noise_users_get_what_their_kind_likes(monkeypatch):
+    monkeypatch.setattr(noise, 'source', lambda *_: Silence(0))
+    model = fitted(rank=2)
+    history = torch.tensor([[0, 0, 2, 2], [0, 2, 1, 3]])
+    best = model.recommend(history, 3)
+    assert best.shape == (3, 3)
+    assert not (best[0] % 2).any()
+    assert (best[2] % 2).all()
+    # Without a history nothing is known, and nothing is recommended.
+    assert best[1].tolist() == [ITEMS] * 3
+    assert set(best[0].tolist()).isdisjoint([0, 2])
+    # The table is that of the lists, and its scores are those of the formula.
+    lists = lists_of(likes(), USERS, ITEMS)
+    rows = np.zeros((USERS, ITEMS))
+    for user in range(USERS):
+        own = lists.of(user)
+        rows[user, own] = 1 / math.sqrt(max(1, len(own)))
+    table = model.released.numpy()
+    assert np.abs(table - rows.T @ rows).max() < 1e-4
+    values, vectors = np.linalg.eigh(table)
+    part = (vectors[:, -2:] * values[-2:]) @ vectors[:, -2:].T
+    score = part[[0, 2]].sum(0)
+    score[[0, 2]] = -math.inf
+    assert best[0].tolist() == np.argsort(-score)[:3].tolist()
+
+
+@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+def test_one_release_is_all_of_the_budget(form):
+    model = fitted(form=form)
+    moved = 1.0 if form == 'withdraw' else math.sqrt(2)
+    assert model.account.lines == pytest.approx([moved / model.noise_std])
+    report = model.report()
+    assert report.sensitivity == moved
+    assert report.epsilon <= 4.0 < gaussian_epsilon(report.mu * 1.001, 1e-4)
+    other = report.epsilon_replace
+    if form == 'replace':
+        assert other is None
+    else:
+        least = gaussian_epsilon(math.sqrt(2) * report.mu, 1e-4)
+        assert other == pytest.approx(least, rel=1e-9)
+
+
+def test_recommending_is_free_and_repeats_to_the_bit():
+    model = fitted()
+    first = model.recommend(likes(), 4)
+    assert torch.equal(first, model.recommend(likes(), 4))
+    assert len(model.account.lines) == 1
+    # The same table, in another order.
+    order = torch.randperm(likes().size(1))
+    model.fit(likes()[:, order], USERS, ITEMS)
+    assert torch.equal(first, model.recommend(likes(), 4))
+    assert len(model.account.lines) == 1
+    with pytest.raises(BudgetExceededError):
+        model.fit(likes()[:, 1:], USERS, ITEMS)
+    assert torch.equal(first, model.recommend(likes(), 4))
+    assert (first < ITEMS).any()
+
+
+def test_empty_places_hold_the_number_of_items():
+    model = fitted()
+    everything = torch.stack([torch.zeros(ITEMS).long(), torch.arange(ITEMS)])
+    assert model.recommend(everything, 2).tolist() == [[ITEMS, ITEMS]]
+    most = everything[:, :-2]
+    best = model.recommend(most, 4, num_users=2)
+    assert set(best[0, :2].tolist()) == {ITEMS - 2, ITEMS - 1}
+    assert best[0, 2:].tolist() == [ITEMS] * 2
+    assert best[1].tolist() == [ITEMS] * 4
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    assert model.recommend(none, 1, num_users=3).tolist() == [[ITEMS]] * 3
+
+
+def test_a_public_list_leaves_other_items_out(monkeypatch):
+    monkeypatch.setattr(noise, 'source', lambda *_: Silence(0))
+    public = [7, 1, 4, 6, 0]
+    model = fitted(items=public, rank=5)
+    assert model.released.shape == (5, 5)
+    best = model.recommend(likes(), ITEMS)
+    assert set(best.unique().tolist()) <= {*public, ITEMS}
+    # As if others had never been: lists are brought to norm 1 without them.
+    kept = likes()[:, torch.isin(likes()[1], torch.tensor(public))]
+    place = torch.tensor([public.index(i) for i in kept[1].tolist()])
+    alone = PrivateItemCounts(**QUICK, rank=5)
+    alone.fit(torch.stack([kept[0], place]), USERS, 5)
+    assert torch.equal(model.released, alone.released)
+    monkeypatch.setattr(items, 'MOST_ITEMS', 9)
+    with pytest.raises(ValueError, match=r"'num_items'.*'items'"):
+        fitted()
+    fitted(items=torch.tensor(public))
+
+
+def test_a_bipartite_graph_is_read():
+    data = HeteroData()
+    data['user'].num_nodes, data['item'].num_nodes = USERS, ITEMS
+    data['user', 'likes', 'item'].edge_index = likes()
+    model = PrivateItemCounts(**QUICK).fit(data)
+    model.fit(likes(), USERS, ITEMS)
+    assert len(model.account.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ('edges', 'num_items', 'name'),
+    [
+        (torch.tensor([[0, 0], [1, 1]]), 3, 'once'),
+        (torch.tensor([[0], [99]]), 3, "'interactions'"),
+        (torch.tensor([[-1], [0]]), 3, "'interactions'"),
+        (torch.rand(2, 3), 3, "'interactions'"),
+        (torch.tensor([[0], [1]]), 0, "'num_items'"),
+        (torch.tensor([[0], [1]]), None, "'num_items'"),
+        (torch.tensor([[0], [1]]), 20_001, "'num_items'"),
+    ],
+)
+def test_bad_tables_are_refused_and_nothing_is_spent(edges, num_items, name):
+    model = PrivateItemCounts(**QUICK)
+    with pytest.raises((TypeError, ValueError), match=name) as caught:
+        model.fit(edges, 3, num_items)
+    assert '99' not in str(caught.value)
+    assert model.account is None
+
+
+def test_ratings_are_refused():
+    data = HeteroData()
+    data['user'].num_nodes, data['item'].num_nodes = USERS, ITEMS
+    data['user', 'likes', 'item'].edge_index = likes()
+    data['user', 'likes', 'item'].rating = torch.full((likes().size(1),), 3)
+    with pytest.raises(ValueError, match='ratings'):
+        PrivateItemCounts(**QUICK).fit(data)
+
+
+@pytest.mark.parametrize(
+    ('history', 'num_users', 'name'),
+    [
+        (torch.tensor([[0, 0], [1, 1]]), None, "'history'"),
+        (torch.tensor([[0], [ITEMS]]), None, "'history'"),
+        (torch.tensor([[3], [0]]), 3, "'history'"),
+        (torch.zeros(2, 0, dtype=torch.int64), None, "'num_users'"),
+        (torch.tensor([0, 1]), None, "'history'"),
+    ],
+)
+def test_bad_histories_are_refused(history, num_users, name):
+    with pytest.raises((TypeError, ValueError), match=name):
+        fitted().recommend(history, 2, num_users)
+
+
+@pytest.mark.parametrize(
+    'wrong', [[], [1, 1], [-1], 'ab', [0.5], [ITEMS], [[1, 2]]]
+)
+def test_bad_lists_of_items_are_refused(wrong):
+    with pytest.raises((TypeError, ValueError), match="'items'"):
+        fitted(items=wrong)
+
+
+def test_a_budget_without_noise_is_refused_and_nothing_is_spent():
+    model = PrivateItemCounts(epsilon=1e9, delta=1e-3)
+    with pytest.raises(ValueError, match="noise of 'epsilon'"):
+        model.fit(likes(), 2**40, ITEMS)
+    assert model.account is None
+
+
+def test_the_relation_is_of_tables_alone():
+    with pytest.raises(ValueError, match="'relation'"):
+        PrivateAGP(epsilon=1.0, delta=1e-3, relation='user')
+
+
+def test_a_release_is_on_the_ledger_before_its_noise(tmp_path, monkeypatch):
+    class Broken(noise.SecureNoise):
+        def cells(self, shape):
+            raise KeyboardInterrupt
+
+    ledger = tmp_path / 'users.ledger'
+    model = PrivateItemCounts(**QUICK, ledger=ledger)
+    with monkeypatch.context() as patched:
+        patched.setattr(noise, 'source', lambda *_: Broken())
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(likes(), USERS, ITEMS)
+    model.close()
+    again = PrivateItemCounts(**QUICK, ledger=ledger)
+    assert again._open(USERS + ITEMS).lines == pytest.approx(model.mus)
+    with pytest.raises(BudgetExceededError):
+        again.fit(likes(), USERS, ITEMS)
+    with pytest.raises(RuntimeError, match='fit interactions first'):
+        again.recommend(likes())
+    again.close()
+    # An account of users is no account of anything else.
+    other = PrivateItemCounts(**QUICK, form='replace', ledger=ledger)
+    with pytest.raises(ValueError, match='ledger'):
+        other.fit(likes(), USERS, ITEMS)
+
+
+def test_the_same_table_on_two_accounts_is_warned_of():
+    account._RELEASED.clear()
+    first = fitted(3)
+    fitted(4)  # another table
+    with pytest.warns(UserWarning, match='released before'):
+        fitted(3)
+    assert first.account.mu == pytest.approx(first.limit)
+
+
+def test_the_report_is_checked_with_its_ledger(tmp_path):
+    ledger, path = tmp_path / 'users.ledger', tmp_path / 'trust.json'
+    for form, against in (('withdraw', 'a blank'), ('replace', 'any other')):
+        ledger = tmp_path / f'{form}.ledger'
+        model = fitted(form=form, ledger=ledger)
+        text = model.report().explain()
+        for part in (f"user's list of items, against {against}", '52 users'):
+            assert part in text
+        assert ('Against any other list' in text) == (form == 'withdraw')
+        TrustReport.of(model.report()).save(path)
+        model.close()
+        found = check_report(path, ledger=ledger)
+        assert {each.status for each in found} == {HOLDS}, found
+    seeded = fitted(8, seed=0)
+    assert str(seeded.report()).startswith('not private')
+    TrustReport.of(seeded.report()).save(path)
+    assert any(each.status == FAILS for each in check_report(path))
+
+
+@pytest.mark.parametrize('items', [None, [3, 8, 1]])
+def test_a_state_goes_on_and_spends_nothing(tmp_path, items):
+    model = fitted(items=items)
+    torch.save(model.state_dict(), tmp_path / 'items.pt')
+    state = torch.load(tmp_path / 'items.pt', weights_only=True)
+    other = PrivateItemCounts(**QUICK, items=items)
+    other.load_state_dict(state)
+    assert torch.equal(other.released, model.released)
+    best = other.recommend(likes(), 3)
+    assert torch.equal(best, model.recommend(likes(), 3))
+    assert other.account.lines == pytest.approx(model.account.lines)
+    with pytest.raises(BudgetExceededError):
+        other.fit(likes(1), USERS, ITEMS)
+    other.load_state_dict(state)
+    assert len(other.account.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('format', 3),
+        ('history', []),
+        ('history', [0.1]),
+        ('setting', {}),
+        ('num_users', 0),
+        ('num_items', 'a'),
+        ('num_items', ITEMS + 1),
+        ('released', torch.zeros(9).double()),
+        ('released', torch.full((78,), math.nan).double()),
+        ('released', torch.zeros(78)),
+        ('released', None),
+    ],
+)
+def test_a_damaged_state_is_refused_and_nothing_changes(name, value):
+    state = {**fitted().state_dict(), name: value}
+    other = PrivateItemCounts(**QUICK)
+    with pytest.raises((TypeError, ValueError), match="'state'"):
+        other.load_state_dict(state)
+    assert other.account is None
+    with pytest.raises(RuntimeError):
+        other.report()
+
+
+def test_a_model_is_not_copied_and_not_pickled():
+    model = PrivateItemCounts(**QUICK)
+    assert copy.deepcopy(model) is model
+    with pytest.raises(TypeError, match='state_dict'):
+        pickle.dumps(model)
+    assert repr(model) == (
+        "PrivateItemCounts(epsilon=4, delta=0.0001, form='withdraw')"
+    )
+
+
+def test_many_users_beat_the_most_popular_items():
+    # 3,000 users of two kinds at epsilon 8; the same noise for any number.
+    edges = likes(5, 3000, 30)
+    out = torch.rand(edges.size(1), generator=torch.Generator().manual_seed(0))
+    train, test = edges[:, out > 0.2], edges[:, out <= 0.2]
+    model = PrivateItemCounts(epsilon=8.0, delta=1e-5, rank=4)
+    best = model.fit(train, 3000, 30).recommend(train, 5, 3000)
+    popular = train[1].bincount(minlength=30).argsort(descending=True)[:5]
+    wanted = torch.zeros(3000, 31, dtype=torch.bool)
+    wanted[test[0], test[1]] = True
+    hits = wanted.gather(1, best).sum()
+    assert hits > 1.3 * wanted[:, popular].sum()
