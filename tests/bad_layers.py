@@ -733,6 +733,7 @@ entry(
     names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
     data=DATA,
     contiguous=WHETHER,
+    unit=instance(none=True),
     **OPTIONS,
 )
 
