@@ -2,9 +2,9 @@
 
 import importlib
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
+
+import warm
 
 import pyg_trust
 from pyg_trust.report import Report
@@ -37,11 +37,7 @@ def reports(of=Report):
 
 def run(name, *arguments):
     """What an example prints, which may not warn."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments],
-        capture_output=True,
-        text=True,
-    )
+    done = warm.run(EXAMPLES / name, *arguments)
     assert done.returncode == 0, done.stderr
     assert 'Warning' not in done.stderr
     return done.stdout

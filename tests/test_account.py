@@ -8,6 +8,7 @@ import signal
 
 import pytest
 import torch
+import warm
 
 from pyg_trust import noise
 from pyg_trust.account import PaidNoise, ReleaseAccount
@@ -114,14 +115,9 @@ PrivateAGP(2, mu=0.5, delta=1e-3, ledger=sys.argv[1])(
 
 @pytest.mark.parametrize('moment', ['before', 'after'])
 def test_a_killed_release_is_on_the_disk(tmp_path, moment):
-    import subprocess
-    import sys
-
     file = tmp_path / 'ledger'
-    done = subprocess.run(
-        [sys.executable, '-c', KILLED, str(file), moment],
-        capture_output=True,
-        text=True,
+    done = warm.run(
+        *('-c', KILLED, file, moment),
         env={**os.environ, 'OMP_NUM_THREADS': '1'},
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

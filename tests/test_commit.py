@@ -2,12 +2,12 @@ import copy
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 
 import pytest
 import torch
+import warm
 
 from pyg_trust import files
 from pyg_trust.files import commit
@@ -165,8 +165,7 @@ commit.save(path, state)
 def test_killed_inside_of_the_commit(when, tmp_path):
     path = tmp_path / 'state.pt'
     commit.save(path, state_of(Lineage().next()))
-    command = [sys.executable, '-c', CHILD, str(path), when]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = warm.run('-c', CHILD, path, when)
     assert done.returncode == -signal.SIGKILL, done.stderr
     # The file is the old one or the new one, and the lock is free.
     found = files.load(path)

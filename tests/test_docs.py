@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 import pyg_trust
 from pyg_trust.functional import plan_memory
@@ -105,11 +106,9 @@ def test_a_snippet_of_the_readme_runs(number, tmp_path):
     code = snippets(README)[number]
     for old, new in CHANGES.items():
         code = code.replace(old, new)
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', STAND_IN + code],
+    done = warm.run(
+        *('-W', 'ignore', '-c', STAND_IN + code),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         env={**os.environ, 'PYTHONPATH': str(PACKAGE.parent)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -192,11 +191,9 @@ def test_the_page_on_your_own_data_runs_on_it(mine, tmp_path):
         code = code.replace("'p17'", "'017x'").replace("'p230'", "'230x'")
         (tmp_path / 'mine.py').write_text(mine)
         subprocess.run([sys.executable, 'mine.py'], cwd=tmp_path, check=True)
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', code + ATTACKS],
+    done = warm.run(
+        *('-W', 'ignore', '-c', code + ATTACKS),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         env={
             **os.environ,
             'PYTHONPATH': str(PACKAGE.parent),

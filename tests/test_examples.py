@@ -11,6 +11,7 @@ import needs
 import numpy as np
 import pytest
 import torch
+import warm
 from package import EXAMPLES, run
 
 from pyg_trust.graph import CSRGraph
@@ -197,12 +198,7 @@ def test_readme_snippets_run_one_after_another(shared, tmp_path):
     snippets = re.findall(r'```python\n(.*?)```', readme, re.DOTALL)
     assert len(snippets) == 5
     for snippet in snippets:
-        done = subprocess.run(
-            [sys.executable, '-c', snippet],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        done = warm.run('-c', snippet, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
 
 

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import warm
 from procedures import PROCEDURES, Private, cycle
 from states import same
 from tqdm import tqdm
@@ -469,17 +469,6 @@ assert caught == 10, caught
     'name', ['ScatteringClassifier.remove', 'certify, dual']
 )
 def test_real_signals(name, tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable,
-            '-c',
-            SIGNALS,
-            str(Path(__file__).parent),
-            name,
-            str(tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-    )
+    done = warm.run('-c', SIGNALS, Path(__file__).parent, name, tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.dumps(done.stdout + done.stderr) == '""'

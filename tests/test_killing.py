@@ -2,12 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import needs
 import pytest
+import warm
 
 FULL = os.environ.get('FULL_TEST') == '1'
 
@@ -25,11 +24,7 @@ def test_killing(procedure, tmp_path):
     few = procedure in ('removal', 'training', 'shards')
     kills = 70 if FULL else 10 if few else 20
     script = Path(__file__).with_name('killing.py')
-    done = subprocess.run(
-        [sys.executable, script, procedure, tmp_path, str(kills), '0'],
-        capture_output=True,
-        text=True,
-    )
+    done = warm.run(script, procedure, tmp_path, str(kills), '0')
     assert done.returncode == 0, done.stderr
     found = re.search(r'(\d+) kills, (\d+) acknowledged', done.stdout)
     assert int(found.group(1)) == kills

@@ -1,11 +1,10 @@
 """Whoever comes second is told: nothing that was acknowledged is lost."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import needs
 import pytest
+import warm
 
 RACES = 50
 
@@ -16,10 +15,6 @@ RACES = 50
 @pytest.mark.parametrize('procedure', ['plain', 'removal', 'shards'])
 def test_races(procedure, kind, tmp_path):
     script = Path(__file__).with_name('racing.py')
-    done = subprocess.run(
-        [sys.executable, script, procedure, kind, tmp_path, str(RACES)],
-        capture_output=True,
-        text=True,
-    )
+    done = warm.run(script, procedure, kind, tmp_path, str(RACES))
     assert done.returncode == 0, done.stderr
     assert done.stdout == f'{RACES} races\n'

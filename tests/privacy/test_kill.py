@@ -1,10 +1,9 @@
 """Whatever ends a process, its ledger claims no less than was released."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+import warm
 
 # A child trains and writes down every step it has released. It is killed at
 # a point of the step, or at any time. Forking saves importing torch again.
@@ -120,11 +119,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_ledger_never_claims_less_than_was_spent(tmp_path):
-    done = subprocess.run(
-        [sys.executable, '-c', SCRIPT, tmp_path, '0'],
-        capture_output=True,
-        text=True,
-    )
+    done = warm.run('-c', SCRIPT, tmp_path, '0')
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found) == 8

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 from pyg_trust.privacy import PoissonAccountant
 from pyg_trust.privacy.group import keyed_bytes
@@ -22,23 +21,14 @@ def start(folder, size, *args):
     env.pop('WORLD_SIZE', None)
     what, *rest = args
     ranks = [
-        subprocess.Popen(
-            [
-                *(sys.executable, '-W', 'ignore', str(WORKER), what),
-                *(str(rank), str(size), str(folder), *map(str, rest)),
-            ],
+        warm.Process(
+            *('-W', 'ignore', WORKER, what, rank, size, folder, *rest),
             env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for rank in range(size)
     ]
-    try:
-        return [(*r.communicate(timeout=300), r.returncode) for r in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    ended = [rank.wait(timeout=300) for rank in ranks]
+    return [(r.stdout, r.stderr, r.returncode) for r in ended]
 
 
 @pytest.fixture(scope='module', params=[1, 2, 4])
