@@ -1,3 +1,5 @@
+# Longer than 700 lines because all answers to "whose is it" are one object:
+# who owns rows, what is a person's own, what goes with it, what is refused.
 """Privacy unit: ownership of the rows and edges of a typed graph.
 
 A person may be rows in several tables and edges of several types. Everything
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 from pyg_trust._checks import (
     Count,
@@ -29,6 +31,7 @@ from pyg_trust._checks.tables import (
     shares_rows,
     tells_counts,
 )
+from pyg_trust.graph._marks import marked
 from pyg_trust.removal import integers
 
 EdgeType = tuple[str, str, str]
@@ -152,8 +155,18 @@ class PrivacyUnit:
         self.on_removal = self._removal(dict(on_removal or {}))
         self.mirrors = self._mirrored()
         self._check_public_edges()
-        self._check_values(data, same)
+        self._distinct = same is not None
         self._print = self._digest(data)
+        self.check(data)
+        #: A digest of graph and owners; of persons' edges, so private.
+        self.digest = fingerprint(
+            self._print,
+            repr((person, sorted(self.public), sorted(self.public_edges))),
+            *self._ptr.values(),
+            *self._who.values(),
+            *self._edge_owner.values(),
+            repr([*self._ptr, *self._edge_owner]),
+        )
 
     # Who owns what #########################################################
 
@@ -271,6 +284,48 @@ class PrivacyUnit:
         who = self._who.get(node_type)
         return who is not None and who.unique().numel() == who.numel()
 
+    @validated
+    def table(self, data: HeteroData) -> Data:
+        """Return the table of persons as a graph without edges.
+
+        Row :math:`i` is a person, with the features and labels that ``data``
+        has for it. Features along metapaths have to be a person's own, as
+        :class:`~pyg_trust.transforms.MetapathFeatures` makes them of this
+        unit.
+
+        Args:
+            data (HeteroData): the graph that was declared.
+
+        Raises:
+            ValueError: if the graph is another one, there is no table of
+                persons, a person has several rows in it, or rows hold data of
+                other persons.
+        """
+        self.check(data)
+        t = self.person
+        if t is None or not self.has_one_row_each(t):
+            raise ValueError(
+                "the privacy unit needs a table 'person' with one row each: "
+                'rows are otherwise not what one person owns (got '
+                + (f'{t!r} with persons of several' if t else 'none')
+                + ')'
+            )
+        mixed, of = marked(data[t]), data[t].get('own_of', self.digest)
+        if mixed or of != self.digest:
+            raise ValueError(
+                f"'data' needs rows of {t!r} that hold what one person of the "
+                'privacy unit owns (got '
+                + (f'{mixed} marked as propagated' if mixed else 'metapaths')
+                + ' that another unit, or none, calls own): make features by '
+                'MetapathFeatures(paths, unit=unit), of paths that are own'
+            )
+        out = Data(edge_index=torch.empty((2, 0), dtype=torch.int64))
+        for key, value in data[t].items():
+            if has_rows(data[t], key, value):
+                out[key] = value
+        out.num_nodes = self._sizes[t]
+        return out
+
     # Removal ###############################################################
 
     def cascade(self, persons: Iterable[int] | Tensor) -> Cascade:
@@ -354,7 +409,10 @@ class PrivacyUnit:
 
     @validated
     def check(self, data: HeteroData) -> None:
-        """Refuse a graph whose sizes or edges differ from the declared ones.
+        """Refuse another graph than the declared one.
+
+        Sizes and edges have to be the same, and no column may show rows or
+        edges of other persons.
 
         Args:
             data (HeteroData): the graph.
@@ -364,6 +422,7 @@ class PrivacyUnit:
                 "'data' needs to be the graph that the unit was made of: its "
                 'types, sizes or edges differ'
             )
+        self._check_values(data)
 
     def summary(self) -> dict[str, Any]:
         """Return the declaration by the names of types, without data."""
@@ -551,6 +610,26 @@ class PrivacyUnit:
                     f'type between public rows (missing: {e})'
                 )
 
+    def _strange(self, edge_type: EdgeType, node_type: str) -> Tensor:
+        # Which edges rows of a type can't show, as they are not their own.
+        ends = zip(edge_type[::2], self._edges[edge_type], strict=True)
+        none = torch.zeros(self._edges[edge_type].size(1), dtype=torch.bool)
+        if node_type in self.public:
+            return none | (edge_type not in self.public_edges)
+        if node_type in self.joint:
+            return none
+        who = [self._only(t)[i] for t, i in ends if t not in self.public]
+        if edge_type in self._edge_owner:
+            who.append(self._edge_owner[edge_type])
+        return (
+            (who[0] < 0) | (who[0] != who[-1]) | (who[0] != who[len(who) // 2])
+        )
+
+    def _only(self, node_type: str) -> Tensor:
+        # The owner of each row, -1 of several.
+        ptr, who = self._ptr[node_type], self._who[node_type]
+        return torch.where(ptr.diff() == 1, who[ptr[:-1]], -1)
+
     def _same_owners(
         self, a: str, rows: Tensor, b: str, others: Tensor
     ) -> bool:
@@ -578,7 +657,7 @@ class PrivacyUnit:
             ]
         )
 
-    def _check_values(self, data: HeteroData, same: Tensor | None) -> None:
+    def _check_values(self, data: HeteroData) -> None:
         tables = {
             t: x
             for t in data.node_types
@@ -588,12 +667,14 @@ class PrivacyUnit:
         }
         for e, index in self._edges.items():
             for t, ends in zip(e[::2], index, strict=True):
-                public = t in self.public and e not in self.public_edges
-                if public and t in tables and ends.numel():
-                    degree = torch.bincount(ends, minlength=self._sizes[t])
+                strange = self._strange(e, t)
+                if t in tables and strange.any():
+                    degree = torch.bincount(
+                        ends[strange], minlength=self._sizes[t]
+                    )
                     if tells_counts(tables[t], degree):
                         raise ValueError(
-                            f"'public' needs tables that were not made from "
+                            f"'data' needs rows that were not made from other "
                             f'persons: a column of {t!r} counts or ranks the '
                             f'edges {e}'
                         )
@@ -606,7 +687,7 @@ class PrivacyUnit:
                     f'holds another, {k} rows before, also where that is '
                     "another person's"
                 )
-        if same is not None:
+        if self._distinct:
             return
         for a, b in combinations(own, 2):
             if shares_rows(tables[a], self._who[a], tables[b], self._who[b]):

@@ -174,8 +174,8 @@ def places(*values: np.ndarray) -> int:
     """Choose p, so that all values are below 2^45 units of 2^-p."""
     if not all(np.isfinite(v).all() for v in values):
         raise ValueError('the witness holds NaN or infinity')
-    top = max(float(np.abs(v).max(initial=0)) for v in values)
-    return 45 - max(math.frexp(top)[1], -500)
+    top = max(float(np.abs(v).max()) for v in values)
+    return 45 - math.frexp(top)[1]
 
 
 def units(values: np.ndarray, p: int) -> np.ndarray:
@@ -280,11 +280,11 @@ def operator(
     for added in range(int(graphs.budget.max()) + 1):
         go, left = come, base.copy()
         for removed in range(int(graphs.budget.max()) - added + 1):
-            size = degree[go] + added - removed
-            full = np.maximum(size, 1)
+            full = np.maximum(degree[go] + added - removed, 1)
             mean = -((-left[go]) // full)
+            # Rows without neighbours have the mean 0.
             reached = own(model, root, signal[go], full)
-            reached = reached + np.where(size > 0, scaled(mean, low, high), 0)
+            reached = reached + scaled(mean, low, high)
             cost = price.row[go] * (added + removed)
             reached -= cost // full if price.visits else cost
             best[go] = np.maximum(best[go], reached)
@@ -319,7 +319,7 @@ def apart(
     low, high = limbs(1 - Fraction(model.alpha))
     part, total = scaled(z, low, high), np.zeros(n, np.int64)
     np.add.at(total, rows(graphs), part[graphs.col])
-    root = sized(graphs, model)
+    root, top = sized(graphs, model), sizes(graphs)[1]
     which = np.flatnonzero(graphs.removable)
     row, into = rows(graphs)[which], graphs.pairs
     lose = row, scaled(-z[graphs.col[which]], low, high), edge[which]
@@ -328,8 +328,8 @@ def apart(
     go, come = (int(np.minimum(x, budget).max()) for x in (lost, won))
     best = np.full(n, -(2**62))
     for more in range(-go, come + 1):
-        # Sizes above the largest of these rows are not used.
-        full = np.clip(degree + more, 1, max(1, int(sizes(graphs)[1].max())))
+        # A row reaches no size above its largest: there nothing is used.
+        full = np.maximum(np.minimum(degree + more, top), 1)
         base = own(model, root, signal, full) - (-total) // full
         (l_ptr, l_sum), (w_ptr, w_sum) = (
             sums(side, full, n) for side in (lose, win)
@@ -361,7 +361,7 @@ def first(graphs: Graphs, model: Model, r: np.ndarray) -> np.ndarray:
     """Bound scores before any step from above, in all admissible graphs."""
     if model.normalization == 'rw':
         return r
-    small, large = (np.maximum(size, 1) for size in sizes(graphs))
+    small, large = sizes(graphs)
     low, high = roots(int(large.max()))
     return np.maximum(
         scaled(r, low[small], high[small]), scaled(r, low[large], high[large])
@@ -463,11 +463,10 @@ def bound_within(
         shares (ndarray, optional): float64, ``[num_edges + num_pairs]``, of
             :func:`split`: then B is of undirected edges.
     """
-    if not (0 <= price < math.inf and (reached > 0).all()):
+    if not (0 <= price < 2.0**100 and (reached > 2.0**-900).all()):
         raise ValueError('the witness holds no price, or a bound of zero')
     # Three roundings of 2^-53: a float below the quotient.
     step = np.float64(model.alpha) * price / reached * (1 - 2.0**-50)
-    step = np.minimum(step, 2.0**1000)
     each = Prices(step, visits)
     if shares is not None:
         part = split(graphs, shares)

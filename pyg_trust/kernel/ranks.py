@@ -103,9 +103,9 @@ def flip(
     sign, a = (-1.0 if gone else 1.0), 1 - made.alpha
     old, size = made.degree[ends], made.degree[ends] + sign
     sums = made.sums[ends]
-    moved = sums + sign * made.X[ends[::-1]]
-    moved *= ((size > 0) / np.maximum(size, 1))[:, None]
-    moved -= sums * ((old > 0) / np.maximum(old, 1))[:, None]
+    # Sums over no neighbours are 0.
+    moved = (sums + sign * made.X[ends[::-1]]) / np.maximum(size, 1)[:, None]
+    moved -= sums / np.maximum(old, 1)[:, None]
     (p, q), (r, s) = np.eye(2) - a * moved[:, ends]
     reach = a * made.alpha * made.X[users[:, None], ends]
     with np.errstate(divide='ignore', invalid='ignore'):
@@ -172,8 +172,8 @@ def prove(
         raise ValueError('the witness holds other items than the best ones')
     lost = np.zeros_like(proved)
     # All but `worst` scores are at least `gap` below the item's.
-    falling = -np.sort(-np.pad(scores, ((0, 0), (0, 1)), **_LAST), 1)
-    gap = mine - np.take_along_axis(falling, worst, 1)
+    rising = np.insert(np.sort(scores, 1), 0, -np.inf, 1)
+    gap = mine - np.take_along_axis(rising, len(items) - worst, 1)
     for number, (v, j) in enumerate(pairs.T.tolist()):
         gone = bool(adjacency[v, j])
         y, part, errors = flip(made, users, items, [v, j], gone)
@@ -187,9 +187,6 @@ def prove(
             higher = (t > bar[:, None] + wide).sum(-1) >= at.shape[1]
             lost[u] |= (flips[u] == number) & higher
     return proved, lost
-
-
-_LAST: dict[str, Any] = {'constant_values': -np.inf}
 
 
 def read(arrays: Mapping[str, np.ndarray]) -> scipy.sparse.csr_array:

@@ -130,8 +130,8 @@ class PrivateItemCounts(Fitted):
     is private in their list.
 
     The noise does not depend on the number of users: few users pay for
-    privacy, a million hardly do. Memory: 12 bytes for each pair of items while
-    it fits, 4 afterwards.
+    privacy, a million hardly do. Memory: 21 bytes for each pair of items while
+    it fits (8 GB for 20,000 items), 4 afterwards.
 
     Args:
         epsilon (float): the budget. (default: :obj:`8.0`)

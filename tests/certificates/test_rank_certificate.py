@@ -298,6 +298,9 @@ def test_the_witness_proves_no_more_than_what_is_so(tmp_path):
         assert not again[place]
         again[place] = True
         assert again.all()
+        # It needs no hint, which flip that is.
+        less['flips'] = np.full_like(less['flips'], -1)
+        assert not kernel.prove(less)[0][place]
     # Another flip than the one that displaces it shows no loss.
     other = {**arrays, 'flips': np.full_like(arrays['flips'], -1)}
     assert not kernel.prove(other)[1].any()
@@ -326,12 +329,15 @@ HOSTILE = {
     'other kinds': of(worst=lambda x: x.astype(float)),
     'other dimensions': of(users=lambda x: x[None]),
     'alpha of one': of(alpha=lambda x: 1.0),
+    'alpha of zero': of(alpha=lambda x: 0.0),
     'no alpha': of(alpha=lambda x: np.nan),
     'a tolerance below zero': of(tolerance=lambda x: -1e-3),
     'no tolerance': of(tolerance=lambda x: np.nan),
     'a user twice': of(users=lambda x: x[[0, 0]]),
+    'a user below': of(users=lambda x: x - 1),
     'no such user': of(users=lambda x: x + 15),
-    'an item twice': of(items=lambda x: x[[0, 0, *range(2, 9)]]),
+    'an item twice': of(items=lambda x: x[[0, *range(9)]]),
+    'an item below': of(items=lambda x: np.append(-1, x)),
     'items that fall': of(items=lambda x: x[::-1]),
     'few items': of(items=lambda x: x[-2:]),
     'a best item twice': of(best=lambda x: x[:, [0, 0, 1]]),
@@ -339,10 +345,15 @@ HOSTILE = {
     'not the best': of(best=lambda x: (x - 6 + 4) % 9 + 6),
     'a rank of zero': of(worst=lambda x: 0 * x),
     'a rank of more': of(worst=lambda x: 0 * x + 10),
-    'flips of nothing': of(flips=lambda x: x + 1000),
-    'flips below': of(flips=lambda x: x - 5),
+    'flips of nothing': lambda a: {
+        **a,
+        'flips': 0 * a['flips'] + a['pairs'].shape[1],
+    },
+    'flips below': of(flips=lambda x: 0 * x - 2),
     'a shape of flips': of(flips=lambda x: x[:, :2]),
-    'a pair twice': of(pairs=lambda x: x[:, [0, 0]]),
+    'a pair twice': of(pairs=lambda x: x[:, [0, *range(x.shape[1])]]),
+    'a pair of one': of(pairs=lambda x: np.append(x, [[14], [14]], 1)),
+    'a pair below': of(pairs=lambda x: np.append([[-1], [0]], x, 1)),
     'pairs the other way': of(pairs=lambda x: x[::-1]),
     'pairs of three': of(pairs=lambda x: np.concatenate([x, x[:1]])),
     'one direction': of(col=lambda x: np.concatenate([x[:1] + 1, x[1:]])),
@@ -383,6 +394,206 @@ def test_a_checker_proves_the_ranks_of_a_report(tmp_path):
         f.status == 'not proved' and 'several flips' in f.text
         for f in check_report(path)
     )
+
+
+def test_a_report_says_what_its_witness_does(tmp_path):
+    made = example()
+    arrays = made.proof.arrays
+    _, ledger = np.unique(arrays['worst'], return_counts=True)
+    claimed = {
+        **{'num_users': 2, 'num_items': 9, 'k': 3},
+        **{'alpha': 0.15, 'tolerance': 1e-9},
+        'num_flips': arrays['pairs'].shape[1],
+        'global_budget': 1,
+        'ranks': np.stack([np.unique(arrays['worst']), ledger], 1).tolist(),
+        'num_lost': made.num_lost,
+    }
+    assert float(arrays['alpha']) == claimed['alpha']
+    assert float(arrays['tolerance']) == claimed['tolerance']
+
+    def judged(**changes):
+        found = kernel.judge(arrays, {**claimed, **changes}, np.inf)
+        return list(zip(*found, strict=True))
+
+    statuses, texts = judged()
+    assert statuses == ('holds', 'not checked')
+    assert 'edges are those of the data' in texts[-1]
+    for name, value in (
+        *(('num_users', 3), ('num_items', 8), ('k', 2), ('alpha', 0.2)),
+        *(('tolerance', 0.0), ('num_flips', 1), ('global_budget', 2)),
+        ('ranks', [[1, 6]]),
+    ):
+        statuses, texts = judged(**{name: value})
+        assert statuses == ('holds', 'FAILS', 'not checked')
+        assert f'{name} is' in texts[1]
+    # One more is lost, or one rank is too low.
+    assert judged(num_lost=made.num_lost + 1)[0][0] == 'not proved'
+    less = {**arrays, 'worst': np.maximum(arrays['worst'] - 1, 1)}
+    assert next(kernel.judge(less, claimed, np.inf))[0] == 'not proved'
+
+
+def test_fields_that_contradict_each_other_are_listed():
+    values = {
+        **{'num_users': 2, 'k': 3, 'num_items': 9},
+        **{'num_kept': 4, 'num_lost': 1, 'num_unknown': 1},
+        'ranks': [[1, 1], [3, 3], [9, 2]],
+    }
+    assert not list(kernel.contradictions(values))
+    for name, value in (
+        *(('num_users', 3), ('k', 4), ('num_lost', 2), ('num_items', 8)),
+        ('ranks', [[1, 1], [3, 3], [9, 1]]),
+        ('ranks', [[1, 1], [3, 2], [9, 2], [3, 1]]),
+    ):
+        assert list(kernel.contradictions({**values, name: value}))
+    moved = {**values, 'num_kept': 5, 'num_lost': 0}
+    assert len(list(kernel.contradictions(moved))) == 1
+    assert len(list(kernel.contradictions({**values, 'num_items': 8}))) == 1
+    for pair in ([0, 2], [2, 0], [2, -1]):
+        with pytest.raises(ValueError, match='ranks'):
+            list(kernel.contradictions({**values, 'ranks': [pair]}))
+    empty = {**values, 'num_users': 0, 'ranks': []}
+    empty |= {'num_kept': 0, 'num_lost': 0, 'num_unknown': 0, 'num_items': 0}
+    assert not list(kernel.contradictions(empty))
+
+
+# By hand: scores that are given, and errors of powers of two ################
+
+
+def by_hand(scores, best, worst, tolerance, pairs=(), flips=None):
+    """The witness of user 0; of its scores all are X / 2."""
+    n = 2 + len(scores)
+    X = np.zeros((n, n))
+    X[0, 2:] = 2 * np.array(scores)
+    size = len(best)
+    arrays = {
+        **{'alpha': np.array(0.5), 'tolerance': np.array(tolerance)},
+        'rowptr': np.zeros(n + 1, np.int64),
+        'col': np.zeros(0, np.int64),
+        'users': np.array([0]),
+        'items': np.arange(2, n),
+        'pairs': np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
+        'best': np.array([best]),
+        'worst': np.array([worst]),
+        'flips': np.array([flips or [-1] * size]),
+    }
+    return arrays, X
+
+
+def proved_by_hand(monkeypatch, off, error, moved, *args):
+    arrays, X = by_hand(*args)
+    degree = np.zeros(len(X))
+    made = kernel.Inverse(X, X, degree, 0.5, off / 2, 0.0, 0.0)
+    monkeypatch.setattr(kernel, 'invert', lambda *_: made)
+    monkeypatch.setattr(
+        kernel,
+        'flip',
+        lambda *_: (
+            np.array([[1.0, 0.0]]),
+            np.array([moved, moved]),
+            np.array([error]),
+        ),
+    )
+    return [x[0].tolist() for x in kernel.prove(arrays)]
+
+
+def test_scores_count_as_beside_up_to_their_errors(monkeypatch):
+    # Two errors of 1/16 and a tolerance of 1/8 make 1/4.
+    hair = 2.0**-20
+    scores = [1.0, 0.75, 0.75 - hair, 0.25]
+
+    def proved(*args):
+        return proved_by_hand(monkeypatch, 1 / 16, 0.0, [], *args)
+
+    assert proved(scores, [2], [1], 0.125) == [[False], [False]]
+    assert proved(scores, [2], [2], 0.125) == [[True], [False]]
+    # An item that is above another by no more than two errors is no better.
+    scores = [0.875, 0.75, 0.5, 0.25]
+    assert proved(scores, [3], [2], 0.0)[0] == [True]
+    scores[0] += hair
+    with pytest.raises(ValueError, match='best'):
+        proved(scores, [3], [2], 0.0)
+    assert proved(scores, [3, 2], [2, 1], 0.0)[0] == [True, True]
+    with pytest.raises(ValueError, match='best'):
+        proved(scores, [2, 5], [1, 4], 0.0)
+    with pytest.raises(ValueError, match='best'):
+        proved([np.nan, 0.75], [2], [2], 0.0)
+    assert kernel.beside(
+        np.array([1.0, 0.5, 0.25, np.nan]), np.array([1.0]), 0.5
+    ) == [3]
+
+
+def test_a_flip_may_move_scores_up_to_its_error(monkeypatch):
+    hair = 2.0**-20
+    scores = [1.0, 0.75, 0.75 - hair, 0.25]
+
+    def proved(worst, flips=(), moved=(0, 0, 0, 0)):
+        args = scores, [2], worst, 0.125, [(1, 3)], list(flips)
+        return proved_by_hand(monkeypatch, 0.0, 1 / 16, list(moved), *args)
+
+    assert proved([1]) == [[False], [False]]
+    assert proved([2]) == [[True], [False]]
+    # Item 3 comes to be above by more than two errors, or by as many.
+    for more, lost in ((0.375, False), (0.375 + hair, True)):
+        assert proved([2], [0], (0, more, 0, 0))[1] == [lost]
+        assert proved([2], [], (0, more, 0, 0))[1] == [False]
+
+
+def test_what_an_item_is_not_has_no_rank():
+    # User 0 has item 2: of the items only one is left to be ranked.
+    arrays, _ = by_hand([0.0, 0.0], [2, 3], [2, 2], 0.0)
+    arrays['rowptr'] = np.array([0, 1, 1, 2, 2])
+    arrays['col'] = np.array([2, 0])
+    with pytest.raises(ValueError, match='best'):
+        kernel.prove(arrays)
+
+
+def test_the_work_of_a_proof_is_counted():
+    arrays = example().proof.arrays
+    n, edges, flips = 15, len(arrays['col']), arrays['pairs'].shape[1]
+    work = n**3 / 32 + edges * n + flips * (2 * 9 + 8 * 2 + 500)
+    assert kernel.prove(arrays, work)[0].all()
+    with pytest.raises(OverflowError, match='minutes'):
+        kernel.prove(arrays, work - 2.0**-20)
+
+
+def test_errors_are_the_formulas(monkeypatch):
+    # An inverse of one number c: R is 1 - c / 2 and -c / 2, and d is 1.
+    pair = kernel.scipy.sparse.csr_array(np.array([[0.0, 1.0], [1.0, 0.0]]))
+    eps = Fraction(1, 2**52)
+    for c in (0.0, 2.0**30):
+        monkeypatch.setattr(np.linalg, 'inv', lambda m, c=c: c + 0 * m)
+        made = kernel.invert(pair, 0.5)
+        most = Fraction(max(c, 1.0))
+        left = Fraction(max(abs(1 - c / 2), c / 2))
+        rounding = (1 + 16) * eps * most
+        assert made.most == most
+        assert left + rounding <= Fraction(made.eta) / 2
+        assert Fraction(made.eta) / 2 <= left + 16 * rounding
+        more = Fraction(made.kappa) - 2 * Fraction(made.eta)
+        assert rounding <= more <= 16 * rounding
+        scores = Fraction(kernel.clean(made))
+        assert made.eta + 16 * eps * most <= scores <= 4 * made.eta
+    # Rows of which no end hears anything: y is (1, 1/2) 2^38, and rho 0.
+    X, sums = np.zeros((2, 5, 5))
+    X[0, 1:3] = 2.0**40, 2.0**39
+    X[1, 3:], X[2, 3:] = (1.0, 5.0), (2.0, 3.0)
+    sums[1, 3:], sums[2, 3:] = (7.0, -1.0), (9.0, 6.0)
+    made = kernel.Inverse(
+        X, sums, np.array([1.0, 1, 3, 0, 0]), 0.5, 2.0**-8, 2.0**-47, 2.0**40
+    )
+    y, part, errors = kernel.flip(
+        made, np.array([0]), np.array([3, 4]), [1, 2], False
+    )
+    assert y.tolist() == [[2.0**38, 2.0**37]]
+    assert part.tolist() == [
+        [(7 + 2) / 2 - 7, (-1 + 3) / 2 + 1],
+        [(9 + 1) / 4 - 3, (6 + 5) / 4 - 2],
+    ]
+    long = 2**38 + 2**37
+    each = Fraction(1, 2**8) + Fraction(long, 2**47)
+    each += 16 * eps * (2**40 + long * Fraction(1 + 2.5))
+    assert 5 * each <= Fraction(errors[0])
+    assert Fraction(errors[0]) <= 5 * each * (1 + Fraction(1, 2**19))
 
 
 @pytest.mark.parametrize(
@@ -429,6 +640,7 @@ def test_all_nodes_of_any_graph_are_ranked_and_drawn():
         *(edges_of(A), 'both'), global_budget=1, undirected=True, num_nodes=9
     )
     made = certify_ranks(edges_of(A), torch.tensor([2]), threat, k=2)
+    assert made.verify() == 'holds'
     pairs = made.proof.arrays['pairs'].T.tolist()
     assert len(pairs) > 20
     others = [p for p in pairs if 2 not in p]
