@@ -9,7 +9,7 @@ and naming node 3 again is an error.
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-
-if TYPE_CHECKING:
-    from pyg_trust.unit import PrivacyUnit
 
 MODES = ('delete', 'mask')
 
@@ -139,7 +136,7 @@ class RemovalRequest:
         labels: Mapping[int, Nodes] | Nodes = (),
         directed: bool = False,
         persons: Nodes = (),
-        unit: 'PrivacyUnit | None' = None,
+        unit: Any = None,
     ) -> None:
         check_instance('directed', directed, bool)
         given = integers('persons', persons)
@@ -516,10 +513,11 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
 
 
 def _rows_of(unit: Any, persons: tuple[int, ...]) -> list[int]:
-    # Their names in the table of persons.
-    from pyg_trust.unit import PrivacyUnit
-
-    check_instance('unit', unit, PrivacyUnit)
+    # Their names in the table of persons; a unit asks this module itself.
+    if type(unit).__name__ != 'PrivacyUnit':
+        raise TypeError(
+            f"'unit' needs to be a PrivacyUnit (got {type(unit).__name__})"
+        )
     return unit.names(persons)
 
 
