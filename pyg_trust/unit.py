@@ -32,6 +32,7 @@ from pyg_trust._checks.tables import (
     tells_counts,
 )
 from pyg_trust.graph._marks import marked
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.removal import integers
 
 EdgeType = tuple[str, str, str]
@@ -568,7 +569,7 @@ class PrivacyUnit:
                 f"'{name}' needs to give each row of {node_type!r} {need} "
                 f'(row {i} has {int(count[i])})'
             )
-        self._ptr[node_type] = _pointer(count)
+        self._ptr[node_type] = pointer(count)
         self._who[node_type] = who[rows.argsort(stable=True)]
 
     def _owners_of_edges(
@@ -661,7 +662,7 @@ class PrivacyUnit:
         if not torch.equal(first, second):
             return False
         k = torch.arange(int(first.sum()))
-        k -= _pointer(first)[:-1].repeat_interleave(first)
+        k -= pointer(first)[:-1].repeat_interleave(first)
         one = self._ptr[a][rows].repeat_interleave(first) + k
         other = self._ptr[b][others].repeat_interleave(first) + k
         return torch.equal(self._who[a][one], self._who[b][other])
@@ -673,7 +674,7 @@ class PrivacyUnit:
         first, second = self._ptr[a].diff()[rows], self._ptr[b].diff()[others]
         count = first * second
         pair = torch.arange(rows.numel()).repeat_interleave(count)
-        k = torch.arange(pair.numel()) - _pointer(count)[pair]
+        k = torch.arange(pair.numel()) - pointer(count)[pair]
         return torch.stack(
             [
                 self._who[a][self._ptr[a][rows][pair] + k // second[pair]],
@@ -788,15 +789,11 @@ def path_steps(
     return made
 
 
-def _pointer(count: Tensor) -> Tensor:
-    return torch.cat([count.new_zeros(1), count.cumsum(0)])
-
-
 def _row_of(ptr: Tensor) -> Tensor:
     return torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
 
 
 def _per_row(mask: Tensor, ptr: Tensor) -> Tensor:
     # How many are set, row by row.
-    total = _pointer(mask.long())
+    total = pointer(mask.long())
     return total[ptr[1:]] - total[ptr[:-1]]

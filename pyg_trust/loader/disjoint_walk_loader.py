@@ -10,8 +10,8 @@ from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, validated
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,
