@@ -32,6 +32,7 @@ from pyg_trust._checks.tables import (
     tells_counts,
 )
 from pyg_trust.graph._marks import marked
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.removal import integers
 
 EdgeType = tuple[str, str, str]
@@ -155,6 +156,11 @@ class PrivacyUnit:
         self.on_removal = self._removal(dict(on_removal or {}))
         self.mirrors = self._mirrored()
         self._check_public_edges()
+        ids = data[person].get('n_id') if person else None
+        self._n_id = torch.arange(self.num_names)
+        if isinstance(ids, Tensor):
+            check_tensor('n_id', ids, torch.int64, (self.num_names,))
+            self._n_id = ids.clone()
         self._distinct = same is not None
         self._print = self._digest(data)
         self.check(data)
@@ -302,14 +308,7 @@ class PrivacyUnit:
                 other persons.
         """
         self.check(data)
-        t = self.person
-        if t is None or not self.has_one_row_each(t):
-            raise ValueError(
-                "the privacy unit needs a table 'person' with one row each: "
-                'rows are otherwise not what one person owns (got '
-                + (f'{t!r} with persons of several' if t else 'none')
-                + ')'
-            )
+        t = self._table()
         mixed, of = marked(data[t]), data[t].get('own_of', self.digest)
         if mixed or of != self.digest:
             raise ValueError(
@@ -324,7 +323,22 @@ class PrivacyUnit:
             if has_rows(data[t], key, value):
                 out[key] = value
         out.num_nodes = self._sizes[t]
+        # Names are those that the unit was declared with.
+        out.n_id = self._n_id.clone()
         return out
+
+    def names(self, persons: Iterable[int] | Tensor) -> list[int]:
+        """Return the names (``n_id``) of persons' rows in their table.
+
+        Args:
+            persons (Iterable[int] or Tensor): the persons, by their rows.
+
+        Raises:
+            ValueError: if there is no table of persons with one row each, or
+                a person is unknown.
+        """
+        self._table()
+        return self._n_id[self._names(persons)].tolist()
 
     # Removal ###############################################################
 
@@ -443,6 +457,17 @@ class PrivacyUnit:
 
     # Inside ################################################################
 
+    def _table(self) -> str:
+        t = self.person
+        if t is None or not self.has_one_row_each(t):
+            raise ValueError(
+                "the privacy unit needs a table 'person' with one row each: "
+                'rows are otherwise not what one person owns (got '
+                + (f'{t!r} with persons of several' if t else 'none')
+                + ')'
+            )
+        return t
+
     def _declared(self, data: HeteroData) -> None:
         own = () if self.person is None else (self.person,)
         named = [*own, *self.owned, *self.joint, *self.public]
@@ -544,7 +569,7 @@ class PrivacyUnit:
                 f"'{name}' needs to give each row of {node_type!r} {need} "
                 f'(row {i} has {int(count[i])})'
             )
-        self._ptr[node_type] = _pointer(count)
+        self._ptr[node_type] = pointer(count)
         self._who[node_type] = who[rows.argsort(stable=True)]
 
     def _owners_of_edges(
@@ -637,7 +662,7 @@ class PrivacyUnit:
         if not torch.equal(first, second):
             return False
         k = torch.arange(int(first.sum()))
-        k -= _pointer(first)[:-1].repeat_interleave(first)
+        k -= pointer(first)[:-1].repeat_interleave(first)
         one = self._ptr[a][rows].repeat_interleave(first) + k
         other = self._ptr[b][others].repeat_interleave(first) + k
         return torch.equal(self._who[a][one], self._who[b][other])
@@ -649,7 +674,7 @@ class PrivacyUnit:
         first, second = self._ptr[a].diff()[rows], self._ptr[b].diff()[others]
         count = first * second
         pair = torch.arange(rows.numel()).repeat_interleave(count)
-        k = torch.arange(pair.numel()) - _pointer(count)[pair]
+        k = torch.arange(pair.numel()) - pointer(count)[pair]
         return torch.stack(
             [
                 self._who[a][self._ptr[a][rows][pair] + k // second[pair]],
@@ -764,15 +789,11 @@ def path_steps(
     return made
 
 
-def _pointer(count: Tensor) -> Tensor:
-    return torch.cat([count.new_zeros(1), count.cumsum(0)])
-
-
 def _row_of(ptr: Tensor) -> Tensor:
     return torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
 
 
 def _per_row(mask: Tensor, ptr: Tensor) -> Tensor:
     # How many are set, row by row.
-    total = _pointer(mask.long())
+    total = pointer(mask.long())
     return total[ptr[1:]] - total[ptr[:-1]]

@@ -10,8 +10,8 @@ from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, validated
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,
@@ -210,7 +210,9 @@ class DisjointWalkLoader(WholeUnitLoader):
                     "'walk_length' needs to be 0 with a 'unit': a walk joins "
                     f'rows of several persons (got {walk_length})'
                 )
+            # Batches name rows by position.
             data = unit.table(data)
+            del data.n_id
             self.unit, self.relation = 'persons, a row each', PERSON
             self._declared = unit.summary()
         # The seed is resolved after all checks.

@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust.functional.ragged import pointer
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.kernel import clip
 from pyg_trust.privacy.bounds import (
     VECTOR,

@@ -298,6 +298,7 @@ def test_a_state_goes_on_and_spends_nothing(tmp_path, items):
         ('format', 3),
         ('history', []),
         ('history', [0.1]),
+        ('history', [0.9] * 9),
         ('setting', {}),
         ('num_users', 0),
         ('num_items', 'a'),
