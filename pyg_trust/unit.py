@@ -156,6 +156,11 @@ class PrivacyUnit:
         self.on_removal = self._removal(dict(on_removal or {}))
         self.mirrors = self._mirrored()
         self._check_public_edges()
+        ids = data[person].get('n_id') if person else None
+        self._n_id = torch.arange(self.num_names)
+        if isinstance(ids, Tensor):
+            check_tensor('n_id', ids, torch.int64, (self.num_names,))
+            self._n_id = ids.clone()
         self._distinct = same is not None
         self._print = self._digest(data)
         self.check(data)
@@ -303,14 +308,7 @@ class PrivacyUnit:
                 other persons.
         """
         self.check(data)
-        t = self.person
-        if t is None or not self.has_one_row_each(t):
-            raise ValueError(
-                "the privacy unit needs a table 'person' with one row each: "
-                'rows are otherwise not what one person owns (got '
-                + (f'{t!r} with persons of several' if t else 'none')
-                + ')'
-            )
+        t = self._table()
         mixed, of = marked(data[t]), data[t].get('own_of', self.digest)
         if mixed or of != self.digest:
             raise ValueError(
@@ -325,7 +323,22 @@ class PrivacyUnit:
             if has_rows(data[t], key, value):
                 out[key] = value
         out.num_nodes = self._sizes[t]
+        # Names are those that the unit was declared with.
+        out.n_id = self._n_id.clone()
         return out
+
+    def names(self, persons: Iterable[int] | Tensor) -> list[int]:
+        """Return the names (``n_id``) of persons' rows in their table.
+
+        Args:
+            persons (Iterable[int] or Tensor): the persons, by their rows.
+
+        Raises:
+            ValueError: if there is no table of persons with one row each, or
+                a person is unknown.
+        """
+        self._table()
+        return self._n_id[self._names(persons)].tolist()
 
     # Removal ###############################################################
 
@@ -443,6 +456,17 @@ class PrivacyUnit:
         )
 
     # Inside ################################################################
+
+    def _table(self) -> str:
+        t = self.person
+        if t is None or not self.has_one_row_each(t):
+            raise ValueError(
+                "the privacy unit needs a table 'person' with one row each: "
+                'rows are otherwise not what one person owns (got '
+                + (f'{t!r} with persons of several' if t else 'none')
+                + ')'
+            )
+        return t
 
     def _declared(self, data: HeteroData) -> None:
         own = () if self.person is None else (self.person,)

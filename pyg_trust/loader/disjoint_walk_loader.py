@@ -210,7 +210,9 @@ class DisjointWalkLoader(WholeUnitLoader):
                     "'walk_length' needs to be 0 with a 'unit': a walk joins "
                     f'rows of several persons (got {walk_length})'
                 )
+            # Batches name rows by position.
             data = unit.table(data)
+            del data.n_id
             self.unit, self.relation = 'persons, a row each', PERSON
             self._declared = unit.summary()
         # The seed is resolved after all checks.

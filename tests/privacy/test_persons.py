@@ -174,6 +174,17 @@ def test_batches_are_of_the_table_and_of_no_edge() -> None:
         assert torch.equal(batch.y, table.y[batch.n_id])
 
 
+def test_those_who_stay_are_drawn_by_position() -> None:
+    data = shop()
+    left = declared(data).without(data, [0, 3, 39])
+    unit = declared(left)
+    table = unit.table(featured(left, unit))
+    assert table.n_id.tolist()[-1] == 38
+    for batch in loader(featured(left, unit), unit):
+        assert torch.equal(batch.x, table.x[batch.n_id])
+        assert int(batch.n_id.max()) < 37
+
+
 def test_a_ledger_of_persons_is_of_no_rows(tmp_path) -> None:
     data = shop()
     unit = declared(data)
