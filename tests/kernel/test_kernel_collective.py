@@ -173,7 +173,7 @@ def test_the_program_is_what_it_says(additions, attackers):
 
 @pytest.mark.parametrize('other', [0, 1, 3])
 def test_an_added_edge_has_two_ends(other):
-    # Each target sees a node of its own, and breaks by an edge that ends there.
+    # Each target breaks by an edge that ends at a node of its own.
     see = scipy.sparse.csr_array(np.zeros((3, 2)))
     attack = kernel.Attack(
         np.arange(3),
