@@ -208,6 +208,7 @@ def result(
         at_most (bool): whether it is meant to be at most that instead.
             (default: :obj:`False`)
     """
+    reached = float(reached)  # numpy's are no numbers of JSON
     met = reached <= target if at_most else reached >= target
     sign = '<=' if at_most else '>='
     print(

@@ -10,6 +10,14 @@ filtered, as a multiple of one partition. `star` is the walks of one hub that
 claims half of its neighbours, one walk each; on CUDA, where one root's walks
 come one after the other, 10,000 at most. Last, ego graphs drawn by coins.
 
+A walk reads where a row starts, then a neighbour in it, then whether that is
+claimed: each address comes from the read before. The floor of the growth on
+the CPU is that of such reads alone: `chase` follows one random cycle through
+as many bytes as the graph and the claims have, three reads for each node
+(compiled by numba; without it there is no floor). Their growth is the target
+where it is above 1.5, as a walk can't start before its root is known to be
+free; the work beside the reads grows less.
+
 With --device cuda, ours run on the GPU and are compared with ours on the CPU
 as well. The floor is the time to move four sectors of 32 bytes for every node,
 at the speed of a copy: where its row starts, a neighbour, whether that is
@@ -18,6 +26,7 @@ claimed, and the claim.
 
 import argparse
 import random
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -111,11 +120,31 @@ def against_python(
             result('walks of two steps, plain Python over ours', python, 15)
 
 
+def chase(num_bytes: int, num_reads: int) -> Callable[[], Any] | None:
+    """Reads that wait for each other, in so many bytes; None without numba."""
+    try:
+        from numba import njit
+    except ImportError:
+        return None
+    order = torch.randperm(num_bytes // 4, dtype=torch.int32)
+    after = torch.empty_like(order)
+    after[order.long()] = order.roll(-1)
+
+    def follow(after: Any, num_reads: int) -> int:
+        at = 0
+        for _ in range(num_reads):
+            at = after[at]
+        return at
+
+    return partial(njit(follow), after.numpy(), num_reads)
+
+
 def growth(sizes: list[int], repeats: int, device: str) -> None:
     """The time per edge as the graph grows."""
     print(f'{"edges":>10}{"L":>3}{"R":>3}{"ns/edge":>10}{"ratio":>8}', end='')
     print(f'{"star: ns/edge":>16}{"loader":>9}')
     first: dict[tuple[int, int], float] = {}
+    bare: dict[tuple[int, int], float] = {}
     for num_edges in sizes:
         n = num_edges // 10
         edge_index = power_law(n, num_edges).to(device)
@@ -131,9 +160,12 @@ def growth(sizes: list[int], repeats: int, device: str) -> None:
         data = Data(edge_index=edge_index, num_nodes=n)
         data.x = torch.zeros(n, 16, device=device)
         loader = DisjointWalkLoader(data, 1000, 2, num_steps=1, seed=0)
+        held = graph.rowptr.nbytes + graph.col.nbytes + n
+        reads = chase(held, 3 * n) if device == 'cpu' else None
         for length, restarts in ((2, 1), (2, 2)):
             seconds, _ = interleaved(
                 {
+                    **({'chase': reads} if reads else {}),
                     'ours': partial(F.disjoint_walks, graph, length, restarts),
                     'star': partial(
                         F.disjoint_walks,
@@ -145,15 +177,19 @@ def growth(sizes: list[int], repeats: int, device: str) -> None:
                     'loader': partial(list, loader),
                 },
                 repeats,
+                *([time.process_time] if device == 'cpu' else []),
             )
             per_edge = 1e9 * seconds['ours'] / graph.num_edges
             base = first.setdefault((length, restarts), per_edge)
+            floor = seconds.get('chase', 0.0) / graph.num_edges
+            floor /= bare.setdefault((length, restarts), floor) or 1.0
             if num_edges == sizes[-1]:
                 result(
                     f'ns per edge, {num_edges} over {sizes[0]} edges, '
-                    f'L={length}, R={restarts}',
+                    f'L={length}, R={restarts}; bare reads that wait '
+                    f'{floor:.2f}',
                     per_edge / base,
-                    1.5,
+                    max(1.5, round(floor, 2)),
                     at_most=True,
                 )
             print(

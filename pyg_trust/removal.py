@@ -81,6 +81,7 @@ class RemovalRequest:
         RemovalRequest(graphs=[7])
         RemovalRequest(nodes={3: [0, 5]}, features={4: [1]})
         RemovalRequest(nodes=[12, 90])  # of the only graph
+        RemovalRequest(persons=[12], unit=unit)
 
     Nodes, features, edges and labels are given per graph, as a dictionary;
     without one they belong to graph 0. An edge goes in both directions,
@@ -103,10 +104,20 @@ class RemovalRequest:
             support it. (default: :obj:`()`)
         directed (bool): whether edges are removed in the given direction
             alone. (default: :obj:`False`)
+        persons (list[int] or Tensor): persons to remove from a model of the
+            table of persons (:meth:`PrivacyUnit.table
+            <pyg_trust.unit.PrivacyUnit.table>`), whose rows hold all that
+            they own; :meth:`PrivacyUnit.without
+            <pyg_trust.unit.PrivacyUnit.without>` removes them from the
+            tables. (default: :obj:`()`)
+        unit (PrivacyUnit, optional): the privacy unit of :obj:`persons`.
+            (default: :obj:`None`)
 
     Raises:
         TypeError: on something that is no integer.
-        ValueError: if nothing is requested, or a name is negative.
+        ValueError: if nothing is requested, a name is negative, or
+            :obj:`persons` come without their :obj:`unit` or have several
+            rows.
 
     Example:
         >>> RemovalRequest(nodes={3: [0, 5]}, graphs=[7]).to_dict()
@@ -124,8 +135,16 @@ class RemovalRequest:
         edges: Mapping[int, Edges] | Edges = (),
         labels: Mapping[int, Nodes] | Nodes = (),
         directed: bool = False,
+        persons: Nodes = (),
+        unit: Any = None,
     ) -> None:
         check_instance('directed', directed, bool)
+        given = integers('persons', persons)
+        if bool(given) != (unit is not None):
+            raise ValueError(
+                "'persons' and 'unit' need to be given together (got "
+                f'{len(given)} persons and {unit!r})'
+            )
         named = {
             'nodes': _per_graph('nodes', nodes, integers),
             'features': _per_graph('features', features, integers),
@@ -134,6 +153,9 @@ class RemovalRequest:
         }
         if directed:
             named['directed_edges'] = named.pop('edges')
+        if unit is not None:
+            rows = {*named['nodes'].get(0, ()), *_rows_of(unit, given)}
+            named['nodes'][0] = tuple(sorted(rows))
         self._take(integers('graphs', graphs), named)
 
     def _take(
@@ -488,6 +510,15 @@ def integers(name: str, values: Nodes) -> tuple[int, ...]:
             )
         found.add(number)
     return tuple(sorted(found))
+
+
+def _rows_of(unit: Any, persons: tuple[int, ...]) -> list[int]:
+    # Their names in the table of persons; a unit asks this module itself.
+    if type(unit).__name__ != 'PrivacyUnit':
+        raise TypeError(
+            f"'unit' needs to be a PrivacyUnit (got {type(unit).__name__})"
+        )
+    return unit.names(persons)
 
 
 def _pairs(name: str, values: Edges) -> tuple[tuple[int, int], ...]:

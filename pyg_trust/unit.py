@@ -1,3 +1,5 @@
+# Longer than 700 lines because all answers to "whose is it" are one object:
+# who owns rows, what is a person's own, what goes with it, what is refused.
 """Privacy unit: ownership of the rows and edges of a typed graph.
 
 A person may be rows in several tables and edges of several types. Everything
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 from pyg_trust._checks import (
     Count,
@@ -29,6 +31,8 @@ from pyg_trust._checks.tables import (
     shares_rows,
     tells_counts,
 )
+from pyg_trust.graph._marks import marked
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.removal import integers
 
 EdgeType = tuple[str, str, str]
@@ -152,8 +156,23 @@ class PrivacyUnit:
         self.on_removal = self._removal(dict(on_removal or {}))
         self.mirrors = self._mirrored()
         self._check_public_edges()
-        self._check_values(data, same)
+        ids = data[person].get('n_id') if person else None
+        self._n_id = torch.arange(self.num_names)
+        if isinstance(ids, Tensor):
+            check_tensor('n_id', ids, torch.int64, (self.num_names,))
+            self._n_id = ids.clone()
+        self._distinct = same is not None
         self._print = self._digest(data)
+        self.check(data)
+        #: A digest of graph and owners; of persons' edges, so private.
+        self.digest = fingerprint(
+            self._print,
+            repr((person, sorted(self.public), sorted(self.public_edges))),
+            *self._ptr.values(),
+            *self._who.values(),
+            *self._edge_owner.values(),
+            repr([*self._ptr, *self._edge_owner]),
+        )
 
     # Who owns what #########################################################
 
@@ -271,6 +290,56 @@ class PrivacyUnit:
         who = self._who.get(node_type)
         return who is not None and who.unique().numel() == who.numel()
 
+    @validated
+    def table(self, data: HeteroData) -> Data:
+        """Return the table of persons as a graph without edges.
+
+        Row :math:`i` is a person, with the features and labels that ``data``
+        has for it. Features along metapaths have to be a person's own, as
+        :class:`~pyg_trust.transforms.MetapathFeatures` makes them of this
+        unit.
+
+        Args:
+            data (HeteroData): the graph that was declared.
+
+        Raises:
+            ValueError: if the graph is another one, there is no table of
+                persons, a person has several rows in it, or rows hold data of
+                other persons.
+        """
+        self.check(data)
+        t = self._table()
+        mixed, of = marked(data[t]), data[t].get('own_of', self.digest)
+        if mixed or of != self.digest:
+            raise ValueError(
+                f"'data' needs rows of {t!r} that hold what one person of the "
+                'privacy unit owns (got '
+                + (f'{mixed} marked as propagated' if mixed else 'metapaths')
+                + ' that another unit, or none, calls own): make features by '
+                'MetapathFeatures(paths, unit=unit), of paths that are own'
+            )
+        out = Data(edge_index=torch.empty((2, 0), dtype=torch.int64))
+        for key, value in data[t].items():
+            if has_rows(data[t], key, value):
+                out[key] = value
+        out.num_nodes = self._sizes[t]
+        # Names are those that the unit was declared with.
+        out.n_id = self._n_id.clone()
+        return out
+
+    def names(self, persons: Iterable[int] | Tensor) -> list[int]:
+        """Return the names (``n_id``) of persons' rows in their table.
+
+        Args:
+            persons (Iterable[int] or Tensor): the persons, by their rows.
+
+        Raises:
+            ValueError: if there is no table of persons with one row each, or
+                a person is unknown.
+        """
+        self._table()
+        return self._n_id[self._names(persons)].tolist()
+
     # Removal ###############################################################
 
     def cascade(self, persons: Iterable[int] | Tensor) -> Cascade:
@@ -354,7 +423,10 @@ class PrivacyUnit:
 
     @validated
     def check(self, data: HeteroData) -> None:
-        """Refuse a graph whose sizes or edges differ from the declared ones.
+        """Refuse another graph than the declared one.
+
+        Sizes and edges have to be the same, and no column may show rows or
+        edges of other persons.
 
         Args:
             data (HeteroData): the graph.
@@ -364,6 +436,7 @@ class PrivacyUnit:
                 "'data' needs to be the graph that the unit was made of: its "
                 'types, sizes or edges differ'
             )
+        self._check_values(data)
 
     def summary(self) -> dict[str, Any]:
         """Return the declaration by the names of types, without data."""
@@ -383,6 +456,17 @@ class PrivacyUnit:
         )
 
     # Inside ################################################################
+
+    def _table(self) -> str:
+        t = self.person
+        if t is None or not self.has_one_row_each(t):
+            raise ValueError(
+                "the privacy unit needs a table 'person' with one row each: "
+                'rows are otherwise not what one person owns (got '
+                + (f'{t!r} with persons of several' if t else 'none')
+                + ')'
+            )
+        return t
 
     def _declared(self, data: HeteroData) -> None:
         own = () if self.person is None else (self.person,)
@@ -485,7 +569,7 @@ class PrivacyUnit:
                 f"'{name}' needs to give each row of {node_type!r} {need} "
                 f'(row {i} has {int(count[i])})'
             )
-        self._ptr[node_type] = _pointer(count)
+        self._ptr[node_type] = pointer(count)
         self._who[node_type] = who[rows.argsort(stable=True)]
 
     def _owners_of_edges(
@@ -551,6 +635,26 @@ class PrivacyUnit:
                     f'type between public rows (missing: {e})'
                 )
 
+    def _strange(self, edge_type: EdgeType, node_type: str) -> Tensor:
+        # Which edges rows of a type can't show, as they are not their own.
+        ends = zip(edge_type[::2], self._edges[edge_type], strict=True)
+        none = torch.zeros(self._edges[edge_type].size(1), dtype=torch.bool)
+        if node_type in self.public:
+            return none | (edge_type not in self.public_edges)
+        if node_type in self.joint:
+            return none
+        who = [self._only(t)[i] for t, i in ends if t not in self.public]
+        if edge_type in self._edge_owner:
+            who.append(self._edge_owner[edge_type])
+        return (
+            (who[0] < 0) | (who[0] != who[-1]) | (who[0] != who[len(who) // 2])
+        )
+
+    def _only(self, node_type: str) -> Tensor:
+        # The owner of each row, -1 of several.
+        ptr, who = self._ptr[node_type], self._who[node_type]
+        return torch.where(ptr.diff() == 1, who[ptr[:-1]], -1)
+
     def _same_owners(
         self, a: str, rows: Tensor, b: str, others: Tensor
     ) -> bool:
@@ -558,7 +662,7 @@ class PrivacyUnit:
         if not torch.equal(first, second):
             return False
         k = torch.arange(int(first.sum()))
-        k -= _pointer(first)[:-1].repeat_interleave(first)
+        k -= pointer(first)[:-1].repeat_interleave(first)
         one = self._ptr[a][rows].repeat_interleave(first) + k
         other = self._ptr[b][others].repeat_interleave(first) + k
         return torch.equal(self._who[a][one], self._who[b][other])
@@ -570,7 +674,7 @@ class PrivacyUnit:
         first, second = self._ptr[a].diff()[rows], self._ptr[b].diff()[others]
         count = first * second
         pair = torch.arange(rows.numel()).repeat_interleave(count)
-        k = torch.arange(pair.numel()) - _pointer(count)[pair]
+        k = torch.arange(pair.numel()) - pointer(count)[pair]
         return torch.stack(
             [
                 self._who[a][self._ptr[a][rows][pair] + k // second[pair]],
@@ -578,7 +682,7 @@ class PrivacyUnit:
             ]
         )
 
-    def _check_values(self, data: HeteroData, same: Tensor | None) -> None:
+    def _check_values(self, data: HeteroData) -> None:
         tables = {
             t: x
             for t in data.node_types
@@ -588,12 +692,14 @@ class PrivacyUnit:
         }
         for e, index in self._edges.items():
             for t, ends in zip(e[::2], index, strict=True):
-                public = t in self.public and e not in self.public_edges
-                if public and t in tables and ends.numel():
-                    degree = torch.bincount(ends, minlength=self._sizes[t])
+                strange = self._strange(e, t)
+                if t in tables and strange.any():
+                    degree = torch.bincount(
+                        ends[strange], minlength=self._sizes[t]
+                    )
                     if tells_counts(tables[t], degree):
                         raise ValueError(
-                            f"'public' needs tables that were not made from "
+                            f"'data' needs rows that were not made from other "
                             f'persons: a column of {t!r} counts or ranks the '
                             f'edges {e}'
                         )
@@ -606,7 +712,7 @@ class PrivacyUnit:
                     f'holds another, {k} rows before, also where that is '
                     "another person's"
                 )
-        if same is not None:
+        if self._distinct:
             return
         for a, b in combinations(own, 2):
             if shares_rows(tables[a], self._who[a], tables[b], self._who[b]):
@@ -683,15 +789,11 @@ def path_steps(
     return made
 
 
-def _pointer(count: Tensor) -> Tensor:
-    return torch.cat([count.new_zeros(1), count.cumsum(0)])
-
-
 def _row_of(ptr: Tensor) -> Tensor:
     return torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
 
 
 def _per_row(mask: Tensor, ptr: Tensor) -> Tensor:
     # How many are set, row by row.
-    total = _pointer(mask.long())
+    total = pointer(mask.long())
     return total[ptr[1:]] - total[ptr[:-1]]

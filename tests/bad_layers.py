@@ -22,9 +22,10 @@ from bad_functional import (
     rand,
     shard,
 )
-from bad_ground import DATA, DATA_NAMES, EDGE_WEIGHT, plain_data
+from bad_ground import DATA, DATA_NAMES, EDGE_WEIGHT, plain_data, temporary
 from bad_inputs import (
     FLAG,
+    PATH,
     Row,
     any_graph,
     anything,
@@ -732,6 +733,7 @@ entry(
     names={**DATA_NAMES, 'input_nodes': "'(input_nodes|roots)'"},
     data=DATA,
     contiguous=WHETHER,
+    unit=instance(none=True),
     **OPTIONS,
 )
 
@@ -895,6 +897,30 @@ entry(
     ),
     nodes=values(3, 'a', torch.tensor([0.5]), torch.tensor([N])),
     root=values(3, None, 'another'),
+)
+entry(
+    'certificates.CurrentCertificate.save',
+    lambda: (followed(), {'path': temporary()}),
+    path=PATH,
+)
+
+
+def saved_certificate() -> dict[str, Any]:
+    held, path = followed(), temporary()
+    held.save(path)
+    logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
+    return {'path': path, 'model': logits, 'data': None, 'threat': threat()}
+
+
+entry(
+    'certificates.CurrentCertificate.load',
+    saved_certificate,
+    Row('other logits', {'model': rand(N, 2)}, "'path'"),
+    names={'model': "'(model|logits)'"},
+    path=PATH,
+    model=LOGITS,
+    data=values(3, 'data', plain_data()),
+    threat=instance(),
 )
 EXEMPT['certificates.Certificate'] = RESULT
 entry(

@@ -97,6 +97,16 @@ entry(
     person=values('a', 0.5, -1, 4),
 )
 entry(
+    'unit.PrivacyUnit.names',
+    lambda: (unit(), {'persons': [1]}),
+    persons=PERSONS,
+)
+entry(
+    'unit.PrivacyUnit.table',
+    lambda: (unit(), {'data': shop()}),
+    data=values(3, None, other()),
+)
+entry(
     'unit.PrivacyUnit.without',
     lambda: (unit(), {'data': shop(), 'persons': [1]}),
     data=values(3, None, other()),

@@ -17,6 +17,7 @@ from procedures import (
     liked,
     node_classifier,
 )
+from torch_geometric.data import HeteroData
 from torch_geometric.nn import GCN
 
 from pyg_trust import rng
@@ -39,6 +40,7 @@ from pyg_trust.certificates import (
 )
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.ledger import RemovalLedger
+from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import PPNP
 from pyg_trust.privacy import (
     PrivacyEngine,
@@ -51,7 +53,8 @@ from pyg_trust.privacy import (
 )
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, TrustReport
-from pyg_trust.transforms import AGP, PrivateAGP
+from pyg_trust.transforms import AGP, MetapathFeatures, PrivateAGP
+from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import Recommender, ShardedUnlearner
 from pyg_trust.update import Update
 from pyg_trust.utils import local_cluster
@@ -127,6 +130,28 @@ def voted(folder, by='nodes'):
 def private(folder):
     made = Private(folder).make()
     made.train()
+    made.engine.close()
+    return made.engine.report(1e-3), {
+        'model': dict(made.net.state_dict()),
+        'ledger': folder / 'ledger',
+    }
+
+
+def persons(folder):
+    data = HeteroData()
+    data['user'].x, data['user'].y = torch.rand(30, 2), torch.arange(30) % 2
+    data['order'].x, data['item'].x = torch.rand(60, 2), torch.rand(9, 3)
+    by, has = ('order', 'by', 'user'), ('order', 'has', 'item')
+    each = torch.arange(60)
+    data[by].edge_index = torch.stack([each, each * 7 % 30])
+    data[has].edge_index = torch.stack([each, each % 9])
+    unit = PrivacyUnit(data, 'user', owned={'order': by}, public=('item',))
+    data = MetapathFeatures([[by], [by, has]], 'user', unit=unit)(data)
+    made = Private(folder)
+    made.net = GCN(7, 4, num_layers=2, out_channels=2)
+    made.optimizer = torch.optim.SGD(made.net.parameters(), lr=0.1)
+    made.walks = DisjointWalkLoader(data, 4, 0, unit=unit, num_steps=3, seed=0)
+    made.make().train()
     made.engine.close()
     return made.engine.report(1e-3), {
         'model': dict(made.net.state_dict()),
@@ -272,6 +297,7 @@ MADE = {
     'RankCertificate': ranked,
     'VoteCertificate': voted,
     'PrivacyReport': private,
+    'PrivacyReport, persons': persons,
     'SearchReport': searched,
     'NodeUnlearnReport': nodes,
     'NodeUnlearnReport, push': lambda folder: nodes(

@@ -208,8 +208,11 @@ def spared(each, judged, honest):
 def every(complete, tmp_path_factory):
     """Every promise, and those of which less is confirmed."""
     folder = tmp_path_factory.mktemp('every')
-    more = MADE['UnlearnReport, objective'](folder)[0]
-    more = json.loads(TrustReport.of(more).to_json())['guarantees']
+    more = [
+        MADE[name](folder)[0]
+        for name in ('UnlearnReport, objective', 'PrivacyReport, persons')
+    ]
+    more = json.loads(TrustReport.of(*more).to_json())['guarantees']
     return [*complete()['guarantees'], *more]
 
 
@@ -402,7 +405,7 @@ def test_a_confirmer_that_is_missing_confirms_nothing(
     ],
 )
 def test_digits_are_those_of_ascii(every, judged, procedure, field, value):
-    (each,) = [e for e in every if e['procedure'] == procedure]
+    each = next(e for e in every if e['procedure'] == procedure)
     assert noticed(judged(put(each, field, value)), judged(each))
 
 

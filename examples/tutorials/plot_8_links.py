@@ -76,6 +76,18 @@ fresh = Recommender('paths').fit(rest, num_users=300, num_items=80)
 print(torch.equal(best, fresh.recommend([1, 2, 3], k=5)), best.tolist())
 
 # %%
+# Hide who likes what
+# -------------------
+# A recommender that forgets is not private. This one releases a noisy table
+# of items once: nobody learns of one customer from what others are shown. Few
+# customers pay for that, as the noise is the same for a million.
+from pyg_trust.privacy import PrivateItemCounts
+
+private = PrivateItemCounts(epsilon=8.0, delta=1e-4).fit(likes, 300, 80)
+print(private.recommend(likes, k=5)[:3].tolist())
+print(private.report().promise())
+
+# %%
 # What can one like of others turn?
 # ---------------------------------
 # Rank by PageRank, and withdraw any one like of anybody else: so far do the
@@ -97,5 +109,5 @@ print('the like of', ranks.flips[0, 0].tolist())
 # ---------------
 from pyg_trust.report import TrustReport
 
-page = TrustReport.of(model.report(), removed, ranks)
+page = TrustReport.of(model.report(), private.report(), removed, ranks)
 print('\n'.join(each.promise for each in page.guarantees))

@@ -17,7 +17,6 @@ from pyg_trust.functional.budget import (
 )
 from pyg_trust.functional.flips import single_flip_margins
 from pyg_trust.functional.perturbations import Policy
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.region import local_attack, local_bound
 from pyg_trust.functional.search import (
     Exhaustive,
@@ -25,6 +24,7 @@ from pyg_trust.functional.search import (
     count_sets,
     greedy_attacks,
 )
+from pyg_trust.graph.ragged import pointer
 
 # Numbers in a dense block of target-class pairs by nodes.
 _BLOCK = 2**24

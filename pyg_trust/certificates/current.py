@@ -36,8 +36,10 @@ pairs, by a search; what that leaves open is bounded by policy iteration, with
 """
 
 import copy
+import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,12 +48,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
+from pyg_trust import files
 from pyg_trust._checks import (
     Fraction,
     check_dtype,
     check_instance,
+    check_tensor,
     validated,
 )
+from pyg_trust._checks.states import check_state, reading
 from pyg_trust.certificates.certificate import (
     BROKEN,
     ROBUST,
@@ -59,14 +64,21 @@ from pyg_trust.certificates.certificate import (
     Certificate,
 )
 from pyg_trust.certificates.deployed import Deployed
-from pyg_trust.certificates.exact import _deployed, certify_pagerank
+from pyg_trust.certificates.exact import _deployed, certify_pagerank, subject
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import fingerprint, fingerprint_data
+from pyg_trust.report.base import plain
 
+# Tensors of a certificate that an update changes.
+_NUMBERS = {
+    'debit': torch.float64,
+    '_lower': torch.float64,
+    '_fresh': torch.bool,
+}
 # Of products and sums of a few numbers in float64, rounded to nearest.
 _OUT = 1 + 2.0**-48
 
@@ -259,6 +271,69 @@ class CurrentCertificate:
         status[stale], reference[stale] = found.status, found.reference
         made.certificate = replace(old, status=status, reference=reference)
         made.kept = int(made.status.eq(ROBUST).sum())
+        return made
+
+    def save(self, path: str | Path) -> None:
+        """Write bounds and debits to a file, atomically.
+
+        The file tells of the graph and the attacker, and is believed when it
+        is loaded: guard it. It has no proof of the first certificate.
+
+        Args:
+            path (str or Path): the path of the file, which is replaced.
+        """
+        *_, alpha, options = self._arguments
+        about = fingerprint(*subject(self._deployed, self._threat))
+        names = (field.name for field in fields(Certificate) if field.repr)
+        held = {name: getattr(self.certificate, name) for name in names}
+        # Versions are more than text, which files do not hold.
+        origin = json.dumps(plain(held['provenance']))
+        held['provenance'] = json.loads(origin)
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        state = {'format': 1, 'about': about, 'certificate': held}
+        state |= {'alpha': alpha, 'options': options, 'given': self._given}
+        files.save(path, {**state, **numbers})
+
+    @classmethod
+    def load(
+        cls, path: str | Path, model: Any, data: Any, threat: ThreatModel
+    ) -> 'CurrentCertificate':
+        """Read a certificate that :meth:`save` has written.
+
+        Args:
+            path (str or Path): the path of the file.
+            model (PageRankDiffusion or Tensor): the model or logits of the
+                saved certificate.
+            data (Data, optional): the graph of the saved certificate;
+                :obj:`None` with logits.
+            threat (ThreatModel): the attacker of the saved certificate.
+
+        Raises:
+            TypeError, ValueError: on another file, model, graph or threat:
+                with :meth:`after` an update is followed.
+        """
+        check_instance('threat', threat, ThreatModel)
+        state = files.load(path)
+        check_state(state, ('about', 'alpha', 'certificate'), (1,))
+        made = cls.__new__(cls)
+        made._deployed = _deployed(model, data, threat, state['alpha'])
+        if state['about'] != fingerprint(*subject(made._deployed, threat)):
+            raise ValueError(
+                "'path' has the certificate of another model, graph or "
+                'threat: load it with those that it was saved with, and '
+                'follow the update by after()'
+            )
+        with reading():
+            arguments = model, data, threat, state['alpha'], state['options']
+            made._arguments, made._threat = arguments, threat
+            made._given, made.root = state['given'], _root(model, data, threat)
+            made.certificate = Certificate(**state['certificate'])
+            shape = made.certificate.class_margins.shape
+            for name, kind in _NUMBERS.items():
+                size = shape if kind == torch.float64 else shape[:1]
+                check_tensor('state', state[name], kind, tuple(size))
+                setattr(made, name, state[name])
+            made.kept = int(made.status.eq(ROBUST).sum())
         return made
 
     def __repr__(self) -> str:

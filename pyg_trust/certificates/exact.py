@@ -245,20 +245,7 @@ def _report(
         tolerance=float(problem.tolerance),
         roundoff=float(slack.max()) if slack.numel() else 0.0,
         fingerprint=fingerprint(
-            deployed.logits,
-            deployed.alpha,
-            deployed.K,
-            deployed.normalization,
-            str(deployed.self_loops),
-            deployed.kind,
-            threat.graph.rowptr,
-            threat.graph.col,
-            threat.perturbations.removable,
-            threat.perturbations.pairs,
-            str(threat.perturbations.all_pairs),
-            threat.local_budget,
-            threat.global_budget,
-            str(threat.undirected),
+            *subject(deployed, threat),
             problem.reference,
             problem.targets,
             perturbations.graph.num_edges,
@@ -281,6 +268,31 @@ def _report(
         proof=proof,
         witness_digest=digest,
         **hashes,
+    )
+
+
+def subject(deployed: Deployed, threat: ThreatModel) -> tuple[Any, ...]:
+    """List everything that a certificate depends on, but for its targets.
+
+    Args:
+        deployed (Deployed): the model as it is deployed.
+        threat (ThreatModel): the attacker.
+    """
+    return (
+        deployed.logits,
+        deployed.alpha,
+        deployed.K,
+        deployed.normalization,
+        str(deployed.self_loops),
+        deployed.kind,
+        threat.graph.rowptr,
+        threat.graph.col,
+        threat.perturbations.removable,
+        threat.perturbations.pairs,
+        str(threat.perturbations.all_pairs),
+        threat.local_budget,
+        threat.global_budget,
+        str(threat.undirected),
     )
 
 

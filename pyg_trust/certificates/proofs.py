@@ -9,7 +9,7 @@ from torch import Tensor
 from pyg_trust.certificates.problem import Problem
 from pyg_trust.certificates.witness import MOST_BYTES, Witness
 from pyg_trust.functional.dual_search import DualSearch, Mirror
-from pyg_trust.functional.ragged import pointer
+from pyg_trust.graph.ragged import pointer
 
 # Costs of a flip, by their number in a witness.
 _COSTS = ('pagerank', 'visits')

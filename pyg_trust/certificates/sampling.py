@@ -12,9 +12,9 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust._progress import Bar
 from pyg_trust.certificates.lazy import LinearFeatures
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.voting import differ
 from pyg_trust.graph import quiet_sparse, sparse_rows
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.transforms.flip_bits import (
     KINDS,
     BitFlips,

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pyg_trust import ops
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import ranges
 
 # The cost of a visited node in entries of an exact level, as in csrc/push.h.
 VISIT_COST = 16

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import Count, check_dtype, check_tensor, validated
-from pyg_trust.functional.ragged import ranges
 from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph.ragged import ranges
 
 
 class SweepCut(NamedTuple):

@@ -28,8 +28,8 @@ from pyg_trust._checks import (
     check_positive,
     check_tensor,
 )
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph.ragged import pointer
 
 _UNIT = torch.finfo(torch.float64).eps / 2
 # The solver's target residual, relative to the largest reward: far below the

@@ -27,9 +27,9 @@ from torch import Tensor
 from pyg_trust import ops
 from pyg_trust.functional.journal import Journal
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer, ranges
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

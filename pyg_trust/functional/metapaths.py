@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pyg_trust.functional.ragged import pointer
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.unit import EdgeType, path_steps
 
 # Messages gathered at once.

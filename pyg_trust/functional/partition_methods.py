@@ -26,7 +26,7 @@ from pyg_trust.functional.partition import (
     shard_sizes,
     simple_edges,
 )
-from pyg_trust.functional.ragged import pointer
+from pyg_trust.graph.ragged import pointer
 
 
 def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:

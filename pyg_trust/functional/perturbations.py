@@ -16,8 +16,8 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer
 
 # Numbers in a dense block of columns by nodes.
 _BLOCK = 2**22

@@ -37,9 +37,9 @@ from pyg_trust._checks import (
 from pyg_trust.functional.budget import Rewards, dual_bound
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.functional.policy import policy_iteration
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.search import greedy_attacks
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer
 
 # The least upper bound: smaller ones make prices meaningless.
 _LEAST = 1e-12

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_tensor
-from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import sparse_rows
+from pyg_trust.graph.ragged import pointer, ranges
 
 
 def gram(Z: Tensor) -> Tensor:

@@ -40,7 +40,6 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._progress import Bar
-from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.scattering_batch import (
     Batch,
     check_features,
@@ -54,6 +53,7 @@ from pyg_trust.functional.wavelets import (
     wavelet_bank,
 )
 from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph.ragged import pointer, ranges
 
 LOW_PASSES = ('mean', 'degree')
 METHODS = ('auto', 'dense', 'sparse')

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from pyg_trust._checks import Count, Natural, check_dtype, validated
 from pyg_trust._checks.graphs import check_real
-from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.functional.wavelets import WAVELETS
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer, ranges
 
 # A multiplication in a batched dense product costs a sixth of one in a sparse
 # product, and a call costs as much as 20,000 of the latter

@@ -55,8 +55,8 @@ from pyg_trust import ops
 from pyg_trust._checks import check_range
 from pyg_trust.functional.journal import Journal
 from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.ops import OpenRows
 
 BITS = 40

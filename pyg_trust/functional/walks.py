@@ -16,8 +16,8 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer, ranges
 
 
 class DisjointWalks(NamedTuple):

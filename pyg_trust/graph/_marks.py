@@ -5,6 +5,10 @@ and :class:`~pyg_trust.transforms.PrivateAGP` write it, PyG keeps it in copies
 and subgraphs, and private training and releases refuse what it names. It has
 to be set by hand where features come from elsewhere (``SIGN``, means of
 neighbours) or go into a new :class:`~torch_geometric.data.Data`.
+
+``data.own_of`` is the digest of the :class:`~pyg_trust.unit.PrivacyUnit` by
+which features along metapaths are a person's own. They are no other row's for
+that unit alone.
 """
 
 from torch_geometric.data import Data

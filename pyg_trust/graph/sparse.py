@@ -13,6 +13,7 @@ from pyg_trust._checks import (
     check_nodes,
     check_tensor,
 )
+from pyg_trust.graph.ragged import pointer, ranges
 
 
 def sparse_rows(
@@ -81,6 +82,4 @@ def pick_rows(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("'rowptr' needs at least one entry (got none)")
     nodes = check_nodes('nodes', nodes, rowptr.numel() - 1)
     count = rowptr[nodes + 1] - rowptr[nodes]
-    start = torch.cat([count.new_zeros(1), count.cumsum(0)])
-    shift = (rowptr[nodes] - start[:-1]).repeat_interleave(count)
-    return start, torch.arange(len(shift), device=shift.device) + shift
+    return pointer(count), ranges(rowptr[nodes], count)

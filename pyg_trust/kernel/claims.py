@@ -301,11 +301,7 @@ def claim(procedure: str, values: Mapping[str, Any]) -> Any:
 
 def values(made: Any) -> dict[str, Any]:
     """Return the fields of a claim as a report in JSON has them."""
-    found = {
-        each.name: getattr(made, each.name)
-        for each in fields(made)
-        if each.name != 'more'
-    }
+    found = {name: vars(made)[name] for name in vars(made) if name != 'more'}
     return {**found, **made.more}
 
 

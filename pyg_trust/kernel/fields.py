@@ -46,10 +46,12 @@ WITHOUT = ('uniform-without-replacement', 'without replacement')
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 PARTS = ('mu_encoder', 'mu_aggregation', 'mu_head')
 _ROW, _GRAPH = 'replace-one-feature-row', 'replace-one-graph'
+_PERSON, _PERSONS = 'replace-one-person', 'persons, a row each'
 _UNITS = {
     'node-disjoint random walks': (_ROW,),
     'ego graphs of roots in a graph of bounded degree': (_ROW,),
     'whole graphs': (_GRAPH, AWAY),
+    _PERSONS: (_PERSON,),
 }
 _REMOVAL = (
     'noise release_std bound distance_bound budget history epsilon '
@@ -128,6 +130,7 @@ def confirmed(procedure: str, values: Mapping[str, Any]) -> frozenset[str]:
     """List fields that other fields, or the run's arguments, confirm."""
     known = '' if values.get('vouched') else _MARKED[procedure]
     sure = {name.rstrip('*') for name in known.split()}
+    sure |= {'persons'} & set(values) if known else set()
     if 'noise_stds' in sure and values.get('ledger_head') is not None:
         sure -= {'noise_stds', 'releases'}  # others' are on it as well
     for case, alone in _UNLESS.items():
@@ -266,6 +269,10 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield f'units_per_row: {mechanism} counts one unit, {rows} are claimed'
     if v['unit'] in _UNITS:
         yield from _one_of('relation', about, _UNITS[v['unit']])
+    if ('persons' in v or about == _PERSON) and not v.get('vouched'):
+        run = _Whole(arguments['sampler'])
+        made = [run['walk_length'] or _PERSONS, run['persons']]
+        yield from _is('persons', [v['unit'], v['persons']], made)
     moves = rows * (1 if about == AWAY else 2)
     norm = number('max_grad_norm', v['max_grad_norm'], above=0.0)
     yield from _same('lam', v['lam'], noise / moves)

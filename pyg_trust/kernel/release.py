@@ -66,8 +66,6 @@ of public pairs, or divide by :math:`K`, are post-processing; to divide by
 :math:`|E|`, or to leave edges out of the public pairs, is none. On the grid a
 summand is truncated, so that it is not longer, and :math:`|E|` is counted by
 one truncated number.
-
-**Interface.** All take and return numpy arrays and plain numbers.
 """
 
 import math

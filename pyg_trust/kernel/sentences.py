@@ -76,7 +76,6 @@ def words(claim: Any) -> Words:
 
 
 def _settings(claim: Any) -> str:
-    # Long ones by the start of a digest.
     pairs = {each.name: getattr(claim, each.name) for each in fields(claim)}
     pairs |= pairs.pop('more')
     sure = confirmed(claim.procedure, pairs)
@@ -138,7 +137,15 @@ TRAINING = (
     'a process, a batch that was drawn is kept until its step is spent, but a '
     'new process draws another',
 )
-
+_UNITS = {
+    'edge': "edge's presence",
+    'node': "node's record: features, label and own list of neighbours",
+    'node_incident': "node with all its edges, up to {} of them: the node's "
+    'features, label and edges',
+    'feature': "node's features and label",
+    'user': "user's list of items",
+}
+_SUMS = {'feature': 'a linear propagation', 'user': 'pairs of items'}
 RUN_ALONE = (
     'a unit adds to a step what it adds when it is run alone; run alone were '
     'all units (always), or one drawn in secret in k of n steps, if there is '
@@ -152,6 +159,8 @@ def protected_unit(relation: str) -> str:
         return 'graph: its nodes, edges, features and label'
     if relation == 'add-or-remove-one-graph':
         return 'graph, and in whether it is there'
+    if relation == 'replace-one-person':
+        return 'person: all rows that it owns, their labels and edges'
     return "node's features"
 
 
@@ -167,6 +176,10 @@ def _training(c: Any) -> Words:
         public = ('how many graphs there are',)
     elif c.relation == 'add-or-remove-one-graph':
         public = ('the rate, and the number that sums are divided by',)
+    elif c.relation == 'replace-one-person':
+        of = c.more['persons']
+        named = ', '.join([*of['declared_public'], *of['public_edges']])
+        public = 'how many persons', f'DECLARED PUBLIC: {named or "nothing"}'
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
         f'{_pair(c.epsilon, c.delta)}-differentially private'
@@ -188,17 +201,6 @@ def _search(c: Any) -> Words:
         ('all other runs, how many there were, and the time',),
         *_spends(c),
     )
-
-
-_UNITS = {
-    'edge': "edge's presence",
-    'node': "node's record: features, label and own list of neighbours",
-    'node_incident': "node with all its edges, up to {} of them: the node's "
-    'features, label and edges',
-    'feature': "node's features and label",
-    'user': "user's list of items",
-}
-_SUMS = {'feature': 'a linear propagation', 'user': 'pairs of items'}
 
 
 def unit_of_sums(
@@ -277,6 +279,10 @@ _AFTERWARDS = (
     'reports, ledgers, residuals and the time that a removal takes, which are '
     'functions of what was removed: keep them private',
 )
+_KEPT = (
+    'the files of earlier states, which hold what was removed and are kept in '
+    'the folder (keep_history=True) until purge()',
+)
 _OUTPUT = (
     'the reference is exact retraining on the data that remain, with the same '
     'settings, released with the same noise',
@@ -331,17 +337,6 @@ def _graph_removal(c: Any) -> Words:
 
 @_of('exact removal by shards')
 def _shard_removal(c: Any) -> Words:
-    limits = [
-        'what earlier releases of the model have revealed',
-        'the names of what was removed, which stay in ledger and reports',
-        'copies, backups and snapshots of the state, a later fit, or a state '
-        'that somebody puts back from a copy',
-    ]
-    if c.keeps_history:
-        limits.append(
-            'the files of earlier states, which hold what was removed and are '
-            'kept in the folder (keep_history=True) until purge()'
-        )
     return Words(
         f'{c.secrets}; '
         * (c.secrets != FROM_SYSTEM)
@@ -357,7 +352,13 @@ def _shard_removal(c: Any) -> Words:
             "torch's default generator",
             'bits are those of one machine and one version of torch',
         ),
-        tuple(limits),
+        (
+            'what earlier releases of the model have revealed',
+            'the names of what was removed, which stay in ledger and reports',
+            'copies, backups and snapshots of the state, a later fit, or a '
+            'state that somebody puts back from a copy',
+            *_KEPT[: c.keeps_history],
+        ),
     )
 
 
@@ -415,9 +416,6 @@ def _exact(c: Any) -> Words:
             *(UNSEEN if c.model_digest else ()),
         ),
     )
-
-
-_NAMES = {'edges': 'edges', 'features': 'entries of the features'}
 
 
 @_of('certificate by smoothing')
@@ -489,6 +487,13 @@ def _collective(c: Any) -> Words:
     )
 
 
+_NAMES = {'edges': 'edges', 'features': 'entries of the features'}
+_FOUND = {
+    'failed': 'found a trace of what was removed',
+    'not rejected': 'found no trace of what was removed',
+    'leaks by design': 'found what is released by design',
+    'no power': 'could not have found a trace',
+}
 _PROTECTED = {
     'edges': 'undirected edges, inserted or deleted',
     'nodes': 'nodes other than the target, inserted, deleted or changed with '
@@ -602,14 +607,6 @@ def _propagation(c: Any) -> Words:
         ('the seed does not depend on graph and features',) * (c.eps > 0),
         (f'what the measure leaves out after {c.levels} levels',),
     )
-
-
-_FOUND = {
-    'failed': 'found a trace of what was removed',
-    'not rejected': 'found no trace of what was removed',
-    'leaks by design': 'found what is released by design',
-    'no power': 'could not have found a trace',
-}
 
 
 @_of('audit of a removal')

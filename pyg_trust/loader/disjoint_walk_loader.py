@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, validated
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,
@@ -20,7 +20,10 @@ from pyg_trust.loader.step_batches import (
 )
 from pyg_trust.loader.whole_units import WholeUnitLoader
 from pyg_trust.sampler import DisjointWalkSampler
+from pyg_trust.unit import PrivacyUnit
 
+# The relation of persons.
+PERSON = 'replace-one-person'
 # Partitions and batches are drawn from streams of their own.
 _PARTITION, _BATCH = 0, 1
 
@@ -117,14 +120,29 @@ class DisjointWalkLoader(WholeUnitLoader):
     need it. Roots are then those of ``root_mask``:
     ``model(batch.x, batch.edge_index)[batch.root_mask]``.
 
+    **Persons of several rows.** With a :class:`~pyg_trust.unit.PrivacyUnit`
+    the units are persons, :obj:`walk_length` is 0, and a batch holds rows of
+    the table of persons, with no edge. Protected is all that a person owns
+    in any table: rows and how many, features, labels and edges. It reaches
+    the model by :class:`~pyg_trust.transforms.MetapathFeatures`. Joint rows
+    and edges between persons are not read.
+
+    .. code-block:: python
+
+        data = MetapathFeatures(paths, 'user', unit=unit)(data)
+        loader = DisjointWalkLoader(
+            data, 256, walk_length=0, unit=unit, sampling='poisson'
+        )
+
     The steps of an epoch count on from those of the last: a loader with the
     same arguments and seed gives the same epochs, for any number of workers.
 
     Args:
-        data (Data): the graph, with an ``edge_index`` without duplicates, on
-            the CPU or, without workers, on CUDA. There everything is sampled
-            and stays, but for the nodes of a batch, which, as a loader's list
-            of indices, pass through the host.
+        data (Data or HeteroData): the graph, with an ``edge_index`` without
+            duplicates, on the CPU or, without workers, on CUDA. There
+            everything is sampled and stays, but for the nodes of a batch,
+            which, as a loader's list of indices, pass through the host. With
+            a :obj:`unit`, the typed graph of that unit.
         batch_size (int): :math:`m`, the subgraphs of a batch. It is constant,
             or, with ``sampling='poisson'``, the expected number.
         walk_length (int): :math:`L`, the steps of a walk.
@@ -137,6 +155,8 @@ class DisjointWalkLoader(WholeUnitLoader):
             (default: :obj:`None`)
         resample_every (int, optional): the steps between two partitions;
             :obj:`None` to keep the first. (default: :obj:`None`)
+        unit (PrivacyUnit, optional): the privacy unit, if persons are
+            several rows. (default: :obj:`None`)
         along (bool): whether messages travel along the edges or against
             them. (default: :obj:`True`)
         contiguous (bool): as above. (default: :obj:`False`)
@@ -154,16 +174,19 @@ class DisjointWalkLoader(WholeUnitLoader):
             otherwise.
         ValueError: if :obj:`batch_size` is more than :math:`M` (with
             :obj:`resample_every`, than the least it can be,
-            :func:`pyg_trust.functional.walks.min_subgraphs`), and as
-            :func:`pyg_trust.functional.disjoint_walks`.
+            :func:`pyg_trust.functional.walks.min_subgraphs`), if
+            :obj:`walk_length` is not 0 with a :obj:`unit`, and as
+            :func:`pyg_trust.functional.disjoint_walks` and
+            :meth:`PrivacyUnit.table <pyg_trust.unit.PrivacyUnit.table>`.
     """
 
     terms = 1
     unit = 'node-disjoint random walks'
+    _declared: dict[str, Any] | None = None
 
     def __init__(
         self,
-        data: Data,
+        data: Data | HeteroData,
         batch_size: Count,
         walk_length: Natural,
         restarts: Count = 1,
@@ -171,6 +194,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         *,
         num_steps: Count | None = None,
         resample_every: Count | None = None,
+        unit: PrivacyUnit | None = None,
         along: bool = True,
         contiguous: bool = False,
         sampling: Sampling = WITHOUT_REPLACEMENT,
@@ -180,6 +204,17 @@ class DisjointWalkLoader(WholeUnitLoader):
         self.check_kwargs(
             kwargs, num_steps=num_steps, resample_every=resample_every
         )
+        if unit is not None:
+            if walk_length:
+                raise ValueError(
+                    "'walk_length' needs to be 0 with a 'unit': a walk joins "
+                    f'rows of several persons (got {walk_length})'
+                )
+            # Batches name rows by position.
+            data = unit.table(data)
+            del data.n_id
+            self.unit, self.relation = 'persons, a row each', PERSON
+            self._declared = unit.summary()
         # The seed is resolved after all checks.
         sampler = DisjointWalkSampler(
             data, walk_length, restarts, input_nodes, along=along, seed=0
@@ -251,8 +286,37 @@ class DisjointWalkLoader(WholeUnitLoader):
             'along': self.node_sampler.along,
             'contiguous': self.contiguous,
             'resample_every': self.resample_every,
+            **({} if self._declared is None else {'persons': self._declared}),
             **super().setting(),
         }
+
+    def public(self) -> tuple[Any, ...]:
+        """Return the public part of the data, and what is declared of it."""
+        declared = () if self._declared is None else (repr(self._declared),)
+        return (*super().public(), *declared)
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Return the assumptions and limits of a guarantee in one unit."""
+        if self._declared is None:
+            return super().assumptions()
+        owned = ', '.join([self._declared['person'], *self._declared['owned']])
+        unread = ', '.join(self._declared['joint'])
+        return (
+            f'protected is one person: all its rows of {owned}, how many they '
+            'are, features, labels and edges; how many persons there are, and '
+            'who of them is a training row, are not',
+            'the owners of all rows and edges are those that the privacy unit '
+            'was told, and one person has one name',
+            'not used are edges between persons'
+            + (f', and rows of several: {unread}' if unread else ''),
+            'what a trained model predicts for a person reads what that '
+            'person owns alone',
+            'no feature was computed beforehand from several persons '
+            '(vocabularies, category codes, embeddings, scaling); C, the '
+            'noise, the number of steps and the hyper-parameters were chosen '
+            'without looking at private rows (each run of a search is a '
+            'release of its own, unless pyg_trust.privacy.search made it)',
+        )
 
     def _units(self, step: int) -> Tensor:
         number = self._number(step)

@@ -23,7 +23,7 @@ from pyg_trust._checks import (
     check_instance,
     validated,
 )
-from pyg_trust.functional.ragged import pointer
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,

@@ -14,7 +14,7 @@ from pyg_trust.functional.partition import (
     check_partition,
     shard_sizes,
 )
-from pyg_trust.functional.ragged import pointer
+from pyg_trust.graph.ragged import pointer
 
 _OWN = ('collate_fn', 'generator', 'dataset')
 

@@ -30,7 +30,7 @@ from pyg_trust._checks import (
 from pyg_trust._progress import Bar
 from pyg_trust.functional import aggregate
 from pyg_trust.functional.partition import check_edges
-from pyg_trust.functional.ragged import pointer
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.registries import Registry
 
 #: Factories of :class:`ShardAggregator`, by name.

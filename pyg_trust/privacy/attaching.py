@@ -100,6 +100,12 @@ def check_rows(loader: StepLoader) -> None:
             'of other nodes are in them, and no row would be protected; '
             'train on raw features and propagate the logits)'
         )
+    if loader.data.get('own_of') is not None:
+        raise ValueError(
+            "'data_loader' needs 'unit', the PrivacyUnit by which features "
+            "along metapaths are a person's own (got rows alone: a person "
+            'may be several, and would be promised what holds for one)'
+        )
 
 
 def check_types(module: nn.Module) -> None:

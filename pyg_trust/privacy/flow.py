@@ -704,6 +704,8 @@ def _check_kept(
     args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch
 ) -> None:
     # Values that the model kept hold made-up rows, and can't be read.
+    if not watch.kept:
+        return
     for value in tree_leaves([args, kwargs]):
         name = None
         if isinstance(value, float):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from pyg_trust.functional.ragged import pointer
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.privacy.draws import DrawsBySubgraph, NoDropout
 from pyg_trust.privacy.flow import is_structure
 from pyg_trust.privacy.validation import (

@@ -37,7 +37,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 from pyg_trust.privacy.calls import Call
@@ -502,7 +501,7 @@ class Rehearsal:
         found, sizes = set(), {0, 1}
         for step in self.watch.steps or []:
             values = []
-            for value in tree_leaves([step.args, step.kwargs]):
+            for value in _leaves([step.args, step.kwargs]):
                 if isinstance(value, Slot):
                     sizes |= {value.shape.numel(), *value.shape}
                 elif isinstance(value, Tensor):
@@ -516,6 +515,17 @@ class Rehearsal:
                         values.append(hash(value))
             found.add((str(step.func), *values))
         return frozenset(found)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    # What is in recorded arguments, which are lists and dictionaries alone.
+    if type(value) in (list, tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif type(value) is dict:
+        yield from _leaves([*value.values()])
+    else:
+        yield value
 
 
 def _has_labels(batch: Data) -> bool:

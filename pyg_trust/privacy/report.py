@@ -1,8 +1,8 @@
 """The guarantee of private training, with every assumption."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -19,12 +19,20 @@ from pyg_trust.kernel.sentences import (
 )
 from pyg_trust.loader import StepLoader
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
-from pyg_trust.privacy.accountant import ACCOUNTANTS, epsilon_over_time
+from pyg_trust.privacy.accountant import (
+    ACCOUNTANTS,
+    GROUP,
+    GROUP_WOR,
+    create_accountant,
+    epsilon_over_time,
+)
 from pyg_trust.privacy.wrappers import PrivateStep
 from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
+# So many persons together have a line in a report.
+_TOGETHER = (2, 5)
 APART = (
     'the model treats subgraphs apart on every data, as it did on the random '
     'features that it was tested with, and its attributes and code stay as '
@@ -98,6 +106,8 @@ class PrivacyReport(Report):
             for what rounding to its grid adds.
         grid_exponent (int): the noise's grid is its standard deviation times
             two to this.
+        persons (dict): the declared owners, if the units are persons.
+        together (tuple): numbers of persons, and epsilon of so many together.
     """
 
     epsilon: float
@@ -133,11 +143,15 @@ class PrivacyReport(Report):
     isolation: str = 'not'
     rho: float = 0.0
     grid_exponent: int = -32
+    persons: dict[str, Any] = field(default_factory=dict)
+    together: tuple[tuple[int, float], ...] = ()
 
     def guarantee(self) -> Guarantee:
         """State the differential privacy of the released weights."""
         values = self.numbers()
         values['checked'] = values.pop('isolation')
+        if not self.persons:
+            del values['persons'], values['together']
         return stated(
             'private training',
             {**values, 'vouched': vouched(self.mechanism)},
@@ -194,11 +208,22 @@ class PrivacyReport(Report):
             f'{self.noise_std:.4g}. Neighbours move the sum by at most '
             f'{self.sensitivity:.4g}; the account counts {self.lam:.4g} times '
             'that as noise.',
+            *self._of_persons(),
             f'Accounted for by {self.mechanism!r}{said_by(self.mechanism)}. '
             'This holds if, and covers only what follows:',
             *(f'- {line}' for line in self.assumptions),
         ]
         return '\n'.join(lines)
+
+    def _of_persons(self) -> Iterator[str]:
+        if not self.persons:
+            return
+        yield f'Not covered: {"; ".join(self.guarantee().not_covered)}.'
+        for k, epsilon in self.together:
+            yield (
+                f'For {k} persons together, such as a household, epsilon is '
+                f'{outwards(epsilon)} at the same delta.'
+            )
 
     def _draw(self) -> str:
         seen = ''
@@ -265,6 +290,7 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
     for _, rate, count in engine.accountant.history:
         rates[rate] = rates.get(rate, 0) + count
     moves = loader.terms * (1 if loader.form == 'withdraw' else 2)
+    persons = loader.setting().get('persons', {})
     notes = [*run.leaks, *step.pins.notes(), *step.notes()]
     mechanism = engine.accountant.mechanism()
     if ACCOUNTANTS.is_own(mechanism):
@@ -346,7 +372,30 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
         pure_epsilon=engine.accountant.pure_epsilon,
         epsilon_renyi=_renyi(engine.accountant, delta),
         checked=_checks(engine, run),
+        persons=persons,
+        together=_together(engine.accountant, loader, delta)
+        if persons
+        else (),
     )
+
+
+def _together(
+    account: Any, loader: StepLoader, delta: float
+) -> tuple[tuple[int, float], ...]:
+    # Several persons are in as many units: the account of egos counts them.
+    made: list[tuple[int, float]] = []
+    if ACCOUNTANTS.is_own(account.mechanism()):
+        return ()
+    for k in _TOGETHER:
+        number = loader.num_subgraphs
+        if k > number or any(z < k / 10 for z, *_ in account.history):
+            continue
+        kind = GROUP if loader.sampling == 'poisson' else GROUP_WOR
+        many = create_accountant(kind, num_roots=number, occurrences=k)
+        pure = k * account.pure_epsilon
+        many.history = list(account.history)
+        made.append((k, many.get_epsilon(delta) + pure))
+    return tuple(made)
 
 
 def _arithmetic(engine: Any, run: Run, why: tuple[str, ...]) -> str:

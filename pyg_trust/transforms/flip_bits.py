@@ -12,9 +12,9 @@ from torch_geometric.transforms import BaseTransform
 from pyg_trust import ops, rng
 from pyg_trust._checks import check_instance
 from pyg_trust._checks.graphs import check_data
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.smoothing import check_noise, sampling_slack
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer
 
 # Parts of the seed.
 _EDGES, _FEATURES = 0, 1

@@ -10,7 +10,6 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust._checks import Count, check_integer, check_tensor, validated
-from pyg_trust.functional.ragged import pointer
 from pyg_trust.functional.scattering import (
     ScatteringPath,
     check_order,
@@ -20,6 +19,7 @@ from pyg_trust.functional.scattering import (
 )
 from pyg_trust.functional.scattering_batch import num_paths
 from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph.ragged import pointer
 
 
 @validated

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch_geometric.data import HeteroData
 from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.data.storage import NodeStorage
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust._checks import check_tensor, validated
@@ -96,18 +97,34 @@ class MetapathFeatures(BaseTransform):
         if self.concat:
             found = [store.x, *found]
         own = all(self._is_own(data, path) for path in self.paths)
-        if not own or (self.concat and 'x' in marked(store)):
+        if (
+            self.unit is None
+            or not own
+            or (self.concat and 'x' in marked(store))
+            or not self._is_of_unit(store)
+        ):
             mark(store, self.out)
+        else:
+            store.own_of = self.unit.digest
         store[self.out] = torch.cat(found, dim=1)
         return data
 
     def _is_own(self, data: HeteroData, path: Sequence[EdgeType]) -> bool:
         steps = path_steps(path, self.node_type, data.edge_index_dict)
+        last = data[steps[-1][2]]
         return (
             self.unit is not None
             and self.unit.has_one_row_each(self.node_type)
-            and 'x' not in marked(data[steps[-1][2]])
+            and 'x' not in marked(last)
+            and self._is_of_unit(last)
             and self.unit.is_own(path, self.node_type)
+        )
+
+    def _is_of_unit(self, store: NodeStorage) -> bool:
+        # Whether no other unit was told whose the rows are.
+        return self.unit is None or store.get('own_of') in (
+            None,
+            self.unit.digest,
         )
 
     def __repr__(self) -> str:

@@ -104,11 +104,14 @@ class NodeSolver(CertifiedClassifier[Model]):
 
     def _packed(self, model: Model) -> dict[str, Any]:
         linear = {} if model.B is None else {'B': model.B.clone()}
+        data = model.data.to_dict()
+        waits = _waiting(model.sealed, data)
         return {
             **super()._packed(model),
             **linear,
+            **({'waits': waits} if waits else {}),
             'seals': model.seals.state_dict(),
-            'data': model.data.to_dict(),
+            'data': data,
             'weight': model.weight.clone(),
             'releases': model.releases,
             'secure': model.secure,
@@ -133,8 +136,8 @@ class NodeSolver(CertifiedClassifier[Model]):
         # guess of what was removed could be tested. They are solved again.
         W, gradient = self._weights(data, B, weight)
         factor = self._factor(data, W, B)
-        return Model(
-            data.take(held),
+        made = Model(
+            data,
             ledger,
             seals,
             lineage,
@@ -147,6 +150,13 @@ class NodeSolver(CertifiedClassifier[Model]):
             releases,
             state['secure'],
         )
+        if state.get('waits', '') != _waiting(made.sealed, held):
+            raise ValueError(
+                'the additions of the state that wait for a release are not '
+                'those that were saved with it: something was changed'
+            )
+        data.take(held)
+        return made
 
     def _solved(self, data: NodeState, B: Tensor | None) -> Refined:
         # Start from zero: on data built anew, weights are a function of the
@@ -207,3 +217,9 @@ class NodeSolver(CertifiedClassifier[Model]):
         if self.encoder is not None:
             made += ('the encoder never saw the data, as the user declared',)
         return made
+
+
+def _waiting(root: str, held: dict[str, Any]) -> str:
+    # A digest of additions that no line of the ledger stands for.
+    came = held.get('came')
+    return '' if came is None else sealed(root, *map(came.get, sorted(came)))

@@ -10,6 +10,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
+from pyg_trust import files
 from pyg_trust.certificates import (
     ROBUST,
     BitFlips,
@@ -435,3 +436,51 @@ def test_features_without_noise_may_not_differ(change):
     now.x = x if change == 'not a number' else x[:, :1]
     with pytest.raises(ValueError, match="'now'"):
         certified_after(found, model, data, now)
+
+
+def test_a_restart_serves_no_stale_certificate(tmp_path):
+    # Debits outlive the process: saved and loaded at every step.
+    path = tmp_path / 'current.pt'
+    for seed in range(4):
+        world = World(seed, seed % 2 > 0)
+        held = world.followed()
+        for _ in range(4):
+            was = world.logits(), None, world.threat()
+            held.save(path)
+            again = CurrentCertificate.load(path, *was)
+            world.change()
+            now = world.logits(), None, world.threat()
+            held, again = held.after(*now), again.after(*now)
+            check(world, again)
+            for name in ('status', 'stale', 'lower', 'debit', 'targets'):
+                assert torch.equal(getattr(held, name), getattr(again, name))
+            assert again.root == held.root
+            moved = was[0].clone()
+            moved[3, 1] += 2.0**-40
+            for other in (
+                (moved, *was[1:]),
+                (*was[:2], World(9, False).threat()),
+            ):
+                with pytest.raises(ValueError, match='follow the update'):
+                    CurrentCertificate.load(path, *other)
+            again = again.renewed()
+            check(world, again)
+            assert not again.stale.any()
+
+
+@pytest.mark.parametrize('change', ['shape', 'none', 'field', 'file'])
+def test_a_damaged_file_of_a_certificate_is_refused(tmp_path, change):
+    world = World(0, False)
+    world.followed().save(path := tmp_path / 'current.pt')
+    state = files.load(path)
+    if change == 'shape':
+        state['debit'] = state['debit'][:, :1]
+    elif change == 'none':
+        del state['_fresh']
+    elif change == 'field':
+        state['certificate']['extra'] = 1
+    else:
+        state = {'format': 1}
+    files.save(path, state)
+    with pytest.raises(ValueError, match='state'):
+        CurrentCertificate.load(path, world.logits(), None, world.threat())

@@ -1,5 +1,6 @@
 """Private models at the desk: what noise covers, and what evidence proves."""
 
+import contextlib
 import json
 import types
 
@@ -8,6 +9,7 @@ import torch
 from desks import ALL, DAY, Clock, fitted, graph, nodes, opened
 
 from pyg_trust.erasure import ErasureDesk, Policy, check_erasure
+from pyg_trust.erasure.store import Store
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.removal import RemovalRequest
 
@@ -173,6 +175,87 @@ def test_a_model_that_covered_before_the_desk_died_is_not_asked_again(
     desk.run()
     assert desk.report(number).request_status == 'completed'
     assert len(again.removals.entries) == 2
+
+
+def reopened(folder):
+    again = PrivateNodeClassifier('node', 0.2, 1e-3, steps=2, num_classes=2)
+    again.load(folder / 'private.pt')
+    return again
+
+
+def test_two_desks_cover_by_one_private_model(tmp_path):
+    private().save(tmp_path / 'private.pt')
+    desks = []
+    for name in ('one', 'two'):
+        (tmp_path / name).mkdir()
+        desk = ErasureDesk(
+            tmp_path / name / 'desk.db', clock=Clock(), policy=ALL
+        )
+        desk.register(
+            'private',
+            reopened(tmp_path),
+            save=tmp_path / 'private.pt',
+            data=lambda: graph(60),
+        )
+        desks.append(desk)
+    one, two = desks
+    one.add(nodes(7))
+    # The same person twice, and another one.
+    two.add(nodes(7))
+    two.add(nodes(9))
+    one.run()
+    assert len(two.run()) == 2
+    model = reopened(tmp_path)
+    lines = model.removals.entries
+    assert [line.request for line in lines[1:]] == [
+        {'0': {'nodes': [7]}},
+        {'0': {'nodes': [9]}},
+    ]
+    # What the one has spent counts for the other.
+    assert lines[2].spent > lines[1].spent
+    assert not model.released[0][[7, 9]].any()
+
+
+@pytest.mark.slow
+def test_a_stop_at_any_statement_of_a_private_run_is_continued(
+    tmp_path, monkeypatch
+):
+    first = tmp_path / 'first'
+    first.mkdir()
+    private().save(first / 'private.pt')
+    content = (first / 'private.pt').read_bytes()
+    plain, k = Store.rows, 0
+    while True:
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        (folder / 'private.pt').write_bytes(content)
+        left = [10**9]
+
+        def stopping(self, *query, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return plain(self, *query)
+
+        monkeypatch.setattr(Store, 'rows', stopping)
+        desk = desk_of(folder, reopened(folder))
+        number = desk.add(nodes(7)).subject_request_id
+        left[0] = k
+        with contextlib.suppress(KeyboardInterrupt):
+            desk.run()
+        monkeypatch.undo()
+        desk.close()
+        model = reopened(folder)
+        desk = desk_of(folder, model)
+        desk.run()
+        assert desk.report(number).request_status == 'completed'
+        assert len(model.removals.entries) == 2
+        assert reopened(folder).removals.head == model.removals.head
+        desk.close()
+        if left[0] >= 0:
+            break
+        k += 1
+    assert k > 20
 
 
 # Evidence ####################################################################

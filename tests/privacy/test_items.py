@@ -12,7 +12,9 @@ from torch_geometric.data import HeteroData
 from pyg_trust import account, noise
 from pyg_trust.check import FAILS, HOLDS, check_report
 from pyg_trust.functional import gaussian_epsilon
+from pyg_trust.functional.items import item_sums
 from pyg_trust.functional.recommend import lists_of
+from pyg_trust.kernel.release import grid
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateItemCounts, items
 from pyg_trust.report import TrustReport
@@ -82,6 +84,21 @@ def test_one_release_is_all_of_the_budget(form):
     else:
         least = gaussian_epsilon(math.sqrt(2) * report.mu, 1e-4)
         assert other == pytest.approx(least, rel=1e-9)
+
+
+@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+def test_the_noise_is_as_large_as_the_account_says(form):
+    # 78 entries of 60 tables: half of the noise, or a sensitivity that it was
+    # not made for, is 30 standard errors away.
+    off = []
+    for seed in range(60):
+        table = fitted(seed + 100, form=form, seed=seed)
+        sums = item_sums(lists_of(likes(seed + 100), USERS, ITEMS), ITEMS, 1.0)
+        exact = sums * grid(1.0)
+        off.append(table._triangle - exact)
+    moved = 1.0 if form == 'withdraw' else math.sqrt(2)
+    found = np.concatenate(off).std() * table.report().mu / moved
+    assert 0.95 < found < 1.05
 
 
 def test_recommending_is_free_and_repeats_to_the_bit():
@@ -281,6 +298,7 @@ def test_a_state_goes_on_and_spends_nothing(tmp_path, items):
         ('format', 3),
         ('history', []),
         ('history', [0.1]),
+        ('history', [0.9] * 9),
         ('setting', {}),
         ('num_users', 0),
         ('num_items', 'a'),

@@ -75,8 +75,8 @@ def planted(monkeypatch, change):
     true = clipping.Book._integers
 
     def wrong(self, *args):
-        for value in true(self, *args):
-            yield change(value)
+        for to, value in true(self, *args):
+            yield to, change(value)
 
     monkeypatch.setattr(clipping.Book, '_integers', wrong)
 

@@ -93,7 +93,7 @@ def test_blocks_of_messages_do_not_change_a_bit(monkeypatch) -> None:
         assert torch.equal(metapath_features(*call), whole)
 
 
-def test_own_paths_need_no_mark() -> None:
+def test_own_paths_are_own_of_their_unit() -> None:
     data = shop()
     unit = declared(data)
     out = MetapathFeatures([[BUYS], [BUYS, LIKE]], 'user', unit=unit)(data)
@@ -101,6 +101,8 @@ def test_own_paths_need_no_mark() -> None:
     assert torch.equal(out['user'].x[:, :3], data['user'].x)
     assert data['user'].x.shape == (30, 3)
     assert 'propagated' not in out['user']
+    assert out['user'].own_of == unit.digest
+    assert 'own_of' not in data['user']
 
 
 @pytest.mark.parametrize('case', ['no unit', 'others', 'marked', 'own'])

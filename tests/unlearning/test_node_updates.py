@@ -740,3 +740,30 @@ def test_a_check_proves_releases_of_updates(change, tmp_path):
     assert 'at most' in proved[0]
     asked = [each.text for each in found if 'replaced' in each.text]
     assert len(asked) == (change == 'features')
+
+
+@pytest.mark.parametrize('change', ['x', 'y', 'edges', 'gone', 'other'])
+def test_additions_that_wait_are_sealed_in_files(change):
+    def waiting(seed):
+        model = make()
+        n = model._model.data.graph.num_nodes
+        edges = pairs((n, 0), (n + 1, 2))
+        nodes = NewNodes(rows(2, seed), torch.tensor([1, -1]))
+        model.update(Update(nodes=nodes, edges=edges))
+        return model
+
+    model = waiting(1)
+    state = model.state_dict()
+    again = NodeClassifier(lam=LAM, seed=0, release_std=STD)
+    again.load_state_dict(copy.deepcopy(state))
+    assert again.pending == 4
+    held = state['data']
+    if change == 'gone':
+        del held['came']
+    elif change == 'other':
+        held['came'] = waiting(2).state_dict()['data']['came']
+    else:
+        held['came'][change] = held['came'][change].flip(0)
+    again = NodeClassifier(lam=LAM, seed=0, release_std=STD)
+    with pytest.raises(ValueError, match='wait for a release'):
+        again.load_state_dict(state)

@@ -37,8 +37,8 @@ from torch_geometric.nn import (
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_trust import rng
-from pyg_trust.functional.ragged import pointer, ranges
 from pyg_trust.graph import sparse_rows
+from pyg_trust.graph.ragged import pointer, ranges
 
 # Layers that normalise the adjacency, and keep it if asked.
 _NORMALISING = (GCNConv, APPNP, GCN2Conv)

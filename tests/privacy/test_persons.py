@@ -1,0 +1,307 @@
+"""Private training on persons who are rows in several tables."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.ego_accounts import GroupAccountant
+from pyg_trust.transforms import MetapathFeatures
+from pyg_trust.unit import PrivacyUnit
+
+BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
+KNOWS, IN = ('user', 'knows', 'user'), ('item', 'in', 'item')
+PATHS = [[BY], [BY, HAS], [BY, HAS, IN]]
+
+
+def shop(orders: list[int] | None = None, n: int = 40) -> HeteroData:
+    """Users, orders of whom is listed, and twelve items."""
+    rng = random.Random(0)
+    generator = torch.Generator().manual_seed(0)
+    by = [i * 7 % n for i in range(2 * n)] if orders is None else orders
+    data = HeteroData()
+    data['user'].x = torch.rand(n, 3, generator=generator)
+    data['user'].y = torch.arange(n) % 2
+    data['item'].x = torch.rand(12, 2, generator=generator)
+    data['order'].x = torch.rand(len(by), 2, generator=generator)
+    each = torch.arange(len(by))
+    items = torch.tensor([rng.randrange(12) for _ in by], dtype=torch.int64)
+    data[BY].edge_index = torch.stack([each, torch.tensor(by).long()])
+    data[HAS].edge_index = torch.stack([each, items])
+    data[KNOWS].edge_index = torch.stack([torch.arange(n), each[:n] * 3 % n])
+    data[IN].edge_index = torch.tensor([[0, 1, 2, 3], [4, 5, 5, 6]])
+    return data
+
+
+DECLARED: dict[str, Any] = {
+    'person': 'user',
+    'owned': {'order': BY},
+    'public': ('item',),
+    'public_edges': (IN,),
+}
+
+
+def declared(data: HeteroData, **changes: Any) -> PrivacyUnit:
+    return PrivacyUnit(data, **{**DECLARED, **changes})
+
+
+def featured(data: HeteroData, unit: PrivacyUnit) -> HeteroData:
+    return MetapathFeatures(PATHS, 'user', unit=unit)(data)
+
+
+def loader(data: HeteroData, unit: Any, **options: Any) -> DisjointWalkLoader:
+    given = {'walk_length': 0, 'num_steps': 3, 'seed': 0, **options}
+    return DisjointWalkLoader(data, 8, unit=unit, **given)
+
+
+def trained(walks: DisjointWalkLoader, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(9, 2)
+    engine = PrivacyEngine(seed=0, **options)
+    model, optimizer, walks = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=walks,
+        noise_multiplier=4.0,
+        max_grad_norm=1.0,
+        forward=lambda model, batch: model(batch.x),
+    )
+    for batch in walks:
+        optimizer.zero_grad()
+        out = model(batch.x)
+        torch.nn.functional.cross_entropy(out, batch.y).backward()
+        optimizer.step()
+    return engine
+
+
+@pytest.mark.parametrize('sampling', ['poisson', 'without_replacement'])
+def test_persons_cost_what_rows_cost(sampling: str) -> None:
+    data = shop()
+    unit = declared(data)
+    featured_ = featured(data, unit)
+    report = trained(loader(featured_, unit, sampling=sampling)).report(1e-4)
+    row = Data(
+        x=featured_['user'].x,
+        y=featured_['user'].y,
+        edge_index=torch.empty((2, 0), dtype=torch.int64),
+    )
+    walks = DisjointWalkLoader(
+        row, 8, 0, num_steps=3, seed=0, sampling=sampling
+    )
+    rows = trained(walks).report(1e-4)
+    assert report.epsilon == rows.epsilon
+    assert report.weights == rows.weights
+    assert report.relation == 'replace-one-person'
+    assert rows.relation == 'replace-one-feature-row'
+    assert report.persons == unit.summary()
+    assert not rows.persons
+    assert not rows.together
+
+
+def test_a_report_names_what_is_declared_public() -> None:
+    data = shop()
+    unit = declared(data)
+    report = trained(loader(featured(data, unit), unit)).report(1e-4)
+    made = report.guarantee()
+    assert 'any one person: all rows that it owns' in made.promise
+    assert 'DECLARED PUBLIC: item, item/in/item' in made.not_covered
+    text = report.explain()
+    assert 'DECLARED PUBLIC: item, item/in/item.' in text
+    assert 'rows of user, order, how many they are' in text
+    # Several together are in as many units.
+    for k, epsilon in report.together:
+        many = GroupAccountant(40, k)
+        for _ in range(3):
+            many.step(noise_multiplier=4.0, sample_rate=8 / 40)
+        assert epsilon == many.get_epsilon(1e-4)
+        assert epsilon > report.epsilon
+        assert f'For {k} persons together' in text
+    assert [k for k, _ in report.together] == [2, 5]
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_one_person_is_in_one_row(seed: int) -> None:
+    """All that a person owns is exchanged: one row of the table changes."""
+    rng = random.Random(seed)
+    by = [rng.randrange(40) for _ in range(70)]
+    data = shop(by)
+    unit = declared(data)
+    before = unit.table(featured(data, unit))
+    for person in rng.sample(range(40), 10):
+        other = data.clone()
+        keep = torch.tensor([p != person for p in by])
+        count = rng.randrange(5)
+        more = torch.arange(count) + int(keep.sum())
+        other['order'].x = torch.cat(
+            [data['order'].x[keep], torch.rand(count, 2)]
+        )
+        here = torch.tensor([p for p in by if p != person])
+        other[BY].edge_index = torch.stack(
+            [
+                torch.arange(int(keep.sum()) + count),
+                torch.cat([here, torch.full((count,), person)]),
+            ]
+        )
+        has = data[HAS].edge_index[1][keep]
+        other[HAS].edge_index = torch.stack([torch.arange(len(has)), has])
+        other[HAS].edge_index = torch.cat(
+            [other[HAS].edge_index, torch.stack([more, more * 5 % 12])], 1
+        )
+        knows = data[KNOWS].edge_index
+        knows = knows[:, (knows != person).all(0)]
+        other[KNOWS].edge_index = knows
+        other['user'].x = data['user'].x.clone()
+        other['user'].x[person], other['user'].y = 9, data['user'].y.clone()
+        other['user'].y[person] = 1 - other['user'].y[person]
+        again = declared(other)
+        after = again.table(featured(other, again))
+        changed = (before.x != after.x).any(1) | (before.y != after.y)
+        assert changed.nonzero().view(-1).tolist() == [person]
+
+
+def test_batches_are_of_the_table_and_of_no_edge() -> None:
+    data = shop()
+    unit = declared(data)
+    walks = loader(featured(data, unit), unit)
+    table = unit.table(featured(data, unit))
+    for batch in walks:
+        assert batch.edge_index.numel() == 0
+        assert torch.equal(batch.x, table.x[batch.n_id])
+        assert torch.equal(batch.y, table.y[batch.n_id])
+
+
+def test_those_who_stay_are_drawn_by_position() -> None:
+    data = shop()
+    left = declared(data).without(data, [0, 3, 39])
+    unit = declared(left)
+    table = unit.table(featured(left, unit))
+    assert table.n_id.tolist()[-1] == 38
+    for batch in loader(featured(left, unit), unit):
+        assert torch.equal(batch.x, table.x[batch.n_id])
+        assert int(batch.n_id.max()) < 37
+
+
+def test_a_ledger_of_persons_is_of_no_rows(tmp_path) -> None:
+    data = shop()
+    unit = declared(data)
+    walks = loader(featured(data, unit), unit)
+    engine = trained(walks, ledger=tmp_path / 'ledger')
+    engine.close()
+    row = Data(
+        x=unit.table(featured(data, unit)).x,
+        y=data['user'].y,
+        edge_index=torch.empty((2, 0), dtype=torch.int64),
+    )
+    with pytest.raises(ValueError, match='ledger'):
+        trained(
+            DisjointWalkLoader(row, 8, 0, num_steps=3, seed=0),
+            ledger=tmp_path / 'ledger',
+        )
+    # Nor is it of another declaration of what is public.
+    none = data.clone()
+    del none[IN]
+    less = declared(none, public_edges=())
+    paths = MetapathFeatures([*PATHS[:2], PATHS[1]], 'user', unit=less)
+    with pytest.raises(ValueError, match='ledger'):
+        trained(loader(paths(none), less), ledger=tmp_path / 'ledger')
+
+
+def coupled(case: str) -> tuple[HeteroData, Any]:
+    """Data and unit in which rows hold what others own, by its name."""
+    data = shop()
+    unit = declared(data)
+    users, n = data['user'], 40
+    if case == 'a path through others':
+        data = MetapathFeatures([[BY, BY, KNOWS]], 'user', unit=unit)(data)
+    elif case == 'a public row seen by others':
+        data = MetapathFeatures([[BY, HAS, HAS]], 'user', unit=unit)(data)
+    elif case == 'no unit':
+        data = MetapathFeatures(PATHS, 'user')(data)
+    elif case == 'marked by hand':
+        users.propagated = ('x',)
+    elif case == 'items made of orders':
+        out = MetapathFeatures([[HAS]], 'item')(data)
+        data = MetapathFeatures(PATHS, 'user', unit=unit)(out)
+    elif case == 'a unit that calls orders public':
+        other = PrivacyUnit(
+            data,
+            'user',
+            public=('item', 'order'),
+            public_edges=(IN, HAS),
+        )
+        data = featured(data, other)
+    elif case == 'both units':
+        other = declared(data, owned={'order': data[BY].edge_index[1].flip(0)})
+        data = featured(featured(data, other), unit)
+    elif case == 'a column of acquaintances':
+        data = shop()
+        data[KNOWS].edge_index = torch.stack(
+            [torch.arange(200) % 40, (torch.arange(200) ** 2 // 50) % 40]
+        )
+        count = torch.bincount(data[KNOWS].edge_index[1], minlength=n)
+        unit = declared(data)
+        data['user'].x = torch.cat([data['user'].x, count[:, None] * 2.0], 1)
+    elif case == 'items by how often they are bought':
+        count = torch.bincount(data[HAS].edge_index[1], minlength=12)
+        data['item'].x = count[:, None].float().log1p()
+        data = featured(data, unit)
+    elif case == 'two rows of a person':
+        unit = declared(data, same=torch.tensor([[1], [5]]))
+    elif case == 'no table':
+        unit = PrivacyUnit(
+            data,
+            num_persons=40,
+            owned={'user': torch.arange(40), 'order': data[BY].edge_index[1]},
+            public=('item',),
+            public_edges=(IN,),
+        )
+    elif case == 'another graph':
+        data[HAS].edge_index = data[HAS].edge_index.clone()
+        data[HAS].edge_index[1, 0] = (data[HAS].edge_index[1, 0] + 1) % 12
+    return data, unit
+
+
+COUPLED = {
+    'a path through others': 'marked as propagated',
+    'a public row seen by others': 'marked as propagated',
+    'no unit': 'marked as propagated',
+    'marked by hand': 'marked as propagated',
+    'items made of orders': 'marked as propagated',
+    'a unit that calls orders public': 'another unit',
+    'both units': 'marked as propagated',
+    'a column of acquaintances': 'counts or ranks',
+    'items by how often they are bought': 'counts or ranks',
+    'two rows of a person': 'one row each',
+    'no table': 'one row each',
+    'another graph': 'sizes or edges differ',
+}
+
+
+@pytest.mark.parametrize('case', COUPLED)
+def test_what_couples_persons_is_refused(case: str) -> None:
+    with pytest.raises(ValueError, match=COUPLED[case]):
+        loader(*coupled(case))
+
+
+def test_walks_between_persons_are_refused() -> None:
+    data = shop()
+    unit = declared(data)
+    with pytest.raises(ValueError, match="'walk_length' needs to be 0"):
+        loader(data, unit, walk_length=1)
+    with pytest.raises(TypeError, match='PrivacyUnit'):
+        loader(data, None)
+
+
+def test_features_of_persons_are_no_rows() -> None:
+    data = shop()
+    unit = declared(data)
+    row = Data(
+        **featured(data, unit)['user'].to_dict(),
+        edge_index=torch.empty((2, 0), dtype=torch.int64),
+    )
+    with pytest.raises(ValueError, match="'data_loader' needs 'unit'"):
+        trained(DisjointWalkLoader(row, 8, 0, num_steps=3, seed=0))

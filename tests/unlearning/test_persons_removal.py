@@ -1,0 +1,130 @@
+"""Persons of several rows who are forgotten: equal to never having been."""
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.transforms import MetapathFeatures
+from pyg_trust.unit import PrivacyUnit
+from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
+
+BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
+IN = ('user', 'in', 'chat')
+N = 40
+
+
+def shop() -> HeteroData:
+    generator = torch.Generator().manual_seed(3)
+    data = HeteroData()
+    data['user'].x = torch.rand(N, 3, generator=generator)
+    data['user'].y = torch.arange(N) % 2
+    data['user'].train_mask = torch.arange(N) % 3 > 0
+    data['order'].x = torch.rand(90, 2, generator=generator)
+    data['item'].x = torch.rand(8, 3, generator=generator)
+    data['chat'].x = torch.rand(20, 2, generator=generator)
+    each = torch.arange(90)
+    owner = torch.randint(N, (90,), generator=generator)
+    data[BY].edge_index = torch.stack([each, owner])
+    data[HAS].edge_index = torch.stack([each, each * 5 % 8])
+    members = torch.stack([torch.arange(N), torch.arange(N) // 2])
+    data[IN].edge_index = members
+    return data
+
+
+def declared(data: HeteroData, owner: torch.Tensor) -> PrivacyUnit:
+    return PrivacyUnit(
+        data,
+        'user',
+        owned={'order': owner},
+        joint={'chat': data[IN].edge_index.flip(0)},
+        public=('item',),
+    )
+
+
+def table(data: HeteroData):
+    unit = declared(data, data[BY].edge_index[1])
+    paths = [[BY], [BY, HAS]]
+    return unit, unit.table(MetapathFeatures(paths, 'user', unit=unit)(data))
+
+
+@pytest.mark.parametrize('persons', [[4], [0, 7, 38]])
+def test_shards_equal_a_twin_that_never_knew_them(persons) -> None:
+    def fresh() -> ShardedUnlearner:
+        return ShardedUnlearner(
+            lambda: Row(8),
+            4,
+            aggregator='mean',
+            num_classes=2,
+            epochs=5,
+            seed=1,
+        )
+
+    data = shop()
+    unit, rows = table(data)
+    model = fresh().fit(rows)
+    before = model.predict()
+    model.remove(RemovalRequest(persons=persons, unit=unit))
+    # Chats go with any of their members: the twin has no row of them.
+    _, others = table(unit.without(data, persons))
+    assert not set(others.n_id.tolist()) & set(persons)
+    twin = fresh().fit(others)
+    assert torch.equal(model.outputs, twin.outputs)
+    assert model.verify().ok
+    assert len(before) == N
+
+
+def test_names_outlast_a_removal() -> None:
+    data = shop()
+    unit, _ = table(data)
+    left, rows = table(unit.without(data, [0, 7]))
+    assert rows.n_id.tolist() == [i for i in range(N) if i not in (0, 7)]
+    # Persons are rows of the unit; requests have the names of the model.
+    assert RemovalRequest(persons=[0, 6], unit=left) == RemovalRequest(
+        nodes=[1, 8]
+    )
+
+
+class Row(torch.nn.Module):
+    """A model of rows alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(width, 2)
+
+    def forward(self, x, edge_index):
+        return self.layer(x)
+
+
+def test_a_classifier_of_persons_forgets_rows_alone() -> None:
+    data = shop()
+    unit, rows = table(data)
+    model = NodeClassifier('sgc', levels=0, seed=0).fit(rows)
+    report = model.remove(RemovalRequest(persons=[4, 9], unit=unit))
+    assert report.request['nodes'] == [4, 9]
+    assert model.verify().ok
+
+
+def test_a_request_of_persons_is_of_their_rows() -> None:
+    data = shop()
+    unit, _ = table(data)
+    made = RemovalRequest(persons=torch.tensor([9, 4]), unit=unit, nodes=[1])
+    assert made == RemovalRequest(nodes=[1, 4, 9])
+    with pytest.raises(ValueError, match="'persons' and 'unit' need"):
+        RemovalRequest(persons=[3])
+    with pytest.raises(ValueError, match="'persons' and 'unit' need"):
+        RemovalRequest(nodes=[3], unit=unit)
+    with pytest.raises(ValueError, match='persons'):
+        RemovalRequest(persons=[N], unit=unit)
+    with pytest.raises(TypeError, match='unit'):
+        RemovalRequest(persons=[3], unit='user')
+    twice = PrivacyUnit(
+        data,
+        'user',
+        owned={'order': BY},
+        joint={'chat': IN},
+        public=('item',),
+        same=torch.tensor([[0], [1]]),
+    )
+    with pytest.raises(ValueError, match='one row each'):
+        RemovalRequest(persons=[3], unit=twice)
