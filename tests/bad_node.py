@@ -618,7 +618,104 @@ entry(
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
 )
+# Classifiers of links #######################################################
+
+
+def links_data() -> Data:
+    return Data(x=rand(N, 3).double(), edge_index=undirected())
+
+
+def links() -> Any:
+    return unlearning.LinkClassifier(lam=0.1, levels=1, seed=0)
+
+
+def linked() -> Any:
+    return links().fit(links_data())
+
+
+def linked_file() -> Path:
+    path = temporary()
+    linked().save(path)
+    return path
+
+
+entry(
+    'unlearning.LinkClassifier',
+    lambda: {'measure': 'appnp', 'alpha': 0.2, 'levels': 2},
+    Row('katz', {'measure': 'katz', 'alpha': None}, "'measure'"),
+    Row(
+        'an encoder of these data',
+        {'encoder': torch.nn.Identity()},
+        "'encoder'",
+    ),
+    bound=POSITIVE,
+    measure=instance(),
+    alpha=SHARE,
+    t=values('a', [1.0], 0.5),
+    levels=integer(0, none=True),
+    scale=POSITIVE,
+    partners=integer(1),
+    pair_seed=integer(0),
+    lam=POSITIVE,
+    release_std=POSITIVE,
+    epsilon=POSITIVE,
+    on_exceed=choice(),
+    encoder=values(3, 'a', [1]),
+    encoder_is_public=values(3, None, 'a'),
+    tol=POSITIVE,
+    max_pending=integer(0),
+    seed=SEED,
+    names={'t': "'t'", 'alpha': "'alpha'", 'encoder': "'encoder'"},
+)
+entry(
+    'unlearning.LinkClassifier.fit',
+    lambda: (links(), {'data': links_data()}),
+    data=values(3, None, 'a'),
+    num_names=values(0, N - 1, 1.5, 'a'),
+)
+for name in ('decision_function', 'predict', 'predict_proba', 'score'):
+    entry(
+        f'unlearning.LinkClassifier.{name}',
+        lambda: (linked(), {'edge_label_index': undirected()}),
+        edge_label_index=values(
+            *(3, None, 'a', [[0], [1]], torch.zeros(2, 2), torch.tensor([0])),
+            *(torch.tensor([[0], [N]]), torch.tensor([[0], [-1]])),
+        ),
+    )
+entry(
+    'unlearning.LinkClassifier.load_state_dict',
+    lambda: (links(), {'state': linked().state_dict()}),
+    names={'state': 'state|config'},
+    state=damaged_or_old,
+)
+entry(
+    'unlearning.LinkClassifier.save',
+    lambda: (linked(), {'path': temporary()}),
+    path=PATH,
+)
+entry(
+    'unlearning.LinkClassifier.load',
+    lambda: (links(), {'path': linked_file()}),
+    Row('another file', {'path': saved()}, 'state'),
+    path=PATH,
+)
+
+
+def unlinked() -> tuple[Any, dict[str, Any]]:
+    """The report of a removal of links, and what was verified after it."""
+    model = linked()
+    report = model.remove(RemovalRequest(nodes=[0]))
+    return report, {'found': model.verify()}
+
+
+entry(
+    'unlearning.LinkUnlearnReport.verified',
+    unlinked,
+    Row('of other weights', {'found': linked().verify()}, "'found'"),
+    found=instance(),
+)
 for name in (
+    'LinkUnlearnReport',
     'NodeAdditionReport',
     'NodePlan',
     'NodeUnlearnReport',

@@ -55,7 +55,11 @@ from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.transforms import AGP, MetapathFeatures, PrivateAGP
 from pyg_trust.unit import PrivacyUnit
-from pyg_trust.unlearning import Recommender, ShardedUnlearner
+from pyg_trust.unlearning import (
+    LinkClassifier,
+    Recommender,
+    ShardedUnlearner,
+)
 from pyg_trust.update import Update
 from pyg_trust.utils import local_cluster
 
@@ -225,6 +229,20 @@ def shards(folder):
     }
 
 
+def pairs_forgotten(folder):
+    left = cycle(40)
+    model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(left)
+    model.remove(RemovalRequest(nodes=[20]))
+    report = model.remove(RemovalRequest(nodes=[3], edges=[(21, 22)]))
+    for part in ({'nodes': [20]}, {'nodes': [3], 'edges': [(21, 22)]}):
+        left = remove_from_data(left, RemovalRequest(**part).parts[0])
+    return report, {
+        'model': {'weight': model.weight},
+        'ledger': model.ledger.state_dict(),
+        'data': left.to_dict(),
+    }
+
+
 def counted(folder):
     model = Recommender().fit(liked(), 30, 20)
     report = model.remove(users=[3], items=[7])
@@ -300,6 +318,7 @@ MADE = {
     'PrivacyReport, persons': persons,
     'SearchReport': searched,
     'NodeUnlearnReport': nodes,
+    'LinkUnlearnReport': pairs_forgotten,
     'NodeUnlearnReport, push': lambda folder: nodes(
         folder, measure='ppr', alpha=0.2, features='push'
     ),

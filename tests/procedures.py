@@ -41,6 +41,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GFT, GraphScattering, Shards
 from pyg_trust.unlearning import (
     GINClassifier,
+    LinkClassifier,
     NodeClassifier,
     Recommender,
     ScatteringClassifier,
@@ -716,9 +717,23 @@ PROCEDURES['NodeClassifier.fit'] = Procedure(
     is_honest,
     shows=-1,
 )
+PROCEDURES['LinkClassifier.fit'] = Procedure(
+    lambda folder: LinkClassifier(levels=1, lam=0.1, seed=0),
+    lambda model, bar: model.fit(cycle(40)) and None,
+    nodes_classified,
+    is_honest,
+    shows=-1,
+)
 FORGET = RemovalRequest(nodes=[3, 9], edges=[(20, 21)], features=[1])
 PROCEDURES['NodeClassifier.remove'] = Procedure(
     lambda folder: node_classifier().fit(cycle(40)),
+    lambda model, bar: without_root(model.remove(FORGET)),
+    nodes_classified,
+    is_honest,
+    shows=-1,
+)
+PROCEDURES['LinkClassifier.remove'] = Procedure(
+    lambda folder: LinkClassifier(levels=1, lam=0.1, seed=0).fit(cycle(40)),
     lambda model, bar: without_root(model.remove(FORGET)),
     nodes_classified,
     is_honest,

@@ -12,7 +12,7 @@ from jsonschema import validate
 from procedures import Private, cycle
 
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
-from pyg_trust.kernel import claims
+from pyg_trust.kernel import claims, fields
 from pyg_trust.kernel.fields import confirmed
 from pyg_trust.kernel.sentences import ALONE, words
 from pyg_trust.privacy import (
@@ -37,6 +37,7 @@ PROCEDURES = {
     'PrivacyReport',
     'SearchReport',
     'NodeUnlearnReport',
+    'LinkUnlearnReport',
     'UnlearnReport',
     'RecommenderReport',
     'ShardRemovalReport',
@@ -103,9 +104,9 @@ LESS = {
     'private aggregation': {'delta': [1]},
     'private link prediction': {'delta': [1]},
     'private training': {'delta': [1]},
-    'certified removal from a node classifier': {
-        'epsilon': [1],
-        'epsilon_transcript': [1],
+    **{
+        name: {'epsilon': [1], 'epsilon_transcript': [1]}
+        for name in fields.ROWS
     },
     'removal covered by privacy': {'epsilon': [1]},
     # A shift that is as small as this has an epsilon of 0 at this delta.

@@ -71,10 +71,10 @@ def test_the_time_is_said_before_anything_is_done(env, monkeypatch):
     monkeypatch.delenv('CI', raising=False)
     monkeypatch.setattr(dev.os, 'cpu_count', lambda: 2)
     quick = dev.estimate(env)
-    assert quick.startswith('about 19 minutes')
+    assert quick.startswith('about 18 minutes')
     assert 'after 3 or more of installing' in quick
     monkeypatch.setenv('CI', '1')
-    assert dev.estimate(env).startswith('about 42 minutes')
+    assert dev.estimate(env).startswith('about 28 minutes')
     env.stamp.touch()
     monkeypatch.setattr(env, 'has_sparse', lambda: True)
     assert 'install' not in dev.estimate(env)

@@ -12,10 +12,11 @@ from ..kernel import removal as kernel
 from ..kernel.accounting import judge_mu
 from ..kernel.chain import Chain
 from ..kernel.claims import amount, count, number, same
+from ..kernel.fields import ROWS
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated, requests
 from .epsilon import together
 
-NODES = 'certified removal from a node classifier'
+NODES = ROWS[0]
 GRAPHS = 'certified removal'
 COVERED = 'removal covered by privacy'
 
@@ -35,7 +36,7 @@ def check_removal(each: Stated) -> Checks:
             delta = number('delta', values['delta'], above=0.0)
             yield judge_mu(moved, claimed, delta), f'{epsilon}: of its {mu}'
         return
-    if each.procedure not in (NODES, GRAPHS):
+    if each.procedure not in (*ROWS, GRAPHS):
         yield (
             UNKNOWN,
             'that what remains makes these weights: train again, or call '
@@ -53,19 +54,19 @@ def check_removal(each: Stated) -> Checks:
         return
     std = number('release_std', values['release_std'], above=0.0)
     scale = 1.0
-    if each.procedure == NODES:
+    if each.procedure in ROWS:
         lam = number('lam', values['lam'], above=0.0)
         scale = std * lam * count('num_train', values['num_train'], 1)
     shifts = _history(each, scale)
     yield from _epsilons(values, std, scale, shifts)
-    if each.procedure == GRAPHS:
+    if each.procedure != NODES:
         yield UNKNOWN, f'{kernel.RESIDUAL}: verify() measures it'
 
 
 def _history(each: Stated, scale: float) -> list[float]:
     # The shifts over noise of all releases; of nodes they are in shares.
     shares = [amount('history', share) for share in each.values['history']]
-    if each.procedure == NODES:
+    if each.procedure in ROWS:
         most = number('budget', each.values['budget'], above=0.0) / scale
         return [share * most for share in shares]
     return shares
@@ -157,7 +158,7 @@ def _amounts(each: Stated, paid: list[float], budget: float) -> Checks:
     history = each.values.get('history')
     if history is None:
         return
-    unit = budget if each.procedure == NODES else 1.0
+    unit = budget if each.procedure in ROWS else 1.0
     alike = len(paid) == len(history) and all(
         same(one, share * unit)
         for one, share in zip(paid, history, strict=True)

@@ -122,12 +122,14 @@ _REMOVED = {
     'history': 'what every release spent',
     'residual_checked': 'by what the residual was checked',
 }
-NodeRemoval = _promise(
-    *('NodeRemoval', 'certified removal from a node classifier', 'removal'),
-    num_train='training nodes that remain',
-    setting='SHA-256 of propagation, head, penalty and deviation of the noise',
-    **_REMOVED,
-)
+for _of, _rows in (('node', 'training nodes'), ('link', 'pairs')):
+    _what = f'certified removal from a {_of} classifier', 'removal'
+    _promise(
+        *(f'{_of.title()}Removal', *_what),
+        num_train=f'{_rows} that remain',
+        setting='SHA-256 of propagation, head, penalty and noise',
+        **_REMOVED,
+    )
 GraphRemoval = _promise(
     *('GraphRemoval', 'certified removal', 'removal'),
     num_graphs='training graphs that remain',
@@ -273,8 +275,6 @@ Audit = _promise(
 def claim(procedure: str, values: Mapping[str, Any]) -> Any:
     """Build the claim of a procedure from the fields of a report, by name.
 
-    What the promise does not name is a setting.
-
     Raises:
         ValueError: if the procedure is unknown, or a field is missing.
     """
@@ -308,8 +308,7 @@ def values(made: Any) -> dict[str, Any]:
 def visible(text: str) -> str:
     r"""Return the text on one line, with escapes for unprintable signs.
 
-    A line end, a control sequence of a terminal or a sign that turns the
-    direction of writing would let a text look like another one.
+    Line ends, or signs of control, would let a text look like another one.
     """
     if not isinstance(text, str):
         raise TypeError(

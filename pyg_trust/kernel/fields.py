@@ -28,7 +28,7 @@ from typing import Any
 
 from . import ranks
 from .accounting import HOLDS, judge_mu
-from .claims import LATER, amount, count, number, same
+from .claims import LATER, PROMISES, amount, count, number, same
 from .noise import DIGEST, SHIFT
 from .release import pair_mus, sensitivity
 
@@ -53,9 +53,10 @@ _UNITS = {
     'whole graphs': (_GRAPH, AWAY),
     _PERSONS: (_PERSON,),
 }
+ROWS = tuple(name for name in PROMISES if 'classifier' in name)
 _REMOVAL = (
-    'noise release_std bound distance_bound budget history epsilon '
-    'epsilon_transcript target_epsilon* delta lam* '
+    'bound distance_bound budget history epsilon epsilon_transcript '
+    'target_epsilon* lam* '
 )
 # By procedure, the fields whose change would promise more; starred fields are
 # among the arguments of the run, too.
@@ -71,11 +72,10 @@ _MARKED = {
     'private link prediction': 'epsilon delta target_epsilon* mu mu_parts '
     'relation* directed* steps* seeded* row_std count_std '
     'noise_multiplier arithmetic grid_exponent table',
-    'certified removal from a node classifier': _REMOVAL.replace(
-        'noise release_std ', 'noise* release_std* '
-    ).replace(' delta ', ' delta* ')
-    + 'num_train seeded secure',
-    'certified removal': _REMOVAL + 'releases',
+    **dict.fromkeys(
+        ROWS, f'{_REMOVAL}noise* release_std* delta* num_train seeded secure'
+    ),
+    'certified removal': _REMOVAL + 'noise release_std delta releases',
     'exact removal by shards': 'shards stages',
     'exact removal from a recommender': '',
     'removal covered by privacy': 'epsilon delta* target_epsilon budget mu '
@@ -477,7 +477,7 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'private training': _training,
     'private aggregation': _sums,
     'private link prediction': _links,
-    'certified removal from a node classifier': _removed,
+    **dict.fromkeys(ROWS, _removed),
     'certified removal': partial(_removed, of_nodes=False),
     'exact removal by shards': _shards,
     'exact removal from a recommender': lambda v, run, _: _is(

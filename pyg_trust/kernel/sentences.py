@@ -322,6 +322,7 @@ def _released(c: Any, releases: str, unit: str) -> Words:
     )
 
 
+@_of('certified removal from a link classifier')
 @_of('certified removal from a node classifier')
 def _node_removal(c: Any) -> Words:
     made = _released(c, 'releases', 'gradient residual')

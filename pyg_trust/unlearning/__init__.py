@@ -2,9 +2,11 @@
 
 from pyg_trust._moved import moved
 from pyg_trust.unlearning.baselines import GINClassifier
+from pyg_trust.unlearning.links import LinkClassifier
 from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.recommender import Recommender
 from pyg_trust.unlearning.reports import (
+    LinkUnlearnReport,
     NodeAdditionReport,
     NodePlan,
     NodeUnlearnReport,
@@ -28,6 +30,8 @@ from pyg_trust.unlearning.store import ShardStore
 
 __all__ = [
     'GINClassifier',
+    'LinkClassifier',
+    'LinkUnlearnReport',
     'NodeAdditionReport',
     'NodeClassifier',
     'NodePlan',

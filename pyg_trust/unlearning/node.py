@@ -13,7 +13,7 @@ steps whose residual is measured (:mod:`pyg_trust.functional.heads`).
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -48,7 +48,6 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.unlearning.node_checks import (
     evidence,
-    feature_error,
     named,
     proved_by_kernel,
     setting,
@@ -67,6 +66,7 @@ from pyg_trust.unlearning.reports import (
 )
 from pyg_trust.update import Update
 
+C = TypeVar('C', bound='NodeClassifier')
 FEATURES = ('exact', 'push')
 SERIES = ('appnp', 'ppr', 'single_target')
 # Beyond, the grid of sums is coarser than 1.
@@ -193,6 +193,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         >>> report.bound <= report.budget, model.verify().ok
         (True, True)
     """
+
+    _report: type[NodeUnlearnReport] = NodeUnlearnReport
 
     @retired(
         noise={
@@ -332,6 +334,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         declared = classes is not None
         settings = self._settings
         state = NodeState(settings, found, graph, x, y, declared=declared)
+        return self._begun(state)
+
+    def _begun(self: C, state: NodeState) -> C:
+        # The first release, with a new ledger.
         releases, lineage = 0, Lineage()
         if self._model is not None:
             releases = self._model.releases
@@ -627,8 +633,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         measured, upper = residual
         # Exact retraining, without noise.
         exact = self._solved(fresh, model.B)
-        error, most = feature_error(now.data, fresh, ids)
-        every = torch.arange(ids.numel())
+        error, most = now.data.error(fresh, ids)
+        every = fresh.every()
         found = self._compared(
             model,
             exact.W,
@@ -685,9 +691,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         arrays = evidence(model, self.release_std)
         if arrays is None:
             raise ValueError(
-                "'save_for_check' needs features='exact' and noise='output': "
-                'of others the kernel proves nothing (got features='
-                f'{self.features!r}, noise={self.noise!r})'
+                "'save_for_check' needs a classifier of nodes with "
+                "features='exact' and noise='output': of others the kernel "
+                f'proves nothing (got features={self.features!r}, '
+                f'noise={self.noise!r})'
             )
         stream = io.BytesIO()
         np.savez(stream, **arrays)  # type: ignore[arg-type]
@@ -755,7 +762,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
 
     def _edit(self, update: Update) -> Edit:
         data = self._fitted.data
-        columns = data.shape[0]
+        columns = data.levels.x.size(1)
         if update.graphs or update.graph:
             raise ValueError(
                 "'graphs' and 'graph' need a classifier of graphs"
@@ -889,7 +896,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             # The bound that is paid for: a smaller one tells more of the data.
             paid = self._allowed(spent - self._grid(data.shape), data.mu)
             bound = max(bound, paid)
-        return new, NodeUnlearnReport(
+        return new, self._report(
             action=action,
             request=request,
             rows_touched=change.rows,

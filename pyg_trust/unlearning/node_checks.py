@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust.functional.incremental import SeriesState
 from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import removal
 from pyg_trust.removal import Part, still_removed
+from pyg_trust.report import fingerprint
 from pyg_trust.unlearning.certified import proved
 from pyg_trust.unlearning.node_parts import Edit, Settings
 from pyg_trust.unlearning.node_solving import Model
@@ -22,12 +22,12 @@ Arc = tuple[int, int]
 def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
     """Collect the arrays from which the kernel proves a release.
 
-    For linear terms and infinite series, for which the kernel has no theorem,
-    return :obj:`None`.
+    For linear terms, infinite series and pairs, of which the kernel proves
+    nothing, return :obj:`None`.
     """
     data = model.data
     settings = data.settings
-    if model.B is not None or settings.theta is not None:
+    if model.B is not None or (settings.theta, settings.pairs) != (None, None):
         return None
     degree, col = data.graph.entries()
     labels = torch.where(data.place >= 0, data.y[data.place], -1)
@@ -70,7 +70,8 @@ def _settings(settings: Settings, std: float) -> dict[str, np.ndarray]:
 
 def setting(settings: Settings, std: float) -> str:
     """Hash the settings of a proof, without data and weights."""
-    return removal.setting(_settings(settings, std))
+    made, pairs = removal.setting(_settings(settings, std)), settings.pairs
+    return made if pairs is None else fingerprint(made, *pairs)
 
 
 def proved_by_kernel(
@@ -97,29 +98,6 @@ def proved_by_kernel(
         # The data still hold a removed item, which the report says elsewhere.
         return {}
     return proved(found, spent * std * model.data.mu, spent, claimed)
-
-
-def feature_error(
-    data: NodeState, fresh: NodeState, ids: Tensor
-) -> tuple[float, float]:
-    """Compute the error of the features and a bound of it.
-
-    Fresh is what the weights have to fit, computed anew, of the names.
-    """
-    now, names = data.scratch() if data.num_pending else (fresh, ids)
-    held = data.levels.rows(names)
-    if data.Z is None or fresh.Z is None:
-        assert isinstance(now.levels, SeriesState)
-        exact = now.levels.solve(now.levels.x, 1e-12)
-        error = float((held - exact).norm())
-        return error, data.levels.error_bound + 1e-9
-    error = float((held - now.levels.rows()).abs().max())
-    there = data.names >= 0
-    place = torch.full((data.place.numel(),), -1)
-    place[ids] = torch.arange(ids.numel())
-    row = fresh.place[place[data.names[there]]]
-    gap = data.Z[there] - fresh.Z[row]
-    return max(error, float(gap.abs().max())), 0.0
 
 
 def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:

@@ -24,6 +24,22 @@ from pyg_trust.update import NewNodes
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
+class Pairs(NamedTuple):
+    """Settings of a link classifier's pairs, independent of the edges.
+
+    Args:
+        names (int): an upper bound of the number of names there may ever be.
+        partners (int): the number of negative pairs of a name.
+        seed (int): the public seed of the partners.
+        scale (float): the factor of products of rows.
+    """
+
+    names: int
+    partners: int
+    seed: int
+    scale: float
+
+
 class Settings(NamedTuple):
     r"""The hyperparameters of a node classifier, independent of the data.
 
@@ -35,6 +51,8 @@ class Settings(NamedTuple):
         head (str): the loss, an entry of :mod:`~pyg_trust.functional.heads`.
         lam (float): the regularisation :math:`\lambda`.
         bound (float): the largest magnitude of a feature.
+        pairs (Pairs, optional): the pairs of a link classifier.
+            (default: :obj:`None`)
     """
 
     measure: Measure
@@ -43,6 +61,7 @@ class Settings(NamedTuple):
     head: str
     lam: float
     bound: float
+    pairs: Pairs | None = None
 
     @property
     def bits(self) -> int:

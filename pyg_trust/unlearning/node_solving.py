@@ -84,6 +84,7 @@ class NodeSolver(CertifiedClassifier[Model]):
     features: str
     encoder: Callable[[Tensor], Tensor] | None
     _settings: Settings
+    _state: type[NodeState] = NodeState
 
     def _config(self) -> dict[str, Any]:
         measure = {
@@ -125,9 +126,9 @@ class NodeSolver(CertifiedClassifier[Model]):
         progress_bar: bool | None,
     ) -> Model:
         held, classes = state['data'], tuple(state['classes'])
-        data = NodeState.from_dict(self._settings, classes, held)
+        data = self._state.from_dict(self._settings, classes, held)
         seals = Seals.of(state['seals'], data.blocks())
-        shape = (held['x'].size(1), data.Y.size(1))
+        shape = data.shape
         B, weight = self._read_linear(state, shape), state['weight']
         check_tensor('state', weight, torch.float64, shape, finite=True)
         check_instance('secure', state['secure'], bool)

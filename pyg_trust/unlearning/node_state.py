@@ -284,18 +284,34 @@ class NodeState:
         goals = torch.cat([self.Y.index_select(0, kept), goals])
         self._label(place, y)
         self._check_members(had)
+        gradient = self._moved(kept, dropped, goals, W, old, before)
+        return Change(count, kept.numel(), gradient, sealed)
+
+    def _fresh(self, rows: Tensor) -> Tensor:
+        # Training rows, computed from the present graph.
+        return self.levels.rows(self.names.index_select(0, rows))
+
+    def _moved(
+        self,
+        kept: Tensor,
+        dropped: Tensor,
+        goals: Tensor,
+        W: Tensor,
+        old: Gradient | None,
+        before: float,
+    ) -> Gradient | None:
+        # Writes training rows, and follows the gradient where that is faster.
         if self.Z is None:
-            return Change(count, kept.numel(), None, sealed)
+            return None
         rows = torch.cat([kept, dropped])
         Z, held = self.Z, self.Z.index_select(0, rows)
         self.journal.note(lambda: Z.index_copy_(0, rows, held))
         if dropped.numel():
             Z.index_fill_(0, dropped, 0)
-        names = self.names.index_select(0, kept)
-        Z.index_copy_(0, kept, levels.rows(names))
+        Z.index_copy_(0, kept, self._fresh(kept))
         if old is None or 2 * rows.numel() >= self.names.numel():
             self._resize(None)
-            return Change(count, kept.numel(), None, sealed)
+            return None
         value, squares, sizes = loss_change(
             Z, self.Y, kept, held, goals, W, self.settings.head
         )
@@ -309,8 +325,7 @@ class NodeState:
         slope = math.sqrt(math.fsum(squares.tolist()))
         norms = math.sqrt(new + gone), slope
         read, more = rows.numel() + kept.numel(), self.mu - before
-        follow = self._follow(value, norms, read, W, more, old)
-        return Change(count, kept.numel(), follow, sealed)
+        return self._follow(value, norms, read, W, more, old)
 
     def _wait(self, pending: Pending) -> None:
         was = self.pending
@@ -474,9 +489,7 @@ class NodeState:
         place = torch.full((graph.num_nodes,), -1)
         place[ids] = torch.arange(ids.numel())
         made = CSRGraph.from_edge_index(place[graph.edge_index()], ids.numel())
-        y = torch.full((graph.num_nodes,), -1)
-        there = self.names >= 0
-        y[self.names[there]] = self.y[there]
+        y = self._labels(graph.num_nodes)
         return (
             NodeState(
                 self.settings, self.classes, made, self.levels.x[ids], y[ids]
@@ -517,9 +530,7 @@ class NodeState:
         for name in ('Y', 'Z'):
             if name in arrays and bool(arrays[name][empty].any()):
                 found.append(f'{name} has a row that was dropped')
-        if bool(torch.isin(self.names, gone).any()) or bool(
-            (self.place[gone] >= 0).any()
-        ):
+        if self._trains_any(gone):
             found.append('the training rows name a removed node')
         if not self.journal.empty:
             found.append('the way back is kept')
@@ -530,6 +541,44 @@ class NodeState:
             > array.numel() * array.element_size()
         ]
         return tuple(found)
+
+    def _labels(self, count: int) -> Tensor:
+        # By name, for the names of the fit.
+        there = self.names >= 0
+        y = torch.full((count,), -1)
+        y[self.names[there]] = self.y[there]
+        return y
+
+    def _trains_any(self, gone: Tensor) -> bool:
+        named = bool(torch.isin(self.names, gone).any())
+        return named or bool((self.place[gone] >= 0).any())
+
+    def every(self) -> Tensor:
+        """Return the arguments of :meth:`margins` for all predictions."""
+        return torch.arange(self.graph.num_nodes)
+
+    def error(self, fresh: 'NodeState', ids: Tensor) -> tuple[float, float]:
+        """Compute the error of the features and a bound of it.
+
+        Args:
+            fresh (NodeState): the data that the weights have to fit, computed
+                anew by :meth:`scratch`.
+            ids (Tensor): int64: their names.
+        """
+        now, names = self.scratch() if self.num_pending else (fresh, ids)
+        held = self.levels.rows(names)
+        if self.Z is None or fresh.Z is None:
+            assert isinstance(now.levels, SeriesState)
+            exact = now.levels.solve(now.levels.x, 1e-12)
+            error = float((held - exact).norm())
+            return error, self.levels.error_bound + 1e-9
+        error = float((held - now.levels.rows()).abs().max())
+        there = self.names >= 0
+        place = torch.full((self.place.numel(),), -1)
+        place[ids] = torch.arange(ids.numel())
+        row = fresh.place[place[self.names[there]]]
+        gap = self.Z[there] - fresh.Z[row]
+        return max(error, float(gap.abs().max())), 0.0
 
     def blocks(self, nodes: Tensor | None = None) -> dict[int, str]:
         """Hash the data of each block of ``BLOCK`` neighbouring names.
@@ -566,9 +615,7 @@ class NodeState:
     def to_dict(self) -> dict[str, Any]:
         """Return the fitted data and the pending additions, canonically."""
         graph, was, n = self.graph, self.pending, self.pending.first
-        there = self.names >= 0
-        y = torch.full((n,), -1)
-        y[self.names[there]] = self.y[there]
+        y = self._labels(n)
         edges, x = graph.edge_index(), self.levels.x
         new = torch.cat([_NONE.view(2, 0), *was.edges], dim=1)
         if new.numel():

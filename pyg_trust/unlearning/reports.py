@@ -234,22 +234,43 @@ class NodeUnlearnReport(RemovalReport):
 
     def guarantee(self) -> Guarantee:
         """State how close the release is to one without the removed items."""
+        return self._stated(
+            'certified removal from a node classifier',
+            *self._measured('training nodes'),
+            request={'0': self.request},
+            seeded=not self.secure,
+        )
+
+    def _measured(self, rows: str) -> tuple[dict[str, list[float]], list[str]]:
+        # The history of residuals, and what was looked at.
         measured = (
             'the gradient residual before the noise was measured on the '
-            f'{self.num_train} training nodes that remain: {self.residual:.3g}'
-            f', which counts as {self.bound:.3g} of {self.budget:.3g}'
+            f'{self.num_train} {rows} that remain: {self.residual:.3g}, which '
+            f'counts as {self.bound:.3g} of {self.budget:.3g}'
         )
         if self.bound == 0:
             measured = 'the weights were retrained from what remains alone'
         residuals = [*(share * self.budget for share in self.history[:-1])]
+        return {'gradient residual': [*residuals, self.bound]}, [
+            f'{self.rows_touched} rows of features were computed again from '
+            'the graph that remains',
+            measured,
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkUnlearnReport(NodeUnlearnReport):
+    """The result of a removal from a link classifier: training rows are pairs.
+
+    All fields are those of :class:`NodeUnlearnReport`; ``num_train`` is the
+    number of pairs that remain, positive and negative.
+    """
+
+    def guarantee(self) -> Guarantee:
+        """State how close the release is to one without the removed items."""
         return self._stated(
-            'certified removal from a node classifier',
-            {'gradient residual': [*residuals, self.bound]},
-            [
-                f'{self.rows_touched} rows of features were computed again '
-                'from the graph that remains',
-                measured,
-            ],
+            'certified removal from a link classifier',
+            *self._measured('pairs'),
             request={'0': self.request},
             seeded=not self.secure,
         )

@@ -117,6 +117,7 @@ def test_a_claim_has_its_fields_and_the_others_as_settings():
     assert claims.values(one) == {
         'request': None,
         'num_interactions': 3,
+        'column_distance': None,
         'ledger_head': None,
         'notes': (),
         'limits': (),
@@ -136,7 +137,7 @@ def test_a_claim_has_its_fields_and_the_others_as_settings():
         made('exact removal from a recommender', num_interactions=-1)
     with pytest.raises(ValueError, match="'x' is no procedure"):
         claim('x', {})
-    with pytest.raises(ValueError, match="field 'ledger_head' is missing"):
+    with pytest.raises(ValueError, match="'column_distance' is missing"):
         claim('exact removal from a recommender', {})
     old = made('private training')
     assert (old.checked, old.arithmetic) == (None, None)
@@ -198,7 +199,8 @@ def test_settings_name_every_field_once():
         )
     )
     text = settings_of(made('exact removal from a recommender'))
-    assert text == f'settings: {alone}: ledger_head null, num_interactions 1'
+    known = 'column_distance null, ledger_head null, num_interactions 1'
+    assert text == f'settings: {alone}: {known}'
     # A field that old reports have not is left out where it is empty.
     fields = {'epsilon': 1.0, 'delta': 1e-5}
     for checked, there in (('', False), ('not', True)):

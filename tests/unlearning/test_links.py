@@ -1,0 +1,412 @@
+"""Link classifiers that forget, against a solver in numpy from scratch."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from graphs import blocks
+from states import same
+from torch_geometric.data import Data
+from torch_geometric.transforms import RandomLinkSplit
+
+from pyg_trust import rng
+from pyg_trust.erasure import ErasureDesk
+from pyg_trust.functional.sums import Sums
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning import LinkClassifier, LinkUnlearnReport
+from pyg_trust.unlearning.pair_state import PairState
+from pyg_trust.update import NewNodes, Update
+
+N, D, LAM, NAMES, PARTNERS, SEED, SCALE = 40, 5, 0.02, 48, 3, 7, 4.0
+
+
+def graph(seed=0, n=N):
+    random = torch.Generator().manual_seed(seed)
+    ends = torch.randint(n, (2, 3 * n), generator=random)
+    # A self-loop is a message and no example.
+    ends = torch.cat(
+        [ends[:, ends[0] != ends[1]], torch.tensor([[4], [4]])], 1
+    )
+    ends = torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
+    x = torch.randn(n, D, generator=random, dtype=torch.float64) / 2
+    return Data(x=x, edge_index=ends)
+
+
+def fitted(data=None, **kwargs):
+    given = {'levels': 2, 'lam': LAM, 'scale': SCALE, 'seed': 0, **kwargs}
+    model = LinkClassifier(partners=PARTNERS, pair_seed=SEED, **given)
+    return model.fit(graph() if data is None else data, num_names=NAMES)
+
+
+PARTNER = rng.derive_each(SEED, torch.arange(NAMES * PARTNERS)) % NAMES
+PARTNER = PARTNER.tolist()
+
+
+class World:
+    """What is there, as sets and dictionaries."""
+
+    def __init__(self, data):
+        self.x = dict(enumerate(data.x.numpy()))
+        self.edges = {frozenset(e) for e in data.edge_index.t().tolist()}
+        self.next = data.num_nodes
+
+    def pairs(self):
+        """Ends and signs, by definition."""
+        made = [(*sorted(e), 1) for e in self.edges if len(e) == 2]
+        for u in sorted(self.x):
+            for j in range(PARTNERS):
+                v = PARTNER[u * PARTNERS + j]
+                if v in self.x and v != u:
+                    made.append((u, v, -1))
+        return made
+
+    def rows(self):
+        """Pairs as rows of a dense matrix, and their signs."""
+        names = sorted(self.x)
+        place = {v: i for i, v in enumerate(names)}
+        matrix = np.eye(len(names))
+        for edge in self.edges:
+            u, v = (*edge, *edge)[:2]
+            matrix[place[u], place[v]] = matrix[place[v], place[u]] = 1
+        root = 1 / np.sqrt(matrix.sum(1))
+        step = root[:, None] * matrix * root
+        z = step @ step @ np.stack([self.x[v] for v in names])
+        pairs = self.pairs()
+        made = [
+            [*(SCALE * z[place[u]] * z[place[v]]), 1.0] for u, v, _ in pairs
+        ]
+        return np.array(made), np.array([sign for *_, sign in pairs])
+
+    def changed(self, source):
+        """A random update, done here as well."""
+        part = {'nodes': [], 'edges': [], 'features': []}
+        kind, come = source.integers(5), {}
+        names = sorted(self.x)
+        if kind == 0:
+            part['nodes'] = [v := int(source.choice(names))]
+            del self.x[v]
+            self.edges = {e for e in self.edges if v not in e}
+        elif kind == 1:
+            edge = sorted(map(sorted, self.edges))[
+                source.integers(len(self.edges))
+            ]
+            part['edges'] = [tuple((*edge, *edge)[:2])]
+            self.edges.discard(frozenset(edge))
+        elif kind == 2:
+            v = int(source.choice(names))
+            x = torch.from_numpy(source.standard_normal((1, D)))
+            come['features'] = torch.tensor([v]), x
+            self.x[v] = x[0].numpy()
+        elif kind == 3 or self.next == NAMES:
+            u, v = source.choice(names, 2, replace=False).tolist()
+            if frozenset((u, v)) not in self.edges:
+                come['edges'] = torch.tensor([[u], [v]])
+                self.edges.add(frozenset((u, v)))
+        else:
+            x = torch.from_numpy(source.standard_normal((1, D)))
+            v = int(source.choice(names))
+            come['nodes'] = NewNodes(x)
+            come['edges'] = torch.tensor([[self.next], [v]])
+            self.edges.add(frozenset((self.next, v)))
+            self.x[self.next] = x[0].numpy()
+            self.next += 1
+        if any(part.values()):
+            come['remove'] = RemovalRequest(**part)
+        return Update(**come) if come else None
+
+
+def gradient(rows, signs, w):
+    slope = -signs / (1 + np.exp(signs * (rows @ w)))
+    return rows.T @ slope + LAM * len(rows) * w
+
+
+def solved(rows, signs):
+    """Newton's method."""
+    w = np.zeros(rows.shape[1])
+    for _ in range(15):
+        p = 1 / (1 + np.exp(-(rows @ w)))
+        hessian = (rows * (p * (1 - p))[:, None]).T @ rows
+        hessian += LAM * len(rows) * np.eye(len(w))
+        w = w - np.linalg.solve(hessian, gradient(rows, signs, w))
+    assert np.linalg.norm(gradient(rows, signs, w)) < 1e-9
+    return w
+
+
+def ordered(data):
+    """Rows with their signs, in an order of their own."""
+    there = data.names >= 0
+    made = torch.cat([data.Z[there], data.Y[there]], 1).numpy()
+    return made[np.lexsort(np.round(made, 9).T)]
+
+
+def check(model, world, report):
+    """Compare a state with what it should be from scratch."""
+    data, W = model._model.data, model._model.W.numpy()[:, 0]
+    rows, signs = world.rows()
+    wanted = np.column_stack([rows, signs])
+    wanted = wanted[np.lexsort(np.round(wanted, 9).T)]
+    assert np.allclose(ordered(data), wanted, atol=1e-9)
+    assert report.num_train == len(rows) == model.num_train
+    # What rounding of features hides here is far below the bound.
+    assert np.linalg.norm(gradient(rows, signs, W)) <= report.bound
+    far = np.linalg.norm(W - solved(rows, signs))
+    assert far <= report.distance_bound
+    assert report.distance_bound == pytest.approx(
+        report.bound / (LAM * len(rows)), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize('seed', range(2))
+def test_mixed_updates_leave_the_pairs_of_what_is_there(seed):
+    data, source = graph(seed), np.random.default_rng(seed)
+    model, world = fitted(data), World(data)
+    done = 0
+    for step in range(40):
+        update = world.changed(source)
+        if update is None:
+            continue
+        report = model.update(update, release=True)
+        assert isinstance(report, LinkUnlearnReport)
+        check(model, world, report)
+        done += 1
+        if step % 5 == 0:
+            found = model.verify()
+            assert found.ok, found
+            assert found.feature_error == 0
+    assert done > 30
+
+
+def test_several_updates_wait_and_are_one_release():
+    data = graph()
+    model, world = fitted(data), World(data)
+    source, given = np.random.default_rng(3), []
+    while len(given) < 12:
+        if (update := world.changed(source)) is not None:
+            given.append(update)
+    check(model, world, model.update(given, release=True))
+    # Edges that leave and come again, in either direction, in one update.
+    u, v = sorted(next(e for e in world.edges if len(e) == 2))
+    again = Update(edges=torch.tensor([[v], [u]]))
+    gone = RemovalRequest(edges=[(u, v)])
+    check(model, world, model.update([gone, again]))
+    check(model, world, model.update([gone, again, gone, again]))
+    before = model.score(torch.tensor([[u], [v]]))
+    model.update([gone])
+    model.update(again)
+    assert model.pending == 1
+    waits = copy.deepcopy(model)
+    assert waits.verify().ok
+    check(model, world, model.release())
+    assert model.score(torch.tensor([[u], [v]])) == pytest.approx(
+        before.item(), abs=0.01
+    )
+
+
+def test_two_ways_to_a_graph_end_with_one_file(tmp_path):
+    one, two = fitted(), fitted()
+    edge = tuple(graph().edge_index[:, 0].tolist())
+    one.remove(RemovalRequest(nodes=[20, 30], edges=[edge]))
+    for each in ({'nodes': [30]}, {'edges': [edge]}, {'nodes': [20]}):
+        two.remove(RemovalRequest(**each))
+    held = [model.state_dict()['data'] for model in (one, two)]
+    assert same(*held)
+    path = tmp_path / 'links.pt'
+    one.save(path)
+    other = LinkClassifier(
+        levels=2, lam=LAM, scale=SCALE, partners=PARTNERS, pair_seed=SEED
+    )
+    other.load(path)
+    one.flush()
+    two.flush()
+    assert torch.equal(one._model.data.Z, two._model.data.Z)
+    for model in (two, other):
+        assert torch.equal(model._model.W, one._model.W)
+    assert same(other.state_dict(), one.state_dict())
+    assert other.verify().ok
+    with pytest.raises(ValueError, match='pairs'):
+        LinkClassifier(levels=2, lam=LAM).load(path)
+
+
+def test_negative_pairs_do_not_move():
+    model = fitted()
+    before = {*model._model.data.names.tolist()}
+    model.remove(RemovalRequest(nodes=[3]))
+    data = model._model.data
+    after = {*data.names.tolist()} - {-1}
+    assert after < before
+    lost = data._ends(torch.tensor(sorted(before - after)))
+    assert (lost == 3).any(0).all()
+
+
+ENDS = PairState._ends
+
+
+def drawn_anew(self, keys):
+    seed = self.pairs.seed + int((~self.graph.alive).sum())
+    self.pairs = self.pairs._replace(seed=seed)
+    found = ENDS(self, keys)
+    self.pairs = self.pairs._replace(seed=SEED)
+    return found
+
+
+FAULTS = {
+    # Rows that a message changed stay as they were.
+    'rows': (Sums, 'touched', lambda self, *_: torch.tensor([0])),
+    # The message goes, and the example stays.
+    'example': (Sums, 'has_edges', lambda self, e: torch.ones(e.size(1)) > 0),
+    # Partners depend on how many have left.
+    'names': (PairState, '_ends', drawn_anew),
+}
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_planted_faults_are_found(fault, monkeypatch):
+    model = fitted()
+    model.remove(RemovalRequest(nodes=[7]))
+    assert model.verify().ok
+    where, name, instead = FAULTS[fault]
+    u, v = model._model.data.ends[:, 0].tolist()
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, instead)
+        request = {'nodes': [9]} if fault == 'names' else {'edges': [(u, v)]}
+        model.remove(RemovalRequest(**request))
+        # A fault that the computation from scratch shares is found as well.
+        if fault == 'names':
+            assert not model.verify().ok
+    if fault != 'names':
+        found = model.verify()
+        assert not found.ok
+        assert found.feature_error > 0
+
+
+@pytest.mark.parametrize('part', ['Z', 'W', 'names', 'ends'])
+def test_verification_finds_what_is_changed(part):
+    model = fitted()
+    model.remove(RemovalRequest(nodes=[7]))
+    held = model._model
+    if part == 'W':
+        model._model = held._replace(W=held.W + 1e-3)
+    elif part == 'ends':
+        dropped = (held.data.names < 0).nonzero()[0]
+        held.data.ends[0, dropped] = 7
+    else:
+        tensor = getattr(held.data, part)
+        tensor[0] += 1e-9 if part == 'Z' else 1
+    assert not model.verify().ok
+
+
+@pytest.mark.parametrize('stage', ['_moved', '_append', 'follow'])
+def test_what_fails_is_undone(stage, monkeypatch):
+    model = fitted()
+    model.remove(RemovalRequest(nodes=[7]))
+
+    def seen():
+        data = model._model.data
+        held = [data.names, data.ends, data.y, data.Y, data.Z, data.cuts]
+        return copy.deepcopy([held, model.state_dict()])
+
+    before, way = seen(), getattr(PairState, stage)
+
+    def fails(self, *args):
+        way(self, *args)
+        raise KeyboardInterrupt
+
+    update = Update(
+        remove=RemovalRequest(nodes=[3]),
+        nodes=NewNodes(torch.ones(1, D)),
+        edges=torch.tensor([[N], [5]]),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(PairState, stage, fails)
+        with pytest.raises(KeyboardInterrupt):
+            model.update(update, release=True)
+    assert same(seen(), before)
+    model.plan(update)
+    assert same(seen(), before)
+    assert model.update(update, release=True).bound
+    assert model.verify().ok
+
+
+def test_data_of_pyg_are_taken_and_a_desk_removes(tmp_path):
+    data = blocks()
+    torch.manual_seed(0)
+    split = RandomLinkSplit(
+        num_test=0.2, is_undirected=True, add_negative_train_samples=False
+    )
+    train, _, test = split(Data(x=data.x, edge_index=data.edge_index))
+    model = LinkClassifier(levels=1, lam=1e-2, seed=0).fit(train)
+    scores = model.score(test.edge_label_index)
+    assert scores.shape == test.edge_label.shape
+    assert torch.equal(model.predict(test.edge_label_index), (scores > 0) * 1)
+    chance = model.predict_proba(test.edge_label_index)
+    assert torch.allclose(chance[:, 1], scores.sigmoid())
+    assert model.score(torch.empty(2, 0).long()).shape == (0,)
+    path = tmp_path / 'links.pt'
+    model.save(path)
+    desk = ErasureDesk(tmp_path / 'desk.db')
+    desk.register('links', model, save=path)
+    desk.add(RemovalRequest(nodes=[4]), immediately=True)
+    assert len(desk.run(confirm=True)) == 1
+    desk.close()
+    late = LinkClassifier(levels=1, lam=1e-2, seed=0)
+    late.load(path)
+    assert 4 not in late.nodes.tolist()
+    with pytest.raises(ValueError, match='which was removed'):
+        late.score(torch.tensor([[4], [5]]))
+
+
+def test_links_are_learnt_and_the_own_edge_is_not_needed():
+    # Two communities: pairs inside score above pairs across.
+    n = 60
+    random = torch.Generator().manual_seed(1)
+    same_side = (torch.arange(n)[:, None] // 30) == (torch.arange(n) // 30)
+    chance = torch.rand(n, n, generator=random)
+    table = ((chance < 0.3) & same_side).triu(1)
+    ends = table.nonzero().t()
+    x = torch.randn(n, 8, generator=random) / 3
+    x[:30, 0] += 1
+    x[30:, 0] -= 1
+    data = Data(x=x, edge_index=torch.cat([ends, ends.flip(0)], 1))
+    model = LinkClassifier(levels=1, lam=1e-3, scale=4.0, seed=0).fit(data)
+    pairs = torch.combinations(torch.arange(n)).t()
+    pairs = pairs[:, ~table[pairs[0], pairs[1]]]
+    inside = same_side[pairs[0], pairs[1]]
+    scores = model.score(pairs)
+    assert scores[inside].mean() > scores[~inside].mean() + 1
+
+
+def test_what_can_not_be_fitted_is_refused():
+    data = graph()
+    bad = {
+        'edge_label': torch.tensor([1.0, 0.0]),
+        'edge_label_index': torch.tensor([[0], [0]]),
+    }
+    for name, value in bad.items():
+        other = data.clone()
+        other[name] = value
+        with pytest.raises(ValueError, match=f"'{name}'"):
+            fitted(other)
+    with pytest.raises(ValueError, match='undirected'):
+        fitted(Data(x=data.x, edge_index=data.edge_index[:, :3]))
+    weighted = data.clone()
+    weighted.edge_weight = torch.rand(data.num_edges)
+    with pytest.raises(ValueError, match='unweighted'):
+        fitted(weighted)
+    with pytest.raises(ValueError, match='an edge'):
+        fitted(Data(x=data.x, edge_index=torch.tensor([[4], [4]])))
+    with pytest.raises(ValueError, match="'num_names'"):
+        LinkClassifier().fit(data, num_names=N - 1)
+    ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1], [1, 0]]))
+    model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(ring)
+    before = model.state_dict()
+    with pytest.raises(ValueError, match='no edge to train on'):
+        model.remove(RemovalRequest(nodes=[1]))
+    with pytest.raises(ValueError, match="'num_names'"):
+        model.update(Update(nodes=torch.ones(1, 4)))
+    with pytest.raises(ValueError, match="'labels'"):
+        model.update(Update(labels=(torch.tensor([1]), torch.tensor([1]))))
+    with pytest.raises(ValueError, match='training label of node 1'):
+        model.remove(RemovalRequest(labels=[1]))
+    assert same(model.state_dict(), before)
+    assert model.verify().ok
