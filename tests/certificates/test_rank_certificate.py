@@ -532,6 +532,11 @@ def test_a_flip_may_move_scores_up_to_its_error(monkeypatch):
 
     assert proved([1]) == [[False], [False]]
     assert proved([2]) == [[True], [False]]
+    # The last item but one is one that all others may be beside.
+    scores = [1.0, 0.9375, 0.875, 0.8125]
+    assert proved([3]) == [[False], [False]]
+    assert proved([4]) == [[True], [False]]
+    scores = [1.0, 0.75, 0.75 - hair, 0.25]
     # Item 3 comes to be above by more than two errors, or by as many.
     for more, lost in ((0.375, False), (0.375 + hair, True)):
         assert proved([2], [0], (0, more, 0, 0))[1] == [lost]
@@ -544,6 +549,16 @@ def test_what_an_item_is_not_has_no_rank():
     arrays['rowptr'] = np.array([0, 1, 1, 2, 2])
     arrays['col'] = np.array([2, 0])
     with pytest.raises(ValueError, match='best'):
+        kernel.prove(arrays)
+
+
+def test_the_last_node_is_not_the_one_before_the_first():
+    # Without edges, the last item has the only score: that of itself.
+    arrays, X = by_hand([0.0, 0.0], [2], [2], 0.0)
+    assert kernel.prove(arrays)[0].all()
+    arrays |= {'users': np.array([-1]), 'best': np.array([[len(X) - 1]])}
+    arrays['worst'] = np.array([[1]])
+    with pytest.raises(ValueError, match='no ranks'):
         kernel.prove(arrays)
 
 
@@ -573,6 +588,8 @@ def test_errors_are_the_formulas(monkeypatch):
         assert rounding <= more <= 16 * rounding
         scores = Fraction(kernel.clean(made))
         assert made.eta + 16 * eps * most <= scores <= 4 * made.eta
+        scores = Fraction(kernel.clean(made._replace(eta=0.0)))
+        assert 16 * eps * most <= scores <= 64 * eps * most
     # Rows of which no end hears anything: y is (1, 1/2) 2^38, and rho 0.
     X, sums = np.zeros((2, 5, 5))
     X[0, 1:3] = 2.0**40, 2.0**39

@@ -100,7 +100,8 @@ def most_broken(attack):
     worst = 0
     for b in itertools.product(*spread):
         if attack.attackers is not None:
-            changed = np.zeros(attack.caps[0].size, dtype=bool)
+            nodes = attack.caps[attack.rows[0]].size
+            changed = np.zeros(nodes, dtype=bool)
             for kind in attack.rows:
                 changed |= b[kind] > 0
             if changed.sum() > attack.attackers:
@@ -170,6 +171,36 @@ def test_the_program_is_what_it_says(additions, attackers):
     assert attackers == 0 or max(found) > 0
 
 
+@pytest.mark.parametrize('other', [0, 1, 3])
+def test_an_added_edge_has_two_ends(other):
+    # Each target breaks by an edge that ends at a node of its own.
+    see = scipy.sparse.csr_array(np.zeros((3, 2)))
+    attack = kernel.Attack(
+        np.arange(3),
+        np.array([[0, 0, 1]] * 3),
+        [see, see],
+        [3 - other, other, 1],
+        [np.array([1, 1])] * 2,
+        scipy.sparse.csr_array(np.eye(3)),
+    )
+    bound, held = broken_bound(attack)
+    assert bound == 2
+    assert kernel.value(held, kernel.program(attack)) <= 2
+    assert most_broken(attack) == 2
+
+
+def test_nodes_are_those_of_the_kinds_that_rows_name():
+    # Kind 0 has three items, kind 1 two nodes, of which one may change.
+    see = [scipy.sparse.csr_array(x) for x in (np.zeros((2, 3)), np.eye(2))]
+    attack = kernel.Attack(
+        *(np.arange(2), np.array([[0, 1]] * 2), see, [1, 2]),
+        [np.array([1, 1, 1]), np.array([1, 1])],
+        *(None, 1, [1]),
+    )
+    bound, _ = broken_bound(attack)
+    assert bound == most_broken(attack._replace(rows=[1])) == 1
+
+
 def test_a_point_at_the_budget_counts():
     attack = kernel.Attack(
         np.array([0, 1]),
@@ -234,6 +265,7 @@ def test_a_witness_proves_the_bound_of_the_program(case):
     ('name', 'change'),
     [
         ('owner', lambda x: x[:-1]),
+        ('owner', lambda x: np.append(x[:-1], 10)),
         ('owner', lambda x: x - 20),
         ('owner', lambda x: x + 20),
         ('points', lambda x: x[:, :1]),
@@ -282,6 +314,18 @@ def test_numbers_of_a_program_are_below_two_to_the_31():
                 continue
             with pytest.raises(ValueError, match='whole numbers'):
                 kernel.value(np.ones(1), made)
+
+
+def test_multipliers_of_other_rows_are_refused():
+    made = within(problem(0))
+    for size in (1, made.right.size - 1, made.right.size + 1):
+        with pytest.raises(ValueError, match='another program'):
+            kernel.value(np.ones(size), made)
+    # No row of multipliers is another one.
+    column = scipy.sparse.csr_array(np.ones((2, 1)))
+    two = kernel.Program(column, np.ones(2), np.ones(1), np.ones(1))
+    with pytest.raises(ValueError, match='another program'):
+        kernel.value(np.ones((2, 1)), two)
 
 
 def test_many_rows_of_one_column_do_not_overflow():
@@ -334,3 +378,13 @@ def test_fields_of_another_certificate_differ():
     ):
         found = list(kernel.differences(made, {**values, name: value}))
         assert len(found) == 1
+    # Nobody attacks: that is a number, too, and no added edge no kind.
+    none = {**made, 'attackers': np.array(0)}
+    assert not list(kernel.differences(none, {**values, 'attackers': 0}))
+    assert list(kernel.differences(none, {**values, 'attackers': None}))
+    less = witness(0, False, 3)
+    claimed = {**values, 'edges': (0, 0), 'one_by_one': 0}
+    assert not list(kernel.differences(less, claimed))
+    one = {**made, 'budget': np.array([2, 1, 1])}
+    claimed = {**values, 'edges': (1, 0), 'one_by_one': 0}
+    assert not list(kernel.differences(one, claimed))
