@@ -100,8 +100,8 @@ def factored(lists: Lists, num_items: int, lam: float) -> Inverse:
     many threads.
 
     Raises:
-        ValueError: if the regularisation is so small that nothing can be said
-            about the weights.
+        ValueError: if the regularisation is so small, or so large, that
+            nothing can be said about the weights.
     """
     from scipy.linalg import LinAlgError, cholesky, lapack
 
@@ -118,7 +118,7 @@ def factored(lists: Lists, num_items: int, lam: float) -> Inverse:
         if np.isfinite(column_bounds(made, lam)).all():
             return made
     raise ValueError(
-        "'lam' needs to be larger for these interactions: rounding hides all "
+        "'lam' needs to be another for these interactions: rounding hides all "
         f'of the weights (got {lam})'
     )
 

@@ -116,7 +116,6 @@ class LinkClassifier(NodeClassifier):
     """
 
     _state = PairState
-    _report = LinkUnlearnReport
 
     @validated
     def __init__(
@@ -251,6 +250,9 @@ class LinkClassifier(NodeClassifier):
             edge_label_index (Tensor): int64, ``[2, num_pairs]``.
         """
         return self._probabilities(self.decision_function(edge_label_index))
+
+    def _report(self, **values: Any) -> LinkUnlearnReport:
+        return LinkUnlearnReport(**values)
 
     def _config(self) -> dict[str, Any]:
         assert self._settings.pairs is not None

@@ -194,8 +194,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         (True, True)
     """
 
-    _report: type[NodeUnlearnReport] = NodeUnlearnReport
-
     @retired(
         noise={
             'output': '',
@@ -799,6 +797,9 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             y = positions('labels', given[1])
             edit = edit._replace(labels=(given[0], y))
         return edit
+
+    def _report(self, **values: Any) -> NodeUnlearnReport:
+        return NodeUnlearnReport(**values)
 
     def _followed(self, model: Model) -> tuple[Change, Problem, Gradient]:
         # The training rows as the data are, and the gradient at old weights.

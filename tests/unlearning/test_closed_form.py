@@ -306,5 +306,6 @@ def test_what_belongs_to_the_other_method_is_refused():
     few = Recommender('closed_form', max_items=6)
     with pytest.raises(ValueError, match=r"'max_items'.*'paths'"):
         few.fit(edges_of(random_table(0)), 14, 7)
-    with pytest.raises(ValueError, match="'lam' needs to be larger"):
-        fitted(np.ones((3, 5), bool), 1e-14)
+    for lam in (1e-14, 1e300):
+        with pytest.raises(ValueError, match="'lam' needs to be another"):
+            fitted(np.ones((3, 5), bool), lam)
