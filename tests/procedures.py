@@ -636,8 +636,12 @@ def seen(model):
     return {
         **without_chance(model.state_dict()),
         'lineage': len(held.lineage.names),
-        'counts': held.counts and torch.from_numpy(held.counts.data.copy()),
-        'inverse': held.inverse and held.inverse.base.tolist(),
+        'counts': None
+        if held.counts is None
+        else torch.from_numpy(held.counts.data.copy()),
+        'inverse': None
+        if held.inverse is None
+        else held.inverse.base.tolist(),
         'degree': held.degree.clone(),
     }
 
@@ -695,6 +699,7 @@ def nodes_classified(model):
         # The random name of a fit, and what is hashed with random salts.
         'lineage': len(model._model.lineage.names),
         'seals': data.blocks(),
+        'waits': bool(model.state_dict()['waits']),
         'ledger': [
             (entry.action, entry.spent, entry.request)
             for entry in model.ledger.entries
