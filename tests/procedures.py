@@ -699,7 +699,7 @@ def nodes_classified(model):
         # The random name of a fit, and what is hashed with random salts.
         'lineage': len(model._model.lineage.names),
         'seals': data.blocks(),
-        'waits': bool(model.state_dict()['waits']),
+        'waits': bool(model.state_dict().get('waits')),
         'ledger': [
             (entry.action, entry.spent, entry.request)
             for entry in model.ledger.entries

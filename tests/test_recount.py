@@ -276,7 +276,8 @@ GRAPHS = [RemovalRequest(nodes={n: [0]}) for n in (3, 5)]
     ],
 )
 def test_other_removals_say_what_was_verified(make, data, requests, said):
-    model = make().fit(data)
+    # Adam's first step is a sign: of other seeds, the weights may be equal.
+    model = make(seed=0).fit(data)
     report = model.remove(requests[0])
     assert 'verify()' not in ' '.join(report.guarantee().checked)
     found = model.verify()

@@ -105,6 +105,7 @@ class LinkClassifier(NodeClassifier):
         TypeError, ValueError: if an argument is out of range.
 
     Example:
+        >>> from pyg_trust.removal import RemovalRequest
         >>> ring = torch.arange(12)
         >>> edge_index = torch.stack([ring, (ring + 1) % 12])
         >>> edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
