@@ -574,3 +574,27 @@ def test_the_work_of_a_proof_is_counted():
     edges, nodes = len(arrays['col']), 150
     levels = len(arrays['weights'])
     assert removal.work(arrays) == 2 * levels * (edges + 2 * nodes) * 4
+
+
+def test_a_claim_holds_up_to_its_bound_and_what_is_paid():
+    model, *_ = forgotten('two classes')
+    arrays = evidence(model._model, model.release_std)
+    n, beta, m = removal.prove(arrays)
+    std, lam, secure = (arrays[k].item() for k in ('std', 'lam', 'secure'))
+    claimed = {'lam': lam, 'release_std': std, 'seeded': not secure}
+    claimed |= {'num_train': n, 'setting': removal.setting(arrays)}
+    assert 0 < beta.least < beta.most
+
+    def status(bound, paid, **changes):
+        fields = {**claimed, 'bound': bound, **changes}
+        *_, last = removal.compare(arrays, fields, paid)
+        return last[0]
+
+    below = math.nextafter(beta.most, 0)
+    assert status(beta.most, m) == 'holds'
+    # Of bound and payment, one alone does not do.
+    assert status(beta.most, math.nextafter(m, 0)) == 'not proved'
+    assert status(below, m) == 'not proved'
+    assert status(beta.least, m) == 'not proved'
+    assert status(math.nextafter(beta.least, 0), m) == 'FAILS'
+    assert status(beta.most, m, num_train=n + 1) == 'FAILS'
