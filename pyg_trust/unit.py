@@ -26,6 +26,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust._checks.tables import (
+    columns,
     has_rows,
     lag,
     shares_rows,
@@ -79,8 +80,9 @@ class PrivacyUnit:
     type and its reverse, as ``ToUndirected`` makes it, are one relation.
 
     Public tables are declared, and only some of what persons may have left in
-    them is found: columns that count or rank edges of persons. Vocabularies,
-    category codes or embeddings learned from the same persons are not found.
+    them is found: columns that count or rank edges of persons, in any
+    attribute with a row each. Vocabularies, category codes or embeddings
+    learned from the same persons are not found.
 
     Args:
         data (HeteroData): the graph. Only ownership is copied from it.
@@ -693,15 +695,17 @@ class PrivacyUnit:
         for e, index in self._edges.items():
             for t, ends in zip(e[::2], index, strict=True):
                 strange = self._strange(e, t)
-                if t in tables and strange.any():
-                    degree = torch.bincount(
-                        ends[strange], minlength=self._sizes[t]
-                    )
-                    if tells_counts(tables[t], degree):
+                if not strange.any():
+                    continue
+                degree = torch.bincount(
+                    ends[strange], minlength=self._sizes[t]
+                )
+                for key, value in columns(data[t]):
+                    if tells_counts(value, degree):
                         raise ValueError(
                             f"'data' needs rows that were not made from other "
                             f'persons: a column of {t!r} counts or ranks the '
-                            f'edges {e}'
+                            f'edges {e} (in {key!r})'
                         )
         own = [t for t in tables if t in (self.person, *self.owned)]
         for t in own:

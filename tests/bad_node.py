@@ -394,6 +394,8 @@ entry(
 )
 EXEMPT['update.NewNodes.check_next'] = 'called with a count of our own'
 EXEMPT['update.directs'] = 'makes the error of a refusal'
+EXEMPT['update.rows_of'] = 'called with names that were checked'
+EXEMPT['update.with_edges'] = 'called with a graph and update of our own'
 entry('update.Update.of', lambda: {'update': Update()}, update=values(3, [3]))
 entry(
     'transforms.PropagatedFeatures.update',

@@ -1,5 +1,6 @@
 """Detection of table columns and rows that contain other persons' data."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from pyg_trust._checks.degrees import (
 _LAGS = 8
 # Logarithm of the number of orders of which one comes by chance.
 _CHANCE = 14
+# Columns of a sparse attribute at a time.
+_BLOCK = 64
 
 
 def tells_counts(x: Tensor, count: Tensor) -> bool:
@@ -109,6 +112,38 @@ def shares_rows(
     return bool((place[0] != place[1])[twice].any())
 
 
+def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
+    """Iterate over the numbers that a node type has for each of its rows.
+
+    Masks and names (``n_id``) are left out. Wide sparse attributes come in
+    blocks of columns.
+
+    Args:
+        store (NodeStorage): the node type.
+
+    Yields:
+        tuple[str, Tensor]: the attribute and its matrix, dense.
+    """
+    for key, value in store.items():
+        if key == 'n_id' or not _in_rows(store, key, value):
+            continue
+        if value.dtype == torch.bool or value.is_complex():
+            continue
+        if value.layout == torch.strided:
+            yield key, value.reshape(len(value), -1)
+        elif value.dim() == 2:
+            for block in torch.arange(value.size(1)).split(_BLOCK):
+                some = value.to_sparse_coo().index_select(1, block)
+                yield key, some.to_dense()
+
+
+def _in_rows(store: Any, key: str, value: Any) -> bool:
+    if not isinstance(value, Tensor) or not value.dim() or 'index' in key:
+        return False
+    edges = isinstance(store._key, tuple)
+    return value.size(0) == (store.num_edges if edges else store.num_nodes)
+
+
 def has_rows(store: Any, key: str, value: Any) -> bool:
     """Tell whether an attribute has a row for each node or edge.
 
@@ -122,13 +157,10 @@ def has_rows(store: Any, key: str, value: Any) -> bool:
     """
     if isinstance(value, str | int | float):
         return False
-    if isinstance(value, Tensor):
-        if not value.dim():
-            return False
-        edges = isinstance(store._key, tuple)
-        size = store.num_edges if edges else store.num_nodes
-        if value.size(0) == size and 'index' not in key:
-            return True
+    if isinstance(value, Tensor) and not value.dim():
+        return False
+    if _in_rows(store, key, value):
+        return True
     raise ValueError(
         "'data' needs tensors with a row for each node or edge (got "
         f'{key!r} of {store._key}): take it off first'

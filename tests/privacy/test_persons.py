@@ -210,11 +210,55 @@ def test_a_ledger_of_persons_is_of_no_rows(tmp_path) -> None:
         trained(loader(paths(none), less), ledger=tmp_path / 'ledger')
 
 
+def crowd() -> tuple[HeteroData, torch.Tensor]:
+    """Users, and how many others say that they know them."""
+    data = shop()
+    data[KNOWS].edge_index = torch.stack(
+        [torch.arange(200) % 40, (torch.arange(200) ** 2 // 50) % 40]
+    )
+    return data, torch.bincount(data[KNOWS].edge_index[1], minlength=40)
+
+
+# The number of acquaintances as other attributes than features.
+ATTRIBUTES = {
+    'labels': ('y', lambda count: count),
+    'a target': ('z', lambda count: count.double().log1p()),
+    'columns': ('z', lambda count: torch.stack([0 * count, 3 - count], 1)),
+    'bytes': ('age', lambda count: count.byte()),
+    'pictures': ('z', lambda count: count.float().view(40, 1, 1).sqrt()),
+    'sparse': ('x', lambda count: count[:, None].float().to_sparse()),
+}
+
+
+@pytest.mark.parametrize('case', ATTRIBUTES)
+def test_no_attribute_counts_the_edges_of_others(case: str) -> None:
+    data, count = crowd()
+    unit = declared(data)
+    key, told = ATTRIBUTES[case]
+    data['user'][key] = told(count)
+    with pytest.raises(ValueError, match=f'counts or ranks .*{key!r}'):
+        loader(data, unit)
+
+
+def test_labels_that_agree_by_chance_are_let_pass() -> None:
+    data, count = crowd()
+    users = data['user']
+    users.train_mask, users.n_id = count > 4, torch.arange(40) + 3
+    for y in (0 * count, (count > 4).long(), torch.arange(40) % 3):
+        users.y = y
+        loader(data, declared(data))
+    # With two counts, each label of two classes may be one.
+    few = shop()
+    few[KNOWS].edge_index = few[KNOWS].edge_index[:, :15]
+    few['user'].y = few[KNOWS].edge_index[1].bincount(minlength=40)
+    loader(few, declared(few))
+
+
 def coupled(case: str) -> tuple[HeteroData, Any]:
     """Data and unit in which rows hold what others own, by its name."""
     data = shop()
     unit = declared(data)
-    users, n = data['user'], 40
+    users = data['user']
     if case == 'a path through others':
         data = MetapathFeatures([[BY, BY, KNOWS]], 'user', unit=unit)(data)
     elif case == 'a public row seen by others':
@@ -238,11 +282,7 @@ def coupled(case: str) -> tuple[HeteroData, Any]:
         other = declared(data, owned={'order': data[BY].edge_index[1].flip(0)})
         data = featured(featured(data, other), unit)
     elif case == 'a column of acquaintances':
-        data = shop()
-        data[KNOWS].edge_index = torch.stack(
-            [torch.arange(200) % 40, (torch.arange(200) ** 2 // 50) % 40]
-        )
-        count = torch.bincount(data[KNOWS].edge_index[1], minlength=n)
+        data, count = crowd()
         unit = declared(data)
         data['user'].x = torch.cat([data['user'].x, count[:, None] * 2.0], 1)
     elif case == 'items by how often they are bought':
