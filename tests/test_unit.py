@@ -483,7 +483,7 @@ def test_what_is_held_by_the_whole_graph_does_not_stay(held: Any) -> None:
     data = shop()
     unit = PrivacyUnit(data, **SHOP)
     data.held = held
-    with pytest.raises(ValueError, match="of the whole graph .*'held'"):
+    with pytest.raises(ValueError, match=r"of the whole graph .*'held'"):
         unit.without(data, [1])
 
 
