@@ -713,15 +713,23 @@ class PrivacyUnit:
             and x.dim() == 2
         }
         for e, index in self._edges.items():
-            for t, ends in zip(e[::2], index, strict=True):
+            ways = [*zip(e[::2], index, strict=True)]
+            if e[0] == e[2]:
+                # Acquaintances in both directions, together.
+                ways.append((e[0], index.reshape(-1)))
+            for t, ends in ways:
                 strange = self._strange(e, t)
                 if not strange.any():
                     continue
-                degree = torch.bincount(
-                    ends[strange], minlength=self._sizes[t]
-                )
+                strange = strange.repeat(ends.numel() // strange.numel())
+                # Without a person's own edges, and with them.
+                seen = [ends] if strange.all() else [ends[strange], ends]
+                counts = [
+                    torch.bincount(some, minlength=self._sizes[t])
+                    for some in seen
+                ]
                 for key, value in columns(data[t]):
-                    if tells_counts(value, degree):
+                    if any(tells_counts(value, c) for c in counts):
                         raise ValueError(
                             f"'data' needs rows that were not made from other "
                             f'persons: a column of {t!r} counts or ranks the '
