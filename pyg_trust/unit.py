@@ -158,11 +158,7 @@ class PrivacyUnit:
         self.on_removal = self._removal(dict(on_removal or {}))
         self.mirrors = self._mirrored()
         self._check_public_edges()
-        ids = data[person].get('n_id') if person else None
-        self._n_id = torch.arange(self.num_names)
-        if isinstance(ids, Tensor):
-            check_tensor('n_id', ids, torch.int64, (self.num_names,))
-            self._n_id = ids.clone()
+        self._n_id = self._ids(data)
         self._distinct = same is not None
         self._print = self._digest(data)
         self.check(data)
@@ -392,12 +388,18 @@ class PrivacyUnit:
         Raises:
             ValueError: if the graph is another one, a name is unknown, or an
                 attribute may hold rows or edges in another order, such as
-                ``edge_label_index``.
+                ``edge_label_index``, or a tensor or list of the whole graph.
         """
         self.check(data)
         gone = self.cascade(persons)
         out = HeteroData()
         for key, value in data._global_store.items():
+            if not isinstance(value, str | int | float):
+                raise ValueError(
+                    "'data' needs attributes of the whole graph that hold no "
+                    f'persons: strings or numbers (got {key!r}, a '
+                    f'{type(value).__name__}): take it off first'
+                )
             out[key] = value
         place = {}
         for t in data.node_types:
@@ -427,8 +429,8 @@ class PrivacyUnit:
     def check(self, data: HeteroData) -> None:
         """Refuse another graph than the declared one.
 
-        Sizes and edges have to be the same, and no column may show rows or
-        edges of other persons.
+        Sizes, edges and the persons' ``n_id`` have to be the same, and no
+        column may show rows or edges of other persons.
 
         Args:
             data (HeteroData): the graph.
@@ -437,6 +439,11 @@ class PrivacyUnit:
             raise ValueError(
                 "'data' needs to be the graph that the unit was made of: its "
                 'types, sizes or edges differ'
+            )
+        if not torch.equal(self._ids(data), self._n_id):
+            raise ValueError(
+                f"'data' needs the names 'n_id' of {self.person!r} that the "
+                'unit was made with'
             )
         self._check_values(data)
 
@@ -506,6 +513,19 @@ class PrivacyUnit:
             if torch.equal(least, names):
                 return names
             names = least
+
+    def _ids(self, data: HeteroData) -> Tensor:
+        # The names that the rows of persons have in the graph.
+        ids = data[self.person].get('n_id') if self.person else None
+        if ids is None:
+            return torch.arange(self.num_names)
+        check_tensor('n_id', ids, torch.int64, (self.num_names,))
+        if bool((ids < 0).any()) or ids.unique().numel() < ids.numel():
+            raise ValueError(
+                f"'n_id' of {self.person!r} needs to name each person once, "
+                'from 0: a removal would take another row otherwise'
+            )
+        return ids.clone()
 
     def _names(
         self, persons: Iterable[int] | Tensor, name: str = 'persons'
@@ -693,15 +713,23 @@ class PrivacyUnit:
             and x.dim() == 2
         }
         for e, index in self._edges.items():
-            for t, ends in zip(e[::2], index, strict=True):
+            ways = [*zip(e[::2], index, strict=True)]
+            if e[0] == e[2]:
+                # Acquaintances in both directions, together.
+                ways.append((e[0], index.reshape(-1)))
+            for t, ends in ways:
                 strange = self._strange(e, t)
                 if not strange.any():
                     continue
-                degree = torch.bincount(
-                    ends[strange], minlength=self._sizes[t]
-                )
+                strange = strange.repeat(ends.numel() // strange.numel())
+                # Without a person's own edges, and with them.
+                seen = [ends] if strange.all() else [ends[strange], ends]
+                counts = [
+                    torch.bincount(some, minlength=self._sizes[t])
+                    for some in seen
+                ]
                 for key, value in columns(data[t]):
-                    if tells_counts(value, degree):
+                    if any(tells_counts(value, c) for c in counts):
                         raise ValueError(
                             f"'data' needs rows that were not made from other "
                             f'persons: a column of {t!r} counts or ranks the '

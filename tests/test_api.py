@@ -22,6 +22,16 @@ def test_public_names_exist_and_are_documented(name):
         assert getattr(module, public).__doc__, public
 
 
+# The most names of a package: more belong into its modules.
+@pytest.mark.parametrize(
+    ('package', 'limit'),
+    [('functional', 70), ('privacy', 24), ('unlearning', 16)],
+)
+def test_packages_export_the_names_that_most_users_need(package, limit):
+    module = importlib.import_module(f'pyg_trust.{package}')
+    assert len(module.__all__) <= limit
+
+
 def test_version():
     assert re.fullmatch(r'\d+\.\d+\.\d+', pyg_trust.__version__)
     from importlib.metadata import version

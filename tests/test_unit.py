@@ -462,6 +462,8 @@ def test_a_twin_that_never_knew_the_person_is_equal_to_the_bit() -> None:
         (('order', 'has', 'item'), 'edge_label', torch.ones(9)),
         ('user', 'held', torch.ones(3)),
         ('user', 'names', ['a', 'b', 'c', 'd']),
+        # Where the graphs of a batch start: by chance, of four.
+        ('user', 'ptr', torch.tensor([0, 2, 3, 4])),
     ],
 )
 def test_rows_in_another_order_do_not_stay(
@@ -472,3 +474,33 @@ def test_rows_in_another_order_do_not_stay(
     data[where][name] = value
     with pytest.raises(ValueError, match=f"'data' needs tensors.*'{name}'"):
         unit.without(data, [1])
+
+
+@pytest.mark.parametrize(
+    'held', [['a', 'b'], torch.ones(4, 2), {'user': {'z': torch.ones(4)}}]
+)
+def test_what_is_held_by_the_whole_graph_does_not_stay(held: Any) -> None:
+    data = shop()
+    unit = PrivacyUnit(data, **SHOP)
+    data.held = held
+    with pytest.raises(ValueError, match=r"of the whole graph .*'held'"):
+        unit.without(data, [1])
+
+
+@pytest.mark.parametrize('ids', [[5, 5, 6, 7], [-1, 0, 1, 2]])
+def test_a_name_is_of_one_row(ids: list[int]) -> None:
+    data = shop()
+    data['user'].n_id = torch.tensor(ids)
+    with pytest.raises(ValueError, match='name each person once'):
+        PrivacyUnit(data, **SHOP)
+
+
+def test_names_do_not_change_after_the_declaration() -> None:
+    data = shop()
+    unit = PrivacyUnit(data, **SHOP)
+    data['user'].n_id = torch.arange(4)
+    unit.check(data)
+    data['user'].n_id = torch.tensor([3, 2, 1, 0])
+    for taken in (unit.table, lambda data: unit.without(data, [0])):
+        with pytest.raises(ValueError, match="needs the names 'n_id'"):
+            taken(data)

@@ -138,7 +138,9 @@ def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _in_rows(store: Any, key: str, value: Any) -> bool:
-    if not isinstance(value, Tensor) or not value.dim() or 'index' in key:
+    if not isinstance(value, Tensor) or not value.dim():
+        return False
+    if 'index' in key or key == 'ptr':
         return False
     edges = isinstance(store._key, tuple)
     return value.size(0) == (store.num_edges if edges else store.num_nodes)

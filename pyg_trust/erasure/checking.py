@@ -23,6 +23,7 @@ from pyg_trust.kernel.claims import amount, number, read_json
 
 #: Modes of tasks that no line of a ledger stands for.
 STATED = ('not in it', 'removed before', 'by its owner')
+_LAYOUT = (AttributeError, KeyError, RecursionError, TypeError)
 REMOVED = ('now', 'batch', 'again', 'covered')
 
 
@@ -61,13 +62,7 @@ def check_erasure(
         made = [(FAILS, text) for text in _of_dates(report)]
         for task in tasks:
             made += _of_task(task, given.get(task['name']))
-    except (
-        AttributeError,
-        KeyError,
-        RecursionError,
-        TypeError,
-        json.JSONDecodeError,
-    ) as error:
+    except (*_LAYOUT, json.JSONDecodeError) as error:
         raise ValueError(
             f"'path' needs to be the evidence of one erasure: {path} has "
             f'another layout ({type(error).__name__})'

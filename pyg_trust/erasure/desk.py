@@ -28,11 +28,7 @@ from typing import Annotated, Any
 
 from torch_geometric.data import Data
 
-from pyg_trust._checks import (
-    OneOf,
-    check_number,
-    validated,
-)
+from pyg_trust._checks import OneOf, check_number, validated
 from pyg_trust.erasure import fields, queries
 from pyg_trust.erasure.places import GONE, Names, Place, read
 from pyg_trust.erasure.reports import (
@@ -187,8 +183,7 @@ class ErasureDesk:
                     f'{"a recipient" if is_model else "a model"}'
                 )
             # Requests that wait concern it, too.
-            for (number,) in self._sql(queries.WHO_WAITS):
-                self._sql(queries.NEW_TASK, number, name)
+            self._sql(queries.NEW_TASKS, name)
 
     # Requests ###############################################################
 
@@ -237,27 +232,25 @@ class ErasureDesk:
                 f'{fields.written(came)}, now is {fields.written(now)})'
             )
         due = fields.due(came, self.zone, regulation)
-        named = json.dumps(request.to_dict())
-        content = (regulation, immediately, exact, named)
+        content = {'regulation': regulation, 'immediately': immediately}
+        content |= {'exact': exact, 'names': json.dumps(request.to_dict())}
+        content['received'] = fields.written(came)
         with self._store.change():
-            known = self._one(queries.CONTENT, number)
-            # The names of what is complete are gone.
-            count = 4 if known and known[3] else 3
-            times = (None, known[4]) if known else ()
+            known = self._request(number)
             if not known:
-                values = (number, *content, fields.written(came))
-                self._sql(queries.NEW_REQUEST, *values, fields.written(due))
-                self._set_status(number, 'pending')
-                places = self._sql('SELECT name FROM place')
-                for (place,) in places:
-                    self._sql(queries.NEW_TASK, number, place)
-                if not places:
+                values = (number, *content.values(), fields.written(due))
+                self._sql(queries.NEW_REQUEST, *values)
+                self._sql(queries.NEW_TASKS, number)
+                if not self._one('SELECT 1 FROM place'):
                     raise ValueError(
                         'a model or recipient needs to be registered first: '
                         'the request would reach nobody'
                     )
-            elif known[:count] != content[:count] or (
-                received_time and fields.written(came) not in times
+            # The names of what is complete are gone.
+            if any(
+                known.get(name) not in (None, value)
+                for name, value in content.items()
+                if name != 'received' or received_time is not None
             ):
                 raise ValueError(
                     f"'subject_request_id' {number} is of a request with "
@@ -401,7 +394,9 @@ class ErasureDesk:
             self._perform(name, batch)
         self._repeat(name)
         if self._places[name].covers:
-            self._refuse_exact(name)
+            note = 'noise is not exact: fit again without it, then done()'
+            with self._store.change():
+                self._sql(queries.REFUSE_EXACT, note, name)
         row, waiting = self._planned(name, now)
         if not row['starts_now'] or row['needs_confirmation'] > confirm:
             return
@@ -413,13 +408,6 @@ class ErasureDesk:
             batch = self._begin(name, named, row['mode']) if named else ''
         if batch:
             self._perform(name, batch)
-
-    def _refuse_exact(self, name: str) -> None:
-        for number, *_, exact in self._sql(queries.WAITING, name):
-            if exact:
-                note = 'noise is not exact: fit again without it, then done()'
-                with self._store.change():
-                    self._sql(queries.REFUSE, note, number, name)
 
     def _planned(
         self, name: str, now: datetime
@@ -447,14 +435,11 @@ class ErasureDesk:
             start = due - timedelta(seconds=self.policy.reserve * busy)
             if (seconds or 0.0) < _QUICK or any(each[3] for each in rows):
                 start = now
-            row.update(
-                mode=quick if start == now else 'batch',
-                seconds=seconds,
-                due=fields.written(due),
-                starts=fields.written(start),
-                starts_now=start <= now,
-                needs_confirmation=row['share'] > self.policy.max_share,
-            )
+            row['mode'] = quick if start == now else 'batch'
+            row['seconds'] = seconds
+            row.update(due=fields.written(due), starts=fields.written(start))
+            row['starts_now'] = start <= now
+            row['needs_confirmation'] = row['share'] > self.policy.max_share
         return row, waiting
 
     def _begin(self, name: str, requests: Sequence[str], mode: str) -> str:
@@ -462,8 +447,7 @@ class ErasureDesk:
         self._sql(queries.NEW_BATCH, batch, name, mode)
         for number in requests:
             self._sql(queries.TAKE, mode, batch, number, name)
-            if self._one(queries.STATUS, number) == ('pending',):
-                self._set_status(number, 'in_progress')
+            self._sql(queries.BEGIN, number)
         return batch
 
     def _perform(self, name: str, batch: str) -> None:
@@ -475,9 +459,8 @@ class ErasureDesk:
             (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
             named = [
                 (number, request)
-                for number, names in self._sql(queries.NAMES, batch)
-                for request in [place.named(read(names))]
-                if request is not None
+                for number, names in self._sql(queries.TASKS, batch)
+                if names and (request := place.named(read(names))) is not None
             ]
             try:
                 requests = [request for _, request in named]
@@ -507,7 +490,7 @@ class ErasureDesk:
         with self._store.change():
             head = place.ledger.head
             self._sql(queries.END_BATCH, head, seconds, promise, how, batch)
-            for (number,) in self._sql(queries.TASKS, batch):
+            for number, _ in self._sql(queries.TASKS, batch):
                 self._end_task(number, name, how)
             self._complete()
 
@@ -536,15 +519,10 @@ class ErasureDesk:
     def _repeat(self, name: str) -> None:
         # A model that was restored forgets again.
         missing = {
-            batch: [number for (number,) in self._sql(queries.TASKS, batch)]
+            batch: dict(self._sql(queries.TASKS, batch))
             for batch in self._missing(name)
         }
-        lost = [
-            batch
-            for batch, numbers in missing.items()
-            if len(self._sql(queries.NAMES, batch)) < len(numbers)
-        ]
-        if lost:
+        if lost := [b for b in missing if None in missing[b].values()]:
             raise ValueError(
                 f'the model is older than the batches {", ".join(lost)}, '
                 "which cannot be repeated: keep 'backup_days' >= your "
@@ -554,7 +532,7 @@ class ErasureDesk:
         for batch, numbers in missing.items():
             with self._store.change():
                 self._sql(queries.SET_BATCH, 'superseded', batch)
-                again = self._begin(name, numbers, 'again')
+                again = self._begin(name, [*numbers], 'again')
             self._perform(name, again)
 
     # Completion #############################################################
@@ -569,17 +547,15 @@ class ErasureDesk:
             self._finished.append(number)
 
     def _close_request(self, number: str, status: str, reason: str) -> None:
-        came, names = self._one(
-            'SELECT received, names FROM request WHERE id = ?', number
-        )
+        known, until = self._request(number), None
         # A clock may have been set back.
-        end, until = max(self._now(), fields.read('received', came)), None
+        end = max(self._now(), fields.read('received', known['received']))
         if self.policy.backup_days and self._one(queries.WAS_TAKEN, number):
             until = fields.written(end + timedelta(self.policy.backup_days))
-            values = (number, names, until)
+            values = (number, known['names'], until)
             self._sql('INSERT INTO tombstone VALUES (?, ?, ?)', *values)
-        self._sql(queries.CLOSE, reason, fields.written(end), until, number)
-        self._set_status(number, status)
+        finished = fields.written(end)
+        self._sql(queries.CLOSE, status, reason, finished, until, number)
 
     # What can be seen #######################################################
 
@@ -594,42 +570,33 @@ class ErasureDesk:
             ValueError: if the desk does not know it.
         """
         number = fields.read_id(subject_request_id)
-        found = self._one(queries.FIELDS, number)
-        if not found:
+        known = self._request(number)
+        if not known:
             raise ValueError(
                 "'subject_request_id' needs to be one of the desk "
                 f'(got {number})'
             )
-        names = (
-            *('regulation', 'received_time', 'expected_completion_time'),
-            *('request_status', 'halted', 'reason', 'completed_time'),
-            'backups_until',
-        )
-        given = dict(zip(names, found, strict=True))
-        status, end = given['request_status'], given['completed_time']
-        end = end or fields.written(self._now())
-        if status != 'completed':
-            given['completed_time'] = None
-        is_late = end > given['expected_completion_time']
-        is_late &= status != 'cancelled' and given['halted'] != 'held'
-        columns = (
-            *('name', 'is_model', 'state', 'mode', 'finished', 'note'),
-            *('reference', 'head', 'promise'),
-        )
-        tasks = [
-            dict(zip(columns, row, strict=True))
-            for row in self._sql(queries.EVIDENCE, number)
-        ]
+        status = known['status']
+        is_late = status != 'cancelled' and known['halted'] != 'held'
+        end = known['finished'] or fields.written(self._now())
+        tasks = self._store.named(queries.EVIDENCE, number)
         for task in tasks:
             task['is_model'] = bool(task['is_model'])
             task['promise'] = json.loads(task['promise'] or '{}')
         return ErasureReport(
             subject_request_id=number,
             subject_request_type='erasure',
+            regulation=known['regulation'],
             zone=str(self.zone),
-            overdue=is_late,
+            received_time=known['received'],
+            expected_completion_time=known['due'],
+            completed_time=end if status == 'completed' else None,
+            request_status=status,
+            halted=known['halted'],
+            reason=known['reason'],
+            overdue=is_late and end > known['due'],
             tasks=tuple(tasks),
-            **given,
+            backups_until=known['until'],
         )
 
     def status(self) -> DeskStatus:
@@ -661,7 +628,7 @@ class ErasureDesk:
 
     def _open(self, number: str) -> str:
         number = fields.read_id(number)
-        (status,) = self._one(queries.STATUS, number) or ('unknown',)
+        status = self._request(number).get('status', 'unknown')
         if status not in ('pending', 'in_progress'):
             raise ValueError(
                 "'subject_request_id' needs to be an open request "
@@ -669,5 +636,6 @@ class ErasureDesk:
             )
         return number
 
-    def _set_status(self, number: str, status: str) -> None:
-        self._sql('UPDATE request SET status = ? WHERE id = ?', status, number)
+    def _request(self, number: str) -> dict[str, Any]:
+        rows = self._store.named(queries.REQUEST, number)
+        return rows[0] if rows else {}

@@ -58,11 +58,8 @@ class Place:
                 f'calls done() (got {type(model).__name__})'
             )
         self.model, self.save, self.names = model, save, names
-        self.covers, self.data, self.most = (
-            hasattr(model, 'max_units'),
-            data,
-            most,
-        )
+        self.covers, self.data = hasattr(model, 'max_units'), data
+        self.most, self._ledger = most, 'removals' if self.covers else 'ledger'
         if self.covers != (data is not None):
             raise ValueError(
                 "'data' needs to return the graph of a private release, and "
@@ -84,9 +81,7 @@ class Place:
     @property
     def ledger(self) -> RemovalLedger:
         """The ledger of the model."""
-        found: RemovalLedger = (
-            self.model.removals if self.covers else self.model.ledger
-        )
+        found: RemovalLedger = getattr(self.model, self._ledger)
         return found
 
     def _given(self) -> tuple[Any, ...]:
@@ -102,8 +97,7 @@ class Place:
     def catch_up(self) -> None:
         """Load the saved state, if another object has continued this one."""
         found = None if self.save is None else commit.peek(self.save)
-        name = 'removals' if self.covers else 'ledger'
-        lines = (found or {}).get(name, {}).get('entries', ())
+        lines = (found or {}).get(self._ledger, {}).get('entries', ())
         mine = self.ledger.state_dict()['entries']
         if len(lines) > len(mine) and lines[: len(mine)] == mine:
             self.model.load(self.save)
@@ -177,16 +171,13 @@ class Place:
     def share(self, request: RemovalRequest) -> float:
         """Compute the share of the model's nodes or edges in a request."""
         model, named = self.model, [0, 0]
-        graphs = model.graphs if hasattr(model, 'graphs') else {}
-        if graphs:
-            sizes = [(d.num_nodes, d.num_edges) for d in graphs.values()]
-            held = [sum(size) for size in zip(*sizes, strict=True)]
-        elif self.data is not None:
-            whole = self.data()
-            held = [whole.num_nodes, whole.num_edges]
-        elif hasattr(model, 'graph'):
+        graphs = getattr(model, 'graphs', {})
+        whole = [*graphs.values()] or self._given()
+        sizes = ((d.num_nodes, d.num_edges) for d in whole)
+        held = [sum(size) for size in zip(*sizes, strict=True)]
+        if not whole and hasattr(model, 'graph'):
             held = [model.nodes.numel(), model.graph.num_edges]
-        else:
+        elif not whole:
             held = [model.n_id.numel(), model.data.num_edges]
         for graph, part in request.parts.items():
             if part.whole and graph in graphs:

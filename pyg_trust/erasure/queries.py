@@ -1,29 +1,29 @@
 """SQL statements of a desk; the tables are in ``store.py``."""
 
 OPEN = "WHERE status IN ('pending', 'in_progress')"
-WHO_WAITS = f'SELECT id FROM request {OPEN}'
 KIND = 'SELECT is_model FROM place WHERE name = ?'
-STATUS = 'SELECT status FROM request WHERE id = ?'
+REQUEST = 'SELECT * FROM request WHERE id = ?'
 COUNT = 'SELECT count(*) FROM request WHERE status = ?'
 STATE = 'SELECT state FROM task WHERE request = ? AND place = ?'
-TASKS = 'SELECT request FROM task WHERE batch = ? ORDER BY request'
-CONTENT = """SELECT regulation, immediately, exact, names, received
-    FROM request WHERE id = ?"""
-FIELDS = """SELECT regulation, received, due, status, halted,
-    reason, finished, until FROM request WHERE id = ?"""
 NEW_REQUEST = """INSERT INTO request (id, regulation, immediately, exact,
-    names, received, due, halted, reason)
-    VALUES (?, ?, ?, ?, ?, ?, ?, '', '')"""
-NEW_TASK = """INSERT OR IGNORE INTO task
-    VALUES (?, ?, 'pending', '', NULL, NULL, '')"""
+    names, received, due, status, halted, reason)
+    VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', '', '')"""
+NEW_TASKS = f"""INSERT OR IGNORE INTO task
+    SELECT id, name, 'pending', '', NULL, NULL, '' FROM request, place
+    {OPEN} AND ? IN (id, name)"""
 NEW_BATCH = """INSERT INTO batch (id, place, state, mode)
     VALUES (?, ?, 'in_progress', ?)"""
 TAKE = """UPDATE task SET state = 'in_progress', mode = ?, batch = ?
     WHERE request = ? AND place = ?"""
+BEGIN = """UPDATE request SET status = 'in_progress'
+    WHERE id = ? AND status = 'pending'"""
 UNDO = """UPDATE task SET state = 'pending', mode = '', batch = NULL
     WHERE batch = ?"""
 REFUSE = """UPDATE task SET state = 'refused', note = ?
     WHERE request = ? AND place = ?"""
+REFUSE_EXACT = f"""UPDATE task SET state = 'refused', note = ?
+    WHERE place = ? AND state = 'pending' AND request IN
+    (SELECT id FROM request {OPEN} AND exact AND halted = '')"""
 REFUSED = f"""SELECT request, place FROM task JOIN request ON id = request
     {OPEN} AND state = 'refused'"""
 HALTED = f"SELECT id, halted FROM request {OPEN} AND halted != ''"
@@ -31,7 +31,7 @@ ASK_AGAIN = """UPDATE task SET state = 'pending', note = ''
     WHERE request = ? AND state = 'refused'"""
 BUSY = "SELECT 1 FROM task WHERE request = ? AND state = 'in_progress'"
 WAS_TAKEN = 'SELECT 1 FROM task WHERE request = ? AND batch IS NOT NULL'
-WAITING = f"""SELECT id, names, due, immediately, exact FROM task
+WAITING = f"""SELECT id, names, due, immediately FROM task
     JOIN request ON id = request {OPEN}
     AND place = ? AND state = 'pending' AND halted = '' ORDER BY due, id"""
 SECONDS = """SELECT seconds FROM batch WHERE place = ? AND seconds IS NOT NULL
@@ -43,20 +43,19 @@ END_BATCH = """UPDATE batch SET state = 'done', head = ?, seconds = ?,
     promise = ?, mode = coalesce(nullif(?, ''), mode) WHERE id = ?"""
 END_TASK = """UPDATE task SET state = 'done', finished = ?, note = '',
     mode = coalesce(nullif(?, ''), mode) WHERE request = ? AND place = ?"""
-NAMES = """SELECT task.request, coalesce(request.names, tombstone.names)
+TASKS = """SELECT task.request, coalesce(request.names, tombstone.names)
     FROM task JOIN request ON request.id = task.request
     LEFT JOIN tombstone ON tombstone.request = task.request
-    WHERE batch = ? AND coalesce(request.names, tombstone.names) IS NOT NULL
-    ORDER BY request.due, request.id"""
+    WHERE batch = ? ORDER BY request.due, request.id"""
 COMPLETE = f"""SELECT id FROM request {OPEN} AND NOT EXISTS
     (SELECT 1 FROM task WHERE request = id AND state != 'done')"""
-CLOSE = """UPDATE request SET reason = ?, finished = ?, until = ?,
-    halted = '', names = NULL WHERE id = ?"""
+CLOSE = """UPDATE request SET status = ?, reason = ?, finished = ?,
+    until = ?, halted = '', names = NULL WHERE id = ?"""
 EXPIRED = """DELETE FROM tombstone WHERE until < ? AND NOT EXISTS
     (SELECT 1 FROM task WHERE task.request = tombstone.request
     AND state = 'in_progress')"""
 EVIDENCE = """SELECT place.name, is_model, task.state, task.mode, finished,
-    note, batch.id, head, promise FROM task
+    note, batch.id AS reference, head, promise FROM task
     JOIN place ON place.name = task.place LEFT JOIN batch
     ON batch.id = task.batch WHERE request = ? ORDER BY place.name"""
 OTHERS = """SELECT total(most) FROM (SELECT max(seconds) AS most FROM batch

@@ -23,27 +23,29 @@ _PRAGMAS = (
     'foreign_keys = ON',
     'temp_store = MEMORY',
 )
-_TABLES = (
-    'setting (name TEXT PRIMARY KEY, value TEXT NOT NULL)',
-    'place (name TEXT PRIMARY KEY, is_model INTEGER NOT NULL)',
-    'request (id TEXT PRIMARY KEY, regulation TEXT, immediately INTEGER, '
-    'exact INTEGER, received TEXT, due TEXT, status TEXT, halted TEXT, '
-    'reason TEXT, finished TEXT, until TEXT, names TEXT)',
-    'batch (id TEXT PRIMARY KEY, place TEXT NOT NULL REFERENCES place, '
-    'state TEXT, mode TEXT, head TEXT, seconds REAL, promise TEXT)',
-    'task (request TEXT NOT NULL REFERENCES request, place TEXT NOT NULL '
-    'REFERENCES place, state TEXT, mode TEXT, batch TEXT REFERENCES batch, '
-    'finished TEXT, note TEXT, PRIMARY KEY (request, place))',
-    'tombstone (request TEXT PRIMARY KEY REFERENCES request, names TEXT, '
-    'until TEXT)',
-)
-_INDICES = (
-    'request_status ON request (status, due)',
-    'batch_place ON batch (place, state)',
-    'task_place ON task (place, state)',
-    'task_state ON task (state)',
-    'task_batch ON task (batch)',
-)
+_SCHEMA = f"""CREATE TABLE IF NOT EXISTS setting
+    (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS place
+    (name TEXT PRIMARY KEY, is_model INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS request (id TEXT PRIMARY KEY, regulation TEXT,
+    immediately INTEGER, exact INTEGER, received TEXT, due TEXT, status TEXT,
+    halted TEXT, reason TEXT, finished TEXT, until TEXT, names TEXT);
+CREATE TABLE IF NOT EXISTS batch (id TEXT PRIMARY KEY, place TEXT NOT NULL
+    REFERENCES place, state TEXT, mode TEXT, head TEXT, seconds REAL,
+    promise TEXT);
+CREATE TABLE IF NOT EXISTS task (request TEXT NOT NULL REFERENCES request,
+    place TEXT NOT NULL REFERENCES place, state TEXT, mode TEXT,
+    batch TEXT REFERENCES batch, finished TEXT, note TEXT,
+    PRIMARY KEY (request, place));
+CREATE TABLE IF NOT EXISTS tombstone
+    (request TEXT PRIMARY KEY REFERENCES request, names TEXT, until TEXT);
+CREATE INDEX IF NOT EXISTS request_status ON request (status, due);
+CREATE INDEX IF NOT EXISTS batch_place ON batch (place, state);
+CREATE INDEX IF NOT EXISTS task_place ON task (place, state);
+CREATE INDEX IF NOT EXISTS task_state ON task (state);
+CREATE INDEX IF NOT EXISTS task_batch ON task (batch);
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_VERSION}"""
 
 
 class Store:
@@ -100,12 +102,8 @@ class Store:
             self.rows(f'PRAGMA {pragma}')
         if is_new:
             with self.change():
-                for table in _TABLES:
-                    self.rows(f'CREATE TABLE IF NOT EXISTS {table}')
-                for index in _INDICES:
-                    self.rows(f'CREATE INDEX IF NOT EXISTS {index}')
-                self.rows(f'PRAGMA application_id = {_APPLICATION}')
-                self.rows(f'PRAGMA user_version = {_VERSION}')
+                for statement in _SCHEMA.split(';'):
+                    self.rows(statement)
 
     def close(self) -> None:
         """Close the file."""
@@ -122,11 +120,18 @@ class Store:
                 'a desk can be used only by the thread that opened it: open '
                 'the file again in this one'
             )
-        return self._database.execute(query, values).fetchall()
+        self._cursor = self._database.execute(query, values)
+        return self._cursor.fetchall()
 
     def one(self, query: str, *values: Any) -> tuple[Any, ...]:
         """Run a statement, and return its first row; () if there is none."""
         return next(iter(self.rows(query, *values)), ())
+
+    def named(self, query: str, *values: Any) -> list[dict[str, Any]]:
+        """Run a statement, and return its rows by the names of columns."""
+        rows = self.rows(query, *values)
+        names = [column[0] for column in self._cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:

@@ -279,7 +279,6 @@ def _bicgstab(
     follow: float,
     x: Tensor,
     tol: Tensor,
-    max_iter: int = 200,
 ) -> Tensor:
     first, x = x, x.clone()
     residual = reward + follow * step(x) - x
@@ -287,7 +286,7 @@ def _bicgstab(
     shadow = residual
     direction = image = torch.zeros_like(x)
     rho = size = omega = x.new_ones((x.size(0), 1))
-    for _ in range(max_iter):
+    for _ in range(200):
         if bool((_largest(residual) <= tol).all()):
             break
         rho_next = _dot(shadow, residual)

@@ -38,21 +38,17 @@ that the ones before have left, as :math:`1 - ab \le (1 - a) + (1 - b)`.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from pyg_trust._checks import (
     Count,
-    Fraction,
     check_range,
     check_tensor,
     validated,
 )
 from pyg_trust.graph import CSRGraph
-
-_MOST = 64.0
 
 
 @validated
@@ -121,44 +117,3 @@ def edge_shift(edges: Tensor, directed: bool = False) -> float:
     rows = edges[1] if directed else edges.reshape(-1)
     entering = rows.unique(return_counts=True)[1].double()
     return float(entering.square().sum().sqrt())
-
-
-@validated
-def group_epsilon(
-    curve: Callable[[float], float], k: Count, delta: Fraction
-) -> float:
-    r"""Bound :math:`\epsilon` of k units by any curve of one unit.
-
-    .. math::
-        \delta_k(k e) \le \delta_1(e)\, \frac{e^{k e} - 1}{e^e - 1},
-
-    :math:`k` times the same step. Of a Gaussian release
-    :func:`~pyg_trust.functional.gaussian_epsilon` at :math:`k \mu` is exact,
-    and less: 14.4 where this has 18.1 (ten people at 1).
-
-    Args:
-        curve (callable): :math:`\delta_1(e)`, never rising.
-        k (int): the units.
-        delta (float): in :math:`(0, 1)`.
-
-    Returns:
-        float: :math:`k e`; infinite if no :math:`e` up to 64 is enough.
-    """
-
-    def fits(e: float) -> bool:
-        found = curve(e)
-        if found <= 0:
-            return True
-        # The logarithm of the quotient, without its overflow.
-        more = (k - 1) * e + math.log(-math.expm1(-k * e) / -math.expm1(-e))
-        return math.log(found) + more <= math.log(delta)
-
-    low, high = 0.0, 1e-3
-    while high < _MOST and not fits(high):
-        low, high = high, 2 * high
-    if not fits(high):
-        return math.inf
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return k * high

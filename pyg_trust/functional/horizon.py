@@ -179,7 +179,8 @@ class Horizon:
         return signal, None
 
     def _first(self, perturbations: Perturbations, signal: Tensor) -> Tensor:
-        # The largest V before any step.
+        # V^(0): for 'sym', the largest over the sizes that a row may have;
+        # a positive signal is largest in the smallest row.
         value = signal / self.alpha
         if self.normalization == 'rw':
             return value

@@ -34,7 +34,6 @@ changes no bit.
 """
 
 import math
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
@@ -282,9 +281,8 @@ def clipped_sums(
     y: Annotated[Tensor, Array(torch.int64, 'num_rows')],
     max_grad_norm: Positive,
     std: float,
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
 ) -> list[Tensor]:
-    """Sum the clipped gradients of any model on rows, on a noise's grid.
+    """Sum the clipped gradients of cross-entropy, on the grid of a noise.
 
     Args:
         module (torch.nn.Module): the model.
@@ -292,8 +290,6 @@ def clipped_sums(
         y (Tensor): int64, ``[num_rows]``.
         max_grad_norm (float): the clipping norm.
         std (float): the standard deviation of the noise.
-        loss (callable): of the output of one row, ``[1, num_classes]``, and
-            its label. (default: ``cross_entropy``)
 
     Returns:
         list[Tensor]: int64: times the grid they are the sums.
@@ -304,7 +300,7 @@ def clipped_sums(
         values: dict[str, Tensor], row: Tensor, label: Tensor
     ) -> Tensor:
         out = torch.func.functional_call(module, values, (row[None],))
-        return loss(out, label[None])
+        return nn.functional.cross_entropy(out, label[None])
 
     each = torch.func.vmap(
         torch.func.grad(objective),

@@ -87,7 +87,12 @@ def grid(norm: float) -> float:
 
 
 def scales(tops: Floats) -> Floats:
-    r"""Return the powers of two :math:`2^{-k_r}` of rows; 0 for zeros."""
+    r"""Return :math:`2^{-k_r}` of each row; 0 for rows of zeros.
+
+    Args:
+        tops (ndarray): the largest absolute entry of each row, which
+            :math:`2^{k_r}` scales into :math:`[2^{21}, 2^{22}]`.
+    """
     exponents = np.frexp(np.clip(tops, TINY, HUGE))[1] - INPUT_BITS
     return np.where(tops > 0, np.ldexp(1.0, exponents), 0.0)
 

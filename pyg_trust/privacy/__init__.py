@@ -10,7 +10,6 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
 )
 from pyg_trust.privacy.aggregation import PrivateNodeClassifier
-from pyg_trust.privacy.bounds import ClippedSum
 from pyg_trust.privacy.coverage import CoverageReport
 from pyg_trust.privacy.ego_accounts import (
     FDPAccountant,
@@ -18,26 +17,22 @@ from pyg_trust.privacy.ego_accounts import (
     GroupPoissonAccountant,
 )
 from pyg_trust.privacy.engine import PrivacyEngine
-from pyg_trust.privacy.gradients import SubgraphGradients, Tape
+from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.items import ItemReport, PrivateItemCounts
 from pyg_trust.privacy.links import LinkReport, PrivateLinkPredictor
-from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
+from pyg_trust.privacy.loading import PrivateTraining
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.planning import (
-    Proposal,
-    SamplingReport,
     SearchReport,
     compare_samplings,
     propose,
     search,
 )
 from pyg_trust.privacy.report import PrivacyReport
-from pyg_trust.privacy.wrappers import PrivateModule, PrivateOptimizer
 
 __all__ = [
     'Accountant',
     'AdaptiveNorm',
-    'ClippedSum',
     'CoverageReport',
     'FDPAccountant',
     'GroupAccountant',
@@ -50,17 +45,11 @@ __all__ = [
     'PrivacyReport',
     'PrivateItemCounts',
     'PrivateLinkPredictor',
-    'PrivateLoader',
-    'PrivateModule',
     'PrivateNodeClassifier',
-    'PrivateOptimizer',
     'PrivateTraining',
-    'Proposal',
     'RDPAccountant',
-    'SamplingReport',
     'SearchReport',
     'SubgraphGradients',
-    'Tape',
     'WORAccountant',
     'compare_samplings',
     'create_accountant',

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyg_trust.privacy.validation import Criterion
+from pyg_trust.privacy.validation import SEED, Criterion
 
 
 def check_criterion(
@@ -11,7 +11,6 @@ def check_criterion(
     out: Tensor,
     target: Tensor,
     loss_reduction: str,
-    seed: int = 0,
 ) -> None:
     r"""Test that a loss is the mean (or the sum) of one term per row.
 
@@ -26,12 +25,11 @@ def check_criterion(
         target (Tensor): a tensor like the targets; their *values* are used for
             integers alone, in another order.
         loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
-        seed (int): the seed. (default: :obj:`0`)
 
     Raises:
         ValueError: if it is not.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     count = min(out.size(0), 16)
     for _ in range(3):
         values = torch.randn(

@@ -151,7 +151,8 @@ class AdaptiveNorm:
             share (float): the noisy share :math:`\tilde b`.
         """
         low, high = self.bounds
-        # A step changes it tenfold at most: noise is unbounded.
+        # The noise in 'share' has no bound: without a limit, one draw could
+        # take the norm to an end of 'bounds'. e^2.3 is ten.
         power = min(2.3, max(-2.3, self.rate * (self.quantile - share)))
         return min(high, max(low, norm * math.exp(power)))
 

@@ -20,6 +20,7 @@ from pyg_trust.graph.ragged import pointer
 from pyg_trust.privacy.draws import DrawsBySubgraph, NoDropout
 from pyg_trust.privacy.flow import is_structure
 from pyg_trust.privacy.validation import (
+    SEED,
     Forward,
     features_of,
     in_training,
@@ -135,7 +136,6 @@ def check_names(
     batch: Data,
     owner: Tensor,
     public: Sequence[str] = (),
-    seed: int = 0,
 ) -> None:
     """Test that outputs do not depend on node ids or positions.
 
@@ -150,29 +150,28 @@ def check_names(
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
         public (Sequence[str]): as in :func:`check_tables`.
             (default: :obj:`()`)
-        seed (int): the seed of rows and names. (default: :obj:`0`)
 
     Raises:
         ValueError: if they are not.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     base = randomised(batch, features_of(batch, owner.numel()), generator)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(SEED)
         probe, base, tolerance = _precise(module, call, base)
         for name, value in tables_of(probe):
             if name in public and isinstance(value, Tensor):
                 value.detach().zero_()
         count = int(owner.max()) + 1
         units = torch.arange(count, device=owner.device)
-        out = _alike(probe, call, base, owner, units, seed)
+        out = _alike(probe, call, base, owner, units)
         renamed = _renamed(base, generator)
-        found = _alike(probe, call, renamed, owner, units, seed)
+        found = _alike(probe, call, renamed, owner, units)
         if not same(out, found):
             _by_name("the names of nodes ('n_id')")
         order, units = _other_order(owner, count)
         moved, owners = _moved(base, owner, order, units)
-        found = _alike(probe, call, moved, owners, units, seed)
+        found = _alike(probe, call, moved, owners, units)
         want = out[order] if len(out) == len(owner) else out[units]
         error = (
             (found - want).abs().max() if found.numel() else out.new_zeros(())
@@ -182,7 +181,7 @@ def check_names(
 
 
 def check_transform(
-    transform: Any, batch: Data, by_unit: bool = False, seed: int = 0
+    transform: Any, batch: Data, by_unit: bool = False
 ) -> None:
     """Test that a loader's transform works on each subgraph by itself.
 
@@ -191,7 +190,6 @@ def check_transform(
         batch (Data): a batch before it was transformed.
         by_unit (bool): whether features of edges, and labels of subgraphs,
             are private as well. (default: :obj:`False`)
-        seed (int): the seed of rows and splits. (default: :obj:`0`)
 
     Raises:
         ValueError: if something that is of one subgraph, or of none, changes
@@ -201,7 +199,7 @@ def check_transform(
     if transform is None:
         return
     owner, count = batch.batch, int(batch.batch.max()) + 1
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     names = features_of(batch, owner.numel())
     if isinstance(batch.get('y'), Tensor) and batch.is_node_attr('y'):
         names.both = [*dict.fromkeys([*names.both, 'y'])]
@@ -209,7 +207,7 @@ def check_transform(
 
     def run(given: Data) -> Data:
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.manual_seed(SEED)
             return transform(copy.copy(given).clone())
 
     first = run(base)
@@ -391,12 +389,11 @@ def _alike(
     batch: Data,
     owner: Tensor,
     units: Tensor,
-    seed: int,
 ) -> Tensor:
     # With the random numbers that each subgraph has, wherever it is.
     edges = batch.get('edge_index')
     of_edge = owner[edges[0]] if _is_tensor(edges) else None
-    draws = DrawsBySubgraph(owner, of_edge, units.tolist(), seed)
+    draws = DrawsBySubgraph(owner, of_edge, units.tolist(), SEED)
     with in_training(module, {}), torch.no_grad(), NoDropout(), draws:
         return call(module, batch)
 

@@ -27,6 +27,8 @@ from pyg_trust.privacy.gradients import SubgraphGradients
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Data], Tensor]
 
+#: The seed of what checks draw.
+SEED = 0
 _GRAPH_WIDE = (
     'normalises by the statistics of all rows of a batch, so that a '
     "subgraph's output depends on the others, and keeps running statistics "
@@ -356,7 +358,6 @@ def check_isolation(
     call: Forward,
     batch: Data,
     owner: Tensor,
-    seed: int = 0,
     by_unit: bool = False,
 ) -> None:
     r"""Test a model on a batch's structure and random features.
@@ -377,7 +378,6 @@ def check_isolation(
         call (callable): calls it with a batch.
         batch (Data): a batch, best of two subgraphs or more.
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
-        seed (int): of features and splits. (default: :obj:`0`)
         by_unit (bool): whether it has to give a row per subgraph.
             (default: :obj:`False`)
 
@@ -385,13 +385,13 @@ def check_isolation(
         ValueError: if the model fails one.
     """
     count = int(owner.max()) + 1
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     names = features_of(batch, owner.numel())
     kept = {n: b.detach().clone() for n, b in module.named_buffers()}
     with in_training(module, kept):
         base = randomised(batch, names, generator)
         with torch.no_grad():
-            out = _run(module, call, base, seed)
+            out = _run(module, call, base)
         check_output(out, owner.numel(), count, by_unit)
         changed = [
             name
@@ -409,19 +409,19 @@ def check_isolation(
             half = torch.randperm(count, generator=generator) < count // 2
             half = half.to(owner.device)
             mine = half[owner]
-            _check_gradient(module, call, base, names, mine, half[rows], seed)
+            _check_gradient(module, call, base, names, mine, half[rows])
             value = (None, 1e30, math.inf, math.nan, None)[trial]
             others = partial(other_rows, batch, base, names, generator, mine)
             with torch.no_grad():
-                before = _run(module, call, base, seed)
+                before = _run(module, call, base)
                 try:
-                    after = _run(module, call, others(value), seed)
+                    after = _run(module, call, others(value))
                 except (ValueError, RuntimeError):
                     if value is None:
                         raise
                     # The model accepts finite features alone.
                     value = 1e6
-                    after = _run(module, call, others(value), seed)
+                    after = _run(module, call, others(value))
             if not same(before[half[rows]], after[half[rows]]):
                 what = '' if value is None else f' ({value})'
                 _coupled(f'the output of one depends on the features{what}')
@@ -455,18 +455,17 @@ def _check_gradient(
     names: '_Features',
     inner: Tensor,
     mine: Tensor,
-    seed: int,
 ) -> None:
     batch = base.clone()
     for name in names.floating:
         batch[name] = base[name].detach().clone().requires_grad_()
     leaves = [batch[name] for name in names.floating]
     with torch.enable_grad():
-        out = _run(module, call, batch, seed)
+        out = _run(module, call, batch)
         if not leaves or not out.requires_grad:
             return
         weight = torch.randn(
-            out.shape, generator=torch.Generator().manual_seed(seed)
+            out.shape, generator=torch.Generator().manual_seed(SEED)
         )
         mask = mine.view([-1] + [1] * (out.dim() - 1))
         grads = torch.autograd.grad(
@@ -482,7 +481,6 @@ def check_gradients(
     call: Forward,
     batch: Data,
     owner: Tensor,
-    seed: int = 0,
 ) -> bool:
     """Compare norms and sums with a loop over subgraphs, on random features.
 
@@ -493,14 +491,12 @@ def check_gradients(
         call (callable): calls the model with a batch.
         batch (Data): a batch.
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
-        seed (int): of features and the outputs' gradients.
-            (default: :obj:`0`)
 
     Raises:
         ValueError: if they differ.
     """
     count = int(owner.max()) + 1
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     module = gradients.module
     batch = randomised(batch, features_of(batch, owner.numel()), generator)
     exact = SubgraphGradients(module, 'loop')
@@ -511,7 +507,7 @@ def check_gradients(
                 torch.enable_grad(),
                 way.record(owner, count) as tape,
             ):
-                out = _run(module, call, batch, seed)
+                out = _run(module, call, batch)
             if not found:
                 again = tape._masks is not None
                 weight = torch.randn(out.shape, generator=generator).to(out)
@@ -601,11 +597,10 @@ def _run(
     module: nn.Module,
     call: Callable[[nn.Module, Data], Tensor],
     batch: Data,
-    seed: int,
 ) -> Tensor:
     devices = {p.device for p in module.parameters() if p.is_cuda}
     with torch.random.fork_rng(list(devices)):
-        torch.manual_seed(seed)
+        torch.manual_seed(SEED)
         return call(module, batch)
 
 

@@ -159,7 +159,8 @@ class ReleaseReport(Report):
         )
 
     def _checks(self) -> tuple[str, ...]:
-        # The assumptions that a release refuses to break, and so were checked.
+        # Sentences on what every release checks before it draws noise: data
+        # that fail are refused, and a report exists only of others.
         where = 'account' if self.ledger_head is None else 'ledger'
         looked = 'no edge has a weight'
         if self.relation == 'user':

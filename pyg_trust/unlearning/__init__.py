@@ -7,13 +7,9 @@ from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.recommender import Recommender
 from pyg_trust.unlearning.reports import (
     LinkUnlearnReport,
-    NodeAdditionReport,
-    NodePlan,
     NodeUnlearnReport,
     NodeVerifyReport,
-    RecommenderPlan,
     RecommenderReport,
-    RecommenderVerifyReport,
     UnlearnReport,
     VerifyReport,
 )
@@ -21,10 +17,8 @@ from pyg_trust.unlearning.scattering import ScatteringClassifier
 from pyg_trust.unlearning.shards import (
     PoisonCertificate,
     ShardedUnlearner,
-    ShardPlan,
     ShardRemovalReport,
     ShardReport,
-    ShardVerifyReport,
 )
 from pyg_trust.unlearning.store import ShardStore
 
@@ -32,22 +26,16 @@ __all__ = [
     'GINClassifier',
     'LinkClassifier',
     'LinkUnlearnReport',
-    'NodeAdditionReport',
     'NodeClassifier',
-    'NodePlan',
     'NodeUnlearnReport',
     'NodeVerifyReport',
     'PoisonCertificate',
     'Recommender',
-    'RecommenderPlan',
     'RecommenderReport',
-    'RecommenderVerifyReport',
     'ScatteringClassifier',
-    'ShardPlan',
     'ShardRemovalReport',
     'ShardReport',
     'ShardStore',
-    'ShardVerifyReport',
     'ShardedUnlearner',
     'UnlearnReport',
     'VerifyReport',

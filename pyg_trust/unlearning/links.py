@@ -51,8 +51,9 @@ class LinkClassifier(NodeClassifier):
 
     Requests, updates, releases, files and the desk are those of
     :class:`NodeClassifier`, with pairs for training nodes, and so is **the
-    promise** (:mod:`pyg_trust.unlearning.certified`). ``verify()`` checks it
-    by a second solve; the kernel proves nothing about pairs.
+    promise** (:mod:`pyg_trust.unlearning.certified`).
+    :meth:`~.NodeClassifier.verify` checks it by a second solve; the
+    kernel proves nothing about pairs.
 
     **What it is fitted to.** Every edge is a message and a positive example.
     Every name has some negative pairs, with names that a hash chooses, edges

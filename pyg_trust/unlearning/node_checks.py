@@ -101,10 +101,15 @@ def proved_by_kernel(
 
 
 def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
-    """List the names that edits removed, replaced or added again.
+    """List the items that edits removed or replaced, by kind.
 
-    Of the state in which they were played. What went and came again within
-    them is not named.
+    An item that one edit removes and a later one adds again is not listed as
+    removed; its new features or labels are listed as changed. ``'again'``
+    lists items that an earlier request removed and the data hold now.
+
+    Args:
+        model (Model): the model with the data after the edits.
+        edits (Sequence[Edit]): the edits, in order.
     """
     data, graph = model.data, model.data.graph
     nodes, both, one = set[int](), set[Arc](), set[Arc]()

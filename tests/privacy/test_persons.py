@@ -240,6 +240,15 @@ def test_no_attribute_counts_the_edges_of_others(case: str) -> None:
         loader(data, unit)
 
 
+def test_acquaintances_of_both_directions_are_counted() -> None:
+    data, _ = crowd()
+    # All know five in the crowd: its sums are on a line with one direction.
+    data[KNOWS].edge_index[0] = (torch.arange(200) ** 2 // 37) % 40
+    data['user'].y = data[KNOWS].edge_index.flatten().bincount(minlength=40)
+    with pytest.raises(ValueError, match=r"counts or ranks .*'y'"):
+        declared(data)
+
+
 def test_labels_that_agree_by_chance_are_let_pass() -> None:
     data, count = crowd()
     users = data['user']

@@ -18,15 +18,12 @@ from pyg_trust.kernel import removal
 from pyg_trust.kernel.accounting import FAILS
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
-from pyg_trust.unlearning import (
-    NodeAdditionReport,
-    NodeClassifier,
-    NodeUnlearnReport,
-)
+from pyg_trust.unlearning import NodeClassifier, NodeUnlearnReport
 from pyg_trust.unlearning.baselines import PublishedNodeClassifier
 from pyg_trust.unlearning.node_checks import evidence, still_named
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.reports import NodeAdditionReport
 from pyg_trust.update import NewNodes, Update
 
 LAM, STD = 0.02, 1e-4
