@@ -71,9 +71,10 @@ class DeskStatus(Report):
         halted (tuple[tuple[str, str], ...]): pairs of an id and ``'held'`` or
             ``'paused'``.
         next_due (str, optional): the earliest date of an open request.
-        pending (int): the number of requests that are not begun.
-        in_progress (int): the number of requests that some, but not all,
-            models and recipients have completed.
+        pending (int): the number of requests that no model has begun; a
+            recipient may have.
+        in_progress (int): the number of open requests of which a model has
+            begun a batch.
         completed (int): the number of completed requests.
         cancelled (int): the number of withdrawn or refused requests.
     """
