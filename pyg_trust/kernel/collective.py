@@ -105,7 +105,8 @@ def program(attack: Attack) -> Program:
     )
     blocks = _Blocks()
     kinds = range(len(reach))
-    # A target that needs an added edge counts only if it sees one.
+    # 'y' is for points without additions. Targets at points with additions
+    # count by 'wide', below, which needs an added edge that they see.
     most = np.ones(owner.size)
     if additions is not None:
         most[points[:, -1] > 0] = 0.0
