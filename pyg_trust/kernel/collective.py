@@ -105,8 +105,7 @@ def program(attack: Attack) -> Program:
     )
     blocks = _Blocks()
     kinds = range(len(reach))
-    # 'y' is for points without additions. Targets at points with additions
-    # count by 'wide', below, which needs an added edge that they see.
+    # 'y': points without additions; 'wide', below: those that need one.
     most = np.ones(owner.size)
     if additions is not None:
         most[points[:, -1] > 0] = 0.0

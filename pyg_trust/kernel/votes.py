@@ -314,8 +314,7 @@ def radius(top: int, earlier: int, later: int, ties: str) -> int:
     Returns:
         int: -1 if the class may not win even without a change.
     """
-    # The class still wins after k changes if top - k > earlier + k and
-    # top - k > later + k; the latter may be equal if it wins such ties.
+    # Wins if top - k > earlier + k, and > (or = if it wins ties) later + k.
     gap = top - later - (ties != 'first')
     return max(min((top - earlier - 1) // 2, gap // 2), -1)
 
