@@ -175,7 +175,7 @@ def reached(model: Module) -> list[Any]:
 
 
 def _opened(value: Any) -> Any:
-    # Graphs keep what they hold out of sight.
+    # The tensors of a Data object are not among its attributes.
     if isinstance(value, Data):
         return {'graph': value.to_dict()}
     if isinstance(value, list | tuple):

@@ -227,7 +227,7 @@ def _shadowed(part: Any) -> Iterator[tuple[str, str]]:
         static = inspect.getattr_static(type(part), name, _MISSING)
         if static is _MISSING or name in _FREE or value is static:
             continue
-        # An explainer that is done leaves the one of the class behind.
+        # Explainers, when done, set the class's own method on the instance.
         bound = isinstance(value, types.MethodType)
         if not (bound and value.__func__ is static and value.__self__ is part):
             yield name, f'in an attribute of this {type(part).__name__}'

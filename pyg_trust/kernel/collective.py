@@ -105,7 +105,7 @@ def program(attack: Attack) -> Program:
     )
     blocks = _Blocks()
     kinds = range(len(reach))
-    # A target that needs an added edge counts only if it sees one.
+    # 'y': points without additions; 'wide', below: those that need one.
     most = np.ones(owner.size)
     if additions is not None:
         most[points[:, -1] > 0] = 0.0

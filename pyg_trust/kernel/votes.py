@@ -203,7 +203,7 @@ def regions(changes: Sequence[Change]) -> list[tuple[Fraction, Fraction]]:
 
 
 def least(p: Fraction, parts: Sequence[tuple[Fraction, Fraction]]) -> Fraction:
-    """Return the least probability after a change, ``p`` before it."""
+    """Return the least probability after a change, if it was ``p``."""
     total = Fraction(0)
     for clean, changed in parts:
         if p <= clean:
@@ -314,7 +314,7 @@ def radius(top: int, earlier: int, later: int, ties: str) -> int:
     Returns:
         int: -1 if the class may not win even without a change.
     """
-    # top - k > earlier + k; top - k > later + k, or = if ties are its own.
+    # Wins if top - k > earlier + k, and > (or = if it wins ties) later + k.
     gap = top - later - (ties != 'first')
     return max(min((top - earlier - 1) // 2, gap // 2), -1)
 

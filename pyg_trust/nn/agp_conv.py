@@ -74,7 +74,7 @@ class _Propagation:
 
     def _run(self, x: Tensor, graph: CSRGraph, of: Any) -> Tensor:
         self._measure_again()
-        # NaN goes where it goes in PyG's layers.
+        # NaN in x gives NaN in the same rows as PyG's layers do.
         how = How(self.eps, self.seed, False, self.half, self.tol, check=False)
         z = propagate_rows(graph, x, self.measure, None, how)
         if self.cached:

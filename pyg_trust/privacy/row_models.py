@@ -31,7 +31,8 @@ _SEED = 0
 # The same as a constant of 1/4 beside rows of norm 1, clipped to 1/2: the
 # constant takes less of the norm, and few rows lose half of their gradient.
 _NORM, _CLIP = 4.0, 2.0
-# A head starts at what it is for: the classes of neighbours beside one's own.
+# First weight, in a head, of the classes of neighbours; one's own has 1.
+# All blocks of neighbours share it.
 _START = 4.0
 _HEAD_LR = 0.2
 _NORMS = tuple(

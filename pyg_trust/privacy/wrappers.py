@@ -356,7 +356,8 @@ class PrivateStep:
 
     def move(self, step: Callable[[], Any]) -> None:
         """Update the weights by an optimizer step on noisy gradients."""
-        # Interrupted, it has moved some: they are as noisy.
+        # Dropped before the step: if it stops halfway, weights have moved,
+        # by noisy gradients alone, and nobody else has changed them.
         self.pins.release()
         step()
         self.pins.hold()

@@ -336,7 +336,7 @@ class PrivateAGP(Releasing, BaseTransform):
             if key in self._kept:
                 return self._kept[key]
             check_alone()
-            # Without the lock two first threads would open an account each.
+            # Under the lock: else two threads could open an account each.
             account = self._account_of(graph.num_nodes)
             rows = self._release(graph, x, account)
             self._kept[key] = [row.to(x.dtype) for row in rows]

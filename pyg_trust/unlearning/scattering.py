@@ -539,7 +539,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         residual = self._residual(again)
         measured, upper = residual
         solved, _ = self._solved(again, None, progress_bar)
-        # The exact solution has a residual of its own.
+        # The solution to compare with is not exact: it has a residual, too.
         own = self._residual(solved)
         own = own._replace(upper=max(own.upper, self.tol))
         found = self._compared(
