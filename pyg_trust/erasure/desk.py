@@ -9,7 +9,7 @@ survive the completion of their request.
 random number. The model writes this number into the line of its own ledger
 that records the removal. An unfinished batch is looked up there: with the
 line, the removal was done; without, it was not. No removal is lost or done
-twice.
+twice. What the model promises is in the desk before the line is on disk.
 
 **What it is not.** A controller decides who may ask, which exceptions apply,
 and what to answer. The models' names stay in the models' ledgers
@@ -131,7 +131,8 @@ class ErasureDesk:
         Args:
             name (str): the name of the model in reports.
             model (Any): the fitted model, with
-                ``remove(request, reference=)``.
+                ``remove(request, reference=)``, and ``on_report=`` if it has
+                a folder of its own.
             save (str or Path, optional): the file of the model; left out for
                 a model with a folder of its own. (default: :obj:`None`)
             names (Callable, optional): translates a request from the desk's
@@ -454,8 +455,8 @@ class ErasureDesk:
         # Brings a batch that was begun to its end.
         place, started = self._places[name], self._clock()
         place.catch_up()
-        promise, how = None, ''
-        if not place.ledger.refers_to(batch):
+        how, is_done = '', place.ledger.refers_to(batch)
+        if not is_done:
             (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
             named = [
                 (number, request)
@@ -464,7 +465,10 @@ class ErasureDesk:
             ]
             try:
                 requests = [request for _, request in named]
-                promise, how = place.forget(requests, batch)
+                self._promised(batch, None)
+                how = place.forget(
+                    requests, batch, lambda told: self._promised(batch, told)
+                )
             except Exception as error:
                 is_refusal = isinstance(error, ValueError)
                 if place.ledger.refers_to(batch):
@@ -486,13 +490,17 @@ class ErasureDesk:
                 how = 'not in it'
         place.keep()
         took = max(0.0, self._clock() - started)
-        seconds = None if promise is None else took
+        seconds = None if is_done or how else took
         with self._store.change():
             head = place.ledger.head
-            self._sql(queries.END_BATCH, head, seconds, promise, how, batch)
+            self._sql(queries.END_BATCH, head, seconds, how, batch)
             for number, _ in self._sql(queries.TASKS, batch):
                 self._end_task(number, name, how)
             self._complete()
+
+    def _promised(self, batch: str, promise: str | None) -> None:
+        with self._store.change():
+            self._sql(queries.PROMISED, promise, batch)
 
     def _divide(
         self, name: str, batch: str, numbers: list[str], mode: str

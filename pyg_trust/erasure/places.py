@@ -49,13 +49,14 @@ class Place:
         most: float = 1.0,
     ) -> None:
         remove = getattr(model, 'remove', None)
-        if not callable(remove) or (
-            'reference' not in inspect.signature(remove).parameters
-        ):
+        takes = inspect.signature(remove).parameters if remove else {}
+        has_folder = getattr(model, 'folder', None) is not None
+        needs = ('reference', 'on_report')[: 1 + has_folder]
+        if not takes.keys() >= {*needs}:
             raise TypeError(
-                "'model' needs a method remove(request, reference=). Register "
-                'another model as a recipient(): its owner fits it again and '
-                f'calls done() (got {type(model).__name__})'
+                f"'model' needs a method remove(request, {'=, '.join(needs)}="
+                '). Register another model as a recipient(): its owner fits '
+                f'it again and calls done() (got {type(model).__name__})'
             )
         self.model, self.save, self.names = model, save, names
         self.covers, self.data = hasattr(model, 'max_units'), data
@@ -72,7 +73,7 @@ class Place:
             )
         if not self.ledger.entries:
             raise ValueError("'model' needs to be fitted first")
-        if (save is None) == (getattr(model, 'folder', None) is None):
+        if (save is not None) == has_folder:
             raise ValueError(
                 "'save' needs to be the file of the model, or to be left out "
                 'if the model has a folder: it is kept in one place'
@@ -103,19 +104,28 @@ class Place:
             self.model.load(self.save)
 
     def forget(
-        self, requests: list[RemovalRequest], reference: str
-    ) -> tuple[str | None, str]:
+        self,
+        requests: list[RemovalRequest],
+        reference: str,
+        promised: Callable[[str], object],
+    ) -> str:
         """Remove requests from the newest state; :meth:`keep` saves it.
 
+        Args:
+            requests (list): the requests, in names of the model.
+            reference (str): the id of their batch.
+            promised (Callable): stores the model's guarantee, as JSON without
+                names; called before any file has the removal.
+
         Returns:
-            tuple[str, str]: the model's guarantee, as JSON without names, and
-            the other way in which the requests were met.
+            str: the other way in which the requests were met; empty if they
+            were removed.
         """
         if not requests:
-            return None, 'not in it'
+            return 'not in it'
         whole = RemovalRequest.batch(requests)
         try:
-            return self._remove(whole, reference), ''
+            return self._remove(whole, reference, promised)
         except ValueError:
             if len(requests) > 1 or self.ledger.refers_to(reference):
                 raise
@@ -123,11 +133,19 @@ class Place:
             if rest == whole:
                 raise
         if rest is None:
-            return None, 'removed before'
-        return self._remove(rest, reference), ''
+            return 'removed before'
+        return self._remove(rest, reference, promised)
 
-    def _remove(self, request: RemovalRequest, reference: str) -> str:
-        given = self._given()
+    def _remove(
+        self,
+        request: RemovalRequest,
+        reference: str,
+        promised: Callable[[str], object],
+    ) -> str:
+        given, more = self._given(), {}
+        if self.save is None:
+            # Its folder has the removal as soon as the call returns.
+            more['on_report'] = lambda report: promised(self._promise(report))
         try:
             if self.covers:
                 # All of them together, as the policy has it.
@@ -138,7 +156,9 @@ class Place:
                         f"'coverage_epsilon' is {self.most:g}: fit again "
                         'without them, then say so by done()'
                     )
-            report = self.model.remove(request, *given, reference=reference)
+            report = self.model.remove(
+                request, *given, reference=reference, **more
+            )
         except BudgetExceededError as error:
             if self.covers:
                 # Skip it: others may fit, or go first.
@@ -147,7 +167,12 @@ class Place:
         except StaleStateError:
             # A model with a folder compares before it changes.
             self.model.load()
-            report = self.model.remove(request, reference=reference)
+            report = self.model.remove(request, reference=reference, **more)
+        if self.save is not None:
+            promised(self._promise(report))
+        return ''
+
+    def _promise(self, report: Any) -> str:
         made = report.guarantee()
         names = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
         told = {name: getattr(made, name) for name in names}

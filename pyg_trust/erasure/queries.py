@@ -39,8 +39,9 @@ SECONDS = """SELECT seconds FROM batch WHERE place = ? AND seconds IS NOT NULL
 BATCHES = """SELECT id FROM batch WHERE place = ? AND state = ?
     AND mode NOT IN ('removed before', 'not in it') ORDER BY rowid"""
 SET_BATCH = 'UPDATE batch SET state = ? WHERE id = ?'
+PROMISED = 'UPDATE batch SET promise = ? WHERE id = ?'
 END_BATCH = """UPDATE batch SET state = 'done', head = ?, seconds = ?,
-    promise = ?, mode = coalesce(nullif(?, ''), mode) WHERE id = ?"""
+    mode = coalesce(nullif(?, ''), mode) WHERE id = ?"""
 END_TASK = """UPDATE task SET state = 'done', finished = ?, note = '',
     mode = coalesce(nullif(?, ''), mode) WHERE request = ? AND place = ?"""
 TASKS = """SELECT task.request, coalesce(request.names, tombstone.names)

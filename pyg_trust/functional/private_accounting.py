@@ -20,7 +20,6 @@ subsampling is needed. Rényi DP of the same releases would ask for 6 to 9 %
 more noise (:math:`\epsilon` from 8 down to 1, :math:`\delta = 10^{-5}`).
 """
 
-import fractions
 import math
 from collections.abc import Callable, Sequence
 
@@ -36,7 +35,6 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.functional.mechanisms import numbers
-from pyg_trust.kernel.accounting import HOLDS, judge_mu
 
 # Below this the first tail is so near to 1 that no ratio is needed.
 _DIRECT = -20.0
@@ -45,10 +43,8 @@ _CLOSE = 1e-2
 _NODES, _SHARES = np.polynomial.legendre.leggauss(8)
 _NODES, _SHARES = (_NODES + 1) / 2, _SHARES / 2
 _ROUNDS = 200
-# A composed mu is rounded by less than this share.
-_ROUNDING = 2.0**-48
-# A larger epsilon is moved by 1e-12: a proof of it takes long.
-_PROVED = 100.0
+# More than logarithms are rounded by.
+_ROUNDED = 1e-13
 
 
 def gaussian_mu(
@@ -97,11 +93,8 @@ def gaussian_epsilon(mu: NotNegative, delta: Fraction) -> float:
         t = \tfrac{\epsilon}{\mu} - \tfrac{\mu}{2},
 
     where :math:`R = (1 - \Phi) / \varphi` is Mills' ratio: no exponential is
-    left that could cancel. By bisection in logarithms, then rounded up by
-    about :obj:`1e-12` of it. Up to 100 the result is proved in integers, by
-    :func:`pyg_trust.kernel.accounting.judge_mu`, of a :math:`\mu` that is
-    larger by :math:`2^{-48}` of it: a :math:`\mu` that was composed is
-    rounded, and its square is not.
+    left that could cancel. By bisection in logarithms, rounded up by at most
+    :obj:`1e-12` of itself and of :math:`\delta`.
 
     Args:
         mu (float): not negative; 0 is a release that tells nothing.
@@ -111,31 +104,22 @@ def gaussian_epsilon(mu: NotNegative, delta: Fraction) -> float:
         >>> round(gaussian_epsilon(1.0, 1e-5), 6)
         4.377178
     """
-    if mu == 0:
+    if mu == 0 or _log_delta(0.0, mu) <= math.log(delta) - _ROUNDED:
         return 0.0
-    found = 0.0
-    if _log_delta(0.0, mu) > math.log(delta):
-        # A loss is N(mu^2 / 2, mu^2), so this leaves less than delta.
-        high = mu * mu / 2 + mu * (math.sqrt(-2 * math.log(delta)) + 1)
-        _, found = _bisect(
-            lambda epsilon: _log_delta(epsilon, mu) > math.log(delta),
-            0.0,
-            high,
-        )
-    if found > _PROVED:
-        return found * (1 + 1e-12)
-    step = max(found, delta) * 2.0**-52
-    while not _is_proved(mu, found, delta):
-        found, step = found + step, 2 * step
-    return found
+    # A loss is N(mu^2 / 2, mu^2), so this leaves less than delta.
+    high = mu * mu / 2 + mu * (math.sqrt(-2 * math.log(delta)) + 1)
+    _, found = _bisect(
+        lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, high
+    )
+    return found + _ROUNDED * (5 * found + delta)
 
 
 @validated
 def gaussian_mu_for(epsilon: Positive, delta: Fraction) -> float:
     r"""Return the largest :math:`\mu` within a budget.
 
-    The inverse of :func:`gaussian_epsilon`, rounded down by about
-    :obj:`1e-12` of it, so that the budget is not exceeded.
+    The inverse of :func:`gaussian_epsilon`; rounded down by :obj:`1e-12` at
+    most, so the budget is not exceeded.
 
     Args:
         epsilon (float): the budget, positive.
@@ -153,10 +137,7 @@ def gaussian_mu_for(epsilon: Positive, delta: Fraction) -> float:
     low, _ = _bisect(
         lambda mu: mu == 0 or _log_delta(epsilon, mu) <= limit, 0.0, high
     )
-    low *= 1 - 1e-12
-    while epsilon <= _PROVED and not _is_proved(low, epsilon, delta):
-        low *= 1 - 1e-12
-    return low
+    return low * (1 - 1e-12)
 
 
 @validated
@@ -213,12 +194,6 @@ def _log_delta(epsilon: float, mu: float) -> float:
             / 2
         )
     return -t * t / 2 + (math.log(apart) if apart > 0 else -math.inf)
-
-
-def _is_proved(mu: float, epsilon: float, delta: float) -> bool:
-    """Prove an epsilon in integers, with room for a rounded mu."""
-    more = fractions.Fraction(mu) * fractions.Fraction(1 + _ROUNDING)
-    return judge_mu(more * more, epsilon, delta) == HOLDS
 
 
 def _bisect(
