@@ -16,6 +16,7 @@ from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest, still_removed
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
+Store = Callable[[str], object]
 #: What models say of an item that is gone.
 GONE = 'removed before'
 
@@ -104,10 +105,7 @@ class Place:
             self.model.load(self.save)
 
     def forget(
-        self,
-        requests: list[RemovalRequest],
-        reference: str,
-        promised: Callable[[str], object],
+        self, requests: list[RemovalRequest], reference: str, promised: Store
     ) -> str:
         """Remove requests from the newest state; :meth:`keep` saves it.
 
@@ -137,12 +135,10 @@ class Place:
         return self._remove(rest, reference, promised)
 
     def _remove(
-        self,
-        request: RemovalRequest,
-        reference: str,
-        promised: Callable[[str], object],
+        self, request: RemovalRequest, reference: str, promised: Store
     ) -> str:
-        given, more = self._given(), {}
+        given = self._given()
+        more: dict[str, Any] = {'reference': reference}
         if self.save is None:
             # Its folder has the removal as soon as the call returns.
             more['on_report'] = lambda report: promised(self._promise(report))
@@ -156,9 +152,7 @@ class Place:
                         f"'coverage_epsilon' is {self.most:g}: fit again "
                         'without them, then say so by done()'
                     )
-            report = self.model.remove(
-                request, *given, reference=reference, **more
-            )
+            report = self.model.remove(request, *given, **more)
         except BudgetExceededError as error:
             if self.covers:
                 # Skip it: others may fit, or go first.
@@ -167,7 +161,7 @@ class Place:
         except StaleStateError:
             # A model with a folder compares before it changes.
             self.model.load()
-            report = self.model.remove(request, reference=reference, **more)
+            report = self.model.remove(request, **more)
         if self.save is not None:
             promised(self._promise(report))
         return ''
@@ -197,12 +191,12 @@ class Place:
         """Compute the share of the model's nodes or edges in a request."""
         model, named = self.model, [0, 0]
         graphs = getattr(model, 'graphs', {})
-        whole = [*graphs.values()] or self._given()
-        sizes = ((d.num_nodes, d.num_edges) for d in whole)
-        held = [sum(size) for size in zip(*sizes, strict=True)]
-        if not whole and hasattr(model, 'graph'):
+        if whole := [*graphs.values()] or self._given():
+            held = [sum(d.num_nodes for d in whole)]
+            held += [sum(d.num_edges for d in whole)]
+        elif hasattr(model, 'graph'):
             held = [model.nodes.numel(), model.graph.num_edges]
-        elif not whole:
+        else:
             held = [model.n_id.numel(), model.data.num_edges]
         for graph, part in request.parts.items():
             if part.whole and graph in graphs:
