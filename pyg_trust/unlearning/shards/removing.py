@@ -7,7 +7,12 @@ from typing import Any
 
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_choice, check_instance, check_integer
+from pyg_trust._checks import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_integer,
+)
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
 from pyg_trust.kernel.sentences import FROM_SYSTEM
@@ -95,6 +100,8 @@ class Removing(Waiting, Building):
         """
         self._agree('remove', request=request, reference=reference)
         check_instance('request', request, RemovalRequest)
+        if on_report is not None:
+            check_callable('on_report', on_report)
         if request.graphs != [0] or request.parts[0].whole:
             raise ValueError(
                 "'request' needs to name nodes, edges, features or labels of "
