@@ -159,8 +159,9 @@ def protected_unit(relation: str) -> str:
         return 'graph: its nodes, edges, features and label'
     if relation == 'add-or-remove-one-graph':
         return 'graph, and in whether it is there'
-    if relation == 'replace-one-person':
-        return 'person: all rows that it owns, their labels and edges'
+    if relation.endswith('-one-person'):
+        what = 'person: all rows that it owns, their labels and edges'
+        return what + ', and in whether it is there' * (relation[0] == 'a')
     return "node's features"
 
 
@@ -172,14 +173,14 @@ def _training(c: Any) -> Words:
         'edges, and which nodes there are',
         'predictions, which read the features of neighbours',
     )
-    if c.relation == 'replace-one-graph':
-        public = ('how many graphs there are',)
-    elif c.relation == 'add-or-remove-one-graph':
+    if c.relation.startswith('add-or-remove'):
         public = ('the rate, and the number that sums are divided by',)
-    elif c.relation == 'replace-one-person':
+    elif c.relation in ('replace-one-graph', 'replace-one-person'):
+        public = (f'how many {c.relation[12:]}s there are',)
+    if c.relation.endswith('-one-person'):
         of = c.more['persons']
         named = ', '.join([*of['declared_public'], *of['public_edges']])
-        public = 'how many persons', f'DECLARED PUBLIC: {named or "nothing"}'
+        public = *public, f'DECLARED PUBLIC: {named or "nothing"}'
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
         f'{_pair(c.epsilon, c.delta)}-differentially private'
