@@ -45,15 +45,13 @@ MECHANISMS = {
 WITHOUT = ('uniform-without-replacement', 'without replacement')
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 PARTS = ('mu_encoder', 'mu_aggregation', 'mu_head')
-_ROW, _GRAPH = 'replace-one-feature-row', 'replace-one-graph'
-_PERSON, _PERSONS = 'replace-one-person', 'persons, a row each'
-_ALL = 'persons, with all they own'
+_ROW, _PERSON = 'replace-one-feature-row', 'replace-one-person'
+_PERSONS = _EACH, _ALL = 'persons, a row each', 'persons, with all they own'
 _UNITS = {
     'node-disjoint random walks': (_ROW,),
     'ego graphs of roots in a graph of bounded degree': (_ROW,),
-    'whole graphs': (_GRAPH, AWAY[0]),
-    _PERSONS: (_PERSON,),
-    _ALL: (_PERSON, AWAY[1]),
+    'whole graphs': ('replace-one-graph', AWAY[0]),
+    **dict.fromkeys(_PERSONS, (_PERSON, AWAY[1])),
 }
 ROWS = tuple(name for name in PROMISES if 'classifier' in name)
 _REMOVAL = (
@@ -273,8 +271,8 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield from _one_of('relation', about, _UNITS[v['unit']])
     if ('persons' in v or about in _UNITS[_ALL]) and not v.get('vouched'):
         run = _Whole(arguments['sampler'])
-        whole = _ALL if 'hops' in run else run['walk_length'] or _PERSONS
-        made = [whole, run['persons'], run.get('relation', _PERSON)]
+        kind = _ALL if 'hops' in run else run['walk_length'] or _EACH
+        made = [kind, run['persons'], run.get('relation', _PERSON)]
         yield from _is('persons', [v['unit'], v['persons'], about], made)
     moves = rows * (1 if about in AWAY else 2)
     norm = number('max_grad_norm', v['max_grad_norm'], above=0.0)

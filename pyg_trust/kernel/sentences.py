@@ -155,14 +155,13 @@ RUN_ALONE = (
 
 def protected_unit(relation: str) -> str:
     """Name the unit in which neighbours differ, for use after 'any one'."""
-    if relation == 'replace-one-graph':
-        return 'graph: its nodes, edges, features and label'
-    if relation == 'add-or-remove-one-graph':
-        return 'graph, and in whether it is there'
-    if relation.endswith('-one-person'):
-        what = 'person: all rows that it owns, their labels and edges'
-        return what + ', and in whether it is there' * (relation[0] == 'a')
-    return "node's features"
+    person = 'person: all rows that it owns, their labels and edges'
+    return {
+        'replace-one-graph': 'graph: its nodes, edges, features and label',
+        'add-or-remove-one-graph': 'graph, and in whether it is there',
+        'replace-one-person': person,
+        'add-or-remove-one-person': f'{person}, and in whether it is there',
+    }.get(relation, "node's features")
 
 
 @_of('private training')
@@ -173,11 +172,11 @@ def _training(c: Any) -> Words:
         'edges, and which nodes there are',
         'predictions, which read the features of neighbours',
     )
-    if c.relation.startswith('add-or-remove'):
+    if (about := str(c.relation)).startswith('add-or-remove'):
         public = ('the rate, and the number that sums are divided by',)
-    elif c.relation in ('replace-one-graph', 'replace-one-person'):
-        public = (f'how many {c.relation[12:]}s there are',)
-    if c.relation.endswith('-one-person'):
+    elif about.endswith(('graph', 'person')):
+        public = (f'how many {about[12:]}s there are',)
+    if about.endswith('person'):
         of = c.more['persons']
         named = ', '.join([*of['declared_public'], *of['public_edges']])
         public = *public, f'DECLARED PUBLIC: {named or "nothing"}'

@@ -200,7 +200,7 @@ class GraphLoader(WholeUnitLoader):
         if relation == 'add_remove' and sampling != POISSON:
             raise ValueError(
                 "'relation' needs to be 'replace' without replacement, where "
-                f"the same numbers hold for adding a {self.noun}: "
+                f'the same numbers hold for adding a {self.noun}: '
                 "'add_remove' is for sampling='poisson'"
             )
         if (sample_rate is not None) != (relation == 'add_remove'):

@@ -204,8 +204,8 @@ class Schema:
         store = out[self.target]
         store.input_id, store.batch_size = torch.arange(count), count
         if self.y is not None:
-            shape, dtype = self.y
-            store.y = torch.zeros(count, *shape, dtype=dtype)
+            rest, dtype = self.y
+            store.y = torch.zeros(count, *rest, dtype=dtype)
         return self.flat(out)
 
     def _refuse(self, where: Any) -> None:

@@ -133,9 +133,7 @@ class UnitLoader(GraphLoader):
         self._whose = self._find_owners(unit, sizes)
         self._open(len(rows), batch_size, num_steps, seed, kwargs)
 
-    def _find_owners(
-        self, unit: PrivacyUnit, sizes: dict[str, int]
-    ) -> Tensor:
+    def _find_owners(self, unit: PrivacyUnit, sizes: dict[str, int]) -> Tensor:
         # The unit of each row of all tables, -1 where no unit owns it.
         number = torch.full((unit.num_names,), -1)
         number[self._names] = torch.arange(len(self._names))

@@ -6,7 +6,6 @@ gradients, isolation, owners and noise are those of every other batch. A
 the user did.
 """
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -208,5 +207,3 @@ def _hidden(value: Tensor, name: str, watch: Watch | None) -> Tensor:
 
 def _stores(batch: HeteroData) -> list[tuple[Any, Any]]:
     return [*batch._node_store_dict.items(), *batch._edge_store_dict.items()]
-
-

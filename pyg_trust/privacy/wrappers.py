@@ -283,6 +283,7 @@ class PrivateStep:
                 'gradients are clipped in the type of the parameters, and in '
                 'half precision they can exceed their computed norms'
             )
+        call: BatchCall
         if isinstance(self.module, TypedModel):
             call = TypedCall(self._handed, self._versions, args, kwargs)
         else:
