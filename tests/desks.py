@@ -92,7 +92,9 @@ class Slow:
         plan = type('Plan', (), {'seconds': {'shards': self.time}})
         return plan
 
-    def remove(self, request, *, reference=''):
+    def remove(self, request, *, reference='', on_report=None):
         report = self.model.remove(request, reference=reference)
+        if on_report is not None:
+            on_report(report)
         self.calls.append(request)
         return report

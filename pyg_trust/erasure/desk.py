@@ -9,7 +9,7 @@ survive the completion of their request.
 random number. The model writes this number into the line of its own ledger
 that records the removal. An unfinished batch is looked up there: with the
 line, the removal was done; without, it was not. No removal is lost or done
-twice.
+twice. What the model promises is in the desk before the line is on disk.
 
 **What it is not.** A controller decides who may ask, which exceptions apply,
 and what to answer. The models' names stay in the models' ledgers
@@ -28,7 +28,7 @@ from typing import Annotated, Any
 
 from torch_geometric.data import Data
 
-from pyg_trust._checks import OneOf, check_number, validated
+from pyg_trust._checks import Number, OneOf, validated
 from pyg_trust.erasure import fields, queries
 from pyg_trust.erasure.places import GONE, Names, Place, read
 from pyg_trust.erasure.reports import (
@@ -44,6 +44,8 @@ from pyg_trust.removal import RemovalRequest
 # A shorter removal is not waited for.
 _QUICK = 1.0
 _HOUR = 3600.0
+# Seconds since 1970, to the year 9000.
+_TIME = Number(0.0, 2.2e11)
 
 
 class ErasureDesk:
@@ -131,7 +133,8 @@ class ErasureDesk:
         Args:
             name (str): the name of the model in reports.
             model (Any): the fitted model, with
-                ``remove(request, reference=)``.
+                ``remove(request, reference=)``, and ``on_report=`` if it has
+                a folder of its own.
             save (str or Path, optional): the file of the model; left out for
                 a model with a folder of its own. (default: :obj:`None`)
             names (Callable, optional): translates a request from the desk's
@@ -174,9 +177,7 @@ class ErasureDesk:
     def _add_place(self, name: str, is_model: bool) -> None:
         fields.check_text('name', name)
         with self._store.change():
-            self._sql(
-                'INSERT OR IGNORE INTO place VALUES (?, ?)', name, is_model
-            )
+            self._sql(queries.NEW_PLACE, name, is_model)
             if self._one(queries.KIND, name) != (is_model,):
                 raise ValueError(
                     f"'name' is taken: {name!r} is "
@@ -223,9 +224,8 @@ class ErasureDesk:
                 time in the future; or if nothing is registered.
         """
         number, now = fields.read_id(subject_request_id), self._now()
-        came = now
-        if received_time is not None:
-            came = fields.read('received_time', received_time)
+        came = now if received_time is None else received_time
+        came = fields.read('received_time', came)
         if came > now:
             raise ValueError(
                 "'received_time' can't be in the future (got "
@@ -299,9 +299,8 @@ class ErasureDesk:
                 (default: :obj:`False`)
         """
         fields.check_text('reason', reason)
-        return self._halt(
-            subject_request_id, 'paused' if paused else 'held', reason
-        )
+        how = 'paused' if paused else 'held'
+        return self._halt(subject_request_id, how, reason)
 
     @validated
     def resume(self, subject_request_id: str) -> ErasureReport:
@@ -315,10 +314,7 @@ class ErasureDesk:
     def _halt(self, number: str, how: str, reason: str) -> ErasureReport:
         with self._store.change():
             number = self._open(number)
-            self._sql(
-                'UPDATE request SET halted = ?, reason = ? WHERE id = ?',
-                *(how, reason, number),
-            )
+            self._sql(queries.HALT, how, reason, number)
             if not how:
                 self._sql(queries.ASK_AGAIN, number)
         return self.report(number)
@@ -372,7 +368,7 @@ class ErasureDesk:
         Raises:
             RuntimeError: if a model failed; what the others did is kept.
         """
-        now, failed = self._now(), []
+        now, failed = self._now(), {}
         with commit.exclusive(self.path):
             self._finished = []
             with self._store.change():
@@ -381,12 +377,12 @@ class ErasureDesk:
                 try:
                     self._work(name, now, confirm)
                 except Exception as error:
-                    failed.append((name, error))
+                    failed[name] = error
         if failed:
             raise RuntimeError(
                 'finished work is kept; repair this and call run() again: '
-                + '; '.join(f'{name!r}: {error}' for name, error in failed)
-            ) from failed[0][1]
+                + '; '.join(f'{name!r}: {failed[name]}' for name in failed)
+            ) from next(iter(failed.values()))
         return tuple(map(self.report, self._finished))
 
     def _work(self, name: str, now: datetime, confirm: bool) -> None:
@@ -420,23 +416,21 @@ class ErasureDesk:
         row.update(requests=len(rows), share=0.0, seconds=0.0, due='')
         row.update(starts='', starts_now=False, needs_confirmation=False)
         named = [request for _, request in waiting if request is not None]
-        seconds: float | None = 0.0
         if named:
             whole = RemovalRequest.batch(named)
             row['share'] = place.share(whole)
-            seconds = place.seconds(whole)
-            if seconds is None:
-                (seconds,) = self._one(queries.SECONDS, name) or (None,)
+            row['seconds'] = place.seconds(whole)
+            if row['seconds'] is None:
+                (row['seconds'],) = self._one(queries.SECONDS, name) or (None,)
         if rows:
-            due = fields.read('due', rows[0][2])
+            due, seconds = fields.read('due', rows[0][2]), row['seconds'] or 0
             # The others may be at work just then.
             (others,) = self._one(queries.OTHERS, name)
-            busy = max(_HOUR, (seconds or 0.0) + others)
+            busy = max(_HOUR, seconds + others)
             start = due - timedelta(seconds=self.policy.reserve * busy)
-            if (seconds or 0.0) < _QUICK or any(each[3] for each in rows):
+            if seconds < _QUICK or any(each[3] for each in rows):
                 start = now
             row['mode'] = quick if start == now else 'batch'
-            row['seconds'] = seconds
             row.update(due=fields.written(due), starts=fields.written(start))
             row['starts_now'] = start <= now
             row['needs_confirmation'] = row['share'] > self.policy.max_share
@@ -454,17 +448,20 @@ class ErasureDesk:
         # Brings a batch that was begun to its end.
         place, started = self._places[name], self._clock()
         place.catch_up()
-        promise, how = None, ''
-        if not place.ledger.refers_to(batch):
+        how, is_done = '', place.ledger.refers_to(batch)
+        if not is_done:
             (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
             named = [
                 (number, request)
                 for number, names in self._sql(queries.TASKS, batch)
                 if names and (request := place.named(read(names))) is not None
             ]
+            requests = [request for _, request in named]
             try:
-                requests = [request for _, request in named]
-                promise, how = place.forget(requests, batch)
+                self._promised(batch, None)
+                how = place.forget(
+                    requests, batch, lambda told: self._promised(batch, told)
+                )
             except Exception as error:
                 is_refusal = isinstance(error, ValueError)
                 if place.ledger.refers_to(batch):
@@ -485,14 +482,16 @@ class ErasureDesk:
                     raise
                 how = 'not in it'
         place.keep()
-        took = max(0.0, self._clock() - started)
-        seconds = None if promise is None else took
+        took = None if is_done or how else max(0.0, self._clock() - started)
         with self._store.change():
-            head = place.ledger.head
-            self._sql(queries.END_BATCH, head, seconds, promise, how, batch)
+            self._sql(queries.END_BATCH, place.ledger.head, took, how, batch)
             for number, _ in self._sql(queries.TASKS, batch):
                 self._end_task(number, name, how)
             self._complete()
+
+    def _promised(self, batch: str, promise: str | None) -> None:
+        with self._store.change():
+            self._sql(queries.PROMISED, promise, batch)
 
     def _divide(
         self, name: str, batch: str, numbers: list[str], mode: str
@@ -570,34 +569,19 @@ class ErasureDesk:
             ValueError: if the desk does not know it.
         """
         number = fields.read_id(subject_request_id)
-        known = self._request(number)
+        now = fields.written(self._now())
+        known = self._store.named(queries.REPORT, now, number)
         if not known:
             raise ValueError(
                 "'subject_request_id' needs to be one of the desk "
                 f'(got {number})'
             )
-        status = known['status']
-        is_late = status != 'cancelled' and known['halted'] != 'held'
-        end = known['finished'] or fields.written(self._now())
         tasks = self._store.named(queries.EVIDENCE, number)
         for task in tasks:
             task['is_model'] = bool(task['is_model'])
             task['promise'] = json.loads(task['promise'] or '{}')
-        return ErasureReport(
-            subject_request_id=number,
-            subject_request_type='erasure',
-            regulation=known['regulation'],
-            zone=str(self.zone),
-            received_time=known['received'],
-            expected_completion_time=known['due'],
-            completed_time=end if status == 'completed' else None,
-            request_status=status,
-            halted=known['halted'],
-            reason=known['reason'],
-            overdue=is_late and end > known['due'],
-            tasks=tuple(tasks),
-            backups_until=known['until'],
-        )
+        known[0]['overdue'] = bool(known[0]['overdue'])
+        return ErasureReport(**known[0], tasks=tuple(tasks))
 
     def status(self) -> DeskStatus:
         """Count requests by status, and list those that need attention."""
@@ -617,14 +601,8 @@ class ErasureDesk:
     # Private ################################################################
 
     def _now(self) -> datetime:
-        now = check_number('clock', self._clock())
-        try:
-            made = datetime.fromtimestamp(now, timezone.utc)
-        except (OverflowError, ValueError, OSError):
-            raise ValueError(
-                f"'clock' needs to return a time with its zone (got {now})"
-            ) from None
-        return made.replace(microsecond=0)
+        now = _TIME('clock', self._clock())
+        return datetime.fromtimestamp(now, timezone.utc).replace(microsecond=0)
 
     def _open(self, number: str) -> str:
         number = fields.read_id(number)

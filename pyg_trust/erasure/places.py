@@ -16,6 +16,7 @@ from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest, still_removed
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
+Store = Callable[[str], object]
 #: What models say of an item that is gone.
 GONE = 'removed before'
 
@@ -49,13 +50,14 @@ class Place:
         most: float = 1.0,
     ) -> None:
         remove = getattr(model, 'remove', None)
-        if not callable(remove) or (
-            'reference' not in inspect.signature(remove).parameters
-        ):
+        takes = inspect.signature(remove).parameters if remove else {}
+        has_folder = getattr(model, 'folder', None) is not None
+        needs = ('reference', 'on_report')[: 1 + has_folder]
+        if not takes.keys() >= {*needs}:
             raise TypeError(
-                "'model' needs a method remove(request, reference=). Register "
-                'another model as a recipient(): its owner fits it again and '
-                f'calls done() (got {type(model).__name__})'
+                f"'model' needs a method remove(request, {'=, '.join(needs)}="
+                '). Register another model as a recipient(): its owner fits '
+                f'it again and calls done() (got {type(model).__name__})'
             )
         self.model, self.save, self.names = model, save, names
         self.covers, self.data = hasattr(model, 'max_units'), data
@@ -72,7 +74,7 @@ class Place:
             )
         if not self.ledger.entries:
             raise ValueError("'model' needs to be fitted first")
-        if (save is None) == (getattr(model, 'folder', None) is None):
+        if (save is not None) == has_folder:
             raise ValueError(
                 "'save' needs to be the file of the model, or to be left out "
                 'if the model has a folder: it is kept in one place'
@@ -103,19 +105,25 @@ class Place:
             self.model.load(self.save)
 
     def forget(
-        self, requests: list[RemovalRequest], reference: str
-    ) -> tuple[str | None, str]:
+        self, requests: list[RemovalRequest], reference: str, promised: Store
+    ) -> str:
         """Remove requests from the newest state; :meth:`keep` saves it.
 
+        Args:
+            requests (list): the requests, in names of the model.
+            reference (str): the id of their batch.
+            promised (Callable): stores the model's guarantee, as JSON without
+                names; called before any file has the removal.
+
         Returns:
-            tuple[str, str]: the model's guarantee, as JSON without names, and
-            the other way in which the requests were met.
+            str: the other way in which the requests were met; empty if they
+            were removed.
         """
         if not requests:
-            return None, 'not in it'
+            return 'not in it'
         whole = RemovalRequest.batch(requests)
         try:
-            return self._remove(whole, reference), ''
+            return self._remove(whole, reference, promised)
         except ValueError:
             if len(requests) > 1 or self.ledger.refers_to(reference):
                 raise
@@ -123,11 +131,17 @@ class Place:
             if rest == whole:
                 raise
         if rest is None:
-            return None, 'removed before'
-        return self._remove(rest, reference), ''
+            return 'removed before'
+        return self._remove(rest, reference, promised)
 
-    def _remove(self, request: RemovalRequest, reference: str) -> str:
+    def _remove(
+        self, request: RemovalRequest, reference: str, promised: Store
+    ) -> str:
         given = self._given()
+        more: dict[str, Any] = {'reference': reference}
+        if self.save is None:
+            # Its folder has the removal as soon as the call returns.
+            more['on_report'] = lambda report: promised(self._promise(report))
         try:
             if self.covers:
                 # All of them together, as the policy has it.
@@ -138,7 +152,7 @@ class Place:
                         f"'coverage_epsilon' is {self.most:g}: fit again "
                         'without them, then say so by done()'
                     )
-            report = self.model.remove(request, *given, reference=reference)
+            report = self.model.remove(request, *given, **more)
         except BudgetExceededError as error:
             if self.covers:
                 # Skip it: others may fit, or go first.
@@ -147,7 +161,12 @@ class Place:
         except StaleStateError:
             # A model with a folder compares before it changes.
             self.model.load()
-            report = self.model.remove(request, reference=reference)
+            report = self.model.remove(request, **more)
+        if self.save is not None:
+            promised(self._promise(report))
+        return ''
+
+    def _promise(self, report: Any) -> str:
         made = report.guarantee()
         names = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
         told = {name: getattr(made, name) for name in names}
@@ -172,12 +191,12 @@ class Place:
         """Compute the share of the model's nodes or edges in a request."""
         model, named = self.model, [0, 0]
         graphs = getattr(model, 'graphs', {})
-        whole = [*graphs.values()] or self._given()
-        sizes = ((d.num_nodes, d.num_edges) for d in whole)
-        held = [sum(size) for size in zip(*sizes, strict=True)]
-        if not whole and hasattr(model, 'graph'):
+        if whole := [*graphs.values()] or self._given():
+            held = [sum(d.num_nodes for d in whole)]
+            held += [sum(d.num_edges for d in whole)]
+        elif hasattr(model, 'graph'):
             held = [model.nodes.numel(), model.graph.num_edges]
-        elif not whole:
+        else:
             held = [model.n_id.numel(), model.data.num_edges]
         for graph, part in request.parts.items():
             if part.whole and graph in graphs:

@@ -1,8 +1,16 @@
 """SQL statements of a desk; the tables are in ``store.py``."""
 
 OPEN = "WHERE status IN ('pending', 'in_progress')"
+NEW_PLACE = 'INSERT OR IGNORE INTO place VALUES (?, ?)'
 KIND = 'SELECT is_model FROM place WHERE name = ?'
 REQUEST = 'SELECT * FROM request WHERE id = ?'
+REPORT = """SELECT id AS subject_request_id, 'erasure' AS subject_request_type,
+    regulation, setting.value AS zone, received AS received_time,
+    due AS expected_completion_time, CASE status WHEN 'completed'
+    THEN finished END AS completed_time, status AS request_status, halted,
+    reason, status != 'cancelled' AND halted != 'held'
+    AND coalesce(finished, ?) > due AS overdue, until AS backups_until
+    FROM request, setting WHERE setting.name = 'zone' AND id = ?"""
 COUNT = 'SELECT count(*) FROM request WHERE status = ?'
 STATE = 'SELECT state FROM task WHERE request = ? AND place = ?'
 NEW_REQUEST = """INSERT INTO request (id, regulation, immediately, exact,
@@ -27,6 +35,7 @@ REFUSE_EXACT = f"""UPDATE task SET state = 'refused', note = ?
 REFUSED = f"""SELECT request, place FROM task JOIN request ON id = request
     {OPEN} AND state = 'refused'"""
 HALTED = f"SELECT id, halted FROM request {OPEN} AND halted != ''"
+HALT = 'UPDATE request SET halted = ?, reason = ? WHERE id = ?'
 ASK_AGAIN = """UPDATE task SET state = 'pending', note = ''
     WHERE request = ? AND state = 'refused'"""
 BUSY = "SELECT 1 FROM task WHERE request = ? AND state = 'in_progress'"
@@ -39,8 +48,9 @@ SECONDS = """SELECT seconds FROM batch WHERE place = ? AND seconds IS NOT NULL
 BATCHES = """SELECT id FROM batch WHERE place = ? AND state = ?
     AND mode NOT IN ('removed before', 'not in it') ORDER BY rowid"""
 SET_BATCH = 'UPDATE batch SET state = ? WHERE id = ?'
+PROMISED = 'UPDATE batch SET promise = ? WHERE id = ?'
 END_BATCH = """UPDATE batch SET state = 'done', head = ?, seconds = ?,
-    promise = ?, mode = coalesce(nullif(?, ''), mode) WHERE id = ?"""
+    mode = coalesce(nullif(?, ''), mode) WHERE id = ?"""
 END_TASK = """UPDATE task SET state = 'done', finished = ?, note = '',
     mode = coalesce(nullif(?, ''), mode) WHERE request = ? AND place = ?"""
 TASKS = """SELECT task.request, coalesce(request.names, tombstone.names)

@@ -43,6 +43,8 @@ _CLOSE = 1e-2
 _NODES, _SHARES = np.polynomial.legendre.leggauss(8)
 _NODES, _SHARES = (_NODES + 1) / 2, _SHARES / 2
 _ROUNDS = 200
+# More than logarithms are rounded by.
+_ROUNDED = 1e-13
 
 
 def gaussian_mu(
@@ -91,8 +93,8 @@ def gaussian_epsilon(mu: NotNegative, delta: Fraction) -> float:
         t = \tfrac{\epsilon}{\mu} - \tfrac{\mu}{2},
 
     where :math:`R = (1 - \Phi) / \varphi` is Mills' ratio: no exponential is
-    left that could cancel. By bisection in logarithms, rounded up by
-    :obj:`1e-12` at most.
+    left that could cancel. By bisection in logarithms, rounded up by at most
+    :obj:`1e-12` of itself and of :math:`\delta`.
 
     Args:
         mu (float): not negative; 0 is a release that tells nothing.
@@ -102,13 +104,14 @@ def gaussian_epsilon(mu: NotNegative, delta: Fraction) -> float:
         >>> round(gaussian_epsilon(1.0, 1e-5), 6)
         4.377178
     """
-    if mu == 0 or _log_delta(0.0, mu) <= math.log(delta):
+    if mu == 0 or _log_delta(0.0, mu) <= math.log(delta) - _ROUNDED:
         return 0.0
     # A loss is N(mu^2 / 2, mu^2), so this leaves less than delta.
     high = mu * mu / 2 + mu * (math.sqrt(-2 * math.log(delta)) + 1)
-    return _bisect(
+    _, found = _bisect(
         lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, high
-    )[1]
+    )
+    return found + _ROUNDED * (5 * found + delta)
 
 
 @validated

@@ -458,7 +458,7 @@ def test_a_model_that_fails_keeps_no_other_from_its_work(tmp_path):
     desk = opened(tmp_path, good)
 
     class Broken(Slow):
-        def remove(self, request, *, reference=''):
+        def remove(self, request, *, reference='', on_report=None):
             raise RuntimeError('out of memory')
 
     desk.register('broken', broken := Broken(0.0, bad))

@@ -41,13 +41,14 @@ class Costly:
     def plan(self, request):
         return type('Plan', (), {'seconds': {'all': self.cost(request)}})
 
-    def remove(self, request, *, reference=''):
+    def remove(self, request, *, reference='', on_report):
         seconds = self.cost(request)
         self.clock.now += seconds
         self.spent += seconds
         self.ledger.record(
             'retrain', 0.0, request.to_dict(), reference=reference
         )
+        on_report(Promised())
         return Promised()
 
 

@@ -5,6 +5,7 @@ another program (dp-accounting), where it is installed.
 """
 
 import math
+import random
 
 import pytest
 
@@ -57,6 +58,35 @@ def test_epsilon_of_any_release(mu, delta):
         # As a phase of walks it is the same number.
         walks = wor_epsilon([(2 / mu, 1.0, 1)], delta) if mu < 10 else found
         assert -1e-12 <= walks / found - 1 <= 2e-6
+
+
+def test_no_epsilon_is_below_the_exact_one():
+    # Of 150 numbers that were only rounded to nearest, one was too small by a
+    # few bits, and an honest report was refuted.
+    source, positive = random.Random(0), 0
+    for _ in range(4000):
+        mu, delta = 10 ** source.uniform(-4, 2), 10 ** source.uniform(-12, 0)
+        found = gaussian_epsilon(mu, delta)
+        assert gaussian_delta(found, mu) <= delta, (mu, delta)
+        if found > 1e-6:
+            positive += 1
+            assert gaussian_delta(found * (1 - 1e-11), mu) > delta
+        elif found > 0:
+            assert gaussian_delta(0, mu) > delta * (1 - 1e-15)
+    assert positive > 3000
+
+
+def test_a_release_in_many_parts_is_no_more_than_its_sum():
+    # The mu of the whole was rounded; what a ledger lists is added exactly.
+    source = random.Random(1)
+    for _ in range(300):
+        stds = [10 ** source.uniform(-0.5, 3) for _ in range(9)]
+        delta = 10 ** source.uniform(-10, -1)
+        mu = mp.sqrt(mp.fsum(1 / mp.mpf(std) ** 2 for std in stds))
+        found = gaussian_epsilon(gaussian_mu([1.0] * 9, stds), delta)
+        assert gaussian_delta(found, mu) <= delta
+        found = wor_epsilon([(2 * std, 1.0, 1) for std in stds], delta)
+        assert gaussian_delta(found, mu) <= delta
 
 
 @pytest.mark.parametrize('epsilon', [1e-9, 1e-6, 1e-2, 1.0, 50.0, 1e4])

@@ -257,6 +257,7 @@ def test_releases_add_up_in_squares():
     [
         ({'entries': np.array([[0, 0], [1, 1]])}, 'once'),
         ({'x': np.array([[math.nan]] * 3)}, 'finite'),
+        ({'x': np.array([[1.0], [math.inf], [1.0]])}, 'finite'),
         ({'weights': (1.0, -1.0)}, 'positive'),
     ],
 )
@@ -566,6 +567,59 @@ def test_arrays_that_are_no_proof_are_refused():
         with pytest.raises(ValueError, match=r'array|numbers'):
             removal.prove(bad)
     assert tried > 60
+
+
+def triangle(**changes):
+    """A proof of two classes on three nodes."""
+    made = {
+        **dict.fromkeys(('a', 'b'), 0.5),
+        **{'lam': 0.1, 'std': 1.0, 'releases': 1, 'bits': 40},
+        **dict.fromkeys(('self_loops', 'along', 'secure'), True),
+        **{'directed': False, 'head': 'softmax', 'weights': [0.0, 1.0]},
+        **{'rowptr': [0, 2, 4, 6], 'col': [1, 2, 0, 2, 0, 1]},
+        **{'alive': [True] * 3, 'own_loop': [False] * 3},
+        **{'featureless': [False] * 3, 'labels': [0, 1, -1]},
+        **{'classes': [5, 8], 'x': [[1.0], [2.0], [3.0]]},
+        **{'W': [[0.5, -0.5]], 'released': [[0.5, -0.5]]},
+        **{'salts': [[0] * 32], **changes},
+    }
+    kinds = removal.ARRAYS
+    return {
+        name: np.array(
+            value, None if kinds[name][0] == 'str' else kinds[name][0]
+        )
+        for name, value in made.items()
+    }
+
+
+def test_a_proof_is_accepted_up_to_its_limits():
+    one = {'classes': [5], 'labels': [0, 0, -1], 'W': [[0.5]]}
+    for good in (
+        {},
+        {'bits': 51},
+        {'bits': 1},
+        {'labels': [0, 0, -1]},
+        {'labels': [-1, -1, 0]},
+    ):
+        arrays = triangle(**good)
+        removal.checked(arrays)
+        trained = np.flatnonzero(arrays['labels'] >= 0)
+        assert removal.remaining(arrays)['trained'] == {*trained.tolist()}
+    for bad in (
+        {'bits': 0},
+        {'bits': 52},
+        {'labels': [-1, -1, -1]},
+        {'labels': [0, 2, -1]},
+        {**one, 'released': [[0.5]]},
+        {'head': 'ovr', 'W': [[0.5]]},
+    ):
+        with pytest.raises(ValueError, match=r'array|numbers'):
+            removal.checked(triangle(**bad))
+    # Two classes share one output, unless each has its own exponential.
+    single = {'W': [[0.5]], 'released': [[0.5]]}
+    removal.checked(triangle(head='ovr', **single))
+    with pytest.raises(ValueError, match='size'):
+        removal.checked(triangle(**single))
 
 
 def test_the_work_of_a_proof_is_counted():

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch_geometric.data import Data
@@ -74,6 +74,7 @@ class Removing(Waiting, Building):
         *,
         reference: str = '',
         progress_bar: bool | None = None,
+        on_report: Callable[[ShardRemovalReport], Any] | None = None,
     ) -> ShardRemovalReport:
         """Remove the requested items; retrain their shards.
 
@@ -84,6 +85,9 @@ class Removing(Waiting, Building):
                 digits, for the ledger. (default: :obj:`''`)
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
+            on_report (Callable, optional): stores the report, before the
+                folder has the removal: no crash comes in between. If it
+                raises, everything is as before. (default: :obj:`None`)
 
         Raises:
             TypeError: on another request.
@@ -96,7 +100,7 @@ class Removing(Waiting, Building):
                 "'request' needs to name nodes, edges, features or labels of "
                 f'graph 0, the only one (got graphs {request.graphs})'
             )
-        return self._played(request, None, reference, progress_bar)
+        return self._played(request, None, reference, progress_bar, on_report)
 
     @editing
     def update(
@@ -142,11 +146,17 @@ class Removing(Waiting, Building):
         shard: Any,
         reference: str,
         progress_bar: bool | None,
+        on_report: Callable[[ShardRemovalReport], Any] | None = None,
     ) -> ShardRemovalReport:
         state = self._fitted
         state.ledger.check_reference(reference)
         change = self._change(state, update, shard)
-        return self._update(state, change, progress_bar, reference)
+        report, new = self._update(state, change, progress_bar, reference)
+        if on_report is not None:
+            on_report(report)
+        # Last of all, so that a removal that fails is none.
+        self._commit(new)
+        return report
 
     def _change(
         self, state: State, update: Any, shard: Any, *, light: bool = False
@@ -244,7 +254,7 @@ class Removing(Waiting, Building):
         change: Change,
         progress_bar: bool | None,
         reference: str,
-    ) -> ShardRemovalReport:
+    ) -> tuple[ShardRemovalReport, State]:
         started = time.perf_counter()
         data, first = change.data, self._first(state.data, change)
         touched = tuple(first)
@@ -289,9 +299,7 @@ class Removing(Waiting, Building):
             data=new.ledger.entries[-1].data,
             ledger_head=new.ledger.head,
         )
-        # Last of all, so that a removal that fails is none.
-        self._commit(new)
-        return report
+        return report, new
 
     def _report(self) -> ShardReport:
         state = self._fitted
