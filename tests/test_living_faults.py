@@ -6,10 +6,8 @@ that has to fail. The other faults are here:
 * 1 the old value of an arc that came is not added, 2 new values are sent to
   the old row, 3 a changed degree is sent from one end alone, 5 a node becomes
   heavy and stays in the sums, 6 sums in float64, 9 freed room is not
-  overwritten: of ``csrc``, planted by hand, found by
-  ``functional/test_sums.py`` (``test_sums_follow_every_event``; for 6
-  ``test_the_largest_numbers_do_not_overflow``, for 9
-  ``test_room_that_is_free_names_nobody``);
+  overwritten: of ``csrc``, whose sums ``functional/test_sums.py`` compares
+  with dense ones of integers;
 * 7 the clock of a cached row: rows are computed when they are read, and none
   is cached;
 * 10 the old n in lambda n, 15 debits that do not add up, 16 new nodes that
@@ -35,7 +33,8 @@ FAULTS = [
         '4 touched rows without the ends of an edge',
         'functional.sums:Sums.touched',
         ('level[changed] = True', 'pass'),
-        f'{NODES}::test_mixed_updates_end_at_a_fit_of_the_present_data',
+        'functional/test_incremental.py::test_the_rows_that_an_edit_touches_'
+        'are_those_within_reach',
     ),
     (
         '8 sums that may leave their range',
