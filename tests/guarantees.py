@@ -46,7 +46,6 @@ from pyg_trust.privacy import (
     PrivacyEngine,
     PrivateItemCounts,
     PrivateLinkPredictor,
-    compare_samplings,
     create_accountant,
     propose,
     search,
@@ -388,7 +387,6 @@ OTHERS = {
     'PrivacyAudit, mu': lambda: empirical_mu(
         torch.arange(200.0), torch.arange(150.0, 350.0), claim=9.0
     ),
-    'SamplingReport': lambda: compare_samplings(0.05, 2.0, 100, 1e-4),
     'Proposal': lambda: propose(200, epsilon=4.0, delta=1e-4),
     'LocalCluster': lambda: local_cluster(cycle(30), 3),
     'LedgerEntry': lambda: RemovalLedger(1.0).record('fit', 0.25),

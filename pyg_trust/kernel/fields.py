@@ -35,8 +35,8 @@ from .release import pair_mus, sensitivity
 Fields = Mapping[str, Any]
 Texts = Iterator[str]
 
-#: The relation whose sentence speaks of somebody who is there or not.
-AWAY = 'add-or-remove-one-graph'
+#: The relations whose sentences speak of somebody who is there or not.
+AWAY = 'add-or-remove-one-graph', 'add-or-remove-one-person'
 #: Accountants, and whether a record may be in several of their units.
 MECHANISMS = {
     **dict.fromkeys(('pld_wor', 'rdp_wor', 'pld_poisson'), False),
@@ -45,13 +45,13 @@ MECHANISMS = {
 WITHOUT = ('uniform-without-replacement', 'without replacement')
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 PARTS = ('mu_encoder', 'mu_aggregation', 'mu_head')
-_ROW, _GRAPH = 'replace-one-feature-row', 'replace-one-graph'
-_PERSON, _PERSONS = 'replace-one-person', 'persons, a row each'
+_ROW, _PERSON = 'replace-one-feature-row', 'replace-one-person'
+_PERSONS = _EACH, _ALL = 'persons, a row each', 'persons, with all they own'
 _UNITS = {
     'node-disjoint random walks': (_ROW,),
     'ego graphs of roots in a graph of bounded degree': (_ROW,),
-    'whole graphs': (_GRAPH, AWAY),
-    _PERSONS: (_PERSON,),
+    'whole graphs': ('replace-one-graph', AWAY[0]),
+    **dict.fromkeys(_PERSONS, (_PERSON, AWAY[1])),
 }
 ROWS = tuple(name for name in PROMISES if 'classifier' in name)
 _REMOVAL = (
@@ -244,7 +244,7 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
             yield f'mechanism: {mechanism!r} is none of {sorted(MECHANISMS)}'
         return
     coins = mechanism in ('pld_poisson', 'pld_group')
-    known = ('poisson',) if coins else () if about == AWAY else WITHOUT
+    known = ('poisson',) if coins else () if about in AWAY else WITHOUT
     yield from _one_of('sampling', v['sampling'], known)
     size = count('batch_size', v['batch_size'], 1)
     for _, rate, _ in lines:
@@ -269,11 +269,12 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield f'units_per_row: {mechanism} counts one unit, {rows} are claimed'
     if v['unit'] in _UNITS:
         yield from _one_of('relation', about, _UNITS[v['unit']])
-    if ('persons' in v or about == _PERSON) and not v.get('vouched'):
+    if ('persons' in v or about in _UNITS[_ALL]) and not v.get('vouched'):
         run = _Whole(arguments['sampler'])
-        made = [run['walk_length'] or _PERSONS, run['persons']]
-        yield from _is('persons', [v['unit'], v['persons']], made)
-    moves = rows * (1 if about == AWAY else 2)
+        kind = _ALL if 'hops' in run else run['walk_length'] or _EACH
+        made = [kind, run['persons'], run.get('relation', _PERSON)]
+        yield from _is('persons', [v['unit'], v['persons'], about], made)
+    moves = rows * (1 if about in AWAY else 2)
     norm = number('max_grad_norm', v['max_grad_norm'], above=0.0)
     yield from _same('lam', v['lam'], noise / moves)
     yield from _same('sensitivity', v['sensitivity'], moves * norm)

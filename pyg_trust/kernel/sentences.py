@@ -155,13 +155,13 @@ RUN_ALONE = (
 
 def protected_unit(relation: str) -> str:
     """Name the unit in which neighbours differ, for use after 'any one'."""
-    if relation == 'replace-one-graph':
-        return 'graph: its nodes, edges, features and label'
-    if relation == 'add-or-remove-one-graph':
-        return 'graph, and in whether it is there'
-    if relation == 'replace-one-person':
-        return 'person: all rows that it owns, their labels and edges'
-    return "node's features"
+    person = 'person: all rows that it owns, their labels and edges'
+    return {
+        'replace-one-graph': 'graph: its nodes, edges, features and label',
+        'add-or-remove-one-graph': 'graph, and in whether it is there',
+        'replace-one-person': person,
+        'add-or-remove-one-person': f'{person}, and in whether it is there',
+    }.get(relation, "node's features")
 
 
 @_of('private training')
@@ -172,14 +172,14 @@ def _training(c: Any) -> Words:
         'edges, and which nodes there are',
         'predictions, which read the features of neighbours',
     )
-    if c.relation == 'replace-one-graph':
-        public = ('how many graphs there are',)
-    elif c.relation == 'add-or-remove-one-graph':
+    if (about := str(c.relation)).startswith('add-or-remove'):
         public = ('the rate, and the number that sums are divided by',)
-    elif c.relation == 'replace-one-person':
+    elif about.endswith(('graph', 'person')):
+        public = (f'how many {about[12:]}s there are',)
+    if about.endswith('person'):
         of = c.more['persons']
         named = ', '.join([*of['declared_public'], *of['public_edges']])
-        public = 'how many persons', f'DECLARED PUBLIC: {named or "nothing"}'
+        public = *public, f'DECLARED PUBLIC: {named or "nothing"}'
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
         f'{_pair(c.epsilon, c.delta)}-differentially private'

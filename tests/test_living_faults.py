@@ -1,0 +1,217 @@
+"""Twenty-eight faults of graphs that live, each found by a test of its own.
+
+Every row of :data:`FAULTS` plants one fault into the package and runs the test
+that has to fail. The other faults are here:
+
+* 1 the old value of an arc that came is not added, 2 new values are sent to
+  the old row, 3 a changed degree is sent from one end alone, 5 a node becomes
+  heavy and stays in the sums, 6 sums in float64, 9 freed room is not
+  overwritten: of ``csrc``, whose sums ``functional/test_sums.py`` compares
+  with dense ones of integers;
+* 7 the clock of a cached row: rows are computed when they are read, and none
+  is cached;
+* 10 the old n in lambda n, 15 debits that do not add up, 16 new nodes that
+  are not in T: planted by ``unlearning/test_node_updates.py`` and
+  ``certificates/test_current.py`` themselves.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import warm
+
+# A number of the specification and what is wrong; where, what stands there and
+# what instead; the test that fails.
+SUMS, NODES = 'functional/test_sums.py', 'unlearning/test_node_updates.py'
+SHARDS = 'unlearning/test_shard_updates.py'
+NOW, COVERED = 'certificates/test_current.py', 'privacy/test_coverage.py'
+DESK = 'erasure/test_desk.py'
+FAULTS = [
+    (
+        '4 touched rows without the ends of an edge',
+        'functional.sums:Sums.touched',
+        ('level[changed] = True', 'pass'),
+        'functional/test_incremental.py::test_the_rows_that_an_edit_touches_'
+        'are_those_within_reach',
+    ),
+    (
+        '8 sums that may leave their range',
+        'functional.sums:Sums._most',
+        ('return room\n', "return float('inf')\n"),
+        f'{SUMS}::test_a_node_of_too_many_neighbours_is_refused',
+    ),
+    (
+        '11 a changed label without a release',
+        'unlearning.node_parts:Edit._changes_nothing',
+        ('is None and self.labels is None', 'is None'),
+        f'{NODES}::test_what_goes_or_changes_ends_with_a_release_and_'
+        'additions_wait',
+    ),
+    (
+        '12 a new node at the end, whatever its name',
+        'unlearning.shards.updating:played',
+        ('now = canonical(now)', 'pass'),
+        f'{SHARDS}::test_mixed_updates_end_where_a_fresh_fit_of_shuffled_rows'
+        '_does',
+    ),
+    (
+        '13 a new node in the shard of a neighbour',
+        'unlearning.shards.updating:_settled',
+        (
+            'shard[new] = home',
+            'shard[new] = shard[now.edge_index[1][torch.searchsorted('
+            'now.edge_index[0].contiguous(), new).clamp('
+            'max=now.edge_index.size(1) - 1)]].clamp(min=0)',
+        ),
+        f'{SHARDS}::test_mixed_updates_end_where_a_fresh_fit_of_shuffled_rows'
+        '_does',
+    ),
+    (
+        '14 slices by rank',
+        'unlearning.shards.slices:slice_numbers',
+        ('.double() / 2**53', '.argsort().argsort().double() / names.numel()'),
+        'unlearning/test_slices.py',
+    ),
+    (
+        '17 radii that are smaller by the more of both kinds',
+        'certificates.current:certified_after',
+        (
+            'radius[1] + changes[kind][1]',
+            'max(radius[1], changes[kind][1])',
+        ),
+        f'{NOW}::test_smoothed_classes_stay_within_smaller_radii',
+    ),
+    (
+        '18 a record for a person',
+        'privacy.coverage:Coverage._of_nodes',
+        (
+            'return math.ceil(4 * moved * _UP) / 4',
+            'return float(nodes.numel())',
+        ),
+        f'{COVERED}::test_a_node_is_covered_at_the_epsilon_of_all_that_it_'
+        'moves',
+    ),
+    (
+        '19 released rows that stay',
+        'privacy.aggregation:PrivateNodeClassifier._erase',
+        ('self._released, self._smoothed = made', 'pass'),
+        f'{COVERED}::test_rows_of_who_was_removed_are_gone_and_nobody_elses',
+    ),
+    (
+        '20 k epsilon for the epsilon of k mu',
+        'privacy.coverage:Coverage._reported_of',
+        (
+            'gaussian_epsilon(change.mu, self.delta)',
+            'change.units * gaussian_epsilon(change.mu / change.units, '
+            'self.delta)',
+        ),
+        f'{COVERED}::test_several_people_add_up_and_the_budget_ends_it',
+    ),
+    (
+        '21 own posteriors that stay',
+        'privacy.aggregation:PrivateNodeClassifier._erase',
+        ('self._own.index_fill(0, nodes, even)', 'self._own'),
+        f'{COVERED}::test_rows_of_who_was_removed_are_gone_and_nobody_elses',
+    ),
+    (
+        '22 a later kappa on the lists of the release',
+        'privacy.coverage:Coverage._present',
+        ('return graph', "return CSRGraph.from_data(data).to('cpu')"),
+        f'{COVERED}::test_the_graph_may_be_given_with_or_without_who_was_'
+        'removed',
+    ),
+    (
+        '23 a second fit that spends nothing',
+        'account:ReleaseAccount.spend',
+        (
+            'self._spent.append(float(mu))',
+            'len(self._spent) < 3 and self._spent.append(float(mu))',
+        ),
+        f'{COVERED}::test_who_was_removed_is_refused_again_and_in_the_next_'
+        'release',
+    ),
+    (
+        '24 a write-ahead log',
+        'erasure.store:_PRAGMAS',
+        ('journal_mode = TRUNCATE', 'journal_mode = WAL'),
+        f'{DESK}::test_nothing_stays_in_the_file',
+    ),
+    (
+        '25 names that stay where a request is refused',
+        'erasure.desk:ErasureDesk._close_request',
+        (
+            'self._sql(queries.CLOSE, status',
+            "self._sql(queries.CLOSE.replace('= NULL', '= names') "
+            "if status == 'cancelled' else queries.CLOSE, status",
+        ),
+        f'{DESK}::test_nothing_stays_in_the_file',
+    ),
+    (
+        '26 a retry that removes twice',
+        'erasure.desk:ErasureDesk._perform',
+        (
+            "how, is_done = '', place.ledger.refers_to(batch)",
+            "how, is_done = '', False",
+        ),
+        'erasure/test_desk_three.py::test_a_stop_between_three_models_is_'
+        'continued',
+    ),
+    (
+        '26 a retry that fails as what it names is gone',
+        'erasure.places:Place.left',
+        ('done | _directions(item) != done or self._has(item)', 'True'),
+        f'{DESK}::test_what_is_gone_is_done_and_what_never_was_is_refused',
+    ),
+    (
+        '27 a month of thirty days',
+        'erasure.fields:due',
+        ('months, days = PERIODS[regulation]', 'months, days = 0, 30'),
+        f'{DESK}::test_a_month_ends_with_the_same_date',
+    ),
+    (
+        '28 names in what is published',
+        'erasure.desk:ErasureDesk._perform',
+        (r"re.sub(r'\d+', '#', str(error))", 'str(error)'),
+        f'{DESK}::test_what_is_gone_is_done_and_what_never_was_is_refused',
+    ),
+]
+CODE = """
+import importlib, json, sys
+import pytest
+sys.path.insert(0, '.')
+from planting import planted
+where, change, test = json.loads(sys.argv[1])
+module, _, path = where.partition(':')
+module = importlib.import_module(f'pyg_trust.{module}')
+*above, name = path.split('.')
+for each in above:
+    module = getattr(module, each)
+there = vars(module)[name]
+def run():
+    return int(pytest.main(['-qx', '-n0', '-p', 'no:cacheprovider', test]))
+if isinstance(there, tuple):
+    made = tuple(each.replace(*change) for each in there)
+    assert made != there
+    setattr(module, name, made)
+    sys.exit(run())
+with planted(getattr(there, '__func__', there), *change):
+    sys.exit(run())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [row[0] for row in FAULTS])
+def test_a_planted_fault_turns_its_test_red(name):
+    (row,) = [row[1:] for row in FAULTS if row[0] == name]
+    ended = warm.run('-c', CODE, json.dumps(row), cwd=Path(__file__).parent)
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout
+    assert '1 failed' in ended.stdout
+
+
+def test_every_fault_is_numbered():
+    planted = {int(row[0].split()[0]) for row in FAULTS}
+    said = {int(each) for each in re.findall(r'\b(\d+) [a-z]', __doc__)}
+    assert planted.isdisjoint(said)
+    assert planted | said == {*range(1, 29)}
