@@ -1,3 +1,4 @@
+# Longer than 700 lines because edges and records share account and report.
 """Private link prediction: scores of pairs that keep every edge private."""
 
 import math

@@ -275,7 +275,7 @@ def test_scores_read_no_edge_and_of_records_the_source_alone():
     with pytest.raises(ValueError, match="'x'"):
         model.score(pairs, data.x[:, :5])
     plain = PrivateLinkPredictor(**QUICK).fit(data)
-    with pytest.raises(ValueError, match="'x'.*the relation 'node'"):
+    with pytest.raises(ValueError, match=r"'x'.*the relation 'node'"):
         plain.score(pairs, data.x)
 
 

@@ -78,8 +78,8 @@ class Removing(Waiting, Building):
         request: RemovalRequest,
         *,
         reference: str = '',
-        progress_bar: bool | None = None,
         on_report: Callable[[ShardRemovalReport], Any] | None = None,
+        progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
         """Remove the requested items; retrain their shards.
 
@@ -88,11 +88,11 @@ class Removing(Waiting, Building):
                 graph 0 that ``fit`` saw.
             reference (str): the id of the batch of requests, 32 hexadecimal
                 digits, for the ledger. (default: :obj:`''`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
             on_report (Callable, optional): stores the report, before the
                 folder has the removal: no crash comes in between. If it
                 raises, everything is as before. (default: :obj:`None`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError: on another request.
