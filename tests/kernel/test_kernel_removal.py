@@ -256,6 +256,7 @@ def test_releases_add_up_in_squares():
     ('change', 'match'),
     [
         ({'entries': np.array([[0, 0], [1, 1]])}, 'once'),
+        ({'entries': np.array([[2, 1, 2], [0, 0, 0]])}, 'once'),
         ({'x': np.array([[math.nan]] * 3)}, 'finite'),
         ({'x': np.array([[1.0], [math.inf], [1.0]])}, 'finite'),
         ({'weights': (1.0, -1.0)}, 'positive'),
@@ -284,12 +285,24 @@ def test_features_of_bad_input_are_refused(change, match):
         ('softmax', [[0.0]], [[1.0]], 1.0),
         ('ovr', [[1.0]], [[math.inf]], 1.0),
         ('ovr', [[1.0]], [[1.0]], 0.0),
+        # One of several is enough.
+        ('ovr', [[1.0, 0.5]], [[1.0, 1.0]], 1.0),
+        ('ovr', [[1.0, 1.0]], [[1.0, math.nan]], 1.0),
+        ('softmax', [[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0]], 1.0),
     ],
 )
 def test_residuals_of_bad_input_are_refused(head, targets, W, lam):
-    found = removal.Features(np.ones((1, 1)), 0.0)
+    found = removal.Features(np.ones((len(targets), 1)), 0.0)
     with pytest.raises(ValueError, match='to'):
         removal.residual(found, np.array(targets), np.array(W), lam, head)
+    rows = removal.Features(np.array([[1.0], [math.nan]]), 0.0)
+    with pytest.raises(ValueError, match='finite'):
+        removal.residual(rows, np.ones((2, 1)), np.ones((1, 1)), 1.0, 'ovr')
+
+
+def test_other_exponents_are_powers_that_fall():
+    degree = np.array([0, 1, 4])
+    assert removal._power(degree, 0.25).tolist() == [0, 1, 4**-0.25]
 
 
 def test_what_overflows_or_underflows_proves_nothing_or_enough():
@@ -610,6 +623,14 @@ def test_a_proof_is_accepted_up_to_its_limits():
         {'bits': 52},
         {'labels': [-1, -1, -1]},
         {'labels': [0, 2, -1]},
+        # One removed node has entries, the other has none.
+        {
+            'alive': [False, True, False],
+            'labels': [-1, 0, -1],
+            'rowptr': [0, 1, 1, 1],
+            'col': [1],
+            'x': [[0.0], [1.0], [0.0]],
+        },
         {**one, 'released': [[0.5]]},
         {'head': 'ovr', 'W': [[0.5]]},
     ):
@@ -628,6 +649,46 @@ def test_the_work_of_a_proof_is_counted():
     edges, nodes = len(arrays['col']), 150
     levels = len(arrays['weights'])
     assert removal.work(arrays) == 2 * levels * (edges + 2 * nodes) * 4
+
+
+def test_a_claim_is_compared_field_by_field(monkeypatch):
+    model, *_ = forgotten('two classes')
+    arrays = evidence(model._model, model.release_std)
+    n, beta, m = removal.prove(arrays)
+    std, lam, secure = (arrays[k].item() for k in ('std', 'lam', 'secure'))
+    claimed = {'lam': lam, 'release_std': std, 'seeded': not secure}
+    claimed |= {'num_train': n, 'bound': beta.most}
+    claimed['data'] = removal.sealed(arrays)
+    claimed['setting'] = removal.setting(arrays)
+    claimed['model'] = removal.fingerprint('weight', arrays['released'])
+
+    def statuses(**changes):
+        fields = {**claimed, **changes}
+        return [status for status, _ in removal.compare(arrays, fields, m)]
+
+    assert statuses() == ['holds'] * 5
+    for at, name in enumerate(('data', 'model', 'setting')):
+        for value, status in (('0' * 64, 'FAILS'), ('', 'not proved')):
+            assert statuses(**{name: value})[at] == status
+        texts = [t for _, t in removal.compare(arrays, claimed, m)]
+        assert ' not as the report' not in texts[at]
+        wrong = {**claimed, name: '0' * 64}
+        texts = [t for _, t in removal.compare(arrays, wrong, m)]
+        assert 'not as the report has it' in texts[at]
+    for name, value in (
+        ('lam', lam * 2),
+        ('release_std', std / 2),
+        ('seeded', secure),
+    ):
+        assert statuses(**{name: value})[3] == 'FAILS'
+    # What has no bound, or takes too long, is not proved and not tried.
+    monkeypatch.setattr(removal, 'prove', lambda _: pytest.fail('tried'))
+    assert statuses(bound=0)[-1] == 'not proved'
+    monkeypatch.setattr(removal, 'MOST_WORK', removal.work(arrays) - 1)
+    assert statuses()[-1] == 'not proved'
+    monkeypatch.setattr(removal, 'MOST_WORK', removal.work(arrays))
+    with pytest.raises(pytest.fail.Exception):
+        statuses()
 
 
 def test_a_claim_holds_up_to_its_bound_and_what_is_paid():
