@@ -44,6 +44,7 @@ class Pipeline(NamedTuple):
         sparse_x (bool): whether features are passed as a sparse matrix.
         sparse_adj (bool): whether edges are passed as a transposed sparse
             matrix.
+        pairs (int): the number of pairs to classify; 0 for nodes or graphs.
     """
 
     model: Module
@@ -52,6 +53,7 @@ class Pipeline(NamedTuple):
     forward: Callable[[Data], Tensor] | None = None
     sparse_x: bool = False
     sparse_adj: bool = False
+    pairs: int = 0
 
     def with_sparse(self, sparse_x: bool, sparse_adj: bool) -> 'Pipeline':
         """Return the same pipeline, with or without sparse matrices."""
@@ -124,7 +126,8 @@ class Sampler:
             torch.device('cpu') if parameter is None else parameter.device
         )
         x = data.get('x')
-        self.rows = 1 if pipeline.graphs else self.copies.num_nodes
+        self.rows = pipeline.pairs or self.copies.num_nodes
+        self.rows = 1 if pipeline.graphs else self.rows
         self._fixed_x: Tensor | None = None
         self._products: dict[int, tuple[Tensor, Tensor]] = {}
         if pipeline.sparse_x and self.copies.features is None:

@@ -21,6 +21,8 @@ from pyg_trust._checks import (
     check_instance,
     check_integer,
     check_nodes,
+    check_range,
+    check_tensor,
     validated,
 )
 from pyg_trust._checks.identity import check_process, identity, identity_on
@@ -70,6 +72,7 @@ def certify_smoothed(
     until: dict[str, tuple[int, int]] | None = None,
     transform: Callable[[Data], Data] | None = None,
     forward: Callable[[Data], Tensor] | None = None,
+    pairs: bool = False,
     batch_size: Count | None = None,
     sparse_x: bool | None = None,
     sparse_adj: bool | None = None,
@@ -126,7 +129,7 @@ def certify_smoothed(
             once, or of each :obj:`'node'`. (default: :obj:`'all'`)
         classes (str): whether bounds of :obj:`'all'` classes are used or of
             :obj:`'one'`. (default: :obj:`'all'`)
-        targets (Tensor, optional): nodes, or graphs: int64 indices or a
+        targets (Tensor, optional): nodes, graphs or pairs: int64 indices or a
             mask. By default all. (default: :obj:`None`)
         until (dict, optional): by kind, the additions and deletions at which
             to stop, see above. (default: :obj:`None`)
@@ -136,6 +139,11 @@ def certify_smoothed(
         forward (Callable, optional): maps a
             :class:`~torch_geometric.data.Batch` of copies to logits, for
             models with another call. (default: :obj:`None`)
+        pairs (bool): whether the rows of :obj:`forward` are the pairs of
+            ``data.edge_label_index``, to classify links: ``[copies *
+            num_pairs, num_classes]``. A pair's own edge is a bit like others,
+            so that the certificate holds if it comes or goes, too.
+            (default: :obj:`False`)
         batch_size (int, optional): the number of copies per call of the model;
             by default as many as take about 256 MiB. (default: :obj:`None`)
         sparse_x (bool, optional): features as a sparse matrix, in models
@@ -184,6 +192,7 @@ def certify_smoothed(
                 'until': until,
                 'transform': transform,
                 'forward': forward,
+                'pairs': pairs,
                 'batch_size': batch_size,
                 'sparse_x': sparse_x,
                 'sparse_adj': sparse_adj,
@@ -203,6 +212,8 @@ def certify_smoothed(
         if transform is None and forward is None:
             _check_features(graph)
     size = len(graphs) if task == 'graphs' else int(graphs[0].num_nodes)
+    if pairs:
+        size, task = _check_pairs(graphs[0], task, forward), 'pairs'
     index = torch.arange(size)
     if targets is not None:
         index = check_nodes('targets', targets, size).clone()
@@ -218,6 +229,7 @@ def certify_smoothed(
     if over_ranks:
         key = from_first(lambda: key)
     pipeline = Pipeline(model, task == 'graphs', transform, forward)
+    pipeline = pipeline._replace(pairs=size if pairs else 0)
     if task == 'graphs':
         graphs = [graphs[i] for i in index.tolist()]
     with evaluating(model):
@@ -225,7 +237,7 @@ def certify_smoothed(
             *(pipeline, graphs, threat, key, batch_size, over_ranks),
             (sparse_x, sparse_adj),
         )
-        rows = index if task == 'nodes' else None
+        rows = None if task == 'graphs' else index
         copies = num_selection + looks[-1]
         total = copies * (len(graphs) if task == 'graphs' else 1)
         with Bar(total=total, desc='copies', progress_bar=progress_bar) as bar:
@@ -424,6 +436,20 @@ def _graphs(data: Any) -> tuple[list[Data], str]:
     if len(data) == 0:
         raise ValueError("'data' needs to have at least one graph (got none)")
     return list(data), 'graphs'
+
+
+def _check_pairs(graph: Data, task: str, forward: Any) -> int:
+    if task == 'graphs' or forward is None:
+        raise ValueError(
+            "'pairs' needs one graph and a 'forward', which maps copies to "
+            f'logits of pairs (got {task} and {forward})'
+        )
+    pairs = graph.get('edge_label_index')
+    check_tensor('edge_label_index', pairs, torch.int64, (2, 'num_pairs'))
+    check_range(
+        'edge_label_index', pairs, int(graph.num_nodes or 0), 'the nodes'
+    )
+    return int(pairs.size(1))
 
 
 def _check_features(graph: Data) -> None:

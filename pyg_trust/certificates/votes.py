@@ -36,7 +36,8 @@ def is_right(
         labels (Tensor): the true classes of all nodes, or graphs: int64.
         targets (Tensor): the nodes, or graphs: int64, ``[num_targets]``.
         predicted (Tensor): their predicted classes, as :obj:`targets`.
-        task (str): ``'nodes'`` or ``'graphs'``, for the error message.
+        task (str): ``'nodes'``, ``'graphs'`` or ``'pairs'``, for the error
+            message.
 
     Raises:
         ValueError: if there are fewer labels than the largest target takes.
@@ -78,7 +79,7 @@ class SmoothedCertificate(SpeaksOf, Report):
     ``[num_targets, 2]`` for graphs."""
     noise: BitFlips
     task: str
-    """``'nodes'`` or ``'graphs'``."""
+    """``'nodes'``, ``'graphs'`` or ``'pairs'``."""
     num_samples: int
     num_selection: int
     look: int

@@ -182,7 +182,7 @@ ExactCertificate = _promise(
 SmoothedCertificate = _promise(
     *('SmoothedCertificate', 'certificate by smoothing', 'robustness'),
     targets='count',
-    task='nodes or graphs',
+    task='nodes, graphs or pairs',
     confidence='probability',
     per='all or node: whose confidence it is',
     alpha='probability, that bounds of a target are wrong',

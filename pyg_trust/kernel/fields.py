@@ -112,7 +112,7 @@ _CHOICES = {
     'scenario': ('removals', 'additions', 'both', 'explicit'),
     'per': ('all', 'node'),
     'classes': ('all', 'one'),
-    'task': ('nodes', 'graphs'),
+    'task': ('nodes', 'graphs', 'pairs'),
     'inference': ('isolated', 'clean'),
 }
 # Arguments whose field has another name.
