@@ -38,7 +38,12 @@ from pyg_trust.privacy import (
 )
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering, PrivateAGP
-from pyg_trust.unlearning import ScatteringClassifier, ShardedUnlearner
+from pyg_trust.unlearning import (
+    LinkClassifier,
+    Recommender,
+    ScatteringClassifier,
+    ShardedUnlearner,
+)
 
 
 def path(size, value, label):
@@ -385,6 +390,92 @@ class Linking(Fitting):
         )
 
 
+class Records(Linking):
+    """The same of records: rows, and all steps at once."""
+
+    MOMENTS = range(3)
+    ROWS = (Fitting.NUM_NODES, Fitting.STEPS)
+
+    def model(self):
+        return PrivateLinkPredictor(
+            'node', 4.0, 1e-3, self.ledger, steps=self.STEPS
+        )
+
+
+class Paths:
+    """A recommender that forgets a user and is saved, again and again."""
+
+    USERS, ITEMS = 300, 12
+
+    def __init__(self, folder):
+        self.file = folder / 'model.pt'
+        self.gone = set()
+
+    def model(self):
+        return Recommender('paths')
+
+    def table(self):
+        user = torch.arange(self.USERS)
+        item = torch.stack([user % 12, (5 * user + 1) % 12, (user // 7) % 12])
+        return torch.stack([user.repeat(3), item.reshape(-1)]).unique(dim=1)
+
+    def start(self):
+        self.model().fit(self.table(), self.USERS, self.ITEMS).save(self.file)
+
+    def work(self, acknowledge):
+        model = self.model()
+        model.load(self.file)
+        while True:
+            user = len(model.ledger.entries) - 1
+            self.forget(model, user)
+            model.save(self.file)
+            acknowledge(user)
+
+    def forget(self, model, user):
+        model.remove(users=[user])
+
+    def check(self, acknowledged):
+        model = self.model()
+        model.load(self.file)
+        self.gone.update(acknowledged)
+        removed = len(model.ledger.entries) - 1
+        assert self.gone <= set(range(removed)), 'a removed user is back'
+        assert removed <= len(self.gone) + 1, 'nobody asked for one'
+        self.gone = set(range(removed))
+        self.compare(model, removed)
+        model.save(self.file)  # what was half written goes
+        assert list(self.file.parent.iterdir()) == [self.file]
+
+    def compare(self, model, removed):
+        table = self.table()
+        fresh = self.model().fit(
+            table[:, table[0] >= removed], self.USERS, self.ITEMS
+        )
+        users = list(range(removed, self.USERS))
+        same = model.recommend(users, k=5), fresh.recommend(users, k=5)
+        assert torch.equal(*same), 'it is not as if they had never been'
+        assert model.verify().ok
+
+
+class Pairs(Paths):
+    """A classifier of links that forgets a node, again and again."""
+
+    def model(self):
+        return LinkClassifier(levels=2, lam=0.05, seed=0, partners=2)
+
+    def start(self):
+        data = path(self.USERS, 1.0, 0)
+        data.x = torch.randn(self.USERS, 3, dtype=torch.float64) / 2
+        self.model().fit(data, num_names=self.USERS).save(self.file)
+
+    def forget(self, model, user):
+        model.remove(RemovalRequest(nodes=[user]))
+
+    def compare(self, model, removed):
+        assert model.nodes.tolist() == list(range(removed, self.USERS))
+        assert model.verify().ok
+
+
 PROCEDURES = {
     'removal': Removal,
     'training': Training,
@@ -393,6 +484,9 @@ PROCEDURES = {
     'release': Release,
     'fitting': Fitting,
     'linking': Linking,
+    'records': Records,
+    'paths': Paths,
+    'pairs': Pairs,
 }
 
 

@@ -17,11 +17,11 @@ FULL = os.environ.get('FULL_TEST') == '1'
     'procedure',
     [
         *('removal', 'training', 'shards', 'columns', 'release', 'fitting'),
-        'linking',
+        *('linking', 'records', 'paths', 'pairs'),
     ],
 )
 def test_killing(procedure, tmp_path):
-    few = procedure in ('removal', 'training', 'shards')
+    few = procedure in ('removal', 'training', 'shards', 'pairs')
     kills = 70 if FULL else 10 if few else 20
     script = Path(__file__).with_name('killing.py')
     done = warm.run(script, procedure, tmp_path, str(kills), '0')

@@ -91,7 +91,7 @@ print(private.report().promise())
 # What can one like of others turn?
 # ---------------------------------
 # Rank by PageRank, and withdraw any one like of anybody else: so far do the
-# best five items of three customers fall, and this like moves the first one.
+# best ten items of three customers fall, and this like moves the first one.
 from pyg_trust.certificates import ThreatModel, certify_ranks
 
 graph = recommender.edge_index + torch.tensor([[0], [300]])
@@ -100,7 +100,7 @@ threat = ThreatModel(
     graph, fixed='none', global_budget=1, undirected=True, num_nodes=380
 )
 customers, items = torch.tensor([1, 2, 3]), torch.arange(300, 380)
-ranks = certify_ranks(graph, customers, threat, k=5, items=items)
+ranks = certify_ranks(graph, customers, threat, k=10, items=items)
 print(ranks.worst_rank.tolist(), ranks.verify())
 print('the like of', ranks.flips[0, 0].tolist())
 
