@@ -26,7 +26,6 @@ from pyg_trust._checks import (
     Is,
     constraints,
 )
-from pyg_trust._moved import MODULES
 
 HERE = Path(__file__).parent
 API = HERE / 'api'
@@ -251,7 +250,7 @@ def modules() -> Iterator[str]:
     for info in pkgutil.walk_packages(pyg_trust.__path__, 'pyg_trust.'):
         short = info.name.removeprefix('pyg_trust.')
         private = any(part.startswith('_') for part in short.split('.'))
-        if not info.ispkg and not private and short not in MODULES:
+        if not info.ispkg and not private:
             yield info.name
 
 

@@ -179,6 +179,11 @@ class PrivacyUnit:
         """Number of persons; one with several names counts once."""
         return int(self._one.unique().numel())
 
+    @property
+    def edge_owner(self) -> dict[EdgeType, Tensor]:
+        """Owners of edges whose ends do not tell, int64, by edge type."""
+        return self._edge_owner
+
     @validated
     def owners(self, node_type: str) -> tuple[Tensor, Tensor]:
         """Return the owners of all rows of a type.

@@ -47,6 +47,41 @@ Kind = Callable[[Any], Iterable[Bad]]
 
 # Rooms that list no exports: their modules are public by themselves.
 ROOMS = ('pyg_trust.files', 'pyg_trust.graph')
+# What is tried as well: exported by no package, and public in its module.
+FURTHER = {
+    'functional.attacks': ('holm', 'permutation_test'),
+    'functional.chebyshev': ('Chebyshev',),
+    'functional.halo': ('HaloGraph',),
+    'functional.out_of_core': ('MemoryPlan',),
+    'functional.poisson': ('poisson_profile', 'rdp_poisson'),
+    'functional.private_accounting': ('contraction_mu',),
+    'functional.private_propagation': (
+        'column_norms',
+        'energy_weights',
+        'scaled_propagate',
+    ),
+    'functional.receivers': ('choose_receivers', 'received_lists'),
+    'functional.selection': ('draw_runs', 'rdp_delta', 'rdp_select'),
+    'functional.shifts': ('compose_shifts', 'shift_epsilon'),
+    'functional.smoothing': (
+        'FlipRegions',
+        'joint_regions',
+        'min_probability_table',
+    ),
+    'functional.voting': (
+        'CertifiedVotes',
+        'CollectiveVotes',
+        'group_probability_bound',
+        'survives_votes',
+    ),
+    'privacy.planning': ('Proposal', 'search_epsilon'),
+    'unlearning.reports': (
+        'NodeAdditionReport',
+        'NodePlan',
+        'RecommenderPlan',
+        'RecommenderVerifyReport',
+    ),
+}
 
 
 def public_modules() -> Iterator[str]:
@@ -78,6 +113,10 @@ def public_names() -> Iterator[tuple[str, Any]]:
                 home, _, new = home.partition(':')
                 place = importlib.import_module(f'pyg_trust.{home}')
                 yield f'{short}.{new or name}', getattr(place, new or name)
+    for place, names in FURTHER.items():
+        module = importlib.import_module(f'pyg_trust.{place}')
+        for name in names:
+            yield f'{place.partition(".")[0]}.{name}', getattr(module, name)
 
 
 @functools.cache

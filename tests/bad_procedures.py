@@ -192,16 +192,6 @@ entry(
     shape=SHAPE,
 )
 entry(
-    'privacy.compare_samplings',
-    lambda: {
-        'sample_rate': 0.1,
-        'noise_multiplier': 2.0,
-        'steps': 3,
-        'delta': 1e-3,
-    },
-    names=NOISE_NAMES,
-)
-entry(
     'privacy.AdaptiveNorm',
     lambda: {},
     Row('outside', {'initial': 1e9}, "'initial'"),
@@ -232,7 +222,6 @@ entry(
     Row('nothing', {'train': lambda data: 3}, "'train'"),
     claim=number(0, closed='low', none=True),
 )
-EXEMPT['privacy.SamplingReport'] = RESULT
 EXEMPT['privacy.Proposal'] = RESULT
 EXEMPT['privacy.SearchReport'] = RESULT
 SCORES = either(
@@ -946,6 +935,7 @@ for name, given in (
         },
         **{given: either(instance(), *REQUESTS[1:])},
         **({'shard': values(3, 'a', {0: 9})} if given == 'update' else {}),
+        **({'on_report': values(3, 'a')} if name == 'remove' else {}),
     )
 entry(
     'unlearning.ShardedUnlearner.repartition',

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from bad_inputs import FLAG, Row, choice, values
+from bad_inputs import FLAG, Row, choice, integer, values
 from bad_table import EXEMPT, entry
 from torch_geometric.data import HeteroData
 
@@ -142,3 +142,44 @@ entry(
     data=values(3, None, HeteroData()),
 )
 EXEMPT['removal.integers'] = 'a check that others share'
+
+
+def loader() -> Any:
+    from pyg_trust.loader import UnitLoader
+
+    return UnitLoader(shop(), unit(), 2, seed=0)
+
+
+entry(
+    'loader.UnitLoader',
+    lambda: {
+        'data': shop(),
+        'unit': unit(),
+        'batch_size': 2,
+        'input_nodes': torch.tensor([0, 2]),
+        'hops': 1,
+    },
+    Row('choosing batches', {'shuffle': True}, "'shuffle'"),
+    Row('no coins', {'relation': 'add_remove'}, "'relation'"),
+    Row('more than there are', {'batch_size': 3}, "'batch_size'"),
+    data=values(3, None, other()),
+    unit=values(3, None),
+    batch_size=integer(1, 2),
+    input_nodes=values(3, 'a', torch.zeros(4), torch.tensor([4])),
+    hops=integer(0),
+    num_steps=integer(1, none=True),
+    sample_rate=values('a', True, 0.5),
+)
+entry(
+    'loader.UnitLoader.check_batch',
+    lambda: (loader(), {'batch': loader()([1, 2]), 'step': 0}),
+    Row('another batch', {'batch': shop()}, "'transform'"),
+    names={'batch': "a batch|'transform'"},
+    batch=values(3, None),
+    step=integer(0),
+    count=integer(1, none=True),
+)
+EXEMPT['loader.StepLoader.flat'] = 'called by the engine alone'
+EXEMPT['loader.UnitLoader.flat'] = 'called by the engine alone'
+EXEMPT['loader.UnitLoader.made'] = 'called by the engine alone'
+EXEMPT['loader.UnitLoader.collate_fn'] = 'called by DataLoader alone'

@@ -46,7 +46,6 @@ from pyg_trust.privacy import (
     PrivacyEngine,
     PrivateItemCounts,
     PrivateLinkPredictor,
-    compare_samplings,
     create_accountant,
     propose,
     search,
@@ -288,6 +287,13 @@ def linked(folder):
     return model.fit(cycle(20)).report(), {}
 
 
+def linked_records(folder):
+    model = PrivateLinkPredictor(
+        'node', epsilon=1.0, delta=1e-3, steps=2, seed=1
+    )
+    return model.fit(cycle(20)).report(), {}
+
+
 def tabled(folder):
     model = PrivateItemCounts(epsilon=1.0, delta=1e-3, seed=1)
     return model.fit(liked(), 30, 20).report(), {}
@@ -304,6 +310,7 @@ MADE = {
     'CoverageReport': covered,
     'ItemReport': tabled,
     'LinkReport': linked,
+    'LinkReport, nodes': linked_records,
     'AGP, exact': propagated,
     'AGP, sampled': lambda folder: propagated(folder, eps=1e-3, seed=7),
     'AGP, cut': lambda folder: propagated(folder, level_tol=0.125, half=True),
@@ -380,7 +387,6 @@ OTHERS = {
     'PrivacyAudit, mu': lambda: empirical_mu(
         torch.arange(200.0), torch.arange(150.0, 350.0), claim=9.0
     ),
-    'SamplingReport': lambda: compare_samplings(0.05, 2.0, 100, 1e-4),
     'Proposal': lambda: propose(200, epsilon=4.0, delta=1e-4),
     'LocalCluster': lambda: local_cluster(cycle(30), 3),
     'LedgerEntry': lambda: RemovalLedger(1.0).record('fit', 0.25),

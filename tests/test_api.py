@@ -1,5 +1,4 @@
 import importlib
-import pickle
 import re
 import subprocess
 import sys
@@ -147,29 +146,6 @@ def test_names_of_the_last_release_work_and_warn(package, name, place):
     assert said[0].filename == __file__
     home = importlib.import_module(f'pyg_trust.{home}')
     assert found is getattr(home, new or name)
-
-
-@pytest.mark.parametrize(
-    ('old', 'name'),
-    [
-        ('commit', 'StaleStateError'),
-        ('seals', 'Seals'),
-        ('sparse', 'sparse_rows'),
-    ],
-)
-def test_modules_of_the_last_release_work_and_warn(old, name):
-    module = importlib.import_module(f'pyg_trust.{old}')
-    home = f'pyg_trust.{_moved.MODULES[old]}'
-    with pytest.warns(DeprecationWarning, match=f'from {home}$') as said:
-        value = getattr(module, name)
-    assert said[0].filename == __file__
-    assert value is getattr(importlib.import_module(home), name)
-    # What was pickled under the old name is still read.
-    pickled = f'cpyg_trust.{old}\n{name}\n.'.encode()
-    with pytest.warns(DeprecationWarning, match=f'from {home}$'):
-        assert pickle.loads(pickled) is value
-    with pytest.raises(AttributeError):
-        module.nothing  # noqa: B018
 
 
 def test_no_file_uses_a_name_of_the_last_release():

@@ -41,7 +41,6 @@ SPEAKS = {
     ('audit/training.py', 'warnings.warn'),
     # Names of the last release.
     ('_moved.py', 'warnings.warn'),
-    ('privacy/planning.py', 'warnings.warn'),
     # Asked for as well: noise that can be made again; edges with few names.
     ('transforms/private_agp.py', 'warnings.warn'),
     # A budget that is spent twice, and features that may be of edges.

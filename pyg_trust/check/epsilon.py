@@ -104,7 +104,7 @@ def proved(each: Stated, lines: Lines, claimed: float, delta: float) -> str:
         status = _judged_group(exact, claimed, delta, rows, drawn)
     else:
         if law == 'coins':
-            away = each.values.get('relation') == AWAY
+            away = each.values.get('relation') in AWAY
             law = 'withdraw' if away else 'replace'
         status = _judged(law, exact, claimed, delta)
     # Merged, they are more than what was spent: nothing is refuted.

@@ -35,8 +35,8 @@ from .release import pair_mus, sensitivity
 Fields = Mapping[str, Any]
 Texts = Iterator[str]
 
-#: The relation whose sentence speaks of somebody who is there or not.
-AWAY = 'add-or-remove-one-graph'
+#: The relations whose sentences speak of somebody who is there or not.
+AWAY = 'add-or-remove-one-graph', 'add-or-remove-one-person'
 #: Accountants, and whether a record may be in several of their units.
 MECHANISMS = {
     **dict.fromkeys(('pld_wor', 'rdp_wor', 'pld_poisson'), False),
@@ -45,13 +45,13 @@ MECHANISMS = {
 WITHOUT = ('uniform-without-replacement', 'without replacement')
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 PARTS = ('mu_encoder', 'mu_aggregation', 'mu_head')
-_ROW, _GRAPH = 'replace-one-feature-row', 'replace-one-graph'
-_PERSON, _PERSONS = 'replace-one-person', 'persons, a row each'
+_ROW, _PERSON = 'replace-one-feature-row', 'replace-one-person'
+_PERSONS = _EACH, _ALL = 'persons, a row each', 'persons, with all they own'
 _UNITS = {
     'node-disjoint random walks': (_ROW,),
     'ego graphs of roots in a graph of bounded degree': (_ROW,),
-    'whole graphs': (_GRAPH, AWAY),
-    _PERSONS: (_PERSON,),
+    'whole graphs': ('replace-one-graph', AWAY[0]),
+    **dict.fromkeys(_PERSONS, (_PERSON, AWAY[1])),
 }
 ROWS = tuple(name for name in PROMISES if 'classifier' in name)
 _REMOVAL = (
@@ -70,7 +70,7 @@ _MARKED = {
     'form directed max_degree hops* releases rows raw_columns predictions '
     'seeded sensitivity noise_stds arithmetic grid_exponent table',
     'private link prediction': 'epsilon delta target_epsilon* mu mu_parts '
-    'relation* directed* steps* seeded* row_std count_std '
+    'relation* form directed* steps* seeded* row_std count_std '
     'noise_multiplier arithmetic grid_exponent table',
     **dict.fromkeys(
         ROWS, f'{_REMOVAL}noise* release_std* delta* num_train seeded secure'
@@ -244,7 +244,7 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
             yield f'mechanism: {mechanism!r} is none of {sorted(MECHANISMS)}'
         return
     coins = mechanism in ('pld_poisson', 'pld_group')
-    known = ('poisson',) if coins else () if about == AWAY else WITHOUT
+    known = ('poisson',) if coins else () if about in AWAY else WITHOUT
     yield from _one_of('sampling', v['sampling'], known)
     size = count('batch_size', v['batch_size'], 1)
     for _, rate, _ in lines:
@@ -269,11 +269,12 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield f'units_per_row: {mechanism} counts one unit, {rows} are claimed'
     if v['unit'] in _UNITS:
         yield from _one_of('relation', about, _UNITS[v['unit']])
-    if ('persons' in v or about == _PERSON) and not v.get('vouched'):
+    if ('persons' in v or about in _UNITS[_ALL]) and not v.get('vouched'):
         run = _Whole(arguments['sampler'])
-        made = [run['walk_length'] or _PERSONS, run['persons']]
-        yield from _is('persons', [v['unit'], v['persons']], made)
-    moves = rows * (1 if about == AWAY else 2)
+        kind = _ALL if 'hops' in run else run['walk_length'] or _EACH
+        made = [kind, run['persons'], run.get('relation', _PERSON)]
+        yield from _is('persons', [v['unit'], v['persons'], about], made)
+    moves = rows * (1 if about in AWAY else 2)
     norm = number('max_grad_norm', v['max_grad_norm'], above=0.0)
     yield from _same('lam', v['lam'], noise / moves)
     yield from _same('sensitivity', v['sensitivity'], moves * norm)
@@ -363,16 +364,22 @@ def _of_others(v: Fields, sums: float) -> Texts:
 
 
 def _links(v: Fields, arguments: Fields, history: Fields) -> Texts:
-    yield from _one_of('relation', v['relation'], ('edge',))
-    names = ('row_std', 'count_std', 'noise_multiplier')
-    s, c, z = (number(name, v[name], above=0.0) for name in names)
-    made = pair_mus(s, c, z, count('steps', v['steps'], 1), v['directed'])
+    yield from _one_of('relation', v['relation'], ('edge', 'node'))
+    names = ('row_std', 'noise_multiplier')
+    s, z = (number(name, v[name], above=0.0) for name in names)
+    steps, nodes = count('steps', v['steps'], 1), v['relation'] == 'node'
+    forms = ('withdraw', 'replace') if nodes else ('either',)
+    yield from _one_of('form', v['form'], forms)
+    c = None if nodes else number('count_std', v['count_std'], above=0.0)
+    yield from _is('count_std', v['count_std'], c)
+    made = pair_mus(s, c, z, steps, v['directed'], v['form'])
     *parts, others = [amount('mu_parts', mu) for mu in v['mu_parts']]
     yield from _same('mu', v['mu'], math.hypot(*made, others))
     if not all(map(same, parts, made)) or len(parts) != len(made):
         yield 'mu_parts: noise and steps make others'
-    if (count('releases', v['releases'], 3) > 3) != (others > 0):
-        yield 'releases: what is beside three of them is in mu_parts'
+    own = 2 if nodes else 3
+    if (count('releases', v['releases'], own) > own) != (others > 0):
+        yield f'releases: what is beside {own} of them is in mu_parts'
 
 
 # Removal #####################################################################

@@ -155,13 +155,13 @@ RUN_ALONE = (
 
 def protected_unit(relation: str) -> str:
     """Name the unit in which neighbours differ, for use after 'any one'."""
-    if relation == 'replace-one-graph':
-        return 'graph: its nodes, edges, features and label'
-    if relation == 'add-or-remove-one-graph':
-        return 'graph, and in whether it is there'
-    if relation == 'replace-one-person':
-        return 'person: all rows that it owns, their labels and edges'
-    return "node's features"
+    person = 'person: all rows that it owns, their labels and edges'
+    return {
+        'replace-one-graph': 'graph: its nodes, edges, features and label',
+        'add-or-remove-one-graph': 'graph, and in whether it is there',
+        'replace-one-person': person,
+        'add-or-remove-one-person': f'{person}, and in whether it is there',
+    }.get(relation, "node's features")
 
 
 @_of('private training')
@@ -172,14 +172,14 @@ def _training(c: Any) -> Words:
         'edges, and which nodes there are',
         'predictions, which read the features of neighbours',
     )
-    if c.relation == 'replace-one-graph':
-        public = ('how many graphs there are',)
-    elif c.relation == 'add-or-remove-one-graph':
+    if (about := str(c.relation)).startswith('add-or-remove'):
         public = ('the rate, and the number that sums are divided by',)
-    elif c.relation == 'replace-one-person':
+    elif about.endswith(('graph', 'person')):
+        public = (f'how many {about[12:]}s there are',)
+    if about.endswith('person'):
         of = c.more['persons']
         named = ', '.join([*of['declared_public'], *of['public_edges']])
-        public = 'how many persons', f'DECLARED PUBLIC: {named or "nothing"}'
+        public = *public, f'DECLARED PUBLIC: {named or "nothing"}'
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
         f'{_pair(c.epsilon, c.delta)}-differentially private'
@@ -251,15 +251,20 @@ def _once(c: Any) -> tuple[str, str]:
 
 @_of('private link prediction')
 def _links(c: Any) -> Words:
+    counted, whose, role, known = 'a noisy number of edges, ', '', '', ''
+    if c.relation == 'edge':
+        role = '; an edge counts as a message and as an example'
+        known = ' and features: known to all'
+    else:
+        counted, whose = '', ' for others'
     return Words(
-        f'the noisy sums of 1 hop over {c.num_nodes:,} nodes, a noisy number '
-        f'of edges, {c.steps} noisy gradients of a scorer of pairs and every '
-        f'score of every pair, together, are {_pair(c.epsilon, c.delta)}-'
+        f'the noisy sums of 1 hop over {c.num_nodes:,} nodes, {counted}'
+        f'{c.steps} noisy gradients of a scorer of pairs and every score of '
+        f'every pair{whose}, together, are {_pair(c.epsilon, c.delta)}-'
         'differentially private in one '
-        f'{unit_of_sums("edge", "either", c.directed, None)}; an edge counts '
-        'as a message and as an example',
+        f'{unit_of_sums(c.relation, c.form, c.directed, None)}{role}',
         _once(c),
-        ('all arguments, ids, number of nodes and features: known to all',),
+        (f'all arguments, ids, number of nodes{known}',),
         *_spends(c),
     )
 

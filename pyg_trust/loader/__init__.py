@@ -6,6 +6,7 @@ from pyg_trust.loader.ego_loader import EgoLoader
 from pyg_trust.loader.graph_loader import GraphLoader
 from pyg_trust.loader.shard_loader import ShardLoader
 from pyg_trust.loader.step_batches import StepLoader
+from pyg_trust.loader.unit_loader import UnitLoader
 
 __all__ = [
     'DisjointWalkLoader',
@@ -14,4 +15,5 @@ __all__ = [
     'GraphLoader',
     'ShardLoader',
     'StepLoader',
+    'UnitLoader',
 ]

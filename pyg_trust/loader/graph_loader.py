@@ -156,7 +156,7 @@ class GraphLoader(WholeUnitLoader):
 
     terms = 1
     unit = 'whole graphs'
-    relation = 'replace-one-graph'
+    noun = 'graph'
     by_unit = True
 
     def __init__(
@@ -171,25 +171,7 @@ class GraphLoader(WholeUnitLoader):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if relation == 'add_remove' and sampling != POISSON:
-            raise ValueError(
-                "'relation' needs to be 'replace' without replacement, where "
-                "the same numbers hold for adding a graph: 'add_remove' is "
-                "for sampling='poisson'"
-            )
-        if (sample_rate is not None) != (relation == 'add_remove'):
-            raise ValueError(
-                "'sample_rate' needs to be given for relation='add_remove', "
-                'where the number of graphs is private and no rate may be '
-                f'made of it, and for no other (got {sample_rate} for '
-                f'{relation!r})'
-            )
-        if sample_rate is not None:
-            self.relation, self.form = 'add-or-remove-one-graph', 'withdraw'
-            if num_steps is None:
-                num_steps = max(1, int(1 / sample_rate))
-        self.sampling, self._rate = sampling, sample_rate
-        self.check_kwargs(kwargs, num_steps=num_steps)
+        self._set_law(sampling, relation, sample_rate)
         if isinstance(data, Data | str) or not hasattr(data, '__getitem__'):
             raise TypeError(
                 "'data' needs to be a sequence of torch_geometric.data.Data "
@@ -207,21 +189,59 @@ class GraphLoader(WholeUnitLoader):
         count = len(self.graphs)
         if count == 0:
             raise ValueError("'data' needs to hold a graph (got none)")
-        if batch_size > count and sample_rate is None:
-            raise ValueError(
-                f"'batch_size' needs to be at most {count}, the number of "
-                f'graphs (got {batch_size})'
-            )
         sizes = torch.tensor([int(g.num_nodes or 0) for g in self.graphs])
         self._first = pointer(sizes)
         self._unit = torch.arange(count).repeat_interleave(sizes)
+        self._open(count, batch_size, num_steps, seed, kwargs)
+
+    def _set_law(
+        self, sampling: str, relation: str, sample_rate: float | None
+    ) -> None:
+        if relation == 'add_remove' and sampling != POISSON:
+            raise ValueError(
+                "'relation' needs to be 'replace' without replacement, where "
+                f'the same numbers hold for adding a {self.noun}: '
+                "'add_remove' is for sampling='poisson'"
+            )
+        if (sample_rate is not None) != (relation == 'add_remove'):
+            raise ValueError(
+                "'sample_rate' needs to be given for relation='add_remove', "
+                f'where the number of {self.noun}s is private and no rate may '
+                f'be made of it, and for no other (got {sample_rate} for '
+                f'{relation!r})'
+            )
+        self.relation = f'replace-one-{self.noun}'
+        if sample_rate is not None:
+            self.relation = f'add-or-remove-one-{self.noun}'
+            self.form = 'withdraw'
+        self.sampling, self._rate = sampling, sample_rate
+
+    def _open(
+        self,
+        count: int,
+        batch_size: int,
+        num_steps: int | None,
+        seed: int | None,
+        kwargs: dict[str, Any],
+    ) -> None:
+        # Draw from so many units.
+        self.check_kwargs(kwargs, num_steps=num_steps)
+        if batch_size > count and self._rate is None:
+            raise ValueError(
+                f"'batch_size' needs to be at most {count}, the number of "
+                f'{self.noun}s (got {batch_size})'
+            )
+        if num_steps is None:
+            by_rate = max(1, int(1 / self._rate)) if self._rate else None
+            num_steps = by_rate or count // batch_size
+        self._num_units = count
         batches = StepBatches(
             batch_size,
-            count // batch_size if num_steps is None else num_steps,
+            num_steps,
             self.num_subgraphs_at,
             lambda step, index: index.tolist(),
             rng.derive(rng.resolve(seed), 1),
-            self.sample_rate_at if sampling == POISSON else None,
+            self.sample_rate_at if self.sampling == POISSON else None,
         )
         super().__init__(
             Data(num_nodes=count),
@@ -233,12 +253,12 @@ class GraphLoader(WholeUnitLoader):
 
     @validated
     def num_subgraphs_at(self, step: Natural) -> int:
-        """Return the number of graphs, from which every step draws.
+        """Return the number of units, from which every step draws.
 
         Args:
             step (int): the step, counted from 0 through all epochs.
         """
-        return len(self.graphs)
+        return self._num_units
 
     @validated
     def sample_rate_at(self, step: Natural) -> float:
@@ -254,7 +274,7 @@ class GraphLoader(WholeUnitLoader):
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
         # The number is public where neighbours differ by an exchange.
-        known: dict[str, Any] = {'num_graphs': len(self.graphs)}
+        known: dict[str, Any] = {f'num_{self.noun}s': self._num_units}
         if self._rate is not None:
             known = {'sample_rate': self._rate, 'relation': self.relation}
         return {
@@ -349,8 +369,8 @@ class GraphLoader(WholeUnitLoader):
         return isinstance(index, Tensor) and torch.equal(index, units)
 
     def __repr__(self) -> str:
-        count = 'some' if self._rate is not None else len(self.graphs)
+        count = 'some' if self._rate is not None else self._num_units
         return (
-            f'{type(self).__name__}({count} graphs, '
+            f'{type(self).__name__}({count} {self.noun}s, '
             f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
         )

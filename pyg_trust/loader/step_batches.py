@@ -289,6 +289,10 @@ class StepLoader(NodeLoader):
                 'another one?'
             )
 
+    def flat(self, batch: Any) -> Any:
+        """Return a batch in the form in which private training follows it."""
+        return batch
+
     def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:
         # The attribute that identifies units in a batch.
         return 'input_id', index

@@ -24,7 +24,6 @@ from pyg_trust.privacy.loading import PrivateTraining
 from pyg_trust.privacy.norms import AdaptiveNorm
 from pyg_trust.privacy.planning import (
     SearchReport,
-    compare_samplings,
     propose,
     search,
 )
@@ -51,7 +50,6 @@ __all__ = [
     'SearchReport',
     'SubgraphGradients',
     'WORAccountant',
-    'compare_samplings',
     'create_accountant',
     'propose',
     'search',

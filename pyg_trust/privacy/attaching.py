@@ -11,12 +11,13 @@ from torch_geometric.loader import LinkLoader
 from pyg_trust._checks import Is, Sizes
 from pyg_trust.graph._marks import marked
 from pyg_trust.kernel import clip
-from pyg_trust.loader import StepLoader
+from pyg_trust.loader import StepLoader, UnitLoader
 from pyg_trust.loader.step_batches import POISSON
 from pyg_trust.loader.whole_units import WholeUnitLoader
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loss_checks import check_criterion
 from pyg_trust.privacy.pipeline import check_transform
+from pyg_trust.privacy.typed import PROBED, TypedCall, TypedModel
 from pyg_trust.privacy.validation import Criterion, Forward, find_call
 from pyg_trust.privacy.wrappers import (
     PrivateModule,
@@ -185,18 +186,32 @@ def probe(
     Raises:
         ValueError: if one of them fails.
     """
-    count = min(_PROBED, loader.subgraphs_per_batch, loader.num_subgraphs)
-    index = loader.batch_sampler.write(0, torch.arange(count))
-    batch = loader(index)
-    owner, count = loader.check_batch(batch, 0, count)
-    check_transform(
-        loader.transform, loader.untransformed(index), loader.by_unit
-    )
+    if isinstance(loader, UnitLoader):
+        # No private batch is read: what tests find may not depend on one.
+        batch, before, transform = loader.made(PROBED)
+        owner, count = batch.batch, PROBED
+        check_transform(transform, before, loader.by_unit)
+    else:
+        count = min(_PROBED, loader.subgraphs_per_batch, loader.num_subgraphs)
+        index = loader.batch_sampler.write(0, torch.arange(count))
+        batch = loader(index)
+        owner, count = loader.check_batch(batch, 0, count)
+        check_transform(
+            loader.transform, loader.untransformed(index), loader.by_unit
+        )
     device = step.parameters[0].device
     batch, owner = batch.to(device), owner.to(device)
     # Show decoys: no private row may reach 'forward', or stay in a model.
     shown = step.decoys.batch(batch, owner, count)
-    call = find_call(step.module, shown, forward)
+    if isinstance(step.module, TypedModel):
+        call = find_call(
+            step.module.model,
+            step.module.schema.typed(shown),
+            forward,
+            TypedCall,
+        )
+    else:
+        call = find_call(step.module, shown, forward)
     step.probe(call, batch, owner)
     if criterion is not None:
         with torch.no_grad():

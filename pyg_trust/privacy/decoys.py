@@ -1,6 +1,7 @@
 """Made-up rows and graphs that stand in for private ones."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +33,10 @@ class Decoys:
         self.few: dict[Any, tuple[Call, int]] = {}
         #: The last loss whose gradient was followed to the end.
         self.proved: Any = None
+        #: Makes a batch of so many graphs up, if they are of a schema.
+        self.make: Callable[[int], Data] | None = None
         self._levels: dict[str, str] = {}
+        self._made: Data | None = None
         self._rows: dict[Any, Tensor] = {}
 
     def rows(self, like: Tensor, size: int) -> Tensor:
@@ -72,6 +76,10 @@ class Decoys:
         """Make a batch of rings with the attributes of a batch of graphs."""
         shown = count if self.num_units is None else self.num_units
         n, device = self.num_nodes, batch.batch.device
+        if self.make is not None:
+            if self._made is None or self._made.batch_size != shown:
+                self._made = self.make(shown).to(device)
+            return copy.copy(self._made)
         units = torch.arange(shown, device=device)
         nodes = torch.arange(shown * n, device=device)
         ring = torch.stack([nodes, nodes - nodes % n + (nodes + 1) % n])

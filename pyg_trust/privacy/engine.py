@@ -23,6 +23,7 @@ from pyg_trust._checks import (
 from pyg_trust.functional.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
+from pyg_trust.loader import UnitLoader
 from pyg_trust.privacy.accountant import RELATION
 from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
@@ -43,6 +44,7 @@ from pyg_trust.privacy.norms import AdaptiveNorm, NormEstimates
 from pyg_trust.privacy.pipeline import check_tables
 from pyg_trust.privacy.report import PrivacyReport, Run, describe
 from pyg_trust.privacy.state import Checkpoints
+from pyg_trust.privacy.typed import TypedModel, plain_model
 from pyg_trust.privacy.validation import (
     Criterion,
     Forward,
@@ -440,6 +442,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         known = None if withdraws else data_loader.data.num_nodes
         units = data_loader.input_nodes.numel()
         check_tables(module, known, public, data_loader.data, units)
+        if isinstance(data_loader, UnitLoader):
+            module = TypedModel(module, data_loader.schema)
         step = PrivateStep(
             SubgraphGradients(module, method),
             check_parameters(module, optimizer),
@@ -458,6 +462,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         step.exactness.alone = isolation == 'construction'
         if withdraws:  # How many come is private.
             step.decoys.num_units = data_loader.subgraphs_per_batch
+        if isinstance(data_loader, UnitLoader):
+            step.decoys.make = data_loader.schema.made
         probe(step, data_loader, forward, criterion)
         step.fall_back(trust_loss)
         return step
@@ -485,7 +491,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         group.same_weights(step.module)
         key = group.key()
         training = PrivateTraining(
-            PrivateModule(step.module, step),
+            PrivateModule(plain_model(step.module), step),
             PrivateOptimizer(optimizer, step),
             PrivateLoader(
                 data_loader,

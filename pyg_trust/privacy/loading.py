@@ -70,7 +70,7 @@ class PrivateLoader(Single):
             parts = self._drawn(step)
             total = sum(part.numel() for part in parts)
             for part in parts:
-                batch = next(iterator)
+                batch = self.loader.flat(next(iterator))
                 self.loader._check_drawn(batch, step, part)
                 owner, count = self._check(batch, step)
                 device = self._step.parameters[0].device

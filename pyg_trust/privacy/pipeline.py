@@ -256,7 +256,8 @@ def _change_units(
     # Change attributes of other subgraphs besides rows of nodes.
     for name, value in base.to_dict().items():
         rows = _rows_of(base, name, value, owner, len(half))
-        if rows is None or rows is owner or name in (*_NAMES, 'ptr'):
+        kept = (*_NAMES, 'ptr', 'edge_type')
+        if rows is None or rows is owner or name in kept:
             continue
         drawn = value[torch.randperm(len(value), generator=generator)]
         if value.is_floating_point():

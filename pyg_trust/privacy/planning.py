@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,7 +15,6 @@ from pyg_trust._checks import (
     Fraction,
     OneOf,
     Positive,
-    Rate,
     check_choice,
     check_instance,
     check_number,
@@ -274,93 +272,6 @@ def propose(
         candidates=tuple(
             (each, m, z, z / m) for (each, m), z in sorted(tried.items())
         ),
-    )
-
-
-@dataclass(frozen=True)
-class SamplingReport(Report):
-    r"""The privacy cost of the same steps under either sampling scheme.
-
-    Args:
-        sample_rate (float): :math:`q`.
-        noise_multiplier (float): Opacus' :math:`\sigma / C`.
-        steps (int): the number of steps.
-        delta (float): :math:`\delta`.
-        without_replacement (float): :math:`\epsilon` of :math:`m = q M` units
-            drawn without replacement; a bound that is tight at large rates.
-        poisson (float): :math:`\epsilon` of units drawn by coins; exact.
-    """
-
-    sample_rate: float
-    noise_multiplier: float
-    steps: int
-    delta: float
-    without_replacement: float
-    poisson: float
-
-    @property
-    def better(self) -> str:
-        """The sampling scheme that costs less, as a loader's ``sampling``."""
-        if self.poisson < self.without_replacement:
-            return 'poisson'
-        return 'without_replacement'
-
-    def explain(self) -> str:
-        """Explain which sampling scheme costs less."""
-        low = min(self.poisson, self.without_replacement)
-        high = max(self.poisson, self.without_replacement)
-        share = 1 - low / high if high > 0 else 0.0
-        return (
-            f"sampling='{self.better}' costs less: {self.steps} steps at a "
-            f'rate of {self.sample_rate:.4g} with the noise multiplier '
-            f'{self.noise_multiplier:.4g} spend epsilon '
-            f'{outwards(self.poisson)} by Poisson sampling and '
-            f'{outwards(self.without_replacement)} without '
-            f'replacement (delta {self.delta:g}), which is {share:.0%} less. '
-            'Batches have one size without replacement, and any by Poisson '
-            'sampling.'
-        )
-
-
-@validated
-def compare_samplings(
-    sample_rate: Rate,
-    noise_multiplier: Positive,
-    steps: Count,
-    delta: Fraction,
-) -> SamplingReport:
-    r"""Compare the epsilon of both sampling schemes, before any training.
-
-    Deprecated: :func:`propose` tries both laws.
-
-    For neighbours of which one has a row, or a graph, replaced.
-
-    Args:
-        sample_rate (float): :math:`q = m / M`.
-        noise_multiplier (float): Opacus' :math:`\sigma / C`.
-        steps (int): the number of steps.
-        delta (float): in :math:`(0, 1)`.
-    """
-    warnings.warn(
-        'compare_samplings is deprecated: propose tries both laws',
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    found = []
-    for mechanism in ('pld_wor', 'pld_poisson'):
-        account = create_accountant(mechanism)
-        account.step(
-            noise_multiplier=noise_multiplier, sample_rate=sample_rate
-        )
-        account.history = [(*account.history[0][:2], steps)]
-        found.append(account.get_epsilon(delta))
-    return SamplingReport(
-        sample_rate=float(sample_rate),
-        noise_multiplier=float(noise_multiplier),
-        steps=steps,
-        delta=float(delta),
-        without_replacement=found[0],
-        poisson=found[1],
     )
 
 

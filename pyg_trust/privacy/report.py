@@ -387,7 +387,10 @@ def _together(
     if ACCOUNTANTS.is_own(account.mechanism()):
         return ()
     for k in _TOGETHER:
-        number = loader.num_subgraphs
+        # How many persons there are is private where one more is a neighbour;
+        # coins cost the same among any number.
+        known = loader.form != 'withdraw'
+        number = loader.num_subgraphs if known else max(_TOGETHER)
         if k > number or any(z < k / 10 for z, *_ in account.history):
             continue
         kind = GROUP if loader.sampling == 'poisson' else GROUP_WOR

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch_geometric import nn as pyg
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_trust.privacy.bounds import ClippedSum
@@ -190,29 +190,38 @@ class BatchCall:
 
     def _template(self, value: Any) -> Any:
         if value is self._batch:
-            current = snapshot(self._batch)
+            current = self.snapshot(self._batch)
             for key, what in self._versions.items():
                 if current.get(key) != what:
                     self._refuse(f"its '{key}' was changed")
             extra = sorted(current.keys() - self._versions.keys())
             if extra:
                 self._refuse(f"'{extra[0]}' was added to it")
-            return _Key(None)
+            return Key(None)
         if isinstance(value, tuple | list):
             return tuple(self._template(item) for item in value)
         if isinstance(value, dict):
             return {key: self._template(item) for key, item in value.items()}
         name = self._names.get(id(value))
-        if name is not None and self._batch.get(name) is value:
+        if name is not None and self._get(self._batch, name) is value:
             if _version(value) != self._versions[name][1]:
                 self._refuse(f"its '{name}' was changed in place")
-            return _Key(name)
+            return Key(name)
         if isinstance(value, int | float | str | bool | None):
             return value
         got = f'got a {type(value).__name__}'
         if isinstance(value, Tensor):
             got = f'got a Tensor of shape {list(value.shape)}'
         return self._refuse(got)
+
+    @staticmethod
+    def snapshot(batch: Any) -> dict[Any, tuple[int, int]]:
+        """Return the identity and version of every attribute of a batch."""
+        return snapshot(batch)
+
+    @staticmethod
+    def _get(batch: Any, name: Any) -> Any:
+        return batch.get(name)
 
     @staticmethod
     def _refuse(what: str) -> Any:
@@ -224,9 +233,14 @@ class BatchCall:
         )
 
 
-class _Key:
-    # Stands for an attribute of a batch, or for the batch.
-    def __init__(self, name: str | None) -> None:
+class Key:
+    """Stands for an attribute of a batch, or for the batch.
+
+    Args:
+        name (optional): the attribute's name; None for the batch.
+    """
+
+    def __init__(self, name: Any) -> None:
         self.name = name
 
     def __repr__(self) -> str:
@@ -234,7 +248,7 @@ class _Key:
 
 
 def _fill(value: Any, batch: Data) -> Any:
-    if isinstance(value, _Key):
+    if isinstance(value, Key):
         return batch if value.name is None else batch[value.name]
     if isinstance(value, tuple):
         return tuple(_fill(item, batch) for item in value)
@@ -257,16 +271,21 @@ def _version(value: Any) -> int:
 
 
 def find_call(
-    module: nn.Module, batch: Data, forward: Forward | None
+    module: nn.Module,
+    batch: Any,
+    forward: Forward | None,
+    kind: type[BatchCall] = BatchCall,
 ) -> BatchCall:
     """Find the attributes of a batch that a model is called with.
 
     Args:
         module (torch.nn.Module): the model.
-        batch (Data): a batch.
+        batch (Data or HeteroData): a batch.
         forward (callable, optional): calls a model with a batch, once; by
             default ``model(x, edge_index)``, or ``model(x)`` if it takes one
-            argument. (default: :obj:`None`)
+            argument, and with those by type if the batch is typed.
+            (default: :obj:`None`)
+        kind (type): what notes the arguments. (default: :class:`BatchCall`)
 
     Raises:
         ValueError: if it can't be told.
@@ -275,7 +294,7 @@ def find_call(
 
     class Spy:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            calls.append(BatchCall(batch, snapshot(batch), args, kwargs))
+            calls.append(kind(batch, kind.snapshot(batch), args, kwargs))
             with torch.no_grad():
                 return module(*args, **kwargs)
 
@@ -304,10 +323,12 @@ def find_call(
             "'x' and 'edge_index': a function of the model and a batch (got "
             f'a model that takes {needed})'
         )
-    args: tuple[Any, ...] = (batch.x, batch.edge_index)
+    typed = '_dict' if isinstance(batch, HeteroData) else ''
+    x, edges = (getattr(batch, f'{n}{typed}') for n in ('x', 'edge_index'))
+    args: tuple[Any, ...] = (x, edges)
     if len(needed) == 1:
-        args = (batch if needed[0] in ('data', 'batch') else batch.x,)
-    return BatchCall(batch, snapshot(batch), args, {})
+        args = (batch if needed[0] in ('data', 'batch') else x,)
+    return kind(batch, kind.snapshot(batch), args, {})
 
 
 def check_edges(batch: Data, owner: Tensor) -> None:

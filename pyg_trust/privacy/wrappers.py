@@ -45,6 +45,7 @@ from pyg_trust.privacy.rehearsal import (
     forgetting,
     settings,
 )
+from pyg_trust.privacy.typed import PROBED, TypedCall, TypedModel, reveal, show
 from pyg_trust.privacy.validation import (
     BatchCall,
     buffer_versions,
@@ -206,6 +207,7 @@ class PrivateStep:
             self._rehearsal.restore()
         self._batch: Data | None = None
         self._plain: Data | None = None
+        self._handed: Any = None
         self._rehearsal = None
         self._call: BatchCall | None = None
         self._tape: Tape | str | None = None
@@ -244,13 +246,20 @@ class PrivateStep:
             batch = self._rehearsal.shown
         else:
             self._plain = batch.clone()
+        shown = self._rehearsal
         self._batch = batch
         self._total = total
         self._owner = owner
         self._count = count
         self._versions = snapshot(batch)
         self._stage = 'delivered'
-        return batch
+        if not isinstance(self.module, TypedModel):
+            return batch
+        made = self._plain if shown is None else shown._made
+        watch = None if shown is None else shown.watch
+        self._handed = show(self.module.schema, made, batch, watch)
+        self._versions = TypedCall.snapshot(self._handed)
+        return self._handed
 
     @editing
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -274,7 +283,11 @@ class PrivateStep:
                 'gradients are clipped in the type of the parameters, and in '
                 'half precision they can exceed their computed norms'
             )
-        call = BatchCall(self._batch, self._versions, args, kwargs)
+        call: BatchCall
+        if isinstance(self.module, TypedModel):
+            call = TypedCall(self._handed, self._versions, args, kwargs)
+        else:
+            call = BatchCall(self._batch, self._versions, args, kwargs)
         anchor = torch.zeros((), device=self._owner.device, requires_grad=True)
         if self._rehearsal is not None:
             # The loss sees rows that are made up. Those of the batch come
@@ -335,8 +348,12 @@ class PrivateStep:
     def _probe(self, call: BatchCall) -> None:
         # A call with other arguments than those tested is tested first.
         if call.key not in self._probed:
-            assert self._plain is not None
-            self.probe(call, self._plain, self._owner)
+            batch, owner = self._plain, self._owner
+            assert batch is not None
+            if isinstance(self.module, TypedModel):
+                batch = self.module.schema.made(PROBED).to(owner.device)
+                owner = batch.batch
+            self.probe(call, batch, owner)
 
     def probe(self, call: BatchCall, batch: Data, owner: Tensor) -> None:
         """Test a call of the model on the structure of a batch."""
@@ -530,6 +547,13 @@ class PrivateStep:
         self.ignored |= rehearsal.watch.ignored
         self.exactness.loss |= rehearsal.watch.names
         rehearsal.reveal()
+        if isinstance(self.module, TypedModel):
+            reveal(
+                self.module.schema,
+                self._handed,
+                rehearsal.batch,
+                rehearsal.watch,
+            )
         return grad
 
     def _outputs(self, call: BatchCall) -> Tensor:
@@ -682,7 +706,9 @@ class PrivateModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
         if self.training and torch.is_grad_enabled():
-            return self._step.forward(args, kwargs)
+            out = self._step.forward(args, kwargs)
+            typed = self._step.module
+            return typed.handed(out) if isinstance(typed, TypedModel) else out
         return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -30,7 +30,6 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._moved import retired
 from pyg_trust.files.commit import (
     EditedInPlace,
     Lineage,
@@ -194,16 +193,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         (True, True)
     """
 
-    @retired(
-        noise={
-            'output': '',
-            'objective': 'unlearning.baselines:PublishedNodeClassifier',
-        },
-        accounting={
-            'residual': '',
-            'bound': 'unlearning.baselines:BoundedNodeClassifier',
-        },
-    )
     @validated
     def __init__(
         self,

@@ -216,14 +216,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         (True, True)
     """
 
-    @retired(
-        noise={
-            'output': '',
-            'objective': 'unlearning.baselines:PublishedScatteringClassifier',
-        },
-        accounting={'residual': ''},
-        noise_std=None,
-    )
+    @retired(accounting=('residual',), noise_std=None)
     @validated
     def __init__(
         self,

@@ -20,7 +20,6 @@ from pyg_trust.noise import SecureNoise, coins
 from pyg_trust.privacy import (
     AdaptiveNorm,
     PrivacyEngine,
-    compare_samplings,
 )
 
 COUNT, WIDTH, NORM = 12, 6, 0.7
@@ -418,22 +417,7 @@ def test_scaled_gradients_have_no_quantile_to_follow():
         setup(max_grad_norm=AdaptiveNorm(), clipping='automatic')
 
 
-# Which to take
-
-
-def test_half_of_epsilon_at_small_rates():
-    for rate, steps in ((0.01, 1000), (0.05, 100)):
-        report = compare_samplings(rate, 2.0, steps, 1e-5)
-        assert report.better == 'poisson'
-        assert report.poisson < 0.56 * report.without_replacement
-        assert 'costs less' in report.explain()
-    report = compare_samplings(0.9, 8.0, 50, 1e-6)
-    assert 0.95 * report.without_replacement < report.poisson
-    # Full batches are the same either way.
-    report = compare_samplings(1.0, 8.0, 50, 1e-6)
-    assert report.poisson == pytest.approx(
-        report.without_replacement, rel=1e-4
-    )
+# Coins
 
 
 def test_coins():

@@ -1,4 +1,3 @@
-import inspect
 import math
 import warnings
 
@@ -18,7 +17,6 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
 )
 from pyg_trust.unlearning.baselines import (
-    BoundedNodeClassifier,
     PublishedNodeClassifier,
     PublishedScatteringClassifier,
 )
@@ -113,74 +111,22 @@ def test_theorem_3_fails_for_a_batch_too():
     assert max(ways) > 0.009
 
 
-@pytest.mark.parametrize(
-    ('kind', 'given', 'home'),
-    [
-        (NodeClassifier, {'noise': 'output', 'accounting': 'residual'}, None),
-        (NodeClassifier, {'noise': 'objective'}, PublishedNodeClassifier),
-        (NodeClassifier, {'accounting': 'bound'}, BoundedNodeClassifier),
-        (
-            NodeClassifier,
-            {'noise': 'objective', 'accounting': 'bound'},
-            PublishedNodeClassifier,
-        ),
-        (ScatteringClassifier, {'noise': 'output', 'noise_std': 0.3}, None),
-        (
-            ScatteringClassifier,
-            {'noise': 'objective', 'accounting': 'paper', 'noise_std': 0.3},
-            PublishedScatteringClassifier,
-        ),
-    ],
-    ids=str,
-)
-def test_arguments_of_0_1_work_for_one_release(kind, given, home):
-    first = () if kind is NodeClassifier else (TRANSFORM,)
-    with pytest.warns(DeprecationWarning, match='next release') as seen:
-        model = kind(*first, lam=0.02, **given)
-    assert all(str(each.filename) == __file__ for each in seen)
-    assert type(model) is (home or kind)
-    named = [str(each.message) for each in seen]
-    advice = 'leave it out' if home is None else home.__name__
-    assert advice in named[-1]
-    for name, value in given.items():
-        if name != 'noise_std' or home is not None:
-            assert getattr(model, name) == value
-    # What is asked for now, as it is asked for now, warns of nothing.
-    kept = {
-        name: value
-        for name, value in given.items()
-        if home is not None and name in inspect.signature(home).parameters
-    }
+def test_arguments_of_0_1_work_for_one_release():
+    given = {'accounting': 'residual', 'noise_std': 0.3}
+    with pytest.warns(DeprecationWarning, match='leave it out') as seen:
+        model = ScatteringClassifier(TRANSFORM, lam=0.02, **given)
+    assert [str(each.filename) for each in seen] == [__file__] * 2
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        again = (home or kind)(*first, lam=0.02, **kept)
+        again = ScatteringClassifier(TRANSFORM, lam=0.02)
     assert repr(again) == repr(model)
-    assert again.budget == model.budget
     assert again._config() == model._config()
 
 
-@pytest.mark.parametrize(
-    ('given', 'error', 'message'),
-    [
-        ({'noise': 'none'}, ValueError, "'noise' needs to be one of"),
-        ({'noise': []}, ValueError, "'noise' needs to be one of"),
-        ({'accounting': 'paper'}, ValueError, "'accounting' needs"),
-        ({'nois': 'objective'}, TypeError, 'nois'),
-    ],
-)
-def test_other_arguments_never_were(given, error, message):
-    with pytest.raises(error, match=message):
-        NodeClassifier(**given)
-
-
-def test_a_class_of_ones_own_is_not_exchanged():
-    class Mine(NodeClassifier):
-        pass
-
-    with pytest.raises(ValueError, match=r'PublishedNodeClassifier'):
-        Mine(noise='objective')
-    with pytest.warns(DeprecationWarning, match='leave it out'):
-        assert type(Mine(noise='output')) is Mine
+@pytest.mark.parametrize('value', ['paper', 'bound', []])
+def test_what_an_argument_of_0_1_asked_for_is_not_dropped(value):
+    with pytest.raises(ValueError, match="'accounting' needs to be one of"):
+        ScatteringClassifier(TRANSFORM, accounting=value)
 
 
 @pytest.mark.parametrize('kind', ['nodes', 'graphs', 'graphs, output'])

@@ -389,21 +389,6 @@ def test_the_queue_waits_in_memory_and_warns():
     with pytest.warns(DeprecationWarning, match='withdraw'):
         assert len(unlearner.withdraw()) == 1
     assert unlearner.queue == ()
-    for name in ('max_wait', 'max_requests', 'clock'):
-        with pytest.warns(DeprecationWarning, match='leave it out'):
-            make(**{name: None})
-
-
-def test_requests_that_wait_in_a_state_of_before_still_do():
-    data = make_data()
-    unlearner = make().fit(data)
-    state = unlearner.state_dict()
-    request = RemovalRequest(edges=[(6, 7)], directed=True)
-    old = {**state, 'queue': [request.to_dict()], 'arrived': [1000.0]}
-    other = make()
-    other.load_state_dict(old)
-    assert other.queue == (request,)
-    assert 'queue' not in other.state_dict()
 
 
 # Verification ###############################################################

@@ -17,7 +17,7 @@ from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import ShardAggregator
-from pyg_trust.removal import Part, RemovalRequest, still_removed
+from pyg_trust.removal import Part, still_removed
 from pyg_trust.report import fingerprint_model
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.packing import (
@@ -182,7 +182,6 @@ class Stateful:
     _given: Any
     _first_seed: int
     _first_seeded: bool
-    _waiting: tuple[RemovalRequest, ...]
 
     @synchronized
     def state_dict(self) -> dict[str, Any]:
@@ -487,8 +486,6 @@ class Stateful:
             and self._state is not None
         ):
             given = self._state.partition
-        # States of 0.1 may have one, which is in memory alone from here on.
-        queue = tuple(map(RemovalRequest.from_dict, packed.get('queue', ())))
         state = State(
             seed=other._first_seed,
             seeded=packed['seeded'],
@@ -509,7 +506,6 @@ class Stateful:
                 'the data or models of the state, or its account, are not '
                 'those of its ledger: something was changed or exchanged'
             )
-        self._waiting = queue or self._waiting
         return state
 
     def _store(self, folder: str | Path | None) -> ShardStore:

@@ -27,7 +27,6 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._moved import retired
 from pyg_trust.files.commit import ObjectLock, editing, synchronized
 from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
@@ -222,7 +221,6 @@ class ShardedUnlearner(Removing):
         TypeError, ValueError: if an argument is out of range.
     """
 
-    @retired(max_wait=None, max_requests=None, clock=None)
     @validated
     def __init__(
         self,

@@ -1,0 +1,195 @@
+"""Subgraphs of persons: which rows and edges a claim of persons gets.
+
+A *claim* is a set of persons. No person is in two claims, so that a change of
+what one person owns alone changes one subgraph, whatever it changes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from pyg_trust.graph.ragged import pointer, ranges
+from pyg_trust.unit import EdgeType, PrivacyUnit
+
+
+@dataclass(frozen=True)
+class TypedSubgraphs:
+    """Rows and edges of several subgraphs, by type.
+
+    Rows are in the order of their subgraphs, and in one in the order of the
+    table; so are edges, by the rows that they were found from.
+
+    Args:
+        n_id (dict[str, Tensor]): the row that each row is a copy of, int64.
+        batch (dict[str, Tensor]): the subgraph of each row, int64.
+        edge_index (dict[tuple[str, str, str], Tensor]): the edges between
+            rows here, int64, ``[2, num_edges]``.
+        e_id (dict[tuple[str, str, str], Tensor]): the edge that each edge is
+            a copy of, int64.
+    """
+
+    n_id: dict[str, Tensor] = field(default_factory=dict)
+    batch: dict[str, Tensor] = field(default_factory=dict)
+    edge_index: dict[EdgeType, Tensor] = field(default_factory=dict)
+    e_id: dict[EdgeType, Tensor] = field(default_factory=dict)
+
+
+class Ownership:
+    """Lists of what each person owns, and of the edges of each row.
+
+    Args:
+        unit (PrivacyUnit): says who owns what.
+        data (HeteroData): the graph that it was declared for.
+        joint (bool): whether rows of several persons are listed.
+            (default: :obj:`True`)
+    """
+
+    def __init__(
+        self, unit: PrivacyUnit, data: HeteroData, joint: bool = True
+    ) -> None:
+        self.num_names = unit.num_names
+        self.sizes = {t: int(data[t].num_nodes) for t in data.node_types}
+        self.edges = {e: data[e].edge_index for e in data.edge_types}
+        self.edge_owner = unit.edge_owner
+        self.public = frozenset(unit.public)
+        self.count: dict[str, Tensor] = {}
+        self.held: dict[str, tuple[Tensor, Tensor]] = {}
+        for t in self.sizes:
+            if t not in self.public and (joint or t not in unit.joint):
+                ptr, who = unit.owners(t)
+                self.count[t] = ptr.diff()
+                rows = torch.arange(self.sizes[t])
+                rows = rows.repeat_interleave(self.count[t])
+                start, order = _listed(who, self.num_names)
+                self.held[t] = start, rows[order]
+        self.owned = {
+            e: _listed(who, self.num_names)
+            for e, who in self.edge_owner.items()
+        }
+        # By edge type and end: where the edges of each row are listed. Public
+        # rows list none but to public rows: an item has edges of everybody.
+        self.at: dict[tuple[EdgeType, int], tuple[Tensor, Tensor]] = {}
+        for e, index in self.edges.items():
+            for end in (0, 1):
+                here, other = e[2 * end], e[2 - 2 * end]
+                if here not in self.public or other in self.public:
+                    listed = _listed(index[end], self.sizes[here])
+                    self.at[e, end] = listed
+
+
+def expand(
+    ownership: Ownership, ptr: Tensor, persons: Tensor, hops: int
+) -> TypedSubgraphs:
+    """Return the subgraphs of claims of persons.
+
+    A row that somebody owns is in a subgraph if and only if all of its owners
+    are in the claim. A public row is in it, as a copy of that subgraph's own,
+    if it is within :obj:`hops` steps of such a row, by edges of the claim and
+    public edges. An edge is in it if both of its ends are, and all of its
+    owners are in the claim.
+
+    Args:
+        ownership (Ownership): who owns which rows and edges.
+        ptr (Tensor): int64, ``[num_claims + 1]``: the start of each claim.
+        persons (Tensor): int64: the persons, claim by claim, each in one.
+        hops (int): how far public rows are from rows that somebody owns.
+
+    Raises:
+        ValueError: if a person is in two claims.
+    """
+    if persons.unique().numel() < persons.numel():
+        raise ValueError(
+            "'persons' needs to hold each person once: what one person owns "
+            'is in one subgraph (got one twice)'
+        )
+    sizes = ownership.sizes
+    claim = torch.full((ownership.num_names,), -1, dtype=torch.int64)
+    of = torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
+    claim[persons] = of
+    # A copy is named by its subgraph, then by its row.
+    none = torch.empty(0, dtype=torch.int64)
+    keys = dict.fromkeys(sizes, none)
+    for t, (start, rows) in ownership.held.items():
+        at, which = _gather(start, persons)
+        found, count = _key(of[at], rows[which], sizes[t]).unique(
+            return_counts=True
+        )
+        keys[t] = found[count == ownership.count[t][found % max(sizes[t], 1)]]
+    front = dict(keys)
+    for hop in range(hops):
+        near: dict[str, list[Tensor]] = {t: [] for t in ownership.public}
+        for e, end in ownership.at:
+            other = e[2 - 2 * end]
+            if other in near:
+                at, edge = _edges_of(ownership, e, end, front, claim)
+                row = ownership.edges[e][1 - end][edge]
+                near[other].append(_key(at, row, sizes[other]))
+        for e, (start, listed) in ownership.owned.items():
+            if hop == 0:
+                at, which = _gather(start, persons)
+                for end in (0, 1):
+                    if e[2 * end] in near:
+                        t, row = e[2 * end], ownership.edges[e][end]
+                        row = row[listed[which]]
+                        near[t].append(_key(of[at], row, sizes[t]))
+        front = dict.fromkeys(sizes, none)
+        for t, found in near.items():
+            new = torch.cat([none, *found]).unique()
+            front[t] = new[~torch.isin(new, keys[t])]
+            keys[t] = torch.cat([keys[t], front[t]]).sort().values
+    out = TypedSubgraphs()
+    for t, key in keys.items():
+        size = max(sizes[t], 1)
+        out.n_id[t], out.batch[t] = key % size, key // size
+    for e, index in ownership.edges.items():
+        end = 0 if (e, 0) in ownership.at else 1
+        at, edge = _edges_of(ownership, e, end, keys, claim)
+        ends = []
+        for t, row in zip(e[::2], index[:, edge], strict=True):
+            wanted = _key(at, row, sizes[t])
+            place = torch.searchsorted(keys[t], wanted)
+            known = torch.cat([keys[t], wanted.new_full((1,), -1)])
+            ends.append(torch.where(known[place] == wanted, place, -1))
+        inside = (ends[0] >= 0) & (ends[1] >= 0)
+        out.edge_index[e] = torch.stack(ends)[:, inside]
+        out.e_id[e] = edge[inside]
+    return out
+
+
+def _listed(of: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    # The places of each of so many numbers, in ascending order.
+    return pointer(of.bincount(minlength=size)), of.argsort(stable=True)
+
+
+def _gather(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    # Which row, and the places of what is listed for it.
+    count = start[rows + 1] - start[rows]
+    at = torch.arange(rows.numel()).repeat_interleave(count)
+    return at, ranges(start[rows], count)
+
+
+def _key(subgraph: Tensor, row: Tensor, size: int) -> Tensor:
+    return subgraph * max(size, 1) + row
+
+
+def _edges_of(
+    ownership: Ownership,
+    edge_type: EdgeType,
+    end: int,
+    keys: Mapping[str, Tensor],
+    claim: Tensor,
+) -> tuple[Tensor, Tensor]:
+    # Edges of copies, each with its subgraph; no edges of strangers.
+    t = edge_type[2 * end]
+    size = max(ownership.sizes[t], 1)
+    start, listed = ownership.at[edge_type, end]
+    at, which = _gather(start, keys[t] % size)
+    subgraph, edge = (keys[t] // size)[at], listed[which]
+    owner = ownership.edge_owner.get(edge_type)
+    if owner is None:
+        return subgraph, edge
+    own = claim[owner[edge]] == subgraph
+    return subgraph[own], edge[own]

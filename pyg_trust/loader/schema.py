@@ -1,0 +1,230 @@
+"""Typed batches as one graph: types, widths and made-up rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_trust.unit import EdgeType
+
+_SEED = 0
+# The most rows that a made-up subgraph has of a type.
+_ROWS = 4
+# Made-up subgraphs repeat after so many.
+_PERIOD = 8
+# The share of pairs that have an edge.
+_EDGES = 0.6
+
+
+class Schema:
+    r"""Types of rows and edges of typed batches, and widths of features.
+
+    A typed batch is one graph for all code that keeps subgraphs apart: the
+    rows of all types, those of :obj:`target` first, in one ``x`` that is
+    filled up with zeros to the widest, with ``node_type``, ``edge_type`` and
+    one ``batch``. :meth:`flat` makes it of a batch, :meth:`typed` a batch of
+    it.
+
+    Args:
+        data (HeteroData): a typed graph or batch; its values are not used.
+        target (str): the node type of labels and outputs.
+        sizes (dict[str, int]): the number of rows of each table.
+
+    Raises:
+        ValueError: if a type has no features ``x`` of one float type, in one
+            strided tensor of two dimensions.
+    """
+
+    def __init__(
+        self, data: HeteroData, target: str, sizes: dict[str, int]
+    ) -> None:
+        rest = [t for t in data.node_types if t != target]
+        self.target, self.node_types = target, [target, *rest]
+        self.edge_types: list[EdgeType] = list(data.edge_types)
+        self.widths: dict[str, int] = {}
+        dtypes = set()
+        for t in self.node_types:
+            x = data[t].get('x')
+            if (
+                not isinstance(x, Tensor)
+                or x.layout != torch.strided
+                or x.dim() != 2
+                or not x.is_floating_point()
+            ):
+                raise ValueError(
+                    f"'data' needs features 'x' of {t!r}, floating point, "
+                    '[num_rows, num_columns]: a row without any is read by '
+                    f'its place (got {type(x).__name__})'
+                )
+            self.widths[t] = x.size(1)
+            dtypes.add(x.dtype)
+        if len(dtypes) > 1:
+            raise ValueError(
+                "'data' needs features 'x' of one floating-point type (got "
+                f'{sorted(map(str, dtypes))})'
+            )
+        self.dtype = dtypes.pop()
+        y = data[target].get('y')
+        self.y = (list(y.shape[1:]), y.dtype) if _is_rows(y) else None
+        first = 0
+        #: The number of the first row of each table among all rows.
+        self.first: dict[str, int] = {}
+        for t in self.node_types:
+            self.first[t] = first
+            first += sizes[t]
+        self.num_rows = first
+
+    def flat(self, batch: HeteroData) -> Data:
+        """Return a typed batch as one graph.
+
+        Raises:
+            ValueError: if it has other types, widths or numbers of rows.
+        """
+        out, first = Data(), 0
+        parts: dict[str, list[Tensor]] = {}
+        start = {}
+        for k, t in enumerate(self.node_types):
+            store = batch[t]
+            x, n_id, owner = (store.get(k) for k in ('x', 'n_id', 'batch'))
+            if (
+                not all(map(_is_rows, (x, n_id, owner)))
+                or x.shape != (len(n_id), self.widths[t])
+                or owner.shape != n_id.shape
+                or (x.dtype, n_id.dtype) != (self.dtype, torch.int64)
+                or owner.dtype != torch.int64
+            ):
+                self._refuse(t)
+            start[t], first = first, first + len(x)
+            room = max(self.widths.values()) - self.widths[t]
+            for name, value in (
+                ('x', torch.nn.functional.pad(x, (0, room))),
+                ('n_id', n_id + self.first[t]),
+                ('batch', owner),
+                ('node_type', owner.new_full(owner.shape, k).int()),
+            ):
+                parts.setdefault(name, []).append(value)
+        for k, e in enumerate(self.edge_types):
+            edges = batch[e].get('edge_index')
+            if not _is_rows(edges) or edges.dtype != torch.int64:
+                self._refuse(e)
+            ends = [edges[i] + start[t] for i, t in enumerate(e[::2])]
+            for end, t in zip(edges, e[::2], strict=True):
+                size = len(batch[t].n_id)
+                if edges.numel() and not 0 <= int(end.min()) <= int(
+                    end.max()
+                ) < max(size, 1):
+                    self._refuse(e)
+            kind = torch.full(ends[0].shape, k, dtype=torch.int32)
+            parts.setdefault('edge_type', []).append(kind)
+            parts.setdefault('edge_index', []).append(torch.stack(ends))
+        for name, values in parts.items():
+            out[name] = torch.cat(values, 1 if name == 'edge_index' else 0)
+        if not self.edge_types:
+            out.edge_index = torch.empty((2, 0), dtype=torch.int64)
+            out.edge_type = torch.empty(0, dtype=torch.int32)
+        out.num_nodes = first
+        target = batch[self.target]
+        out.input_id, out.batch_size = target.input_id, target.batch_size
+        if self.y is not None:
+            out.y = target.get('y')
+            if not _is_rows(out.y) or self.y != (
+                list(out.y.shape[1:]),
+                out.y.dtype,
+            ):
+                self._refuse(self.target)
+        return out
+
+    def typed(self, flat: Data) -> HeteroData:
+        """Return a batch of types from one graph; rows keep their order."""
+        out = HeteroData()
+        place = torch.empty_like(flat.node_type, dtype=torch.int64)
+        for k, t in enumerate(self.node_types):
+            rows = (flat.node_type == k).nonzero().view(-1)
+            place[rows] = torch.arange(len(rows), device=rows.device)
+            # Copies, of the width that this type has.
+            out[t].x = flat.x[rows, : self.widths[t]]
+            for name in ('n_id', 'batch'):
+                if name in flat:
+                    value = flat[name][rows]
+                    first = self.first[t] if name == 'n_id' else 0
+                    out[t][name] = value - first
+        for k, e in enumerate(self.edge_types):
+            at = (flat.edge_type == k).nonzero().view(-1)
+            out[e].edge_index = place[flat.edge_index[:, at]]
+        for name in ('y', 'input_id', 'batch_size'):
+            if name in flat:
+                out[self.target][name] = flat[name]
+        return out
+
+    def made(self, count: int) -> Data:
+        """Make a flat batch of subgraphs up, which no data are in.
+
+        Each has a row of the target type and up to four of every other, and
+        edges between some. Of eight in a row, one has no edge, and one no row
+        of each other type.
+
+        Args:
+            count (int): the number of subgraphs.
+        """
+        generator = torch.Generator().manual_seed(_SEED)
+        times = -(-count // _PERIOD)
+        out, owners = HeteroData(), {}
+        for k, t in enumerate(self.node_types):
+            sizes = torch.ones(_PERIOD, dtype=torch.int64)
+            if t != self.target:
+                sizes = torch.randint(
+                    _ROWS + 1, (_PERIOD,), generator=generator
+                )
+                # One has none, another all there may be.
+                sizes[1 + k % (_PERIOD - 2)] = 0
+                sizes[0] = _ROWS
+            owners[t] = torch.arange(_PERIOD).repeat_interleave(sizes)
+            shape = len(owners[t]), self.widths[t]
+            x = torch.randn(shape, generator=generator).to(self.dtype)
+            batch = _tiled(owners[t], _PERIOD, times)
+            inside = batch < count
+            out[t].x = x.repeat(times, 1)[inside]
+            out[t].batch = batch[inside]
+            out[t].n_id = torch.arange(len(out[t].x))
+        for e in self.edge_types:
+            source, target = owners[e[0]], owners[e[2]]
+            # Some of the pairs of a subgraph; none of the last.
+            pair = source.view(-1, 1) == target
+            pair &= (source < _PERIOD - 1).view(-1, 1)
+            pair &= torch.rand(pair.shape, generator=generator) < _EDGES
+            ends = pair.nonzero().t()
+            edges = torch.stack(
+                [
+                    _tiled(ends[0], len(source), times),
+                    _tiled(ends[1], len(target), times),
+                ]
+            )
+            out[e].edge_index = edges[:, edges[0] < len(out[e[0]].x)]
+        store = out[self.target]
+        store.input_id, store.batch_size = torch.arange(count), count
+        if self.y is not None:
+            rest, dtype = self.y
+            store.y = torch.zeros(count, *rest, dtype=dtype)
+        return self.flat(out)
+
+    def _refuse(self, where: Any) -> None:
+        raise ValueError(
+            f"'transform' needs to return {where!r} as the schema has it, in "
+            "each batch: 'x' of one width and type, 'n_id' and 'batch' of as "
+            "many rows, and 'edge_index' between rows of the batch"
+        )
+
+
+def _tiled(values: Tensor, size: int, times: int) -> Tensor:
+    # Several times, each of the next numbers.
+    more = torch.arange(times).repeat_interleave(len(values)) * size
+    return values.repeat(times) + more
+
+
+def _is_rows(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.dim() > 0
+    )

@@ -1,0 +1,209 @@
+"""Models of typed graphs in a private step, which follows one graph.
+
+Inside a step a typed batch is one graph of all rows (:class:`Schema`), so that
+gradients, isolation, owners and noise are those of every other batch. A
+:class:`TypedModel` takes that graph apart again and calls the user's model as
+the user did.
+"""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+
+from pyg_trust.loader.schema import Schema
+from pyg_trust.privacy.flow import Watch, follow
+from pyg_trust.privacy.validation import BatchCall, Key
+
+#: The made-up subgraphs on which a model is tried.
+PROBED = 8
+# What a flat batch hands to the model.
+_LEAVES = ('x', 'edge_index', 'node_type', 'edge_type', 'batch')
+# Attributes by type that a model may read.
+_SEEN = ('x', 'edge_index', 'batch')
+
+
+class Form:
+    """Arguments of a call, with names in place of tensors of a typed batch.
+
+    Args:
+        args (tuple): the positional arguments.
+        kwargs (dict): the named arguments.
+    """
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    def fill(self, batch: HeteroData) -> tuple[Any, Any]:
+        """Return the arguments for a batch."""
+        return _fill(self.args, batch), _fill(self.kwargs, batch)
+
+    def __repr__(self) -> str:
+        return repr((self.args, self.kwargs))
+
+
+def _fill(value: Any, batch: HeteroData) -> Any:
+    if isinstance(value, Key):
+        if value.name is None:
+            return batch
+        of, name = value.name
+        return batch[of][name]
+    if isinstance(value, tuple):
+        return tuple(_fill(item, batch) for item in value)
+    if isinstance(value, dict):
+        return {key: _fill(item, batch) for key, item in value.items()}
+    return value
+
+
+class TypedCall(BatchCall):
+    """Call of a model on a typed batch, in the form of one on a flat batch.
+
+    Args:
+        batch (HeteroData): a batch as delivered.
+        versions (dict): :meth:`snapshot` of it when it was delivered.
+        args (tuple): the positional arguments of a call.
+        kwargs (dict): its named arguments.
+    """
+
+    def __init__(
+        self,
+        batch: HeteroData,
+        versions: dict[Any, tuple[int, int]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        super().__init__(batch, versions, args, kwargs)
+        form = Form(self.args, self.kwargs)
+        self.args, self.kwargs = (*map(Key, _LEAVES), form), {}
+
+    @staticmethod
+    def snapshot(batch: HeteroData) -> dict[Any, tuple[int, int]]:
+        """Return the identity and version of what a model may read."""
+        return {
+            (of, name): (id(value), value._version)
+            for of, store in _stores(batch)
+            for name, value in store.items()
+            if isinstance(value, Tensor) and name in _SEEN
+        }
+
+    @staticmethod
+    def _get(batch: HeteroData, name: Any) -> Any:
+        of, attribute = name
+        return batch[of].get(attribute)
+
+
+class TypedModel(nn.Module):
+    """A model of a typed graph, as one of a flat batch.
+
+    Args:
+        model (torch.nn.Module): the model.
+        schema (Schema): the types of its batches.
+    """
+
+    def __init__(self, model: nn.Module, schema: Schema) -> None:
+        super().__init__()
+        self.model, self.schema = model, schema
+        #: Whether the model returns its rows by type.
+        self.by_type = False
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        node_type: Tensor,
+        edge_type: Tensor,
+        batch: Tensor,
+        form: Form,
+    ) -> Tensor:
+        """Call the model; return a row for each subgraph."""
+        flat = Data(x=x, edge_index=edge_index, batch=batch)
+        flat.node_type, flat.edge_type = node_type, edge_type
+        args, kwargs = form.fill(self.schema.typed(flat))
+        out = self.model(*args, **kwargs)
+        self.by_type = isinstance(out, dict)
+        if isinstance(out, dict):
+            target = self.schema.target
+            if target not in out:
+                raise ValueError(
+                    "'module' needs to return rows of the type of persons, "
+                    f'{target!r} (got {list(out)})'
+                )
+            out = out[target]
+        return out
+
+    def handed(self, out: Any) -> Any:
+        """Return outputs as the model does."""
+        return Target(self.schema.target, out) if self.by_type else out
+
+
+class Target(dict[str, Tensor]):
+    """Outputs by type, of which the loss may read those of persons.
+
+    Args:
+        target (str): the type of persons.
+        out (Tensor): a row for each of them.
+    """
+
+    def __init__(self, target: str, out: Tensor) -> None:
+        super().__init__({target: out})
+
+    def __missing__(self, name: Any) -> NoReturn:
+        raise KeyError(
+            f'{name!r}: in private training the loss reads the outputs of '
+            f'{list(self)} alone, a row for each person'
+        )
+
+
+def plain_model(module: nn.Module) -> nn.Module:
+    """Return the user's model."""
+    return module.model if isinstance(module, TypedModel) else module
+
+
+def show(
+    schema: Schema, made: Data, shown: Data, watch: Watch | None
+) -> HeteroData:
+    """Return a typed batch for the loop of training.
+
+    Args:
+        schema (Schema): its types.
+        made (Data): the flat batch of rows to show.
+        shown (Data): the same with what a loss may read, followed.
+        watch (Watch, optional): the batch's; None if nothing is followed.
+    """
+    out = schema.typed(made)
+    for of, store in _stores(out):
+        for name, value in store.items():
+            if isinstance(value, Tensor):
+                store[name] = _hidden(value, f'{name} of {of}', watch)
+    for name in ('y', 'input_id'):
+        if name in shown:
+            out[schema.target][name] = shown[name]
+    return out
+
+
+def reveal(
+    schema: Schema, handed: HeteroData, batch: Data, watch: Watch
+) -> None:
+    """Put real rows into the batch that was handed out, after backward."""
+    handed._node_store_dict.clear()
+    handed._edge_store_dict.clear()
+    for of, store in _stores(schema.typed(batch)):
+        for name, value in store.items():
+            if isinstance(value, Tensor):
+                rows = torch.zeros(len(value), device=value.device).long()
+                value = follow(value, rows, watch)
+            handed[of][name] = value
+
+
+def _hidden(value: Tensor, name: str, watch: Watch | None) -> Tensor:
+    if watch is None:
+        return value
+    rows = torch.zeros(len(value), device=value.device).long()
+    made = follow(value, rows, watch)
+    made._memory.hidden = name
+    return made
+
+
+def _stores(batch: HeteroData) -> list[tuple[Any, Any]]:
+    return [*batch._node_store_dict.items(), *batch._edge_store_dict.items()]

@@ -1,5 +1,0 @@
-"""Moved to :mod:`pyg_trust.graph.sparse`; gone with the next release."""
-
-from pyg_trust._moved import moved_module
-
-__getattr__ = moved_module(__name__)

@@ -1,0 +1,551 @@
+"""Private training of models of typed graphs, in which a person is a unit."""
+
+import copy
+import importlib.util
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from shops import declared, shop
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GraphSAGE,
+    HANConv,
+    HeteroConv,
+    HeteroDictLinear,
+    HGTConv,
+    Linear,
+    RGCNConv,
+    SAGEConv,
+    to_hetero,
+)
+
+from pyg_trust.loader import GraphLoader, UnitLoader
+from pyg_trust.loader.schema import Schema
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.typed import TypedCall, TypedModel
+
+TYPES, RELATIONS = shop().metadata()
+
+
+class Convs(nn.Module):
+    """Layers of one kind for each relation, added up."""
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        layer = {e: conv() for e in RELATIONS}
+        self.first = HeteroConv(layer, aggr='sum')
+        self.second = HeteroConv({e: conv() for e in RELATIONS}, aggr='mean')
+        self.out = Linear(6, 3)
+
+    def forward(self, x: Any, edges: Any) -> Tensor:
+        for layer in (self.first, self.second):
+            x = {**x, **{t: v.relu() for t, v in layer(x, edges).items()}}
+        return self.out(x['user'])
+
+
+class RGCN(nn.Module):
+    """One graph of all rows, after a linear map by type."""
+
+    def __init__(self, bases: int | None) -> None:
+        super().__init__()
+        self.into = HeteroDictLinear(-1, 6, TYPES)
+        self.conv = RGCNConv(6, 6, len(RELATIONS), num_bases=bases)
+        self.out = Linear(6, 3)
+
+    def forward(self, x: Any, edges: Any) -> dict[str, Tensor]:
+        found = self.into(x)
+        start, first = {}, 0
+        for t in TYPES:
+            start[t], first = first, first + len(found[t])
+        joined = torch.cat(
+            [
+                index + index.new_tensor([[start[e[0]]], [start[e[2]]]])
+                for e, index in edges.items()
+            ],
+            1,
+        )
+        kind = torch.cat(
+            [
+                index.new_full((index.size(1),), k)
+                for k, index in enumerate(edges.values())
+            ]
+        )
+        rows = torch.cat([found[t] for t in TYPES]).relu()
+        out = self.conv(rows, joined, kind).relu()
+        return {'user': self.out(out[: len(found['user'])])}
+
+
+class HGT(nn.Module):
+    """Attention by types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.ModuleDict({t: Linear(-1, 4) for t in TYPES})
+        self.conv = HGTConv(4, 4, (TYPES, RELATIONS), 2)
+        self.out = Linear(4, 3)
+
+    def forward(self, x: Any, edges: Any) -> Tensor:
+        x = {t: self.into[t](v).relu() for t, v in x.items()}
+        return self.out(self.conv(x, edges)['user'])
+
+
+def sage() -> nn.Module:
+    return to_hetero(GraphSAGE((-1, -1), 6, 2, 3), (TYPES, RELATIONS))
+
+
+MODELS: dict[str, Any] = {
+    'to_hetero(GraphSAGE)': sage,
+    'HeteroConv(SAGE)': lambda: Convs(lambda: SAGEConv((-1, -1), 6)),
+    'HeteroConv(GAT)': lambda: Convs(
+        lambda: GATConv((-1, -1), 6, add_self_loops=False)
+    ),
+    'HeteroConv(GATv2)': lambda: Convs(
+        lambda: GATv2Conv((-1, -1), 6, add_self_loops=False)
+    ),
+    'RGCN': lambda: RGCN(None),
+    'RGCN of bases': lambda: RGCN(2),
+    'HGT': HGT,
+}
+FAST = [name for name in MODELS if name != 'HGT']
+
+
+class Silent:
+    """In the place of noise."""
+
+    def normal(self, shape: Any) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+
+def ready(model: nn.Module, data: HeteroData) -> nn.Module:
+    with torch.no_grad():
+        model(data.x_dict, data.edge_index_dict)
+    return model
+
+
+def attach(
+    model: nn.Module,
+    data: HeteroData | None = None,
+    loader: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    data = shop() if data is None else data
+    given = {'batch_size': 5, 'seed': 0, **(loader or {})}
+    made = UnitLoader(data, declared(data), **given)
+    private = PrivacyEngine(**{'seed': 1, **(engine or {})})
+    training = private.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=made,
+        **{'noise_multiplier': 4.0, 'max_grad_norm': 0.2, **options},
+    )
+    return private, training
+
+
+def rows(out: Any) -> Tensor:
+    return out['user'] if isinstance(out, dict) else out
+
+
+def step(model: Any, batch: HeteroData, optimizer: Any) -> None:
+    out = rows(model(batch.x_dict, batch.edge_index_dict))
+    F.cross_entropy(out, batch['user'].y).backward()
+    optimizer.step()
+
+
+def alone(
+    model: nn.Module, made: UnitLoader, persons: list[int], norm: float
+) -> list[Tensor]:
+    """The clipped sum, each person run by itself in double precision."""
+    model = copy.deepcopy(model).double()
+    params = list(model.parameters())
+    total = [torch.zeros_like(p) for p in params]
+    for person in persons:
+        batch = made([person])
+        x = {t: v.double() for t, v in batch.x_dict.items()}
+        out = rows(model(x, batch.edge_index_dict))
+        loss = F.cross_entropy(out, batch['user'].y)
+        found = torch.autograd.grad(loss, params, materialize_grads=True)
+        size = math.sqrt(sum(float(g.square().sum()) for g in found))
+        for one, grad in zip(total, found, strict=True):
+            one += grad * min(1.0, norm / size)
+    return total
+
+
+@pytest.mark.parametrize('isolation', ['followed', 'construction'])
+@pytest.mark.parametrize('name', MODELS)
+def test_a_step_is_the_sum_of_persons_run_alone(
+    name: str, isolation: str
+) -> None:
+    torch.manual_seed(0)
+    data = shop()
+    model = ready(MODELS[name](), data)
+    plain = copy.deepcopy(model)
+    engine, (private, optimizer, loader) = attach(
+        model, data, isolation=isolation, loader={'batch_size': 8}
+    )
+    engine._noise = Silent()
+    batch = next(iter(loader))
+    step(private, batch, optimizer)
+    persons = batch['user'].input_id.tolist()
+    want = alone(plain, loader.loader, persons, 0.2)
+    # Of the sum of eight norms; in float32, norms are rounded up by this.
+    error = torch.stack(
+        [
+            (p.grad * 8 - w).norm()
+            for p, w in zip(model.parameters(), want, strict=True)
+        ]
+    )
+    assert float(error.norm()) <= 5e-6 * 8 * 0.2
+    chosen = engine._step.gradients.chosen
+    assert chosen == ('bookkeeping' if name in FAST else 'vjp')
+
+
+@pytest.mark.parametrize('name', ['to_hetero(GraphSAGE)', 'HeteroConv(GAT)'])
+def test_persons_come_by_coins_and_nobody_too(name: str) -> None:
+    torch.manual_seed(0)
+    data = shop()
+    for relation in ('replace', 'add_remove'):
+        model = ready(MODELS[name](), data)
+        away = relation == 'add_remove'
+        engine, (private, optimizer, loader) = attach(
+            model,
+            data,
+            loader={
+                'batch_size': 1,
+                'sampling': 'poisson',
+                'num_steps': 20,
+                'relation': relation,
+                'sample_rate': 1 / 12 if away else None,
+            },
+        )
+        sizes = []
+        for batch in loader:
+            step(private, batch, optimizer)
+            sizes.append(len(batch['user'].input_id))
+        assert min(sizes) == 0 < max(sizes)
+        report = engine.report(1e-4)
+        if name != 'HeteroConv(GAT)':
+            assert report.arithmetic == 'exact'
+        there = 'add-or-remove' if away else 'replace'
+        assert report.relation == f'{there}-one-person'
+        assert report.sensitivity == (0.2 if away else 0.4)
+        assert ('whether it is there' in report.guarantee().promise) == away
+        assert 'DECLARED PUBLIC: item, category, item/in/category' in (
+            report.guarantee().not_covered
+        )
+
+
+def rings(count: int) -> list[Data]:
+    ring = torch.stack([torch.arange(4), (torch.arange(4) + 1) % 4])
+    return [
+        Data(x=torch.rand(4, 2), edge_index=ring, y=torch.tensor([k % 3]))
+        for k in range(count)
+    ]
+
+
+class Pool(nn.Module):
+    """A row per graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        out = self.lin(x)
+        size = int(batch.max()) + 1 if len(batch) else 0
+        return out.new_zeros(size, 3).index_add(0, batch, out)
+
+
+@pytest.mark.parametrize(
+    'law',
+    [
+        {},
+        {'sampling': 'poisson'},
+        {
+            'sampling': 'poisson',
+            'relation': 'add_remove',
+            'sample_rate': 0.25,
+        },
+    ],
+)
+def test_persons_cost_what_graphs_cost(law: dict[str, Any]) -> None:
+    given = {'batch_size': 3, 'num_steps': 6, 'seed': 0, **law}
+    engine, (private, optimizer, loader) = attach(
+        ready(sage(), shop()), loader=given
+    )
+    for batch in loader:
+        step(private, batch, optimizer)
+    other, model = PrivacyEngine(seed=1), Pool()
+    training = other.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=GraphLoader(rings(12), **given),
+        noise_multiplier=4.0,
+        max_grad_norm=0.2,
+        forward=lambda model, b: model(b.x, b.edge_index, b.batch),
+    )
+    for batch in training.loader:
+        out = training.model(batch.x, batch.edge_index, batch.batch)
+        F.cross_entropy(out, batch.y).backward()
+        training.optimizer.step()
+    assert engine.get_epsilon(1e-4) == other.get_epsilon(1e-4)
+    assert engine.report(1e-4).sensitivity == other.report(1e-4).sensitivity
+    assert engine.report(1e-4).lam == other.report(1e-4).lam
+
+
+# The oracle ##################################################################
+
+
+def oracle(shared: Path) -> tuple[ModuleType, dict[str, Any]]:
+    folder = shared / 'oracles' / 'typed_graphs'
+    spec = importlib.util.spec_from_file_location(
+        'typed_gradients', folder / 'typed_gradients.py'
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made, json.loads((folder / 'typed_gradients.json').read_text())
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    'name', ['to_hetero_sage', 'heteroconv_sage', 'heteroconv_gatv2', 'hgt']
+)
+def test_gradients_are_those_of_the_oracle(
+    name: str, dtype: torch.dtype, shared: Path
+) -> None:
+    made, expected = oracle(shared)
+    want = expected[name]
+    x, edges, own, y = made.batch()
+    model = made.MODELS[name]().double()
+    with torch.no_grad():
+        model(x, edges)
+    model = made.fill(model).to(dtype)
+    batch = HeteroData()
+    for t in made.NT:
+        batch[t].x, batch[t].batch = x[t].to(dtype), own[t]
+        batch[t].n_id = torch.arange(len(own[t]))
+    for e in made.ET:
+        batch[e].edge_index = edges[e]
+    batch['user'].input_id = torch.arange(made.B)
+    batch['user'].batch_size = made.B
+    schema = Schema(batch, 'user', {t: len(x[t]) for t in made.NT})
+    flat = schema.flat(batch)
+    typed = schema.typed(flat)
+    seen = TypedCall.snapshot(typed)
+    args = (typed.x_dict, typed.edge_index_dict)
+    call = TypedCall(typed, seen, args, {})
+    method = 'vjp' if name == 'hgt' else 'bookkeeping'
+    module = TypedModel(model, schema)
+    with SubgraphGradients(module, method).record(flat.batch, made.B) as tape:
+        out = call(module, flat)
+    loss = F.cross_entropy(out, y, reduction='sum')
+    (grad,) = torch.autograd.grad(loss, out, retain_graph=True)
+    found = tape.clipped_sum(out, grad, made.C, own['user'])
+    # Norms are rounded up by 2^-30, and more in a product of rows.
+    tolerance = 3e-5 if dtype == torch.float32 else 4e-9
+    norms = torch.tensor(want['norms'], dtype=torch.float64)
+    error = (found.norms - norms).abs().max() / norms.max()
+    assert float(error) <= tolerance
+    if dtype == torch.float64:
+        way = SubgraphGradients(module, 'loop')
+        with way.record(flat.batch, made.B) as tape:
+            again = call(module, flat)
+        found = tape.clipped_sum(again, grad, math.inf, own['user'])
+        error = (found.norms - norms).abs().max() / norms.max()
+        assert float(error) <= 1e-12
+        found = tape.clipped_sum(again, grad, made.C, own['user'])
+    for key, (size, product) in want['by_parameter'].items():
+        total = found.sums[f'model.{key}'].double()
+        sines = torch.sin(torch.arange(total.numel()).double())
+        assert abs(float(total.norm()) - size) <= tolerance * want['sum_norm']
+        moved = abs(float((total.reshape(-1) * sines).sum()) - product)
+        length = float(sines.norm())
+        assert moved <= tolerance * want['sum_norm'] * length
+
+
+# Models and losses that couple persons #######################################
+
+
+class Coupled(nn.Module):
+    """An honest model, and something of the whole batch."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.model = how, sage()
+
+    def forward(self, x: Any, edges: Any) -> Tensor:
+        x = dict(x)
+        if self.how == 'mean':
+            x['item'] = x['item'] - x['item'].mean(0)
+        if self.how == 'softmax':
+            x['order'] = x['order'].softmax(0)
+        if self.how == 'rolled':
+            x['item'] = x['item'].roll(1, 0)
+        out = self.model(x, edges)['user']
+        if self.how == 'count':
+            out = out / (1 + len(x['order']))
+        if self.how == 'edges':
+            out = out * sum(e.size(1) for e in edges.values())
+        if self.how == 'place':
+            places = torch.arange(len(out), dtype=out.dtype)
+            out = out + places.view(-1, 1)
+        return out
+
+
+@pytest.mark.parametrize(
+    'how', ['mean', 'softmax', 'rolled', 'count', 'edges', 'place']
+)
+def test_models_that_couple_persons_are_refused(how: str) -> None:
+    model = ready(Coupled(how), shop())
+    with pytest.raises(ValueError, match=r'apart|changes with the'):
+        attach(model)
+
+
+class HAN(nn.Module):
+    """Attention over relations, by a mean over all rows of a type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.ModuleDict({t: Linear(-1, 4) for t in TYPES})
+        self.conv = HANConv(4, 4, (TYPES, RELATIONS), heads=1)
+        self.out = Linear(4, 3)
+
+    def forward(self, x: Any, edges: Any) -> Tensor:
+        x = {t: self.into[t](v) for t, v in x.items()}
+        return self.out(self.conv(x, edges)['user'])
+
+
+def test_attention_over_a_whole_type_is_refused() -> None:
+    with pytest.raises(ValueError, match='apart'):
+        attach(ready(HAN(), shop()))
+
+
+def test_losses_that_couple_persons_are_refused() -> None:
+    for loss in (
+        lambda out, y: F.cross_entropy(out, y).sqrt(),
+        lambda out, y: F.cross_entropy(out, y) * y.float().mean(),
+        lambda out, y: out.std(0).sum(),
+    ):
+        engine, (model, _, loader) = attach(ready(sage(), shop()))
+        batch = next(iter(loader))
+        out = model(batch.x_dict, batch.edge_index_dict)['user']
+        with pytest.raises(ValueError, match='loss needs to be'):
+            loss(out, batch['user'].y).backward()
+        assert engine.steps == 0
+
+
+@pytest.mark.parametrize(
+    'read',
+    [
+        lambda batch, out: len(batch['order'].x) + batch['order'].x.sum(),
+        lambda batch, out: batch['item'].n_id.max() * out.sum(),
+        lambda batch, out: out['item'].sum(),
+        lambda batch, out: batch['order', 'by', 'user'].edge_index.sum(),
+    ],
+)
+def test_a_loss_reads_no_rows(read: Any) -> None:
+    engine, (model, _, loader) = attach(ready(sage(), shop()))
+    batch = next(iter(loader))
+    out = model(batch.x_dict, batch.edge_index_dict)
+    with pytest.raises((ValueError, KeyError), match='private'):
+        read(batch, out).backward()
+    assert engine.steps == 0
+
+
+def test_rows_are_real_after_the_step() -> None:
+    data = shop()
+    _, (model, optimizer, loader) = attach(ready(sage(), data))
+    batch = next(iter(loader))
+    made = len(batch['order'].x)
+    step(model, batch, optimizer)
+    chosen = batch['user'].input_id.tolist()
+    assert batch['user'].x.tolist() == data['user'].x[chosen].tolist()
+    want = loader.loader(chosen)
+    assert batch['order'].x.tolist() == want['order'].x.tolist()
+    assert made != len(batch['order'].x)
+
+
+def test_arguments_that_are_not_of_the_batch_are_refused() -> None:
+    _, (model, _, loader) = attach(ready(sage(), shop()))
+    batch = next(iter(loader))
+    x = dict(batch.x_dict)
+    x['order'] = torch.zeros(3, 2)
+    with pytest.raises(ValueError, match='called with the attributes'):
+        model(x, batch.edge_index_dict)
+    with pytest.raises(ValueError, match='called with the attributes'):
+        model(batch.x_dict, batch.edge_index_dict, batch.n_id_dict)
+
+
+def test_a_model_may_take_the_batch() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = ready(sage(), shop())
+
+        def forward(self, batch: HeteroData) -> Tensor:
+            return self.model(batch.x_dict, batch.edge_index_dict)['user']
+
+    engine, (model, optimizer, loader) = attach(Whole())
+    for batch in loader:
+        F.cross_entropy(model(batch), batch['user'].y).backward()
+        optimizer.step()
+    assert engine.steps == 2
+
+
+def test_lazy_layers_are_named() -> None:
+    with pytest.raises(ValueError, match='call the model once before'):
+        attach(sage())
+
+
+def test_transforms_by_row_pass_and_others_do_not() -> None:
+    def rowwise(batch: HeteroData) -> HeteroData:
+        for t in batch.node_types:
+            batch[t].x = F.normalize(torch.cat([batch[t].x] * 2, 1), dim=1)
+        return batch
+
+    def centred(batch: HeteroData) -> HeteroData:
+        batch['item'].x = batch['item'].x - batch['item'].x.mean(0)
+        return batch
+
+    data = shop()
+    wide = rowwise(copy.copy(data))
+    model = ready(sage(), wide)
+    engine, (private, optimizer, loader) = attach(
+        model, data, loader={'transform': rowwise}
+    )
+    for batch in loader:
+        step(private, batch, optimizer)
+    assert engine.steps == 2
+    with pytest.raises(ValueError, match='treat subgraphs apart'):
+        attach(ready(sage(), data), data, loader={'transform': centred})
+
+
+def test_a_probe_reads_no_private_row() -> None:
+    # What is chosen, and refused, is the same for other data of the persons.
+    class Spy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.seen = ready(sage(), shop()), []
+
+        def forward(self, x: Any, edges: Any) -> Any:
+            self.seen.append(tuple(len(v) for v in x.values()))
+            return self.model(x, edges)
+
+    sizes = []
+    for data in (shop(), shop(orders=dict.fromkeys(range(12), 50))):
+        model = Spy()
+        attach(model, data)
+        sizes.append(model.seen)
+    assert sizes[0] == sizes[1]
