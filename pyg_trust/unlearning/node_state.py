@@ -600,6 +600,7 @@ class NodeState:
         for block in (nodes // BLOCK).unique().tolist():
             held = slice(block * BLOCK, (block + 1) * BLOCK)
             place = self.place[held].numpy()
+            label = np.where(place >= 0, y[place], -1)
             # Row after row, without the spare room behind each.
             count = length[held]
             end = count.cumsum()
@@ -608,9 +609,7 @@ class NodeState:
                 arrays.Tensor('torch.int64', degree[held]),
                 arrays.Tensor('torch.int32', col[at]),
                 *(arrays.Tensor(kind, part[held]) for kind, part in rows),
-                arrays.Tensor(
-                    'torch.int64', np.where(place >= 0, y[place], -1)
-                ),
+                arrays.Tensor('torch.int64', label),
             )
         return made
 
