@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from datetime import date
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -96,10 +96,21 @@ HEAD = """# Results
 Written by `python3 dev.py bench all -- --data DATA`. Every figure is a ratio
 of interleaved runs or a count, taken in one run of its benchmark, beside its
 target. Absolute times are not kept: they say little about another machine.
+Only `living` has events a second and milliseconds, as its targets do.
 """
+
+
+def installed(peer: str) -> str:
+    """The version of a peer, or that it is not there."""
+    try:
+        return version(peer)
+    except PackageNotFoundError:
+        return 'not installed'
+
+
 SYSTEM = (
     f'Python {platform.python_version()}, {os.cpu_count()} cores, '
-    + ', '.join(f'{peer} {version(peer)}' for peer in PEERS)
+    + ', '.join(f'{peer} {installed(peer)}' for peer in PEERS)
 )
 
 

@@ -357,7 +357,8 @@ EXEMPT['privacy.LinkReport'] = RESULT
 entry(
     'privacy.PrivateLinkPredictor',
     lambda: {},
-    Row('of nodes', {'relation': 'node'}, "'relation'"),
+    Row('public', {'relation': 'feature'}, "'relation'"),
+    Row('of an edge', {'form': 'replace'}, "'form'"),
     Row('no ledger', {'ledger_head': 'a'}, "'ledger_head'"),
     relation=choice(),
     epsilon=POSITIVE,
@@ -402,6 +403,7 @@ entry(
         torch.tensor([[0], [-1]]),
         torch.rand(2, 1),
     ),
+    x=values(3, torch.ones(2, 2)),
 )
 entry(
     'privacy.PrivateLinkPredictor.report',

@@ -546,6 +546,7 @@ entry(
     lambda: (divided(), {'data': data()}),
     names=NAMES,
     data=VIEWED,
+    since=values(3, (), (3, data()), (None, data())),
 )
 EXEMPT['certificates.VoteCertificate'] = RESULT
 for name in ('certified', 'certified_ratio', 'certified_accuracy'):

@@ -935,6 +935,7 @@ for name, given in (
         },
         **{given: either(instance(), *REQUESTS[1:])},
         **({'shard': values(3, 'a', {0: 9})} if given == 'update' else {}),
+        **({'on_report': values(3, 'a')} if name == 'remove' else {}),
     )
 entry(
     'unlearning.ShardedUnlearner.repartition',

@@ -287,6 +287,13 @@ def linked(folder):
     return model.fit(cycle(20)).report(), {}
 
 
+def linked_records(folder):
+    model = PrivateLinkPredictor(
+        'node', epsilon=1.0, delta=1e-3, steps=2, seed=1
+    )
+    return model.fit(cycle(20)).report(), {}
+
+
 def tabled(folder):
     model = PrivateItemCounts(epsilon=1.0, delta=1e-3, seed=1)
     return model.fit(liked(), 30, 20).report(), {}
@@ -303,6 +310,7 @@ MADE = {
     'CoverageReport': covered,
     'ItemReport': tabled,
     'LinkReport': linked,
+    'LinkReport, nodes': linked_records,
     'AGP, exact': propagated,
     'AGP, sampled': lambda folder: propagated(folder, eps=1e-3, seed=7),
     'AGP, cut': lambda folder: propagated(folder, level_tol=0.125, half=True),

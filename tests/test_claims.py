@@ -26,6 +26,7 @@ PROCEDURES = {
     'CoverageReport',
     'AggregationReport',
     'LinkReport',
+    'LinkReport, nodes',
     'AGP, cut',
     'AGP, sampled',
     'Certificate, global',

@@ -285,4 +285,5 @@ def test_no_file_of_the_kernel_is_long():
     # Levels of losses, without which small rates are not proved, have 90.
     # Ranks have 304, and 35 for their words.
     assert sum(sizes.values()) - says - step <= 4600, sizes
-    assert says <= 1635, sizes
+    # Owners of lists have 13 lines of words.
+    assert says <= 1648, sizes

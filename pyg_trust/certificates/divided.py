@@ -260,8 +260,12 @@ class Divided(Module):
         data: Data | Sequence[Data],
         *,
         baseline: Share | None = None,
+        since: tuple[VoteCertificate, Data] | None = None,
     ) -> VoteCertificate:
         """Certify the votes of all views.
+
+        After an update of a graph the views that are as they were keep their
+        votes, and the model runs on the others alone.
 
         Args:
             data (Data or list[Data]): a graph, to classify nodes, or a list
@@ -269,6 +273,9 @@ class Divided(Module):
                 classify these.
             baseline (float, optional): the accuracy of a model that sees
                 nothing that can be attacked, for plots.
+                (default: :obj:`None`)
+            since (tuple[VoteCertificate, Data], optional): a certificate of
+                nodes by ``vote='majority'``, and its graph.
                 (default: :obj:`None`)
 
         Returns:
@@ -278,7 +285,8 @@ class Divided(Module):
             TypeError: on other data.
             ValueError: if the division does not fit the task, a layer has
                 ``cached=True`` by now, or the model mixes nodes or graphs
-                that it needs to keep apart, or is random in evaluation mode.
+                that it needs to keep apart, or is random in evaluation mode;
+                or if :obj:`since` is of another model, division or graph.
         """
         check_process()
         # A layer may keep its graph since then.
@@ -308,12 +316,15 @@ class Divided(Module):
             )
         digest = identity(self.model, self.transform)
         fresh, alone = fresh_copy((self.model, self.transform)), False
+        kept = self._kept(since, graphs, task, digest)
         with evaluating(self.model):
             if task == 'nodes':
-                logits = self._nodes(graphs[0])
+                logits = self._nodes(graphs[0], kept)
             else:
                 logits, alone = self._graphs(graphs)
             if identity(self.model, self.transform) != digest:
+                if kept:
+                    raise ValueError(_STATEFUL)
                 self._check_stateless(graphs, task, logits, fresh)
         # An output that is not finite votes for the first class.
         logits = torch.where(
@@ -425,14 +436,54 @@ class Divided(Module):
         view = self.division.view(data, number).clone()
         return view if self.transform is None else self.transform(view)
 
-    def _nodes(self, data: Data) -> Tensor:
+    def _kept(
+        self,
+        since: tuple[VoteCertificate, Data] | None,
+        graphs: list[Data],
+        task: str,
+        digest: str,
+    ) -> dict[int, Tensor]:
+        # The votes, as one-hot rows, of views that an update left as they
+        # were. The first one is run in any case, and tells a random model.
+        if since is None:
+            return {}
+        if not isinstance(since, tuple) or len(since) != 2:
+            raise TypeError(
+                "'since' needs to be a certificate and its graph "
+                f'(got {type(since).__name__})'
+            )
+        held, before = since
+        check_instance('since', held, VoteCertificate)
+        check_instance('since', before, Data)
+        of = held.task, held.by, held.num_groups, held.seed, held.vote
+        division = self.division
+        here = division.by, division.num_groups, division.seed, 'majority'
+        if of != ('nodes', *here) or task != 'nodes' or self.vote != of[-1]:
+            raise ValueError(
+                "'since' needs a certificate of nodes by vote='majority', of "
+                'the same division'
+            )
+        if held.model_digest != digest:
+            raise ValueError("'since' needs a certificate of the same model")
+        if held.data != fingerprint_data([before]):
+            raise ValueError("'since' needs the graph of its certificate")
+        votes = torch.nn.functional.one_hot(held.votes, held.num_classes)
+        return {
+            i: votes[i]
+            for i in range(1, division.num_views)
+            if _alike(division.view(before, i), division.view(graphs[0], i))
+        }
+
+    def _nodes(self, data: Data, kept: dict[int, Tensor]) -> Tensor:
         if self.division.by == 'nodes':
             group = self.division.node_groups(data)
             check_apart(self._shown, data, group)
-        outputs = [
-            self._shown(self.division.view(data, i))
-            for i in range(self.division.num_views)
-        ]
+        outputs: list[Tensor] = []
+        for i in range(self.division.num_views):
+            if i in kept:
+                outputs.append(kept[i].to(outputs[0]))
+            else:
+                outputs.append(self._shown(self.division.view(data, i)))
         if not _same(outputs[0], self._shown(self.division.view(data, 0))):
             raise ValueError(_RANDOM_MODEL)
         return torch.stack(outputs)
@@ -474,6 +525,18 @@ def _same(one: Tensor, two: Tensor) -> bool:
     # Compare to the bit; NaN equals NaN.
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
+    )
+
+
+def _alike(one: Data, two: Data) -> bool:
+    if {*one.keys()} != {*two.keys()} or one.num_nodes != two.num_nodes:
+        return False
+    pairs = [(value, two[name]) for name, value in one]
+    return all(
+        a.dtype == b.dtype and _same(a, b)
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        else type(a) is type(b) and a == b
+        for a, b in pairs
     )
 
 

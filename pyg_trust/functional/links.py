@@ -57,6 +57,8 @@ MOST_PAIRS = 2**28
 _CUT, _DECAY = 8.0, 1e-5
 _EMPTY = 1e-3
 _ROUNDS = 4
+# Gradients of pairs are multiples of 2^-40 before lists are added up.
+_PLACES = 40
 
 
 def pairs_of(graph: CSRGraph, directed: bool = False) -> Tensor:
@@ -352,6 +354,228 @@ def private_pairs(
             error = 1 / (1 + np.exp(-logits(negatives, w)))
         error = error.reshape(len(negatives), BLOCK)
         made += np.einsum('bpk,bk->p', negatives, error) / num_neg
+        weight.grad = torch.from_numpy(made + _DECAY * w)
+        optimizer.step()
+    return weight.numpy()
+
+
+def public_basis(num_columns: int, dim: int) -> Tensor:
+    """Draw directions for :func:`projected_rows`, without a look at features.
+
+    Args:
+        num_columns (int): the number of features.
+        dim (int): the number of directions.
+
+    Returns:
+        Tensor: float64, ``[num_columns, dim]``.
+    """
+    check_integer('num_columns', num_columns, 0)
+    shape = num_columns, check_integer('dim', dim, 1)
+    return torch.from_numpy(rng.stream(0).standard_normal(shape))
+
+
+def projected_rows(x: Tensor, basis: Tensor) -> Tensor:
+    """Project features onto public directions, each row by itself.
+
+    Args:
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``, dense or
+            sparse.
+        basis (Tensor): float64, ``[num_columns, dim]``.
+
+    Returns:
+        Tensor: float64, ``[num_nodes, dim]``.
+    """
+    # A sparse product adds up each row by itself, in the order of columns.
+    rows = scipy.sparse.csr_array(unit_rows(x))
+    check_tensor('basis', basis, torch.float64, (rows.shape[1], 'dim'))
+    return torch.from_numpy(rows @ basis.numpy())
+
+
+def owner_features(
+    pairs: Tensor,
+    messages: Tensor,
+    rows: Tensor,
+    std: float,
+    own: Tensor | None = None,
+) -> np.ndarray:
+    r"""Compute features of pairs from the source's record and released rows.
+
+    .. math::
+        \phi = \Big[ D\, m_v \tfrac{S_w}{N_w},\; \sqrt{D}\, \langle m_v,
+        \tfrac{S_w}{N_w} \rangle,\; \log N_w \Big], \quad
+        N^2 = \|S\|^2 + s^2 D + 10^{-3},
+
+    the last standardised over all released rows, and then as in
+    :func:`scaled_features`.
+
+    Args:
+        pairs (Tensor): int64, ``[2, num_pairs]``: sources and targets.
+        messages (Tensor): float64, ``[num_nodes, D]``: of the sources.
+        rows (Tensor): float64, ``[num_nodes, D]``: :math:`S`, released, on
+            the grid of its noise.
+        std (float): :math:`s`.
+        own (Tensor, optional): float64, ``[num_nodes, D]``: what the source
+            has added to the row of the target, on the grid: it is left out.
+            (default: :obj:`None`)
+
+    Returns:
+        ndarray: float64, ``[num_blocks, D + 3, BLOCK]``; pairs in their
+        order, zeros behind the last.
+    """
+    std, n = check_positive('std', std), rows.size(0)
+    check_tensor('rows', rows, torch.float64, (n, 'num_columns'))
+    D = rows.size(1)
+    check_tensor('messages', messages, torch.float64, (n, D))
+    check_tensor('pairs', pairs, torch.int64, (2, 'num_pairs'))
+    check_range('pairs', pairs, n, 'the nodes', private=True)
+    m, S, count = messages.numpy(), rows.numpy(), pairs.size(1)
+    made = np.zeros((-(-count // BLOCK), D + 2, BLOCK))
+    ends = np.zeros((2, len(made) * BLOCK), dtype=np.int64)
+    ends[:, :count] = pairs.numpy()
+    extra, step = std * std * D + _EMPTY, grid(std)
+    for k, out in enumerate(made):
+        v, w = ends[:, k * BLOCK : (k + 1) * BLOCK]
+        a, b = m[v].T.copy(), S[w].T.copy()
+        if own is not None:
+            b = np.rint((b - own.numpy()[v].T) / step) * step
+        squares = _dot(b, b) + extra
+        b /= np.sqrt(squares)
+        out[:D] = D * a * b
+        out[D] = math.sqrt(D) * _dot(a, b)
+        out[D + 1] = np.log(squares)
+    size = np.log(np.square(S).sum(1) + extra)
+    mean, deviation = np.zeros(D + 2), np.ones(D + 2)
+    mean[-1], deviation[-1] = size.mean(), size.std()
+    return scaled_features(made, mean, deviation, count)
+
+
+def public_lists(num_nodes: int, count: int) -> Tensor:
+    """Draw ids for every node, others than its own, without a look at edges.
+
+    Args:
+        num_nodes (int): :math:`n`, at least 2.
+        count (int): :math:`k`, the number of ids of each node.
+
+    Returns:
+        Tensor: int64, ``[2, num_nodes * count]``: node by node.
+    """
+    owner = np.arange(check_integer('num_nodes', num_nodes, 2))
+    owner = owner.repeat(check_integer('count', count, 1))
+    drawn = rng.stream(0).integers(0, num_nodes - 1, len(owner))
+    return torch.from_numpy(np.stack([owner, drawn + (drawn >= owner)]))
+
+
+def owner_sums(
+    blocks: np.ndarray,
+    owner: np.ndarray,
+    sign: int,
+    weight: np.ndarray,
+    n: int,
+) -> np.ndarray:
+    r"""Sum gradients of pairs by owner, in multiples of :math:`2^{-40}`.
+
+    Of the logistic loss of pairs that are positive (``sign`` 1) or negative
+    (-1). Each number is rounded by itself, and integers are added: a sum
+    depends on the pairs of its owner alone, to the bit.
+
+    Args:
+        blocks (ndarray): of :func:`scaled_features`.
+        owner (ndarray): int64, ``[num_pairs]``.
+        sign (int): 1 or -1.
+        weight (ndarray): float64, ``[num_columns]``.
+        n (int): the number of owners.
+
+    Returns:
+        ndarray: int64, ``[n, num_columns]``.
+    """
+    total = np.zeros((n, len(weight)), dtype=np.int64)
+    whole = np.zeros(len(blocks) * BLOCK, dtype=np.int64)
+    whole[: len(owner)] = owner
+    for block, mine in zip(blocks, whole.reshape(-1, BLOCK), strict=True):
+        with np.errstate(over='ignore'):
+            error = -sign / (1 + np.exp(sign * logits(block[None], weight)))
+        made = np.rint(block * error * 2.0**_PLACES).astype(np.int64)
+        np.add.at(total, mine, made.T)
+    return total
+
+
+def clipped_owner_sum(
+    positive: np.ndarray,
+    degree: np.ndarray,
+    negative: np.ndarray,
+    count: int,
+    max_grad_norm: float,
+    std: float,
+) -> np.ndarray:
+    r"""Sum gradients, clipped once an owner, on the grid of the noise.
+
+    .. math::
+        g_v = \mathrm{clip}_C \Big( \frac{1}{|L_v|} \sum_{w \in L_v} \nabla
+        \ell^+_{vw} + \frac{1}{k} \sum_{w \in Q_v} \nabla \ell^-_{vw} \Big)
+
+    and 0 for an empty list :math:`L_v`. A record that is withdrawn moves the
+    sum by at most :math:`C`, one that is replaced by at most :math:`2 C`,
+    whatever its degree.
+
+    Args:
+        positive (ndarray): int64, ``[n, num_columns]``: of
+            :func:`owner_sums`, over :math:`L_v`.
+        degree (ndarray): int64, ``[n]``: :math:`|L_v|`.
+        negative (ndarray): the same over :math:`Q_v`.
+        count (int): :math:`k`.
+        max_grad_norm (float): :math:`C`.
+        std (float): the standard deviation of the noise.
+
+    Returns:
+        ndarray: int64, ``[num_columns]``: times the grid it is the sum.
+    """
+    C = check_positive('max_grad_norm', max_grad_norm)
+    check_sum(len(degree) * C, check_positive('std', std), 'max_grad_norm')
+    each = (positive / np.maximum(degree, 1)[:, None] + negative / count).T
+    each = np.where(degree > 0, each * 2.0**-_PLACES, 0.0)
+    norm = np.sqrt(_dot(each, each))
+    each *= (1 - MARGIN) * np.minimum(1.0, C / np.maximum(norm, 1e-300))
+    return truncated(each, std).astype(np.int64).sum(1)
+
+
+def private_owners(
+    lists: tuple[np.ndarray, np.ndarray],
+    degree: np.ndarray,
+    negatives: tuple[np.ndarray, np.ndarray],
+    count: int,
+    cells: Tensor,
+    noise_multiplier: float,
+    lr: float,
+) -> np.ndarray:
+    r"""Train a linear scorer of pairs by noisy steps, clipped by owner.
+
+    Args:
+        lists (tuple): blocks of :func:`scaled_features` of all own lists, and
+            the owner of each pair, int64.
+        degree (ndarray): int64, ``[n]``: the lengths of the lists.
+        negatives (tuple): the same of the public lists.
+        count (int): the length of a public list.
+        cells (Tensor): int64, ``[steps, num_columns]``: the noise.
+        noise_multiplier (float): :math:`z`.
+        lr (float): Adam's.
+
+    Returns:
+        ndarray: float64, ``[num_columns]``.
+    """
+    size, n = lists[0].shape[1], len(degree)
+    check_tensor('cells', cells, torch.int64, ('steps', size))
+    weight = torch.zeros(size, dtype=torch.float64)
+    optimizer = torch.optim.Adam([weight], lr=check_positive('lr', lr))
+    for drawn in cells.numpy():
+        w = weight.numpy()
+        up, down = (
+            owner_sums(*lists, 1, w, n),
+            owner_sums(*negatives, -1, w, n),
+        )
+        sums = clipped_owner_sum(
+            up, degree, down, count, 1.0, noise_multiplier
+        )
+        made = released(sums, drawn, noise_multiplier) / n
         weight.grad = torch.from_numpy(made + _DECAY * w)
         optimizer.step()
     return weight.numpy()

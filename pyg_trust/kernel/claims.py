@@ -104,6 +104,8 @@ PrivateSums = _promise(
 PrivateLinks = _promise(
     *('PrivateLinks', 'private link prediction', 'privacy'),
     mu_parts='sensitivity over noise, of rows, count, scorer and others',
+    relation='which data are neighbours',
+    form='withdraw, replace or either',
     steps='noisy gradients of the scorer',
     **_RELEASES,
 )

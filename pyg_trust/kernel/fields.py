@@ -70,7 +70,7 @@ _MARKED = {
     'form directed max_degree hops* releases rows raw_columns predictions '
     'seeded sensitivity noise_stds arithmetic grid_exponent table',
     'private link prediction': 'epsilon delta target_epsilon* mu mu_parts '
-    'relation* directed* steps* seeded* row_std count_std '
+    'relation* form directed* steps* seeded* row_std count_std '
     'noise_multiplier arithmetic grid_exponent table',
     **dict.fromkeys(
         ROWS, f'{_REMOVAL}noise* release_std* delta* num_train seeded secure'
@@ -364,16 +364,22 @@ def _of_others(v: Fields, sums: float) -> Texts:
 
 
 def _links(v: Fields, arguments: Fields, history: Fields) -> Texts:
-    yield from _one_of('relation', v['relation'], ('edge',))
-    names = ('row_std', 'count_std', 'noise_multiplier')
-    s, c, z = (number(name, v[name], above=0.0) for name in names)
-    made = pair_mus(s, c, z, count('steps', v['steps'], 1), v['directed'])
+    yield from _one_of('relation', v['relation'], ('edge', 'node'))
+    names = ('row_std', 'noise_multiplier')
+    s, z = (number(name, v[name], above=0.0) for name in names)
+    steps, nodes = count('steps', v['steps'], 1), v['relation'] == 'node'
+    forms = ('withdraw', 'replace') if nodes else ('either',)
+    yield from _one_of('form', v['form'], forms)
+    c = None if nodes else number('count_std', v['count_std'], above=0.0)
+    yield from _is('count_std', v['count_std'], c)
+    made = pair_mus(s, c, z, steps, v['directed'], v['form'])
     *parts, others = [amount('mu_parts', mu) for mu in v['mu_parts']]
     yield from _same('mu', v['mu'], math.hypot(*made, others))
     if not all(map(same, parts, made)) or len(parts) != len(made):
         yield 'mu_parts: noise and steps make others'
-    if (count('releases', v['releases'], 3) > 3) != (others > 0):
-        yield 'releases: what is beside three of them is in mu_parts'
+    own = 2 if nodes else 3
+    if (count('releases', v['releases'], own) > own) != (others > 0):
+        yield f'releases: what is beside {own} of them is in mu_parts'
 
 
 # Removal #####################################################################

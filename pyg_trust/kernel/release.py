@@ -66,6 +66,15 @@ of public pairs, or divide by :math:`K`, are post-processing; to divide by
 :math:`|E|`, or to leave edges out of the public pairs, is none. On the grid a
 summand is truncated, so that it is not longer, and :math:`|E|` is counted by
 one truncated number.
+
+**Owners.** Under ``'node'`` the record of :math:`v` is its features and its
+own list. Let lists have energy 1, and :math:`G_t = \sum_v
+\mathrm{clip}_C(g_{t,v})` plus noise, where :math:`g_{t,v}` is a function of
+the record of :math:`v` **alone**, of what is public and of earlier releases,
+and 0 for a blank one. One summand of each :math:`G_t` differs: :math:`\mu^2 =
+\Delta^2 (1 / s^2 + T / z^2)`, where :math:`\Delta` is 1 to withdraw a record
+and 2 to replace it. To clip every pair, or to read the other end's record, has
+no such bound.
 """
 
 import math
@@ -203,8 +212,16 @@ def sensitivity(
 
 
 def pair_mus(
-    row_std: float, count_std: float, z: float, steps: int, directed: bool
+    row_std: float,
+    count_std: float | None,
+    z: float,
+    steps: int,
+    directed: bool,
+    form: str = 'either',
 ) -> tuple[float, float, float]:
-    r"""Return :math:`\mu` of one edge in rows, in the count and in steps."""
+    r"""Return :math:`\mu` in rows, count and steps; without one, of owners."""
+    if count_std is None:
+        moved = sensitivity('node', directed, form)
+        return moved / row_std, 0.0, moved * math.sqrt(steps) / z
     moved = sensitivity('edge', directed, 'either')
     return moved / row_std, 1 / count_std, math.sqrt(steps) / z

@@ -194,9 +194,6 @@ def features(
         along (bool): whether signals go along the edges, or against them.
             (default: :obj:`True`)
         bits (int): :math:`f`. (default: :obj:`40`)
-
-    Raises:
-        ValueError: if an entry is there twice, or numbers are not finite.
     """
     count = len(x)
     source, target = entries
@@ -279,10 +276,6 @@ def residual(
         W (ndarray): float64, ``[d, num_outputs]``: before the noise.
         lam (float): :math:`\lambda > 0`.
         head (str): of :func:`slopes`.
-
-    Raises:
-        ValueError: if numbers are not finite or targets are not those of
-            the head.
     """
     Z, error = rows
     (n, d), outputs = Z.shape, W.shape[1]
@@ -328,11 +321,7 @@ def together(shifts: list[float]) -> float:
 
 
 def checked(arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse arrays that do not make a proof.
-
-    Raises:
-        ValueError: if one is missing, of another kind, or does not fit.
-    """
+    """Refuse arrays that do not make a proof."""
     for name in {*arrays, *ARRAYS}:
         array, wanted = arrays.get(name), ARRAYS.get(name)
         if array is None or wanted is None:
@@ -449,11 +438,7 @@ def plausible(arrays: Mapping[str, np.ndarray]) -> float:
 
 
 def remaining(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return the remaining graph with names, and the proof.
-
-    Raises:
-        ValueError: as :func:`checked`.
-    """
+    """Return the remaining graph with names, and the proof."""
     checked(arrays)
     alive, col, labels = (arrays[k] for k in ('alive', 'col', 'labels'))
     sender = np.repeat(np.arange(len(alive)), np.diff(arrays['rowptr']))

@@ -251,15 +251,20 @@ def _once(c: Any) -> tuple[str, str]:
 
 @_of('private link prediction')
 def _links(c: Any) -> Words:
+    counted, whose, role, known = 'a noisy number of edges, ', '', '', ''
+    if c.relation == 'edge':
+        role = '; an edge counts as a message and as an example'
+        known = ' and features: known to all'
+    else:
+        counted, whose = '', ' for others'
     return Words(
-        f'the noisy sums of 1 hop over {c.num_nodes:,} nodes, a noisy number '
-        f'of edges, {c.steps} noisy gradients of a scorer of pairs and every '
-        f'score of every pair, together, are {_pair(c.epsilon, c.delta)}-'
+        f'the noisy sums of 1 hop over {c.num_nodes:,} nodes, {counted}'
+        f'{c.steps} noisy gradients of a scorer of pairs and every score of '
+        f'every pair{whose}, together, are {_pair(c.epsilon, c.delta)}-'
         'differentially private in one '
-        f'{unit_of_sums("edge", "either", c.directed, None)}; an edge counts '
-        'as a message and as an example',
+        f'{unit_of_sums(c.relation, c.form, c.directed, None)}{role}',
         _once(c),
-        ('all arguments, ids, number of nodes and features: known to all',),
+        (f'all arguments, ids, number of nodes{known}',),
         *_spends(c),
     )
 

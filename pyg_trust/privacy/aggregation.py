@@ -801,7 +801,7 @@ class PrivateNodeClassifier(PrivateFit):
 
 def _check_shares(
     shares: Sequence[float] | None, relation: str
-) -> tuple[float, float, float]:
+) -> tuple[float, ...]:
     if relation == 'edge':
         if shares is not None:
             raise ValueError(

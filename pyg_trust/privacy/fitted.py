@@ -28,7 +28,6 @@ from pyg_trust.transforms.release_checks import (
     warn_of_other_releases,
 )
 
-Shares = tuple[float, float, float]
 Model = TypeVar('Model', bound='Fitted')
 
 
@@ -192,26 +191,28 @@ def take(lines: list[float], mu: float) -> float:
 
 
 def check_shares(
-    shares: Sequence[float] | None, default: Shares, names: str
-) -> Shares:
-    r"""Check the shares of :math:`\mu^2` that three releases have.
+    shares: Sequence[float] | None, default: tuple[float, ...], names: str
+) -> tuple[float, ...]:
+    r"""Check the shares of :math:`\mu^2` that the releases of a fit have.
 
     Args:
         shares (sequence of float, optional): as given.
-        default (tuple): without any.
-        names (str): the names of the three, for the message.
+        default (tuple): without any; one number a release.
+        names (str): the names of the releases, for the message.
     """
+    size = len(default)
     if shares is None:
         return default
     if isinstance(shares, str) or not isinstance(shares, Sequence):
         raise TypeError(
-            f"'shares' needs to be three numbers (got {type(shares).__name__})"
+            f"'shares' needs to be {size} numbers (got "
+            f'{type(shares).__name__})'
         )
     made = [check_number('shares', share) for share in shares]
-    fine = len(made) == 3 and all(0 < share < 1 for share in made)
+    fine = len(made) == size and all(0 < share < 1 for share in made)
     if not fine or not math.isclose(sum(made), 1.0, rel_tol=1e-9):
         raise ValueError(
-            "'shares' needs to be three positive numbers that sum to 1, for "
+            f"'shares' needs to be {size} positive numbers that sum to 1, for "
             f'{names} (got {shares})'
         )
-    return made[0], made[1], made[2]
+    return tuple(made)

@@ -78,15 +78,16 @@ class Relation(NamedTuple):
 
         Args:
             mu (float): the :math:`\mu` of the sums for a node.
-            others (float): the :math:`\mu` of other sums on the same account
-                whose messages may be of more classes: replaced, they move a
-                sum by :math:`\sqrt{2}` at least. (default: :obj:`0.0`)
+            others (float): the :math:`\mu` of other releases on the same
+                account. They may be gradients of pairs: an edge is an example
+                of each end whose list has it, and the clipped gradient of an
+                end then moves by two clips. (default: :obj:`0.0`)
         """
         if self.name != 'node' or self.max_degree not in (None, 1):
             return None
-        moved = 1.0 if self.directed else math.sqrt(2)
-        least = 1.0 if self.form == 'withdraw' else math.sqrt(2)
-        return moved * math.hypot(mu / self.sensitivity, others / least)
+        moved, ends = (1.0, 1) if self.directed else (math.sqrt(2), 2)
+        clips = 2 * ends / (1 if self.form == 'withdraw' else 2)
+        return math.hypot(moved * mu / self.sensitivity, clips * others)
 
 
 @validated

@@ -181,7 +181,7 @@ class BoundedNodeClassifier(NodeClassifier):
     def __init__(self, measure: str | Measure = 'sgc', **settings: Any):
         super().__init__(measure, **settings)
         if self.accounting == 'bound' and self.features == 'push':
-            raise ValueError("accounting='bound' needs features='exact'")
+            raise ValueError("'features' needs to be 'exact' (got 'push')")
 
     def _step(
         self, model: Model, problem: Problem, start: Gradient, goal: float

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust import report
 from pyg_trust._checks import check_instance, check_range
 from pyg_trust.functional.heads import (
     UNIT,
@@ -23,6 +22,7 @@ from pyg_trust.functional.incremental import SeriesState, bare
 from pyg_trust.functional.journal import Journal
 from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel import arrays
 from pyg_trust.ops import loss_change
 from pyg_trust.removal import Part
 from pyg_trust.unlearning.node_parts import (
@@ -593,22 +593,23 @@ class NodeState:
         if nodes is None:
             nodes = torch.arange(0, n, BLOCK)
         start, length, col = (part.numpy() for part in graph.leaving)
+        parts = graph.alive, graph.own_loop, self.featureless, self.levels.x
+        rows = [(str(part.dtype), part.numpy()) for part in parts]
+        degree, y = graph.degree.numpy(), self.y.numpy()
         made = {}
-        for block in sorted({node // BLOCK for node in nodes.tolist()}):
+        for block in (nodes // BLOCK).unique().tolist():
             held = slice(block * BLOCK, (block + 1) * BLOCK)
-            place = self.place[held]
+            place = self.place[held].numpy()
+            label = np.where(place >= 0, y[place], -1)
             # Row after row, without the spare room behind each.
             count = length[held]
             end = count.cumsum()
             at = np.arange(end[-1]) + (start[held] - end + count).repeat(count)
-            made[block] = report.fingerprint(
-                graph.degree[held],
-                torch.from_numpy(col[at]),
-                graph.alive[held],
-                graph.own_loop[held],
-                self.featureless[held],
-                self.levels.x[held],
-                torch.where(place >= 0, self.y[place], -1),
+            made[block] = arrays.fingerprint(
+                arrays.Tensor('torch.int64', degree[held]),
+                arrays.Tensor('torch.int32', col[at]),
+                *(arrays.Tensor(kind, part[held]) for kind, part in rows),
+                arrays.Tensor('torch.int64', label),
             )
         return made
 

@@ -474,3 +474,86 @@ def test_a_view_is_drawn_for_training():
     }
     assert found == {0, 1, 2}
     assert str(division) == "Division(3, by='edges')"
+
+
+@pytest.mark.parametrize('by', ['nodes', 'edges', 'features', 'grid'])
+def test_an_update_runs_the_views_that_it_changed(by, monkeypatch):
+    data = graph()
+    divided = Divided(model_of(GCN), 4, by, seed=3)
+    held, calls, call = divided.certify(data), [], Divided._call
+
+    def counted(self, *args):
+        calls.append(1)
+        return call(self, *args)
+
+    monkeypatch.setattr(Divided, '_call', counted)
+    u, v = data.edge_index[:, 5].tolist()
+    known = set(map(tuple, data.edge_index.t().tolist()))
+    new = next((0, w) for w in range(1, N) if (0, w) not in known)
+    moved = data.clone()
+    moved.x[3, 1] += 1.0
+    for now in (
+        data,
+        with_edges(data, drop=(u, v)),
+        with_edges(data, add=new),
+        moved,
+        graph(n=N + 2),
+    ):
+        calls.clear()
+        whole = divided.certify(now)
+        most, calls[:] = len(calls), []
+        some = divided.certify(now, since=(held, data))
+        fewer = most - len(calls)
+        for name in ('votes', 'predicted', 'radius'):
+            assert torch.equal(getattr(some, name), getattr(whole, name))
+        assert some.fingerprint == whole.fingerprint
+        assert some.data == whole.data
+        views = divided.division.num_views
+        same = [
+            i
+            for i in range(1, views)
+            if now.num_nodes == N
+            and all(
+                torch.equal(a, b)
+                for a, b in zip(
+                    _inputs(divided.division.view(data, i)),
+                    _inputs(divided.division.view(now, i)),
+                    strict=True,
+                )
+            )
+        ]
+        assert fewer == len(same)
+        assert fewer == views - 1 or now is not data
+    # Updates follow each other.
+    one = with_edges(data, drop=(u, v))
+    two = with_edges(one, add=new)
+    first = divided.certify(one, since=(held, data))
+    second = divided.certify(two, since=(first, one))
+    assert torch.equal(second.radius, divided.certify(two).radius)
+
+
+def test_votes_of_anything_else_are_not_kept():
+    data, model = graph(), model_of(GCN)
+    divided = Divided(model, 4, 'edges', seed=3)
+    held = divided.certify(data)
+    other = with_edges(data, drop=data.edge_index[:, 0].tolist())
+    with pytest.raises(ValueError, match='the graph of its certificate'):
+        divided.certify(other, since=(held, other))
+    for kwargs in (
+        {'num_groups': 5},
+        {'by': 'features'},
+        {'seed': 4},
+        {'vote': 'mean'},
+    ):
+        kwargs = {'num_groups': 4, 'by': 'edges', 'seed': 3, **kwargs}
+        with pytest.raises(ValueError, match='the same division'):
+            Divided(model, **kwargs).certify(other, since=(held, data))
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        next(changed.parameters()).add_(1.0)
+    with pytest.raises(ValueError, match='the same model'):
+        Divided(changed, 4, 'edges', seed=3).certify(other, since=(held, data))
+    with pytest.raises(TypeError):
+        divided.certify(other, since=held)
+    with pytest.raises(TypeError):
+        divided.certify(other, since=(held, [data]))

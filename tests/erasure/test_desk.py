@@ -418,6 +418,36 @@ def test_a_restored_model_forgets_again(tmp_path):
     assert len(desk.run()) == 1
 
 
+@pytest.mark.parametrize('which', [('desk.db',), ('desk.db', 'scores.pt')])
+def test_an_older_desk_loses_nothing_and_removes_nothing_twice(
+    tmp_path, which
+):
+    fitted().save(tmp_path / 'scores.pt')
+
+    def reopened():
+        model = NodeClassifier(lam=0.1, seed=0)
+        model.load(tmp_path / 'scores.pt')
+        return opened(tmp_path, model), model
+
+    desk, _ = reopened()
+    number = desk.add(nodes(3)).subject_request_id
+    desk.close()
+    older = {name: (tmp_path / name).read_bytes() for name in which}
+    desk, model = reopened()
+    assert len(desk.run()) == 1
+    desk.close()
+    for name, content in older.items():
+        (tmp_path / name).write_bytes(content)
+    desk, model = reopened()
+    (report,) = desk.run()
+    assert report.subject_request_id == number
+    both = len(which) == 2
+    assert report.tasks[0]['mode'] == ('now' if both else 'removed before')
+    named = [e.request for e in model.ledger.entries if e.request]
+    assert named == [{'nodes': [3]}]
+    assert 3 not in model.nodes
+
+
 def test_two_desks_and_one_model(tmp_path):
     model = fitted()
     model.save(tmp_path / 'scores.pt')

@@ -4,18 +4,20 @@ import os
 import signal
 import sys
 import uuid
+from itertools import pairwise
 
 import pytest
 import torch
 from desks import ALL, Clock, all_bytes, graph, nodes
 
 from pyg_trust.erasure import ErasureDesk
+from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.unlearning import NodeClassifier
 
 KILLS = 50
 BASE = 10**12
 # Where a process is killed: at the lines of these.
-FILES = ('/erasure/', '/files/', '/ledger.py', '/node.py')
+FILES = ('/erasure/', '/files/', '/ledger.py', '/node.py', '/coverage.py')
 
 
 def names(request):
@@ -26,12 +28,21 @@ def number(i):
     return str(uuid.UUID(int=i))
 
 
+def private():
+    """A model of so much noise that it covers everybody."""
+    return PrivateNodeClassifier(
+        'node', 0.005, 1e-3, steps=2, num_classes=2, max_units=100.0
+    )
+
+
 def opened(folder):
     desk = ErasureDesk(folder / 'desk.db', clock=Clock(), policy=ALL)
-    for name in ('one', 'two'):
-        model = NodeClassifier(lam=0.1, seed=0)
-        model.load(folder / f'{name}.pt')
-        desk.register(name, model, save=folder / f'{name}.pt', names=names)
+    for file in sorted(folder.glob('*.pt')):
+        covers = file.name == 'private.pt'
+        model = private() if covers else NodeClassifier(lam=0.1, seed=0)
+        model.load(file)
+        data = {'data': lambda: graph(3 * KILLS)} if covers else {}
+        desk.register(file.stem, model, save=file, names=names, **data)
     return desk
 
 
@@ -104,43 +115,85 @@ def check_traces(folder):
     return len(done)
 
 
-@pytest.mark.slow
-def test_fifty_kills_lose_nothing_and_leave_nothing(tmp_path):
-    for name, seed in (('one', 1), ('two', 2)):
-        model = NodeClassifier(lam=0.1, seed=0)
-        model.fit(graph(3 * KILLS, seed)).save(tmp_path / f'{name}.pt')
-    code, said = forked(tmp_path, 0, -1)
+def killed_often(folder, points=None):
+    """Runs that are killed at lines of the first one, and one to the end."""
+    code, said = forked(folder, 0, -1)
     assert code == 0
     whole = int(said[1:])
     added, finished, killed, largest = {0}, 1, 0, 0
-    points = torch.linspace(1, whole, KILLS).long().tolist()
-    for i, last in enumerate(points, 1):
-        code, said = forked(tmp_path, i, last)
+    if points is None:
+        points = torch.linspace(1, whole, KILLS).long()
+    else:
+        points = torch.randint(1, whole, (KILLS,), generator=points)
+    for i, last in enumerate(points.tolist(), 1):
+        code, said = forked(folder, i, last)
         assert code in (0, -signal.SIGKILL), said
         killed += code != 0
         if 'a' in said:
             added.add(i)
         largest = max(largest, finished)
-        finished = check_traces(tmp_path)
+        finished = check_traces(folder)
         assert finished >= largest, 'what was complete is not any more'
     # Recovery makes some runs longer than the first, none shorter.
     assert killed >= KILLS - 3
-    desk = opened(tmp_path)
+    desk = opened(folder)
     desk.run()
     status = desk.status()
     known = {uuid.UUID(n).int for (n,) in desk._sql('SELECT id FROM request')}
     assert added <= known
     assert status.completed == len(known)
     assert status.pending == status.in_progress == 0
+    return desk, known
+
+
+def check_lines(ledger, known):
+    """Everybody was removed, once, and the batches are named once."""
+    lines = [e for e in ledger.entries if e.request]
+    parts = [e.request.get('0', e.request) for e in lines]
+    assert sorted(v for part in parts for v in part['nodes']) == sorted(known)
+    assert all(line.reference for line in lines)
+    assert len({line.reference for line in lines}) == len(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', [0, 1])
+def test_kills_of_a_private_model_lose_nothing_and_spend_nothing_twice(
+    tmp_path, seed
+):
+    private().fit(graph(3 * KILLS)).save(tmp_path / 'private.pt')
+    points = torch.Generator().manual_seed(seed)
+    desk, known = killed_often(tmp_path, points)
+    (place,) = desk._places.values()
+    saved = private()
+    saved.load(place.save)
+    assert saved.removals.head == place.ledger.head
+    check_lines(saved.removals, known)
+    # What is spent is that of all of them at once, and no more.
+    lines = saved.removals.entries
+    assert saved._held[0] == len(known)
+    assert all(one.spent < two.spent for one, two in pairwise(lines))
+    assert not saved.released[0][sorted(known)].any()
+    assert check_traces(tmp_path) == len(known)
+    promises = [
+        task['promise']['mu']
+        for i in known
+        for task in desk.report(number(i)).tasks
+    ]
+    assert {*promises} == {line.spent for line in lines[1:]}
+    desk.close()
+
+
+@pytest.mark.slow
+def test_fifty_kills_lose_nothing_and_leave_nothing(tmp_path):
+    for name, seed in (('one', 1), ('two', 2)):
+        model = NodeClassifier(lam=0.1, seed=0)
+        model.fit(graph(3 * KILLS, seed)).save(tmp_path / f'{name}.pt')
+    desk, known = killed_often(tmp_path)
     for place in desk._places.values():
         saved = NodeClassifier(lam=0.1, seed=0)
         saved.load(place.save)
         assert saved.ledger.head == place.ledger.head
-        lines = [e for e in saved.ledger.entries if e.request]
-        gone = [v for e in lines for v in e.request['nodes']]
-        assert sorted(gone) == sorted(known)
-        assert all(line.reference for line in lines)
-        assert len({line.reference for line in lines}) == len(lines)
+        check_lines(saved.ledger, known)
         assert set(saved.nodes.tolist()).isdisjoint(known)
         assert saved.verify().leftovers == ()
     desk.close()

@@ -7,6 +7,7 @@ from desks import ALL, fitted, graph, nodes, opened
 from torch_geometric.nn import GCN
 
 from pyg_trust.erasure import check_erasure, queries
+from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 
@@ -93,6 +94,41 @@ def test_a_person_in_three_models_is_gone_from_all(tmp_path):
     modes = {task['name']: task['mode'] for task in report.tasks}
     assert modes == {'scores': 'now', 'shards': 'now', 'private': 'covered'}
     check_gone(desk, tmp_path, number)
+
+
+def test_a_person_whom_noise_can_not_cover_is_gone_from_the_others(tmp_path):
+    scores, shards, _ = first(tmp_path)
+    private = PrivateNodeClassifier(
+        'node', 0.2, 1e-3, steps=2, num_classes=2, forget_epsilon=1.0
+    ).fit(graph(60))
+    # Whoever came before has used what the noise covers.
+    while True:
+        try:
+            gone = len(private.removals.entries) + 19
+            private.remove(nodes(gone), graph(60))
+        except BudgetExceededError:
+            break
+    lines = private.removals.entries
+    desk = desk_of(tmp_path, (scores, shards, private))
+    number = desk.add(nodes(7)).subject_request_id
+    assert desk.run() == ()
+    assert 7 not in scores.nodes
+    assert 7 not in shards.n_id
+    assert private.removals.entries == lines
+    assert private.predict()[7] != -1
+    assert desk.status().refused == ((number, 'private'),)
+    report = desk.report(number)
+    assert report.request_status == 'in_progress'
+    (task,) = (t for t in report.tasks if t['name'] == 'private')
+    assert task['promise'] == {}
+    (tmp_path / 'open.json').write_text(report.to_json())
+    with pytest.raises(ValueError, match='completed_time'):
+        check_erasure(tmp_path / 'open.json')
+    # Nobody else's work is done again while it waits for its owner.
+    heads = scores.ledger.head, shards.ledger.head
+    assert desk.run() == ()
+    assert (scores.ledger.head, shards.ledger.head) == heads
+    assert desk.done(number, 'private').request_status == 'completed'
 
 
 @pytest.mark.parametrize('after', [False, True])

@@ -533,6 +533,7 @@ LINKS = {
     'mu': math.sqrt(1 / 16 + 1 / 64 + 1 / 64),
     'mu_parts': [0.25, 0.125, 0.125, 0.0],
     'relation': 'edge',
+    'form': 'either',
     'directed': False,
     'steps': 4,
     'seeded': False,
@@ -552,7 +553,8 @@ OF_LINKS['epsilon'] = 1.0
     ('changes', 'names'),
     [
         ({}, []),
-        ({'relation': 'node'}, ['relation']),
+        ({'relation': 'node', 'releases': 3}, None),
+        ({'form': 'withdraw'}, ['form']),
         ({'directed': True}, ['directed', 'mu', 'mu_parts']),
         ({'steps': 5}, ['steps', 'mu', 'mu_parts']),
         (
@@ -590,7 +592,10 @@ OF_LINKS['epsilon'] = 1.0
 def test_of_links(changes, names):
     v = {**LINKS, **changes}
     found = contradictions('private link prediction', v, OF_LINKS, {})
-    assert fields_of(found) == names
+    if names is None:
+        assert {'relation', 'form', 'count_std'} <= {*fields_of(found)}
+    else:
+        assert fields_of(found) == names
 
 
 @pytest.mark.parametrize(
@@ -626,8 +631,57 @@ def test_of_links_one_step_and_one_relation():
     name, mu = 'private link prediction', math.sqrt(1 / 16 + 1 / 64 + 1 / 256)
     v = {**LINKS, 'steps': 1, 'mu': mu, 'mu_parts': [0.25, 0.125, 0.0625, 0.0]}
     assert fields_of(contradictions(name, v, run, {})) == []
-    v, run = {**LINKS, 'relation': 'node'}, {**OF_LINKS, 'relation': 'node'}
+    run = {**OF_LINKS, 'relation': 'feature'}
+    v = {**LINKS, 'relation': 'feature'}
     assert fields_of(contradictions(name, v, run, {})) == ['relation']
+
+
+OF_OWNERS = {
+    **{**LINKS, 'relation': 'node', 'form': 'replace', 'count_std': None},
+    **{'row_std': 8.0, 'noise_multiplier': 32.0, 'releases': 2},
+    **{'mu_parts': [0.25, 0.0, 0.125, 0.0], 'mu': math.sqrt(5 / 64)},
+}
+
+
+@pytest.mark.parametrize(
+    ('changes', 'names'),
+    [
+        ({}, []),
+        # A record that is withdrawn moves half as far.
+        ({'form': 'withdraw'}, ['mu', 'mu_parts']),
+        (
+            {
+                'form': 'withdraw',
+                'mu_parts': [0.125, 0.0, 0.0625, 0.0],
+                'mu': math.sqrt(5 / 256),
+            },
+            [],
+        ),
+        ({'form': 'either'}, ['form']),
+        ({'count_std': 8.0}, ['count_std']),
+        ({'relation': 'edge', 'count_std': 8.0, 'releases': 3}, None),
+        ({'steps': 9}, ['steps', 'mu', 'mu_parts']),
+        ({'releases': 3}, ['releases']),
+        (
+            {
+                'mu_parts': [0.25, 0.0, 0.125, 0.5],
+                'mu': math.sqrt(21 / 64),
+                'releases': 3,
+            },
+            [],
+        ),
+        ({'mu_parts': [0.25, 0.125, 0.125, 0.0]}, ['mu_parts']),
+    ],
+    ids=str,
+)
+def test_of_links_of_owners(changes, names):
+    run = {**OF_LINKS, 'relation': 'node'}
+    v = {**OF_OWNERS, **changes}
+    found = contradictions('private link prediction', v, run, {})
+    if names is None:
+        assert {'relation', 'form', 'mu'} <= {*fields_of(found)}
+    else:
+        assert fields_of(found) == names
 
 
 @pytest.mark.parametrize(

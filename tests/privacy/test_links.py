@@ -265,7 +265,7 @@ def test_bad_data_are_refused_and_nothing_is_spent(data, name):
 @pytest.mark.parametrize(
     ('arguments', 'name'),
     [
-        ({'relation': 'node'}, "'relation'"),
+        ({'lr': 1e308}, "'lr'"),
         ({'relation': 'node_incident'}, "'relation'.*degree"),
         ({'relation': 'feature'}, "'relation'.*public"),
         ({'relation': 'user'}, "'relation'"),

@@ -841,21 +841,17 @@ def test_data_that_can_not_be_promised_anything_are_refused():
             "features='push' needs",
         ),
         ({'theta': 0.1}, "'theta' goes with"),
-        (
-            {
-                'features': 'push',
-                'measure': 'ppr',
-                'alpha': 0.2,
-                'accounting': 'bound',
-            },
-            "features='exact'",
-        ),
     ],
     ids=str,
 )
 def test_settings_that_promise_nothing_are_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         NodeClassifier(**kwargs)
+
+
+def test_bounds_as_published_are_of_exact_features():
+    with pytest.raises(ValueError, match="'features' needs to be 'exact'"):
+        BoundedNodeClassifier(features='push', measure='ppr', alpha=0.2)
 
 
 def test_encoders_are_public_frozen_and_work_row_by_row():

@@ -7,7 +7,12 @@ from typing import Any
 
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_choice, check_instance, check_integer
+from pyg_trust._checks import (
+    check_callable,
+    check_choice,
+    check_instance,
+    check_integer,
+)
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
 from pyg_trust.kernel.sentences import FROM_SYSTEM
@@ -73,8 +78,8 @@ class Removing(Waiting, Building):
         request: RemovalRequest,
         *,
         reference: str = '',
-        progress_bar: bool | None = None,
         on_report: Callable[[ShardRemovalReport], Any] | None = None,
+        progress_bar: bool | None = None,
     ) -> ShardRemovalReport:
         """Remove the requested items; retrain their shards.
 
@@ -83,11 +88,11 @@ class Removing(Waiting, Building):
                 graph 0 that ``fit`` saw.
             reference (str): the id of the batch of requests, 32 hexadecimal
                 digits, for the ledger. (default: :obj:`''`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
             on_report (Callable, optional): stores the report, before the
                 folder has the removal: no crash comes in between. If it
                 raises, everything is as before. (default: :obj:`None`)
+            progress_bar (bool, optional): whether to show one; by default in a
+                terminal, after two seconds. (default: :obj:`None`)
 
         Raises:
             TypeError: on another request.
@@ -95,6 +100,8 @@ class Removing(Waiting, Building):
         """
         self._agree('remove', request=request, reference=reference)
         check_instance('request', request, RemovalRequest)
+        if on_report is not None:
+            check_callable('on_report', on_report)
         if request.graphs != [0] or request.parts[0].whole:
             raise ValueError(
                 "'request' needs to name nodes, edges, features or labels of "
