@@ -15,23 +15,20 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_trust import rng
 from pyg_trust._checks import (
     Count,
     Natural,
     check_choice,
     check_integer,
+    check_number,
     check_range,
     check_tensor,
     validated,
 )
+from pyg_trust._checks.couplings import Owners, check_values
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.tables import (
-    columns,
-    has_rows,
-    lag,
-    shares_rows,
-    tells_counts,
-)
+from pyg_trust._checks.tables import has_rows
 from pyg_trust.graph._marks import marked
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.removal import integers
@@ -41,6 +38,10 @@ EdgeType = tuple[str, str, str]
 # Edge types that agree on so much, and not on all, are neither a pair of
 # mirrors nor two relations.
 _NEARLY = 0.9
+# The types of a graph that has one.
+_NODE, _EDGE = 'node', ('node', 'to', 'node')
+# A part of the seed.
+_SPLIT = 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ class PrivacyUnit:
     learned from the same persons are not found.
 
     Args:
-        data (HeteroData): the graph. Only ownership is copied from it.
+        data (Data or HeteroData): the graph. Only ownership is copied from
+            it. The one type of a ``Data`` is named :obj:`None` here, and
+            ``'node'`` in what is returned.
         person (str, optional): the node type whose rows are the persons, one
             each. (default: :obj:`None`)
         num_persons (int, optional): their number, where there is no such
@@ -119,22 +122,23 @@ class PrivacyUnit:
 
     def __init__(
         self,
-        data: HeteroData,
+        data: Data | HeteroData,
         person: str | None = None,
         *,
         num_persons: int | None = None,
-        owned: Mapping[str, EdgeType | Tensor] | None = None,
-        joint: Mapping[str, EdgeType | Tensor] | None = None,
+        owned: Mapping[str | None, EdgeType | Tensor] | None = None,
+        joint: Mapping[str | None, EdgeType | Tensor] | None = None,
         public: Sequence[str] = (),
         public_edges: Sequence[EdgeType] = (),
         edge_owner: Mapping[EdgeType, Tensor] | None = None,
-        on_removal: Mapping[str, str] | None = None,
+        on_removal: Mapping[str | None, str] | None = None,
         same: Tensor | None = None,
     ) -> None:
-        owned, joint = dict(owned or {}), dict(joint or {})
+        data = _typed(data)
+        owns, shares = _by_type(owned), _by_type(joint)
         self.person, self.public = person, tuple(public)
-        self.owned, self.joint = tuple(owned), tuple(joint)
-        self.public_edges = tuple(map(tuple, public_edges))
+        self.owned, self.joint = tuple(owns), tuple(shares)
+        self.public_edges = tuple((a, b, c) for a, b, c in public_edges)
         self._declared(data)
         self._sizes = {t: int(data[t].num_nodes) for t in data.node_types}
         self._edges = {e: data[e].edge_index for e in data.edge_types}
@@ -153,9 +157,9 @@ class PrivacyUnit:
         self._one = self._joined(same)
         self._ptr: dict[str, Tensor] = {}
         self._who: dict[str, Tensor] = {}
-        self._own(data, owned, joint)
+        self._own(data, owns, shares)
         self._edge_owner = self._owners_of_edges(dict(edge_owner or {}))
-        self.on_removal = self._removal(dict(on_removal or {}))
+        self.on_removal = self._removal(_by_type(on_removal))
         self.mirrors = self._mirrored()
         self._check_public_edges()
         self._n_id = self._ids(data)
@@ -294,7 +298,7 @@ class PrivacyUnit:
         return who is not None and who.unique().numel() == who.numel()
 
     @validated
-    def table(self, data: HeteroData) -> Data:
+    def table(self, data: Data | HeteroData) -> Data:
         """Return the table of persons as a graph without edges.
 
         Row :math:`i` is a person, with the features and labels that ``data``
@@ -311,7 +315,7 @@ class PrivacyUnit:
                 other persons.
         """
         self.check(data)
-        t = self._table()
+        data, t = _typed(data), self._table()
         mixed, of = marked(data[t]), data[t].get('own_of', self.digest)
         if mixed or of != self.digest:
             raise ValueError(
@@ -356,11 +360,13 @@ class PrivacyUnit:
         Args:
             persons (Iterable[int] or Tensor): the names of the persons.
         """
-        gone = self._names(persons)
+        return self._cascade(self._names(persons), self.on_removal)
+
+    def _cascade(self, gone: Tensor, on_removal: Mapping[str, str]) -> Cascade:
         rows, masks = {}, {}
         for t, ptr in self._ptr.items():
             count = _per_row(torch.isin(self._who[t], gone), ptr)
-            keep = self.on_removal.get(t) == 'keep'
+            keep = on_removal.get(t) == 'keep'
             masks[t] = (count == ptr.diff()) if keep else (count > 0)
             rows[t] = masks[t].nonzero().view(-1)
         edges = {}
@@ -379,15 +385,15 @@ class PrivacyUnit:
 
     @validated
     def without(
-        self, data: HeteroData, persons: Iterable[int] | Tensor
-    ) -> HeteroData:
+        self, data: Data | HeteroData, persons: Iterable[int] | Tensor
+    ) -> Data | HeteroData:
         """Return the graph that remains after the removal of persons.
 
         ``n_id`` of each node type holds the original names of its rows. What
         changes is copied; :obj:`data` stays as it is.
 
         Args:
-            data (HeteroData): the graph that was declared.
+            data (Data or HeteroData): the graph that was declared.
             persons (Iterable[int] or Tensor): the names of the persons.
 
         Raises:
@@ -395,9 +401,86 @@ class PrivacyUnit:
                 attribute may hold rows or edges in another order, such as
                 ``edge_label_index``, or a tensor or list of the whole graph.
         """
-        self.check(data)
-        gone = self.cascade(persons)
-        out = HeteroData()
+        return self._left(data, self.cascade(persons))
+
+    @validated
+    def within(
+        self, data: Data | HeteroData, persons: Iterable[int] | Tensor
+    ) -> Data | HeteroData:
+        """Return what persons own, alone or with each other, and public rows.
+
+        The graph to train on for a group of persons: those of one group are
+        forgotten by training its model again. For a group that hashes of
+        names make, that is equal, to the bit, to their never having been
+        there. Joint rows whose owners are in several groups are in none.
+        Returned as by :meth:`without`.
+
+        Args:
+            data (Data or HeteroData): the graph that was declared.
+            persons (Iterable[int] or Tensor): the names of the persons.
+
+        Raises:
+            ValueError: as :meth:`without`.
+        """
+        kept = self._names(persons)
+        stay = torch.zeros(self.num_names, dtype=torch.bool)
+        stay[kept] = True
+        others = (~stay[self._one]).nonzero().view(-1)
+        return self._left(data, self._cascade(others, {}))
+
+    @validated
+    def split(
+        self, ratio: Sequence[float], *, seed: int | None = None
+    ) -> list[dict[str, Tensor]]:
+        """Divide the rows by persons, so that nobody is in two parts.
+
+        Joint rows of persons in different parts, and public rows, are in
+        none. What is tuned or audited on a part has seen no person of another
+        one; a split of rows does not give that.
+
+        Args:
+            ratio (Sequence[float]): the share of persons in each part.
+            seed (int, optional): the seed of the draw; by default from the
+                operating system. (default: :obj:`None`)
+
+        Returns:
+            list[dict[str, Tensor]]: for each part, a mask of the rows of each
+            type that persons own, bool, ``[num_rows]``.
+
+        Raises:
+            ValueError: if shares are not positive, or exceed 1 together.
+        """
+        if not isinstance(ratio, list | tuple):
+            raise TypeError(
+                "'ratio' needs to be a list of numbers (got "
+                f'{type(ratio).__name__})'
+            )
+        shares = [check_number('ratio', share) for share in ratio]
+        if not shares or min(shares) <= 0 or sum(shares) > 1 + 1e-9:
+            raise ValueError(
+                "'ratio' needs to hold positive shares of at most 1 together "
+                f'(got {list(ratio)})'
+            )
+        persons = self._one.unique()
+        n = persons.numel()
+        made = rng.generator(rng.derive(rng.resolve(seed), _SPLIT))
+        order = persons[torch.randperm(n, generator=made)]
+        ends = [round(n * sum(shares[: i + 1])) for i in range(len(shares))]
+        parts = []
+        for start, end in zip([0, *ends], ends, strict=False):
+            inside = torch.zeros(self.num_names, dtype=torch.bool)
+            inside[order[start:end]] = True
+            parts.append(
+                {
+                    t: _per_row(inside[self._who[t]], ptr) == ptr.diff()
+                    for t, ptr in self._ptr.items()
+                }
+            )
+        return parts
+
+    def _left(self, given: Data | HeteroData, gone: Cascade) -> Any:
+        self.check(given)
+        data, out = _typed(given), HeteroData()
         for key, value in data._global_store.items():
             if not isinstance(value, str | int | float):
                 raise ValueError(
@@ -426,31 +509,45 @@ class PrivacyUnit:
             out[e].edge_index = torch.stack(
                 [place[e[0]][source], place[e[2]][target]]
             )
-        return out
+        return out if isinstance(given, HeteroData) else _plain(out)
 
     # What is declared ######################################################
 
     @validated
-    def check(self, data: HeteroData) -> None:
+    def check(self, data: Data | HeteroData) -> None:
         """Refuse another graph than the declared one.
 
         Sizes, edges and the persons' ``n_id`` have to be the same, and no
         column may show rows or edges of other persons.
 
         Args:
-            data (HeteroData): the graph.
+            data (Data or HeteroData): the graph.
         """
+        data = _typed(data)
         if self._digest(data) != self._print:
             raise ValueError(
                 "'data' needs to be the graph that the unit was made of: its "
-                'types, sizes or edges differ'
+                'types, sizes or edges differ (what to_homogeneous() makes '
+                'has rows alone, and no persons)'
             )
         if not torch.equal(self._ids(data), self._n_id):
             raise ValueError(
                 f"'data' needs the names 'n_id' of {self.person!r} that the "
                 'unit was made with'
             )
-        self._check_values(data)
+        check_values(
+            data,
+            Owners(
+                self.person,
+                self.public,
+                self.joint,
+                self.public_edges,
+                self._ptr,
+                self._who,
+                self._edge_owner,
+            ),
+            distinct=self._distinct,
+        )
 
     def summary(self) -> dict[str, Any]:
         """Return the declaration by the names of types, without data."""
@@ -597,7 +694,9 @@ class PrivacyUnit:
                 f'(row {i} has {int(count[i])})'
             )
         self._ptr[node_type] = pointer(count)
-        self._who[node_type] = who[rows.argsort(stable=True)]
+        if bool((rows.diff() < 0).any()):
+            who = who[rows.argsort(stable=True)]
+        self._who[node_type] = who
 
     def _owners_of_edges(
         self, given: Mapping[EdgeType, Tensor]
@@ -662,26 +761,6 @@ class PrivacyUnit:
                     f'type between public rows (missing: {e})'
                 )
 
-    def _strange(self, edge_type: EdgeType, node_type: str) -> Tensor:
-        # Which edges rows of a type can't show, as they are not their own.
-        ends = zip(edge_type[::2], self._edges[edge_type], strict=True)
-        none = torch.zeros(self._edges[edge_type].size(1), dtype=torch.bool)
-        if node_type in self.public:
-            return none | (edge_type not in self.public_edges)
-        if node_type in self.joint:
-            return none
-        who = [self._only(t)[i] for t, i in ends if t not in self.public]
-        if edge_type in self._edge_owner:
-            who.append(self._edge_owner[edge_type])
-        return (
-            (who[0] < 0) | (who[0] != who[-1]) | (who[0] != who[len(who) // 2])
-        )
-
-    def _only(self, node_type: str) -> Tensor:
-        # The owner of each row, -1 of several.
-        ptr, who = self._ptr[node_type], self._who[node_type]
-        return torch.where(ptr.diff() == 1, who[ptr[:-1]], -1)
-
     def _same_owners(
         self, a: str, rows: Tensor, b: str, others: Tensor
     ) -> bool:
@@ -709,56 +788,6 @@ class PrivacyUnit:
             ]
         )
 
-    def _check_values(self, data: HeteroData) -> None:
-        tables = {
-            t: x
-            for t in data.node_types
-            if isinstance(x := data[t].get('x'), Tensor)
-            and x.layout == torch.strided
-            and x.dim() == 2
-        }
-        for e, index in self._edges.items():
-            ways = [*zip(e[::2], index, strict=True)]
-            if e[0] == e[2]:
-                # Acquaintances in both directions, together.
-                ways.append((e[0], index.reshape(-1)))
-            for t, ends in ways:
-                strange = self._strange(e, t)
-                if not strange.any():
-                    continue
-                strange = strange.repeat(ends.numel() // strange.numel())
-                # Without a person's own edges, and with them.
-                seen = [ends] if strange.all() else [ends[strange], ends]
-                counts = [
-                    torch.bincount(some, minlength=self._sizes[t])
-                    for some in seen
-                ]
-                for key, value in columns(data[t]):
-                    if any(tells_counts(value, c) for c in counts):
-                        raise ValueError(
-                            f"'data' needs rows that were not made from other "
-                            f'persons: a column of {t!r} counts or ranks the '
-                            f'edges {e} (in {key!r})'
-                        )
-        own = [t for t in tables if t in (self.person, *self.owned)]
-        for t in own:
-            k = lag(tables[t], self._who[t])
-            if k:
-                raise ValueError(
-                    f"'data' needs rows of a person's own: a column of {t!r} "
-                    f'holds another, {k} rows before, also where that is '
-                    "another person's"
-                )
-        if self._distinct:
-            return
-        for a, b in combinations(own, 2):
-            if shares_rows(tables[a], self._who[a], tables[b], self._who[b]):
-                raise ValueError(
-                    f"'same' is needed: {a!r} and {b!r} hold the same rows "
-                    'under different names; name the persons who are one, or '
-                    'none, int64 [2, 0]'
-                )
-
     def _digest(self, data: HeteroData) -> str:
         parts: list[Tensor | str | float | None] = []
         for t in sorted(data.node_types):
@@ -766,6 +795,37 @@ class PrivacyUnit:
         for e in sorted(data.edge_types):
             parts += ['/'.join(e), data[e].edge_index]
         return fingerprint(*parts)
+
+
+def _typed(data: Data | HeteroData) -> HeteroData:
+    # A graph of one type as a typed one, of the same tensors.
+    if isinstance(data, HeteroData):
+        return data
+    made = HeteroData()
+    for key, value in data.items():
+        if key in ('edge_index', 'num_nodes'):
+            continue
+        if data.is_edge_attr(key):
+            made[_EDGE][key] = value
+        elif data.is_node_attr(key):
+            made[_NODE][key] = value
+        else:
+            made[key] = value
+    if data.get('edge_index') is not None:
+        made[_EDGE].edge_index = data.edge_index
+    made[_NODE].num_nodes = data.num_nodes
+    return made
+
+
+def _plain(data: HeteroData) -> Data:
+    out = Data(**data._global_store, **data[_NODE])
+    for key, value in data[_EDGE].items() if data.edge_types else ():
+        out[key] = value
+    return out
+
+
+def _by_type(given: Mapping[str | None, Any] | None) -> dict[str, Any]:
+    return {_NODE if t is None else t: v for t, v in (given or {}).items()}
 
 
 def _kept(size: int, gone: Tensor | None) -> Tensor:

@@ -112,6 +112,17 @@ entry(
     data=values(3, None, other()),
     persons=PERSONS,
 )
+entry(
+    'unit.PrivacyUnit.within',
+    lambda: (unit(), {'data': shop(), 'persons': [1]}),
+    data=values(3, None, other()),
+    persons=PERSONS,
+)
+entry(
+    'unit.PrivacyUnit.split',
+    lambda: (unit(), {'ratio': [0.5, 0.5], 'seed': 0}),
+    ratio=values([], [0.0], [0.9, 0.2], [-1], ['a'], 0.5),
+)
 EXEMPT['unit.Cascade'] = 'a result'
 EXEMPT['unit.path_steps'] = 'an inner step of what checks its arguments'
 

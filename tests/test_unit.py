@@ -1,5 +1,6 @@
 """The privacy unit against brute force, and what it refuses."""
 
+import importlib.util
 import json
 import random
 from pathlib import Path
@@ -7,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToUndirected
 
 from pyg_trust.functional.metapaths import metapath_features
+from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.unit import PrivacyUnit
 
 ORACLE = Path(__file__).parents[2] / 'shared/oracles/typed_graphs'
@@ -504,3 +506,152 @@ def test_names_do_not_change_after_the_declaration() -> None:
     for taken in (unit.table, lambda data: unit.without(data, [0])):
         with pytest.raises(ValueError, match="needs the names 'n_id'"):
             taken(data)
+
+
+def oracle(name: str) -> Any:
+    """A module of the shared oracles, which knows nothing of the package."""
+    file = ORACLE / f'{name}.py'
+    if not file.exists():
+        pytest.skip('needs the shared oracles')
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def of_chats(data: HeteroData, how: str) -> PrivacyUnit:
+    place = {p: i for i, p in enumerate(data['user'].n_id.tolist())}
+    owner = [place[p] for p in data['order'].owner.tolist()]
+    return PrivacyUnit(
+        data,
+        'user',
+        owned={'order': torch.tensor(owner, dtype=torch.int64)},
+        joint={'chat': ('user', 'in', 'chat')},
+        public=('item',),
+        on_removal={'chat': how},
+    )
+
+
+def same_graphs(one: HeteroData, two: HeteroData) -> bool:
+    return all(
+        torch.equal(one[t].x, two[t].x) for t in one.node_types
+    ) and all(
+        torch.equal(one[e].edge_index, two[e].edge_index)
+        for e in one.edge_types
+    )
+
+
+@pytest.mark.parametrize('how', ['drop', 'keep'])
+def test_a_shard_without_a_person_never_had_it(how: str) -> None:
+    """Fifty persons one by one, in random order; with two, the weights."""
+    twins = oracle('erase_twin')
+    everybody = list(range(50))
+    full = twins.make(everybody)
+    unit, owners = of_chats(full, how), twins.owners(full)
+    shard = [twins.shard_of(p, 4) for p in everybody]
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    for i, person in enumerate(order.tolist()):
+        left = unit.without(full, [person])
+        again = of_chats(left, how)
+        for k in range(4):
+            mine = {p for p in everybody if shard[p] == k and p != person}
+            place = left['user'].n_id.tolist()
+            named = [place.index(p) for p in mine]
+            made = again.within(left, named)
+            if how == 'drop':
+                others = [p for p in everybody if p != person]
+                never = twins.restrict(twins.make(others), mine)
+            else:
+                # A chat of somebody who was never there has the others.
+                stay = {
+                    t: torch.ones(full[t].num_nodes, dtype=torch.bool)
+                    for t in full.node_types
+                }
+                for t in ('user', 'order', 'chat'):
+                    rest = [o - {person} for o in owners[t]]
+                    stay[t] = torch.tensor(
+                        [bool(o) and o <= mine for o in rest]
+                    )
+                never = full.subgraph(stay)
+            assert same_graphs(made, never)
+            if i < 2 and k == shard[person]:
+                assert torch.equal(twins.train(made), twins.train(never))
+                whole = unit.within(full, [*mine, person])
+                assert not torch.equal(twins.train(whole), twins.train(never))
+
+
+def test_a_graph_of_one_type_has_persons_of_several_rows() -> None:
+    n, owner = 40, torch.arange(40) * 7 % 12
+    data = Data(
+        x=torch.rand(n, 2),
+        y=torch.arange(n),
+        edge_index=torch.stack([torch.arange(n), torch.arange(n) * 3 % n]),
+        name='visits',
+    )
+    data.edge_weight = torch.rand(n)
+    unit = PrivacyUnit(data, owned={None: owner}, num_persons=12)
+    assert (
+        unit.rows(5)['node'].tolist()
+        == (owner == 5).nonzero().view(-1).tolist()
+    )
+    left = unit.without(data, [5, 7])
+    keep = (owner != 5) & (owner != 7)
+    twin = data.subgraph(keep)
+    assert isinstance(left, Data)
+    assert left.name == 'visits'
+    for key in ('x', 'y', 'edge_index', 'edge_weight'):
+        assert torch.equal(left[key], twin[key])
+    rest = unit.within(data, [p for p in range(12) if p not in (5, 7)])
+    assert torch.equal(rest.x, twin.x)
+    with pytest.raises(ValueError, match='sizes or edges differ'):
+        unit.check(left)
+    with pytest.raises(ValueError, match="a table 'person'"):
+        DisjointWalkLoader(data, 4, 0, unit=unit)
+    joint = torch.stack([torch.arange(n), owner])
+    both = torch.cat([joint, torch.tensor([[0], [5]])], 1)
+    kept = PrivacyUnit(
+        data, joint={None: both}, num_persons=12, on_removal={None: 'keep'}
+    )
+    assert 0 in kept.without(data, [5]).y
+    assert 0 in kept.without(data, [0]).y
+    assert 0 not in kept.without(data, [0, 5]).y
+
+
+def test_a_graph_made_homogeneous_is_no_table_of_persons() -> None:
+    data = shop()
+    unit = PrivacyUnit(data, **SHOP)
+    for t in data.node_types:
+        data[t].x = data[t].x[:, :2]
+    with pytest.raises(ValueError, match='types, sizes or edges differ'):
+        DisjointWalkLoader(data.to_homogeneous(), 2, 0, unit=unit)
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_nobody_is_in_two_parts_of_a_split(seed: int) -> None:
+    db = database(seed)
+    _, unit = declared(db)
+    parts = unit.split([0.5, 0.5], seed=seed)
+    assert unit.split([0.5, 0.5], seed=seed)[0].keys() == parts[0].keys()
+    persons = []
+    for part in parts:
+        inside = {
+            p
+            for t in ('profile', 'order')
+            for i in part[t].nonzero().view(-1).tolist()
+            for p in db['owners'][t][i]
+        }
+        persons.append(inside)
+        for t, mask in part.items():
+            for i, owners in enumerate(db['owners'][t]):
+                if mask[i]:
+                    assert not inside.isdisjoint(owners) or t == 'chat'
+    assert not persons[0] & persons[1]
+    for t in ('profile', 'order'):
+        assert bool((parts[0][t] ^ parts[1][t]).all())
+    for i, owners in enumerate(db['owners']['chat']):
+        for part, inside in zip(parts, persons, strict=True):
+            assert bool(part['chat'][i]) == (set(owners) <= inside)
+    with pytest.raises(ValueError, match='positive shares of at most 1'):
+        unit.split([0.9, 0.2])

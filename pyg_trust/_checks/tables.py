@@ -1,5 +1,6 @@
 """Detection of table columns and rows that contain other persons' data."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,13 @@ from pyg_trust._checks.degrees import (
     one_for_each,
 )
 
-# Rows back in which a lagged column is searched for.
-_LAGS = 8
+# Rows tried first for sums, and how many have to tell; the longest period of
+# a column by position.
+_TRIED, _FEW, _PERIODS = 256, 5, 64
 # Logarithm of the number of orders of which one comes by chance.
 _CHANCE = 14
+# Rows of two tables from which those are sought first that may be equal.
+_LARGE = 2**16
 # Columns of a sparse attribute at a time.
 _BLOCK = 64
 
@@ -35,8 +39,6 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
         count (Tensor): int64, ``[num_rows]``: the counts.
     """
     values, back, size = count.unique(return_inverse=True, return_counts=True)
-    ways = torch.lgamma(torch.tensor(len(x) + 1.0))
-    ways = ways - torch.lgamma(size + 1.0).sum()
     if values.numel() < 3:
         return False
     x = x.double()
@@ -47,7 +49,7 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
         inside = often[back]
         if bool(one_for_each(x[inside], count[inside]).any()):
             return True
-    if float(ways) < _CHANCE:
+    if _num_orders(back) < _CHANCE:
         return False
     shape = (values.numel(), x.size(1))
     index = back[:, None].expand_as(x)
@@ -61,28 +63,120 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
     return bool(((rises | falls) & moves & distinct).any())
 
 
-def lag(x: Tensor, owner: Tensor) -> int:
-    """Return the number of rows by which a column is shifted against another.
+def tells_neighbors(x: Tensor, y: Tensor, ends: Tensor) -> bool:
+    """Tell whether a column sums up, averages or bounds others' values.
+
+    Only rows count in which the others differ from each other, for an average
+    and an extreme: what all of them have may have been copied to them.
 
     Args:
-        x (Tensor): ``[num_rows, num_columns]``.
-        owner (Tensor): int64, ``[num_rows]``: the owner of each row.
+        x (Tensor): ``[num_receivers, num_columns]``.
+        y (Tensor): ``[num_senders, num_other_columns]``.
+        ends (Tensor): int64, ``[2, num_edges]``: receivers and senders.
+    """
+    count = torch.bincount(ends[0], minlength=len(x))
+    rows = (count > 1).nonzero().view(-1)
+    if rows.numel() < _FEW:
+        return False
+    most = min(rows.numel(), _TRIED)
+    some = rows[count[rows].topk(most, largest=False).indices]
+    for how in ('sum', 'mean', 'amax', 'amin'):
+        z, mask, value = _summed(x, y, ends, some, how)
+        square = mask * z.square()
+        off = square.sum(0)[:, None] + mask.t() @ value.square()
+        like = off - 2 * (mask * z).t() @ value <= 1e-8 * off
+        like &= mask.sum(0)[:, None] >= _FEW
+        for a, b in like.nonzero().tolist():
+            z, mask, value = _summed(
+                x[:, b : b + 1], y[:, a : a + 1], ends, rows, how
+            )
+            z, value = z[mask > 0], value[mask > 0]
+            off = 1e-5 * (z - z.mean()).abs().amax()
+            chance = _CHANCE + math.log(x.size(1) * y.size(1))
+            if bool(((z - value).abs() <= off).all()) and (
+                _num_orders(value) > chance
+            ):
+                return True
+    return False
+
+
+def _summed(
+    x: Tensor, y: Tensor, ends: Tensor, rows: Tensor, how: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    # The others' values of some receivers, where they tell, and their own.
+    place = ends.new_full((len(x),), -1)
+    place[rows] = torch.arange(rows.numel())
+    at = place[ends[0]]
+    sent = y[ends[1][at >= 0]].double()
+    at = at[at >= 0][:, None].expand_as(sent)
+
+    def reduced(how: str) -> Tensor:
+        out = sent.new_zeros(rows.numel(), y.size(1))
+        return out.scatter_reduce(0, at, sent, how, include_self=False)
+
+    z = reduced(how)
+    mask = z != 0 if how == 'sum' else reduced('amax') > reduced('amin')
+    return z, mask.double(), x[rows].double()
+
+
+def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
+    """Return a column that holds another one's value of the row before.
+
+    Or the change of another one since. What repeats itself in the table is a
+    function of the position, and let pass.
+
+    Args:
+        given (list[Tensor]): matrices with a row for each row of the table.
+        later (Tensor): int64, ``[k]``: rows.
+        before (Tensor): int64, ``[k]``: the row before each, of a stranger.
 
     Returns:
-        int: the shift; 0 if there is none.
+        int or None: the column, counted through all matrices.
     """
-    n = len(x)
-    for k in range(1, min(_LAGS, n - 8) + 1):
-        strange = (owner[k:] != owner[:-k]).nonzero().view(-1)
-        if strange.numel() < 8:
-            continue
-        few = strange[:64]
-        like = (x[few + k][:, :, None] == x[few][:, None, :]).all(0)
+    if later.numel() < 8 or not given:
+        return None
+    now = torch.cat([x[later[:64]] for x in given], 1).double()
+    then = torch.cat([x[before[:64]] for x in given], 1).double()
+    width = now.size(1)
+    chance = _CHANCE + 2 * math.log(width)
+    place = [(i, j) for i, x in enumerate(given) for j in range(x.size(1))]
+
+    def column(c: int) -> Tensor:
+        i, j = place[c]
+        return given[i][:, j].double()
+
+    for since in (False, True):
+        told = now - then if since else then
+        size = 1e-6 * told.abs().amax(0) if since else told.new_zeros(width)
+        like = torch.ones((width, width), dtype=torch.bool)
+        for mine, theirs in zip(now, told, strict=True):
+            like &= (mine[:, None] - theirs).abs() <= size
+        like.fill_diagonal_(False)
         for a, b in like.nonzero().tolist():
-            later, before = x[strange + k, a], x[strange, b]
-            if torch.equal(later, before) and before.unique().numel() > 3:
-                return k
-    return 0
+            mine, base = column(a), column(b)
+            theirs = base[later] - base[before] if since else base[before]
+            off = 1e-6 * theirs.abs().amax() if since else 0
+            if (
+                bool(((mine[later] - theirs).abs() <= off).all())
+                and _num_orders(theirs) > chance
+                and not _repeats(mine)
+            ):
+                return a
+    return None
+
+
+def _num_orders(value: Tensor) -> float:
+    # Logarithm of the number of orders that values could be in.
+    size = value.unique(return_counts=True)[1]
+    ways = torch.lgamma(torch.tensor(value.numel() + 1.0))
+    return float(ways - torch.lgamma(size + 1.0).sum())
+
+
+def _repeats(value: Tensor) -> bool:
+    return any(
+        torch.equal(value[k:], value[:-k])
+        for k in range(1, min(_PERIODS, len(value) // 2) + 1)
+    )
 
 
 def shares_rows(
@@ -100,6 +194,14 @@ def shares_rows(
     """
     if a.size(1) != b.size(1) or a.dtype != b.dtype or a.size(1) < 2:
         return False
+    if len(a) + len(b) > _LARGE:
+        # Rows of other sums are other rows.
+        one, two = _sums(a), _sums(b)
+        there = torch.zeros(2**27, dtype=torch.bool).index_fill(0, one, 1)[two]
+        here = torch.zeros(2**27, dtype=torch.bool)
+        here = here.index_fill(0, two[there], 1)[one]
+        a, owner_a = a[here], owner_a[here]
+        b, owner_b = b[there], owner_b[there]
     rows, back, count = torch.cat([a, b]).unique(
         dim=0, return_inverse=True, return_counts=True
     )
@@ -110,6 +212,15 @@ def shares_rows(
     place = torch.zeros((2, n), dtype=torch.int64)
     place[0, first], place[1, second] = owner_a, owner_b
     return bool((place[0] != place[1])[twice].any())
+
+
+def _sums(x: Tensor) -> Tensor:
+    # The same 27 bits for equal rows.
+    total = torch.zeros(len(x), dtype=torch.float64)
+    for i in range(x.size(1)):
+        total = (total * 0.7390851332151607).add_(x[:, i])
+    bits = total.add_(0.0).view(torch.int64)
+    return (bits * 0x9E3779B97F4A7C1 >> 31) & 0x7FFFFFF
 
 
 def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
@@ -130,7 +241,7 @@ def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
         if value.dtype == torch.bool or value.is_complex():
             continue
         if value.layout == torch.strided:
-            yield key, value.reshape(len(value), -1)
+            yield key, value[:, None] if value.dim() == 1 else value.flatten(1)
         elif value.dim() == 2:
             for block in torch.arange(value.size(1)).split(_BLOCK):
                 some = value.to_sparse_coo().index_select(1, block)

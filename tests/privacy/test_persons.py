@@ -319,7 +319,7 @@ COUPLED = {
     'a public row seen by others': 'marked as propagated',
     'no unit': 'marked as propagated',
     'marked by hand': 'marked as propagated',
-    'items made of orders': 'marked as propagated',
+    'items made of orders': "sums up 'order' over the edges",
     'a unit that calls orders public': 'another unit',
     'both units': 'marked as propagated',
     'a column of acquaintances': 'counts or ranks',

@@ -1,0 +1,343 @@
+"""Columns made from other persons are refused, and honest ones are not."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from pyg_trust.unit import PrivacyUnit
+
+BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
+KNOWS, REV = ('user', 'knows', 'user'), ('item', 'rev_has', 'order')
+N, ORDERS, ITEMS = 80, 400, 50
+
+
+def shop(seed: int = 0) -> HeteroData:
+    """Users who know each other, orders of one item each, and items."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=draw)
+
+    data = HeteroData()
+    data['user'].x, data['order'].x = rand(N, 3), rand(ORDERS, 3)
+    data['item'].x = rand(ITEMS, 3)
+    data['user'].y = (rand(N) < 0.5).long()
+    data['order'].y = (rand(ORDERS) < 0.4).long()
+    each = torch.arange(ORDERS)
+    by = (rand(ORDERS) * N).long()
+    # A few items are in most orders.
+    has = (rand(ORDERS).square() * ITEMS).long()
+    data[BY].edge_index = torch.stack([each, by])
+    data[HAS].edge_index = torch.stack([each, has])
+    data[REV].edge_index = data[HAS].edge_index.flip(0)
+    knows = (rand(2, 300) * N).long()
+    data[KNOWS].edge_index = knows[:, knows[0] != knows[1]].unique(dim=1)
+    return data
+
+
+def declared(data: HeteroData) -> PrivacyUnit:
+    return PrivacyUnit(data, 'user', owned={'order': BY}, public=('item',))
+
+
+def popularity(data: HeteroData) -> Tensor:
+    return data[HAS].edge_index[1].bincount(minlength=ITEMS)
+
+
+def buyers(data: HeteroData) -> Tensor:
+    owner, item = data[BY].edge_index[1], data[HAS].edge_index[1]
+    pairs = torch.stack([item, owner]).unique(dim=1)
+    return pairs[0].bincount(minlength=ITEMS).float()
+
+
+def over(index: Tensor, value: Tensor, size: int, how: str) -> Tensor:
+    out = torch.zeros(size)
+    value = value.float()[index[1]]
+    return out.scatter_reduce(0, index[0], value, how, include_self=False)
+
+
+def of_items(data: HeteroData, value: Tensor, how: str) -> Tensor:
+    return over(data[REV].edge_index, value, ITEMS, how)
+
+
+def of_friends(data: HeteroData, value: Tensor, how: str) -> Tensor:
+    return over(data[KNOWS].edge_index, value, N, how)
+
+
+def age(data: HeteroData) -> Tensor:
+    # The first column of each order's user.
+    return data['user'].x[data[BY].edge_index[1], 0]
+
+
+def before(data: HeteroData, value: Tensor, by: Tensor) -> Tensor:
+    # The value of the row before with the same 'by', in order of rows.
+    out, last = value.clone(), {}
+    for i, group in enumerate(by.tolist()):
+        out[i] = value[last[group]] if group in last else -1
+        last[group] = i
+    return out
+
+
+def rank(by: Tensor) -> Tensor:
+    # How many rows before have the same 'by'.
+    groups = by.tolist()
+    return torch.tensor([groups[:i].count(g) for i, g in enumerate(groups)])
+
+
+def item_of(data: HeteroData) -> Tensor:
+    return data[HAS].edge_index[1]
+
+
+# By name: the table, and a column of it.
+Column = Callable[[HeteroData], Tensor]
+COUPLED: dict[str, tuple[str, Column]] = {
+    'popularity': ('item', popularity),
+    'its logarithm': ('item', lambda d: popularity(d).double().log1p()),
+    'its square root': ('item', lambda d: popularity(d).double().sqrt()),
+    'standardised': (
+        'item',
+        lambda d: (
+            (popularity(d) - popularity(d).double().mean())
+            / popularity(d).double().std()
+        ),
+    ),
+    'its inverse': ('item', lambda d: 1 / (1.0 + popularity(d))),
+    'its rank': (
+        'item',
+        lambda d: popularity(d).argsort(stable=True).argsort(),
+    ),
+    'its rank, downwards': (
+        'item',
+        lambda d: popularity(d).argsort(descending=True).argsort(),
+    ),
+    'its quantile': (
+        'item',
+        lambda d: popularity(d).argsort(stable=True).argsort() // 5,
+    ),
+    'numbers of buyers': ('item', buyers),
+    'their logarithm': ('item', lambda d: buyers(d).log1p()),
+    'an average of orders': (
+        'item',
+        lambda d: of_items(d, d['order'].x[:, 1], 'mean'),
+    ),
+    'a sum of orders': (
+        'item',
+        lambda d: of_items(d, d['order'].x[:, 1], 'sum'),
+    ),
+    'the largest order': (
+        'item',
+        lambda d: of_items(d, d['order'].x[:, 2], 'amax'),
+    ),
+    'the smallest order': (
+        'item',
+        lambda d: of_items(d, d['order'].x[:, 2], 'amin'),
+    ),
+    'the rate of a label': (
+        'item',
+        lambda d: of_items(d, d['order'].y, 'mean'),
+    ),
+    'the average age of buyers': (
+        'item',
+        lambda d: of_items(d, age(d), 'mean'),
+    ),
+    'numbers of followers': (
+        'user',
+        lambda d: d[KNOWS].edge_index[1].bincount(minlength=N),
+    ),
+    'numbers of followed': (
+        'user',
+        lambda d: d[KNOWS].edge_index[0].bincount(minlength=N).sqrt(),
+    ),
+    'both together': (
+        'user',
+        lambda d: d[KNOWS].edge_index.flatten().bincount(minlength=N),
+    ),
+    "an average of friends' columns": (
+        'user',
+        lambda d: of_friends(d, d['user'].x[:, 1], 'mean'),
+    ),
+    "a sum of friends' columns": (
+        'user',
+        lambda d: of_friends(d, d['user'].x[:, 1], 'sum'),
+    ),
+    "the share of friends' labels": (
+        'user',
+        lambda d: of_friends(d, d['user'].y, 'mean'),
+    ),
+    'the row before': ('order', lambda d: d['order'].x[:, 0].roll(1)),
+    'five rows before': ('order', lambda d: d['order'].x[:, 1].roll(5)),
+    'the label of the row before': (
+        'order',
+        lambda d: d['order'].y.roll(1),
+    ),
+    'the change since the row before': (
+        'order',
+        lambda d: d['order'].x[:, 0] - d['order'].x[:, 0].roll(1),
+    ),
+    'the row before of the item': (
+        'order',
+        lambda d: before(d, d['order'].x[:, 0], item_of(d)),
+    ),
+    'time since the last order of the item': (
+        'order',
+        lambda d: (
+            d['order'].x[:, 0] - before(d, d['order'].x[:, 0], item_of(d))
+        ),
+    ),
+    'earlier orders of the item': ('order', lambda d: rank(item_of(d))),
+    'their logarithm in time': (
+        'order',
+        lambda d: rank(item_of(d)).double().log1p(),
+    ),
+}
+
+
+def planted(data: HeteroData, table: str, column: Tensor, key: str) -> None:
+    if key == 'x':
+        column = torch.cat([data[table].x.double(), column[:, None]], 1)
+    data[table][key] = column
+
+
+@pytest.mark.parametrize('key', ['x', 'told'])
+@pytest.mark.parametrize('case', COUPLED)
+def test_a_column_made_from_others_is_refused(case: str, key: str) -> None:
+    data = shop()
+    declared(data)
+    table, make = COUPLED[case]
+    planted(data, table, make(data), key)
+    with pytest.raises(ValueError, match="'data' needs rows that were not"):
+        declared(data)
+
+
+@pytest.mark.parametrize('seed', range(5))
+@pytest.mark.parametrize('case', COUPLED)
+def test_the_same_numbers_in_another_order_are_not(
+    case: str, seed: int
+) -> None:
+    """The numbers are as likely as before, and of nobody."""
+    data = shop()
+    table, make = COUPLED[case]
+    column = make(data)
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(column), generator=draw)
+    planted(data, table, column[order], 'x')
+    declared(data)
+
+
+# What a person knows about itself, and what was copied from public rows.
+HONEST: dict[str, tuple[str, Column]] = {
+    'its order before': (
+        'order',
+        lambda d: before(d, d['order'].x[:, 0], d[BY].edge_index[1]),
+    ),
+    'time since its order before': (
+        'order',
+        lambda d: (
+            d['order'].x[:, 0]
+            - before(d, d['order'].x[:, 0], d[BY].edge_index[1])
+        ),
+    ),
+    'its number of orders': (
+        'user',
+        lambda d: d[BY].edge_index[1].bincount(minlength=N),
+    ),
+    'its average order': (
+        'user',
+        lambda d: over(
+            d[BY].edge_index.flip(0), d['order'].x[:, 1], N, 'mean'
+        ),
+    ),
+    'the price of its item': (
+        'order',
+        lambda d: d['item'].x[item_of(d), 2],
+    ),
+    'its age': ('order', age),
+    'a day of the week': ('order', lambda d: torch.arange(ORDERS) % 7),
+    'a constant': ('order', lambda d: torch.ones(ORDERS)),
+    'a time that grows': ('order', lambda d: torch.arange(ORDERS) * 0.5),
+}
+
+
+@pytest.mark.parametrize('case', HONEST)
+def test_a_column_of_ones_own_is_taken(case: str) -> None:
+    data = shop()
+    table, make = HONEST[case]
+    planted(data, table, make(data), 'x')
+    declared(data)
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_tables_of_few_values_are_taken(seed: int) -> None:
+    """Bits, codes and small counts agree by chance in some rows."""
+    data = shop(seed)
+    draw = torch.Generator().manual_seed(100 + seed)
+    for t in data.node_types:
+        shape = (int(data[t].num_nodes), 100)
+        few = torch.randint(2 + seed % 3, shape, generator=draw)
+        data[t].x = few.float()
+        data[t].time = torch.randint(9, shape[:1], generator=draw)
+    declared(data)
+
+
+@pytest.mark.parametrize('case', ['a link less', 'one more', 'another one'])
+def test_what_nearly_mirrors_is_refused(case: str) -> None:
+    data = shop()
+    index = data[REV].edge_index.clone()
+    if case == 'a link less':
+        index = index[:, 1:]
+    elif case == 'one more':
+        item = (index[0, :1] + 1) % ITEMS
+        more = torch.stack([item, index[1, :1]])
+        index = torch.cat([index, more], 1)
+    else:
+        index[0, 0] = (index[0, 0] + 1) % ITEMS
+    data[REV].edge_index = index
+    with pytest.raises(ValueError, match='mirror each other in full'):
+        declared(data)
+
+
+@pytest.mark.parametrize('rows', [1, 40])
+def test_one_person_in_two_tables_needs_one_name(rows: int) -> None:
+    data = shop()
+    own = data[BY].edge_index[1, :rows]
+    data['order'].x[:rows] = data['user'].x[(own + 1) % N]
+    with pytest.raises(ValueError, match="'same' is needed"):
+        declared(data)
+
+
+def test_rows_of_large_tables_are_compared(monkeypatch) -> None:
+    monkeypatch.setattr('pyg_trust._checks.tables._LARGE', 10)
+    test_one_person_in_two_tables_needs_one_name(1)
+    declared(shop())
+
+
+# Of few bits none tells.
+TELLING = [
+    case
+    for case, (table, _) in COUPLED.items()
+    if table != 'user' and case != 'the label of the row before'
+]
+
+
+@pytest.mark.parametrize('case', TELLING)
+def test_some_rows_of_large_tables_tell(case: str, monkeypatch) -> None:
+    monkeypatch.setattr('pyg_trust._checks.couplings._MOST', 25)
+    data = shop()
+    declared(data)
+    table, make = COUPLED[case]
+    planted(data, table, make(data), 'x')
+    with pytest.raises(ValueError, match="'data' needs rows that were"):
+        declared(data)
+
+
+def test_empty_tables_are_declared() -> None:
+    data = shop()
+    data['order'].x, data['order'].y = torch.empty(0, 3), torch.empty(0)
+    data['item'].x = torch.empty(0, 2)
+    for e in (BY, HAS, REV):
+        data[e].edge_index = torch.empty((2, 0), dtype=torch.int64)
+    unit = declared(data)
+    assert unit.without(data, [3])['order'].x.shape == (0, 3)
+    assert unit.within(data, [3])['user'].n_id.tolist() == [3]
