@@ -295,6 +295,8 @@ def operator(
             left[go] -= lose.value[lose.ptr[go] + removed]
         more = added < graphs.budget[come]
         come = come[more & (won[come] > added)]
+        if not len(come):
+            return best
         base = base.copy()
         base[come] += win.value[win.ptr[come] + added]
     return best

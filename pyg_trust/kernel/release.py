@@ -72,9 +72,7 @@ own list. Let lists have energy 1, and :math:`G_t = \sum_v
 \mathrm{clip}_C(g_{t,v})` plus noise, where :math:`g_{t,v}` is a function of
 the record of :math:`v` **alone**, of what is public and of earlier releases,
 and 0 for a blank one. One summand of each :math:`G_t` differs: :math:`\mu^2 =
-\Delta^2 (1 / s^2 + T / z^2)`, where :math:`\Delta` is 1 to withdraw a record
-and 2 to replace it. To clip every pair, or to read the other end's record, has
-no such bound.
+\Delta^2 (1 / s^2 + T / z^2)`, with 1 to withdraw a record, 2 to replace it.
 """
 
 import math
