@@ -169,20 +169,25 @@ class LinkReport(ReleaseReport):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions of the guarantee."""
-        first = (
+        lines = [
             'ids, number of nodes, whether edges are directed, features and '
             'all arguments were chosen without looking at edges, and no '
             'column of the features was computed from them'
-        )
+        ]
         if self.relation == 'node':
-            first = (
+            lines = [
                 'ids, number of nodes, whether edges are directed and all '
                 'arguments were chosen without looking at records, and no '
                 'column of the features was computed from edges or from other '
                 'rows'
+            ]
+        if self.relation == 'node' and not self.directed:
+            lines.append(
+                'that every edge is in both directions is known: a graph with '
+                'one that is not is refused'
             )
         return (
-            first,
+            *lines,
             'errors, warnings and the time that a fit takes are not published',
             'which way a function of torch or numpy takes on one pair does '
             'not depend on the others: pairs are computed in blocks of one '
