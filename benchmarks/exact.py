@@ -311,9 +311,8 @@ def sparse(args: argparse.Namespace, name: str) -> None:
         for which in (read, asked)
     ]
     edge = CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
-    two = partial(
-        *(F.propagate, edge, x[:2], measure), rows=rows[:1] * 0, half=True
-    )
+    none = rows[:1] * 0
+    two = partial(F.propagate, edge, x[:2], measure, rows=none, half=True)
 
     def bare() -> Tensor:
         x.sum(0)

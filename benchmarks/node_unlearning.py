@@ -383,12 +383,12 @@ def push(args: argparse.Namespace) -> None:
     direct = Objective(made['all columns'][train], Y, 1.0, 'ovr').gradient(W)
     gap = float((made['functional'] - direct.value).norm())
     result('column residual, from the direct one', gap, 1e-10, at_most=True)
-    for name, whole in (
+    for name, against in (
         ('functional', 'all columns'),
         ('request', 'all columns, solved'),
     ):
-        share = cost[name] / cost[whole]
-        result(f'column residual / {whole}', share, 0.3, at_most=True)
+        share = cost[name] / cost[against]
+        result(f'column residual / {against}', share, 0.3, at_most=True)
 
 
 def large(args: argparse.Namespace) -> None:
