@@ -41,6 +41,9 @@ def test_quickstart(tmp_path):
     assert all(promise in page for promise in promises)
     assert output.count('\nholds ') >= 8
     assert 'FAILS' not in output
+    # Three lines say what to open and do next.
+    ends = [line.split()[0] for line in output.splitlines()[-3:]]
+    assert ends == ['open', 'open', 'run']
 
 
 def test_scattering_unlearning(shared, tmp_path):

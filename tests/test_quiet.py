@@ -3,6 +3,8 @@
 import ast
 import inspect
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -153,3 +155,15 @@ def test_a_hidden_bar_takes_no_lock(monkeypatch):
         bar.update(2)
         bar.set_postfix(left=1)
         bar.set_description('that')
+
+
+def test_an_import_adds_a_second_to_that_of_pyg_at_most():
+    code = (
+        'import time, torch_geometric.transforms; t = time.process_time(); '
+        'import pyg_trust.transforms; print(time.process_time() - t)'
+    )
+    taken = [
+        float(subprocess.check_output([sys.executable, '-c', code]))
+        for _ in range(3)
+    ]
+    assert min(taken) < 1
