@@ -76,6 +76,26 @@ fresh = Recommender('paths').fit(rest, num_users=300, num_items=80)
 print(torch.equal(best, fresh.recommend([1, 2, 3], k=5)), best.tolist())
 
 # %%
+# Forget a friend
+# ---------------
+# Messages and examples of a person, and of a friendship, leave a scorer of
+# links together. Its weights are then as good as those of a fit without them,
+# up to the noise that they were released with.
+import torch.nn.functional as F
+
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning import LinkClassifier
+
+network = train.clone()
+network.x = F.normalize(network.x)  # each row by itself
+friends = LinkClassifier('sgc', levels=2).fit(network)
+scores = friends.score(test.edge_label_index)
+print(f'AUC {roc_auc_score(test.edge_label, scores):.3f}')
+u, v = network.edge_index[:, 0].tolist()
+gone = friends.remove(RemovalRequest(nodes=[12], edges=[(u, v)]))
+print(gone.epsilon, friends.verify().ok)
+
+# %%
 # Hide who likes what
 # -------------------
 # A recommender that forgets is not private. This one releases a noisy table
@@ -109,5 +129,5 @@ print('the like of', ranks.flips[0, 0].tolist())
 # ---------------
 from pyg_trust.report import TrustReport
 
-page = TrustReport.of(model.report(), private.report(), removed, ranks)
+page = TrustReport.of(model.report(), private.report(), removed, gone, ranks)
 print('\n'.join(each.promise for each in page.guarantees))

@@ -4,8 +4,10 @@ import copy
 import json
 import math
 import pickle
+import sys
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -189,6 +191,33 @@ def test_each_edge_is_an_example_once(monkeypatch):
     arcs = graph(directed=True)
     PrivateLinkPredictor(**QUICK, directed=True).fit(arcs)
     assert seen == [data.num_edges // 2, arcs.num_edges]
+
+
+@pytest.mark.parametrize('relation', ['edge', 'node'])
+def test_releases_are_all_that_is_read_of_edges(relation, monkeypatch):
+    # If these are the same for two graphs, all is. A division by |E| is not.
+    data = graph()
+    less = Data(x=data.x, edge_index=data.edge_index[:, :0])
+    monkeypatch.setattr(
+        links, 'private_propagate', lambda _, x, *__: (torch.ones_like(x),)
+    )
+    monkeypatch.setattr(links, 'released', lambda *_: np.array([90.0]))
+
+    def sums(examples, *_):
+        return np.zeros(examples.shape[1], np.int64)
+
+    inner = sys.modules['pyg_trust.functional.links']
+    for name in ('clipped_pair_sum', 'clipped_owner_sum'):
+        monkeypatch.setattr(inner, name, sums)
+    states = []
+    for each in (data, less):
+        model = PrivateLinkPredictor(relation, **QUICK, seed=0, num_neg=50)
+        state = model.fit(each).state_dict()
+        states.append({k: v for k, v in state.items() if torch.is_tensor(v)})
+    assert states[0].keys() == states[1].keys() >= {'weight', 'rows'}
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+    assert states[0]['weight'].abs().min() > 0
 
 
 def test_a_split_of_pyg_works_and_its_traps_are_refused():
