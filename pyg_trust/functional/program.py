@@ -128,7 +128,6 @@ def linear_program(
         solver=cvxpy.HIGHS,
         primal_feasibility_tolerance=1e-9,
         dual_feasibility_tolerance=1e-9,
-        output_flag=False,  # HiGHS 1.16 prints its version otherwise
     )
     if problem.status != 'optimal':
         raise RuntimeError(f'HiGHS ended with status {problem.status!r}')
