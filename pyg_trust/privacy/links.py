@@ -270,8 +270,8 @@ class PrivateLinkPredictor(PrivateFit):
     the *released* row of the target, less what the source has added to it. The
     gradients of a list are averaged with those of :obj:`num_neg` public pairs
     and clipped **once an owner**, so that a list of any length moves a sum by
-    at most the clipping norm (:func:`~pyg_trust.functional.links.\
-clipped_owner_sum`):
+    at most the clipping norm
+    (:func:`~pyg_trust.functional.links.clipped_owner_sum`):
 
     .. math::
         \mu^2 = \frac{\Delta^2}{s^2} + \frac{\Delta^2 T}{z^2}, \quad
