@@ -5,6 +5,7 @@ procedures to the kernels, through every room once.
 """
 
 import ast
+import re
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -202,10 +203,11 @@ class Paths(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found = set()
+        self.found, self.ops = set(), set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == 'pyg_trust':
+            self.ops.add(func._schema.name.removeprefix('pyg_trust::'))
             files, frame = [], sys._getframe(1)
             while frame is not None:
                 file = Path(frame.f_code.co_filename)
@@ -295,6 +297,118 @@ def test_the_quickstart_passes_every_room_once(part):
         assert len(set(rooms)) == len(rooms), path
         assert floors == sorted(floors, reverse=True), path
         assert rooms[-1] == 'ground', path
+
+
+CONTRIBUTING = (ROOT / 'CONTRIBUTING.md').read_text()
+# The floors of its table, as numbers of FLOORS.
+NAMES = {
+    'about all of it': (4, 5),
+    'procedures': (3,),
+    "PyG's forms": (2,),
+    'mathematics': (1,),
+    'ground': (0,),
+    'what is proved': (-1,),
+}
+
+
+def floors_of(text):
+    """The rooms that the table of CONTRIBUTING.md puts on each floor."""
+    rows = re.findall(r'^\| ([^|]+) \| ([^|]+) \|', text, re.MULTILINE)
+    return {
+        floor: sorted(re.findall(r'`([^`]+)`', rooms))
+        for floor, rooms in rows
+        if floor in NAMES
+    }
+
+
+def test_every_room_stands_on_its_floor_in_the_table():
+    there = {
+        f'{path.name}/' if path.is_dir() else path.name
+        for path in PACKAGE.iterdir()
+        if (path / '__init__.py').exists()
+        or (path.suffix == '.py' and path.name[0] != '_')
+    } | {'__main__.py'}
+    assert floors_of(CONTRIBUTING) == {
+        name: sorted(
+            room
+            for room in there
+            if FLOORS.get(room.rstrip('/').removesuffix('.py'), 0) in floors
+        )
+        for name, floors in NAMES.items()
+    }
+
+
+def test_every_file_that_contributing_names_is_there():
+    # '- `room/`: `file.py` ...' names files in that room.
+    named = re.findall(r'`([\w./]+(?:\.py|\.cpp|\.h|/))`', CONTRIBUTING)
+    homes = [ROOT, PACKAGE, ROOT / 'csrc', *PACKAGE.glob('*/')]
+    homes += [ROOT / 'csrc' / 'cpu', PACKAGE / 'unlearning' / 'shards']
+    assert len(named) > 60
+    ours = [n for n in named if n not in ('.venv/', 'dist/')]
+    assert [n for n in ours if not any((h / n).exists() for h in homes)] == []
+
+
+def chains(text):
+    """The files that each call passes, as CONTRIBUTING.md lists them."""
+    part = text.split('passes each room once')[1].split('Two things stand')[0]
+    found = {}
+    for item in re.split(r'^- ', part, flags=re.MULTILINE)[1:]:
+        name, rest = item.split(':', 1)
+        found[name] = []
+        for chain in rest.split(';'):
+            folder, files = Path(), []
+            for file in re.findall(r'`([^`]+)`', chain):
+                path = Path(file)
+                if len(path.parts) == 1 and not (PACKAGE / path).exists():
+                    path = folder / path
+                files, folder = [*files, path], path.parent
+            found[name].append(files)
+    return found
+
+
+CALLS = {
+    '`AGP(...)(data)`': (propagate,),
+    'A private step': (train,),
+    '`certify(...)`': (certify_people,),
+    '`remove(...)`': (forget_people, forget_images),
+}
+
+
+def is_passed(chain, path):
+    """Whether a path passes these files and rooms, in their order."""
+    rest = iter(path)
+    return all(
+        any(f == c or c in (f.parent, *f.parents) for f in rest) for c in chain
+    )
+
+
+def test_calls_pass_the_rooms_that_contributing_lists():
+    listed = chains(CONTRIBUTING)
+    assert sorted(listed) == sorted(CALLS)
+    for name, parts in CALLS.items():
+        found, ops = set(), set()
+        for part in parts:
+            with Paths() as paths:
+                part()
+            found, ops = found | paths.found, ops | paths.ops
+        for chain in listed[name]:
+            files = [f for f in chain if f.parts[0] != 'csrc']
+            assert any(is_passed(files, path) for path in found), chain
+            # One of the sources, where it says 'or', has an op that ran.
+            sources = [f for f in chain if f.parts[0] == 'csrc']
+            text = ''.join((ROOT / f).read_text() for f in sources)
+            impl = [op for op in ops if f'm.impl("{op}"' in text]
+            assert impl or not sources, chain
+
+
+@pytest.mark.parametrize('name', CALLS)
+def test_a_call_listed_wrongly_is_found(name):
+    with Paths() as paths:
+        CALLS[name][0]()
+    chain = [f for f in chains(CONTRIBUTING)[name][0] if f.parts[0] != 'csrc']
+    assert any(is_passed(chain, path) for path in paths.found)
+    for wrong in (chain[::-1], [*chain, Path('privacy/engine.py')]):
+        assert not any(is_passed(wrong, path) for path in paths.found)
 
 
 def test_no_test_file_is_a_helper_of_another():
