@@ -333,6 +333,7 @@ HOSTILE = {
     'no alpha': of(alpha=lambda x: np.nan),
     'a tolerance below zero': of(tolerance=lambda x: -1e-3),
     'no tolerance': of(tolerance=lambda x: np.nan),
+    'a tolerance of anything': of(tolerance=lambda x: np.inf),
     'a user twice': of(users=lambda x: x[[0, 0]]),
     'a user below': of(users=lambda x: x - 1),
     'no such user': of(users=lambda x: x + 15),
@@ -430,6 +431,9 @@ def test_a_report_says_what_its_witness_does(tmp_path):
     assert judged(num_lost=made.num_lost + 1)[0][0] == 'not proved'
     less = {**arrays, 'worst': np.maximum(arrays['worst'] - 1, 1)}
     assert next(kernel.judge(less, claimed, np.inf))[0] == 'not proved'
+    one = {**arrays, 'worst': arrays['worst'].copy()}
+    one['worst'][0, 2] -= 1
+    assert next(kernel.judge(one, claimed, np.inf))[0] == 'not proved'
 
 
 def test_fields_that_contradict_each_other_are_listed():
@@ -443,6 +447,7 @@ def test_fields_that_contradict_each_other_are_listed():
         *(('num_users', 3), ('k', 4), ('num_lost', 2), ('num_items', 8)),
         ('ranks', [[1, 1], [3, 3], [9, 1]]),
         ('ranks', [[1, 1], [3, 2], [9, 2], [3, 1]]),
+        ('ranks', [[1, 1], [3, 9], [9, 2], [3, 3]]),
     ):
         assert list(kernel.contradictions({**values, name: value}))
     moved = {**values, 'num_kept': 5, 'num_lost': 0}
@@ -560,6 +565,34 @@ def test_the_last_node_is_not_the_one_before_the_first():
     arrays['worst'] = np.array([[1]])
     with pytest.raises(ValueError, match='no ranks'):
         kernel.prove(arrays)
+
+
+def test_only_ranks_of_a_graph_are_read():
+    good = by_hand([0.5, 0.25, 0.125], [2, 3], [3, 3], 0.0)[0]
+    arcs = {'rowptr': np.array([0, 0, 0, 0, 0, 1])}
+    both = {x: np.repeat(good[x], 2, 0) for x in ('best', 'worst', 'flips')}
+    kernel.read(good)
+    for bad in (
+        {**both, 'users': np.array([0, 0])},
+        # Item 3 is none, and stands where item 4 would.
+        {'items': np.array([2, 4]), 'worst': np.array([[2, 2]])},
+        {**arcs, 'col': np.array([4])},
+        {**arcs, 'col': np.array([3])},
+    ):
+        with pytest.raises(ValueError, match=r'.'):
+            kernel.read({**good, **bad})
+
+
+def test_the_largest_degree_and_entry_bound_the_rounding(monkeypatch):
+    # A star: one row adds 400 numbers, of which one is large.
+    star = np.zeros((401, 401))
+    star[0, 1:] = star[1:, 0] = 1
+    held = np.zeros((401, 401))
+    held[3, 3] = 2.0**30
+    monkeypatch.setattr(np.linalg, 'inv', lambda m: held)
+    made = kernel.invert(kernel.scipy.sparse.csr_array(star), 0.5)
+    assert made.most == 2.0**30
+    assert made.kappa - 2 * made.eta >= 416 * 2.0**-52 * 2.0**30
 
 
 def test_the_work_of_a_proof_is_counted():

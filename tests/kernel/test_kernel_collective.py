@@ -288,6 +288,10 @@ def test_a_witness_proves_the_bound_of_the_program(case):
         ('rows', lambda x: x + 1),
         ('items0', lambda x: x - x.max() + 7),
         ('near', lambda x: np.maximum(x, 9)),
+        # Rows that go back, and items that are in no row.
+        ('ptr0', lambda x: x[[0, 2, 1, *range(3, len(x))]]),
+        ('items1', lambda x: np.append(x, 0)),
+        ('budget', lambda x: np.append(x, 1)),
     ],
 )
 def test_what_is_no_witness_is_refused_soon(name, change):
@@ -314,6 +318,44 @@ def test_numbers_of_a_program_are_below_two_to_the_31():
                 continue
             with pytest.raises(ValueError, match='whole numbers'):
                 kernel.value(np.ones(1), made)
+
+
+def one_row(matrix, gain=(1.0, 1.0)):
+    """A program of one row, 'sum <= 0', and two numbers up to 1."""
+    row = scipy.sparse.csr_array(np.array([matrix]))
+    return kernel.Program(row, np.zeros(1), np.array(gain), np.ones(2))
+
+
+def test_numbers_of_any_size_do_not_wrap_or_vanish():
+    # Every column counts, not only the smallest.
+    assert kernel.value(np.ones(1), one_row([1.0, 2.0**30])) == 0
+    big = one_row([1.0, 1.0], (1.0, 2.0**30))
+    assert kernel.value(np.zeros(1), big) == 1 + 2**30
+    # What no multiplier holds keeps its gain beside a huge one.
+    assert kernel.value(np.array([2.0**100]), one_row([1.0, 0.0])) >= 1
+    for matrix in ([0.5, 1.0], [2.0**31, 1.0]):
+        with pytest.raises(ValueError, match='whole numbers'):
+            kernel.value(np.ones(1), one_row(matrix))
+
+
+def test_all_items_share_a_budget():
+    # Each of two targets has an item of its own, and one may change.
+    attack = kernel.Attack(
+        *(np.arange(2), np.ones((2, 1), int)),
+        *([scipy.sparse.csr_array(np.eye(2))], [1], [np.ones(2, int)]),
+    )
+    assert broken_bound(attack)[0] == most_broken(attack) == 1
+
+
+def test_what_says_no_less_is_a_witness():
+    made = witness(0, True)
+    assert kernel.read(made).attackers is None
+    right = kernel.prove(made)
+    assert kernel.prove({**made, 'num_nodes': np.array(60)}) == right
+    held = made['multipliers'].copy()
+    held[held == 0] = -1.0
+    assert (held < 0).any()
+    assert kernel.prove({**made, 'multipliers': held}) == right
 
 
 def test_multipliers_of_other_rows_are_refused():
