@@ -7,6 +7,7 @@ Every field is in it, but names of people and tables of votes, which are read.
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
@@ -49,6 +50,7 @@ class Words:
 
 # Fields without a sentence: names of people, tables, other sentences.
 SETTINGS = 'settings: '
+_MEASURE = r'Measure\((.+), a=(.+), b=(.+), levels=(.+)\)'
 _UNSAID = ('request', 'tallies', 'vouched', 'notes', 'limits')
 
 
@@ -595,19 +597,19 @@ def _poisoned(c: Any) -> Words:
 
 @_of('propagation')
 def _propagation(c: Any) -> Words:
-    measure = c.measure.removeprefix('Measure(').removesuffix(')')
-    promise = f'{c.written!r} holds {c.read!r} propagated by {measure}, '
+    by = re.sub(
+        _MEASURE, r"'\1', \4 steps of D^-a A D^-b (a=\2, b=\3)", c.measure
+    )
+    promise = f'{c.written!r} holds {c.read!r} propagated by {by}, '
     if c.standard_deviation is not None:
-        most = outwards(c.standard_deviation, 3)
         promise += 'right on average over seeds; no entry has a standard '
-        promise += f'deviation above {most}'
+        promise += f'deviation above {outwards(c.standard_deviation, 3)}'
     else:
         promise += 'up to rounding' + ' (levels in float16)' * c.half
     if c.level_bound is not None:
         most = outwards(c.level_bound, 3)
         promise += f' and to within {most} times the sum of the weights times '
-        norm = f'the norm of {c.read!r}, |D^(a-1/2) .|_F'
-        promise += f'{norm}, as levels are cut'
+        promise += f'|D^(a-1/2) {c.read}|_F, a norm, as levels are cut'
     return Words(
         promise,
         ('the seed does not depend on graph and features',) * (c.eps > 0),

@@ -17,6 +17,7 @@ from pyg_trust._checks import (
     Number,
     OneOf,
     Positive,
+    check_instance,
     check_positive,
     validated,
 )
@@ -42,7 +43,7 @@ from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
 from pyg_trust.privacy.noising import noisy_count, noisy_sums
 from pyg_trust.privacy.norms import AdaptiveNorm, NormEstimates
 from pyg_trust.privacy.pipeline import check_tables
-from pyg_trust.privacy.report import PrivacyReport, Run, describe
+from pyg_trust.privacy.report import PrivacyReport, Run, covered, describe
 from pyg_trust.privacy.state import Checkpoints
 from pyg_trust.privacy.typed import TypedModel, plain_model
 from pyg_trust.privacy.validation import (
@@ -57,6 +58,7 @@ from pyg_trust.privacy.wrappers import (
     PrivateOptimizer,
     PrivateStep,
 )
+from pyg_trust.removal import RemovalRequest
 
 
 class PrivacyEngine(Checkpoints, NormEstimates):
@@ -738,6 +740,36 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     def _training_step(self) -> PrivateStep:
         self._attached()
         return self._step
+
+    def covers(
+        self, request: RemovalRequest, delta: float | None = None
+    ) -> float:
+        r"""Return the :math:`\epsilon` at which weights have forgotten items.
+
+        Nothing is done to the weights: they are nearly as likely from the same
+        training, with the same public settings, on data in which the items are
+        blank (:mod:`pyg_trust.functional.forgetting`). The items are
+        *features* of nodes under ``'replace-one-feature-row'`` (node, label
+        and edges stay), *graphs* of a
+        :class:`~pyg_trust.loader.GraphLoader` (under ``'replace'`` another
+        graph has their place), and *persons* of a
+        :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself.
+
+        Args:
+            request (RemovalRequest): chosen without looking at the weights.
+            delta (float, optional): :math:`\delta`; by default that of the
+                budget. (default: :obj:`None`)
+
+        Raises:
+            ValueError: on items of another kind, noise from a seed or too
+                little noise for so many, or an accountant of your own.
+        """
+        delta = self.target_delta if delta is None else delta
+        if delta is None:
+            raise ValueError("'delta' needs to be given if there is no target")
+        check_instance('request', request, RemovalRequest)
+        self._attached()
+        return covered(self, self._loader, request, delta)
 
     def report(self, delta: float | None = None) -> PrivacyReport:
         r"""Return the guarantee so far, with every assumption.

@@ -27,6 +27,7 @@ from pyg_trust.privacy.accountant import (
     epsilon_over_time,
 )
 from pyg_trust.privacy.wrappers import PrivateStep
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
@@ -383,22 +384,66 @@ def _together(
     account: Any, loader: StepLoader, delta: float
 ) -> tuple[tuple[int, float], ...]:
     # Several persons are in as many units: the account of egos counts them.
-    made: list[tuple[int, float]] = []
     if ACCOUNTANTS.is_own(account.mechanism()):
         return ()
-    for k in _TOGETHER:
-        # How many persons there are is private where one more is a neighbour;
-        # coins cost the same among any number.
-        known = loader.form != 'withdraw'
-        number = loader.num_subgraphs if known else max(_TOGETHER)
-        if k > number or any(z < k / 10 for z, *_ in account.history):
-            continue
-        kind = GROUP if loader.sampling == 'poisson' else GROUP_WOR
-        many = create_accountant(kind, num_roots=number, occurrences=k)
-        pure = k * account.pure_epsilon
-        many.history = list(account.history)
-        made.append((k, many.get_epsilon(delta) + pure))
-    return tuple(made)
+    # How many persons there are is private where one more is a neighbour.
+    known = loader.form != 'withdraw'
+    return tuple(
+        (k, epsilon_of_units(account, loader, delta, k))
+        for k in _TOGETHER
+        if not (known and k > loader.num_subgraphs)
+        and all(z >= k / 10 for z, *_ in account.history)
+    )
+
+
+def epsilon_of_units(
+    account: Any, loader: StepLoader, delta: float, k: int
+) -> float:
+    """Compute epsilon of several units together, by group privacy."""
+    # Coins cost the same among any number of units.
+    known = loader.form != 'withdraw'
+    number = max(k, loader.num_subgraphs) if known else max(k, *_TOGETHER)
+    kind = GROUP if loader.sampling == 'poisson' else GROUP_WOR
+    many = create_accountant(kind, num_roots=number, occurrences=k)
+    many.history = list(account.history)
+    return float(many.get_epsilon(delta) + k * account.pure_epsilon)
+
+
+def covered(
+    engine: Any, loader: StepLoader, request: RemovalRequest, delta: float
+) -> float:
+    """Compute the result of :meth:`PrivacyEngine.covers`."""
+    if engine.seeded:
+        raise ValueError(
+            f'{SEEDED}, so it covers nothing: fit again without what is named'
+        )
+    if ACCOUNTANTS.is_own(engine.accountant.mechanism()):
+        raise ValueError(
+            'an accountant of your own says nothing of several units: fit '
+            'again without what is named'
+        )
+    noun = loader.relation.rsplit('-', 1)[-1]
+    wanted = {'row': 'features', 'graph': 'graphs'}.get(noun, 'persons')
+    named = request.to_dict()
+    field = {'features': 'features', 'graphs': 'whole', 'persons': 'nodes'}
+    only = all(set(part) == {field[wanted]} for part in named.values())
+    if not only or (wanted != 'graphs' and [*named] != ['0']):
+        raise ValueError(
+            f"'request' needs to name {wanted} alone, of which the release "
+            f'under {loader.relation!r} is private: fit again without the rest'
+        )
+    part = request.parts.get(0)
+    k = len(named)
+    if part is not None and wanted != 'graphs':
+        k = len(part.features or part.nodes)
+    k *= engine.accountant.occurrences
+    most = min((int(10 * z) for z, *_ in engine.accountant.history), default=k)
+    if k > most:
+        raise ValueError(
+            f"'request' needs to name at most {most} units, as the noise is "
+            f'(got {k}): fit again without them'
+        )
+    return epsilon_of_units(engine.accountant, loader, delta, k)
 
 
 def _arithmetic(engine: Any, run: Run, why: tuple[str, ...]) -> str:

@@ -251,7 +251,7 @@ EXACT = {
 AGP = {
     'read': 'x',
     'written': 'z',
-    'measure': 'Measure(ppr)',
+    'measure': 'ppr',
     'eps': 0.0,
     'levels': 4,
 }
@@ -578,6 +578,12 @@ COLLECTED = {
             {'certified': {}, 'inference': 'clean'},
             ['do in training (', 'changes of the graph at inference'],
             ['of isolated inference', "the target's own features"],
+        ),
+        (
+            'propagation',
+            {**AGP, 'measure': 'Measure(ppr, a=0.5, b=0, levels=9)'},
+            ["by 'ppr', 9 steps of D^-a A D^-b (a=0.5, b=0), up to round"],
+            ['Measure', 'levels='],
         ),
         (
             'propagation',

@@ -5,14 +5,21 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
+from torch_geometric.nn import GCN, global_add_pool
 
 from pyg_trust.check import check_report
 from pyg_trust.functional import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.functional.forgetting import node_shift
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError
-from pyg_trust.privacy import PrivateLinkPredictor, PrivateNodeClassifier
+from pyg_trust.loader import DisjointWalkLoader, GraphLoader
+from pyg_trust.privacy import (
+    PrivacyEngine,
+    PrivateLinkPredictor,
+    PrivateNodeClassifier,
+)
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.report.base import stated
@@ -378,3 +385,142 @@ def test_what_is_checked_of_a_covered_removal(tmp_path):
         TrustReport((told,)).save(path)
         statuses = [f.status for f in check_report(path, ledger=lines)]
         assert 'FAILS' in statuses, (name, value)
+
+
+def exact(mu, delta):
+    """Epsilon of mu-GDP (Balle and Wang 2018), by bisection."""
+
+    def tail(x):
+        return math.erfc(x / math.sqrt(2)) / 2
+
+    low, high = 0.0, 500.0
+    for _ in range(200):
+        mid = (low + high) / 2
+        spent = tail(mid / mu - mu / 2)
+        # e^eps Phi(-eps/mu - mu/2), without an overflow.
+        other = tail(mid / mu + mu / 2)
+        spent -= math.exp(mid + math.log(other)) if other else 0.0
+        low, high = (mid, high) if spent > delta else (low, mid)
+    return high
+
+
+def trained_engine(loader, seed=None, **options):
+    engine = PrivacyEngine(seed=seed, **options)
+    model = GCN(2, 4, 1, 2)
+    given = {'optimizer': torch.optim.SGD(model.parameters(), lr=0.1)}
+    private, optimizer, batches = engine.make_private(
+        module=model,
+        **given,
+        data_loader=loader,
+        noise_multiplier=8.0,
+        max_grad_norm=1.0,
+    )
+    for batch in batches:
+        out = private(batch.x, batch.edge_index)[: batch.batch_size]
+        cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return engine
+
+
+def rows_loader(batch_size=12, steps=2):
+    edges = torch.stack([torch.arange(12), (torch.arange(12) + 1) % 12])
+    data = Data(
+        x=torch.rand(12, 2),
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+        y=torch.arange(12) % 2,
+    )
+    return DisjointWalkLoader(
+        data, batch_size, walk_length=0, num_steps=steps, seed=None
+    )
+
+
+def test_weights_cover_as_many_rows_as_their_noise_hides():
+    # All rows are in every step: k of them move two sums by 2 k of 8 / 2.
+    engine = trained_engine(rows_loader())
+    (z, rate, steps), *_ = engine.accountant.history
+    assert (rate, steps) == (1.0, 2)
+    last = 0.0
+    for k in (1, 2, 5):
+        found = engine.covers(RemovalRequest(features=range(k)), 1e-5)
+        truth = exact(k * math.sqrt(steps) * 2 / z, 1e-5)
+        assert truth <= found * (1 + 1e-9)
+        assert found <= 1.03 * truth
+        # More than so many times the epsilon of one.
+        assert found > k * last / max(k - 1, 1)
+        last = found
+    one = engine.covers(RemovalRequest(features=[3]), 1e-5)
+    assert one == pytest.approx(engine.accountant.get_epsilon(1e-5), rel=0.02)
+
+
+def test_rows_that_few_steps_draw_are_covered_for_less():
+    every, some = (trained_engine(rows_loader(m)) for m in (12, 3))
+    asked = RemovalRequest(features=[0, 7])
+    assert some.covers(asked, 1e-5) < every.covers(asked, 1e-5) / 2
+
+
+def test_weights_cover_nothing_else():
+    engine = trained_engine(rows_loader())
+    for asked in (
+        RemovalRequest(nodes=[1]),
+        RemovalRequest(labels=[1]),
+        RemovalRequest(edges=[(0, 1)]),
+        RemovalRequest(graphs=[0]),
+        RemovalRequest(features={1: [0]}),
+        RemovalRequest(features=[1], labels=[2]),
+    ):
+        with pytest.raises(ValueError, match=r"'request' .*features alone"):
+            engine.covers(asked, 1e-5)
+    with pytest.raises(ValueError, match="'delta'"):
+        engine.covers(RemovalRequest(features=[1]))
+    with pytest.raises(TypeError, match="'request'"):
+        engine.covers([1], 1e-5)
+    most = int(10 * engine.accountant.history[0][0])
+    loud = RemovalRequest(features=range(most + 1))
+    with pytest.raises(ValueError, match=f"'request' .* at most {most}"):
+        engine.covers(loud, 1e-5)
+    seeded = trained_engine(rows_loader(), seed=0)
+    with pytest.raises(ValueError, match='covers nothing'):
+        seeded.covers(RemovalRequest(features=[1]), 1e-5)
+
+
+class Pooled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = GCN(2, 4, 1, 2)
+
+    def forward(self, x, edge_index, batch):
+        return global_add_pool(self.net(x, edge_index), batch)
+
+
+@pytest.mark.parametrize('relation', ['replace', 'add_remove'])
+def test_weights_cover_graphs_where_graphs_are_private(relation):
+    graphs = [
+        Data(
+            x=torch.rand(3, 2),
+            edge_index=torch.tensor([[0, 1], [1, 0]]),
+            y=torch.tensor([i % 2]),
+        )
+        for i in range(20)
+    ]
+    law = {'batch_size': 5}
+    if relation == 'add_remove':
+        law |= {'sampling': 'poisson', 'sample_rate': 0.25}
+    loader = GraphLoader(graphs, relation=relation, num_steps=3, **law)
+    engine, model = PrivacyEngine(), Pooled()
+    engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=8.0,
+        max_grad_norm=1.0,
+        forward=lambda model, b: model(b.x, b.edge_index, b.batch),
+    )
+    for _ in range(3):
+        engine.accountant.step(noise_multiplier=8.0, sample_rate=0.25)
+    one, two = (
+        engine.covers(RemovalRequest(graphs=range(k)), 1e-5) for k in (1, 2)
+    )
+    assert 0 < 2 * one < two
+    with pytest.raises(ValueError, match=r"'request' .*graphs alone"):
+        engine.covers(RemovalRequest(nodes=[0]), 1e-5)

@@ -10,6 +10,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.privacy.ego_accounts import GroupAccountant
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unit import PrivacyUnit
 
@@ -354,3 +355,18 @@ def test_features_of_persons_are_no_rows() -> None:
     )
     with pytest.raises(ValueError, match="'data_loader' needs 'unit'"):
         trained(DisjointWalkLoader(row, 8, 0, num_steps=3, seed=0))
+
+
+def test_weights_cover_persons_and_no_features(monkeypatch) -> None:
+    data = shop()
+    unit = declared(data)
+    engine = trained(loader(featured(data, unit), unit))
+    monkeypatch.setattr(PrivacyEngine, 'seeded', False)
+    one, two = (
+        engine.covers(RemovalRequest(persons=range(k), unit=unit), 1e-4)
+        for k in (1, 2)
+    )
+    assert engine.report(1e-4).together[0] == (2, two)
+    assert 2 * one < two
+    with pytest.raises(ValueError, match=r"'request' .*persons alone"):
+        engine.covers(RemovalRequest(features=[0]), 1e-4)
