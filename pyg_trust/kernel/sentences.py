@@ -597,9 +597,7 @@ def _poisoned(c: Any) -> Words:
 
 @_of('propagation')
 def _propagation(c: Any) -> Words:
-    by = re.sub(
-        _MEASURE, r"'\1', \4 steps of D^-a A D^-b (a=\2, b=\3)", c.measure
-    )
+    by = re.sub(_MEASURE, r"'\1' in \4 steps (a=\2, b=\3)", c.measure)
     promise = f'{c.written!r} holds {c.read!r} propagated by {by}, '
     if c.standard_deviation is not None:
         promise += 'right on average over seeds; no entry has a standard '

@@ -582,7 +582,7 @@ COLLECTED = {
         (
             'propagation',
             {**AGP, 'measure': 'Measure(ppr, a=0.5, b=0, levels=9)'},
-            ["by 'ppr', 9 steps of D^-a A D^-b (a=0.5, b=0), up to round"],
+            ["propagated by 'ppr' in 9 steps (a=0.5, b=0), up to round"],
             ['Measure', 'levels='],
         ),
         (
