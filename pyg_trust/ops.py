@@ -453,7 +453,7 @@ def pull(
 
 
 def block_size(dtype: torch.dtype) -> int:
-    """Return how many columns draw samples together: one cache line's."""
+    """Return how many columns share a block of draws: one cache line."""
     check_real('dtype', dtype)
     return 64 // dtype.itemsize
 

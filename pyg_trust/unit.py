@@ -407,7 +407,7 @@ class PrivacyUnit:
     def within(
         self, data: Data | HeteroData, persons: Iterable[int] | Tensor
     ) -> Data | HeteroData:
-        """Return what persons own, alone or with each other, and public rows.
+        """Return only the rows of some persons, and the public rows.
 
         The graph to train on for a group of persons: those of one group are
         forgotten by training its model again. For a group that hashes of

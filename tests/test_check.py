@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from procedures import cycle, dataset
 from torch_geometric.data import Data
 
 from pyg_trust.check import FAILS, HOLDS, check_report
+from pyg_trust.check.answers import arguments, read_report, requests
 from pyg_trust.functional import wor_epsilon
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import RemovalRequest
@@ -243,3 +245,72 @@ def test_the_command_says_it_in_lines_and_in_its_status(tmp_path):
     done = command(str(tmp_path / 'nothing.json'))
     assert done.returncode == 2
     assert 'nothing.json' in done.stderr
+
+
+def first(name, value):
+    """A change of a field of the first promise."""
+
+    def change(report):
+        report['guarantees'][0][name] = value
+
+    return change
+
+
+MALFORMED = {
+    'has the fields': lambda r: r.update(more=1),
+    r"has the fields \['created', 'schema": lambda r: r.pop('guarantees'),
+    'layout is 3': lambda r: r.update(schema_version=3),
+    "'schema_version'": lambda r: r.update(schema_version=0),
+    'no time zone': lambda r: r.update(created='2026-01-01T00:00:00'),
+    "'guarantees' is no list": lambda r: r.update(guarantees={}),
+    'more than 100 promises': lambda r: r.update(
+        guarantees=r['guarantees'] * 101
+    ),
+    'promises nothing': lambda r: r.update(guarantees=[]),
+    "'kind' is no text": first('kind', 1),
+    r'\(ValueError: a promise is empty': first('promise', ''),
+    'a promise is empty': first('procedure', ''),
+    "'assumptions' is no list": first('assumptions', 'a text'),
+    "'not_covered' is no list": first('not_covered', ['a', 1]),
+    "'checked' is no list": first('checked', ('a', 1)),
+    "'values' is no dictionary": first('values', [1]),
+    "'spent' and 'budget' are not": first('budget', {'another': 1.0}),
+    "'history' has 'another'": first('history', {'another': [1.0]}),
+    "'history'": first('history', {'epsilon': ['much']}),
+}
+
+
+@pytest.mark.parametrize('text', MALFORMED)
+def test_a_malformed_report_is_refused_by_what_is_wrong(tmp_path, text):
+    path = saved(tmp_path, privacy())
+    report = json.loads(path.read_text())
+    assert read_report(path)[0] <= 2
+    MALFORMED[text](report)
+    report.pop('digest', None)
+    path.write_text(json.dumps(report))
+    with pytest.raises(ValueError, match=text):
+        read_report(path)
+
+
+def test_a_hundred_promises_are_read_and_the_first_layout(tmp_path):
+    path = saved(tmp_path, privacy())
+    report = json.loads(path.read_text())
+    report.pop('digest', None)
+    report |= {'schema_version': 1, 'guarantees': report['guarantees'] * 100}
+    path.write_text(json.dumps(report))
+    version, stated = read_report(path)
+    assert (version, len(stated)) == (1, 100)
+
+
+@pytest.mark.parametrize('request_', [[], {'0': 1}, {'0': {}, '1': 2}])
+def test_a_request_is_by_graph(request_):
+    assert requests({'request': {'0': {'nodes': [1]}}})
+    with pytest.raises(ValueError, match="'request'"):
+        requests({'request': request_})
+
+
+def test_arguments_are_by_name(tmp_path):
+    _, (stated,) = read_report(saved(tmp_path, privacy()))
+    assert arguments(replace(stated, origin={})) == {}
+    with pytest.raises(ValueError, match="'arguments'"):
+        arguments(replace(stated, origin={'arguments': [1]}))

@@ -128,7 +128,7 @@ class Store:
         return next(iter(self.rows(query, *values)), ())
 
     def named(self, query: str, *values: Any) -> list[dict[str, Any]]:
-        """Run a statement, and return its rows by the names of columns."""
+        """Run a statement, and return each row as a dict by column name."""
         rows = self.rows(query, *values)
         names = [column[0] for column in self._cursor.description]
         return [dict(zip(names, row, strict=True)) for row in rows]

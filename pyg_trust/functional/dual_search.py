@@ -205,7 +205,7 @@ class DualSearch:
         start: Tensor | None,
         precision: Tensor | float,
     ) -> Optimum:
-        """Solve the fixed point at one multiplier per column."""
+        """Find the best policy of each column at its multiplier."""
         return self.horizon.maximize(
             self.perturbations,
             self.signal[columns],

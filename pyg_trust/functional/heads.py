@@ -293,7 +293,7 @@ class Factor(NamedTuple):
 def factor_curved(
     Z: Tensor, curvature: Tensor, mu: float, K: Tensor | None = None
 ) -> Factor:
-    r"""Factor :math:`Z^\top \operatorname{diag}(s_c) Z + \mu I` by output.
+    r"""Factor :math:`Z^\top \operatorname{diag}(s_c) Z + \mu I` per output.
 
     Args:
         Z (Tensor): ``[n, d]``, dense or sparse CSR.

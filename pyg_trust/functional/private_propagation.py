@@ -379,7 +379,7 @@ def hop_sensitivity(
 
 @validated
 def energy_weights(graph: CSRGraph, max_degree: Count = 1) -> Tensor:
-    r"""Weight each node's messages so that no list has more energy than D.
+    r"""Weight messages so that a list's squared weights sum to D at most.
 
     .. math::
         c_u = \min\big(1, \sqrt{D / |L_u|}\big)

@@ -141,7 +141,7 @@ def gaussian_budget(epsilon: Positive, delta: Fraction) -> float:
 
 @validated
 def shift_epsilon(m: NotNegative, delta: Fraction) -> float:
-    r"""Bound :math:`\varepsilon` of Gaussian noise under a shift from above.
+    r"""Bound from above the :math:`\varepsilon` of noise under a shift.
 
     The smallest :math:`\varepsilon \ge 0` at which the profile of
     :func:`gaussian_budget` is at most :math:`\delta`.

@@ -564,7 +564,7 @@ class Sums:
 
 
 def check_measure(measure: Measure) -> None:
-    """Refuse measures of which integers are no sums.
+    """Refuse measures that exact integer sums do not support.
 
     Raises:
         ValueError: if its weights depend on the graph, or :math:`a + b < 1`.

@@ -209,7 +209,7 @@ def strays(one: Tensor, two: Tensor) -> Tensor:
 
 
 def differ(one: Tensor, two: Tensor) -> bool:
-    """Return whether logits differ by more than rounding in a batch."""
+    """Tell whether logits of two calls differ by more than rounding."""
     if one.shape != two.shape:
         return True
     if not one.numel():

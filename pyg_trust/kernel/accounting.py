@@ -104,7 +104,7 @@ _LONG = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact])
 def profile(
     x: Bracket, gamma: Bracket, s: Bracket, pair: Pair, c: int = B, p: int = P
 ) -> Point:
-    """Bracket F and its fall for two mixtures of Gaussians of deviation 1.
+    """Bracket F and its fall at one loss, for a pair of Gaussian mixtures.
 
     ``pair`` has the weights of P and Q by the mean, in units of ``s``; the
     loss at ``x`` is ``log gamma``. All three have ``c`` bits.
@@ -170,7 +170,7 @@ def points(
 
 
 class Losses(NamedTuple):
-    """Masses by loss: level k has ``2 r + 1`` cells of 2^(k - b) around 0."""
+    """Masses of privacy losses; level k has ``2 r + 1`` cells of 2^(k-b)."""
 
     b: int
     levels: list[list[int]]

@@ -194,14 +194,14 @@ class Flips(NamedTuple):
 
 
 def leaving(graphs: Graphs, z: np.ndarray) -> Flips:
-    """List the neighbours that a row can lose, the least first."""
+    """List values of the neighbours a row can lose, the least first."""
     which = np.flatnonzero(graphs.removable)
     row, value = rows(graphs)[which], z[graphs.col[which]]
     return ragged(row, value, value, len(z))
 
 
 def coming(graphs: Graphs, z: np.ndarray) -> Flips:
-    """List the neighbours that a row can win, the largest first."""
+    """List values of neighbours a row can win, the largest first."""
     if not graphs.all_pairs:
         row, value = graphs.pairs[0], z[graphs.pairs[1]]
         return ragged(row, value, -value, len(z))

@@ -115,7 +115,7 @@ def fragile(graphs: Graphs) -> np.ndarray:
 
 
 def known(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """Return an array of a witness, of the kind that its name says."""
+    """Return an array of a witness; check its dimensions and dtype."""
     (dim, kind), array = ARRAYS[name], arrays.get(name, np.array(None))
     if array.ndim != dim or not array.dtype.str[1:].startswith(kind):
         raise ValueError(f'the witness holds another array as {name!r}')

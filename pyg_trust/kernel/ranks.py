@@ -91,7 +91,7 @@ def flip(
     ends: list[int],
     gone: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return y, rows of Delta X at items, and the error of t.
+    """Return y and Delta X of the scores t after a flip, and t's error.
 
     Args:
         made (Inverse): the inverse of the graph.

@@ -244,7 +244,7 @@ def targets(labels: np.ndarray, num_classes: int, head: str) -> np.ndarray:
 
 @np.errstate(over='ignore')  # 1 / inf is 0, to 300 digits
 def slopes(margins: np.ndarray, targets: np.ndarray, head: str) -> np.ndarray:
-    r"""Return :math:`G`, by the definition of a head: step 3.
+    r"""Return the derivative :math:`G` of the loss by the margins: step 3.
 
     Args:
         margins (ndarray): ``[n, num_outputs]``.
@@ -397,7 +397,7 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
 
 
 def sealed(arrays: Mapping[str, np.ndarray]) -> str:
-    """Hash data and a release, as the line of a ledger does."""
+    """Compute the digest of data and release that a ledger line holds."""
     rowptr, root = arrays['rowptr'], hashlib.sha256()
     kept = ('alive', 'own_loop', 'featureless', 'x', 'labels')
     hashes: list[bytes] = []

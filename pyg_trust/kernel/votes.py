@@ -217,7 +217,7 @@ def stays(
     parts: Sequence[tuple[Fraction, Fraction]],
     tolerance: Number = 0,
 ) -> bool:
-    """Tell whether no classifier with such bounds changes its class.
+    """Tell whether the class wins in every case that the bounds allow.
 
     Args:
         bound (tuple): the result of :func:`bounds`.
@@ -232,7 +232,7 @@ def stays(
 
 
 def needed(n: int, level: Number, tolerance: Number) -> int:
-    """Return the least count of n whose bound is above 1/2, else n + 1."""
+    """Return the least count of n votes that proves a majority, or n + 1."""
     half = Fraction(1, 2) + Fraction(tolerance) + SURE
     low, high = 0, n + 1
     while low < high:

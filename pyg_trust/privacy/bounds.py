@@ -278,7 +278,7 @@ def scaled(rows: Tensor, each: Tensor) -> Tensor:
 
 
 def exact_blocks(tops: Tensor) -> Iterator[slice]:
-    r"""Yield blocks of rows whose products are added without error.
+    r"""Yield blocks of rows small enough to be summed without rounding.
 
     Args:
         tops (Tensor): float64, of each row the largest :math:`|\alpha|`,

@@ -136,7 +136,7 @@ def plainly(step: Step, find: Callable[[Any], Any]) -> Any:
 
 
 class Watch:
-    """State of the loss of one batch while it is followed.
+    """What is known of one batch's loss while it is followed.
 
     Args:
         rehearses (bool): whether operations are recorded, to be followed when

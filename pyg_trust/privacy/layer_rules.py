@@ -62,7 +62,7 @@ def linear(
 def matmul(
     record: Any, func: Callable[..., Any], x: Tensor, weight: Tensor, /
 ) -> Tensor:
-    """Multiply rows by a matrix, a vector or a batch of matrices."""
+    """Multiply rows by a weight, and note what its clipping needs."""
     if record.weight(x) is not None or weight.dim() == 0:
         raise Unsupported('the left factor of a product is a parameter')
     if weight.dim() == 1:

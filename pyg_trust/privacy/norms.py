@@ -324,7 +324,7 @@ def gradient_norms(
     secret: bool = True,
     progress_bar: bool | None = None,
 ) -> np.ndarray:
-    """Compute the norms of the gradients of all units of the first partition.
+    """Compute each unit's gradient norm, on the loader's first partition.
 
     They are private.
 

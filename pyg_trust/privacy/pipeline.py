@@ -137,7 +137,7 @@ def check_names(
     owner: Tensor,
     public: Sequence[str] = (),
 ) -> None:
-    """Test that outputs do not depend on node ids or positions.
+    """Refuse a model whose outputs depend on node ids or positions.
 
     On random rows, outputs have to be the same if nodes are called otherwise
     (``n_id``, ``e_id``, ``input_id``), and move with the subgraphs if these

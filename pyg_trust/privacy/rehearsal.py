@@ -215,7 +215,7 @@ class Rehearsal:
         return found
 
     def restore(self) -> None:
-        """Restore the model's attributes that were hidden from the loss."""
+        """Put back the model's tensors that markers have replaced."""
         for place, key, value, marked in self._marked:
             held = place.values() if isinstance(place, dict) else place
             if any(found is marked for found in held):
@@ -228,7 +228,7 @@ class Rehearsal:
         return torch.arange(self.size, device=self.owner.device)
 
     def gradient(self, grad: Tensor, out: Tensor) -> Tensor:
-        """Compute the gradient of the loss by the outputs on the real batch.
+        """Compute the loss's gradient with respect to the real outputs.
 
         Raises:
             ValueError: if a row's gradient depends on other subgraphs, or is

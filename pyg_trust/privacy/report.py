@@ -412,7 +412,7 @@ def epsilon_of_units(
 def covered(
     engine: Any, loader: StepLoader, request: RemovalRequest, delta: float
 ) -> float:
-    """Compute the result of :meth:`PrivacyEngine.covers`."""
+    """Return the epsilon at which the weights have forgotten items."""
     if engine.seeded:
         raise ValueError(
             f'{SEEDED}, so it covers nothing: fit again without what is named'

@@ -450,7 +450,7 @@ def make_report(
     receivers: int | None = None,
     **fields: Any,
 ) -> AggregationReport:
-    r"""Derive the relation's fields, and make the report.
+    r"""Make the report; derive the fields that the relation determines.
 
     Args:
         relation (Relation): the neighbouring relation.

@@ -123,7 +123,7 @@ class Shards(BaseTransform):
         return self.method == 'hash'
 
     def forward(self, data: Data) -> Data:
-        """Return the graph with ``shard``."""
+        """Return the graph with ``data.shard``: the shard of each node."""
         if not isinstance(data, Data):
             raise TypeError(
                 f"'data' needs to be a Data object (got {type(data).__name__})"

@@ -235,7 +235,7 @@ class PairState(NodeState):
         return self.ends[:, self.names >= 0]
 
     def error(self, fresh: NodeState, ids: Tensor) -> tuple[float, float]:
-        """Compute the error of features and pairs: 0, to the bit."""
+        """Compute the error of features and pairs, with 0 as its bound."""
         assert isinstance(fresh, PairState)
         now = self.scratch()[0] if self.num_pending else fresh
         gap = self.levels.rows(ids) - now.levels.rows(ids)

@@ -176,7 +176,7 @@ def from_files(
 
 
 def in_force(store: ShardStore, plain: dict[str, Any]) -> bool:
-    """Test whether the manifest of a folder has all given values."""
+    """Tell whether a folder's manifest has all of the given values."""
     manifest = store.manifest()
     return manifest is not None and all(
         manifest.get(key) == value for key, value in plain.items()

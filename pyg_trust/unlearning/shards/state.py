@@ -239,10 +239,11 @@ class Stateful:
         *,
         progress_bar: bool | None = None,
     ) -> _Self:
-        """Load the state in a folder.
+        """Load the state that :meth:`save` wrote to a folder.
 
-        Of the folder of the class, deletes what is not part of that state: a
-        process may have been killed before it could.
+        If it is the object's own folder, and no history is kept, files of
+        other states are deleted: a process may have been killed before it
+        could.
 
         Args:
             folder (str or Path, optional): as in :meth:`save`.
