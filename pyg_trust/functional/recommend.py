@@ -103,13 +103,17 @@ def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
         num_items (int): the number of items.
 
     Raises:
-        ValueError: if one is out of range or listed twice, or an item has
-            ``MOST_USERS`` users or more.
+        ValueError: if one is out of range or listed twice, an item has
+            ``MOST_USERS`` users or more, or pairs have no number of 63 bits.
     """
     users, items = interactions
     check_range('interactions', users, num_users, 'the users', private=True)
     check_range('interactions', items, num_items, 'the items', private=True)
-    # Below 2^63: rows of both kinds fit in memory.
+    if num_users * num_items >= 2**63:
+        raise ValueError(
+            "'num_users' times 'num_items' needs to be below 2**63, or two "
+            f'pairs have one number (got {num_users} and {num_items})'
+        )
     keys = np.sort((users * num_items + items).numpy())
     if (keys[1:] == keys[:-1]).any():
         raise ValueError(

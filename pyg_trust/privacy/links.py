@@ -371,6 +371,8 @@ class PrivateLinkPredictor(PrivateFit):
         if message_dim is None:
             message_dim = min(dim, _COLUMNS[relation])
         check_integer('message_dim', message_dim, 1, dim)
+        if num_neg is not None:
+            check_integer('num_neg', num_neg, 1, MOST_PAIRS)
         self.dim, self.message_dim = dim, message_dim
         self.steps, self.lr = steps, lr
         self.num_neg, self.leave_out = num_neg, leave_out
@@ -724,7 +726,7 @@ def _check_examples(data: Data, graph: CSRGraph) -> None:
     # Labels of pairs would be in one role alone, or drawn by edges.
     for name in ('edge_label', 'neg_edge_label'):
         label = data.get(name)
-        if isinstance(label, Tensor) and bool((label == 0).any()):
+        if label is not None and bool((torch.as_tensor(label) == 0).any()):
             raise ValueError(
                 f"'data' can't have an '{name}' of 0: those pairs were drawn "
                 'until they were no edges, which moves two examples an edge '

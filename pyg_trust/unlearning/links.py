@@ -200,6 +200,11 @@ class LinkClassifier(NodeClassifier):
         x = self._encoded(read_features(data))
         assert self._settings.pairs is not None
         pairs = self._settings.pairs._replace(names=count)
+        if count * (count + pairs.partners) >= 2**63:
+            raise ValueError(
+                "'num_names' needs to be smaller, or 'partners': their pairs "
+                f'need numbers below 2**63 (got {count} and {pairs.partners})'
+            )
         settings = self._settings._replace(pairs=pairs)
         none = torch.full((n,), -1)
         return self._begun(PairState(settings, (0, 1), graph, x, none))
@@ -267,7 +272,7 @@ def _check_examples(data: Data, graph: CSRGraph) -> None:
     # Labels of pairs that would be ignored.
     for name in ('edge_label', 'neg_edge_label'):
         label = data.get(name)
-        if isinstance(label, Tensor) and bool((label == 0).any()):
+        if label is not None and bool((torch.as_tensor(label) == 0).any()):
             raise ValueError(
                 f"'data' can't have an '{name}' of 0: negative pairs are made "
                 'of names (RandomLinkSplit(add_negative_train_samples=False))'

@@ -200,7 +200,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         self.cached = cached
         self.lam = check_positive('lam', lam)
         self.max_items = check_integer('max_items', max_items, 1)
-        alien = {'lam': self.lam != 500.0}
+        alien = {'lam': lam != 500.0, 'max_items': max_items != 20_000}
         if method == 'closed_form':
             other = self.exponents != EXPONENTS
             alien = {'exponents': other, 'cached': not cached}

@@ -14,7 +14,7 @@ from pyg_trust.functional.recommend import Lists, Row
 from pyg_trust.removal import Part, RemovalRequest
 
 # Where PyG's data sets keep ratings.
-_RATINGS = ('edge_weight', 'edge_attr', 'rating')
+_RATINGS = ('edge_weight', 'edge_attr', 'rating', 'weight')
 
 Names = Tensor | Iterable[int]
 Pairs = Tensor | Iterable[tuple[int, int]]
@@ -66,7 +66,9 @@ def read_interactions(
         store = data[types[0]]
         for name in _RATINGS:
             rating = store.get(name)
-            if rating is not None and not bool((rating == 1).all()):
+            if rating is None:
+                continue
+            if not bool((torch.as_tensor(rating) == 1).all()):
                 raise ValueError(
                     "'interactions' can't have ratings other than 1 in "
                     f'{name!r}: keep those that count, and drop it'

@@ -271,6 +271,8 @@ TWICE = torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0]])
         (changed(edge_weight=torch.ones(9999)), 'edge_weight|weights'),
         (changed(x=None), "'x'"),
         (changed(propagated=('x',)), 'propagated'),
+        (changed(edge_label=[1, 0]), "'edge_label' of 0"),
+        (changed(edge_label=np.array([1, 0])), "'edge_label' of 0"),
         (changed(edge_label_index=torch.ones(2, 1)), "'edge_label_index'"),
         (
             changed(edge_label_index=torch.tensor([[0], [99]])),
@@ -299,6 +301,7 @@ def test_bad_data_are_refused_and_nothing_is_spent(data, name):
         ({'relation': 'feature'}, "'relation'.*public"),
         ({'relation': 'user'}, "'relation'"),
         ({'num_neg': 1.5}, "'num_neg'"),
+        ({'num_neg': 2**40}, "'num_neg'.*268435456"),
         ({'message_dim': 33}, "'message_dim'"),
         ({'leave_out': 1}, "'leave_out'"),
         ({'shares': (0.5, 0.5)}, "'shares'"),

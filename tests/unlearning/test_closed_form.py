@@ -303,6 +303,8 @@ def test_what_belongs_to_the_other_method_is_refused():
         Recommender('closed_form', cached=False)
     with pytest.raises(ValueError, match="'lam' can't be given"):
         Recommender(lam=3.0)
+    with pytest.raises(ValueError, match="'max_items' can't be given"):
+        Recommender(max_items=6)
     few = Recommender('closed_form', max_items=6)
     with pytest.raises(ValueError, match=r"'max_items'.*'paths'"):
         few.fit(edges_of(random_table(0)), 14, 7)

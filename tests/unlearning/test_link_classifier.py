@@ -382,7 +382,7 @@ def test_what_can_not_be_fitted_is_refused():
         'edge_label': torch.tensor([1.0, 0.0]),
         'edge_label_index': torch.tensor([[0], [0]]),
     }
-    for name, value in bad.items():
+    for name, value in (*bad.items(), ('edge_label', [1, 0])):
         other = data.clone()
         other[name] = value
         with pytest.raises(ValueError, match=f"'{name}'"):
@@ -397,6 +397,8 @@ def test_what_can_not_be_fitted_is_refused():
         fitted(Data(x=data.x, edge_index=torch.tensor([[4], [4]])))
     with pytest.raises(ValueError, match="'num_names'"):
         LinkClassifier().fit(data, num_names=N - 1)
+    with pytest.raises(ValueError, match=r"'num_names'.*'partners'"):
+        LinkClassifier(partners=2**60).fit(data, num_names=2**32)
     ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1], [1, 0]]))
     model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(ring)
     before = model.state_dict()

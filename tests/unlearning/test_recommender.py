@@ -444,6 +444,28 @@ def test_what_is_not_there_is_refused_and_nothing_changes(request_, match):
         model.recommend([2])
 
 
+@pytest.mark.parametrize('fit', [lists_of, Recommender().fit])
+def test_pairs_whose_numbers_would_wrap_are_refused(fit):
+    # Without a check these two pairs have one number: 4 * 2^62 is 2^64.
+    edges = torch.tensor([[0, 4], [0, 0]])
+    with pytest.raises(ValueError, match=r"'num_users' times 'num_items'"):
+        fit(edges, 5, 2**62)
+
+
+@pytest.mark.parametrize('name', ['rating', 'weight'])
+@pytest.mark.parametrize('rating', [[1, 5], np.array([1.0, np.nan])])
+def test_ratings_in_any_container_are_refused(name, rating):
+    data = HeteroData()
+    data['user'].num_nodes = data['item'].num_nodes = 2
+    store = data['user', 'likes', 'item']
+    store.edge_index = torch.tensor([[0, 1], [1, 0]])
+    store[name] = rating
+    with pytest.raises(ValueError, match=f'ratings other than 1 in {name!r}'):
+        Recommender().fit(data)
+    store[name] = [1, 1]
+    assert Recommender().fit(data).recommend([0], 1).tolist() == [[2]]
+
+
 def test_repeated_interactions_and_too_popular_items_are_refused(monkeypatch):
     twice = torch.tensor([[0, 1, 0], [1, 1, 1]])
     with pytest.raises(ValueError, match='each pair of user and item once'):
