@@ -427,6 +427,9 @@ def test_fields_of_another_certificate_differ():
     less = witness(0, False, 3)
     claimed = {**values, 'edges': (0, 0), 'one_by_one': 0}
     assert not list(kernel.differences(less, claimed))
+    anyone = {**less, 'attackers': np.array(-1)}
+    claimed['attackers'] = None
+    assert not list(kernel.differences(anyone, claimed))
     one = {**made, 'budget': np.array([2, 1, 1])}
     claimed = {**values, 'edges': (1, 0), 'one_by_one': 0}
     assert not list(kernel.differences(one, claimed))
