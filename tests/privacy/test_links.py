@@ -429,8 +429,10 @@ def test_no_report_claims_other_data_than_its_ledger(tmp_path, changes):
     model.close()
     for is_forged in (False, True):
         if is_forged:
-            values = whole['guarantees'][0]['values']
-            values.update(changes(values))
+            each = whole['guarantees'][0]
+            made = changes(each['values'])
+            each['values'].update(made)
+            each['origin']['arguments'].update(made)
         whole = reworded(whole)
         path.write_text(json.dumps({**whole, 'digest': digest(whole)}))
         found = check_report(path, ledger=ledger)
