@@ -347,7 +347,7 @@ def _check_header(each: Stated, header: dict[str, Any]) -> Checks:
     names = ('mechanism', 'relation', 'sampling', 'seeded', 'form', 'delta')
     pairs = [
         (name, about[name], values[name])
-        for name in (*names, 'data')
+        for name in (*names, 'data', 'directed', 'max_degree', 'num_nodes')
         if name in about and name in values
     ]
     for name, paid, claimed in pairs:

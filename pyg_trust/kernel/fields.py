@@ -480,6 +480,14 @@ def _audited(v: Fields, arguments: Fields, history: Fields) -> Texts:
     yield from _is('verdicts', stated, found)
 
 
+def _counted(v: Fields, run: Fields, _: Fields) -> Texts:
+    far, rest = v['column_distance'], v.get('residual_bound')
+    yield from _is('method', run['method'] == 'paths', far is None)
+    # Diagonal entries of the inverse are at most 1 / lam.
+    if far is not None and not 0 <= (rest or 0) <= far:
+        yield f'column_distance: {far} is claimed, of a residual of {rest}'
+
+
 _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'private training': _training,
     'private aggregation': _sums,
@@ -487,9 +495,7 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     **dict.fromkeys(ROWS, _removed),
     'certified removal': partial(_removed, of_nodes=False),
     'exact removal by shards': _shards,
-    'exact removal from a recommender': lambda v, run, _: _is(
-        'method', run['method'] == 'paths', v['column_distance'] is None
-    ),
+    'exact removal from a recommender': _counted,
     'removal covered by privacy': _covered,
     'robustness certificate': _exact,
     'collective certificate by smoothing': _collective,

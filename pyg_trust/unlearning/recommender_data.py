@@ -112,6 +112,12 @@ def asked(
             "'users' needs to be a request for nodes and edges of graph 0 "
             f'(got others of graphs {request.graphs})'
         )
+    for arc in part.arcs:
+        if not min(arc) < num_users <= max(arc):
+            raise ValueError(
+                "'users' needs a request for edges between a user and an item "
+                f'(got {arc[0]} to {arc[1]}; items begin at {num_users})'
+            )
     pairs = {(min(arc), max(arc) - num_users) for arc in part.arcs}
     users = [name for name in part.nodes if name < num_users]
     items = [name - num_users for name in part.nodes if name >= num_users]

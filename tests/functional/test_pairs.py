@@ -341,6 +341,13 @@ def test_the_account_is_that_of_the_oracle(shared):
             assert mu**2 == pytest.approx(share * row['mu'] ** 2, rel=1e-9)
 
 
+@pytest.mark.parametrize(('directed', 'rows'), [(False, 2), (True, 1)])
+def test_an_edge_is_two_messages_and_an_arc_one(directed, rows):
+    # mu^2 = rows / 2^2 + 1 / 4^2 + 9 / 5^2.
+    parts = pair_mus(2.0, 4.0, 5.0, 9, directed)
+    assert np.square(parts) == pytest.approx([rows / 4, 1 / 16, 9 / 25])
+
+
 @pytest.mark.parametrize(
     ('name', 'arguments'),
     [

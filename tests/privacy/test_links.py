@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from auditing import reworded
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader
 from torch_geometric.transforms import RandomLinkSplit
@@ -17,6 +18,7 @@ from torch_geometric.transforms import RandomLinkSplit
 from pyg_trust import account, noise
 from pyg_trust.check import FAILS, HOLDS, check_report
 from pyg_trust.functional import gaussian_epsilon
+from pyg_trust.kernel.claims import digest
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import (
     PrivacyEngine,
@@ -408,6 +410,33 @@ def test_the_report_is_checked_with_its_ledger(tmp_path):
     assert str(seeded.report()).startswith('not private')
     TrustReport.of(seeded.report()).save(path)
     assert any(each.status == FAILS for each in check_report(path))
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        # Arcs in place of edges: one message counts for two.
+        lambda v: {'directed': False, 'row_std': v['row_std'] * math.sqrt(2)},
+        lambda v: {'num_nodes': 10**9},
+    ],
+)
+def test_no_report_claims_other_data_than_its_ledger(tmp_path, changes):
+    ledger, path = tmp_path / 'links.ledger', tmp_path / 'report.json'
+    model = PrivateLinkPredictor(**QUICK, ledger=ledger, directed=True)
+    whole = json.loads(
+        TrustReport.of(model.fit(graph(directed=True)).report()).to_json()
+    )
+    model.close()
+    for is_forged in (False, True):
+        if is_forged:
+            each = whole['guarantees'][0]
+            made = changes(each['values'])
+            each['values'].update(made)
+            each['origin']['arguments'].update(made)
+        whole = reworded(whole)
+        path.write_text(json.dumps({**whole, 'digest': digest(whole)}))
+        found = check_report(path, ledger=ledger)
+        assert any(each.status == FAILS for each in found) == is_forged
 
 
 def test_a_state_goes_on_and_spends_nothing(tmp_path):

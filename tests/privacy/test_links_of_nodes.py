@@ -21,7 +21,7 @@ from pyg_trust.functional.links import (
 )
 from pyg_trust.functional.private_propagation import energy_weights, messages
 from pyg_trust.graph import CSRGraph
-from pyg_trust.privacy import PrivateLinkPredictor
+from pyg_trust.privacy import PrivateLinkPredictor, links
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import PrivateAGP
@@ -249,6 +249,33 @@ def test_rows_are_sums_of_own_lists_and_a_list_of_one_is_left_out(monkeypatch):
     rows.index_add_(0, data.edge_index[1], m[data.edge_index[0]])
     assert torch.allclose(model.released, rows, atol=1e-6)
     assert model.released.shape == (60, 16)
+
+
+@pytest.mark.parametrize('leave_out', [True, False])
+def test_own_lists_are_read_without_what_the_owner_added(
+    leave_out, monkeypatch
+):
+    kept, seen = links.owner_features, []
+
+    def owner_features(*args):
+        seen.append((args[0].size(1), *args[4:]))
+        return kept(*args)
+
+    monkeypatch.setattr(links, 'owner_features', owner_features)
+    data = graph()
+    PrivateLinkPredictor('node', **QUICK, num_neg=7, leave_out=leave_out).fit(
+        data
+    )
+    (listed, own), others = seen
+    # Whom a list names and whom it does not: these are read as they are.
+    assert (listed, others) == (data.num_edges, (60 * 7,))
+    if not leave_out:
+        assert own is None
+        return
+    x = torch.nn.functional.normalize(data.x.double())
+    sent = torch.nn.functional.normalize(x @ public_basis(6, 16))
+    lists = data.edge_index[0].bincount(minlength=60).clamp(min=1)
+    assert torch.allclose(own, sent / lists.sqrt()[:, None], atol=1e-5)
 
 
 def test_scores_read_no_edge_and_of_records_the_source_alone():

@@ -286,9 +286,12 @@ def test_a_request_for_nodes_and_edges_is_the_same():
     ):
         with pytest.raises(ValueError, match="'users' needs to be a request"):
             one.remove(bad)
+    # Two users, two items: the names that came are told.
+    for ends in ((1, 2), (15, 16)):
+        with pytest.raises(ValueError, match=f'got {ends[0]} to {ends[1]}'):
+            one.plan(RemovalRequest(edges=[ends]))
     for bad in (
-        RemovalRequest(edges=[(1, 2)]),
-        RemovalRequest(edges=[(15, 16)]),
+        RemovalRequest(edges=[(1, 30)]),
         RemovalRequest(nodes=[21]),
         RemovalRequest(nodes=[3]),
     ):
