@@ -188,8 +188,8 @@ entry(
 )
 
 
-def attached() -> privacy.PrivacyEngine:
-    engine = privacy.PrivacyEngine(seed=0)
+def attached(seed: int | None = 0) -> privacy.PrivacyEngine:
+    engine = privacy.PrivacyEngine(seed=seed)
     engine.make_private(**training(), noise_multiplier=4.0, max_grad_norm=1.0)
     return engine
 
@@ -197,6 +197,17 @@ def attached() -> privacy.PrivacyEngine:
 entry(
     'privacy.PrivacyEngine.spend_gaussian',
     lambda: (attached(), {'mu': 0.5}),
+)
+
+entry(
+    'privacy.PrivacyEngine.covers',
+    lambda: (
+        attached(None),
+        {'request': RemovalRequest(features=[0]), 'delta': 1e-3},
+    ),
+    Row('nodes', {'request': RemovalRequest(nodes=[0])}, "'request'"),
+    Row('no delta', {'delta': None}, "'delta'"),
+    request=instance(),
 )
 
 # The transform ###############################################################
