@@ -40,6 +40,7 @@ DATA = {
     'links': ('--data', '.'),
     'living': ('--data', 'Planetoid'),
     'node_unlearning': ('--root', '.'),
+    'persons': ('--data', '.'),
     'scattering': ('--root', 'TU'),
     'sharding': ('--root', '.'),
     'smoothing': ('--data', '.'),

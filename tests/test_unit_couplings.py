@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
+from pyg_trust._checks.tables import tells_counts
 from pyg_trust.unit import PrivacyUnit
 
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
@@ -341,3 +344,29 @@ def test_empty_tables_are_declared() -> None:
     unit = declared(data)
     assert unit.without(data, [3])['order'].x.shape == (0, 3)
     assert unit.within(data, [3])['user'].n_id.tolist() == [3]
+
+
+def test_few_rows_that_rise_with_a_count_by_chance_are_let_pass():
+    # Two of 100 rows have a word, and they are those with most edges:
+    # one of 9,900 pairs. All 100 in the order of their counts is no chance.
+    count = torch.arange(100) % 5
+    count[[3, 7]] = torch.tensor([5, 6])
+    few = torch.zeros(100, 1)
+    few[[3, 7], 0] = torch.tensor([1.0, 2.0])
+    assert not tells_counts(few, count)
+    many = count.double()[:, None] ** 2
+    assert tells_counts(many, count)
+    assert tells_counts(torch.cat([few.double(), -many], 1), count)
+
+
+def test_real_papers_are_not_made_from_their_authors(shared):
+    # Words that few papers have may rise with numbers of edges by chance.
+    folder = shared / 'data/typed/dblp'
+    data = HeteroData()
+    words = scipy.sparse.load_npz(folder / 'p_feat.npz').toarray()
+    data['paper'].x = torch.from_numpy(words).float()
+    index = np.loadtxt(folder / 'pa.txt', dtype=np.int64).T[::-1].copy()
+    edges = torch.from_numpy(index)
+    data['author', 'writes', 'paper'].edge_index = edges
+    data['author'].num_nodes = int(edges[0].max()) + 1
+    PrivacyUnit(data, 'author', public=('paper',))
