@@ -59,8 +59,14 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
     moves = (high != high[:1]).any(0)
     rises = (low[1:] >= high[:-1]).all(0)
     falls = (high[1:] <= low[:-1]).all(0)
-    distinct = torch.tensor([column.unique().numel() >= 3 for column in x.t()])
-    return bool(((rises | falls) & moves & distinct).any())
+    for column in x.t()[(rises | falls) & moves]:
+        kinds, place = column.unique(return_inverse=True)
+        # Of all orders of both, those in which one rises with the other.
+        ways = _num_orders(back) + _num_orders(place)
+        ways -= _num_orders(back * kinds.numel() + place)
+        if kinds.numel() >= 3 and ways > _CHANCE + math.log(2 * x.size(1)):
+            return True
+    return False
 
 
 def tells_neighbors(x: Tensor, y: Tensor, ends: Tensor) -> bool:
