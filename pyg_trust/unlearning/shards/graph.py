@@ -129,7 +129,12 @@ def without_features(data: Data) -> Data:
 def as_shard(part: Data, seed: int) -> Shard:
     """Convert a graph to the training data of a shard's model."""
     return Shard(
-        seed, part.x, part.y, part.edge_index, part.get('edge_weight')
+        seed,
+        part.x,
+        part.y,
+        part.edge_index,
+        part.get('edge_weight'),
+        typed=part.get('typed'),
     )
 
 
