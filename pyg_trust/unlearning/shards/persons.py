@@ -92,6 +92,21 @@ class Persons:
         x = {t: graph[t].x for t in held if 'x' in graph[t]}
         return Typed(self.person, x, dict(graph.edge_index_dict))
 
+    def print_of(self, typed: Typed, public: bool = False) -> str:
+        """Hash rows and edges that persons own.
+
+        Args:
+            typed (Typed): rows and edges.
+            public (bool): whether to hash the others, too, which all shards
+                have. (default: :obj:`False`)
+        """
+        skip = () if public else (*self.unit.public, *self.unit.public_edges)
+        parts: list[Tensor | str | float | None] = [typed.target]
+        for held in (typed.x, typed.edge_index):
+            for key in sorted(held.keys() - {*skip}):
+                parts += [repr(key), held[key]]
+        return fingerprint(*parts)
+
     def without(self, n_id: Iterable[int]) -> 'Persons':
         """Return what is left after the removal of persons.
 
@@ -179,19 +194,10 @@ def touched(before: Data, after: Data, num_shards: int) -> dict[int, int]:
     return {i: 0 for i, (one, two) in both if one != two}
 
 
-def print_of(typed: Typed) -> str:
-    """Hash all rows and edges."""
-    parts: list[Tensor | str | float | None] = [typed.target]
-    for held in (typed.x, typed.edge_index):
-        for key, value in sorted(held.items()):
-            parts += [repr(key), value]
-    return fingerprint(*parts)
-
-
 def _print(table: Data, shard: int) -> tuple[str, list[int]]:
     inside = table.shard == shard
-    made = print_of(table.persons.within(table.n_id[inside]))
-    return made, table.y[inside].tolist()
+    made = table.persons.within(table.n_id[inside])
+    return table.persons.print_of(made), table.y[inside].tolist()
 
 
 def _is_matrix(x: object) -> bool:

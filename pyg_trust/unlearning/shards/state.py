@@ -33,7 +33,6 @@ from pyg_trust.unlearning.shards.packing import (
     remembered,
     to_files,
 )
-from pyg_trust.unlearning.shards.persons import print_of
 from pyg_trust.unlearning.shards.products import select_rows
 from pyg_trust.unlearning.shards.training import Recipe
 from pyg_trust.unlearning.store import ShardStore
@@ -331,19 +330,17 @@ class Stateful:
         light = copy.copy(data)
         if 'x_removed' in light:
             del light.x_removed
-        found = {}
+        found, typed = {}, 'persons' in data
         for shard, part in self._parts(light, shards).items():
-            held = print_of(part.typed) if 'typed' in part else ''
-            found[shard] = content(
-                *(part, recipe, self._shard_seed(shard)),
-                *([held] if held else []),
-            )
+            own = [data.persons.print_of(part.typed)] if typed else []
+            found[shard] = content(part, recipe, self._shard_seed(shard), *own)
             found |= self._stage_contents(shard, part)
         # The features of the shards are covered already.
         rest = copy.copy(data)
         rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
-        whole = [print_of(data.persons.whole())] if 'persons' in data else []
-        found[self.num_shards] = content(rest, *whole)
+        whole = data.persons.whole() if typed else None
+        own = [data.persons.print_of(whole, public=True)] if typed else []
+        found[self.num_shards] = content(rest, *own)
         return found
 
     def _sealed(
