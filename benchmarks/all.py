@@ -40,7 +40,6 @@ DATA = {
     'links': ('--data', '.'),
     'living': ('--data', 'Planetoid'),
     'node_unlearning': ('--root', '.'),
-    'persons': ('--data', '.'),
     'scattering': ('--root', 'TU'),
     'sharding': ('--root', '.'),
     'smoothing': ('--data', '.'),

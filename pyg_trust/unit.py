@@ -6,6 +6,7 @@ A person may be rows in several tables and edges of several types. Everything
 that has to know whose a row is asks one :class:`PrivacyUnit`.
 """
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -164,12 +165,17 @@ class PrivacyUnit:
         self._check_public_edges()
         self._n_id = self._ids(data)
         self._distinct = same is not None
-        self._print = self._digest(data)
+        self._close(data)
         self.check(data)
+
+    def _close(self, data: HeteroData) -> None:
+        self._print = self._digest(data)
         #: A digest of graph and owners; of persons' edges, so private.
         self.digest = fingerprint(
             self._print,
-            repr((person, sorted(self.public), sorted(self.public_edges))),
+            repr(
+                (self.person, sorted(self.public), sorted(self.public_edges))
+            ),
             *self._ptr.values(),
             *self._who.values(),
             *self._edge_owner.values(),
@@ -401,6 +407,7 @@ class PrivacyUnit:
                 attribute may hold rows or edges in another order, such as
                 ``edge_label_index``, or a tensor or list of the whole graph.
         """
+        self.check(data)
         return self._left(data, self.cascade(persons))
 
     @validated
@@ -422,11 +429,45 @@ class PrivacyUnit:
         Raises:
             ValueError: as :meth:`without`.
         """
-        kept = self._names(persons)
+        self.check(data)
+        return self._inside(data, self._names(persons))
+
+    def _inside(self, data: Data | HeteroData, kept: Tensor) -> Any:
         stay = torch.zeros(self.num_names, dtype=torch.bool)
         stay[kept] = True
         others = (~stay[self._one]).nonzero().view(-1)
         return self._left(data, self._cascade(others, {}))
+
+    def _rest(
+        self, data: HeteroData, persons: Iterable[int] | Tensor
+    ) -> 'tuple[HeteroData, PrivacyUnit]':
+        # The graph that remains, and its unit; neither is checked again, as
+        # no removal may fail for what others have.
+        names = self._names(persons)
+        gone = self._cascade(names, self.on_removal)
+        left, made = self._left(data, gone), copy.copy(self)
+        made._sizes = {t: int(left[t].num_nodes) for t in left.node_types}
+        made._edges = {e: left[e].edge_index for e in left.edge_types}
+        place = torch.arange(self.num_names)
+        if self.person is not None:
+            keep = _kept(self.num_names, gone.rows.get(self.person))
+            place = keep.cumsum(0) - 1
+            made.num_names, made._n_id = int(keep.sum()), self._n_id[keep]
+            made._one = place[self._one[keep]]
+        made._ptr, made._who = {}, {}
+        for t, ptr in self._ptr.items():
+            stay = ~torch.isin(self._who[t], names)
+            count = _per_row(stay, ptr)
+            keep = _kept(self._sizes[t], gone.rows.get(t))
+            made._ptr[t] = pointer(count[keep])
+            inside = keep[_row_of(ptr)] & stay
+            made._who[t] = place[self._who[t][inside]]
+        made._edge_owner = {
+            e: place[who[_kept(who.numel(), gone.edges.get(e))]]
+            for e, who in self._edge_owner.items()
+        }
+        made._close(left)
+        return left, made
 
     @validated
     def split(
@@ -479,7 +520,6 @@ class PrivacyUnit:
         return parts
 
     def _left(self, given: Data | HeteroData, gone: Cascade) -> Any:
-        self.check(given)
         data, out = _typed(given), HeteroData()
         for key, value in data._global_store.items():
             if not isinstance(value, str | int | float):

@@ -284,6 +284,21 @@ def test_tables_of_few_values_are_taken(seed: int) -> None:
     declared(data)
 
 
+def test_a_column_that_rises_by_chance_is_taken() -> None:
+    """Nearly all are zeros: two rows are where they are once in a hundred."""
+    data = shop()
+    count = popularity(data)
+    column = torch.zeros(ITEMS)
+    most = count.argsort(descending=True)
+    column[most[0]], column[most[1]] = 2, 1
+    planted(data, 'item', column, 'x')
+    declared(data)
+    column = count.double().clamp(max=3)
+    planted(data, 'item', column, 'x')
+    with pytest.raises(ValueError, match='counts or ranks'):
+        declared(data)
+
+
 @pytest.mark.parametrize('case', ['a link less', 'one more', 'another one'])
 def test_what_nearly_mirrors_is_refused(case: str) -> None:
     data = shop()

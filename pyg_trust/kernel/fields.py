@@ -170,13 +170,9 @@ def contradictions(
     marked = _MARKED[procedure].split()
     known = {name.rstrip('*') for name in marked}
     compared = {name[:-1] for name in marked if name[-1] == '*'}
-    if not v.get('vouched'):
-        missing = (known - set(v)) | (compared - {name for name, _ in run})
-        if missing:
-            raise ValueError(
-                f'{min(missing)!r} is missing among the fields or among the '
-                'arguments of the run, and confirms others'
-            )
+    missing = (known - set(v)) | (compared - {name for name, _ in run})
+    if missing and not v.get('vouched'):
+        raise ValueError(f'{min(missing)!r} is missing and confirms others')
     for field, found in run:
         if field not in compared:
             continue

@@ -253,12 +253,11 @@ def _once(c: Any) -> tuple[str, str]:
 
 @_of('private link prediction')
 def _links(c: Any) -> Words:
-    counted, whose, role, known = 'a noisy number of edges, ', '', '', ''
-    if c.relation == 'edge':
-        role = '; an edge counts as a message and as an example'
-        known = ' and features: known to all'
-    else:
-        counted, whose = '', ' for others'
+    edge = c.relation == 'edge'
+    counted = 'a noisy number of edges, ' * edge
+    whose = ' for others' * (not edge)
+    role = '; an edge counts as a message and as an example' * edge
+    known = ' and features: known to all' * edge
     return Words(
         f'the noisy sums of 1 hop over {c.num_nodes:,} nodes, {counted}'
         f'{c.steps} noisy gradients of a scorer of pairs and every score of '
@@ -311,13 +310,11 @@ OBJECTIVE = (
 
 
 def _released(c: Any, releases: str, unit: str) -> Words:
-    more = (
-        'if Theorem 3 of Guo et al. holds here, which it does not in general'
-    )
+    why, more = OBJECTIVE, 'if Theorem 3 of Guo et al. holds here, which it '
+    more += 'does not in general'
     if c.noise == 'output':
-        together = _pair(c.epsilon_transcript, c.delta)
-        more = f'and all {releases} since the fit together {together}'
-    why = _OUTPUT if c.noise == 'output' else OBJECTIVE
+        why, more = _OUTPUT, f'and all {releases} since the fit together '
+        more += _pair(c.epsilon_transcript, c.delta)
     return Words(
         f'the released weights are {_pair(c.epsilon, c.delta)}-'
         'indistinguishable from those of exact retraining without what was '

@@ -43,8 +43,9 @@ class IsLoader(Is):
         if not isinstance(value, self.kinds):
             raise TypeError(
                 f"'{name}' needs to be {self.need}, as "
-                'pyg_trust.loader.DisjointWalkLoader is: other loaders draw '
-                'batches and neighbours in ways that are not accounted for '
+                'pyg_trust.loader.DisjointWalkLoader is, and UnitLoader of '
+                'typed graphs: other loaders draw batches and neighbours in '
+                'ways that are not accounted for '
                 f'(got {type(value).__name__})'
             )
         return value

@@ -1050,7 +1050,7 @@ def test_of_votes_and_their_choices():
     ):
         found = contradictions(name, {**v, **changes}, given_run, {})
         assert fields_of(found) == names
-    with pytest.raises(ValueError, match="'aggregator' is missing among"):
+    with pytest.raises(ValueError, match="'aggregator' is missing and"):
         list(contradictions(name, v, {'num_shards': 3}, {}))
     # Of somebody else nothing has to be there.
     less = {'vouched': 'me', 'num_shards': 3}

@@ -29,7 +29,7 @@ from pyg_trust.functional.partition import (
 from pyg_trust.kernel import shards as kernel
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.loader.shard_loader import ShardDataset
-from pyg_trust.nn.shard_aggregator import ShardAggregator
+from pyg_trust.nn.shard_aggregator import ShardAggregator, unchecked
 from pyg_trust.report import provenance
 from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
@@ -41,6 +41,7 @@ from pyg_trust.unlearning.shards.graph import (
 from pyg_trust.unlearning.shards.inference import evaluate_all
 from pyg_trust.unlearning.shards.packing import described, plain_settings
 from pyg_trust.unlearning.shards.products import can_multiply, select_rows
+from pyg_trust.unlearning.shards.reports import ASSUMPTIONS
 from pyg_trust.unlearning.shards.slices import induced, slice_numbers
 from pyg_trust.unlearning.shards.state import (
     Checkpoint,
@@ -80,6 +81,15 @@ class Building(Stateful):
 
     def _checked(self, partition: Any) -> Any:
         # Copies, so that the caller can't change them.
+        if self._by_person and not (
+            partition == 'hash'
+            if isinstance(partition, str)
+            else isinstance(partition, Shards) and partition.exact
+        ):
+            raise ValueError(
+                "'partition' needs to be 'hash' with a 'unit': all others "
+                f'look at one kind of nodes (got {described(partition)})'
+            )
         if isinstance(partition, str):
             PARTITIONS.find('partition', partition)
             Shards(self.num_shards, partition, seed=0)
@@ -170,6 +180,10 @@ class Building(Stateful):
         home = torch.tensor([shard[v] for v in names.tolist()])
         return home, False
 
+    def _assumed(self, data: Data) -> tuple[str, ...]:
+        told = data.persons.told() if 'persons' in data else ()
+        return (*ASSUMPTIONS, *told, *unchecked(self._aggregator))
+
     def _by_hash(self, data: Data) -> int:
         late = data.get('by_hash')
         return 0 if late is None else int(late.sum())
@@ -182,7 +196,7 @@ class Building(Stateful):
                 'name gives, so that everything equals a fresh start with '
                 'the same seed on the present data, in any order of nodes '
                 'and edges'
-                if is_canonical(state.data)
+                if is_canonical(state.data) and 'persons' not in state.data
                 else 'exact: a node goes to the shard that a keyed hash of '
                 'its name gives, so that everything equals a fresh start '
                 'with the same seed on the remaining data, in the same order '
@@ -391,6 +405,8 @@ class Building(Stateful):
             part = dataset[shard]
             part.x = select_rows(data.x, part.row)
             del part.row
+            if 'persons' in data:
+                part.typed = data.persons.within(part.n_id)
             parts[shard] = part
         return parts
 
@@ -508,9 +524,12 @@ class Building(Stateful):
     ) -> Tensor:
         # The outputs of every model for every node: [num_shards, num_nodes,
         # C].
+        graph = as_shard(data, 0)
+        if 'persons' in data:
+            graph = graph._replace(typed=data.persons.whole())
         return evaluate_all(
             self.model_factory,
-            as_shard(data, 0),
+            graph,
             [made.weights for made in checkpoints],
             num_classes,
             self.recipe,

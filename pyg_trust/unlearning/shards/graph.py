@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
@@ -19,8 +19,12 @@ MASKS = ('train_mask', 'val_mask', 'test_mask')
 def copied(data: Data, num_shards: int, sparse_x: bool) -> Data:
     """Copy the tensors of a graph that an unlearner stores."""
     if not isinstance(data, Data):
+        advice = ''
+        if isinstance(data, HeteroData):
+            advice = ": give 'unit', a pyg_trust.unit.PrivacyUnit"
         raise TypeError(
             f"'data' needs to be a Data object (got {type(data).__name__})"
+            + advice
         )
     x, n = data.get('x'), int(data.num_nodes)
     if isinstance(x, Tensor):
@@ -129,7 +133,12 @@ def without_features(data: Data) -> Data:
 def as_shard(part: Data, seed: int) -> Shard:
     """Convert a graph to the training data of a shard's model."""
     return Shard(
-        seed, part.x, part.y, part.edge_index, part.get('edge_weight')
+        seed,
+        part.x,
+        part.y,
+        part.edge_index,
+        part.get('edge_weight'),
+        typed=part.get('typed'),
     )
 
 

@@ -16,12 +16,11 @@ from pyg_trust._checks import (
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
 from pyg_trust.kernel.sentences import FROM_SYSTEM
-from pyg_trust.nn.shard_aggregator import unchecked
 from pyg_trust.removal import RemovalRequest, still_removed
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.packing import described
+from pyg_trust.unlearning.shards.persons import removed_names, touched
 from pyg_trust.unlearning.shards.reports import (
-    ASSUMPTIONS,
     FROM_SEED,
     ShardPlan,
     ShardRemovalReport,
@@ -177,6 +176,8 @@ class Removing(Waiting, Building):
             check_instance('shard', shard, Mapping)
             for each in shard.values():
                 check_integer('shard', each, 0, self.num_shards - 1)
+        typed = 'persons' in state.data
+        gone = removed_names(updates) if typed else []
         change = played(
             state.data,
             updates,
@@ -184,6 +185,8 @@ class Removing(Waiting, Building):
             still_removed(entry.request for entry in state.ledger.entries),
             light=light,
         )
+        if typed:
+            change.data.persons = state.data.persons.without(gone)
         self._check_classes(state, change.data)
         return change
 
@@ -223,6 +226,8 @@ class Removing(Waiting, Building):
     def _first(self, before: Data, change: Change) -> dict[int, int]:
         # The first stage of every touched shard that is to be trained again:
         # of what goes, and of what would go if the update were undone.
+        if 'persons' in before:
+            return touched(before, change.data, self.num_shards)
         first: dict[int, int] = {}
         for data, part in (before, change.gone), (change.data, change.came):
             found = touched_slices(
@@ -298,7 +303,7 @@ class Removing(Waiting, Building):
             exact=exact,
             exactness=exactness,
             keeps_history=self._keeps_history,
-            assumptions=(*ASSUMPTIONS, *unchecked(self._aggregator)),
+            assumptions=self._assumed(data),
             origin=self._origin(),
             stages=first,
             by_hash=self._by_hash(data),
@@ -328,7 +333,7 @@ class Removing(Waiting, Building):
             removals=len(removals),
             seconds=self._seconds(state),
             trainer=state.work.trainer,
-            assumptions=(*ASSUMPTIONS, *unchecked(self._aggregator)),
+            assumptions=self._assumed(state.data),
             origin=self._origin(),
         )
 

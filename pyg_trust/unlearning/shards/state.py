@@ -19,6 +19,7 @@ from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import ShardAggregator
 from pyg_trust.removal import Part, still_removed
 from pyg_trust.report import fingerprint_model
+from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.leftovers import named_leftovers, views
 from pyg_trust.unlearning.shards.packing import (
     fits_partition,
@@ -180,6 +181,8 @@ class Stateful:
     _aggregator: ShardAggregator
     _state: State | None
     _given: Any
+    _unit: PrivacyUnit | None
+    _by_person: bool
     _first_seed: int
     _first_seeded: bool
 
@@ -328,14 +331,17 @@ class Stateful:
         light = copy.copy(data)
         if 'x_removed' in light:
             del light.x_removed
-        found = {}
+        found, typed = {}, 'persons' in data
         for shard, part in self._parts(light, shards).items():
-            found[shard] = content(part, recipe, self._shard_seed(shard))
+            own = [data.persons.print_of(part.typed)] if typed else []
+            found[shard] = content(part, recipe, self._shard_seed(shard), *own)
             found |= self._stage_contents(shard, part)
         # The features of the shards are covered already.
         rest = copy.copy(data)
         rest.x = select_rows(data.x, (data.shard < 0).nonzero().view(-1))
-        found[self.num_shards] = content(rest)
+        whole = data.persons.whole() if typed else None
+        own = [data.persons.print_of(whole, public=True)] if typed else []
+        found[self.num_shards] = content(rest, *own)
         return found
 
     def _sealed(
@@ -393,6 +399,7 @@ class Stateful:
         }
 
     def _packed(self, state: State) -> dict[str, Any]:
+        self._check_untyped('be saved')
         return {
             'format': FORMAT,
             'config': self._config(),
@@ -420,9 +427,17 @@ class Stateful:
         with reading():
             return self._unpack(packed, progress_bar)
 
+    def _check_untyped(self, what: str) -> None:
+        if self._by_person:
+            raise ValueError(
+                f"an unlearner with a 'unit' can't {what}: fit it to the "
+                "table of persons, 'unit.table(data)', without a unit"
+            )
+
     def _unpack(
         self, packed: dict[str, Any], progress_bar: bool | None
     ) -> State:
+        self._check_untyped('load a state')
         check_state(packed, ('config',), (1, 2, FORMAT))
         self._choose_products()
         if packed['config'].get('version') != self.recipe.version:
@@ -560,6 +575,8 @@ class Stateful:
             return
         self._state = state._replace(partition=remembered(state.partition))
         self._given = remembered(self._given)
+        # It knows who was there.
+        self._unit = None
 
     def _from_first(self, work: Callable[[], T]) -> T:
         # Random bits, times and files are those of one process.
@@ -609,6 +626,15 @@ class Stateful:
                     tensors[f'{name} of stage {r} of shard {shard}'] = value
         for name, value in state.aggregator.state_dict().items():
             tensors[f'{name} of the aggregator'] = value
+        if 'persons' in data:
+            held = data.persons
+            tensors |= held.tensors()
+            there = {*held.graph[held.person].n_id.tolist()}
+            found += [
+                f'node {name} in the typed graph'
+                for name in part.nodes
+                if name in there
+            ]
         found += views(tensors.items())
         if self.folder is not None:
             store = ShardStore(self.folder)

@@ -125,6 +125,20 @@ class Recipe:
         check_choice('optimizer', self.optimizer, OPTIMIZERS)
 
 
+class Typed(NamedTuple):
+    """Inputs of a model of a typed graph.
+
+    Args:
+        target (str): the node type of which a model returns the rows.
+        x (dict[str, Tensor]): features by node type.
+        edge_index (dict[tuple[str, str, str], Tensor]): edges by type.
+    """
+
+    target: str
+    x: dict[str, Tensor]
+    edge_index: dict[tuple[str, str, str], Tensor]
+
+
 class Shard(NamedTuple):
     """Data, seed and stages of one model's training.
 
@@ -139,6 +153,8 @@ class Shard(NamedTuple):
             epochs of the recipe.
         start (dict, optional): the initial weights of the first stage; by
             default drawn from the seed.
+        typed (Typed, optional): what the model is called with instead, if
+            :obj:`x` is one table of several.
     """
 
     seed: int
@@ -148,12 +164,31 @@ class Shard(NamedTuple):
     edge_weight: Tensor | None = None
     stages: tuple[tuple['Shard', int], ...] = ()
     start: dict[str, Tensor] | None = None
+    typed: Typed | None = None
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Any, ...]:
         """Return the arguments of the model's forward pass."""
+        if self.typed is not None:
+            return ({**self.typed.x}, {**self.typed.edge_index})
         weight = () if self.edge_weight is None else (self.edge_weight,)
         return (self.x, self.edge_index, *weight)
+
+    def run(self, module: Module) -> Tensor:
+        """Return the outputs of a model."""
+        out = module(*self.inputs)
+        if self.typed is None:
+            return out
+        if isinstance(out, dict):
+            out = out.get(self.typed.target, out)
+        rows, n = getattr(out, 'shape', [None])[0], self.x.size(0)
+        if rows != n:
+            raise ValueError(
+                "'model_factory' needs to return models with a row of "
+                f'outputs for each of the {n} rows of {self.typed.target!r}, '
+                f'alone or by type (got {rows})'
+            )
+        return out
 
     def prepared(self) -> PreparedGraph:
         """Return the prepared graph."""
@@ -410,7 +445,7 @@ def evaluate(
     # Models may be random at inference, too.
     mode = PreparedMode(graph.x, prepared, 0, dense)
     with settled(), mode:
-        return module(*graph.inputs)
+        return graph.run(module)
 
 
 @contextmanager
@@ -558,7 +593,7 @@ def train_alone(
         shard = shard._replace(x=rows_of_nonzeros(shard.x))
     prepared = shard.prepared()
     # Before the layers are.
-    replay = can_replay(module)
+    replay = shard.typed is None and can_replay(module)
     layers = prepared_layers(module.train(), prepared, recipe.sparse_adj)
     seed = rng.derive(shard.seed, _DROPOUT)
     mode = PreparedMode(shard.x, prepared, seed)
@@ -573,7 +608,7 @@ def train_alone(
     def step() -> None:
         nonlocal target
         with mode:
-            out = module(*shard.inputs)
+            out = shard.run(module)
         if target is None:
             target = _one_hot(out, shard.y)
         # The gradient of the mean cross entropy.

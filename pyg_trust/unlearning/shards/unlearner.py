@@ -16,7 +16,7 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -37,6 +37,7 @@ from pyg_trust.nn.shard_aggregator import (
     make_aggregator,
 )
 from pyg_trust.transforms.shards import Shards
+from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.shards.graph import (
     copied,
     count_classes,
@@ -45,6 +46,7 @@ from pyg_trust.unlearning.shards.graph import (
 )
 from pyg_trust.unlearning.shards.inference import ViewRunner
 from pyg_trust.unlearning.shards.packing import Forgotten, described
+from pyg_trust.unlearning.shards.persons import Persons
 from pyg_trust.unlearning.shards.poisoning import (
     PoisonCertificate,
     certify_shards,
@@ -212,6 +214,13 @@ class ShardedUnlearner(Removing):
         keep_history (bool): leave the files of earlier states in the folder,
             with what was removed, until ``purge()``; reports say so.
             (default: :obj:`False`)
+        unit (PrivacyUnit, optional): who owns what of a typed graph, which is
+            then divided by persons: :meth:`fit` takes that ``HeteroData``,
+            models are ``model(x_dict, edge_index_dict)``, a shard is what its
+            training persons own with all public rows, and
+            ``RemovalRequest(persons=[...], unit=unit)`` removes rows and edges
+            of all types. Partitions are by hash, and states are kept in
+            memory alone. (default: :obj:`None`)
         seed (int, optional): the seed of everything, the keys of hashes
             included, and named in reports; by default from the operating
             system. Shard :math:`i` has the seed :math:`f(\text{seed}, i)`.
@@ -244,6 +253,7 @@ class ShardedUnlearner(Removing):
         outputs: Annotated[str, OneOf(('present', 'on_request'))] = 'present',
         folder: str | Path | None = None,
         keep_history: bool = False,
+        unit: PrivacyUnit | None = None,
         seed: int | None = None,
     ) -> None:
         if isinstance(model_factory, Module):
@@ -270,6 +280,17 @@ class ShardedUnlearner(Removing):
                 "'over_ranks' needs the trainer 'sequential', as the ranks "
                 f'are the processes (got {trainer!r})'
             )
+        self._unit, self._by_person = unit, unit is not None
+        for name, given in (
+            ('slices', slices is not None),
+            ('sparse_x', sparse_x),
+            ('over_ranks', over_ranks),
+            ('folder', folder is not None),
+        ):
+            if unit is not None and given:
+                raise ValueError(
+                    f"'{name}' can't be used with a 'unit': leave it out"
+                )
         self._on_request = outputs == 'on_request'
         self._auto_adj = sparse_adj == 'auto'
         self._asked_seconds = 0.0
@@ -310,7 +331,7 @@ class ShardedUnlearner(Removing):
 
     @editing
     def fit(
-        self, data: Data, *, progress_bar: bool | None = None
+        self, data: Data | HeteroData, *, progress_bar: bool | None = None
     ) -> 'ShardedUnlearner':
         """Divide the training nodes into shards; train a model on each.
 
@@ -322,8 +343,10 @@ class ShardedUnlearner(Removing):
         earlier program.
 
         Args:
-            data (Data): the graph, with a ``train_mask``; labels of other
-                nodes are ignored, except for the number of classes.
+            data (Data or HeteroData): the graph, with a ``train_mask``; labels
+                of other nodes are ignored, except for the number of classes.
+                With a :obj:`unit`, its ``HeteroData``, with labels and mask of
+                the table of persons.
             progress_bar (bool, optional): whether to show one; by default in a
                 terminal, after two seconds. (default: :obj:`None`)
 
@@ -371,7 +394,17 @@ class ShardedUnlearner(Removing):
         partition = self._shards(self._given)
         if isinstance(partition, Shards) and partition.exact:
             least = 1
-        kept = copied(data, least, self.recipe.sparse_x)
+        table, persons = data, None
+        if self._by_person:
+            if self._unit is None:
+                raise ValueError(
+                    "'unit' was forgotten at the first removal: fit a new "
+                    'unlearner'
+                )
+            table, persons = Persons.of(data, self._unit)
+        kept = copied(table, least, self.recipe.sparse_x)
+        if persons is not None:
+            kept.persons = persons
         num_classes = count_classes(kept, self.num_classes)
         ledger = RemovalLedger(0.0)
         self._first_seed = self._from_first(lambda: self._first_seed)
@@ -445,9 +478,14 @@ class ShardedUnlearner(Removing):
         return probability[rows_of(state.data.n_id, names)]
 
     @property
-    def data(self) -> Data:
+    def data(self) -> Data | HeteroData:
         """A copy of the present graph, with ``n_id`` and ``shard``."""
         kept = self._fitted.data
+        if self._by_person:
+            typed = kept.persons.graph.clone()
+            for key in ('y', 'shard', 'train_mask'):
+                typed[kept.persons.person][key] = kept[key].clone()
+            return typed
         made = without_features(kept).clone()
         made.x = kept.x.to_dense().clone()
         return made
@@ -652,6 +690,7 @@ class ShardedUnlearner(Removing):
                 is a fitted one, :obj:`num_classes` was not given, a name is
                 unknown, or the model mixes nodes that no edge joins.
         """
+        self._check_untyped('certify against poisoning')
         state = self._fitted
         return certify_shards(
             state.data,
@@ -684,6 +723,7 @@ class ShardedUnlearner(Removing):
 
     def _check_other(self, data: Data) -> None:
         # Another graph for the same models.
+        self._check_untyped('predict for another graph')
         check_instance('data', data, Data)
         width = self._fitted.data.x.size(1)
         check_tensor('data.x', data.get('x'), None, (data.num_nodes, width))

@@ -1,0 +1,210 @@
+"""Typed graphs of a sharded unlearner, which are divided by person."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_trust._checks import check_instance
+from pyg_trust._checks.fingerprints import fingerprint
+from pyg_trust.removal import Part
+from pyg_trust.unit import PrivacyUnit
+from pyg_trust.unlearning.shards.training import Typed
+from pyg_trust.update import Update, rows_of
+
+
+@dataclass(frozen=True)
+class Persons:
+    """All that persons own, beside their table.
+
+    Args:
+        graph (HeteroData): features and edges, and the names of persons.
+        unit (PrivacyUnit): who owns what of it.
+    """
+
+    graph: HeteroData
+    unit: PrivacyUnit
+
+    @classmethod
+    def of(cls, data: HeteroData, unit: PrivacyUnit) -> tuple[Data, 'Persons']:
+        """Return the table of persons, and a copy of what they own.
+
+        Raises:
+            TypeError: if the graph is none of several types.
+            ValueError: if it is another one than that of the unit, its persons
+                are not in the order of their names, or it has what models do
+                not receive.
+        """
+        check_instance('data', data, HeteroData)
+        table = unit.table(data)
+        if bool((table.n_id.diff() <= 0).any()):
+            raise ValueError(
+                f"'data' needs persons, rows of {unit.person!r}, in ascending "
+                "order of their names 'n_id'"
+            )
+        graph = HeteroData()
+        for t in data.node_types:
+            x = data[t].get('x')
+            graph[t].num_nodes = data[t].num_nodes
+            if x is None:
+                continue
+            if not _is_matrix(x):
+                raise ValueError(
+                    f"'data' needs features 'x' of {t!r} of the shape "
+                    '[num_rows, channels], dense, floating point and finite'
+                )
+            graph[t].x = x.detach().cpu().clone()
+        graph[unit.person].n_id = table.n_id
+        for e in data.edge_types:
+            for key in data[e]:
+                if key != 'edge_index':
+                    raise ValueError(
+                        f"'data' has {key!r} of {e}, which models do not "
+                        'receive: of edges they receive their ends alone; '
+                        'take it off first'
+                    )
+            graph[e].edge_index = data[e].edge_index.cpu().clone()
+        return table, cls(graph, unit)
+
+    @property
+    def person(self) -> str:
+        """The node type of persons."""
+        assert self.unit.person is not None
+        return self.unit.person
+
+    def within(self, n_id: Tensor) -> Typed:
+        """Return what persons own alone or together, with all public rows.
+
+        Args:
+            n_id (Tensor): their names.
+        """
+        rows = rows_of(self.graph[self.person].n_id, n_id)
+        return self._typed(self.unit._inside(self.graph, rows))
+
+    def whole(self) -> Typed:
+        """Return all rows."""
+        return self._typed(self.graph)
+
+    def _typed(self, graph: HeteroData) -> Typed:
+        held = graph.node_types
+        x = {t: graph[t].x for t in held if 'x' in graph[t]}
+        return Typed(self.person, x, dict(graph.edge_index_dict))
+
+    def print_of(self, typed: Typed, public: bool = False) -> str:
+        """Hash rows and edges that persons own.
+
+        Args:
+            typed (Typed): rows and edges.
+            public (bool): whether to hash the others, too, which all shards
+                have. (default: :obj:`False`)
+        """
+        skip = () if public else (*self.unit.public, *self.unit.public_edges)
+        parts: list[Tensor | str | float | None] = [typed.target]
+        for held in (typed.x, typed.edge_index):
+            for key in sorted(held.keys() - {*skip}):
+                parts += [repr(key), held[key]]
+        return fingerprint(*parts)
+
+    def without(self, n_id: Iterable[int]) -> 'Persons':
+        """Return what is left after the removal of persons.
+
+        Args:
+            n_id (Iterable[int]): their names.
+        """
+        names = torch.tensor([*n_id], dtype=torch.int64)
+        rows = rows_of(self.graph[self.person].n_id, names)
+        graph, unit = self.unit._rest(self.graph, rows)
+        for t in graph.node_types:
+            if t != self.person:
+                # Positions in the graph before.
+                del graph[t].n_id
+        return Persons(graph, unit)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors, by a name."""
+        return {
+            f'{key} of {store._key}': value
+            for store in self.graph.stores
+            for key, value in store.items()
+            if isinstance(value, Tensor)
+        }
+
+    def told(self) -> tuple[str, ...]:
+        """Return what a report says of the unit, without data."""
+        of = self.unit.summary()
+        owned = ', '.join([self.person, *of['owned']])
+        public = ', '.join(of['declared_public']) or 'nothing'
+        joint = ', '.join(of['joint'])
+        return (
+            f'a person is its rows of {owned}, as the privacy unit was told; '
+            f'declared public: {public}, of which every model sees all',
+            *(
+                [
+                    f'rows of persons of several shards ({joint}) are in the '
+                    'training of none'
+                ]
+                if joint
+                else []
+            ),
+        )
+
+
+def removed_names(updates: Iterable[Update]) -> list[int]:
+    """Return the persons that updates remove.
+
+    Raises:
+        ValueError: if they do anything else.
+    """
+    names: list[int] = []
+    for each in updates:
+        part = each.part
+        names += part.nodes
+        came = (each.nodes, each.features, each.labels)
+        if (
+            part != Part(nodes=part.nodes)
+            or each.edges.numel()
+            or any(value is not None for value in came)
+        ):
+            raise ValueError(
+                "'update' needs to be a RemovalRequest(persons=..., unit=...) "
+                "alone, as the unlearner has a 'unit': fit a new one to rows "
+                'that came or changed'
+            )
+    return names
+
+
+def touched(before: Data, after: Data, num_shards: int) -> dict[int, int]:
+    """Return the shards whose training data differ, from the first stage on.
+
+    Those of removed persons, and with joint rows that are kept those of the
+    owners that are left.
+
+    Args:
+        before (Data): the table before.
+        after (Data): the table after.
+        num_shards (int): the number of shards.
+    """
+    prints = (
+        [_print(table, i) for i in range(num_shards)]
+        for table in (before, after)
+    )
+    both = enumerate(zip(*prints, strict=True))
+    return {i: 0 for i, (one, two) in both if one != two}
+
+
+def _print(table: Data, shard: int) -> tuple[str, list[int]]:
+    inside = table.shard == shard
+    made = table.persons.within(table.n_id[inside])
+    return table.persons.print_of(made), table.y[inside].tolist()
+
+
+def _is_matrix(x: object) -> bool:
+    return (
+        isinstance(x, Tensor)
+        and x.layout == torch.strided
+        and x.dim() == 2
+        and x.is_floating_point()
+        and bool(x.isfinite().all())
+    )
