@@ -297,7 +297,7 @@ def trained(
 ) -> float:
     """Test accuracy of a linear model with Poisson batches of a quarter."""
     train, test = masks(int(data['author'].num_nodes), seed)
-    loader = DisjointWalkLoader(
+    loader: Any = DisjointWalkLoader(
         data,
         600,
         0,
@@ -309,9 +309,9 @@ def trained(
     )
     torch.manual_seed(seed)
     x, y = data['author'].x, data['author'].y
-    model = torch.nn.Linear(x.size(1), int(y.max()) + 1)
+    model: Any = torch.nn.Linear(x.size(1), int(y.max()) + 1)
     torch.nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     if epsilon < float('inf'):
         model, optimizer, loader = PrivacyEngine(
             seed=seed
@@ -473,7 +473,7 @@ def owners(args: argparse.Namespace) -> None:
     has = torch.randint(n, (m,), generator=draw)
     data['order', 'by', 'user'].edge_index = torch.stack([each, by])
     data['order', 'has', 'item'].edge_index = torch.stack([each, has])
-    owned = {'order': ('order', 'by', 'user')}
+    owned: dict[Any, Any] = {'order': ('order', 'by', 'user')}
     spent = []
     for _ in range(args.seeds):
         start = time.process_time()

@@ -48,7 +48,8 @@ write('orders.csv', *[[p, i, draw.gauss(0, 1)] for p, i in bought])
 def read(name: str) -> torch.Tensor:
     """Read a table of numbers."""
     with (folder / name).open(newline='') as file:
-        return torch.tensor([[float(v) for v in row] for row in csv.reader(file)])
+        rows = [[float(v) for v in row] for row in csv.reader(file)]
+    return torch.tensor(rows)
 
 
 people, items, orders = map(read, ('people.csv', 'items.csv', 'orders.csv'))

@@ -301,7 +301,7 @@ BLANKS = (
     'from one that was trained without them',
     'the reference has the same ids, masks, steps, noise, and blank records',
 )
-OBJECTIVE = (
+OBJECTIVE: tuple[str, ...] = (
     'assumes Theorem 3 of Guo et al. (2020), which does not hold in general: '
     'one removed point can cost 690 times the promised delta',
     'the noise b stays secret, and requests do not depend on a released model',

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,9 +103,9 @@ class Persons:
         """
         skip = () if public else (*self.unit.public, *self.unit.public_edges)
         parts: list[Tensor | str | float | None] = [typed.target]
-        for held in (typed.x, typed.edge_index):
-            for key in sorted(held.keys() - {*skip}):
-                parts += [repr(key), held[key]]
+        held: dict[Any, Tensor] = {**typed.x, **typed.edge_index}
+        for key in sorted(held.keys() - {*skip}, key=repr):
+            parts += [repr(key), held[key]]
         return fingerprint(*parts)
 
     def without(self, n_id: Iterable[int]) -> 'Persons':
