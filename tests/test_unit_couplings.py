@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from pyg_trust._checks.tables import tells_counts
+from pyg_trust._checks.tables import follows, tells_counts, tells_neighbors
 from pyg_trust.unit import PrivacyUnit
 
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
@@ -385,3 +385,36 @@ def test_real_papers_are_not_made_from_their_authors(shared):
     data['author', 'writes', 'paper'].edge_index = edges
     data['author'].num_nodes = int(edges[0].max()) + 1
     PrivacyUnit(data, 'author', public=('paper',))
+
+
+def test_words_that_come_together_are_no_change_since_the_row_before() -> None:
+    # No row before has the second: what remains of a change is one's own.
+    x = torch.rand(400, 3, generator=torch.Generator().manual_seed(0))
+    later, before = torch.arange(1, 400, 2), torch.arange(0, 400, 2)
+    before = before[: later.numel()]
+    x[:, 1:] = 0
+    x[later[::25], 1:] = 1
+    assert follows([x], later, before) is None
+    x[before, 0] = x[later, 0].clone()
+    x[:, 1] = 0
+    x[later, 1] = x[before, 0]
+    assert follows([x], later, before) == 1
+
+
+def test_rare_words_of_others_are_compared_in_a_second() -> None:
+    # Pairs of columns that could be alike are a million here.
+    draw = torch.Generator().manual_seed(0)
+    x = (torch.rand(600, 1000, generator=draw) < 0.005).double()
+    y = (torch.rand(600, 1000, generator=draw) < 0.005).double()
+    y[:, 5] = torch.rand(600, generator=draw)
+    ends = torch.randint(600, (2, 3000), generator=draw)
+    assert not tells_neighbors(x, y, ends)
+    out = torch.zeros(600, dtype=torch.float64)
+    x[:, 7] = out.index_add(0, ends[0], y[ends[1], 5])
+    assert not tells_neighbors(x[:, :7], y, ends)
+    assert tells_neighbors(x, y, ends)
+    order = torch.arange(600)
+    assert follows([x], order[1:], order[:-1]) is None
+    x[:, 3] = torch.rand(600, generator=draw).double()
+    x[1:, 9] = x[:-1, 3]
+    assert follows([x], order[1:], order[:-1]) == 9

@@ -92,17 +92,22 @@ def tells_neighbors(x: Tensor, y: Tensor, ends: Tensor) -> bool:
         off = square.sum(0)[:, None] + mask.t() @ value.square()
         like = off - 2 * (mask * z).t() @ value <= 1e-8 * off
         like &= mask.sum(0)[:, None] >= _FEW
-        for a, b in like.nonzero().tolist():
-            z, mask, value = _summed(
-                x[:, b : b + 1], y[:, a : a + 1], ends, rows, how
-            )
-            z, value = z[mask > 0], value[mask > 0]
+        for a in like.any(1).nonzero().view(-1).tolist():
+            z, mask, _ = _summed(x[:, :0], y[:, [a]], ends, rows, how)
+            z, inside = z[mask > 0], rows[mask[:, 0] > 0]
             off = 1e-5 * (z - z.mean()).abs().amax()
+            if not off:
+                continue  # a column that follows has one order alone
+            columns = like[a].nonzero().view(-1)
+            for most in (_TRIED, len(z)):
+                value = x[inside[:most][:, None], columns].double()
+                columns = columns[
+                    ((z[:most, None] - value).abs() <= off).all(0)
+                ]
             chance = _CHANCE + math.log(x.size(1) * y.size(1))
-            if bool(((z - value).abs() <= off).all()) and (
-                _num_orders(value) > chance
-            ):
-                return True
+            for b in columns.tolist():
+                if _num_orders(x[inside, b].double()) > chance:
+                    return True
     return False
 
 
@@ -146,28 +151,49 @@ def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
     width = now.size(1)
     chance = _CHANCE + 2 * math.log(width)
     place = [(i, j) for i, x in enumerate(given) for j in range(x.size(1))]
+    # Columns that are alike have like products with a random vector.
+    draw = torch.Generator().manual_seed(0)
+    draw = torch.randn(later.numel(), dtype=torch.float64, generator=draw)
+    product = torch.full((width,), torch.nan, dtype=torch.float64)
 
     def column(c: int) -> Tensor:
         i, j = place[c]
         return given[i][:, j].double()
 
+    def far(told: Tensor, since: bool) -> Tensor:
+        # How far products may be of columns that are alike.
+        size = draw[: len(told)].abs()
+        most = told.abs().amax(0) * size.sum() * 1e-6
+        return 1e-9 * (size @ told.abs()) + since * most
+
     for since in (False, True):
         told = now - then if since else then
-        size = 1e-6 * told.abs().amax(0) if since else told.new_zeros(width)
-        like = torch.ones((width, width), dtype=torch.bool)
-        for mine, theirs in zip(now, told, strict=True):
-            like &= (mine[:, None] - theirs).abs() <= size
-        like.fill_diagonal_(False)
-        for a, b in like.nonzero().tolist():
-            mine, base = column(a), column(b)
-            theirs = base[later] - base[before] if since else base[before]
-            off = 1e-6 * theirs.abs().amax() if since else 0
-            if (
-                bool(((mine[later] - theirs).abs() <= off).all())
-                and _num_orders(theirs) > chance
-                and not _repeats(mine)
-            ):
-                return a
+        few = draw[: len(now)]
+        mine, theirs = few @ now, few @ told
+        off = far(told, since)
+        for b in range(width):
+            like = (mine - theirs[b]).abs() <= off[b]
+            like[b] = False
+            if not like.any():
+                continue
+            base = column(b)
+            strange, value = base[before], base[before]
+            if since:
+                value = base[later] - strange
+            # A change tells of a stranger whose value varies.
+            if any(each.max() == each.min() for each in (value, strange)):
+                continue
+            if min(_num_orders(value), _num_orders(strange)) <= chance:
+                continue
+            for a in (like & product.isnan()).nonzero().view(-1).tolist():
+                product[a] = draw @ column(a)[later]
+            like &= (product - draw @ value).abs() <= far(value, since)
+            size = 1e-6 * value.abs().amax() if since else 0
+            for a in like.nonzero().view(-1).tolist():
+                own = column(a)
+                alike = bool(((own[later] - value).abs() <= size).all())
+                if alike and not _repeats(own):
+                    return a
     return None
 
 
