@@ -152,8 +152,8 @@ def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
     chance = _CHANCE + 2 * math.log(width)
     place = [(i, j) for i, x in enumerate(given) for j in range(x.size(1))]
     # Columns that are alike have like products with a random vector.
-    draw = torch.Generator().manual_seed(0)
-    draw = torch.randn(later.numel(), dtype=torch.float64, generator=draw)
+    seed = torch.Generator().manual_seed(0)
+    draw = torch.randn(later.numel(), dtype=torch.float64, generator=seed)
     product = torch.full((width,), torch.nan, dtype=torch.float64)
 
     def column(c: int) -> Tensor:
