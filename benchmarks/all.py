@@ -43,6 +43,7 @@ DATA = {
     'scattering': ('--root', 'TU'),
     'sharding': ('--root', '.'),
     'smoothing': ('--data', '.'),
+    'typed': ('--data', '.'),
     'unlearning': ('--root', 'TU'),
 }
 # The runs of long benchmarks.
