@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_trust.privacy.calls import Unsupported
+from pyg_trust.privacy.rows import Rows
 from pyg_trust.registries import Registry
 
 #: ``rule(record, func, *args, **kwargs)`` by the name of a torch function.
@@ -179,6 +180,39 @@ def prelu(
     each = record.expand(view, x.shape, rows, axis - x.dim())
     out = torch.where(x > 0, x, each * x)
     record.tracker.set(out, rows, axis)
+    return out
+
+
+@LAYER_RULES.builtin('expand')
+def expand(
+    record: Any, func: Callable[..., Any], weight: Tensor, *sizes: int
+) -> Tensor:
+    """Make a copy of a parameter for each row, which are not known yet."""
+    rows = Rows(sizes[0])
+    shape = [sizes[0], *weight.shape[1:]]
+    out = record.expand(weight, shape, rows, -len(shape))
+    record.tracker.set(out, rows, 0)
+    return out
+
+
+@LAYER_RULES.builtin('cat')
+def cat(
+    record: Any,
+    func: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    dim: int = 0,
+) -> Tensor:
+    """Put rows after each other, of which a parameter is one."""
+    if dim != 0:
+        raise Unsupported('rows and parameters lie side by side')
+    parts = [
+        t if record.weight(t) is None else expand(record, func, t, t.size(0))
+        for t in tensors
+    ]
+    if any(record.weight(t) is not None and len(t) != 1 for t in tensors):
+        raise Unsupported('each row has parameters of its own')
+    out = torch.cat(parts)
+    record.tracker.follow('cat', (parts,), {}, out)
     return out
 
 

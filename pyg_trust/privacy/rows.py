@@ -60,6 +60,8 @@ class Rows:
         self.size = size
         self._owner = owner
         self._same: Rows | None = None
+        #: Rows that make up these, one after the other, if they do.
+        self.parts: list[Rows] = []
 
     def find(self) -> 'Rows':
         """Return the representative of all rows merged with these."""
@@ -100,6 +102,9 @@ class RowTracker:
     def __init__(self) -> None:
         self._known: dict[int, list[Rows]] = {}
         self._rows = WeakTensorKeyDictionary()
+        self._written = WeakTensorKeyDictionary()
+        # Numbers of heads, and of rows of each, that were put after another.
+        self._heads: set[tuple[int, int]] = set()
 
     def known(self, owner: Tensor) -> Rows:
         """Return the rows of given subgraphs: one object for equal owners."""
@@ -131,13 +136,26 @@ class RowTracker:
             elif found.size != item.size:
                 return None
             elif found._owner is None:
-                found._same = item
+                self._join(found, item)
                 found = item
             elif item._owner is None:
-                item._same = found
+                self._join(item, found)
             else:
                 raise Conflict('rows of different subgraphs meet')
         return found
+
+    def _join(self, rows: Rows, others: Rows) -> None:
+        # Rows without owners are others, and so are their parts.
+        rows._same, parts = others, [*others.parts, *rows.parts]
+        if others._owner is None:
+            others.parts = parts
+            return
+        at = 0
+        for part in parts:
+            at = at if at < others.size else 0
+            owner = others._owner[at : at + part.size]
+            self.unify([part, self.known(owner)])
+            at += part.size
 
     def follow(
         self,
@@ -162,6 +180,8 @@ class RowTracker:
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
+        if name == '__setitem__':
+            self._write(*args)
         results = [t for t in _flat(out) if isinstance(t, Tensor)]
         if not results:
             return
@@ -272,10 +292,21 @@ class RowTracker:
                 self.set(out, rows, at)
                 return
         owner = rows.owner
-        if axis != 0 or owner is None or out.dim() == 0 or out.numel() == 0:
+        if owner is None or out.dim() == 0 or out.numel() == 0:
             return
-        # Rows are cut into some, or put together.
         size = out.size(0)
+        if axis != 0:
+            # All rows of a head after all of another.
+            if size == before * rows.size:
+                self._heads.add((before, rows.size))
+                self.set(out, self.known(owner.repeat(before)), 0)
+            return
+        if out.dim() > 1 and (size, out.size(1)) in self._heads:
+            heads = owner.view(size, -1)
+            if bool((heads == heads[:1]).all()):
+                self.set(out, self.known(heads[0]), 1)
+                return
+        # Rows are cut into some, or put together.
         if size % rows.size == 0:
             owner = owner.repeat_interleave(size // rows.size)
         elif rows.size % size == 0:
@@ -336,6 +367,24 @@ class RowTracker:
                         self.set(out, self.known(owner[item]), new)
                     return
                 at, new = at + 1, new + 1
+
+    def _write(self, target: Tensor, index: Any, value: Any) -> None:
+        # The owners of a tensor are known once all its rows were written.
+        found = self.get(value) if isinstance(value, Tensor) else None
+        if not isinstance(index, slice) or found is None:
+            if self._written.pop(target, None) is not None:
+                self._rows.pop(target, None)
+            return
+        rows, axis = found
+        if axis != 0 or rows.owner is None or value.dim() != target.dim():
+            return
+        owner = self._written.get(target)
+        if owner is None:
+            owner = rows.owner.new_full((target.size(0),), -1)
+            self._written[target] = owner
+        owner[index] = rows.owner
+        if bool((owner >= 0).all()):
+            self.set(target, self.known(owner.clone()), 0)
 
     def _index_select(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
@@ -412,12 +461,14 @@ class RowTracker:
             if rows is not None:
                 self.set(out, rows, axis)
             return
-        owners = [
-            None if (found := self.get(t)) is None else found[0].owner
-            for t in parts
-        ]
+        if len(tracked) < len(parts):
+            return
+        rows = Rows(out.size(axis))
+        rows.parts = [each for _, each, _ in tracked]
+        owners = [each.owner for each in rows.parts]
         if all(owner is not None for owner in owners):
-            self.set(out, self.known(torch.cat(owners)), axis)  # type: ignore[arg-type]
+            rows = self.known(torch.cat(owners))  # type: ignore[arg-type]
+        self.set(out, rows, axis)
 
     def _stack(
         self,
