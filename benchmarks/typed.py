@@ -243,6 +243,7 @@ def dblp(folder: Path) -> HeteroData | None:
     """Authors with keywords and areas, papers, conferences and terms."""
     folder = folder / 'typed' / 'dblp'
     if not folder.exists():
+        print('no typed/dblp in --data: see its README')
         return None
     data = HeteroData()
     for name, key in (('author', 'a'), ('paper', 'p')):
@@ -341,7 +342,6 @@ def accuracy(args: argparse.Namespace) -> None:
     """Train with and without noise."""
     data = dblp(args.data)
     if data is None:
-        print('no typed/dblp in --data: see its README')
         return
     unit, made = rows(data)
     reached, free = {}, float('inf')
@@ -411,7 +411,6 @@ def forget(args: argparse.Namespace) -> None:
     """Remove authors, one by one."""
     data = dblp(args.data)
     if data is None:
-        print('no typed/dblp in --data: see its README')
         return
     unit, made = rows(data)
     table = unit.table(made)

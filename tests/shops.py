@@ -92,3 +92,18 @@ def declared(data: HeteroData, **changes: Any) -> PrivacyUnit:
         'same': torch.empty((2, 0), dtype=torch.int64),
     }
     return PrivacyUnit(data, **{**given, **changes})
+
+
+def shared_items(batch: HeteroData) -> HeteroData:
+    """One row of an item for all who have it, as loaders of PyG do."""
+    found, back = batch['item'].n_id.unique(return_inverse=True)
+    first = torch.full_like(found, len(back)).scatter_reduce(
+        0, back, torch.arange(len(back)), 'amin'
+    )
+    for name in ('x', 'n_id', 'batch'):
+        batch['item'][name] = batch['item'][name][first]
+    for e in batch.edge_types:
+        for end in (0, 1):
+            if e[2 * end] == 'item':
+                batch[e].edge_index[end] = back[batch[e].edge_index[end]]
+    return batch

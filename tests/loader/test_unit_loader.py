@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from shops import BY, KNOWS, WIDTHS, declared, shop
+from shops import BY, KNOWS, WIDTHS, declared, shared_items, shop
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
@@ -197,21 +197,6 @@ def without_orders(batch: HeteroData) -> HeteroData:
     for e in batch.edge_types:
         if 'order' in e:
             batch[e].edge_index = batch[e].edge_index[:, :0]
-    return batch
-
-
-def shared_items(batch: HeteroData) -> HeteroData:
-    # One row of each item for all, as a de-duplicated batch has it.
-    found, back = batch['item'].n_id.unique(return_inverse=True)
-    first = torch.full_like(found, len(back)).scatter_reduce(
-        0, back, torch.arange(len(back)), 'amin'
-    )
-    for name in ('x', 'n_id', 'batch'):
-        batch['item'][name] = batch['item'][name][first]
-    for e in batch.edge_types:
-        for end in (0, 1):
-            if e[2 * end] == 'item':
-                batch[e].edge_index[end] = back[batch[e].edge_index[end]]
     return batch
 
 

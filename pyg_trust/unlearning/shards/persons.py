@@ -137,18 +137,16 @@ class Persons:
         of = self.unit.summary()
         owned = ', '.join([self.person, *of['owned']])
         public = ', '.join(of['declared_public']) or 'nothing'
-        joint = ', '.join(of['joint'])
-        return (
+        told = (
             f'a person is its rows of {owned}, as the privacy unit was told; '
             f'declared public: {public}, of which every model sees all',
-            *(
-                [
-                    f'rows of persons of several shards ({joint}) are in the '
-                    'training of none'
-                ]
-                if joint
-                else []
-            ),
+        )
+        if not of['joint']:
+            return told
+        joint = ', '.join(of['joint'])
+        return *told, (
+            f'rows of persons of several shards ({joint}) are in the '
+            'training of none'
         )
 
 
