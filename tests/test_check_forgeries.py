@@ -203,6 +203,22 @@ def test_a_ledger_that_was_written_anew_fails(
     assert checked(tmp_path, whole, rehashed(ledger)) == FAILED
 
 
+def test_a_budget_is_not_that_of_a_ledger_with_larger_amounts(
+    removals, tmp_path
+):
+    # Shares of a tenth of the budget, and an honest ledger: all of it agreed.
+    whole, ledger = removals('nodes')
+    (each,) = whole['guarantees']
+    for name in ('budget', 'bound', 'distance_bound'):
+        each['values'][name] /= 10
+    for name in ('epsilon', 'epsilon_transcript'):
+        each['values'][name] /= 5
+    for amounts in each['history'].values():
+        amounts[:] = [amount / 10 for amount in amounts]
+    assert checked(tmp_path, reworded(whole)) == OPEN
+    assert checked(tmp_path, whole, ledger) == FAILED
+
+
 @pytest.mark.parametrize('kind', ['nodes', 'graphs'])
 def test_an_honest_removal_is_open_without_its_data(removals, tmp_path, kind):
     whole, ledger = removals(kind)
