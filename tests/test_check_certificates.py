@@ -438,7 +438,7 @@ def test_two_packages_agree_on_a_search(name, law):
     assert again == pytest.approx(ours, rel=1e-3)
 
 
-def egos(accountant='rdp_fdp', **drawn):
+def egos(accountant='rdp_fdp', ledger=None, **drawn):
     torch.manual_seed(0)
     data = cycle(60)
     data.y = torch.arange(60) % 3
@@ -446,7 +446,7 @@ def egos(accountant='rdp_fdp', **drawn):
     del data.train_mask
     data = BoundedDegree(2, seed=0)(data)
     net = torch.nn.Linear(5, 3)
-    engine = PrivacyEngine(accountant)
+    engine = PrivacyEngine(accountant, ledger=ledger)
     model, optimizer, loader = engine.make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
@@ -462,7 +462,9 @@ def egos(accountant='rdp_fdp', **drawn):
         out = model(batch.x)[:size]
         F.cross_entropy(out, batch.y[:size]).backward()
         optimizer.step()
-    return json.loads(TrustReport.of(engine.report()).to_json())
+    made = json.loads(TrustReport.of(engine.report()).to_json())
+    engine.close()
+    return made
 
 
 def test_the_account_of_ego_graphs_is_not_called_proved(tmp_path):
@@ -501,6 +503,41 @@ def test_the_account_of_groups_is_proved(sampling, others, tmp_path):
         forged = copy.deepcopy(whole)
         parts(forged)[1][name] = value
         assert failures(tmp_path, reworded(forged)), (name, value)
+
+
+@pytest.mark.parametrize(
+    'drawn',
+    [
+        {'accountant': None, 'sampling': 'poisson'},
+        {'accountant': None, 'sampling': 'without_replacement'},
+        {'accountant': 'rdp_fdp'},
+    ],
+    ids=str,
+)
+def test_a_ledger_tells_how_many_units_have_a_row(tmp_path, drawn):
+    # The report was weighed by the number that it had itself: all agreed.
+    whole = egos(ledger=tmp_path / 'run.ledger', **drawn)
+    path = tmp_path / 'trust.json'
+
+    def of_ledger(whole):
+        path.write_text(forged(whole))
+        lines = check_report(path, ledger=tmp_path / 'run.ledger')
+        return [e for e in lines if ': ledger: ' in e.text]
+
+    found = {e.status for e in of_ledger(whole)}
+    proved = drawn['accountant'] is None
+    assert found == ({HOLDS} if proved else {HOLDS, UNPROVED})
+    values = parts(whole)[1]
+    less = values['units_per_row'] - 1
+    assert less > 1
+    values['lam'] *= (less + 1) / less
+    values['sensitivity'] *= less / (less + 1)
+    values['units_per_row'] = less
+    texts = [e.text for e in of_ledger(reworded(whole)) if e.status == FAILS]
+    assert texts[0].endswith(f'{less + 1}, {less} is claimed')
+    values['batch_size'] //= 2
+    texts = [e.text for e in of_ledger(reworded(whole)) if e.status == FAILS]
+    assert any('batch_size' in text for text in texts)
 
 
 def test_ego_graphs_are_a_hypergeometric_number():

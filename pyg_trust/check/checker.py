@@ -22,7 +22,15 @@ from typing import Any, TypeVar
 from ..kernel import chain, proofs
 from ..kernel.accounting import judge_mu
 from ..kernel.arrays import read_arrays
-from ..kernel.claims import PROMISES, amount, claim, number, read_json, same
+from ..kernel.claims import (
+    PROMISES,
+    amount,
+    claim,
+    count,
+    number,
+    read_json,
+    same,
+)
 from ..kernel.fields import contradictions
 from ..kernel.removal import RESIDUAL, remaining
 from ..kernel.sentences import SEEDED, words
@@ -42,6 +50,7 @@ from .answers import (
 )
 from .certificates import check_certificate, check_witness
 from .epsilon import (
+    GROUPS,
     LAWS,
     SUMS,
     account,
@@ -343,12 +352,22 @@ def _check_header(each: Stated, header: dict[str, Any]) -> Checks:
     values = {**each.values, 'data': each.data}
     about = {**header, 'mechanism': values.get('mechanism')}
     about.update(header.get('accountant', {}))
-    names = ('mechanism', 'relation', 'sampling', 'seeded', 'form', 'delta')
+    for name in {'occurrences', 'terms'} & set(about):
+        about['units_per_row'] = about[name]
+    names = 'mechanism relation sampling seeded form delta data directed '
+    names += 'max_degree num_nodes units_per_row batch_size'
     pairs = [
         (name, about[name], values[name])
-        for name in (*names, 'data', 'directed', 'max_degree', 'num_nodes')
+        for name in names.split()
         if name in about and name in values
     ]
+    if 'num_roots' in about:
+        size = count('batch_size', values['batch_size'], 1)
+        pairs += [
+            ('batch_size', round(q * about['num_roots']), size)
+            for _, q, _ in account(each)
+            if q < 1
+        ]
     for name, paid, claimed in pairs:
         if paid != claimed:
             yield (
@@ -388,7 +407,10 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Checks:
     if not alike:
         yield FAILS, f'ledger: {noise} were paid for than are claimed'
     status = UNPROVED
-    if each.procedure not in SUMS and values.get('mechanism') in LAWS:
+    if each.procedure not in SUMS and values.get('mechanism') in {
+        **LAWS,
+        **GROUPS,
+    }:
         status = proved(each, lines, claimed, delta)
     elif each.procedure in SUMS:
         status = judge_mu(spent, claimed, delta)
