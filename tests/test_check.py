@@ -1,9 +1,12 @@
 """The checker, against reports, ledgers, weights and data that lie."""
 
 import json
+import math
+import random
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -22,9 +25,10 @@ from auditing import (
 from procedures import cycle, dataset
 from torch_geometric.data import Data
 
-from pyg_trust.check import FAILS, HOLDS, check_report
+from pyg_trust.check import FAILS, HOLDS, check_report, epsilon
 from pyg_trust.check.answers import arguments, read_report, requests
-from pyg_trust.functional import wor_epsilon
+from pyg_trust.functional import gaussian_epsilon, wor_epsilon
+from pyg_trust.kernel.accounting import judge_mu
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
@@ -300,6 +304,80 @@ def test_a_hundred_promises_are_read_and_the_first_layout(tmp_path):
     path.write_text(json.dumps(report))
     version, stated = read_report(path)
     assert (version, len(stated)) == (1, 100)
+
+
+def test_a_pure_epsilon_is_taken_off_to_the_last_bit(tmp_path):
+    # Half a unit of the last place is lost where doubles are subtracted.
+    refused = 0
+    for z in range(3, 9):
+        low, high = 0.0, gaussian_epsilon(2 / z, DELTA) * 1.01
+        mu2 = Fraction(2, z) ** 2
+        while (middle := (low + high) / 2) not in (low, high):
+            holds = judge_mu(mu2, middle, DELTA) == HOLDS
+            low, high = (low, middle) if holds else (middle, high)
+        pure = 0.49 * math.ulp(high)
+        assert high - pure == high
+        rest = Fraction(high) - Fraction(pure)
+        changes = {
+            **{'account': [[z, 1.0, 1]], 'steps': 1, 'sample_rates': [[1, 1]]},
+            **{'noise_multiplier': z, 'lam': z / 2, 'pure_epsilon': pure},
+            'epsilon': high,
+        }
+        _, (stated,) = read_report(saved(tmp_path, privacy(**changes)))
+        ((status, _),) = epsilon.check_epsilon(stated)
+        assert status == judge_mu(mu2, rest, DELTA)
+        refused += status != HOLDS
+    assert refused
+
+
+def test_many_steps_are_merged_to_few_that_spend_more():
+    draw = random.Random(0)
+    lines = [
+        (4 + draw.random(), 0.01 + 0.01 * draw.random(), draw.randint(1, 9))
+        for _ in range(200)
+    ]
+    assert epsilon.fewer(lines[:8], 8) == lines[:8]
+    for most in (1, 8, 199):
+        made = epsilon.fewer(lines, most)
+        assert len(made) <= most
+        assert sum(n for *_, n in made) == sum(n for *_, n in lines)
+        for z, q, _ in lines:
+            assert any(least <= z and q <= rate for least, rate, _ in made)
+    # No coarser than it takes.
+    near, far = (4.0, 0.01, 2), (8.0, 0.02, 1)
+    almost = (4.0 * (1 + 1e-7), 0.01, 3)
+    assert sorted(epsilon.fewer([near, far, almost], 2)) == [
+        (4.0, 0.01, 5),
+        far,
+    ]
+
+
+def test_a_rate_is_the_share_of_whole_numbers_that_it_is(tmp_path):
+    _, (stated,) = read_report(saved(tmp_path, privacy(batch_size=3)))
+    for law, q, rate in (
+        ('wor', 3 / 7, Fraction(3, 7)),
+        ('wor', 1.0, Fraction(1)),
+        ('coins', 3 / 7, Fraction(3 / 7)),
+        ('wor', 3 / 7 + 1e-9, Fraction(3 / 7 + 1e-9)),
+        ('wor', 0.9, Fraction(0.9)),
+    ):
+        ((z, found, n),) = epsilon._exact(stated, [(0.1, q, 5)], law)
+        assert (z, found, n) == (Fraction(0.1), rate, 5)
+    for size in (0, -3, None, 3.0, True):
+        other = replace(stated, values={**stated.values, 'batch_size': size})
+        ((_, found, _),) = epsilon._exact(other, [(0.1, 1 / 7, 5)], 'wor')
+        assert found == Fraction(1 / 7)
+
+
+@pytest.mark.parametrize(
+    'line', [[0.0, 0.5, 1], [1.0, 0.0, 1], [1.0, 1.1, 1], [1.0, 0.5, 0]]
+)
+def test_what_is_no_step_is_in_no_account(tmp_path, line):
+    _, (stated,) = read_report(saved(tmp_path, privacy()))
+    good = replace(stated, values={'account': [[1.0, 1.0, 1]]})
+    assert epsilon.account(good) == [(1.0, 1.0, 1)]
+    with pytest.raises(ValueError, match=r'account|rate'):
+        epsilon.account(replace(stated, values={'account': [line]}))
 
 
 @pytest.mark.parametrize('request_', [[], {'0': 1}, {'0': {}, '1': 2}])

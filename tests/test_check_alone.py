@@ -268,7 +268,7 @@ def test_a_view_is_read_as_torch_reads_it_or_not_at_all(size):
 @pytest.mark.parametrize(
     ('change', 'said'),
     [
-        ('none', ''),
+        *(('none', ''), ('old', '')),
         ('big', 'begin with the largest byte'),
         ('twice', 'is there twice'),
         ('packed', 'is compressed'),
@@ -284,7 +284,9 @@ def test_a_file_that_torch_would_not_write_is_refused(tmp_path, change, said):
     (order,) = (name for name in content if name.endswith('/byteorder'))
     (numbers,) = (name for name in content if name.endswith('/data/0'))
     (code,) = (name for name in content if name.endswith('/data.pkl'))
-    if change == 'big':
+    if change == 'old':
+        del content[order]
+    elif change == 'big':
         content[order] = b'big'
     elif change == 'twice':
         content['other/data/0'] = content[numbers]

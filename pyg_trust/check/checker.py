@@ -15,22 +15,16 @@ all of them can make them agree: what has to be believed then is the copy of
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..kernel import chain, proofs
 from ..kernel.accounting import judge_mu
 from ..kernel.arrays import read_arrays
-from ..kernel.claims import (
-    PROMISES,
-    amount,
-    claim,
-    count,
-    number,
-    read_json,
-    same,
-)
+from ..kernel.claims import PROMISES, amount, claim, number, read_json, same
 from ..kernel.fields import contradictions
 from ..kernel.removal import RESIDUAL, remaining
 from ..kernel.sentences import SEEDED, words
@@ -362,12 +356,9 @@ def _check_header(each: Stated, header: dict[str, Any]) -> Checks:
         if name in about and name in values
     ]
     if 'num_roots' in about:
-        size = count('batch_size', values['batch_size'], 1)
-        pairs += [
-            ('batch_size', round(q * about['num_roots']), size)
-            for _, q, _ in account(each)
-            if q < 1
-        ]
+        rates = {q for _, q, _ in account(each) if q < 1}
+        drawn = {round(q * about['num_roots']) for q in rates}
+        pairs += [('batch_size', m, values['batch_size']) for m in drawn]
     for name, paid, claimed in pairs:
         if paid != claimed:
             yield (
@@ -380,40 +371,36 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Checks:
     # Epsilon once more, from the steps that the ledger has: not by what the
     # report says of the noise.
     values, steps = each.values, [b['spent'] for b in bodies if 'spent' in b]
-    counts: dict[tuple[float, float], int] = {}
-    for z, q in steps:
-        pair = number('spent', z, above=0.0), number('spent', q, above=0.0)
-        counts[pair] = counts.get(pair, 0) + 1
+    counts = Counter(
+        (number('spent', z, above=0.0), number('spent', q, above=0.0))
+        for z, q in steps
+    )
     wanted = values.get('releases' if each.procedure in SUMS else 'steps')
     yield (
         HOLDS if len(steps) == wanted else FAILS,
         f'ledger: {len(steps)} lines were paid for, {wanted} are claimed',
     )
     delta = number('delta', values['delta'], above=0.0)
-    claimed = number('epsilon', values['epsilon']) - sum(
-        amount('epsilon', body.get('epsilon', 0.0)) for body in bodies
+    claimed = Fraction(number('epsilon', values['epsilon'])) - sum(
+        Fraction(amount('epsilon', body.get('epsilon', 0))) for body in bodies
     )
-    lines = [(z, q, n) for (z, q), n in counts.items()]
+    status = UNPROVED
     if each.procedure in SUMS:
         # A release counts as a step at rate 1 with noise of 2 / mu.
-        spent = together(2 / z for z, _, n in lines for _ in range(n))
+        spent = together(2 / z for z, _ in counts.elements())
         alike = spent <= (amount('mu', values['mu']) * (1 + 1e-9)) ** 2
         noise = 'releases of less noise'
+        status = judge_mu(spent, claimed, delta)
     else:
-        recorded: dict[tuple[float, float], int] = {}
+        recorded: Counter[tuple[float, float]] = Counter()
         for z, q, n in account(each):
-            recorded[z, q] = recorded.get((z, q), 0) + n
+            recorded[z, q] += n
         alike, noise = recorded == counts, 'steps of other noise or rates'
+        if values.get('mechanism') in {**LAWS, **GROUPS}:
+            lines = [(z, q, n) for (z, q), n in counts.items()]
+            status = proved(each, lines, claimed, delta)
     if not alike:
         yield FAILS, f'ledger: {noise} were paid for than are claimed'
-    status = UNPROVED
-    if each.procedure not in SUMS and values.get('mechanism') in {
-        **LAWS,
-        **GROUPS,
-    }:
-        status = proved(each, lines, claimed, delta)
-    elif each.procedure in SUMS:
-        status = judge_mu(spent, claimed, delta)
     yield (
         status,
         f'ledger: epsilon {values["epsilon"]:.6g} is claimed of its '
