@@ -31,7 +31,17 @@ from pyg_trust.certificates import (
     smoothed,
     votes,
 )
-from pyg_trust.check import FAILS, HOLDS, UNKNOWN, UNPROVED, check_report
+from pyg_trust.check import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    certificates,
+    check_report,
+)
+from pyg_trust.check.answers import read_report
+from pyg_trust.check.certificates import check_certificate
+from pyg_trust.check.checker import _run
 from pyg_trust.functional import voting
 from pyg_trust.functional.confidence import clopper_pearson
 from pyg_trust.loader import EgoLoader
@@ -273,6 +283,149 @@ def test_a_certificate_under_another_name_is_not_said_to_hold(
     parts(whole)[0]['procedure'] = 'certificate by something better'
     lines = found(tmp_path, whole)[1:]
     assert {each.status for each in lines} == {UNKNOWN}
+
+
+def row(*votes, at=1):
+    """Other votes in the first row."""
+
+    def change(values):
+        values['tallies'][0][at : at + len(votes)] = votes
+
+    return change
+
+
+def fields(**changes):
+    return lambda values: values.update(changes)
+
+
+def edges_alone(values):
+    values['flips'] = {'edges': values['flips']['edges']}
+    values['tallies'] = [each[:6] for each in values['tallies']]
+
+
+def three_classes(values):
+    row(2, 1, 1)(values)
+    values['certified'] = {'0': 12}
+
+
+# Of each: what is said of it, and with which answer.
+LIES = [
+    # Two other classes: as many votes as two runners-up have, and one more.
+    ('SmoothedCertificate', row(298, 1, 1), '', FAILS),
+    ('SmoothedCertificate', row(297, 1, 2), 'other classes have votes', FAILS),
+    ('SmoothedCertificate', row(45, at=4), 'different numbers of cel', FAILS),
+    ('SmoothedCertificate', row(0, 0, at=4), 'nothing is there that', FAILS),
+    ('SmoothedCertificate', row(0, at=4), 'different numbers of', FAILS),
+    (
+        'SmoothedCertificate',
+        fields(certified={}, answered={}),
+        'nothing is said of any number',
+        FAILS,
+    ),
+    ('SmoothedCertificate', fields(certified={}), 'nothing is certif', FAILS),
+    ('SmoothedCertificate', fields(look=1), 'ended early has no', FAILS),
+    *(
+        (
+            'SmoothedCertificate',
+            fields(certified={name: 0}, answered={}),
+            text,
+            FAILS,
+        )
+        for name, text in (
+            ('edges_added_0_deleted_999', ''),
+            ('edges_added_01_deleted_0', 'is no number of changes'),
+            ('edges_added_1000_deleted_0', 'is no number of changes'),
+            ('edges_added_1_deleted_1_', 'is no number of changes'),
+            ('nodes_added_1_deleted_1', 'is no number of changes'),
+        )
+    ),
+    ('SmoothedCertificate', edges_alone, 'no noise on the features', FAILS),
+    *(
+        ('SmoothedCertificate', fields(flips=flips), text, FAILS)
+        for flips, text in (
+            ({'edges': [0.5, 0.5], 'features': [0.05, 0.3]}, 'to hold noise'),
+            ({'edges': [-0.1, 0.5], 'features': [0.05, 0.3]}, 'to hold noise'),
+            ({'edges': [0.5, -0.1], 'features': [0.05, 0.3]}, 'to hold noise'),
+            ({}, 'needs to hold noise'),
+            ({'edges': [0.0, 0.3], 'nodes': [0.05, 0.3]}, 'to hold noise'),
+            ({'edges': [0.0, 0.4], 'features': [0.05, 0.3]}, 'flips: edges'),
+        )
+    ),
+    ('SmoothedCertificate', fields(undirected=False), 'flips: edges', FAILS),
+    (
+        'SmoothedCertificate',
+        fields(tallies=None),
+        'the report has no votes',
+        UNPROVED,
+    ),
+    ('VoteCertificate', fields(num_groups=5), '5 groups make 5 v', FAILS),
+    ('VoteCertificate', fields(by='grid'), '4 groups make 16 v', FAILS),
+    ('VoteCertificate', fields(certified={'01': 0}), 'is no count', FAILS),
+    ('VoteCertificate', fields(certified={'1' * 11: 0}), 'no count', FAILS),
+    ('VoteCertificate', fields(certified={'1' * 10: 0}), '', FAILS),
+    ('VoteCertificate', row(5), '5 votes were counted', FAILS),
+    ('VoteCertificate', three_classes, '', FAILS),
+    ('VoteCertificate', row(3, 0, -1, 1), 'no votes make', FAILS),
+    ('VoteCertificate', row(-1, 3, 2), 'no votes make', FAILS),
+    ('VoteCertificate', row(3, 2, -1, -1), 'no votes make', FAILS),
+    ('VoteCertificate', row(4, -1, -1), 'no votes make', FAILS),
+    ('VoteCertificate', row(13, at=0), 'votes of 13 targets', FAILS),
+    ('VoteCertificate', fields(tallies=None), 'has no votes', UNPROVED),
+    ('VoteCertificate', fields(vote='mean'), 'has no table', UNKNOWN),
+    ('PoisonCertificate', fields(num_shards=4), '3 votes were c', FAILS),
+    ('PoisonCertificate', row(38, at=0), '', FAILS),
+    ('CollectiveCertificate', fields(counted=13), 'are guaranteed', FAILS),
+    ('Certificate', fields(num_unknown=1), 'are 13 together, of 12', FAILS),
+    (
+        'Certificate',
+        fields(witness_digest='none: lost'),
+        'the witness is none: lost',
+        UNPROVED,
+    ),
+    ('Certificate', fields(vouched='me'), 'vouches for it', UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(('name', 'change', 'text', 'status'), LIES)
+def test_what_is_wrong_with_a_certificate_is_said(
+    honest, tmp_path, name, change, text, status
+):
+    whole = honest(name)
+    change(parts(whole)[1])
+    path = tmp_path / 'trust.json'
+    path.write_text(forged(whole))
+    _, (stated,) = read_report(path)
+    said = [*_run(check_certificate, stated)]
+    before = [*check_certificate(read_again(tmp_path, honest(name)))]
+    new = [each for each in said if each not in before]
+    if text:
+        assert any(text in t and s == status for s, t in new), said
+    else:
+        assert not any(s == status for s, _ in new), said
+
+
+def read_again(folder, whole):
+    path = folder / 'honest.json'
+    path.write_text(forged(whole))
+    return read_report(path)[1][0]
+
+
+@pytest.mark.parametrize('name', ['_SUMS', '_ROWS', '_PATTERNS'])
+def test_votes_are_summed_up_to_a_limit(honest, tmp_path, monkeypatch, name):
+    # Seven rows, six numbers of changes; 7 pairs of 300 samples.
+    most = {
+        '_SUMS': 7 * (300**2 + certificates._SUM),
+        '_ROWS': 7 * 6,
+        # A change has two patterns, and five have six: each by its length.
+        '_PATTERNS': 2 * (2 * 2 + 2 * 2 + 6 * 6),
+    }[name]
+    stated = read_again(tmp_path, honest('SmoothedCertificate'))
+    for limit, text in ((most, ''), (most - 1, 'too many')):
+        monkeypatch.setattr(certificates, name, limit)
+        said = [*check_certificate(stated)]
+        found = [t for s, t in said if s == UNPROVED]
+        assert bool(found) == bool(text)
+        assert all(text in t for t in found)
 
 
 # A library that lies ########################################################
