@@ -373,7 +373,12 @@ LIES = [
     ('VoteCertificate', fields(tallies=None), 'has no votes', UNPROVED),
     ('VoteCertificate', fields(vote='mean'), 'has no table', UNKNOWN),
     ('PoisonCertificate', fields(num_shards=4), '3 votes were c', FAILS),
-    ('PoisonCertificate', row(38, at=0), '', FAILS),
+    (
+        'PoisonCertificate',
+        fields(tallies=[[39, 2, 1, -1, 0]], certified={'0': 39}),
+        '',
+        FAILS,
+    ),
     ('CollectiveCertificate', fields(counted=13), 'are guaranteed', FAILS),
     ('Certificate', fields(num_unknown=1), 'are 13 together, of 12', FAILS),
     (
