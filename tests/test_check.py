@@ -25,7 +25,14 @@ from auditing import (
 from procedures import cycle, dataset
 from torch_geometric.data import Data
 
-from pyg_trust.check import FAILS, HOLDS, check_report, epsilon
+from pyg_trust.check import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    check_report,
+    epsilon,
+)
 from pyg_trust.check.answers import arguments, read_report, requests
 from pyg_trust.functional import gaussian_epsilon, wor_epsilon
 from pyg_trust.kernel.accounting import judge_mu
@@ -199,6 +206,92 @@ def test_the_other_direction_of_a_removed_edge_is_found(
     torch.save(data.to_dict(), path)
     found = failures(saved(tmp_path, removal(**request_)), data=path)
     assert len(found) == caught
+
+
+@pytest.mark.parametrize(
+    ('part', 'graphs', 'said'),
+    [
+        # By position, by name, and one graph by itself.
+        ({'1': {'nodes': [3]}}, [2, 4], {FAILS: 'node 3 of graph 1 is'}),
+        ({'1': {'nodes': [3]}}, (2, 3), {HOLDS: 'by its name'}),
+        ({'0': {'nodes': [3]}}, 4, {FAILS: 'node 3 of graph 0 is still'}),
+        ({'a': {'nodes': [3]}}, {'b': 4, 'a': 2}, {HOLDS: 'by its name'}),
+        ({'a': {'nodes': [3]}}, {'b': 2, 'a': 4}, {FAILS: 'of graph a is'}),
+        (
+            {'1': {'nodes': [3]}},
+            [2],
+            {UNKNOWN: 'no graph 1 in the file', HOLDS: 'by its name'},
+        ),
+        ({'1': {'whole': True}}, [2], {HOLDS: 'by its name'}),
+        ({'1': {'whole': True}}, [2, 2], {FAILS: 'data: graph 1 is still'}),
+        (
+            {'0': {'labels': [1]}},
+            2,
+            {UNKNOWN: 'whether a label is', HOLDS: 'by its name'},
+        ),
+        (
+            {'0': {'changed_labels': [1]}},
+            2,
+            {UNKNOWN: 'whether what was replaced', HOLDS: 'by its name'},
+        ),
+    ],
+)
+def test_data_are_by_name_or_position(tmp_path, part, graphs, said):
+    def graph(nodes):
+        edges = torch.zeros(2, 0, dtype=torch.int64)
+        return {'edge_index': edges, 'num_nodes': nodes}
+
+    if isinstance(graphs, dict):
+        content = {name: graph(n) for name, n in graphs.items()}
+    elif isinstance(graphs, int):
+        content = graph(graphs)
+    else:
+        content = type(graphs)(graph(n) for n in graphs)
+    torch.save(content, tmp_path / 'data.pt')
+    promise = Guarantee(
+        'removal', 'gone', (), kind='removal', values={'request': part}
+    )
+    found = check_report(saved(tmp_path, promise), data=tmp_path / 'data.pt')
+    texts = {e.status: e.text for e in found if ': data: ' in e.text}
+    assert texts.keys() == said.keys()
+    assert all(text in texts[status] for status, text in said.items())
+
+
+@pytest.mark.parametrize('content', [torch.ones(2), [1], {'a': [1]}])
+def test_data_that_are_no_graphs_are_refused(tmp_path, content):
+    torch.save(content, tmp_path / 'data.pt')
+    with pytest.raises(ValueError, match='dictionaries of tensors'):
+        check_report(
+            saved(tmp_path, removal(nodes=[1])), data=tmp_path / 'data.pt'
+        )
+
+
+def test_what_no_promise_names_is_said(tmp_path, ledger):
+    path, head = ledger
+    report = saved(tmp_path, privacy())
+    torch.save({'a': torch.ones(1)}, tmp_path / 'weights.pt')
+    found = check_report(report, ledger=path, model=tmp_path / 'weights.pt')
+    texts = {e.text: e.status for e in found if e.status != HOLDS}
+    assert texts == {
+        '1. private training: ledger: the report has no digest of its '
+        'lines': UNPROVED,
+        'no guarantee speaks of a model': UNKNOWN,
+    }
+    # What it names and nobody hands in.
+    found = check_report(saved(tmp_path, privacy(ledger_head=head)))
+    (text,) = [e.text for e in found if e.status != HOLDS]
+    assert text.endswith('ledger: it was not handed in (--ledger)')
+
+
+@pytest.mark.parametrize(
+    'name', ['path', 'ledger', 'model', 'data', 'witness']
+)
+@pytest.mark.parametrize('value', [0, b'a'])
+def test_what_is_no_path_is_refused_by_its_name(tmp_path, name, value):
+    # The model 0 was read from the keyboard.
+    files = {'path': saved(tmp_path, privacy()), name: value}
+    with pytest.raises(TypeError, match=f"'{name}' needs to be a path"):
+        check_report(**files)
 
 
 def removed_reports():

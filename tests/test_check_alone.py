@@ -348,6 +348,7 @@ def test_a_file_that_is_not_there_is_no_damaged_one(tmp_path):
         ({'num_nodes': 7, 'x': (3, 2)}, 7),
         ({'my_node_map': (4,), 'x': (3, 2)}, 3),
         ({'my_node_map': (4,), 'edge_index': (2, 0)}, 4),
+        ({'node_kind': 'a', 'edge_index': (2, 3)}, 1),
         ({'adj_t': (3, 5)}, 5),
         ({'edge_index': (2, 0)}, 0),
         ({'edge_index': (2, 3)}, 1),
