@@ -98,7 +98,7 @@ def left_over(
             yield f'the label of node {v}{where}'
     arcs = [
         *((u, v) for u, v in part.get('edges', ())),
-        *((v, u) for u, v in part.get('edges', ()) if u != v),
+        *((v, u) for u, v in part.get('edges', ())),
         *((u, v) for u, v in part.get('directed_edges', ())),
     ]
     if arcs:
