@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -460,6 +461,21 @@ def test_a_rate_is_the_share_of_whole_numbers_that_it_is(tmp_path):
         other = replace(stated, values={**stated.values, 'batch_size': size})
         ((_, found, _),) = epsilon._exact(other, [(0.1, 1 / 7, 5)], 'wor')
         assert found == Fraction(1 / 7)
+
+
+def test_draws_of_a_group_have_one_size():
+    # At another rate it would be so many of another number of units.
+    values = {'units_per_row': 2, 'batch_size': 4}
+    one, two, every = (8.0, 0.125, 1), (8.0, 0.25, 1), (80.0, 1.0, 1)
+    for mechanism, lines, status in (
+        ('pld_group_wor', [one], HOLDS),
+        ('pld_group_wor', [one, one], HOLDS),
+        ('pld_group_wor', [one, every], HOLDS),
+        ('pld_group_wor', [one, two], UNPROVED),
+        ('pld_group', [one, two], HOLDS),
+    ):
+        each = SimpleNamespace(values={**values, 'mechanism': mechanism})
+        assert epsilon.proved(each, lines, Fraction(9), 0.1) == status
 
 
 @pytest.mark.parametrize(

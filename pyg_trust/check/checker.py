@@ -355,10 +355,10 @@ def _check_header(each: Stated, header: dict[str, Any]) -> Checks:
         for name in names.split()
         if name in about and name in values
     ]
-    if 'num_roots' in about:
-        rates = {q for _, q, _ in account(each) if q < 1}
-        drawn = {round(q * about['num_roots']) for q in rates}
-        pairs += [('batch_size', m, values['batch_size']) for m in drawn]
+    if about['mechanism'] == 'pld_group_wor':
+        drawn = [round(q * about['num_roots']) for _, q, _ in account(each)]
+        size = values['batch_size']
+        pairs += [('batch_size', min(drawn, default=size), size)]
     for name, paid, claimed in pairs:
         if paid != claimed:
             yield (

@@ -101,6 +101,8 @@ def proved(each: Stated, lines: Lines, claimed: Fraction, delta: float) -> str:
         rows = count('units_per_row', each.values.get('units_per_row'), 1)
         size = count('batch_size', each.values['batch_size'], 1)
         drawn = None if law == 'coins' else size
+        if drawn and len({q for _, q, _ in lines if q < 1}) > 1:
+            return UNPROVED  # of that size are the steps of one rate alone
         status = _judged_group(exact, claimed, delta, rows, drawn)
     else:
         if law == 'coins':
