@@ -1,9 +1,13 @@
 """The checker, against reports, ledgers, weights and data that lie."""
 
 import json
+import math
+import random
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,9 +26,17 @@ from auditing import (
 from procedures import cycle, dataset
 from torch_geometric.data import Data
 
-from pyg_trust.check import FAILS, HOLDS, check_report
+from pyg_trust.check import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    check_report,
+    epsilon,
+)
 from pyg_trust.check.answers import arguments, read_report, requests
-from pyg_trust.functional import wor_epsilon
+from pyg_trust.functional import gaussian_epsilon, wor_epsilon
+from pyg_trust.kernel.accounting import judge_mu
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
@@ -197,6 +209,92 @@ def test_the_other_direction_of_a_removed_edge_is_found(
     assert len(found) == caught
 
 
+@pytest.mark.parametrize(
+    ('part', 'graphs', 'said'),
+    [
+        # By position, by name, and one graph by itself.
+        ({'1': {'nodes': [3]}}, [2, 4], {FAILS: 'node 3 of graph 1 is'}),
+        ({'1': {'nodes': [3]}}, (2, 3), {HOLDS: 'by its name'}),
+        ({'0': {'nodes': [3]}}, 4, {FAILS: 'node 3 of graph 0 is still'}),
+        ({'a': {'nodes': [3]}}, {'b': 4, 'a': 2}, {HOLDS: 'by its name'}),
+        ({'a': {'nodes': [3]}}, {'b': 2, 'a': 4}, {FAILS: 'of graph a is'}),
+        (
+            {'1': {'nodes': [3]}},
+            [2],
+            {UNKNOWN: 'no graph 1 in the file', HOLDS: 'by its name'},
+        ),
+        ({'1': {'whole': True}}, [2], {HOLDS: 'by its name'}),
+        ({'1': {'whole': True}}, [2, 2], {FAILS: 'data: graph 1 is still'}),
+        (
+            {'0': {'labels': [1]}},
+            2,
+            {UNKNOWN: 'whether a label is', HOLDS: 'by its name'},
+        ),
+        (
+            {'0': {'changed_labels': [1]}},
+            2,
+            {UNKNOWN: 'whether what was replaced', HOLDS: 'by its name'},
+        ),
+    ],
+)
+def test_data_are_by_name_or_position(tmp_path, part, graphs, said):
+    def graph(nodes):
+        edges = torch.zeros(2, 0, dtype=torch.int64)
+        return {'edge_index': edges, 'num_nodes': nodes}
+
+    if isinstance(graphs, dict):
+        content = {name: graph(n) for name, n in graphs.items()}
+    elif isinstance(graphs, int):
+        content = graph(graphs)
+    else:
+        content = type(graphs)(graph(n) for n in graphs)
+    torch.save(content, tmp_path / 'data.pt')
+    promise = Guarantee(
+        'removal', 'gone', (), kind='removal', values={'request': part}
+    )
+    found = check_report(saved(tmp_path, promise), data=tmp_path / 'data.pt')
+    texts = {e.status: e.text for e in found if ': data: ' in e.text}
+    assert texts.keys() == said.keys()
+    assert all(text in texts[status] for status, text in said.items())
+
+
+@pytest.mark.parametrize('content', [torch.ones(2), [1], {'a': [1]}])
+def test_data_that_are_no_graphs_are_refused(tmp_path, content):
+    torch.save(content, tmp_path / 'data.pt')
+    with pytest.raises(ValueError, match='dictionaries of tensors'):
+        check_report(
+            saved(tmp_path, removal(nodes=[1])), data=tmp_path / 'data.pt'
+        )
+
+
+def test_what_no_promise_names_is_said(tmp_path, ledger):
+    path, head = ledger
+    report = saved(tmp_path, privacy())
+    torch.save({'a': torch.ones(1)}, tmp_path / 'weights.pt')
+    found = check_report(report, ledger=path, model=tmp_path / 'weights.pt')
+    texts = {e.text: e.status for e in found if e.status != HOLDS}
+    assert texts == {
+        '1. private training: ledger: the report has no digest of its '
+        'lines': UNPROVED,
+        'no guarantee speaks of a model': UNKNOWN,
+    }
+    # What it names and nobody hands in.
+    found = check_report(saved(tmp_path, privacy(ledger_head=head)))
+    (text,) = [e.text for e in found if e.status != HOLDS]
+    assert text.endswith('ledger: it was not handed in (--ledger)')
+
+
+@pytest.mark.parametrize(
+    'name', ['path', 'ledger', 'model', 'data', 'witness']
+)
+@pytest.mark.parametrize('value', [0, b'a'])
+def test_what_is_no_path_is_refused_by_its_name(tmp_path, name, value):
+    # The model 0 was read from the keyboard.
+    files = {'path': saved(tmp_path, privacy()), name: value}
+    with pytest.raises(TypeError, match=f"'{name}' needs to be a path"):
+        check_report(**files)
+
+
 def removed_reports():
     data = cycle(16)
     node = NodeClassifier(lam=0.1).fit(data)
@@ -300,6 +398,95 @@ def test_a_hundred_promises_are_read_and_the_first_layout(tmp_path):
     path.write_text(json.dumps(report))
     version, stated = read_report(path)
     assert (version, len(stated)) == (1, 100)
+
+
+def test_a_pure_epsilon_is_taken_off_to_the_last_bit(tmp_path):
+    # Half a unit of the last place is lost where doubles are subtracted.
+    refused = 0
+    for z in range(3, 9):
+        low, high = 0.0, gaussian_epsilon(2 / z, DELTA) * 1.01
+        mu2 = Fraction(2, z) ** 2
+        while (middle := (low + high) / 2) not in (low, high):
+            holds = judge_mu(mu2, middle, DELTA) == HOLDS
+            low, high = (low, middle) if holds else (middle, high)
+        pure = 0.49 * math.ulp(high)
+        assert high - pure == high
+        rest = Fraction(high) - Fraction(pure)
+        changes = {
+            **{'account': [[z, 1.0, 1]], 'steps': 1, 'sample_rates': [[1, 1]]},
+            **{'noise_multiplier': z, 'lam': z / 2, 'pure_epsilon': pure},
+            'epsilon': high,
+        }
+        _, (stated,) = read_report(saved(tmp_path, privacy(**changes)))
+        ((status, _),) = epsilon.check_epsilon(stated)
+        assert status == judge_mu(mu2, rest, DELTA)
+        refused += status != HOLDS
+    assert refused
+
+
+def test_many_steps_are_merged_to_few_that_spend_more():
+    draw = random.Random(0)
+    lines = [
+        (4 + draw.random(), 0.01 + 0.01 * draw.random(), draw.randint(1, 9))
+        for _ in range(200)
+    ]
+    assert epsilon.fewer(lines[:8], 8) == lines[:8]
+    for most in (1, 8, 199):
+        made = epsilon.fewer(lines, most)
+        assert len(made) <= most
+        assert sum(n for *_, n in made) == sum(n for *_, n in lines)
+        for z, q, _ in lines:
+            assert any(least <= z and q <= rate for least, rate, _ in made)
+    # No coarser than it takes.
+    near, far = (4.0, 0.01, 2), (8.0, 0.02, 1)
+    almost = (4.0 * (1 + 1e-7), 0.01, 3)
+    assert sorted(epsilon.fewer([near, far, almost], 2)) == [
+        (4.0, 0.01, 5),
+        far,
+    ]
+
+
+def test_a_rate_is_the_share_of_whole_numbers_that_it_is(tmp_path):
+    _, (stated,) = read_report(saved(tmp_path, privacy(batch_size=3)))
+    for law, q, rate in (
+        ('wor', 3 / 7, Fraction(3, 7)),
+        ('wor', 1.0, Fraction(1)),
+        ('coins', 3 / 7, Fraction(3 / 7)),
+        ('wor', 3 / 7 + 1e-9, Fraction(3 / 7 + 1e-9)),
+        ('wor', 0.9, Fraction(0.9)),
+    ):
+        ((z, found, n),) = epsilon._exact(stated, [(0.1, q, 5)], law)
+        assert (z, found, n) == (Fraction(0.1), rate, 5)
+    for size in (0, -3, None, 3.0, True):
+        other = replace(stated, values={**stated.values, 'batch_size': size})
+        ((_, found, _),) = epsilon._exact(other, [(0.1, 1 / 7, 5)], 'wor')
+        assert found == Fraction(1 / 7)
+
+
+def test_draws_of_a_group_have_one_size():
+    # At another rate it would be so many of another number of units.
+    values = {'units_per_row': 2, 'batch_size': 4}
+    one, two, every = (8.0, 0.125, 1), (8.0, 0.25, 1), (80.0, 1.0, 1)
+    for mechanism, lines, status in (
+        ('pld_group_wor', [one], HOLDS),
+        ('pld_group_wor', [one, one], HOLDS),
+        ('pld_group_wor', [one, every], HOLDS),
+        ('pld_group_wor', [one, two], UNPROVED),
+        ('pld_group', [one, two], HOLDS),
+    ):
+        each = SimpleNamespace(values={**values, 'mechanism': mechanism})
+        assert epsilon.proved(each, lines, Fraction(9), 0.1) == status
+
+
+@pytest.mark.parametrize(
+    'line', [[0.0, 0.5, 1], [1.0, 0.0, 1], [1.0, 1.1, 1], [1.0, 0.5, 0]]
+)
+def test_what_is_no_step_is_in_no_account(tmp_path, line):
+    _, (stated,) = read_report(saved(tmp_path, privacy()))
+    good = replace(stated, values={'account': [[1.0, 1.0, 1]]})
+    assert epsilon.account(good) == [(1.0, 1.0, 1)]
+    with pytest.raises(ValueError, match=r'account|rate'):
+        epsilon.account(replace(stated, values={'account': [line]}))
 
 
 @pytest.mark.parametrize('request_', [[], {'0': 1}, {'0': {}, '1': 2}])

@@ -4,11 +4,16 @@ It runs where its files alone are, as an auditor installs them.
 """
 
 import ast
+import dataclasses
+import io
+import itertools
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from guarantees import MADE
@@ -229,6 +234,160 @@ def test_a_small_file_takes_small_memory(tmp_path):
     assert (tmp_path / 'a').stat().st_size < 5000
     with pytest.raises(ValueError, match='more elements than its storage'):
         tensors.load(tmp_path / 'a')
+
+
+@pytest.mark.parametrize('size', [(), (0,), (1,), (2,), (3,), (2, 2), (1, 3)])
+def test_a_view_is_read_as_torch_reads_it_or_not_at_all(size):
+    flat = torch.arange(4.0, dtype=torch.float64)
+    storage = 'torch.float64', flat.numpy()
+    read = 0
+    for offset in range(-1, 6):
+        for stride in itertools.product(range(-1, 4), repeat=len(size)):
+            try:
+                wanted = torch.as_strided(flat, size, stride, offset)
+            except RuntimeError:
+                wanted = None
+            try:
+                made = tensors._dense(storage, offset, size, stride)
+            except ValueError:
+                # Torch has empty views beyond the end, and repeats numbers.
+                assert wanted is None or wanted.numel() > 4
+                continue
+            read += 1
+            assert made.array.shape == size
+            if made.array.size:
+                assert made.array.tolist() == wanted.tolist()
+    assert read
+    for wrong in ((0, (2,), (1, 1)), (0, (2.0,), (1,)), (0, (True,), (1,))):
+        with pytest.raises(ValueError, match='no proper shape'):
+            tensors._dense(storage, *wrong)
+    with pytest.raises(ValueError, match='more elements than'):
+        tensors._dense(storage, 0, (5,), (0,))
+
+
+@pytest.mark.parametrize(
+    ('change', 'said'),
+    [
+        *(('none', ''), ('old', '')),
+        ('big', 'begin with the largest byte'),
+        ('twice', 'is there twice'),
+        ('packed', 'is compressed'),
+        ('short', 'is not of 3 elements'),
+        ('long', 'is not of 3 elements'),
+        ('class', 'which is no tensor'),
+    ],
+)
+def test_a_file_that_torch_would_not_write_is_refused(tmp_path, change, said):
+    torch.save({'a': torch.ones(3)}, tmp_path / 'a')
+    with zipfile.ZipFile(tmp_path / 'a') as archive:
+        content = {e.filename: archive.read(e) for e in archive.infolist()}
+    (order,) = (name for name in content if name.endswith('/byteorder'))
+    (numbers,) = (name for name in content if name.endswith('/data/0'))
+    (code,) = (name for name in content if name.endswith('/data.pkl'))
+    if change == 'old':
+        del content[order]
+    elif change == 'big':
+        content[order] = b'big'
+    elif change == 'twice':
+        content['other/data/0'] = content[numbers]
+    elif change in ('short', 'long'):
+        size = 8 if change == 'short' else 16
+        content[numbers] = content[numbers].ljust(16)[:size]
+    elif change == 'class':
+        content[code] = content[code].replace(b'FloatStorage', b'FloatTensor')
+    how = zipfile.ZIP_DEFLATED if change == 'packed' else zipfile.ZIP_STORED
+    with zipfile.ZipFile(tmp_path / 'b', 'w', how) as archive:
+        for name, part in content.items():
+            archive.writestr(name, part)
+    if not said:
+        assert tensors.load(tmp_path / 'b')['a'].array.tolist() == [1, 1, 1]
+        return
+    with pytest.raises(ValueError, match=said):
+        tensors.load(tmp_path / 'b')
+
+
+@pytest.mark.parametrize(
+    'pid',
+    [
+        ('module', 'FloatStorage', '0', 'cpu', 3),
+        ('storage', 'FloatStorage', '0', 'cpu', 3.0),
+    ],
+)
+def test_what_is_no_storage_is_none(pid):
+    reader = tensors._Unpickler(io.BytesIO(), None, {})
+    with pytest.raises(ValueError, match='what is no storage'):
+        reader.persistent_load(pid)
+
+
+@pytest.mark.parametrize('layout', ['coo', 'csr', 'csc'])
+def test_sparse_matrices_are_read_with_their_shape(tmp_path, layout):
+    matrix = torch.zeros(3, 5)
+    matrix[0, 4] = matrix[2, 1] = 2.0
+    matrix = matrix.to_sparse(layout=getattr(torch, f'sparse_{layout}'))
+    torch.save({'a': matrix}, tmp_path / 'a')
+    read = tensors.load(tmp_path / 'a')['a']
+    assert (read.layout, read.shape) == (f'torch.sparse_{layout}', (3, 5))
+    assert read.parts[-1].array.tolist() == [2, 2]
+    assert len(read.parts) == (2 if layout == 'coo' else 3)
+    if layout == 'coo':
+        assert read.parts[0].array.tolist() == [[0, 2], [4, 1]]
+        twice = torch.sparse_coo_tensor([[0, 0]], [1.0, 1.0], (2,))
+        torch.save({'a': twice}, tmp_path / 'a')
+        with pytest.raises(ValueError, match='coalesced'):
+            tensors.load(tmp_path / 'a')
+
+
+def test_a_file_that_is_not_there_is_no_damaged_one(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        tensors.load(tmp_path / 'a')
+
+
+@pytest.mark.parametrize(
+    ('graph', 'count'),
+    [
+        ({'num_nodes': 7, 'x': (3, 2)}, 7),
+        ({'my_node_map': (4,), 'x': (3, 2)}, 3),
+        ({'my_node_map': (4,), 'edge_index': (2, 0)}, 4),
+        ({'node_kind': 'a', 'edge_index': (2, 3)}, 1),
+        ({'adj_t': (3, 5)}, 5),
+        ({'edge_index': (2, 0)}, 0),
+        ({'edge_index': (2, 3)}, 1),
+    ],
+)
+def test_nodes_are_counted_as_pyg_does(graph, count):
+    from torch_geometric.data import Data
+
+    made = {
+        name: tensors.Tensor('torch.int64', np.zeros(value, int))
+        if isinstance(value, tuple)
+        else value
+        for name, value in graph.items()
+    }
+    assert prints.num_nodes(made) == count
+    if 'adj_t' not in graph:
+        held = {
+            name: torch.zeros(value, dtype=torch.int64)
+            if isinstance(value, tuple)
+            else value
+            for name, value in graph.items()
+        }
+        assert Data.from_dict(held).num_nodes == count
+
+
+def test_features_of_a_row_are_those_of_its_entries():
+    # Rows 0 and 2 have entries, and that of row 2 is a zero.
+    parts = [np.array(n) for n in ([0, 1, 1, 2], [4, 1], [3.0, 0.0])]
+    x = tensors.Sparse(
+        *('torch.sparse_csr', (3, 5)),
+        tuple(tensors.Tensor('torch.float64', part) for part in parts),
+    )
+    graph = {'x': x, 'num_nodes': 3}
+    for node, there in ((0, True), (1, False), (2, False), (3, False)):
+        found = list(prints.left_over(graph, {'features': [node]}, ''))
+        assert bool(found) == there
+    graph['x'] = dataclasses.replace(x, layout='torch.sparse_csc')
+    with pytest.raises(ValueError, match='no tensor with rows'):
+        list(prints.left_over(graph, {'features': [0]}, ''))
 
 
 @pytest.mark.parametrize('seed', range(3))

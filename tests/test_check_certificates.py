@@ -31,7 +31,17 @@ from pyg_trust.certificates import (
     smoothed,
     votes,
 )
-from pyg_trust.check import FAILS, HOLDS, UNKNOWN, UNPROVED, check_report
+from pyg_trust.check import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    certificates,
+    check_report,
+)
+from pyg_trust.check.answers import read_report
+from pyg_trust.check.certificates import check_certificate
+from pyg_trust.check.checker import _run
 from pyg_trust.functional import voting
 from pyg_trust.functional.confidence import clopper_pearson
 from pyg_trust.loader import EgoLoader
@@ -275,6 +285,154 @@ def test_a_certificate_under_another_name_is_not_said_to_hold(
     assert {each.status for each in lines} == {UNKNOWN}
 
 
+def row(*votes, at=1):
+    """Other votes in the first row."""
+
+    def change(values):
+        values['tallies'][0][at : at + len(votes)] = votes
+
+    return change
+
+
+def fields(**changes):
+    return lambda values: values.update(changes)
+
+
+def edges_alone(values):
+    values['flips'] = {'edges': values['flips']['edges']}
+    values['tallies'] = [each[:6] for each in values['tallies']]
+
+
+def three_classes(values):
+    row(2, 1, 1)(values)
+    values['certified'] = {'0': 12}
+
+
+# Of each: what is said of it, and with which answer.
+LIES = [
+    # Two other classes: as many votes as two runners-up have, and one more.
+    ('SmoothedCertificate', row(298, 1, 1), '', FAILS),
+    ('SmoothedCertificate', row(297, 1, 2), 'other classes have votes', FAILS),
+    ('SmoothedCertificate', row(45, at=4), 'different numbers of cel', FAILS),
+    ('SmoothedCertificate', row(0, 0, at=4), 'nothing is there that', FAILS),
+    ('SmoothedCertificate', row(0, at=4), 'different numbers of', FAILS),
+    (
+        'SmoothedCertificate',
+        fields(certified={}, answered={}),
+        'nothing is said of any number',
+        FAILS,
+    ),
+    ('SmoothedCertificate', fields(certified={}), 'nothing is certif', FAILS),
+    ('SmoothedCertificate', fields(look=1), 'ended early has no', FAILS),
+    *(
+        (
+            'SmoothedCertificate',
+            fields(certified={name: 0}, answered={}),
+            text,
+            FAILS,
+        )
+        for name, text in (
+            ('edges_added_0_deleted_999', ''),
+            ('edges_added_01_deleted_0', 'is no number of changes'),
+            ('edges_added_1000_deleted_0', 'is no number of changes'),
+            ('edges_added_1_deleted_1_', 'is no number of changes'),
+            ('nodes_added_1_deleted_1', 'is no number of changes'),
+        )
+    ),
+    ('SmoothedCertificate', edges_alone, 'no noise on the features', FAILS),
+    *(
+        ('SmoothedCertificate', fields(flips=flips), text, FAILS)
+        for flips, text in (
+            ({'edges': [0.5, 0.5], 'features': [0.05, 0.3]}, 'to hold noise'),
+            ({'edges': [-0.1, 0.5], 'features': [0.05, 0.3]}, 'to hold noise'),
+            ({'edges': [0.5, -0.1], 'features': [0.05, 0.3]}, 'to hold noise'),
+            ({}, 'needs to hold noise'),
+            ({'edges': [0.0, 0.3], 'nodes': [0.05, 0.3]}, 'to hold noise'),
+            ({'edges': [0.0, 0.4], 'features': [0.05, 0.3]}, 'flips: edges'),
+        )
+    ),
+    ('SmoothedCertificate', fields(undirected=False), 'flips: edges', FAILS),
+    (
+        'SmoothedCertificate',
+        fields(tallies=None),
+        'the report has no votes',
+        UNPROVED,
+    ),
+    ('VoteCertificate', fields(num_groups=5), '5 groups make 5 v', FAILS),
+    ('VoteCertificate', fields(by='grid'), '4 groups make 16 v', FAILS),
+    ('VoteCertificate', fields(certified={'01': 0}), 'is no count', FAILS),
+    ('VoteCertificate', fields(certified={'1' * 11: 0}), 'no count', FAILS),
+    ('VoteCertificate', fields(certified={'1' * 10: 0}), '', FAILS),
+    ('VoteCertificate', row(5), '5 votes were counted', FAILS),
+    ('VoteCertificate', three_classes, '', FAILS),
+    ('VoteCertificate', row(3, 0, -1, 1), 'no votes make', FAILS),
+    ('VoteCertificate', row(-1, 3, 2), 'no votes make', FAILS),
+    ('VoteCertificate', row(3, 2, -1, -1), 'no votes make', FAILS),
+    ('VoteCertificate', row(4, -1, -1), 'no votes make', FAILS),
+    ('VoteCertificate', row(13, at=0), 'votes of 13 targets', FAILS),
+    ('VoteCertificate', fields(tallies=None), 'has no votes', UNPROVED),
+    ('VoteCertificate', fields(vote='mean'), 'has no table', UNKNOWN),
+    ('PoisonCertificate', fields(num_shards=4), '3 votes were c', FAILS),
+    (
+        'PoisonCertificate',
+        fields(tallies=[[39, 2, 1, -1, 0]], certified={'0': 39}),
+        '',
+        FAILS,
+    ),
+    ('CollectiveCertificate', fields(counted=13), 'are guaranteed', FAILS),
+    ('Certificate', fields(num_unknown=1), 'are 13 together, of 12', FAILS),
+    (
+        'Certificate',
+        fields(witness_digest='none: lost'),
+        'the witness is none: lost',
+        UNPROVED,
+    ),
+    ('Certificate', fields(vouched='me'), 'vouches for it', UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(('name', 'change', 'text', 'status'), LIES)
+def test_what_is_wrong_with_a_certificate_is_said(
+    honest, tmp_path, name, change, text, status
+):
+    whole = honest(name)
+    change(parts(whole)[1])
+    path = tmp_path / 'trust.json'
+    path.write_text(forged(whole))
+    _, (stated,) = read_report(path)
+    said = [*_run(check_certificate, stated)]
+    before = [*check_certificate(read_again(tmp_path, honest(name)))]
+    new = [each for each in said if each not in before]
+    if text:
+        assert any(text in t and s == status for s, t in new), said
+    else:
+        assert not any(s == status for s, _ in new), said
+
+
+def read_again(folder, whole):
+    path = folder / 'honest.json'
+    path.write_text(forged(whole))
+    return read_report(path)[1][0]
+
+
+@pytest.mark.parametrize('name', ['_SUMS', '_ROWS', '_PATTERNS'])
+def test_votes_are_summed_up_to_a_limit(honest, tmp_path, monkeypatch, name):
+    # Seven rows, six numbers of changes; 7 pairs of 300 samples.
+    most = {
+        '_SUMS': 7 * (300**2 + certificates._SUM),
+        '_ROWS': 7 * 6,
+        # A change has two patterns, and five have six: each by its length.
+        '_PATTERNS': 2 * (2 * 2 + 2 * 2 + 6 * 6),
+    }[name]
+    stated = read_again(tmp_path, honest('SmoothedCertificate'))
+    for limit, text in ((most, ''), (most - 1, 'too many')):
+        monkeypatch.setattr(certificates, name, limit)
+        said = [*check_certificate(stated)]
+        found = [t for s, t in said if s == UNPROVED]
+        assert bool(found) == bool(text)
+        assert all(text in t for t in found)
+
+
 # A library that lies ########################################################
 
 
@@ -438,7 +596,7 @@ def test_two_packages_agree_on_a_search(name, law):
     assert again == pytest.approx(ours, rel=1e-3)
 
 
-def egos(accountant='rdp_fdp', **drawn):
+def egos(accountant='rdp_fdp', ledger=None, **drawn):
     torch.manual_seed(0)
     data = cycle(60)
     data.y = torch.arange(60) % 3
@@ -446,7 +604,7 @@ def egos(accountant='rdp_fdp', **drawn):
     del data.train_mask
     data = BoundedDegree(2, seed=0)(data)
     net = torch.nn.Linear(5, 3)
-    engine = PrivacyEngine(accountant)
+    engine = PrivacyEngine(accountant, ledger=ledger)
     model, optimizer, loader = engine.make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
@@ -462,7 +620,9 @@ def egos(accountant='rdp_fdp', **drawn):
         out = model(batch.x)[:size]
         F.cross_entropy(out, batch.y[:size]).backward()
         optimizer.step()
-    return json.loads(TrustReport.of(engine.report()).to_json())
+    made = json.loads(TrustReport.of(engine.report()).to_json())
+    engine.close()
+    return made
 
 
 def test_the_account_of_ego_graphs_is_not_called_proved(tmp_path):
@@ -501,6 +661,43 @@ def test_the_account_of_groups_is_proved(sampling, others, tmp_path):
         forged = copy.deepcopy(whole)
         parts(forged)[1][name] = value
         assert failures(tmp_path, reworded(forged)), (name, value)
+
+
+@pytest.mark.parametrize(
+    'drawn',
+    [
+        {'accountant': None, 'sampling': 'poisson'},
+        {'accountant': None, 'sampling': 'without_replacement'},
+        {'accountant': 'rdp_fdp'},
+    ],
+    ids=str,
+)
+def test_a_ledger_tells_how_many_units_have_a_row(tmp_path, drawn):
+    # The report was weighed by the number that it had itself: all agreed.
+    whole = egos(ledger=tmp_path / 'run.ledger', **drawn)
+    path = tmp_path / 'trust.json'
+
+    def of_ledger(whole):
+        path.write_text(forged(whole))
+        lines = check_report(path, ledger=tmp_path / 'run.ledger')
+        return [e for e in lines if ': ledger: ' in e.text]
+
+    found = {e.status for e in of_ledger(whole)}
+    proved = drawn['accountant'] is None
+    assert found == ({HOLDS} if proved else {HOLDS, UNPROVED})
+    values = parts(whole)[1]
+    less = values['units_per_row'] - 1
+    assert less > 1
+    values['lam'] *= (less + 1) / less
+    values['sensitivity'] *= less / (less + 1)
+    values['units_per_row'] = less
+    texts = [e.text for e in of_ledger(reworded(whole)) if e.status == FAILS]
+    assert texts[0].endswith(f'{less + 1}, {less} is claimed')
+    # Of coins only the rate counts.
+    values['batch_size'] //= 2
+    texts = [e.text for e in of_ledger(reworded(whole)) if e.status == FAILS]
+    of_size = any('batch_size' in text for text in texts)
+    assert of_size == (drawn.get('sampling') != 'poisson')
 
 
 def test_ego_graphs_are_a_hypergeometric_number():

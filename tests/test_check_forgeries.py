@@ -203,6 +203,22 @@ def test_a_ledger_that_was_written_anew_fails(
     assert checked(tmp_path, whole, rehashed(ledger)) == FAILED
 
 
+def test_a_budget_is_not_that_of_a_ledger_with_larger_amounts(
+    removals, tmp_path
+):
+    # Shares of a tenth of the budget, and an honest ledger: all of it agreed.
+    whole, ledger = removals('nodes')
+    (each,) = whole['guarantees']
+    for name in ('budget', 'bound', 'distance_bound'):
+        each['values'][name] /= 10
+    for name in ('epsilon', 'epsilon_transcript'):
+        each['values'][name] /= 5
+    for amounts in each['history'].values():
+        amounts[:] = [amount / 10 for amount in amounts]
+    assert checked(tmp_path, reworded(whole)) == OPEN
+    assert checked(tmp_path, whole, ledger) == FAILED
+
+
 @pytest.mark.parametrize('kind', ['nodes', 'graphs'])
 def test_an_honest_removal_is_open_without_its_data(removals, tmp_path, kind):
     whole, ledger = removals(kind)
@@ -476,12 +492,30 @@ def test_a_scenario_of_another_name_fails(certificates, tmp_path, fields):
 
 @pytest.mark.parametrize(
     'part',
-    [{'nodes': ['3']}, {'node': [3]}, {'nodes': [3.5]}, {'edges': [['0', 1]]}],
+    [
+        *(
+            {'nodes': ['3']},
+            {'node': [3]},
+            {'nodes': [3.5]},
+            {'labels': ['3']},
+        ),
+        *({'edges': [['0', 1]]}, {'directed_edges': [[0, True]]}),
+    ],
 )
 def test_a_name_that_no_graph_can_have_is_not_called_gone(part):
     edges = Tensor('torch.int64', np.array([[0, 1], [1, 0]]))
     with pytest.raises(ValueError, match="'request'"):
         list(left_over({'edge_index': edges, 'num_nodes': 5}, part, ''))
+
+
+def test_of_two_nodes_with_one_name_neither_is_called_gone():
+    # The last row of a name was looked at, and the first has the features.
+    graph = {
+        'n_id': Tensor('torch.int64', np.array([5, 5])),
+        'x': Tensor('torch.float64', np.array([[1.0], [0.0]])),
+    }
+    with pytest.raises(ValueError, match="'n_id'"):
+        list(left_over(graph, {'features': [5]}, ''))
 
 
 def test_a_number_of_nodes_takes_no_memory():

@@ -2,11 +2,13 @@
 
 import io
 import json
+import math
 import subprocess
 import sys
 import time
 import tracemalloc
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +16,17 @@ import torch
 from auditing import forged
 from forgetting import forgotten
 
-from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
+from pyg_trust.check import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    check_report,
+    removals,
+)
 from pyg_trust.check.__main__ import main
-from pyg_trust.kernel import removal
+from pyg_trust.functional import gaussian_epsilon
+from pyg_trust.kernel import chain, removal
 from pyg_trust.kernel.arrays import read_arrays
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
@@ -186,6 +196,131 @@ def test_a_report_of_layout_one_has_no_setting_to_compare(handed):
     (folder / 'old.json').write_text(forged(whole))
     found = check(folder, 'old.json')
     assert statuses(found, 'data: setting') == {UNPROVED}
+
+
+# By hand #####################################################################
+
+
+def promised(procedure, **values):
+    values = {
+        **{'budget': 6.0, 'release_std': 0.5, 'lam': 0.1, 'num_train': 40},
+        **{'history': [0.25, 0.5], 'distance_bound': 0.75, 'delta': 1e-5},
+        **{'noise': 'output', **values},
+    }
+    return SimpleNamespace(
+        procedure=procedure, kind='removal', values=values, data='d', model=''
+    )
+
+
+def test_shifts_are_shares_of_the_budget_over_noise():
+    # 6 / (0.5 * 0.1 * 40) is 3 deviations; of graphs it is one as it is.
+    limit, shifts = removals._shifts(promised(removals.NODES))
+    assert limit == pytest.approx(3.0)
+    assert shifts == pytest.approx([0.75, 1.5])
+    each = promised(removals.GRAPHS)
+    assert removals._shifts(each) == (6.0, [0.25, 0.5])
+    for name in ('budget', 'release_std', 'lam', 'num_train'):
+        with pytest.raises(ValueError, match=name):
+            removals._shifts(promised(removals.NODES, **{name: 0}))
+    with pytest.raises(ValueError, match='history'):
+        removals._shifts(promised(removals.NODES, history=[-0.1]))
+
+
+@pytest.mark.parametrize(
+    ('history', 'distance', 'last'),
+    [
+        ([0.25, 0.5], 0.75, 1.5),
+        ([0.25, 0.5], 0.8, 1.6),
+        ([0.5, 0.25], 0.25, 0.75),
+    ],
+)
+def test_each_epsilon_is_of_its_shift(history, distance, last):
+    every = 3 * math.hypot(*history)
+    for off in (1, 1 - 1e-6):
+        values = {
+            'epsilon': gaussian_epsilon(last, 1e-5) * off,
+            'epsilon_transcript': gaussian_epsilon(every, 1e-5) * off,
+            'target_epsilon': gaussian_epsilon(3.0, 1e-5) * off,
+        }
+        values.update(history=history, distance_bound=distance)
+        checks = removals.check_removal(promised(removals.NODES, **values))
+        wanted = HOLDS if off == 1 else FAILS
+        assert [status for status, _ in checks] == 3 * [wanted]
+    # Of graphs one has to measure, too.
+    values = {name: 1e3 for name in values if 'epsilon' in name}
+    *_, last = removals.check_removal(promised(removals.GRAPHS, **values))
+    assert last[0] == UNKNOWN
+
+
+def test_other_noise_than_of_weights_proves_nothing():
+    for noise, status, text in (
+        ('objective', UNPROVED, 'a theorem'),
+        ('gaussian', FAILS, "noise of the kind 'gaussian'"),
+    ):
+        each = promised(removals.NODES, noise=noise)
+        ((found, said),) = removals.check_removal(each)
+        assert found == status
+        assert text in said
+    ((found, _),) = removals.check_removal(promised('exact removal by shards'))
+    assert found == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ('change', 'wanted'),
+    [
+        ({}, 'hhhhh'),
+        # The last line with this removal, and what is before it.
+        ({'request': [1, 1, 2], 'seals': 'ddd', 'head': 'l1'}, 'hhhhF'),
+        ({'request': [1, 1, 2], 'seals': 'ddd', 'head': 'l0'}, 'hhhFF'),
+        ({'seals': 'xyx'}, 'hhF'),
+        ({'seals': ['', '', ''], 'data': ''}, 'hhF'),
+        ({'request': [2, 3, 2]}, 'hhF'),
+        ({'named': '0'}, 'hhhhh'),
+        ({'named': '1'}, 'hhF'),
+        ({'budget': 1.5}, 'hhhhh'),
+        ({'budget': 1.4}, 'hFhhh'),
+        ({'spent': [0.75, 1.5, 1.0]}, 'hhhhF'),
+        ({'spent': [0.75, 1.5, 0.75 * (1 + 1e-12)]}, 'hhhhh'),
+        ({'spent': [0.7, 1.5, 0.75]}, 'hhhhF'),
+        ({'broken': 2}, 'Fhhhh'),
+        ({'head': 'l1'}, 'hhhFh'),
+        ({'head': None}, 'hhhnh'),
+        ({'history': [0.25, 0.5]}, 'hhhhF'),
+        ({'history': None}, 'hhhh'),
+    ],
+)
+def test_a_ledger_of_removals_is_compared_line_by_line(change, wanted):
+    held = {
+        **{'request': [2, 3, 1], 'seals': 'xyd', 'spent': [0.75, 1.5, 0.75]},
+        **{'broken': 0, 'head': 'l2', 'history': [0.25, 0.5, 0.25]},
+        **{'budget': 2.0, 'data': 'd', 'named': None, **change},
+    }
+    bodies = []
+    for node, seal, spent in zip(
+        held['request'], held['seals'], held['spent'], strict=True
+    ):
+        part = {'nodes': [node]}
+        part = part if held['named'] is None else {held['named']: part}
+        bodies.append({'request': part, 'data': seal, 'spent': spent})
+    lines = chain.Chain(bodies, ['l0', 'l1', 'l2'], held['broken'])
+    each = promised(
+        removals.NODES,
+        request={'0': {'nodes': [1]}},
+        history=held['history'],
+        ledger_head=held['head'],
+    )
+    each.data = held['data']
+    found = removals.check_ledger(each, lines, held['budget'])
+    assert ''.join(status[0] for status, _ in found) == wanted
+
+
+def test_a_ledger_without_a_removal_is_anothers():
+    lines = chain.Chain([], [], 0)
+    each = promised(removals.NODES, ledger_head='l')
+    ((status, text),) = removals.check_ledger(each, lines, 1.0)
+    assert (status, 'another procedure' in text) == (UNKNOWN, True)
+    del each.values['ledger_head']
+    assert not [*removals.check_ledger(each, lines, 1.0)]
 
 
 # Damaged files ###############################################################

@@ -48,7 +48,7 @@ def check_epsilon(each: Stated) -> Checks:
     searched = each.procedure != 'private training'
     status = UNPROVED
     if mechanism != _EGOS:
-        status = proved(each, lines, claimed - pure, delta)
+        status = proved(each, lines, Fraction(claimed) - Fraction(pure), delta)
     if searched and status == HOLDS:
         # The epsilon of one run is at most that of the whole search.
         status = UNPROVED
@@ -84,13 +84,13 @@ def _rate(value: Any) -> float:
     return float(value)
 
 
-def proved(each: Stated, lines: Lines, claimed: float, delta: float) -> str:
+def proved(each: Stated, lines: Lines, claimed: Fraction, delta: float) -> str:
     """Let the kernel prove an epsilon of steps.
 
     Args:
         each (Stated): the promise, which names the accountant.
         lines (list): the result of :func:`account`.
-        claimed (float): the claimed epsilon, without pure epsilon.
+        claimed (Fraction): the claimed epsilon, without pure epsilon.
         delta (float): of the report.
     """
     mechanism = each.values['mechanism']
@@ -101,6 +101,8 @@ def proved(each: Stated, lines: Lines, claimed: float, delta: float) -> str:
         rows = count('units_per_row', each.values.get('units_per_row'), 1)
         size = count('batch_size', each.values['batch_size'], 1)
         drawn = None if law == 'coins' else size
+        if drawn and len({q for _, q, _ in lines if q < 1}) > 1:
+            return UNPROVED  # of that size are the steps of one rate alone
         status = _judged_group(exact, claimed, delta, rows, drawn)
     else:
         if law == 'coins':

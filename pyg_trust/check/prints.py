@@ -13,8 +13,8 @@ from ..kernel.arrays import fingerprint, named
 from .tensors import Sparse, Tensor
 
 # The kinds of items that a request removes from a graph.
-_PARTS = {'nodes', 'features', 'edges', 'directed_edges', 'labels', 'again'}
-_PARTS |= {'changed_features', 'changed_labels'}
+_NAMED = ('nodes', 'features', 'labels', 'changed_features', 'changed_labels')
+_PARTS = {*_NAMED, 'edges', 'directed_edges', 'again'}
 # Fields whose first dimension is the nodes, as PyG counts them.
 _OF_NODES = ('x', 'feat', 'pos', 'batch', 'node_type', 'n_id', 'tf')
 
@@ -75,7 +75,7 @@ def left_over(
     Edges are looked for in every direction that had to go.
     """
     names = graph.get('n_id')
-    ids = [*part.get('nodes', ()), *part.get('features', ())]
+    ids = [v for name in _NAMED for v in part.get(name, ())]
     for pair in (*part.get('edges', ()), *part.get('directed_edges', ())):
         ids += pair
     if any(type(v) is not int for v in ids) or set(part) - _PARTS:
@@ -84,6 +84,8 @@ def left_over(
         there = {v: v for v in ids if v in range(num_nodes(graph))}
     else:
         there = {v: row for row, v in enumerate(names.array.tolist())}
+        if len(there) < len(names.array):
+            raise ValueError("'n_id' needs to have every name once")
     for v in part.get('nodes', ()):
         if v in there:
             yield f'node {v}{where}'
@@ -96,7 +98,7 @@ def left_over(
             yield f'the label of node {v}{where}'
     arcs = [
         *((u, v) for u, v in part.get('edges', ())),
-        *((v, u) for u, v in part.get('edges', ()) if u != v),
+        *((v, u) for u, v in part.get('edges', ())),
         *((u, v) for u, v in part.get('directed_edges', ())),
     ]
     if arcs:

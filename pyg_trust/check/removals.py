@@ -52,31 +52,30 @@ def check_removal(each: Stated) -> Checks:
     if values['noise'] != 'output':
         yield FAILS, f'no removal has noise of the kind {values["noise"]!r}'
         return
-    std = number('release_std', values['release_std'], above=0.0)
-    scale = 1.0
-    if each.procedure in ROWS:
-        lam = number('lam', values['lam'], above=0.0)
-        scale = std * lam * count('num_train', values['num_train'], 1)
-    shifts = _history(each, scale)
-    yield from _epsilons(values, std, scale, shifts)
+    yield from _epsilons(values, *_shifts(each))
     if each.procedure != NODES:
         yield UNKNOWN, f'{kernel.RESIDUAL}: verify() measures it'
 
 
-def _history(each: Stated, scale: float) -> list[float]:
-    # The shifts over noise of all releases; of nodes they are in shares.
-    shares = [amount('history', share) for share in each.values['history']]
-    if each.procedure in ROWS:
-        most = number('budget', each.values['budget'], above=0.0) / scale
-        return [share * most for share in shares]
-    return shares
+def _shifts(each: Stated) -> tuple[float, list[float]]:
+    # The largest shift over noise that the budget allows, and those of all
+    # releases; of nodes they are in shares, and the budget of gradients.
+    values = each.values
+    shares = [amount('history', share) for share in values['history']]
+    limit = number('budget', values['budget'], above=0.0)
+    if each.procedure not in ROWS:
+        return limit, shares
+    for name in ('release_std', 'lam'):
+        limit /= number(name, values[name], above=0.0)
+    limit /= count('num_train', values['num_train'], 1)
+    return limit, [share * limit for share in shares]
 
 
 def _epsilons(
-    values: dict[str, Any], std: float, scale: float, shifts: list[float]
+    values: dict[str, Any], limit: float, shifts: list[float]
 ) -> Checks:
     delta = number('delta', values['delta'], above=0.0)
-    limit = number('budget', values['budget'], above=0.0) / scale
+    std = number('release_std', values['release_std'], above=0.0)
     last = max(values['distance_bound'] / std, *shifts[-1:])
     for name, what, parts in (
         ('epsilon', 'this release', [last]),
@@ -99,9 +98,7 @@ def check_proof(each: Stated, arrays: dict[str, Any]) -> Checks:
     if each.procedure != NODES:
         yield UNKNOWN, 'data: they are of a node classifier'
         return
-    lam, std = (number(k, each.values[k]) for k in ('lam', 'release_std'))
-    scale = std * lam * count('num_train', each.values['num_train'], 1)
-    paid = _history(each, scale)[-1]
+    paid = _shifts(each)[1][-1]
     claimed = {**each.values, 'data': each.data, 'model': each.model}
     yield from kernel.compare(arrays, claimed, paid)
 
@@ -151,18 +148,11 @@ def check_ledger(each: Stated, chain: Chain, budget: Any) -> Checks:
         'ledger: up to this removal it has the lines that the report was '
         f'made from: {alike}',
     )
-    yield from _amounts(each, paid[:end], budget)
-
-
-def _amounts(each: Stated, paid: list[float], budget: float) -> Checks:
-    history = each.values.get('history')
-    if history is None:
+    if each.values.get('history') is None:
         return
-    unit = budget if each.procedure in ROWS else 1.0
-    alike = len(paid) == len(history) and all(
-        same(one, share * unit)
-        for one, share in zip(paid, history, strict=True)
-    )
+    # By the budget that the report claims: no line seals the ledger's.
+    shifts = _shifts(each)[1]
+    alike = len(shifts) == end and all(map(same, paid, shifts))
     yield (
         HOLDS if alike else FAILS,
         f'ledger: its amounts are {"" if alike else "not "}those of the '

@@ -83,8 +83,9 @@ from .intervals import ONE, B, Bracket, P
 
 HOLDS, FAILS, NOT_PROVED = 'holds', 'FAILS', 'not proved'
 
+Real = float | Fraction
 # (z, q, steps): noise over clipping norm, rate, a whole number.
-Lines = Sequence[tuple[float | Fraction, float | Fraction, int]]
+Lines = Sequence[tuple[Real, Real, int]]
 Point = tuple[Bracket, Bracket]  # F, and Q(loss > eps), its fall
 # A point of a line: index, gamma, value, fall to the point on its right.
 Kink = tuple[int, Bracket, int, Bracket]
@@ -398,7 +399,7 @@ def delta_of(x: Losses, epsilon: Fraction, rounding: int) -> Fraction:
     return Fraction(total, ONE)
 
 
-def judge_mu(mu2: Fraction, epsilon: float, delta: float) -> str:
+def judge_mu(mu2: Fraction, epsilon: Real, delta: float) -> str:
     r"""Prove or refute an epsilon of Gaussian releases, by closed form.
 
     ``mu2`` is the sum of the squares of sensitivity over noise. :math:`\delta
@@ -424,7 +425,7 @@ def judge_mu(mu2: Fraction, epsilon: float, delta: float) -> str:
     return FAILS if Fraction(lo, 1 << p) > goal else NOT_PROVED
 
 
-def judge(law: str, lines: Lines, epsilon: float, delta: float) -> str:
+def judge(law: str, lines: Lines, epsilon: Real, delta: float) -> str:
     """Prove or refute an epsilon of private steps.
 
     Args:
@@ -434,7 +435,7 @@ def judge(law: str, lines: Lines, epsilon: float, delta: float) -> str:
             sensitivity ``D`` is ``(s / D, 1, 1)`` for 'withdraw' and
             ``(2 s / D, 1, 1)`` else. Floats are taken as the rationals that
             they are; give a rate of m in M as a fraction.
-        epsilon (float): claimed.
+        epsilon (float or Fraction): claimed.
         delta (float): claimed.
     """
     if law not in ('wor', 'replace', 'withdraw'):
@@ -447,7 +448,7 @@ def judge(law: str, lines: Lines, epsilon: float, delta: float) -> str:
 
 
 def settled(
-    laws: Sequence[Law], lines: Lines, moved: int, epsilon: float, delta: float
+    laws: Sequence[Law], lines: Lines, moved: int, epsilon: Real, delta: float
 ) -> str:
     """Prove or refute an epsilon under all given laws.
 

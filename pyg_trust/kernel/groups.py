@@ -188,13 +188,13 @@ def without_replacement(m: int, k: int) -> a.Law:
 
 
 def judge_group(
-    lines: a.Lines, epsilon: float, delta: float, k: int, m: int | None = None
+    lines: a.Lines, epsilon: a.Real, delta: float, k: int, m: int | None = None
 ) -> str:
     """Prove or refute an epsilon of steps where a record is in several units.
 
     Args:
         lines (sequence): of ``(z, q, steps)``.
-        epsilon (float): claimed.
+        epsilon (float or Fraction): claimed.
         delta (float): claimed.
         k (int): units of a record, at most.
         m (int, optional): how many units a step draws without replacement,

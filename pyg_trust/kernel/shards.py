@@ -77,8 +77,8 @@ def divided(
     names: Iterable[int],
     num_shards: int,
     key: int,
-    shares: Sequence[float] = (1.0,),
-    stage_key: int = 0,
+    shares: Sequence[float],
+    stage_key: int,
 ) -> Division:
     """Divide nodes by keyed hashes of their own names.
 
@@ -134,9 +134,8 @@ def gone(items: Iterable[Item], request: Mapping[str, Iterable]) -> set[Item]:
     named: set[Item] = {('node', v) for v in nodes}
     named |= {('features', v) for v in request.get('features', ())}
     arcs = {('edge', u, v) for u, v in request.get('directed_edges', ())}
-    both = [(u, v) for u, v in request.get('edges', ())]
     items = set(items)
-    for u, v in both:
+    for u, v in request.get('edges', ()):
         here = {('edge', u, v), ('edge', v, u)} & items
         arcs |= here or {('edge', u, v)}
     if not named | arcs <= items:

@@ -270,6 +270,7 @@ def test_a_stage_that_kept_an_item_is_found():
     removed = shards.gone(items, {'edges': [(2, 1)]})
     assert removed == {('edge', 1, 2), ('edge', 2, 1)}
     assert shards.again(removed, division) == {0: 1}
+    held = {stage: list(had) for stage, had in held.items()}
     wrong = shards.strangers(held, items - removed, division)
     assert wrong == {(0, 1): removed}
 
@@ -287,7 +288,10 @@ def test_what_is_not_there_is_refused(request_):
 
 
 def test_a_request_may_name_all_there_is_and_comes_in_any_form():
-    items = shards.items_of([1, 2], iter([(1, 2)]))
+    items = shards.items_of(iter([1, 2]), iter([(1, 2)]))
+    assert shards.items_of([1, 2], [(1, 2)], iter([])) == items
+    bare = shards.items_of([1, 2], [], iter([2, 1]))
+    assert bare == {('node', 1), ('node', 2)}
     every = {'nodes': [1, 2], 'features': [1, 2], 'directed_edges': [(1, 2)]}
     assert shards.gone(iter(items), every) == items
 
