@@ -399,6 +399,13 @@ def test_what_can_not_be_fitted_is_refused():
         LinkClassifier().fit(data, num_names=N - 1)
     with pytest.raises(ValueError, match=r"'num_names'.*'partners'"):
         LinkClassifier(partners=2**60).fit(data, num_names=2**32)
+    for x in (data.x.to_sparse_csr(), data.x.to_sparse_coo()):
+        with pytest.raises(TypeError, match="'x' needs to be dense"):
+            fitted(Data(x=x, edge_index=data.edge_index))
+    # Their squares were no numbers, and no matrix was positive definite.
+    for more in ({'scale': 1e160}, {'bound': 1e12, 'scale': 1e77}):
+        with pytest.raises(ValueError, match=r"'scale'.*'bound'"):
+            LinkClassifier(**more)
     ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1], [1, 0]]))
     model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(ring)
     before = model.state_dict()
