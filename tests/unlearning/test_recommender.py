@@ -514,6 +514,11 @@ def test_what_fails_in_the_middle_is_undone(monkeypatch):
     with pytest.raises(ValueError, match='read-only'):
         model.remove(interactions=[(0, int(model.edge_index[1, 0]))])
     model._model.counts.data.flags.writeable = True
+    # A removal without a report is none.
+    with monkeypatch.context() as patch:
+        patch.setattr(recommender, 'provenance', lambda **_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.remove(users=[3])
     assert model.verify().ok
     assert same(model.state_dict(), anew.state_dict())
 
