@@ -328,6 +328,26 @@ def test_what_fails_is_undone(stage, monkeypatch):
     assert model.verify().ok
 
 
+def test_rows_that_are_deleted_go_at_once(monkeypatch):
+    model = fitted()
+    model.remove(RemovalRequest(nodes=[7]))
+    data = model._model.data
+
+    class Full:
+        def __getitem__(self, rows):
+            raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data, 'Z', Full())
+        with pytest.raises(MemoryError):
+            data.compact()
+    assert data.ends.size(1) == data.names.numel() == data.Z.size(0)
+    assert model.verify().ok
+    data.compact()
+    assert data.ends.size(1) == data.Z.size(0) == int((data.names >= 0).sum())
+    assert model.verify().ok
+
+
 def test_data_of_pyg_are_taken_and_a_desk_removes(tmp_path):
     data = blocks()
     torch.manual_seed(0)
