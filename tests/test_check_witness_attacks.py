@@ -20,7 +20,7 @@ from guarantees import MADE
 from procedures import cycle
 
 from pyg_trust.certificates import ThreatModel, certify
-from pyg_trust.check import FAILS, HOLDS, UNKNOWN, check_report
+from pyg_trust.check import FAILS, HOLDS, UNKNOWN, UNPROVED, check_report
 from pyg_trust.kernel import collective, pagerank, proofs
 from pyg_trust.kernel.arrays import fingerprint, read_arrays
 from pyg_trust.kernel.removal import plausible, sealed, setting
@@ -162,6 +162,17 @@ def test_a_tie_is_not_broken():
     for need, broken in ((1, []), (Fraction(1) - Fraction(1, 2**30), [0])):
         made = proofs.attacked(arrays, graphs, model, Fraction(need))
         assert list(made) == broken
+
+
+@pytest.mark.parametrize('digest', [10**63, ['0' * 60], {'0' * 58: 0}])
+@pytest.mark.parametrize('kind', ['Certificate', 'RankCertificate'])
+def test_what_prints_as_64_signs_is_no_digest(tmp_path, kind, digest):
+    torch.manual_seed(0)
+    report, _ = MADE[kind](tmp_path)
+    whole = as_json(report)
+    whole['guarantees'][0]['values']['witness_digest'] = digest
+    found = statuses(tmp_path, whole, text='the witness is')
+    assert found == [UNPROVED]
 
 
 # Collective certificates #####################################################

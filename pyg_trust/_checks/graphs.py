@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import REAL, check_dtype, check_integer
+from pyg_trust._checks import (
+    REAL,
+    check_dtype,
+    check_integer,
+    check_range,
+    check_tensor,
+)
 
 # Hint for graphs with several kinds of nodes.
 MAKE_HOMOGENEOUS = (
@@ -94,3 +100,36 @@ def check_data(data: Any, advice: str = '') -> None:
             "'data' needs to be a homogeneous torch_geometric.data.Data "
             f'(got {type(data).__name__}){advice}'
         )
+
+
+def check_examples(data: Data, row: Tensor, col: Tensor, n: int) -> None:
+    """Refuse labels of pairs but those of positive ones that are edges.
+
+    Args:
+        data (Data): the graph.
+        row (Tensor): int64, ``[num_edges]``: the sources of its edges.
+        col (Tensor): int64, ``[num_edges]``: their targets.
+        n (int): the number of nodes.
+    """
+    for name in ('edge_label', 'neg_edge_label'):
+        label = data.get(name)
+        if label is not None and bool((torch.as_tensor(label) == 0).any()):
+            raise ValueError(
+                f"'data' can't have an '{name}' of 0: those pairs were drawn "
+                'until they were no edges, and negative pairs never look at '
+                'edges here (RandomLinkSplit(add_negative_train_samples='
+                'False))'
+            )
+    for name in ('edge_label_index', 'pos_edge_label_index'):
+        pairs = data.get(name)
+        if pairs is None:
+            continue
+        check_tensor(name, pairs, torch.int64, (2, 'num_pairs'))
+        check_range(name, pairs, n, 'the nodes', private=True)
+        u, w = pairs.cpu()
+        if not bool(torch.isin(u * n + w, (row * n + col).cpu()).all()):
+            raise ValueError(
+                f"'{name}' needs to hold edges of 'edge_index' alone: an edge "
+                'is a message and an example here '
+                '(RandomLinkSplit(disjoint_train_ratio=0.0))'
+            )

@@ -217,11 +217,11 @@ def certify_smoothed(
     index = torch.arange(size)
     if targets is not None:
         index = check_nodes('targets', targets, size).clone()
-        if index.numel() == 0 or index.unique().numel() < index.numel():
-            raise ValueError(
-                "'targets' needs to hold different ones, at least one "
-                f'(got {index.tolist()[:5]})'
-            )
+    if index.numel() == 0 or index.unique().numel() < index.numel():
+        raise ValueError(
+            f"'targets' needs to hold different {task}, at least one "
+            f'(got {index.tolist()[:5]})'
+        )
     level = alpha / index.numel() if per == 'all' else alpha
     _check_enough(looks, level, classes, threat)
     # An attacker who knows the noise beforehand can choose a model by it.

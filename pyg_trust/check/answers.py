@@ -130,6 +130,11 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
         ) from None
 
 
+def is_digest(value: Any) -> bool:
+    """Tell whether a field names a digest; a number of 64 digits does not."""
+    return isinstance(value, str) and len(value) == 64
+
+
 def requests(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Read the removed names, as parts by graph."""
     request = values['request']

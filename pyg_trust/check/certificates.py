@@ -22,7 +22,15 @@ from ..kernel.votes import (
     stays,
     table,
 )
-from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated
+from .answers import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    Checks,
+    Stated,
+    is_digest,
+)
 
 # Seconds of sums over votes (squares of samples, and as much for each), of
 # rows for each number of changes, and of patterns of flipped bits.
@@ -337,8 +345,8 @@ def _exact(each: Stated) -> Checks:
 
 
 def _unproved(each: Stated) -> Checks:
-    digest = str(each.values.get('witness_digest', 'none'))
-    if len(digest) != 64:
+    digest = each.values.get('witness_digest', 'none')
+    if not is_digest(digest):
         yield UNPROVED, f'that no graph breaks it: the witness is {digest}'
 
 

@@ -39,6 +39,7 @@ from .answers import (
     Finding,
     Stated,
     arguments,
+    is_digest,
     read_report,
     requests,
 )
@@ -161,7 +162,7 @@ def _check_witnesses(
         verdicts: Checks = iter(())
         if digest in held:
             verdicts = _run(check_witness, each, held[digest][1])
-        elif _is_digest(digest):
+        elif is_digest(digest):
             text = 'witness: no file that was handed in has its digest'
             verdicts = iter([(UNPROVED, text)])
         yield from _findings(number_, each, verdicts)
@@ -185,12 +186,8 @@ def _named(each: Stated) -> dict[str, bool]:
         'ledger': values.get('ledger_head') is not None,
         'model': bool(each.model),
         'data': bool(each.data and values.get('data_fields')) or removed,
-        'witness': _is_digest(values.get('witness_digest')),
+        'witness': is_digest(values.get('witness_digest')),
     }
-
-
-def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == 64
 
 
 def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:

@@ -410,4 +410,4 @@ def _public(items: Tensor | Sequence[int] | None) -> Tensor | None:
     made = listed('items', items, ('num',))
     if not len(made) or len(made.unique()) < len(made) or int(made.min()) < 0:
         raise ValueError("'items' needs to name items, each of them once")
-    return made
+    return made.clone()

@@ -725,6 +725,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def _encoded(self, x: Tensor) -> Tensor:
         if self.encoder is not None and x.size(0):
             x = encode(self.encoder, x)
+        if x.layout != torch.strided:
+            raise TypeError(
+                f"'x' needs to be dense, or an 'encoder' to make it so (got "
+                f'{x.layout}): x.to_dense()'
+            )
         return x.double()
 
     def _edits(self, update: Any) -> list[Edit]:

@@ -210,11 +210,9 @@ class PairState(NodeState):
     def compact(self) -> None:
         """Delete the dropped pairs; this can't be undone."""
         keep = self.names >= 0
-        self.ends = self.ends[:, keep].clone()
-        for name in ('names', 'y', 'Y', 'Z'):
-            setattr(self, name, getattr(self, name)[keep])
-        self._resize(None)
-        self.journal.clear()
+        parts = {n: getattr(self, n)[keep] for n in ('names', 'y', 'Y', 'Z')}
+        # All at once: what fails before leaves no rows of two lengths.
+        vars(self).update(parts, ends=self.ends[:, keep], square=None)
 
     # Looking back ###########################################################
 

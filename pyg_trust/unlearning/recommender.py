@@ -500,13 +500,8 @@ class Recommender(Saved[_Held], EditedInPlace):
             seals=held.seals.replaced(texts, gone),
             ledger=held.ledger.copy(),
         ).recorded('step', change.named, reference)
-        self._way_back = held, [(a, i, a[i]) for a, i, _ in parts]
-        for array, index, value in parts:
-            array[index] = value
-        self._model = new
-        self._way_back = None
         changed = parts[1][1].size if len(parts) > 1 else change.entries
-        return RecommenderReport(
+        report = RecommenderReport(
             request=change.request,
             named=change.named,
             entries_changed=0 if new.counts is None else changed,
@@ -521,6 +516,12 @@ class Recommender(Saved[_Held], EditedInPlace):
             ledger_head=new.ledger.head,
             origin=provenance(**self._config()),
         )
+        self._way_back = held, [(a, i, a[i]) for a, i, _ in parts]
+        for array, index, value in parts:
+            array[index] = value
+        self._model = new
+        self._way_back = None
+        return report
 
     @editing
     def flush(self) -> 'Recommender':

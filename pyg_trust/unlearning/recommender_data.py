@@ -179,6 +179,12 @@ def read_change(
     """
     n = len(users_there)
     if isinstance(users, RemovalRequest):
+        for name, more in (('items', items), ('interactions', interactions)):
+            if not isinstance(more, tuple) or more:
+                raise ValueError(
+                    f"'{name}' needs to be left out beside a request, which "
+                    'names all that goes'
+                )
         users, items, interactions = asked(users, n)
     named = {
         'users': names_there('users', users, users_there).unique(),

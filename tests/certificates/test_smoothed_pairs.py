@@ -118,6 +118,12 @@ def test_bad_pairs_are_named(changes, name):
                 *(model, data, BitFlips(edges=NOISE)),
                 **{'forward': model, 'pairs': True, 'num_samples': 500},
             )
+    data.edge_label_index = PAIRS[:, :0]
+    with pytest.raises(ValueError, match='different pairs, at least one'):
+        certify(
+            *(model, data, BitFlips(edges=NOISE)),
+            **{'forward': model, 'pairs': True, 'num_samples': 500},
+        )
     # Rows of nodes are no rows of pairs.
     data = graph_of((1,) * 6)
     data.edge_label_index = PAIRS[:, :3]

@@ -146,7 +146,10 @@ def test_a_public_list_leaves_other_items_out(monkeypatch):
     monkeypatch.setattr(items, 'MOST_ITEMS', 9)
     with pytest.raises(ValueError, match=r"'num_items'.*'items'"):
         fitted()
-    fitted(items=torch.tensor(public))
+    given = torch.tensor(public)
+    model = fitted(items=given)
+    given[:] = 9
+    assert model.items.tolist() == public
 
 
 def test_a_bipartite_graph_is_read():

@@ -328,6 +328,26 @@ def test_what_fails_is_undone(stage, monkeypatch):
     assert model.verify().ok
 
 
+def test_rows_that_are_deleted_go_at_once(monkeypatch):
+    model = fitted()
+    model.remove(RemovalRequest(nodes=[7]))
+    data = model._model.data
+
+    class Full:
+        def __getitem__(self, rows):
+            raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data, 'Z', Full())
+        with pytest.raises(MemoryError):
+            data.compact()
+    assert data.ends.size(1) == data.names.numel() == data.Z.size(0)
+    assert model.verify().ok
+    data.compact()
+    assert data.ends.size(1) == data.Z.size(0) == int((data.names >= 0).sum())
+    assert model.verify().ok
+
+
 def test_data_of_pyg_are_taken_and_a_desk_removes(tmp_path):
     data = blocks()
     torch.manual_seed(0)
@@ -399,6 +419,13 @@ def test_what_can_not_be_fitted_is_refused():
         LinkClassifier().fit(data, num_names=N - 1)
     with pytest.raises(ValueError, match=r"'num_names'.*'partners'"):
         LinkClassifier(partners=2**60).fit(data, num_names=2**32)
+    for x in (data.x.to_sparse_csr(), data.x.to_sparse_coo()):
+        with pytest.raises(TypeError, match="'x' needs to be dense"):
+            fitted(Data(x=x, edge_index=data.edge_index))
+    # Their squares were no numbers, and no matrix was positive definite.
+    for more in ({'scale': 1e160}, {'bound': 1e12, 'scale': 1e77}):
+        with pytest.raises(ValueError, match=r"'scale'.*'bound'"):
+            LinkClassifier(**more)
     ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1], [1, 0]]))
     model = LinkClassifier(levels=1, lam=0.1, seed=0).fit(ring)
     before = model.state_dict()

@@ -286,6 +286,11 @@ def test_a_request_for_nodes_and_edges_is_the_same():
     ):
         with pytest.raises(ValueError, match="'users' needs to be a request"):
             one.remove(bad)
+    # What stands beside a request would stay, and be taken for removed.
+    for name, more in (('items', [1]), ('interactions', edges[:, -1:])):
+        for call in (one.plan, one.remove):
+            with pytest.raises(ValueError, match=f"'{name}' needs to be left"):
+                call(RemovalRequest(nodes=[1]), **{name: more})
     # Two users, two items: the names that came are told.
     for ends in ((1, 2), (15, 16)):
         with pytest.raises(ValueError, match=f'got {ends[0]} to {ends[1]}'):
@@ -509,6 +514,11 @@ def test_what_fails_in_the_middle_is_undone(monkeypatch):
     with pytest.raises(ValueError, match='read-only'):
         model.remove(interactions=[(0, int(model.edge_index[1, 0]))])
     model._model.counts.data.flags.writeable = True
+    # A removal without a report is none.
+    with monkeypatch.context() as patch:
+        patch.setattr(recommender, 'provenance', lambda **_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.remove(users=[3])
     assert model.verify().ok
     assert same(model.state_dict(), anew.state_dict())
 
