@@ -174,7 +174,12 @@ class PrivacyUnit:
         self.digest = fingerprint(
             self._print,
             repr(
-                (self.person, sorted(self.public), sorted(self.public_edges))
+                (
+                    self.person,
+                    sorted(self.joint),
+                    sorted(self.public),
+                    sorted(self.public_edges),
+                )
             ),
             *self._ptr.values(),
             *self._who.values(),
@@ -322,7 +327,8 @@ class PrivacyUnit:
         """
         self.check(data)
         data, t = _typed(data), self._table()
-        mixed, of = marked(data[t]), data[t].get('own_of', self.digest)
+        mixed = *marked(data), *marked(data[t])
+        of = data[t].get('own_of', self.digest)
         if mixed or of != self.digest:
             raise ValueError(
                 f"'data' needs rows of {t!r} that hold what one person of the "
@@ -396,7 +402,8 @@ class PrivacyUnit:
         """Return the graph that remains after the removal of persons.
 
         ``n_id`` of each node type holds the original names of its rows. What
-        changes is copied; :obj:`data` stays as it is.
+        changes is copied; :obj:`data` stays as it is. Attributes that name
+        persons, as owners of edges may, hold the names before the removal.
 
         Args:
             data (Data or HeteroData): the graph that was declared.

@@ -194,6 +194,20 @@ COUPLED: dict[str, tuple[str, Column]] = {
         'order',
         lambda d: rank(item_of(d)).double().log1p(),
     ),
+    'the popularity of its item': (
+        'order',
+        lambda d: popularity(d)[item_of(d)],
+    ),
+    'the rate of a label for its item': (
+        'order',
+        lambda d: of_items(d, d['order'].y, 'mean')[item_of(d)],
+    ),
+    'the followers of its user': (
+        'order',
+        lambda d: (
+            d[KNOWS].edge_index[1].bincount(minlength=N)[d[BY].edge_index[1]]
+        ),
+    ),
 }
 
 
@@ -296,6 +310,37 @@ def test_a_column_that_rises_by_chance_is_taken() -> None:
     column = count.double().clamp(max=3)
     planted(data, 'item', column, 'x')
     with pytest.raises(ValueError, match='counts or ranks'):
+        declared(data)
+
+
+@pytest.mark.parametrize('way', [0, 1])
+def test_what_only_one_other_has_is_refused(way: int) -> None:
+    data = shop()
+    ends = torch.stack([torch.arange(N), torch.arange(N) // 4])
+    data[KNOWS].edge_index = ends if way else ends.flip(0)
+    planted(data, 'user', data['user'].x[ends[1].roll(1), 1], 'x')
+    declared(data)
+    data['user'].x[:, -1] = data['user'].x[ends[1], 1]
+    with pytest.raises(ValueError, match='holds another, at the edges'):
+        declared(data)
+    # What both have may be why they know each other.
+    data['user'].x = torch.cat([torch.rand(20, 3)] * 4)
+    alike = torch.stack([torch.arange(20, N), torch.arange(N - 20)])
+    data[KNOWS].edge_index = alike
+    declared(data)
+
+
+@pytest.mark.parametrize('shape', [(-1,), (-1, 1)])
+def test_a_time_has_any_shape(shape: tuple[int, ...]) -> None:
+    data = shop()
+    time = torch.randperm(ORDERS, generator=torch.Generator().manual_seed(0))
+    order = time.argsort()
+    told = torch.zeros(ORDERS)
+    told[order[1:]] = data['order'].x[order[:-1], 0]
+    planted(data, 'order', told, 'x')
+    declared(data)
+    data['order'].time = time.view(shape)
+    with pytest.raises(ValueError, match='before in time'):
         declared(data)
 
 

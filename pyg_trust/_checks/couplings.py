@@ -89,9 +89,10 @@ def check_values(data: HeteroData, owners: Owners, *, distinct: bool) -> None:
     """Refuse columns that were made from rows or edges of other persons.
 
     Found are counts of edges and of persons, and what rises with them; sums,
-    averages and extremes of the rows at the other ends, or of their owners;
-    and another row's value, or the change since, where that is the row before
-    in the table, in time or at the same public row.
+    averages and extremes of the rows at the other ends, or of their owners,
+    also if they were copied to rows of another table; and another row's value,
+    or the change since, where that is the row before in the table, in time or
+    at the same public row, or the only one at the other end of an edge.
 
     Args:
         data (HeteroData): the graph.
@@ -102,6 +103,7 @@ def check_values(data: HeteroData, owners: Owners, *, distinct: bool) -> None:
     Raises:
         ValueError: naming the table, the attribute and the edge type.
     """
+    copied: dict[str, list[Any]] = {}
     for e in data.edge_types:
         index = data[e].edge_index
         ways = [(e[0], e[2], index), (e[2], e[0], index.flip(0))]
@@ -115,8 +117,10 @@ def check_values(data: HeteroData, owners: Owners, *, distinct: bool) -> None:
             if strange.any():
                 # Without a person's own edges, and with them.
                 seen = [ends] if strange.all() else [ends[:, strange], ends]
+                if t not in copied:
+                    copied[t] = list(_copied(data, owners, t))
                 for edges in seen:
-                    _check_edges(data, owners, e, t, other, edges)
+                    _check_edges(data, owners, e, t, other, edges, copied[t])
     own = [t for t in owners.ptr if t not in owners.joint]
     for t in own:
         _check_order(data, owners, t)
@@ -143,10 +147,11 @@ def _check_edges(
     node_type: str,
     other: str,
     ends: Tensor,
+    copied: list[tuple[str, str, Tensor, Tensor]],
 ) -> None:
     # Columns of a type against the edges that end in it, and their senders.
     n = int(data[node_type].num_nodes)
-    rows = torch.arange(n)[:: _stride(n)]
+    some = torch.arange(n)[:: _stride(n)]
     counts = [torch.bincount(ends[0], minlength=n)]
     senders = [(other, ends)]
     if other in owners.ptr and other not in owners.joint:
@@ -157,17 +162,49 @@ def _check_edges(
             counts.append(torch.bincount(once, minlength=n))
             if owners.person is not None:
                 senders.append((owners.person, persons))
-    for name, x in columns(data[node_type]):
+    told = [(node_type, k, x, None) for k, x in columns(data[node_type])]
+    for table, name, x, there in (*told, *copied):
+        rows = some if there is None else some[there[some]]
         if any(tells_counts(x[rows], count[rows]) for count in counts):
-            _refuse(node_type, name, f'counts or ranks the edges {edge_type}')
+            _refuse(table, name, f'counts or ranks the edges {edge_type}')
         for sender, edges in senders:
+            if there is not None:
+                edges = edges[:, there[edges[0]]]
             for _, y in columns(data[sender]):
                 if tells_neighbors(x, y, edges):
                     _refuse(
-                        node_type,
+                        table,
                         name,
                         f'sums up {sender!r} over the edges {edge_type}',
                     )
+
+
+def _copied(
+    data: HeteroData, owners: Owners, node_type: str
+) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    # Columns of tables whose rows have one row of a type, with one value for
+    # each of it, as what is copied from there has; and the rows that have one.
+    n = int(data[node_type].num_nodes)
+    for e in data.edge_types:
+        for way in (0, 1):
+            table = e[2 - 2 * way]
+            rows, at = data[e].edge_index[[way, 1 - way]]
+            if (
+                e[2 * way] != node_type
+                or table not in owners.ptr
+                or not at.numel()
+                or int(at.bincount().max()) > 1
+            ):
+                continue
+            some = _some(rows, n)
+            rows, at = rows[some], at[some]
+            there = torch.zeros(n, dtype=torch.bool).index_fill(0, rows, True)
+            last = torch.zeros(n, dtype=torch.int64)
+            last[rows] = at
+            for name, x in columns(data[table]):
+                one = (x[at] == x[last[rows]]).all(0)
+                if one.any():
+                    yield table, name, x[last][:, one], there
 
 
 def _check_order(data: HeteroData, owners: Owners, node_type: str) -> None:
@@ -204,8 +241,9 @@ def _orders(
     n = int(data[node_type].num_nodes)
     tables = [(torch.arange(n), 'rows before')]
     time = data[node_type].get('time')
-    if isinstance(time, Tensor) and time.shape == (n,):
-        tables.append((time.argsort(stable=True), 'rows before in time'))
+    if isinstance(time, Tensor) and time.numel() == n:
+        order = time.flatten().argsort(stable=True)
+        tables.append((order, 'rows before in time'))
     for order, where in tables:
         order = order[:_MOST]
         for k in range(1, min(_LAGS, n - 8) + 1):
@@ -216,6 +254,12 @@ def _orders(
             same = groups[1:] == groups[:-1]
             where = f'the row before along the edges {e}'
             yield rows[1:][same], rows[:-1][same], where
+        for way in (0, 1) if e[0] == node_type == e[2] else ():
+            # The only row at the other end, such as who invited one.
+            one, other = data[e].edge_index[[way, 1 - way]]
+            one_each = one.bincount(minlength=n)[one] == 1
+            some = one_each.nonzero().view(-1)[:_MOST]
+            yield one[some], other[some], f'at the edges {e}'
 
 
 def _grouped(
@@ -228,9 +272,10 @@ def _grouped(
     other = edge_type[2 if edge_type[0] == node_type else 0]
     some = _some(groups, int(data[other].num_nodes))
     rows, groups = rows[some], groups[some]
-    time = data[node_type].get('time')
-    if not isinstance(time, Tensor) or time.dim() != 1:
-        time = torch.arange(int(data[node_type].num_nodes))
+    time, n = data[node_type].get('time'), int(data[node_type].num_nodes)
+    if not isinstance(time, Tensor) or time.numel() != n:
+        time = torch.arange(n)
+    time = time.flatten()
     order = rows.argsort(stable=True)
     order = order[time[rows[order]].argsort(stable=True)]
     order = order[groups[order].argsort(stable=True)]

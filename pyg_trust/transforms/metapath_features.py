@@ -23,8 +23,8 @@ class MetapathFeatures(BaseTransform):
     and public rows make features of the person's own, however many steps they
     have. Where a person has one row of the type, no other row holds them. All
     other features are marked as propagated, which private training refuses:
-    those of paths through others, and those that several rows of one person
-    share (functional name: :obj:`metapath_features`).
+    those of paths through others or joint tables, and those that several rows
+    of one person share (functional name: :obj:`metapath_features`).
 
     .. code-block:: python
 
@@ -114,6 +114,8 @@ class MetapathFeatures(BaseTransform):
         last = data[steps[-1][2]]
         return (
             self.unit is not None
+            # Reports say that rows of several persons are not read.
+            and not {t for _, _, t, _ in steps} & {*self.unit.joint}
             and self.unit.has_one_row_each(self.node_type)
             and 'x' not in marked(last)
             and self._is_of_unit(last)

@@ -277,6 +277,14 @@ def coupled(case: str) -> tuple[HeteroData, Any]:
         data = MetapathFeatures(PATHS, 'user')(data)
     elif case == 'marked by hand':
         users.propagated = ('x',)
+    elif case == 'marked as a whole':
+        data.propagated = ('x',)
+    elif case == 'orders that may be of several':
+        unit = declared(data, owned=None, joint={'order': BY})
+        data = MetapathFeatures([[BY]], 'user', unit=unit)(data)
+    elif case == 'orders that were of one':
+        data = featured(data, unit)
+        unit = declared(data, owned=None, joint={'order': BY})
     elif case == 'items made of orders':
         out = MetapathFeatures([[HAS]], 'item')(data)
         data = MetapathFeatures(PATHS, 'user', unit=unit)(out)
@@ -316,10 +324,13 @@ def coupled(case: str) -> tuple[HeteroData, Any]:
 
 
 COUPLED = {
-    'a path through others': 'marked as propagated',
+    'a path through others': 'holds another, at the edges',
     'a public row seen by others': 'marked as propagated',
     'no unit': 'marked as propagated',
     'marked by hand': 'marked as propagated',
+    'marked as a whole': 'marked as propagated',
+    'orders that may be of several': 'marked as propagated',
+    'orders that were of one': 'another unit',
     'items made of orders': "sums up 'order' over the edges",
     'a unit that calls orders public': 'another unit',
     'both units': 'marked as propagated',
