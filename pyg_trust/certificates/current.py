@@ -256,9 +256,9 @@ class CurrentCertificate:
             ValueError: if model or data were changed in place.
         """
         model, data, threat, alpha, options = self._arguments
-        held = subject(self._deployed, threat)
-        now = subject(_deployed(model, data, threat, alpha), threat)
-        if fingerprint(*held) != fingerprint(*now):
+        now = _deployed(model, data, threat, alpha)
+        about = (subject(each, threat) for each in (self._deployed, now))
+        if len({fingerprint(*each) for each in about}) > 1:
             raise ValueError(
                 "'model' and 'data' need to be those of the certificate: they "
                 'were changed in place, which after() follows'
