@@ -343,7 +343,7 @@ def test_evidence_of_nobody_or_of_another_day_fails(tmp_path, words, change):
     path, lines = written(desk, tmp_path, number, model)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     found = check_erasure(path, lines if 'tasks' not in change else None)
-    assert [words in f.text for f in found if f.status == 'fails'] == [True]
+    assert [words in f.text for f in found if f.status == 'FAILS'] == [True]
 
 
 def test_a_mode_without_a_line_never_holds(tmp_path):
