@@ -201,8 +201,7 @@ class EdgeStream:
     def _read(
         self, batch: TemporalData
     ) -> list[tuple[float, tuple[int, int] | None, bool]]:
-        # Refuse a batch before any of it is kept. A skipped event has no pair,
-        # and its time counts.
+        # Refuse a batch before any of it is kept. Skipped events have no pair.
         if getattr(batch, 'msg', None) is not None and not self.ignore_msg:
             raise ValueError(
                 "'loader' has messages, and edges have no features here: "
