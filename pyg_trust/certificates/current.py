@@ -411,7 +411,6 @@ def certified_after(
             "'now' needs the nodes of 'before', and to differ by edges and "
             'features alone'
         )
-    check_graph(now, certificate.noise)
     n, graphs = int(before.num_nodes), []
     for data in (before, now):
         row, col = data.edge_index
@@ -435,6 +434,7 @@ def certified_after(
     # Sets of edges would hide an order, or one that is there twice.
     if 'edges' not in noisy and not _equal(before.edge_index, now.edge_index):
         raise ValueError("'now' has other edges, which have no noise")
+    check_graph(now, certificate.noise)
     wide = {
         kind: (radius[0] + changes[kind][0], radius[1] + changes[kind][1])
         for kind, radius in (('edges', edges), ('features', features))
