@@ -72,6 +72,7 @@ from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import fingerprint, fingerprint_data
 from pyg_trust.report.base import plain
+from pyg_trust.transforms.flip_bits import check_graph
 
 # Tensors of a certificate that an update changes.
 _NUMBERS = {
@@ -249,8 +250,19 @@ class CurrentCertificate:
         return made
 
     def renewed(self) -> 'CurrentCertificate':
-        """Certify the stale targets again; keep the results of the others."""
+        """Certify the stale targets again; keep the results of the others.
+
+        Raises:
+            ValueError: if model or data were changed in place.
+        """
         model, data, threat, alpha, options = self._arguments
+        now = _deployed(model, data, threat, alpha)
+        about = (subject(each, threat) for each in (self._deployed, now))
+        if len({fingerprint(*each) for each in about}) > 1:
+            raise ValueError(
+                "'model' and 'data' need to be those of the certificate: they "
+                'were changed in place, which after() follows'
+            )
         stale, made = self.stale, copy.copy(self)
         old = self.certificate
         held = None
@@ -419,8 +431,10 @@ def certified_after(
             )
         more = now.x.double() - before.x.double()
         changes['features'] = int((more > 0).sum()), int((more < 0).sum())
-    if come + gone and 'edges' not in noisy:
+    # Sets of edges would hide an order, or one that is there twice.
+    if 'edges' not in noisy and not _equal(before.edge_index, now.edge_index):
         raise ValueError("'now' has other edges, which have no noise")
+    check_graph(now, certificate.noise)
     wide = {
         kind: (radius[0] + changes[kind][0], radius[1] + changes[kind][1])
         for kind, radius in (('edges', edges), ('features', features))

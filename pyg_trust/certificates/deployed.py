@@ -194,7 +194,7 @@ class Deployed:
     ) -> 'Deployed':
         """Make a model of given logits, diffused in exact arithmetic."""
         check_logits(logits, graph)
-        return cls(logits.detach().cpu().double(), alpha)
+        return cls(_copied(logits), alpha)
 
     @classmethod
     def of_model(cls, model: Any, data: Any, graph: CSRGraph) -> 'Deployed':
@@ -253,7 +253,7 @@ class Deployed:
         _check_plain(logits, moved[0], learnt)
         check_logits(logits, graph)
         deployed = cls(
-            logits.cpu().double(),
+            _copied(logits),
             model.alpha,
             model.K,
             model.normalization,
@@ -280,6 +280,11 @@ class Deployed:
                 'attributes changed in a call, and may change later calls)'
             )
         return deployed
+
+
+def _copied(logits: Tensor) -> Tensor:
+    # A change in place is none of this.
+    return logits.detach().cpu().double().clone()
 
 
 def _drawn(graph: CSRGraph, symmetric: bool) -> CSRGraph:

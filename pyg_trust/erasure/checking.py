@@ -77,7 +77,8 @@ def _of_dates(report: ErasureReport) -> list[str]:
     end = fields.written(fields.read('completed_time', report.completed_time))
     found = {
         f'its date is {due}': due != report.expected_completion_time,
-        'it was complete before it came': end < report.received_time,
+        'it was complete before it came': end < fields.written(received),
+        'it names nobody who had to forget': not report.tasks,
         'it was late, or says so falsely': (end > due) != report.overdue,
         'it is complete, or says so falsely': report.request_status
         != 'completed',

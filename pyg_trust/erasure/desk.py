@@ -159,8 +159,8 @@ class ErasureDesk:
         self._add_place(name, True)
         self._places[name] = place
         with self._store.change():
-            for batch in self._missing(name) if fresh else ():
-                self._sql(queries.SET_BATCH, 'superseded', batch)
+            for batch, _ in self._missing(name) if fresh else ():
+                self._sql(queries.SUPERSEDE, batch)
 
     @validated
     def recipient(self, name: str) -> None:
@@ -386,7 +386,7 @@ class ErasureDesk:
         return tuple(map(self.report, self._finished))
 
     def _work(self, name: str, now: datetime, confirm: bool) -> None:
-        for (batch,) in self._sql(queries.BATCHES, name, 'in_progress'):
+        for batch, *_ in self._sql(queries.BATCHES, name, 'in_progress'):
             self._perform(name, batch)
         self._repeat(name)
         if self._places[name].covers:
@@ -509,19 +509,24 @@ class ErasureDesk:
         self._sql(queries.UNDO, batch)
         self._sql('DELETE FROM batch WHERE id = ?', batch)
 
-    def _missing(self, name: str) -> list[str]:
-        # Batches that the desk has done, and the model has not.
+    def _missing(self, name: str) -> list[tuple[str, bool]]:
+        # Batches that the desk has done, and the model has not; and whether
+        # there was nothing to remove.
         ledger = self._places[name].ledger
-        done = self._sql(queries.BATCHES, name, 'done')
-        return [batch for (batch,) in done if not ledger.refers_to(batch)]
+        return [
+            (batch, bool(stated))
+            for batch, head, stated in self._sql(queries.BATCHES, name, 'done')
+            if not (ledger.refers_to(batch) or ledger.has(head))
+        ]
 
     def _repeat(self, name: str) -> None:
         # A model that was restored forgets again.
-        missing = {
-            batch: dict(self._sql(queries.TASKS, batch))
-            for batch in self._missing(name)
-        }
-        if lost := [b for b in missing if None in missing[b].values()]:
+        missing, lost = {}, []
+        for batch, stated in self._missing(name):
+            missing[batch] = dict(self._sql(queries.TASKS, batch))
+            if None in missing[batch].values() and not stated:
+                lost.append(batch)
+        if lost:
             raise ValueError(
                 f'the model is older than the batches {", ".join(lost)}, '
                 "which cannot be repeated: keep 'backup_days' >= your "
@@ -529,10 +534,12 @@ class ErasureDesk:
                 'with fresh=True'
             )
         for batch, numbers in missing.items():
+            # By the same id: a third state has its line from whichever.
             with self._store.change():
-                self._sql(queries.SET_BATCH, 'superseded', batch)
-                again = self._begin(name, [*numbers], 'again')
-            self._perform(name, again)
+                self._sql(queries.REPEAT, batch)
+                for number in numbers:
+                    self._sql(queries.TAKE, 'again', batch, number, name)
+            self._perform(name, batch)
 
     # Completion #############################################################
 

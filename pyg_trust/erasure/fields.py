@@ -44,11 +44,13 @@ def read(name: str, value: Any) -> datetime:
             )
         if value.tzinfo is not None:
             made: datetime = value.astimezone(timezone.utc)
-            return made.replace(microsecond=0)
+            # A year of two digits would sort as a later one.
+            if made.year >= 1970:
+                return made.replace(microsecond=0)
     except (AttributeError, OverflowError, ValueError):
         pass
     raise ValueError(
-        f"'{name}' needs to be a time with its zone, as "
+        f"'{name}' needs to be a time from 1970 on with its zone, as "
         f"'2026-11-23T12:00:00Z' (got {str(value)[:40]!r})"
     )
 

@@ -45,9 +45,17 @@ WAITING = f"""SELECT id, names, due, immediately FROM task
     AND place = ? AND state = 'pending' AND halted = '' ORDER BY due, id"""
 SECONDS = """SELECT seconds FROM batch WHERE place = ? AND seconds IS NOT NULL
     ORDER BY rowid DESC LIMIT 1"""
-BATCHES = """SELECT id FROM batch WHERE place = ? AND state = ?
-    AND mode NOT IN ('removed before', 'not in it') ORDER BY rowid"""
-SET_BATCH = 'UPDATE batch SET state = ? WHERE id = ?'
+# Who was removed before, or not there, may be there in a restored model.
+BATCHES = """SELECT id, head, mode IN ('removed before', 'not in it') AS stated
+    FROM batch WHERE place = ? AND state = ? AND (NOT stated OR EXISTS
+    (SELECT 1 FROM task JOIN request ON request.id = task.request
+    LEFT JOIN tombstone ON tombstone.request = task.request
+    WHERE task.batch = batch.id
+    AND coalesce(request.names, tombstone.names) IS NOT NULL))
+    ORDER BY rowid"""
+SUPERSEDE = "UPDATE batch SET state = 'superseded' WHERE id = ?"
+REPEAT = """UPDATE batch SET state = 'in_progress', mode = 'again'
+    WHERE id = ?"""
 PROMISED = 'UPDATE batch SET promise = ? WHERE id = ?'
 END_BATCH = """UPDATE batch SET state = 'done', head = ?, seconds = ?,
     mode = coalesce(nullif(?, ''), mode) WHERE id = ?"""

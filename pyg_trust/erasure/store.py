@@ -2,6 +2,8 @@
 
 Deleted and overwritten content is zeroed (``secure_delete``), the rollback
 journal is truncated after every change, and temporary tables stay in memory. A
+row that moves to another page leaves a copy of it behind, which sqlite counts
+as free and does not zero: so the file is written anew whenever names go. A
 write-ahead log keeps old content for an unknown time: it is refused. What a
 file system, a backup or a snapshot keeps of earlier content is outside of it.
 """
@@ -46,6 +48,12 @@ CREATE INDEX IF NOT EXISTS task_state ON task (state);
 CREATE INDEX IF NOT EXISTS task_batch ON task (batch);
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {_VERSION}"""
+# Names have gone, and the file is not written anew yet.
+_MARK = "INSERT OR IGNORE INTO setting VALUES ('erased', '')"
+_TRIGGERS = (
+    'AFTER UPDATE OF names ON request WHEN new.names IS NULL',
+    'AFTER DELETE ON tombstone',
+)
 
 
 class Store:
@@ -104,6 +112,11 @@ class Store:
             with self.change():
                 for statement in _SCHEMA.split(';'):
                     self.rows(statement)
+        for number, event in enumerate(_TRIGGERS):
+            self.rows(
+                f'CREATE TEMP TRIGGER erased_{number} {event} '
+                f'BEGIN {_MARK}; END'
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -135,12 +148,18 @@ class Store:
 
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:
-        """Commit all statements of a block to disk, or none."""
-        self.rows('BEGIN IMMEDIATE')
+        """Commit all statements of a block to disk, or none.
+
+        Afterwards no copy of names that have gone is in the file.
+        """
         try:
+            self.rows('BEGIN IMMEDIATE')
             yield
             self.rows('COMMIT')
         except BaseException:
             if self._database.in_transaction:
                 self.rows('ROLLBACK')
             raise
+        if self.one("SELECT 1 FROM setting WHERE name = 'erased'"):
+            self.rows('VACUUM')
+            self.rows("DELETE FROM setting WHERE name = 'erased'")

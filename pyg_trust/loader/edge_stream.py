@@ -165,12 +165,14 @@ class EdgeStream:
         return (v, u) if u > v and not self.directed else (u, v)
 
     def _update(self, batch: TemporalData) -> Update:
-        events, skipped = self._read(batch)
-        self.num_skipped += skipped
+        events = self._read(batch)
         last, was = self._last, dict[tuple[int, int], bool]()
         for t, pair, removed in events:
             self._now = t
             self._expire(was)
+            if pair is None:
+                self.num_skipped += 1
+                continue
             was.setdefault(pair, pair in last)
             if removed:
                 last.pop(pair, None)
@@ -187,10 +189,10 @@ class EdgeStream:
         return Update(edges=edges, remove=remove, directed=self.directed)
 
     def _expire(self, was: dict[tuple[int, int], bool]) -> None:
-        least = -math.inf
-        if self.window is not None:
-            least = self._now - self.window
-        while self._events and self._events[0][0] <= least:
+        if self.window is None:
+            return
+        # Differences of integers are exact, at nanoseconds too.
+        while self._events and self._now - self._events[0][0] >= self.window:
             t, pair = self._events.popleft()
             if self._last.get(pair) == t:
                 was.setdefault(pair, True)
@@ -198,8 +200,8 @@ class EdgeStream:
 
     def _read(
         self, batch: TemporalData
-    ) -> tuple[list[tuple[float, tuple[int, int], bool]], int]:
-        # Refuse a batch before any of it is kept.
+    ) -> list[tuple[float, tuple[int, int] | None, bool]]:
+        # Refuse a batch before any of it is kept. Skipped events have no pair.
         if getattr(batch, 'msg', None) is not None and not self.ignore_msg:
             raise ValueError(
                 "'loader' has messages, and edges have no features here: "
@@ -218,7 +220,8 @@ class EdgeStream:
         if away is None:
             away = torch.zeros_like(src, dtype=torch.bool)
         check_tensor('removed', away, torch.bool, (src.numel(),))
-        found, skipped, now = [], 0, self._now
+        found: list[tuple[float, tuple[int, int] | None, bool]] = []
+        now = self._now
         parts = (part.tolist() for part in (t, src, dst, away))
         for k, (time, u, v, removed) in enumerate(zip(*parts, strict=True)):
             if time < now:
@@ -233,7 +236,7 @@ class EdgeStream:
                         f'the event at position {k} is of a node that was '
                         "removed: leave it out, or take on_removed='skip'"
                     )
-                skipped += 1
+                found.append((time, None, removed))
                 continue
             found.append((time, self._pair(u, v), removed))
-        return found, skipped
+        return found

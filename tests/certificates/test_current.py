@@ -355,6 +355,28 @@ def test_an_attack_of_more_flips_than_now_is_not_served():
     assert (held.renewed().status == close.status)[turned].all()
 
 
+def test_what_changes_in_place_is_not_served():
+    edges = ring(8)
+    threat = ThreatModel(CSRGraph.from_edge_index(edges, 8), local_budget=1)
+    H = torch.tensor([[3.0, 0]] * 8, dtype=torch.float64)
+    held = CurrentCertificate(H, None, threat)
+    assert (held.status == ROBUST).all()
+    H.copy_(H.flip(1))
+    assert (held.after(H, None, threat).status != ROBUST).all()
+    model = PPNP(torch.nn.Linear(2, 2), K=2, alpha=0.4).eval()
+    data = Data(x=H.float(), edge_index=edges, num_nodes=8)
+    held = CurrentCertificate(model, data, threat)
+    for change in (next(model.parameters()), data.x):
+        was = change.detach().clone()
+        with torch.no_grad():
+            change.neg_()
+        with pytest.raises(ValueError, match='in place'):
+            held.renewed()
+        with torch.no_grad():
+            change.copy_(was)
+    held.renewed()
+
+
 @pytest.fixture(scope='module')
 def smoothed():
     torch.manual_seed(0)
@@ -419,6 +441,26 @@ def test_smoothed_classes_of_another_model_or_graph_are_refused(smoothed):
         for name, value in change.items():
             now[name] = value
         with pytest.raises(ValueError, match="'now'"):
+            certified_after(found, model, data, now)
+
+
+@pytest.mark.parametrize('kind', ['edges', 'features'])
+def test_edges_that_a_set_would_hide_are_refused(kind):
+    torch.manual_seed(0)
+    x, edges = torch.randint(2, (12, 3)).float(), ring(12, 4)
+    data = Data(x=x, edge_index=edges, num_nodes=12)
+    if kind == 'features':
+        data.edge_weight = torch.rand(edges.size(1))
+    model = GCN(3, 4, 2, 2).eval()
+    noise = BitFlips(**{kind: (0.01, 0.3)})
+    found = certify(model, data, noise, num_samples=200)
+    certified_after(found, model, data, data.clone())
+    changes = [edges[:, 1:], torch.cat([edges, edges[:, :2]], 1)]
+    changes += [edges.flip(1)] * (kind == 'features')
+    for change in changes:
+        now = data.clone()
+        now.edge_index = change
+        with pytest.raises(ValueError, match='edge'):
             certified_after(found, model, data, now)
 
 

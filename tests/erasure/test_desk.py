@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import re
 import sqlite3
 import threading
 import time
@@ -418,6 +420,35 @@ def test_a_restored_model_forgets_again(tmp_path):
     assert len(desk.run()) == 1
 
 
+def test_backups_in_any_order_forget_again(tmp_path):
+    clock, policy = Clock(), Policy(max_share=1.0, backup_days=30)
+    fitted().save(tmp_path / 'scores.pt')
+    backups = []
+
+    def run():
+        model = NodeClassifier(lam=0.1, seed=0)
+        model.load(tmp_path / 'scores.pt')
+        backups.append((tmp_path / 'scores.pt').read_bytes())
+        desk = opened(tmp_path, model, clock, policy)
+        if len(backups) < 3:
+            # The second one was removed by hand.
+            if len(backups) == 2:
+                model.remove(nodes(6))
+                model.save(tmp_path / 'scores.pt')
+            desk.add(nodes(4 + len(backups)))
+        desk.run()
+        desk.close()
+        return model.nodes.tolist()
+
+    run()
+    run()
+    for which in (0, 1, 2, 0, 2, 1, 0):
+        left = run()
+        assert {5, 6}.isdisjoint(left)
+        (tmp_path / 'scores.pt').write_bytes(backups[which])
+    assert {5, 6}.isdisjoint(run())
+
+
 @pytest.mark.parametrize('which', [('desk.db',), ('desk.db', 'scores.pt')])
 def test_an_older_desk_loses_nothing_and_removes_nothing_twice(
     tmp_path, which
@@ -515,6 +546,7 @@ def test_bad_requests_change_nothing(tmp_path):
         ('future', {'received_time': '2026-03-10T12:00:01Z'}),
         ('with its zone', {'received_time': '2026-03-10T12:00:01'}),
         ('with its zone', {'received_time': 3}),
+        ('from 1970 on', {'received_time': '0026-03-10T12:00:00Z'}),
         ('regulation', {'regulation': 'lgpd'}),
         ('UUID', {'subject_request_id': 'anna@example.org'}),
     ):
@@ -650,6 +682,46 @@ def test_nothing_stays_in_the_file(tmp_path):
             held = all_bytes(tmp_path)
             for k in order[: count + 1]:
                 assert str(10**12 + 1000 * k).encode()[:-2] not in held
+
+
+@pytest.mark.parametrize('seed', [5, 10])
+def test_rows_that_move_leave_no_copy_behind(tmp_path, seed):
+    desk = opened(tmp_path)
+    desk.recipient('partner')
+    draw, numbers = random.Random(seed), []
+    for k in range(25):
+        first = 10**8 + 1000 * k
+        request = nodes(*range(first, first + draw.randint(1, 30)))
+        number = str(uuid.UUID(int=draw.getrandbits(128)))
+        desk.add(request, subject_request_id=number)
+        numbers.append(number)
+        # A row that grows moves to another page.
+        if len(numbers) > 3 and draw.random() < 0.5:
+            desk.hold(draw.choice(numbers), 'x' * draw.randint(1, 1000))
+    for number in numbers:
+        desk.cancel(number, 'y')
+    assert not re.findall(rb'1000\d{5}', all_bytes(tmp_path))
+    assert desk._sql("SELECT * FROM setting WHERE name = 'erased'") == []
+
+
+def test_an_interrupt_of_the_first_statement_keeps_nothing_open(
+    tmp_path, monkeypatch
+):
+    desk = opened(tmp_path)
+    desk.recipient('partner')
+    rows = type(desk._store).rows
+
+    def interrupted(self, query, *values):
+        rows(self, query, *values)
+        if query == 'BEGIN IMMEDIATE':
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(desk._store), 'rows', interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            desk.add(nodes(1))
+    desk.add(nodes(1))
+    assert desk.status().pending == 1
 
 
 def test_status_is_quick(tmp_path):

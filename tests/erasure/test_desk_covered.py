@@ -322,6 +322,30 @@ def test_every_field_of_evidence_that_is_forged_is_found_or_listed(tmp_path):
     assert forged <= ALONE, forged - ALONE
 
 
+@pytest.mark.parametrize(
+    ('words', 'change'),
+    [
+        ('nobody', {'tasks': []}),
+        (
+            'before it came',
+            {
+                'received_time': '2026-03-10T00:00:00-23:00',
+                'expected_completion_time': '2026-04-11T21:59:59Z',
+            },
+        ),
+    ],
+)
+def test_evidence_of_nobody_or_of_another_day_fails(tmp_path, words, change):
+    model = private()
+    desk = desk_of(tmp_path, model)
+    number = desk.add(nodes(7)).subject_request_id
+    desk.run()
+    path, lines = written(desk, tmp_path, number, model)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    found = check_erasure(path, lines if 'tasks' not in change else None)
+    assert [words in f.text for f in found if f.status == 'FAILS'] == [True]
+
+
 def test_a_mode_without_a_line_never_holds(tmp_path):
     model = private()
     desk = desk_of(tmp_path, model)

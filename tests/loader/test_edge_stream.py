@@ -69,6 +69,29 @@ def test_edges_are_there_as_long_as_their_events(directed, window, size):
     assert count == -(-60 // size)
 
 
+def test_windows_are_exact_at_nanoseconds():
+    times = 10**18 + torch.tensor([1, 4, 5])
+    ends = torch.tensor([0, 2, 2])
+    data = TemporalData(src=ends, dst=ends + 1, t=times)
+    stream = EdgeStream(TemporalDataLoader(data, batch_size=1), window=4)
+    removed = [update.to_dict().get('remove') for update in stream]
+    assert removed == [None, None, {'edges': [[0, 1]]}]
+
+
+def test_the_time_of_a_skipped_event_counts():
+    ends = torch.tensor([0, 7, 0])
+    data = TemporalData(src=ends, dst=ends + 1, t=torch.tensor([1, 9, 3]))
+    loader = TemporalDataLoader(data, batch_size=1)
+    stream = EdgeStream(loader, window=4, on_removed='skip')
+    stream.forget(torch.tensor([7]))
+    updates = iter(stream)
+    next(updates)
+    assert next(updates).to_dict() == {'remove': {'edges': [[0, 1]]}}
+    assert stream.num_skipped == 1
+    with pytest.raises(ValueError, match='do not fall'):
+        next(updates)
+
+
 @pytest.mark.parametrize('scale', [1, 10**17])
 def test_a_stream_goes_on_where_it_was_saved(scale):
     # Nanoseconds are more than doubles hold.
