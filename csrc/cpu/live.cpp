@@ -13,7 +13,6 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -21,7 +20,6 @@
 #include <numeric>
 #include <optional>
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
 #include "dispatch.h"
@@ -41,7 +39,6 @@ constexpr double kMagic = 6755399441055744.0;
 constexpr int64_t kMagicBits = std::bit_cast<int64_t>(kMagic);
 constexpr int64_t kHalf = int64_t{1} << 51;
 constexpr int64_t kAtOnce = 64;  // columns: work memory
-enum To { kAll, kHeavy, kLight };
 double power(int64_t degree, double e) {
   if (e == 0)
     return 1;
@@ -156,17 +153,25 @@ struct Live {
     sent(level, v, degree, to, 0, columns);
   }
 
-  // Adds what heavy senders of v send on level 0; `found` is work memory.
-  void add_heavy(int64_t v, int64_t* to, std::vector<int32_t>& found) const {
-    const int32_t* row = receiving().begin(v);
-    const int64_t count = receiving().length[v], zero = 0;
-    if (std::ssize(found) < count)
-      found.resize(count);
+  // The slots of heavy nodes in a row: how many are now in `found`.
+  int64_t heavy_in(const int32_t* row,
+                   const int32_t* end,
+                   std::vector<int32_t>& found) const {
+    if (std::ssize(found) < end - row)
+      found.resize(end - row);
     int64_t many = 0;
-    for (int64_t e = 0; e < count; ++e) {
-      found[many] = slot[row[e]];
+    for (; row < end; ++row) {
+      found[many] = slot[*row];
       many += found[many] >= 0;
     }
+    return many;
+  }
+
+  // Adds what heavy senders of v send on level 0; `found` is work memory.
+  void add_heavy(int64_t v, int64_t* to, std::vector<int32_t>& found) const {
+    const int64_t zero = 0;
+    const int64_t many =
+        heavy_in(receiving().begin(v), receiving().end(v), found);
     Pull<int64_t> pull{};
     pull.rows = {&zero, &many, found.data()};
     pull.in = held;
@@ -178,17 +183,15 @@ struct Live {
   }
 
   // Adds `sign` times a row to a level of the receivers in [low, high) of u, or
-  // of those that are heavy, or light.
+  // of those that are light.
   void send(int64_t level,
             int64_t u,
             const int64_t* what,
-            To which = kAll,
             bool minus = false,
+            bool light = false,
             int64_t low = 0,
             int64_t high = INT32_MAX) const {
-    const auto gets = [&](int64_t v) {
-      return which == kAll || (slot[v] >= 0) == (which == kHeavy);
-    };
+    const auto gets = [&](int64_t v) { return !light || slot[v] < 0; };
     const int32_t* end = sending().end(u);
     const int32_t* at = std::lower_bound(sending().begin(u), end, low);
     for (; at < end && *at < high; ++at) {
@@ -200,6 +203,22 @@ struct Live {
         subtract(sum(level, *at), what, columns);
       else
         add(sum(level, *at), what, columns);
+    }
+  }
+
+  // The same of S_0 and of those that are heavy.
+  void send_heavy(int64_t u,
+                  const int64_t* what,
+                  int64_t low,
+                  int64_t high) const {
+    std::vector<int32_t> found;
+    const int32_t* end = sending().end(u);
+    const int32_t* at = std::lower_bound(sending().begin(u), end, low);
+    const int64_t many = heavy_in(at, std::lower_bound(at, end, high), found);
+    for (int64_t k = 0; k < many; ++k) {
+      if (k + 6 < many)
+        fetch(sum(0, owner[found[k + 6]]), columns);
+      add(sum(0, owner[found[k]]), what, columns);
     }
   }
 
@@ -218,7 +237,7 @@ struct Live {
     std::vector<int32_t> found;
     sent(0, u, out.length[u], room.data());
     if (slot[u] >= 0) {
-      send(0, u, room.data(), kLight);
+      send(0, u, room.data(), false, true);
       forget_slot(u);
       add_heavy(u, others.data(), found);
       subtract(sum(0, u), others.data(), columns);
@@ -234,7 +253,7 @@ struct Live {
     slot[u] = static_cast<int32_t>(place - owner);
     owner[slot[u]] = static_cast<int32_t>(u);
     std::copy_n(room.data(), columns, held + slot[u] * columns);
-    send(0, u, room.data(), kLight, true);
+    send(0, u, room.data(), true, true);
   }
 
   // Sums of a level of the nodes in a list: kept, or times weight * r * 2^-f
@@ -247,7 +266,8 @@ struct Live {
     const Pool& rows = receiving();
     std::vector<char> named(names, count == names);
     for (int64_t k = 0; k < count && count < names; ++k)
-      for (const int32_t* at = rows.begin(list[k]); at < rows.end(list[k]); ++at)
+      for (const int32_t *at = rows.begin(list[k]), *end = rows.end(list[k]);
+           at < end; ++at)
         named[*at] = 1;
     // Not zeroed: it is as large as what is read.
     const int64_t wide = std::min(columns, kAtOnce);
@@ -311,7 +331,7 @@ struct Live {
       return [&](int64_t k) {
         for (int64_t s = 0; s < slots; ++s)
           if (owner[s] >= 0)
-            send(0, owner[s], held + s * columns, kLight, minus, k * task,
+            send(0, owner[s], held + s * columns, minus, true, k * task,
                  (k + 1) * task);
       };
     });
@@ -396,10 +416,13 @@ struct Live {
       parallel_tasks(tasks, work, [&] {
         return [&](int64_t k) {
           const int64_t low = k * wide, high = (k + 1) * wide;
-          for (size_t j = 0; j < senders.size(); ++j)
-            if (moved[j])
-              send(level, senders[j], &more[j * columns],
-                   slot[senders[j]] >= 0 ? kHeavy : kAll, false, low, high);
+          for (size_t j = 0; j < senders.size(); ++j) {
+            const int64_t u = senders[j], *what = &more[j * columns];
+            if (moved[j] && slot[u] >= 0)
+              send_heavy(u, what, low, high);
+            else if (moved[j])
+              send(level, u, what, false, false, low, high);
+          }
           for (const Arc& arc : arcs) {
             const int64_t u = along ? arc.row : arc.target;
             const int64_t v = along ? arc.target : arc.row;
@@ -488,7 +511,8 @@ int64_t live_rows(const State& state,
     const bool all = !list || some;
     const auto* nodes = list ? list->const_data_ptr<int64_t>() : nullptr;
     const int64_t count = all ? names : list->numel();
-    const std::unique_ptr<double[]> every(new double[some ? names * columns : 0]);
+    const int64_t size = some ? names * columns : 0;
+    const std::unique_ptr<double[]> every(new double[size]);
     auto* to = some ? every.get() : z.mutable_data_ptr<double>();
     // With all of them, the last level is read as a whole.
     const bool heavy = all && live.levels == 1;
@@ -503,7 +527,8 @@ int64_t live_rows(const State& state,
     constexpr int64_t task = 8;
     parallel_tasks((count + task - 1) / task, count * columns * 16, [&] {
       std::vector<int64_t> total(columns), part(columns);
-      return [&, total, part, found = std::vector<int32_t>()](int64_t k) mutable {
+      std::vector<int32_t> found;
+      return [&, total, part, found](int64_t k) mutable {
         for (int64_t j = k * task; j < std::min(count, (k + 1) * task); ++j) {
           const int64_t v = all ? j : nodes[j];
           double* row = to + j * columns;
