@@ -232,9 +232,11 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
   // All sums from graph and features.
   m.def("live_build(Tensor(a!)[] state) -> ()");
   // sum_i weights[i] P^i x of nodes (all names if none), in float64 [k, C].
+  // Returns -1, or the first place of a name that is not there: then nothing
+  // is written.
   m.def(
       "live_rows(Tensor(a!)[] state, Tensor weights, Tensor? list, "
-      "Tensor(b!) z) -> ()");
+      "Tensor(b!) z) -> int");
   // mark[v] = true, bool [names], for all receivers v of `nodes`, int64.
   m.def("live_mark(Tensor[] state, Tensor nodes, Tensor(a!) mark) -> ()");
   // Plays events (kind, u, v), int64 [3, k], of which nothing changes yet: the

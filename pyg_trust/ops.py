@@ -952,7 +952,12 @@ def live_rows(
     levels, size = state[9].size(0), weights.numel()
     if levels != max(size - 2, 0) or not size:
         raise ValueError(f"'weights' needs those of {levels + 1} levels")
-    _ops.live_rows.default(state, weights, nodes, z)
+    at = _ops.live_rows.default(state, weights, nodes, z)
+    if nodes is not None and at >= 0:
+        raise ValueError(
+            "'nodes' needs to have nodes that are there (got "
+            f'{int(nodes[at])}, which was removed)'
+        )
 
 
 @_op()
@@ -1350,7 +1355,7 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
     'live_edit': lambda a: torch.library.get_ctx().new_dynamic_size(),
     'live_mark': lambda a: None,
     'live_net': _netted,
-    'live_rows': lambda a: None,
+    'live_rows': lambda a: torch.library.get_ctx().new_dynamic_size(),
     'loss_change': lambda a: (
         torch.empty_like(a.W),
         a.W.new_empty(a.W.size(1)),

@@ -151,6 +151,7 @@ struct Kernels {
   // The rows [begin, end) of the list.
   void (*pull_float)(const Pull<float>&, int64_t begin, int64_t end);
   void (*pull_double)(const Pull<double>&, int64_t begin, int64_t end);
+  void (*pull_long)(const Pull<int64_t>&, int64_t begin, int64_t end);
   void (*find_places)(const Loops&, int64_t begin, int64_t end);
   // Values as they would be stored, widened again.
   void (*round_half)(float* values, int64_t count);

@@ -5,14 +5,14 @@
 // Addition of integers is associative: differences may be sent along edges in
 // any order, and the sums are those of a fresh start. S_0 .. S_{L-2} are kept.
 //
-// With L = 2, senders of many receivers ("heavy") are not in S_0: slot[u] is
-// the row of `held` with their q_0, which is added where a sum is read.
+// With L = 2, nodes of many receivers are "heavy": slot[u] is the row of `held`
+// with their q_0, which the sums of other nodes that are heavy have, and those
+// of light ones do not: there it is added where a sum is read.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -20,7 +20,6 @@
 #include <numeric>
 #include <optional>
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
 #include "dispatch.h"
@@ -78,30 +77,6 @@ void to_grid(const int64_t* in, double scale, int64_t count, int64_t* out) {
     const double value = std::bit_cast<double>(in[c] + kMagicBits) - kMagic;
     out[c] = std::bit_cast<int64_t>(scale * value + kMagic) - kMagicBits;
   }
-}
-
-// The same, as doubles. Returns the bits of kUnits plus a number that no result
-// is larger than; where that is not below 2^51, they are wrong.
-constexpr double kUnits = 4503599627370496.0;  // whose last bits are units
-template <typename scalar_t>
-uint64_t to_doubles(const scalar_t* in,
-                    double scale,
-                    int64_t count,
-                    double* out) {
-  uint64_t most = 0, wide = 0;
-  for (int64_t c = 0; c < count; ++c) {
-    double value;
-    if constexpr (std::is_same_v<scalar_t, int64_t>) {
-      wide |= static_cast<uint64_t>(in[c] + kHalf);
-      value = std::bit_cast<double>(in[c] + kMagicBits) - kMagic;
-    } else {
-      value = static_cast<double>(in[c]);
-    }
-    value *= scale;
-    most |= std::bit_cast<uint64_t>(std::fabs(value) + kUnits);
-    out[c] = (value + kMagic) - kMagic;
-  }
-  return wide >> 52 ? ~uint64_t{0} : most;
 }
 
 void add(int64_t* to, const int64_t* from, int64_t count) {
@@ -178,42 +153,72 @@ struct Live {
     sent(level, v, degree, to, 0, columns);
   }
 
-  // The same as doubles.
-  uint64_t sent_doubles(
-      int64_t level, int64_t v, double* to, int64_t first, int64_t count) const {
-    const int64_t degree = out.length[v];
-    const double s = power(degree, b);
-    if (level == 0)
-      return to_doubles(x + v * columns + first, s * grid, count, to);
-    return to_doubles(sum(level - 1, v) + first, power(degree, a) * s, count,
-                      to);
+  // The slots of heavy nodes in a row: how many are now in `found`.
+  int64_t heavy_in(const int32_t* row,
+                   const int32_t* end,
+                   std::vector<int32_t>& found) const {
+    if (std::ssize(found) < end - row)
+      found.resize(end - row);
+    int64_t many = 0;
+    for (; row < end; ++row) {
+      found[many] = slot[*row];
+      many += found[many] >= 0;
+    }
+    return many;
   }
 
-  // Adds what heavy senders of v send on level 0.
-  void add_heavy(int64_t v, int64_t* to) const {
-    const int32_t* row = receiving().begin(v);
-    const int64_t count = any_heavy ? receiving().length[v] : 0;
-    for (int64_t e = 0; e < count; ++e)
-      if (slot[row[e]] >= 0)
-        add(to, held + slot[row[e]] * columns, columns);
+  // Adds what heavy senders of v send on level 0; `found` is work memory.
+  void add_heavy(int64_t v, int64_t* to, std::vector<int32_t>& found) const {
+    const int64_t zero = 0;
+    const int64_t many =
+        heavy_in(receiving().begin(v), receiving().end(v), found);
+    Pull<int64_t> pull{};
+    pull.rows = {&zero, &many, found.data()};
+    pull.in = held;
+    pull.near = pull.add = true;
+    pull.columns = columns;
+    pull.z = to;
+    if (many)
+      kernels().pull_long(pull, 0, 1);
   }
 
-  // Adds `sign` times a row to a level of the receivers in [low, high) of u.
+  // Adds `sign` times a row to a level of the receivers in [low, high) of u, or
+  // of those that are light.
   void send(int64_t level,
             int64_t u,
             const int64_t* what,
             bool minus = false,
+            bool light = false,
             int64_t low = 0,
             int64_t high = INT32_MAX) const {
+    const auto gets = [&](int64_t v) { return !light || slot[v] < 0; };
     const int32_t* end = sending().end(u);
     const int32_t* at = std::lower_bound(sending().begin(u), end, low);
     for (; at < end && *at < high; ++at) {
-      if (at + 6 < end)
+      if (at + 6 < end && gets(at[6]))
         fetch(sum(level, at[6]), columns);
+      if (!gets(*at))
+        continue;
       if (minus)
         subtract(sum(level, *at), what, columns);
       else
         add(sum(level, *at), what, columns);
+    }
+  }
+
+  // The same of S_0 and of those that are heavy.
+  void send_heavy(int64_t u,
+                  const int64_t* what,
+                  int64_t low,
+                  int64_t high) const {
+    std::vector<int32_t> found;
+    const int32_t* end = sending().end(u);
+    const int32_t* at = std::lower_bound(sending().begin(u), end, low);
+    const int64_t many = heavy_in(at, std::lower_bound(at, end, high), found);
+    for (int64_t k = 0; k < many; ++k) {
+      if (k + 6 < many)
+        fetch(sum(0, owner[found[k + 6]]), columns);
+      add(sum(0, owner[found[k]]), what, columns);
     }
   }
 
@@ -223,15 +228,19 @@ struct Live {
     slot[u] = -1;
   }
 
-  // Takes u out of the sums, or back in, if that has become worth it.
-  void weigh(int64_t u, int64_t* room) const {
+  // Makes u heavy, or light again, if that has become worth it.
+  void weigh(int64_t u) const {
     const auto count = static_cast<double>(sending().length[u]);
     if (slot[u] >= 0 ? 2 * count > heavy : count <= heavy)
       return;
-    sent(0, u, out.length[u], room);
+    std::vector<int64_t> room(columns), others(columns);
+    std::vector<int32_t> found;
+    sent(0, u, out.length[u], room.data());
     if (slot[u] >= 0) {
-      send(0, u, room);
+      send(0, u, room.data(), false, true);
       forget_slot(u);
+      add_heavy(u, others.data(), found);
+      subtract(sum(0, u), others.data(), columns);
       return;
     }
     const int32_t* end = owner + slots;
@@ -240,15 +249,15 @@ struct Live {
       clock[kFull] = 1;  // it stays in the sums
       return;
     }
-    send(0, u, room, true);
+    add_heavy(u, sum(0, u), found);
     slot[u] = static_cast<int32_t>(place - owner);
     owner[slot[u]] = static_cast<int32_t>(u);
-    std::copy_n(room, columns, held + slot[u] * columns);
+    std::copy_n(room.data(), columns, held + slot[u] * columns);
+    send(0, u, room.data(), true, true);
   }
 
   // Sums of a level of the nodes in a list: kept, or times weight * r * 2^-f
-  // added to rows of z. Doubles hold integers up to 2^53: rows so short that no
-  // sum can be larger have those of doubles, in any order.
+  // added to rows of z.
   void whole(int64_t level,
              const int64_t* list,
              int64_t count,
@@ -256,19 +265,14 @@ struct Live {
              double weight) const {
     const Pool& rows = receiving();
     std::vector<char> named(names, count == names);
-    std::vector<double> scale(names, 1);
-    for (int64_t k = 0; k < count; ++k) {
-      const int64_t v = list[k];
-      if (z)
-        scale[v] = power(out.length[v], a) / grid;
-      for (const int32_t* at = rows.begin(v);
-           count < names && at < rows.end(v); ++at)
+    for (int64_t k = 0; k < count && count < names; ++k)
+      for (const int32_t *at = rows.begin(list[k]), *end = rows.end(list[k]);
+           at < end; ++at)
         named[*at] = 1;
-    }
     // Not zeroed: it is as large as what is read.
     const int64_t wide = std::min(columns, kAtOnce);
-    const std::unique_ptr<double[]> sent_rows(new double[names * wide]);
-    constexpr int64_t task = 256;
+    const std::unique_ptr<int64_t[]> sent_rows(new int64_t[names * wide]);
+    constexpr int64_t task = 64;
     const auto by_tasks = [&](int64_t size, const auto& run) {
       parallel_tasks((size + task - 1) / task, size * columns, [&] {
         return [&, run = run](int64_t k) mutable {
@@ -278,70 +282,32 @@ struct Live {
     };
     for (int64_t first = 0; first < columns; first += kAtOnce) {
       const int64_t some = std::min(kAtOnce, columns - first);
-      std::atomic<uint64_t> bits = 0;
-      const auto leaves_out = [&](int64_t v) {
-        // Heavy ones are in no sum that is kept.
-        return !named[v] || (!z && level == 0 && slot[v] >= 0);
-      };
       by_tasks(names, [&](int64_t begin, int64_t end) {
-        uint64_t most = 0;
         for (int64_t v = begin; v < end; ++v)
-          if (leaves_out(v))
-            std::fill_n(&sent_rows[v * some], named[v] ? some : 0, 0);
-          else
-            most |= sent_doubles(level, v, &sent_rows[v * some], first, some);
-        bits |= most;
+          // Heavy ones are in no sum that is kept.
+          if (named[v] && !z && level == 0 && slot[v] >= 0)
+            std::fill_n(&sent_rows[v * some], some, 0);
+          else if (named[v])
+            sent(level, v, out.length[v], &sent_rows[v * some], first, some);
       });
-      // Rows of more entries are summed as integers.
-      const auto largest = static_cast<int64_t>(
-          bits.load() - (bits ? std::bit_cast<uint64_t>(kUnits) : 0));
-      const bool fits = largest >= 0 && largest < kHalf;
-      const int64_t longest = fits ? 4 * kHalf / (largest + 1) : -1;
-      if (!fits)
-        by_tasks(names, [&, room = std::vector<int64_t>(some)](
-                            int64_t begin, int64_t end) mutable {
-          for (int64_t v = begin; v < end; ++v) {
-            if (leaves_out(v))
-              continue;
-            sent(level, v, out.length[v], room.data(), first, some);
-            for (int64_t c = 0; c < some; ++c)
-              sent_rows[v * some + c] = std::bit_cast<double>(room[c]);
-          }
-        });
-      by_tasks(count, [&, sums = std::vector<double>(task * some),
-                       total = std::vector<int64_t>(some)](
+      by_tasks(count, [&, sums = std::vector<int64_t>(task * some)](
                           int64_t begin, int64_t end) mutable {
-        Pull<double> pull{};
+        Pull<int64_t> pull{};
         pull.rows = {rows.start, rows.length, rows.col};
         pull.list = list + begin;
         pull.in = sent_rows.get();
         pull.columns = some;
-        pull.recv = scale.data();
         pull.z = sums.data();
-        pull.weight = 1;
-        if (fits)
-          kernels().pull_double(pull, 0, end - begin);
+        kernels().pull_long(pull, 0, end - begin);
         for (int64_t k = begin; k < end; ++k) {
-          const int64_t v = list[k];
-          double* row = &sums[(k - begin) * some];
-          const bool exact = rows.length[v] <= longest;
-          std::fill(total.begin(), total.end(), 0);
-          for (const int32_t* at = rows.begin(v); !exact && at < rows.end(v);
-               ++at) {
-            const double* from = &sent_rows[*at * some];
-            for (int64_t c = 0; c < some; ++c)
-              total[c] += fits ? static_cast<int64_t>(from[c])
-                               : std::bit_cast<int64_t>(from[c]);
-          }
-          for (int64_t c = 0; c < some; ++c) {
+          const int64_t v = list[k], *row = &sums[(k - begin) * some];
+          const double scale = z ? power(out.length[v], a) / grid : 1;
+          for (int64_t c = 0; c < some; ++c)
             if (z)
               z[k * columns + first + c] +=
-                  weight * (exact ? row[c]
-                                  : scale[v] * static_cast<double>(total[c]));
+                  weight * (scale * static_cast<double>(row[c]));
             else
-              sum(level, v)[first + c] =
-                  exact ? static_cast<int64_t>(row[c]) : total[c];
-          }
+              sum(level, v)[first + c] = row[c];
         }
       });
     }
@@ -352,6 +318,10 @@ struct Live {
     std::vector<int64_t> every(names);
     std::iota(every.begin(), every.end(), 0);
     whole(level, every.data(), names, z, weight);
+    std::vector<int32_t> found;
+    for (int64_t s = 0; s < slots && !z; ++s)
+      if (owner[s] >= 0)
+        add_heavy(owner[s], sum(0, owner[s]), found);
   }
 
   // Adds heavy senders to S_0 of all nodes, or takes them away.
@@ -361,7 +331,7 @@ struct Live {
       return [&](int64_t k) {
         for (int64_t s = 0; s < slots; ++s)
           if (owner[s] >= 0)
-            send(0, owner[s], held + s * columns, minus, k * task,
+            send(0, owner[s], held + s * columns, minus, true, k * task,
                  (k + 1) * task);
       };
     });
@@ -373,7 +343,7 @@ struct Live {
     std::fill_n(held, slots * columns, 0);
     int64_t next = 0;
     for (int64_t v = 0; levels == 1 && v < names && next < slots; ++v)
-      if (sending().length[v] > heavy) {
+      if (static_cast<double>(sending().length[v]) > heavy) {
         slot[v] = static_cast<int32_t>(next);
         owner[next] = static_cast<int32_t>(v);
         sent(0, v, out.length[v], held + next++ * columns);
@@ -402,17 +372,17 @@ struct Live {
         const int64_t u = senders[j];
         int64_t* row = &more[j * columns];
         sent(level, u, out.length[u], row);
-        if (level == 0 && slot[u] >= 0) {
+        if (slot[u] >= 0)
           std::copy_n(row, columns, held + slot[u] * columns);
-          moved[j] = 0;
-          continue;
-        }
         subtract(row, &old[j * columns], columns);
         moved[j] = std::any_of(row, row + columns, [](auto q) { return q; });
       }
       int64_t work = 0;
       for (size_t j = 0; j < senders.size(); ++j)
-        work += moved[j] ? sending().length[senders[j]] : 0;
+        if (moved[j]) {
+          const int64_t u = senders[j], count = sending().length[u];
+          work += slot[u] >= 0 ? std::min(count, slots) : count;
+        }
       if (work > names &&
           3 * work > std::accumulate(out.length, out.length + names,
                                      int64_t{0})) {
@@ -446,13 +416,17 @@ struct Live {
       parallel_tasks(tasks, work, [&] {
         return [&](int64_t k) {
           const int64_t low = k * wide, high = (k + 1) * wide;
-          for (size_t j = 0; j < senders.size(); ++j)
-            if (moved[j])
-              send(level, senders[j], &more[j * columns], false, low, high);
+          for (size_t j = 0; j < senders.size(); ++j) {
+            const int64_t u = senders[j], *what = &more[j * columns];
+            if (moved[j] && slot[u] >= 0)
+              send_heavy(u, what, low, high);
+            else if (moved[j])
+              send(level, u, what, false, false, low, high);
+          }
           for (const Arc& arc : arcs) {
             const int64_t u = along ? arc.row : arc.target;
             const int64_t v = along ? arc.target : arc.row;
-            if (v < low || v >= high || (level == 0 && slot[u] >= 0))
+            if (v < low || v >= high || (slot[u] >= 0 && slot[v] < 0))
               continue;
             const int64_t* row = &old[place(u) * columns];
             if (arc.sign > 0)
@@ -469,11 +443,8 @@ struct Live {
         moved.assign(senders.size(), 1);
       }
     }
-    if (levels == 1) {
-      std::vector<int64_t> room(columns);
-      for (const int64_t u : named)
-        weigh(u, room.data());
-    }
+    for (size_t j = 0; j < named.size() && levels == 1; ++j)
+      weigh(named[j]);
   }
 
   // z += weight * y_level of one node.
@@ -482,21 +453,22 @@ struct Live {
                  double weight,
                  int64_t* total,
                  int64_t* part,
+                 std::vector<int32_t>& found,
                  double* z) const {
     const Pool& rows = receiving();
     if (level <= levels) {
       std::copy_n(sum(level - 1, v), columns, total);
-      if (level == 1 && levels == 1)
-        add_heavy(v, total);
+      if (any_heavy && slot[v] < 0)
+        add_heavy(v, total, found);
     } else {
       std::fill_n(total, columns, 0);
       for (const int32_t* at = rows.begin(v); at < rows.end(v); ++at) {
         if (levels && at + 4 < rows.end(v))
           fetch(sum(levels - 1, at[4]), columns);
         const int64_t u = *at, degree = out.length[u];
-        if (levels == 1 && any_heavy) {
+        if (any_heavy && slot[u] < 0) {
           std::copy_n(sum(0, u), columns, part);
-          add_heavy(u, part);
+          add_heavy(u, part, found);
           to_grid(part, power(degree, a) * power(degree, b), columns, part);
         } else {
           sent(levels, u, degree, part);
@@ -518,20 +490,30 @@ void live_build(const State& state) {
   });
 }
 
-void live_rows(const State& state,
-               const Tensor& weights,
-               const std::optional<Tensor>& list,
-               const Tensor& z) {
+int64_t live_rows(const State& state,
+                  const Tensor& weights,
+                  const std::optional<Tensor>& list,
+                  const Tensor& z) {
+  const int64_t names = state[kClock].const_data_ptr<int64_t>()[kNames];
+  const bool* alive = state[kFlags].const_data_ptr<bool>();
+  for (int64_t k = 0; list && k < list->numel(); ++k) {
+    const int64_t v = list->const_data_ptr<int64_t>()[k];
+    if (v < 0 || v >= names || !alive[v])
+      return k;
+  }
   with_real(state[kFeatures], [&](auto zero) {
     using scalar_t = decltype(zero);
     const Live<scalar_t> live(state);
     const auto* w = weights.const_data_ptr<double>();
     const int64_t top = weights.numel() - 1, columns = live.columns;
-    // An empty list has no address: it is not all of them.
-    const bool all = !list;
-    const auto* nodes = all ? nullptr : list->const_data_ptr<int64_t>();
-    const int64_t count = list ? list->numel() : live.names;
-    auto* to = z.mutable_data_ptr<double>();
+    // With heavy nodes, many rows are read as all of them.
+    const bool some = list && live.any_heavy && 8 * list->numel() > names;
+    const bool all = !list || some;
+    const auto* nodes = list ? list->const_data_ptr<int64_t>() : nullptr;
+    const int64_t count = all ? names : list->numel();
+    const int64_t size = some ? names * columns : 0;
+    const std::unique_ptr<double[]> every(new double[size]);
+    auto* to = some ? every.get() : z.mutable_data_ptr<double>();
     // With all of them, the last level is read as a whole.
     const bool heavy = all && live.levels == 1;
     live.clock[kBroken] |= heavy;
@@ -545,7 +527,8 @@ void live_rows(const State& state,
     constexpr int64_t task = 8;
     parallel_tasks((count + task - 1) / task, count * columns * 16, [&] {
       std::vector<int64_t> total(columns), part(columns);
-      return [&, total, part](int64_t k) mutable {
+      std::vector<int32_t> found;
+      return [&, total, part, found](int64_t k) mutable {
         for (int64_t j = k * task; j < std::min(count, (k + 1) * task); ++j) {
           const int64_t v = all ? j : nodes[j];
           double* row = to + j * columns;
@@ -556,7 +539,7 @@ void live_rows(const State& state,
               continue;
             if (!whole) {
               live.level_row(level, v, w[level], total.data(), part.data(),
-                             row);
+                             found, row);
               continue;
             }
             const double scale = power(live.out.length[v], live.a) / live.grid;
@@ -577,7 +560,11 @@ void live_rows(const State& state,
       live.heavy_everywhere(true);
       live.clock[kBroken] = 0;
     }
+    for (int64_t k = 0; some && k < list->numel(); ++k)
+      std::copy_n(to + nodes[k] * columns, columns,
+                  z.mutable_data_ptr<double>() + k * columns);
   });
+  return -1;
 }
 
 void live_mark(const State& state, const Tensor& nodes, const Tensor& mark) {

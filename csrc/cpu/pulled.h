@@ -1,6 +1,8 @@
 // Rows of a pull, for the instruction set of the file that includes this.
 #pragma once
 
+#include <type_traits>
+
 #include "gather.h"
 #include "pull.h"
 
@@ -89,14 +91,17 @@ PYG_TRUST_INLINE void pull_columns(const Pull<scalar_t>& pull,
                                     start + pull.rows.length[v], sums);
     alignas(kCacheLine) scalar_t sum[width];
     std::memcpy(sum, sums, sizeof(sum));
-    const scalar_t recv = pull.recv[v];
+    // Sums of integers are taken as they are.
+    constexpr bool plain = std::is_integral_v<scalar_t>;
+    const scalar_t recv = plain ? 1 : pull.recv[v];
+    const scalar_t weight = plain ? 1 : pull.weight;
     for (int c = 0; c < width; ++c)
       sum[c] *= recv;
     if (pull.z != nullptr) {
       const int64_t place = pull.place == nullptr ? k : pull.place[k];
       scalar_t* z = pull.z + place * pull.columns + first;
       for (int c = 0; c < width; ++c)
-        z[c] = (pull.add ? z[c] : 0) + pull.weight * sum[c];
+        z[c] = (pull.add ? z[c] : 0) + weight * sum[c];
     }
     if (pull.out != nullptr) {
       const scalar_t send = pull.send[v];

@@ -524,11 +524,11 @@ inline void stay(uint64_t key,
                         step_all<float, float>, step_all<float, Float16>,    \
                         step_all<double, double>, wide_rows<float>,          \
                         wide_rows<double>, pull_all_columns<float>,          \
-                        pull_all_columns<double>, find_places,               \
-                        round_half,      gap_lengths,                        \
-                        stay,            loss_gradient,                      \
-                        magnitudes,      dot,                                \
-                        subtract,        turn,                               \
-                        reflect,         move,                               \
-                        advance_solution};                                   \
+                        pull_all_columns<double>, pull_all_columns<int64_t>, \
+                        find_places,     round_half,                         \
+                        gap_lengths,     stay,                               \
+                        loss_gradient,   magnitudes,                         \
+                        dot,             subtract,                           \
+                        turn,            reflect,                            \
+                        move,            advance_solution};                  \
   }

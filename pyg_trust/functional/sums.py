@@ -20,9 +20,11 @@ whatever the events, their batches, and the number of threads.
 
 **Work.** :math:`S_0, \ldots, S_{L-2}` are kept; the last level is computed
 when rows are read, so no row can be out of date. For :math:`L = 2` nodes with
-many receivers are *heavy*: they are in no sum, and are added where one is
-read. An edit changes a few rows of sums for each of the other nodes whose
-degree or features it changes. Which nodes are heavy changes no bit.
+many receivers are *heavy*: they are in the sums of each other alone, and are
+added to that of a *light* node where it is read. So an edit changes few rows
+of sums for each node whose degree or features it changes, and a row is read
+from the sums of its neighbours and the heavy neighbours of light ones. Which
+nodes are heavy changes no bit.
 
 **Error.** For :math:`R = \max_v p_v n_v`, :math:`n_v` the number of terms of
 :math:`S(v)`, an error of :math:`q_i` by :math:`e_i` units of the grid makes
@@ -56,13 +58,12 @@ from pyg_trust._checks import check_range
 from pyg_trust.functional.journal import Journal
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._building import own_loops, transposed, with_loops
 from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.ops import OpenRows
 
 BITS = 40
 BOUND = 16.0
-# Senders of more receivers are read, not summed.
-HEAVY = 256
 # Treat all rows as touched if more than this share of the entries is.
 WHOLE_ABOVE = 1 / 3
 
@@ -105,8 +106,10 @@ class Sums:
         bound (float): :math:`B`, of all features that will ever come.
             (default: :obj:`16.0`)
         bits (int): :math:`f`. (default: :obj:`40`)
-        heavy (float): from how many receivers on a node is heavy; changes no
-            bit. (default: :obj:`256`)
+        heavy (float or str): a node of more receivers is heavy; changes no
+            bit. :obj:`'auto'`: see :func:`heavy_above`, chosen again when all
+            sums are made and when the lists of neighbours need more memory.
+            (default: :obj:`'auto'`)
         directed (bool): whether an edge may go in one direction alone, if
             none does now. (default: :obj:`False`)
         gone (Tensor): int64: names that are there no more.
@@ -123,7 +126,7 @@ class Sums:
         *,
         bound: float = BOUND,
         bits: int = BITS,
-        heavy: float = HEAVY,
+        heavy: float | str = 'auto',
         directed: bool = False,
         gone: Tensor = _NONE,
     ) -> None:
@@ -135,28 +138,30 @@ class Sums:
             )
         self.measure, self.bound, self.bits = measure, bound, bits
         self.undirected = graph.is_undirected and not directed
-        n = graph.num_nodes
-        loops = graph.row[graph.row == graph.col]
-        flags = torch.zeros((2, n), dtype=torch.bool)
-        flags[0] = True
-        flags[1, loops] = True
+        n, listed = graph.num_nodes, (graph.rowptr, graph.col32)
+        flags = torch.ones((2, n), dtype=torch.bool)
         flags[0, gone] = False
+        flags[1] = own_loops(*listed)
         if measure.self_loops:
-            graph = _looped(graph, flags)
-        rows = _pooled(graph.rowptr, graph.col)
+            # Removed names have no loop.
+            has = flags[1] | ~flags[0]
+            listed = with_loops(*listed, has, False)[:2]
+        rows = _pooled(*listed)
         back = rows
         if not self.undirected:
-            other = graph.transpose()
-            back = _pooled(other.rowptr, other.col)
+            back = _pooled(*transposed(*listed, False)[:2])
         kept = max(measure.levels - 1, 0)
-        how = (measure.a, measure.b, 2.0**bits, heavy)
+        self._auto = heavy == 'auto'
+        limit = math.inf if self._auto else float(heavy)
+        how = (measure.a, measure.b, 2.0**bits, limit)
+        self._weights = torch.tensor(measure.weights, dtype=torch.float64)
         self._state = [
             *rows,
             *back,
             torch.tensor([n, 0, 0, 0]),
             flags,
             x.clone(memory_format=torch.contiguous_format),
-            torch.zeros((kept, n, x.size(1)), dtype=torch.int64),
+            torch.empty((kept, n, x.size(1)), dtype=torch.int64),
             torch.full((n,), -1, dtype=torch.int32),
             *self._slots(0, x.size(1)),
             torch.tensor(
@@ -320,13 +325,13 @@ class Sums:
             level (int): :math:`i`, at most :math:`L - 2`.
         """
         made = self._state[_SUMS][level, : self.num_nodes].clone()
-        owner, held = self._state[_OWNER], self._state[_HELD]
+        slots, owner, held = self._state[_SLOT : _HELD + 1]
         at = 0 if self.measure.along or self.undirected else _BACK
         (start, length, _), col = self._state[at : at + 2]
         for slot in (owner >= 0).nonzero().view(-1).tolist():
             node = owner[slot]
-            reach = col[start[node] : start[node] + length[node]]
-            made[reach.long()] += held[slot]
+            reach = col[start[node] : start[node] + length[node]].long()
+            made[reach[slots[reach] < 0]] += held[slot]
         return made
 
     def rows(self, nodes: Tensor | None = None) -> Tensor:
@@ -335,20 +340,21 @@ class Sums:
         Args:
             nodes (Tensor, optional): int64; all names by default.
                 (default: :obj:`None`)
+
+        Raises:
+            ValueError: on a node that is not there.
         """
         self.mend()
-        # With heavy nodes, many rows are read as all of them.
-        dense = nodes is not None and 8 * nodes.numel() > self.num_nodes
-        dense &= bool((self._state[_OWNER] >= 0).any())
-        count = self.num_nodes
-        if nodes is not None and not dense:
-            count = nodes.numel()
-        z = torch.empty((count, self.num_columns), dtype=torch.float64)
-        weights = torch.tensor(self.measure.weights, dtype=torch.float64)
-        ops.live_rows(self._state, weights, None if dense else nodes, z)
-        if dense:
-            z = z[nodes]
-        return z.to(self._state[_X].dtype)
+        x, read = (
+            self._state[_X],
+            None if nodes is None else nodes.contiguous(),
+        )
+        count = self.num_nodes if read is None else read.numel()
+        z = torch.empty((count, x.size(1)), dtype=torch.float64)
+        given = self._state, self._weights, read, z
+        if torch.ops.pyg_trust.live_rows.default(*given) >= 0:
+            ops.live_rows(*given)  # which says what is wrong
+        return z.to(x.dtype)
 
     # Edits ##################################################################
 
@@ -449,15 +455,24 @@ class Sums:
         if lack:
             self._widen(lack)
             ops.live_edit(self._state, *args)
+            self._limit()
 
     def _build(self) -> None:
-        state = self._state
         heavy = 0
         if self.measure.levels == 2:
-            at = 0 if self.measure.along or self.undirected else _BACK
-            heavy = int((state[at][1] > float(state[_HOW][3])).sum())
+            self._limit()
+            limit = float(self._state[_HOW][3])
+            heavy = int((self.sending.length > limit).sum())
         self._slots_to(heavy)
         ops.live_build(self._state)
+
+    def _limit(self) -> None:
+        # A node that is heavy by the old limit may stay so.
+        if self._auto and self.measure.levels == 2:
+            limit = math.inf  # an edge changes no more than two rows of sums
+            if self.measure.b > 0:
+                limit = heavy_above(self.sending.length)
+            self._state[_HOW][3] = limit
 
     # Memory #################################################################
 
@@ -581,12 +596,43 @@ def check_measure(measure: Measure) -> None:
         )
 
 
-def _looped(graph: CSRGraph, flags: Tensor) -> CSRGraph:
-    # Removed names have no loop either.
-    edges = graph.to_edge_index()[0]
-    more = (flags[0] & ~flags[1]).nonzero().view(-1)
-    edges = torch.cat([edges, more.expand(2, -1)], dim=1)
-    return CSRGraph.from_edge_index(edges, graph.num_nodes)
+def heavy_above(length: Tensor, reads: float = 1.0) -> float:
+    r"""Choose from how many receivers on a node should be heavy.
+
+    The power of two :math:`H` that minimises the rows of sums that an event
+    changes and :obj:`reads` times those that a row of :math:`z` is read from,
+    as both are expected of a random graph of these degrees, in which a node of
+    :math:`d` has :math:`h_d = \min(d p, m)` heavy neighbours, :math:`m` nodes
+    being heavy, with a share :math:`p` of all ends of edges. For each end of
+    an edge that comes (ends are uniform) or goes (edges are) an event changes
+    :math:`d` rows if the node is light, else :math:`h_d` and its own; a row is
+    read from one for each neighbour, and :math:`h_d` more where that is light.
+
+    Args:
+        length (Tensor): int64, ``[num_nodes]``: the number of receivers of
+            each node.
+        reads (float): rows read for each event. (default: :obj:`1.0`)
+
+    Returns:
+        float: :math:`H`, the largest of equal cost; from the largest degree
+        on no node is heavy.
+    """
+    count = length.bincount(minlength=1).double()
+    degree = torch.arange(count.numel(), dtype=torch.float64)
+    nodes = count / count.sum().clamp(min=1)
+    ends = degree * count
+    ends /= ends.sum().clamp(min=1)
+
+    def cost(limit: float) -> float:
+        heavy = degree > limit
+        met = (degree * ends[heavy].sum()).clamp(max=float(count[heavy].sum()))
+        rows = (1 + met).where(heavy, degree)
+        changed = ((nodes + ends) * rows).sum()
+        other = (ends * met)[~heavy].sum()
+        return float(changed + reads * (degree * nodes).sum() * (1 + other))
+
+    most = max(count.numel().bit_length(), 3)
+    return min((2.0**k for k in range(most, 2, -1)), key=cost)
 
 
 def _pooled(rowptr: Tensor, col: Tensor) -> list[Tensor]:
@@ -599,7 +645,7 @@ def _pooled(rowptr: Tensor, col: Tensor) -> list[Tensor]:
     ends = pointer(room)
     start, size = ends[:-1], int(ends[-1])
     pool = torch.full((size + size // 8 + 64,), -1, dtype=torch.int32)
-    pool[ranges(start, length)] = col.int()
+    pool[ranges(start, length)] = col
     free = torch.full((41,), -1)
     free[40] = size
     return [torch.stack([start, length, room]), pool, free]

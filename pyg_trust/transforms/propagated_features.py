@@ -253,9 +253,15 @@ class PropagatedFeatures(EditedInPlace):
         Raises:
             ValueError: on a node that was removed.
         """
+        exact = isinstance(self._live, Sums)
         if nodes is None:
             return self._live.rows()
-        return self._live.rows(self._there('nodes', nodes))
+        if exact and getattr(nodes, 'dtype', None) is torch.int64:
+            # The sums themselves find those that are not there.
+            check_tensor('nodes', nodes, torch.int64, ('num',))
+        else:
+            nodes = self._there('nodes', nodes)
+        return self._live.rows(nodes)
 
     @editing
     def insert_edges(self, edge_index: Tensor) -> int:

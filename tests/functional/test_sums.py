@@ -13,7 +13,7 @@ import torch
 
 from pyg_trust import ops
 from pyg_trust.functional import Measure, sgc, single_target
-from pyg_trust.functional.sums import Step, Sums
+from pyg_trust.functional.sums import Step, Sums, heavy_above
 from pyg_trust.graph import CSRGraph
 from pyg_trust.kernel import removal
 from pyg_trust.transforms import PropagatedFeatures
@@ -265,7 +265,7 @@ def test_a_hundred_thousand_events_leave_the_bits_of_a_fresh_start(
     edges = torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)
     x = torch.randn((n, 3), generator=_random(), dtype=dtype)
     graph = CSRGraph.from_edge_index(edges, n)
-    states = [Sums(graph, x, measure, heavy=h) for h in (2, 16, 10**6)]
+    states = [Sums(graph, x, measure, heavy=h) for h in (2, 'auto', 10**6)]
     full = os.environ.get('FULL_TEST') and name == 'sgc'
     count = 10**6 if full and dtype == torch.float32 else 10**5
     for seed, state in enumerate(states):
@@ -323,13 +323,64 @@ def test_more_heavy_nodes_than_slots_stay_in_the_sums():
     assert int((state._state[10] >= 0).sum()) > 1
 
 
+def test_heavy_nodes_are_in_the_sums_of_each_other_alone():
+    world = World(12, 2, seed=8)
+    state = world.state(sgc(2), heavy=3)
+    for _ in range(60):
+        state.play([world.event()])
+    sums, slots = state._state[9][0], state._state[10]
+    for v in range(state.num_nodes):
+        start, length, _ = state._state[0][:, v].tolist()
+        senders = state._state[1][start : start + length]
+        slot = slots[senders.long()]
+        missing = state._state[12][slot[slot >= 0].long()].sum(0)
+        missing *= int(slots[v]) < 0
+        assert torch.equal(sums[v] + missing, state.level(0)[v])
+    assert 2 <= int((slots >= 0).sum()) < world.names
+
+
+@pytest.mark.parametrize('reads', [0.0, 1.0, 30.0])
+def test_heavy_above_costs_least_by_hand(reads):
+    degrees = [1] * 500 + [9] * 60 + [20] * 40 + [70] * 9 + [300] * 3 + [500]
+    ends, n = sum(degrees), len(degrees)
+
+    def cost(limit):
+        heavy = [d for d in degrees if d > limit]
+        total = 0.0
+        for d in degrees:
+            met = min(d * sum(heavy) / ends, len(heavy))
+            total += (1 / n + d / ends) * (met + 1 if d > limit else d)
+            total += reads * d / n * (1 + met * (d <= limit))
+        return total
+
+    costs = {2.0**k: cost(2**k) for k in range(3, 10)}
+    found = heavy_above(torch.tensor(degrees), reads)
+    least = min(costs.values())
+    assert found == max(h for h in costs if costs[h] <= least + 1e-9)
+
+
+def test_the_limit_follows_the_graph_and_the_measure():
+    state = star(400)
+    before = float(state._state[13][3])
+    assert before == heavy_above(state.degree) < 400
+    ring = torch.arange(399).repeat(50)
+    next_ = (ring + torch.arange(1, 51).repeat_interleave(399)) % 399
+    state.play([Step(edges=1 + torch.stack([ring, next_]))])
+    assert float(state._state[13][3]) == heavy_above(state.degree) != before
+    # An edge is two rows of sums for b = 0, whatever is heavy.
+    graph = CSRGraph.from_edge_index(state.edge_index(), 400)
+    walk = Sums(graph, state.x, Measure(1, 0, (0.0, 0.0, 1.0)))
+    assert float(walk._state[13][3]) == float('inf')
+
+
+@pytest.mark.parametrize('heavy', [8, 10**6])
 @pytest.mark.parametrize('threads', [1, 2, 4])
-def test_threads_make_the_same_sums(threads):
+def test_threads_make_the_same_sums(threads, heavy):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         n, columns = 3000, 64
-        state = star(n, columns, heavy=10**6)
+        state = star(n, columns, heavy=heavy)
         random = torch.Generator().manual_seed(5)
         edges = torch.randint(1, n, (2, 9000), generator=random)
         edges = edges[:, edges[0] < edges[1]].unique(dim=1)
@@ -337,7 +388,9 @@ def test_threads_make_the_same_sums(threads):
         state.play([Step(edges=edges)])
         state.play([Step(cut=edges[:, ::2])])
         held = state.level(0)
-        assert torch.equal(state.rows(), state.rows(torch.arange(n)))
+        rows = state.rows()
+        assert torch.equal(rows, state.rows(torch.arange(n)))
+        assert torch.equal(rows[::99], state.rows(torch.arange(n)[::99]))
         state._build()
         assert torch.equal(state.level(0), held)
     finally:

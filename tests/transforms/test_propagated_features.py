@@ -187,6 +187,10 @@ def test_what_does_not_fit_is_refused():
     edge = features.graph.to_edge_index()[0][:, :1]
     for call, message in (
         (lambda: features.rows(torch.tensor([7])), '7, which was removed'),
+        (lambda: features.rows(torch.arange(50)), '7, which was removed'),
+        (lambda: features.rows(torch.arange(49, 51)), r'in \[0, 50\)'),
+        (lambda: features.rows(torch.tensor([-1])), r'in \[0, 50\)'),
+        (lambda: features.rows(torch.tensor([[1]])), 'the shape'),
         (lambda: features.insert_edges(edge), 'is there already'),
         (lambda: features.insert_edges(torch.tensor([[7], [1]])), 'node 7'),
         (lambda: features.remove_edges(torch.tensor([[7], [1]])), 'edge 7'),
