@@ -94,15 +94,19 @@ def _epsilons(
         )
 
 
-def check_proof(each: Stated, arrays: dict[str, Any]) -> Checks:
-    """Prove a removal's residual from the remaining data."""
-    if each.procedure != NODES:
-        yield UNKNOWN, 'data: they are of a node classifier'
+def check_proof(each: Stated, arrays: dict[str, Any], lists: bool) -> Checks:
+    """Prove a removal's residual from the remaining data, or its shift."""
+    kind = COVERED if lists else NODES
+    claimed = {**each.values, 'data': each.data, 'model': each.model}
+    if each.procedure != kind:
+        yield UNKNOWN, f'data: they are of a {kind}'
+        return
+    if lists:
+        yield from kernel.compare_covered(arrays, claimed)
         return
     lam, std = (number(k, each.values[k]) for k in ('lam', 'release_std'))
     scale = std * lam * count('num_train', each.values['num_train'], 1)
     paid = _history(each, scale)[-1]
-    claimed = {**each.values, 'data': each.data, 'model': each.model}
     yield from kernel.compare(arrays, claimed, paid)
 
 
@@ -152,6 +156,9 @@ def check_ledger(each: Stated, chain: Chain, budget: Any) -> Checks:
         f'made from: {alike}',
     )
     yield from _amounts(each, paid[:end], budget)
+    before = ['', *(line['data'] for line in chain.bodies)][end - 1]
+    if each.values.get('before', before) != before:
+        yield FAILS, 'ledger: the line before it seals other lists'
 
 
 def _amounts(each: Stated, paid: list[float], budget: float) -> Checks:
