@@ -1,7 +1,9 @@
 """Removals that the noise of a release covers."""
 
+import copy
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -604,6 +606,75 @@ def test_rows_that_few_steps_draw_are_covered_for_less():
     every, some = (trained_engine(rows_loader(m)) for m in (12, 3))
     asked = RemovalRequest(features=[0, 7])
     assert some.covers(asked, 1e-5) < every.covers(asked, 1e-5) / 2
+
+
+def training(loader, **options):
+    """An engine, and the parts of its training."""
+    engine, net = PrivacyEngine(**options), GCN(2, 4, 1, 2)
+    parts = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=8.0,
+        max_grad_norm=1.0,
+    )
+    return engine, *parts
+
+
+def taken(net, optimizer, batch):
+    """Take the step of a batch."""
+    out = net(batch.x, batch.edge_index)[: batch.batch_size]
+    cross_entropy(out, batch.y[: batch.batch_size]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_loader_that_holds_what_was_erased_is_refused(tmp_path):
+    asked, ledger = RemovalRequest(features=[3]), tmp_path / 'ledger'
+    plain = rows_loader(steps=5)
+    shallow = copy.copy(plain)
+    engine, net, optimizer, batches = training(plain, ledger=ledger)
+    batches = iter(batches)
+    taken(net, optimizer, next(batches))
+    # Neither a question nor what is refused erases anything.
+    known = engine.covers(asked, 1e-5, only_ask=True)
+    with pytest.raises(ValueError, match='features alone'):
+        engine.covers(RemovalRequest(nodes=[1]), 1e-5)
+    with pytest.raises(TypeError, match="'only_ask'"):
+        engine.covers(asked, 1e-5, only_ask=1)
+    taken(net, optimizer, next(batches))
+    waits = next(batches)
+    assert engine.covers(asked, 1e-5) > known
+    lines = ledger.read_bytes()
+    weights = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(ValueError, match='new loader of the data that remain'):
+        taken(net, optimizer, waits)
+    for private in (batches, engine._training.loader):
+        with pytest.raises((ValueError, StopIteration, RuntimeError)):
+            next(iter(private))
+    assert engine.steps == 2
+    assert ledger.read_bytes() == lines
+    assert all(map(torch.equal, weights, net.parameters()))
+    assert engine.report(1e-5).steps == 2
+    # Copies and pickles say so to other engines and other processes.
+    for other in (
+        copy.copy(plain),
+        shallow,
+        copy.deepcopy(plain),
+        pickle.loads(pickle.dumps(plain)),
+    ):
+        with pytest.raises(ValueError, match="'data_loader'"):
+            training(other, ledger=ledger)
+        with pytest.raises(ValueError, match="'data_loader' holds what"):
+            other.batch_sampler.index(0)
+    # And the way on.
+    engine.close()
+    left = plain.data.clone()
+    left.x[3] = 0
+    left = DisjointWalkLoader(left, 12, walk_length=0, num_steps=5, seed=None)
+    again, net, optimizer, batches = training(left, ledger=ledger)
+    taken(net, optimizer, next(iter(batches)))
+    assert again.steps == 3
 
 
 def test_weights_cover_nothing_else():
