@@ -208,6 +208,7 @@ entry(
     Row('nodes', {'request': RemovalRequest(nodes=[0])}, "'request'"),
     Row('no delta', {'delta': None}, "'delta'"),
     request=instance(),
+    only_ask=values(1, None, 'yes'),
 )
 
 # The transform ###############################################################

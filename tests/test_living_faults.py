@@ -86,11 +86,8 @@ FAULTS = [
     ),
     (
         '18 a record for a person',
-        'privacy.coverage:Coverage._of_nodes',
-        (
-            'return math.ceil(4 * moved * _UP) / 4',
-            'return float(nodes.numel())',
-        ),
+        'kernel.removal:covered',
+        ('moved = node_shift(ends[:, sums], gone, most, grid)', 'pass'),
         f'{COVERED}::test_a_node_is_covered_at_the_epsilon_of_all_that_it_'
         'moves',
     ),

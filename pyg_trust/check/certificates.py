@@ -212,12 +212,8 @@ def _changes(
     ):
         zeros, ones = row[4 + 2 * number : 6 + 2 * number]
         added, deleted = budget if name == kind else (0, 0)
-        p, m = float(plus), float(minus)
-        if not (p >= 0 and m >= 0 and p + m < 1):
-            raise ValueError(
-                f"'flips' needs to hold noise (got {plus, minus})"
-            )
-        parts.append((min(added, zeros), min(deleted, ones), p, m))
+        cells = min(added, zeros), min(deleted, ones)
+        parts.append((*cells, float(plus), float(minus)))
     if kind not in values['flips']:
         raise ValueError(f'there is no noise on the {kind}')
     return tuple(parts)

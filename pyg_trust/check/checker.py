@@ -84,7 +84,8 @@ def check_report(
             (``Data.to_dict()``), or a dictionary of these by the names that
             requests use, or a list of these by position; or what
             ``save_for_check()`` of a node classifier wrote, an ``.npz``, of
-            which the residual is proved. (default: :obj:`None`)
+            which the residual is proved; or the ``proof`` of a removal that
+            noise covers, of which the shift is. (default: :obj:`None`)
         witness (str or Path, optional): of the proof of an exact certificate,
             as ``report.proof.save()`` wrote it, or a list of these: each
             proves the certificate that names its digest.
@@ -93,12 +94,6 @@ def check_report(
     Raises:
         ValueError: if a file is not what it should be.
     """
-    handed = {
-        'ledger': ledger,
-        'model': model,
-        'data': data,
-        'witness': witness,
-    }
     files = witness if isinstance(witness, list | tuple) else [witness]
     named = {'path': path, 'ledger': ledger, 'model': model, 'data': data}
     for name, file in [*named.items(), *(('witness', x) for x in files)]:
@@ -107,6 +102,7 @@ def check_report(
             raise TypeError(
                 f'{name!r} needs to be a path (got {type(file).__name__})'
             )
+    handed = {**named, 'witness': witness}
     version, stated = read_report(path)
     findings = [Finding(HOLDS, f'the report is of layout {version}')]
     for number_, each in enumerate(stated, 1):
@@ -118,8 +114,8 @@ def check_report(
         ]
         verdicts += [
             (UNKNOWN, f'{name}: it was not handed in (--{name})')
-            for name, named in _named(each).items()
-            if named and handed[name] is None
+            for name, is_named in _named(each).items()
+            if is_named and handed[name] is None
         ]
         findings += _findings(number_, each, verdicts)
     readers: dict[str, tuple[Any, Any]] = {
@@ -424,7 +420,9 @@ def _check_model(each: Stated, digest: str) -> Checks:
 
 def _read_data(path: str | Path) -> dict[str, Mapping[str, Any]]:
     if Path(path).suffix == '.npz':
-        return {'0': remaining(read_arrays(path))}
+        arrays = read_arrays(path)
+        lists = 'receivers' in arrays
+        return {'0': {'lists': arrays} if lists else remaining(arrays)}
     loaded = load(path)
     if isinstance(loaded, Mapping) and 'edge_index' in loaded:
         loaded = [loaded]
@@ -453,7 +451,15 @@ def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Checks:
         )
     if each.kind != 'removal' or 'request' not in each.values:
         return
-    request = requests(each.values)
+    graph, request = graphs.get('0', {}), requests(each.values)
+    if proof := graph.get('lists', graph.get('proof')):
+        yield from removals.check_proof(each, proof, 'lists' in graph)
+    elif each.procedure == removals.NODES:
+        yield UNKNOWN, f'{RESIDUAL}: the data are without weights'
+    elif each.procedure == removals.COVERED:
+        yield UNKNOWN, 'shift: the file has no lists of the release'
+    if 'lists' in graph:
+        return
     missing = [
         name
         for name, part in request.items()
@@ -466,11 +472,6 @@ def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Checks:
         for name, part in request.items()
         for text in _still_there(name, part, graphs.get(str(name)))
     ]
-    proof = graphs.get('0', {}).get('proof')
-    if proof is not None:
-        yield from removals.check_proof(each, proof)
-    elif each.procedure == removals.NODES:
-        yield UNKNOWN, f'{RESIDUAL}: the data are without weights'
     if proof is None and any('labels' in part for part in request.values()):
         yield UNKNOWN, 'data: whether a label is used in training'
     if any('changed_' in name for part in request.values() for name in part):

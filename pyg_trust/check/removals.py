@@ -93,13 +93,17 @@ def _epsilons(
         )
 
 
-def check_proof(each: Stated, arrays: dict[str, Any]) -> Checks:
-    """Prove a removal's residual from the remaining data."""
-    if each.procedure != NODES:
-        yield UNKNOWN, 'data: they are of a node classifier'
+def check_proof(each: Stated, arrays: dict[str, Any], lists: bool) -> Checks:
+    """Prove a removal's residual from the remaining data, or its shift."""
+    kind = COVERED if lists else NODES
+    claimed = {**each.values, 'data': each.data, 'model': each.model}
+    if each.procedure != kind:
+        yield UNKNOWN, f'data: they are of a {kind}'
+        return
+    if lists:
+        yield from kernel.compare_covered(arrays, claimed)
         return
     paid = _shifts(each)[1][-1]
-    claimed = {**each.values, 'data': each.data, 'model': each.model}
     yield from kernel.compare(arrays, claimed, paid)
 
 
@@ -148,6 +152,9 @@ def check_ledger(each: Stated, chain: Chain, budget: Any) -> Checks:
         'ledger: up to this removal it has the lines that the report was '
         f'made from: {alike}',
     )
+    before = ['', *(line['data'] for line in chain.bodies)][end - 1]
+    if each.values.get('before', before) != before:
+        yield FAILS, 'ledger: the line before it seals other lists'
     if each.values.get('history') is None:
         return
     # By the budget that the report claims: no line seals the ledger's.

@@ -13,7 +13,7 @@ import zipfile
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +57,8 @@ def load(path: str | Path) -> Any:
         ValueError: if the file is none, is damaged, or holds anything else.
     """
     try:
-        with open(path, 'rb') as file:
-            return _opened(file)
+        with zipfile.ZipFile(path) as archive:
+            return _read(archive)
     except FileNotFoundError:
         raise
     except (
@@ -70,11 +70,6 @@ def load(path: str | Path) -> Any:
             f'no file of torch.save, or damaged ({type(error).__name__}: '
             f'{first})'
         ) from None
-
-
-def _opened(file: BinaryIO) -> Any:
-    with zipfile.ZipFile(file) as archive:
-        return _read(archive)
 
 
 def _read(archive: zipfile.ZipFile) -> Any:

@@ -37,8 +37,6 @@ that the ones before have left, as :math:`1 - ab \le (1 - a) + (1 - b)`.
 (attained where messages agree), and one edge by :math:`\sqrt 2`.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -49,6 +47,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel import removal
 
 
 @validated
@@ -85,19 +84,11 @@ def node_shift(
     gone[nodes] = True
     if int(gone.sum()) != nodes.numel():
         raise ValueError("'nodes' needs to name each node once")
-    (source, target), _ = graph.to_edge_index()
-    source, target = source.cpu(), target.cpu()
+    ends = graph.to_edge_index()[0].cpu().numpy()
     if receivers is not None:
         check_tensor('receivers', receivers, torch.bool, (n,))
-        kept = receivers.cpu()[target]
-        source, target = source[kept], target[kept]
-    before = source.bincount(minlength=n).double()
-    left = source[~gone[target]].bincount(minlength=n).double()
-    cut = ~gone & (left < before) & (left > 0)
-    before, left = before[cut], left[cut]
-    weights = [(max_degree / d).sqrt().clamp(max=1) for d in (before, left)]
-    moved = left.sqrt() * (weights[1] - weights[0])
-    return nodes.numel() * math.sqrt(max_degree) + math.fsum(moved.tolist())
+        ends = ends[:, receivers.cpu().numpy()[ends[1]]]
+    return float(removal.node_shift(ends, gone.numpy(), int(max_degree)))
 
 
 @validated
@@ -115,5 +106,4 @@ def edge_shift(edges: Tensor, directed: bool = False) -> float:
     """
     check_tensor('edges', edges, torch.int64, (2, 'num_edges'))
     rows = edges[1] if directed else edges.reshape(-1)
-    entering = rows.unique(return_counts=True)[1].double()
-    return float(entering.square().sum().sqrt())
+    return float(removal.edge_shift(rows.cpu().numpy()))

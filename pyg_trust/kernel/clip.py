@@ -130,37 +130,6 @@ def factors(
     return np.where(most < HUGE * HUGE, c * (1 - 2.0**-40), 0.0)
 
 
-def rows(
-    gamma: Floats, a: Floats, c: Floats, norm: float
-) -> tuple[Floats, Floats]:
-    r"""Compute the integers :math:`\alpha_r` and :math:`a'_r`, as floats.
-
-    Args:
-        gamma (ndarray): ``[num_rows, out]``.
-        a (ndarray): ``[num_rows, in]``.
-        c (ndarray): ``[num_rows]``, the factor of the unit of each row.
-        norm (float): :math:`C`.
-    """
-    scale = scales(np.abs(a).max(1, initial=0.0))
-    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
-    alpha = np.rint(gamma * (c * (scale / grid(norm)))[:, None])
-    return alpha, np.rint(a * inverse[:, None])
-
-
-def block_sum(alpha: Floats, inner: Floats) -> Integers:
-    r"""Compute the integers :math:`\sum_r \alpha_r a'^\top_r` exactly.
-
-    Args:
-        alpha (ndarray): ``[num_rows, out]``, integers up to :math:`2^{22}`.
-        inner (ndarray): ``[num_rows, in]``, integers up to :math:`2^{22}`.
-    """
-    total = np.zeros((alpha.shape[1], inner.shape[1]), dtype=np.int64)
-    for first in range(0, len(alpha), BLOCK):
-        one = alpha[first : first + BLOCK]
-        total += (one.T @ inner[first : first + BLOCK]).astype(np.int64)
-    return total
-
-
 def truncated(gradient: Floats, c: float, norm: float) -> Integers:
     r"""Scale a gradient and round it toward zero to units of :math:`g'`."""
     return np.trunc(gradient * (c / grid(norm))).astype(np.int64)

@@ -79,7 +79,7 @@ _MARKED = {
     'exact removal by shards': 'shards stages',
     'exact removal from a recommender': '',
     'removal covered by privacy': 'epsilon delta* target_epsilon budget mu '
-    'history seeded',
+    'history seeded units shift mu_units mu_shift',
     'robustness certificate': 'targets num_robust num_broken num_unknown '
     'scenario undirected global_budget* alpha* K* normalization* self_loops* '
     'tolerance* model*',
@@ -391,8 +391,7 @@ def _removed(
     yield from _one_of('noise', v['noise'], ('output', 'objective'))
     if v['noise'] != 'output':
         return
-    std = number('release_std', v['release_std'], above=0.0)
-    lam = number('lam', v['lam'], above=0.0)
+    std, lam = (number(k, v[k], above=0.0) for k in ('release_std', 'lam'))
     of = 'num_train' if of_nodes else 'num_graphs'
     n = count(of, v[of], 1)
     bound, most = amount('bound', v['bound']), amount('budget', v['budget'])
@@ -424,6 +423,8 @@ def _shards(v: Fields, arguments: Fields, history: Fields) -> Texts:
 def _covered(v: Fields, arguments: Fields, history: Fields) -> Texts:
     yield from _is('seeded', v['seeded'], False)
     yield from _one_of('relation', v['relation'], RELATIONS)
+    moved = v['units'] * v['mu_units'], v['shift'] * v['mu_shift']
+    yield from _same('mu', v['mu'], math.hypot(*moved))
     ends = v['history'][:1] + v['history'][-1:]
     if ends != [0.0, v['mu']] or not v['units'] or not v['mu'] > 0:
         yield 'history: it goes from nothing to mu, of units'

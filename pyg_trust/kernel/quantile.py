@@ -40,12 +40,7 @@ _BITS = 32
 
 
 def candidates(low: float, high: float) -> np.ndarray:
-    """Return the public answers: even steps of the logarithm, ends included.
-
-    Args:
-        low (float): the least, positive.
-        high (float): the greatest.
-    """
+    """Return the public answers: even steps of the logarithm, both ends."""
     return np.geomspace(low, high, CANDIDATES)
 
 

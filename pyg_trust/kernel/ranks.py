@@ -190,14 +190,7 @@ def prove(
 
 
 def read(arrays: Mapping[str, np.ndarray]) -> scipy.sparse.csr_array:
-    """Return the graph of a witness.
-
-    Args:
-        arrays (dict): as :func:`prove` takes them.
-
-    Raises:
-        ValueError: if it is no witness.
-    """
+    """Return the graph of a witness; raise ValueError if it is none."""
     if set(arrays) != set(ARRAYS) or any(
         (x.ndim, x.dtype.str[1:]) != ARRAYS[name] for name, x in arrays.items()
     ):
@@ -241,13 +234,7 @@ def read(arrays: Mapping[str, np.ndarray]) -> scipy.sparse.csr_array:
 def judge(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Any], most: float
 ) -> Iterator[tuple[str, str]]:
-    """Prove the fields of a certificate: yield a status and a text for each.
-
-    Args:
-        arrays (dict): as :func:`prove` takes them.
-        values (dict): the fields by name.
-        most (float): the work to be done.
-    """
+    """Prove the fields of a certificate: yield a status and a text each."""
     proved, lost = prove(arrays, most)
     sure = proved.all() and values['num_lost'] <= lost.sum()
     text = f'{proved.sum()} of {proved.size} ranks are proved, and that '
@@ -261,12 +248,7 @@ def judge(
 def differences(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]
 ) -> Iterator[str]:
-    """List the fields of a certificate that differ from its witness.
-
-    Args:
-        arrays (dict): as :func:`read` has accepted them.
-        values (dict): the fields by name.
-    """
+    """List the fields of a certificate that differ from its witness."""
     ranks, counts = np.unique(arrays['worst'], return_counts=True)
     for name, found in (
         ('num_users', len(arrays['users'])),
@@ -283,11 +265,7 @@ def differences(
 
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    """List the contradictions between a certificate's fields.
-
-    Args:
-        values (dict): the fields by name.
-    """
+    """List the contradictions between a certificate's fields."""
     k, ranks = values['k'], values['ranks']
     names = ('num_kept', 'num_lost', 'num_unknown')
     kept, lost, unknown = (values[name] for name in names)

@@ -123,11 +123,8 @@ def check_sum(size: float, std: float, name: str = 'std') -> None:
 def fits_float(size: float, std: float) -> bool:
     """Test whether float64 adds these integers exactly.
 
-    By public numbers alone, so that the way of a sum tells nothing.
-
-    Args:
-        size (float): a public bound of the sizes that are added up.
-        std (float): standard deviation of the noise.
+    By the public numbers of :func:`check_sum` alone, so that the way of a sum
+    tells nothing.
     """
     return size / grid(std) < 2**53 / 2
 
@@ -144,12 +141,7 @@ def truncated(x: np.ndarray, std: float) -> np.ndarray:
 
 
 def rounded(x: np.ndarray, std: float) -> np.ndarray:
-    """Return numbers on the grid, to the nearest, as float64 integers.
-
-    Args:
-        x (ndarray): float64, finite.
-        std (float): standard deviation of the noise.
-    """
+    """Return numbers on the grid as :func:`truncated` does, to the nearest."""
     made = x / grid(std)
     return np.rint(made, out=made)
 

@@ -72,7 +72,9 @@ that are many deviations away.
 import hashlib
 import hmac
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +110,15 @@ ARRAYS: dict[str, tuple[str, int]] = {
     'salts': ('uint8', 2),
     **dict.fromkeys(('x', 'W', 'released'), ('float64', 2)),
 }
+# The same of the lists of a release, before a removal that its noise covers.
+COVERED: dict[str, tuple[str, int]] = {
+    **{'rowptr': ('int64', 1), 'col': ('int64', 1), 'receivers': ('bool', 1)},
+    **{'salts': ('uint8', 2), 'units': ('int64', 0), 'shift': ('float64', 0)},
+    'grid': ('float64', 0),
+}
+# The relation that covers what a request names.
+KINDS = {'nodes': 'node', 'features': 'feature', 'labels': 'feature'}
+KINDS |= {'edges': 'edge', 'directed_edges': 'edge'}
 RESIDUAL = 'that the residual is within its bound'
 # Products that a check computes at most; and how seldom noise is farther.
 MOST_WORK, LEAST_CHANCE = 10**12, 1e-9
@@ -154,10 +165,8 @@ class Features(NamedTuple):
 
 
 def gamma(k: float) -> float:
-    r"""Bound :math:`\gamma_k (1 + 2 \gamma_k)` from above, maybe by infinity.
-
-    With :math:`k u \le .001` it is at most :math:`1.001 \cdot 1.0021\, k u`.
-    """
+    r"""Bound :math:`\gamma_k (1 + 2 \gamma_k)` from above, or by infinity."""
+    # With k u <= .001 it is at most 1.001 * 1.0021 k u.
     return 1.01 * k * UNIT if k * UNIT <= 0.001 else math.inf
 
 
@@ -320,10 +329,12 @@ def together(shifts: list[float]) -> float:
     return math.hypot(*shifts) * (1 + 2.0**-50) if shifts else 0.0
 
 
-def checked(arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse arrays that do not make a proof."""
-    for name in {*arrays, *ARRAYS}:
-        array, wanted = arrays.get(name), ARRAYS.get(name)
+def check_kinds(
+    arrays: Mapping[str, np.ndarray], kinds: Mapping[str, tuple[str, int]]
+) -> None:
+    """Refuse arrays of other names, dtypes or dimensions, or not finite."""
+    for name in {*arrays, *kinds}:
+        array, wanted = arrays.get(name), kinds.get(name)
         if array is None or wanted is None:
             raise ValueError(
                 f'the array {name!r} is missing, or no part of it'
@@ -333,6 +344,11 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
             raise ValueError(f'the array {name!r} is of another kind')
         if kind == 'float64' and not np.isfinite(array).all():
             raise ValueError(f'the array {name!r} is not finite')
+
+
+def checked(arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuse arrays that do not make a proof."""
+    check_kinds(arrays, ARRAYS)
     count, classes = len(arrays['x']), len(arrays['classes'])
     rowptr, col, labels = (arrays[k] for k in ('rowptr', 'col', 'labels'))
     single = classes == 2 and arrays['head'] != 'softmax'
@@ -467,9 +483,6 @@ def compare(
             ``'setting'``, ``'lam'``, ``'release_std'``, ``'seeded'``,
             ``'num_train'`` and ``'bound'``.
         paid (float): the shift that is paid for.
-
-    Returns:
-        iterator: a status and a text for everything that was looked at.
     """
     for name, what, digest in (
         ('data', 'graph and release', sealed(arrays)),
@@ -512,4 +525,106 @@ def compare(
         f'training nodes; the release is shifted by at most {m:.6g}, '
         f'{paid:.6g} is paid for, if these are the weights that the noise was '
         'added to',
+    )
+
+
+# Removals that noise covers ##################################################
+
+
+def root(x: Fraction | int, above: bool = True) -> Fraction:
+    """Bound a square root from above or below, to 2^-80."""
+    num, den = x.as_integer_ratio()
+    return Fraction(math.isqrt((num << 160) // den) + above, 1 << 80)
+
+
+def node_shift(
+    ends: np.ndarray, gone: np.ndarray, most: int, grid: float = 0.0
+) -> Fraction:
+    r"""Bound :math:`\kappa` from above (``functional.forgetting`` proves it).
+
+    Args:
+        ends (ndarray): int64, ``[2, num_entries]``: of lists, who they name.
+        gone (ndarray): bool, ``[num_nodes]``: :math:`K`.
+        most (int): :math:`D`.
+        grid (float): how far truncation moves a row: those that are left of
+            a list are truncated anew. (default: :obj:`0.0`)
+    """
+    lists, n = np.bincount(ends[0], minlength=len(gone)), len(gone)
+    left = np.bincount(ends[0, ~gone[ends[1]]], minlength=n)
+    cut = ~gone & (left < lists) & (left > 0)
+    pairs = Counter(zip(lists[cut].tolist(), left[cut].tolist(), strict=True))
+    total = int(gone.sum()) * root(most)
+    for (d, k), count in pairs.items():
+        # The root of k times the weight of a row: as it is now, as it was.
+        now, then = root(min(k, most)), Fraction(k * min(d, most), d)
+        total += count * (now - root(then, False) + Fraction(grid) * root(k))
+    return total
+
+
+def edge_shift(rows: np.ndarray) -> Fraction:
+    r"""Bound :math:`\sqrt{\sum_r j_r^2}` of the rows that messages enter."""
+    return root(sum(j * j for j in np.bincount(rows).tolist()))
+
+
+def covered(
+    arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]
+) -> tuple[int, Fraction, list[np.ndarray]]:
+    """Return units and shift of a request, and the lists that it leaves."""
+    (part,), relation = about['request'].values(), about['relation']
+    n, degree = len(arrays['receivers']), np.diff(arrays['rowptr'])
+    ends = np.stack([np.repeat(np.arange(n), degree), arrays['col']])
+    if {KINDS[k] for k in part} != {relation.removesuffix('_incident')}:
+        raise ValueError('the request is of another relation')
+    nodes = {v for k in part if relation != 'edge' for v in part[k]}
+    both = [e for u, v in part.get('edges', ()) for e in ((u, v), (v, u))]
+    arcs = [u * n + v for u, v in [*both, *part.get('directed_edges', ())]]
+    gone = np.isin(np.arange(n), [*nodes])
+    cut = np.isin(ends[0] * n + ends[1], arcs)
+    units, grid = len(nodes), arrays['grid'].item()
+    moved, most = units + 2 * Fraction(grid), about['max_degree'] or 1
+    if relation == 'edge':
+        pairs = {*map(frozenset, both)}
+        units = int(cut.sum()) if about['directed'] else len(pairs)
+        moved = edge_shift(ends[1, cut])
+    elif relation == 'node_incident':
+        each = (root(max(d, most)) for d in degree[gone].tolist())
+        moved = sum(each, Fraction(0))
+    elif relation == 'node':
+        sums = arrays['receivers'][ends[1]]
+        moved = node_shift(ends[:, sums], gone, most, grid)
+    if relation != 'feature':
+        cut |= gone[ends].any(0)
+    degree = np.bincount(ends[0, ~cut], minlength=n)
+    rowptr = np.cumsum([0, *degree.tolist()])
+    return units, moved, [rowptr, arrays['col'][~cut]]
+
+
+def compare_covered(
+    arrays: Mapping[str, np.ndarray], claimed: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Compare a removal that noise covers with the lists before it."""
+    check_kinds(arrays, COVERED)
+    lists, n = [arrays['rowptr'], arrays['col']], len(arrays['receivers'])
+    before, shift, grid = (
+        arrays[k].item() for k in ('units', 'shift', 'grid')
+    )
+    inside = ((lists[1] >= 0) & (lists[1] < n)).all()
+    sound = divides(lists[0], n, len(lists[1])) and inside
+    if not sound or arrays['salts'].shape != (2, 32) or min(shift, grid) < 0:
+        raise ValueError('its numbers are out of range')
+    units, moved, left = covered(arrays, claimed)
+    after = claimed['units'], claimed['shift']
+    seals = ('before', *lists, before, shift), ('data', *left, *after)
+    for salt, (name, *parts) in zip(arrays['salts'], seals, strict=True):
+        made = hmac.digest(salt, fingerprint(*parts).encode(), 'sha256').hex()
+        alike = made == claimed[name]
+        yield (
+            HOLDS if alike else FAILS,
+            f'{name}: the lists are {"" if alike else "not "}those it seals',
+        )
+    units, most = units + before, Fraction(shift) + moved
+    yield (
+        HOLDS if units <= after[0] and most <= after[1] else FAILS,
+        f'shift: {units} units move sums by at most {float(most):.6g}, if '
+        f'these rows hold them; {after[1]:.6g} is claimed of {after[0]}',
     )

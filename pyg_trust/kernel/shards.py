@@ -13,11 +13,11 @@ training.
 .. math::
     \text{seen}(i, r) = \{ \text{items at home in } (i, t), \; t \le r \}
 
-and on nothing else. Let :math:`G` be what a request removes (:func:`gone`: a
-node goes with its features and edges), and :math:`f(i)` the least stage of the
-items of :math:`G` at home in shard :math:`i`, infinite if there is none
-(:func:`again`). Then for every :math:`r < f(i)` the stage sees the same set
-before and after, and for :math:`r \ge f(i)` it does not.
+and on nothing else. Let :math:`G` be what a request removes (a node goes with
+its features and edges), and :math:`f(i)` the least stage of the items of
+:math:`G` at home in shard :math:`i`, infinite if there is none. Then for every
+:math:`r < f(i)` the stage sees the same set before and after, and for :math:`r
+\ge f(i)` it does not.
 
 *Proof.* :math:`\text{seen}` is a union over items of what one item alone
 decides. An item of :math:`G` is in :math:`\text{seen}(i, r)` if and only if
@@ -25,18 +25,18 @@ its home is :math:`(i, t)` with :math:`t \le r`; such a :math:`t` exists if and
 only if :math:`f(i) \le r`.
 
 **Updates.** What comes goes when the update is undone; what gets another home
-or content goes and comes. So with the least stage of both, each at home on
-its side (:func:`again`), statement and proof hold for any update.
+or content goes and comes. So with the least stage of both, each at home on its
+side, statement and proof hold for any update.
 
 **Exactness.** Let training be a function of a shard's items, its number and
 its stages, and :math:`s, t` those of :func:`divided`: functions of a key and
-of the node's *own* name. Then what :func:`again` names trained again on what
-remains, and all else left as it is, equals training from scratch on what
-remains. *Proof.* The division is one function of the name, whoever else comes
-or goes. So every stage has seen what it would see from scratch: those below
-:math:`f(i)` by the statement, the others because they were trained on it. By
-induction it holds after any sequence. With a division that was made by looking
-at the data, the same holds *given the division*.
+of the node's *own* name. Then to train the stages from :math:`f(i)` on again
+on what remains, and to leave all else as it is, equals training from scratch
+on what remains. *Proof.* The division is one function of the name, whoever
+else comes or goes. So every stage has seen what it would see from scratch:
+those below :math:`f(i)` by the statement, the others because they were trained
+on it. By induction it holds after any sequence. With a division that was made
+by looking at the data, the same holds *given the division*.
 
 That training is a function of these is not proved here: the claim says how it
 was checked (shards trained from scratch and compared bit by bit).
@@ -117,53 +117,6 @@ def home(item: Item, division: Division) -> tuple[int, int] | None:
         return None
     stage = max(division.stage[int(v)] for v in item[1:])
     return division.shard[int(item[1])], stage
-
-
-def gone(items: Iterable[Item], request: Mapping[str, Iterable]) -> set[Item]:
-    """Return the items that a request removes.
-
-    Args:
-        items (set): the items of the graph before.
-        request (dict): ``'nodes'`` and ``'features'`` by name, ``'edges'``
-            (both directions) and ``'directed_edges'`` by pairs.
-
-    Raises:
-        ValueError: if something is named that is not there.
-    """
-    nodes = set(request.get('nodes', ()))
-    named: set[Item] = {('node', v) for v in nodes}
-    named |= {('features', v) for v in request.get('features', ())}
-    arcs = {('edge', u, v) for u, v in request.get('directed_edges', ())}
-    items = set(items)
-    for u, v in request.get('edges', ()):
-        here = {('edge', u, v), ('edge', v, u)} & items
-        arcs |= here or {('edge', u, v)}
-    if not named | arcs <= items:
-        raise ValueError("'request' names items that are not there")
-    return named | arcs | {e for e in items if nodes & set(e[1:])}
-
-
-def again(removed: Iterable[Item], division: Division) -> dict[int, int]:
-    """Return the first stage to train again, by shard: :math:`f`."""
-    first: dict[int, int] = {}
-    for item in removed:
-        place = home(item, division)
-        if place is not None:
-            shard, stage = place
-            first[shard] = min(stage, first.get(shard, stage))
-    return first
-
-
-def seen(
-    items: Iterable[Item], division: Division, shard: int, stage: int
-) -> frozenset[Item]:
-    """Return the items that a stage of a shard is trained on."""
-    homes = ((item, home(item, division)) for item in items)
-    return frozenset(
-        item
-        for item, at in homes
-        if at is not None and at[0] == shard and at[1] <= stage
-    )
 
 
 def strangers(

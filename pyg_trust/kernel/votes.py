@@ -38,6 +38,8 @@ from fractions import Fraction
 
 from scipy.special import betaincinv
 
+from .intervals import up
+
 Number = Fraction | float
 # Additions and deletions of a kind of bits, and the probabilities that a 0
 # becomes 1 and that a 1 becomes 0.
@@ -48,11 +50,6 @@ BITS = 160
 PI = Fraction(3141592653589793239, 10**18)
 # Bounds in floats are off by less.
 SURE = Fraction(1, 2**38)
-
-
-def up(a: int, b: int) -> int:
-    """Return the quotient, rounded up."""
-    return -(-a // b)
 
 
 # Counts to bounds ###########################################################

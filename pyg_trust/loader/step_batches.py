@@ -48,6 +48,9 @@ class StepBatches(Sampler[list[int]]):
             unit. (default: :obj:`None`)
     """
 
+    #: Whether something in it was erased: copies and pickles say so, too.
+    erased = False
+
     def __init__(
         self,
         batch_size: int,
@@ -72,6 +75,20 @@ class StepBatches(Sampler[list[int]]):
         self.choose: Choice | None = None
         self._kept: dict[int, Tensor] = {}
 
+    def check_present(self) -> None:
+        """Refuse to draw where something was erased.
+
+        Raises:
+            ValueError: if an engine has said how its weights cover it.
+        """
+        if self.erased:
+            raise ValueError(
+                "'data_loader' holds what covers() was asked to erase: delete "
+                'it, make a new loader of the data that remain, and give it '
+                'to make_private of a new engine (and the ledger, if there is '
+                'one, after close() of the old one); weights stay as they are'
+            )
+
     @validated
     def forget(self, steps: Natural) -> None:
         """Drop the kept draws of the first steps, which were spent."""
@@ -89,7 +106,11 @@ class StepBatches(Sampler[list[int]]):
         """Draw the units of a step: int64, ``[batch_size]``.
 
         By coins, there are as many as there are.
+
+        Raises:
+            ValueError: as :meth:`check_present`.
         """
+        self.check_present()
         count = self.count(step)
         size = self.batch_size if self.rate is None else self.rate(step)
         if self.choose is not None:

@@ -550,12 +550,11 @@ class PrivateNodeClassifier(PrivateFit):
         rows = self._released[0]
         return rows.any(1), grid * math.sqrt(rows.size(1))
 
-    def _mu_of(self, units: int, shift: float) -> float:
+    def _mu_of(self) -> tuple[float, float]:
         # A blank record is half as far as any other.
         near = 2 if self.relation.form == 'replace' else 1
-        encoder, _, head = (units * mu / near for mu in self.mus)
-        sums = math.sqrt(self.hops) * shift / self.noise_stds[0]
-        return math.hypot(encoder, sums, head)
+        trained = math.hypot(self.mus[0], self.mus[2]) / near
+        return trained, math.sqrt(self.hops) / self.noise_stds[0]
 
     def _erase(self, nodes: Tensor, graph: CSRGraph) -> tuple[str, ...]:
         if not nodes.numel():

@@ -75,6 +75,7 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     check_types(module)
     if loader.batch_sampler.choose is not None:
         raise ValueError("'data_loader' is private already")
+    loader.batch_sampler.check_present()
     check_rows(loader)
 
 

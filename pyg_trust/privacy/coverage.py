@@ -1,6 +1,7 @@
 """Forgetting by private models: what noise covers, and what has to go."""
 
 import hmac
+import io
 import math
 import secrets
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -17,12 +19,13 @@ from pyg_trust._checks import check_instance, validated
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, editing, synchronized
-from pyg_trust.functional.forgetting import edge_shift, node_shift
+from pyg_trust.functional.forgetting import node_shift
 from pyg_trust.functional.private_accounting import (
     gaussian_epsilon,
     gaussian_mu_for,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel.removal import covered
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, Report, provenance
@@ -50,7 +53,13 @@ class CoverageReport(Report):
         units (int): the nodes or edges that were removed since the release.
         shift (float): how far these move sums of messages of norm 1, at most;
             of nodes in quarters, rounded up.
-        mu (float): :math:`\mu` of all of these.
+        mu (float): :math:`\mu` of all of these: the root of the sum of the
+            squares of :obj:`mu_units` and :obj:`mu_shift` times units and
+            shift.
+        mu_units (float): :math:`\mu` of one unit in what was trained.
+        mu_shift (float): :math:`\mu` of a shift of 1 in the sums.
+        directed (bool): whether edges are arcs.
+        max_degree (int, optional): :math:`D`.
         budget (float): the largest :math:`\mu` allowed.
         epsilon (float): :math:`\epsilon` of all of these.
         delta (float): :math:`\delta`.
@@ -60,6 +69,7 @@ class CoverageReport(Report):
         history (tuple): :math:`\mu` after every line of the ledger.
         deleted (tuple): the data of the removed items that was deleted.
         data (str): a salted digest of the edges that remain.
+        before (str): the same of those before this removal.
         ledger_head (str): a digest of all lines of the ledger.
         provenance (dict): versions and arguments.
     """
@@ -70,6 +80,10 @@ class CoverageReport(Report):
     units: int
     shift: float
     mu: float
+    mu_units: float
+    mu_shift: float
+    directed: bool
+    max_degree: int | None
     budget: float
     epsilon: float
     delta: float
@@ -78,6 +92,7 @@ class CoverageReport(Report):
     history: tuple[float, ...]
     deleted: tuple[str, ...]
     data: str
+    before: str
     ledger_head: str
     provenance: dict[str, Any]
 
@@ -132,12 +147,14 @@ class Seal(NamedTuple):
 
 
 class _Change(NamedTuple):
-    # The graph that remains, who goes, and all units since the release.
+    # The graph that remains, who goes, all units since the release, and from
+    # what they follow.
     graph: CSRGraph
     nodes: Tensor
     units: int
     shift: float
     mu: float
+    arrays: dict[str, np.ndarray]
 
 
 class Coverage:
@@ -168,8 +185,8 @@ class Coverage:
             raise RuntimeError('fit data first: there is nothing to forget')
         return self._lines
 
-    def _mu_of(self, units: int, shift: float) -> float:
-        # The mu of all releases of a fit, for the units and the shift.
+    def _mu_of(self) -> tuple[float, float]:
+        # The mu of a unit in what was trained, and of a shift of 1 in sums.
         raise NotImplementedError
 
     def _receiving(self) -> tuple[Tensor | None, float]:
@@ -241,7 +258,12 @@ class Coverage:
     @editing
     @validated
     def remove(
-        self, request: RemovalRequest, data: Data, *, reference: str = ''
+        self,
+        request: RemovalRequest,
+        data: Data,
+        *,
+        reference: str = '',
+        proof: str | Path | None = None,
     ) -> CoverageReport:
         r"""Forget what the noise covers: delete rows, and leave the weights.
 
@@ -257,6 +279,10 @@ class Coverage:
                 same, as today's lists are others.
             reference (str): 32 hexadecimal digits that name the batch of the
                 request, for the line of the ledger. (default: :obj:`''`)
+            proof (str or Path, optional): a file (``.npz``) from which
+                ``python -m pyg_trust check --data`` recomputes the shift. It
+                holds all edges of the release, also those of who goes: hand
+                it to an auditor, and delete it. (default: :obj:`None`)
 
         Raises:
             ValueError: if the release does not cover this, the noise came
@@ -273,11 +299,19 @@ class Coverage:
         lines.record('step', change.mu, named, seal.digest, reference)
         before = self.__dict__.copy()
         try:
+            salts = [each.salt for each in (self._edges_seal, seal) if each]
             self._lines, self._edges_seal = lines, seal
             self._held, self._task_seal = held, None
             self._lineage = self._lineage.next()
             deleted = self._erase(change.nodes, change.graph)
-            return self._reported_of(request, change, deleted)
+            report = self._reported_of(request, change, deleted)
+            if proof is not None:
+                rows = np.frombuffer(b''.join(salts), np.uint8).reshape(2, 32)
+                stream = io.BytesIO()
+                arrays = {**change.arrays, 'salts': rows}
+                np.savez(stream, **arrays)  # type: ignore[arg-type]
+                files.write(proof, stream.getvalue())
+            return report
         except BaseException:
             self.__dict__.update(before)
             raise
@@ -403,17 +437,28 @@ class Coverage:
                 "'request' names a node that is not there: it never was, or "
                 'was removed before'
             )
-        units, (shift, left) = nodes.numel(), (0.0, graph)
-        if part.arcs:
-            units, shift, left = self._of_edges(part, graph)
-        elif self.relation.name == 'feature':
-            # The standard deviation includes what rounding moves, once.
-            shift = units + 2 * self._receiving()[1]
-        else:
-            shift = self._of_nodes(nodes, graph, fit)
-            left = _without(graph, nodes)
+        self._check_there(part, graph)
+        rows, grid = self._receiving()
+        if rows is None:
+            rows = torch.ones(n, dtype=torch.bool)
+        arrays = {
+            'rowptr': graph.rowptr.numpy(),
+            'col': graph.col.numpy(),
+            'receivers': rows.numpy(),
+            'units': np.array(self._held[0]),
+            'shift': np.array(self._held[1]),
+            'grid': np.array(float(grid)),
+        }
+        about = {**self._about(), 'request': request.to_dict()}
+        units, moved, lists = covered(arrays, about)
+        left = CSRGraph(*map(torch.from_numpy, lists))
+        shift = float(moved) * _UP
+        if self.relation.name in ('node', 'node_incident'):
+            self._check_few(nodes, graph, rows, fit)
+            shift = math.ceil(4 * shift) / 4
         units, shift = units + self._held[0], shift + self._held[1]
-        mu = self._mu_of(units, shift) * _UP
+        each, moves = self._mu_of()
+        mu = math.hypot(units * each, shift * moves) * _UP
         if mu > self.removals.budget:
             raise BudgetExceededError(
                 f'with these {units} units epsilon would be '
@@ -421,7 +466,7 @@ class Coverage:
                 f"'forget_epsilon' is {self.forget_epsilon:g}: fit again "
                 f'without them (which spends {fit} of the account)'
             )
-        return _Change(left, nodes, units, shift, mu)
+        return _Change(left, nodes, units, shift, mu, arrays)
 
     def _asked(self, request: RemovalRequest, fit: str) -> Any:
         takes, why = _TAKES[self.relation.name]
@@ -452,47 +497,41 @@ class Coverage:
             )
         return graph
 
-    def _of_nodes(self, nodes: Tensor, graph: CSRGraph, fit: str) -> float:
+    def _about(self) -> dict[str, Any]:
+        # The fields of a report that say what a shift is of.
+        relation = self.relation
+        return {
+            'relation': relation.name,
+            'directed': relation.directed,
+            'max_degree': relation.max_degree,
+        }
+
+    def _check_few(
+        self, nodes: Tensor, graph: CSRGraph, rows: Tensor, fit: str
+    ) -> None:
         most = self.relation.max_degree or 1
-        degree = graph.degree.cpu().double()
         if self.relation.name == 'node_incident':
-            each = (degree[nodes] / most).sqrt().clamp(min=1)
-            alone, moved = each.tolist(), math.sqrt(most) * float(each.sum())
+            alone = (graph.degree[nodes] / most).sqrt().clamp(min=1).tolist()
         else:
-            rows, grid = self._receiving()
-            moved = node_shift(graph, nodes, rows, most)
             alone = [
                 node_shift(graph, node, rows, most) / math.sqrt(most)
                 for node in nodes.view(-1, 1)
             ]
-            # Weights that rise are rounded anew.
-            lists = (
-                degree - _without(graph, nodes).degree.cpu()
-            ).count_nonzero()
-            moved += grid * int(lists) * math.sqrt(float(degree.max()))
         if max(alone) > self.max_units:
             raise ValueError(
                 "'request' names somebody whom more lists name than "
                 f"'max_units' = {self.max_units:g} units cover: fit again "
                 f'without them (which spends {fit})'
             )
-        return math.ceil(4 * moved * _UP) / 4
 
-    def _of_edges(
-        self, part: Any, graph: CSRGraph
-    ) -> tuple[int, float, CSRGraph]:
-        there = set(_pairs(graph))
-        directed = self.relation.directed
-        named = {*part.arcs} & there
-        asked = {*part.directed_edges, *map(_sorted, part.edges)}
-        if any({edge, edge[::-1]}.isdisjoint(named) for edge in asked):
-            raise ValueError(
-                "'request' names an edge that is not there: it never was, or "
-                'was removed before'
-            )
-        edges = named if directed else set(map(_sorted, named))
-        shift = edge_shift(torch.tensor(sorted(edges)).T, directed)
-        return len(edges), shift, _without_arcs(graph, named)
+    def _check_there(self, part: Any, graph: CSRGraph) -> None:
+        named = {*part.arcs} & {*_pairs(graph)} if part.arcs else {*()}
+        for edge in (*part.directed_edges, *part.edges):
+            if named.isdisjoint((edge, edge[::-1])):
+                raise ValueError(
+                    "'request' names an edge that is not there: it never was, "
+                    'or was removed before'
+                )
 
     def _reported_of(
         self,
@@ -501,14 +540,17 @@ class Coverage:
         deleted: tuple[str, ...] = (),
     ) -> CoverageReport:
         lines = self.removals
-        last = lines.entries[-1]
+        before, last = (lines.entries[0], *lines.entries)[-2:]
+        each, moves = self._mu_of()
         return CoverageReport(
+            **self._about(),
             request=request.to_dict(),
-            relation=self.relation.name,
             form=self.relation.form,
             units=change.units,
             shift=change.shift,
             mu=change.mu,
+            mu_units=each,
+            mu_shift=moves,
             budget=lines.budget,
             epsilon=gaussian_epsilon(change.mu, self.delta),
             delta=self.delta,
@@ -517,6 +559,7 @@ class Coverage:
             history=tuple(line.spent for line in lines.entries),
             deleted=deleted,
             data=last.data,
+            before=before.data,
             ledger_head=lines.head,
             provenance=provenance(
                 forget_epsilon=self.forget_epsilon, delta=self.delta
@@ -532,10 +575,6 @@ def _text(graph: CSRGraph, held: tuple[int, float]) -> str:
 def _pairs(graph: CSRGraph) -> Iterator[tuple[int, int]]:
     source, target = graph.to_edge_index()[0].tolist()
     return zip(source, target, strict=True)
-
-
-def _sorted(edge: tuple[int, int]) -> tuple[int, int]:
-    return min(edge), max(edge)
 
 
 def _without(graph: CSRGraph, nodes: Tensor) -> CSRGraph:

@@ -742,7 +742,11 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         return self._step
 
     def covers(
-        self, request: RemovalRequest, delta: float | None = None
+        self,
+        request: RemovalRequest,
+        delta: float | None = None,
+        *,
+        only_ask: bool = False,
     ) -> float:
         r"""Return the :math:`\epsilon` at which weights have forgotten items.
 
@@ -755,10 +759,19 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         graph has their place), and *persons* of a
         :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself.
 
+        From then on the loader, which still holds them, is refused: by this
+        engine's next step, whose cost is not spent, and, with its copies and
+        pickles of later, by every other engine. To train on, make a new loader
+        of what remains, and a new engine. (Copies of before, and loaders that
+        are made of the old data, can't be told: delete them, too. Of several
+        processes, each has to call it.)
+
         Args:
             request (RemovalRequest): chosen without looking at the weights.
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
+            only_ask (bool): whether nothing is erased, and training may go on.
+                (default: :obj:`False`)
 
         Raises:
             ValueError: on items of another kind, noise from a seed or too
@@ -768,8 +781,12 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         if delta is None:
             raise ValueError("'delta' needs to be given if there is no target")
         check_instance('request', request, RemovalRequest)
+        check_instance('only_ask', only_ask, bool)
         self._attached()
-        return covered(self, self._loader, request, delta)
+        epsilon = covered(self, self._loader, request, delta)
+        if not only_ask:
+            self._loader.batch_sampler.erased = True
+        return epsilon
 
     def report(self, delta: float | None = None) -> PrivacyReport:
         r"""Return the guarantee so far, with every assumption.

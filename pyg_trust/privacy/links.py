@@ -689,10 +689,9 @@ class PrivateLinkPredictor(PrivateFit):
             )
         return super()._asked(request, fit)
 
-    def _mu_of(self, units: int, shift: float) -> float:
+    def _mu_of(self) -> tuple[float, float]:
         row_std, count_std, _ = self.noise_stds
-        scorer = units * self.mus[2]
-        return math.hypot(shift / row_std, units / count_std, scorer)
+        return math.hypot(1 / count_std, self.mus[2]), 1 / row_std
 
     def __repr__(self) -> str:
         return (

@@ -6,7 +6,9 @@ time, and never exceeded by the largest shift that a search finds.
 """
 
 import math
+from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from pyg_trust.functional.forgetting import (
     node_shift,
 )
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel import removal
 
 # One epsilon, and those of 1, 2, 3, 5, 10 and 100 people; delta 1e-5.
 GROUPS = {
@@ -59,7 +62,7 @@ def test_who_is_chosen_by_the_release_is_told_from_any_reference():
     assert seen > math.e * beyond + 1e-5
 
 
-def by_hand(lists, gone):
+def by_hand(lists, gone, sqrt=math.sqrt):
     """Kappa as it is printed, list by list."""
     total = 0.0
     for w, list_ in enumerate(lists):
@@ -67,7 +70,7 @@ def by_hand(lists, gone):
         if w in gone:
             total += 1.0
         elif 0 < j < d:
-            total += 1 - math.sqrt((d - j) / d)
+            total += 1 - sqrt(d - j) / sqrt(d)
     return total
 
 
@@ -189,3 +192,29 @@ def test_edges_move_sums_as_far_as_their_rows_say(directed):
     # Ten that share no end cost the root of ten.
     apart = torch.arange(20).view(2, 10)
     assert edge_shift(apart) / math.sqrt(2) == pytest.approx(math.sqrt(10))
+
+
+@pytest.mark.parametrize('receivers', [False, True])
+def test_the_kernels_kappa_is_that_of_the_formula_from_above(receivers):
+    rng = np.random.default_rng(8)
+    for _ in range(60):
+        lists = drawn_lists(rng, 14)
+        gone = set(rng.choice(14, int(rng.integers(1, 5)), False).tolist())
+        rows = rng.random(14) < (0.7 if receivers else 2)
+        cut = [[y for y in each if rows[y]] for each in lists]
+        ends = [(w, y) for w, each in enumerate(cut) for y in each]
+        ends = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+        found = removal.node_shift(ends, np.isin(range(14), [*gone]), 1)
+        mpmath.mp.dps = 40
+        exact = by_hand(cut, gone, mpmath.sqrt)
+        assert mpmath.mpf(found.numerator) / found.denominator - exact >= 0
+        assert abs(float(found) - by_hand(lists, gone)) < 1e-12 or receivers
+        assert float(found) == pytest.approx(float(exact), abs=1e-12)
+
+
+def test_roots_are_bounded_from_both_sides():
+    for x in (0, 1, 2, 10**30, Fraction(1, 3), Fraction(1, 10**40)):
+        low, high = removal.root(x, False), removal.root(x)
+        assert low**2 <= x < high**2
+        assert high - low == Fraction(1, 2**80)
+    assert removal.edge_shift(np.array([3, 3, 0])) ** 2 > 5

@@ -8,6 +8,7 @@ with what is handed in beside it, as an auditor checks it.
 import json
 
 import pytest
+import references
 import torch
 from forgetting import forgotten
 from sharded import make, make_data
@@ -294,7 +295,7 @@ def shards_refuse():
     request = RemovalRequest(nodes=names[:2], features=[names[5]])
     items = building._items(data)
     part = {'nodes': names[:2], 'features': [names[5]]}
-    wanted = kernel.again(kernel.gone(items, part), division)
+    wanted = references.again(references.gone(items, part), division)
     return '' if unlearner.plan(request).stages == wanted else AGAIN
 
 

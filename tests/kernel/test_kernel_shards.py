@@ -5,6 +5,7 @@ import math
 import random
 
 import pytest
+import references
 import torch
 from torch_geometric.data import Data
 
@@ -37,7 +38,7 @@ def random_request(draw, names, edges):
 
 def everything(items, division, num_shards):
     return {
-        (i, r): shards.seen(items, division, i, r)
+        (i, r): references.seen(items, division, i, r)
         for i in range(num_shards)
         for r in range(STAGES)
     }
@@ -54,8 +55,8 @@ def test_stages_before_the_first_see_the_same_and_others_do_not():
             {v: draw.randrange(STAGES) for v in training},
         )
         request = random_request(draw, names, edges)
-        removed = shards.gone(items, request)
-        first = shards.again(removed, division)
+        removed = references.gone(items, request)
+        first = references.again(removed, division)
         before = everything(items, division, 3)
         after = everything(items - removed, division, 3)
         for i, r in before:
@@ -73,8 +74,8 @@ def updated(before, old, after, new, changed=frozenset()):
         for v in before & after
         if shards.home(v, old) != shards.home(v, new) or v in changed
     }
-    first = shards.again(before - after | moved, old)
-    for shard, stage in shards.again(after - before | moved, new).items():
+    first = references.again(before - after | moved, old)
+    for shard, stage in references.again(after - before | moved, new).items():
         first[shard] = min(stage, first.get(shard, stage))
     return first
 
@@ -190,15 +191,15 @@ def test_any_sequence_ends_where_a_fresh_start_does():
                 request['features'] = list({*request['features']} & featured)
             if not nodes:
                 break
-            removed = shards.gone(items, request)
-            first = shards.again(removed, division)
+            removed = references.gone(items, request)
+            first = references.again(removed, division)
             items = items - removed
             there = {item[1] for item in items if item[0] == 'node'}
             training = [v for v in training if v in there]
             division = shards.divided(training, 3, key, shares, other)
             for i, r in held:
                 if r >= first.get(i, STAGES):
-                    held[i, r] = shards.seen(items, division, i, r)
+                    held[i, r] = references.seen(items, division, i, r)
         assert not shards.strangers(held, items, division)
 
 
@@ -236,10 +237,10 @@ def test_the_fast_code_trains_again_what_the_kernel_names():
         part = RemovalRequest(**request).parts[0]
         items = shards.items_of(names, edges)
         # As the request has it: what goes with a node is not named twice.
-        removed = shards.gone(items, part.to_dict())
-        first = shards.again(removed, division)
+        removed = references.gone(items, part.to_dict())
+        first = references.again(removed, division)
         one_stage = division._replace(stage=dict.fromkeys(training, 0))
-        assert touched_slices(data, part, (), other) == shards.again(
+        assert touched_slices(data, part, (), other) == references.again(
             removed, one_stage
         )
         assert touched_slices(data, part, slices, other) == first
@@ -259,7 +260,7 @@ def test_a_stage_that_kept_an_item_is_found():
     items = shards.items_of([1, 2, 3], [(1, 2), (2, 1), (2, 3)])
     division = shards.Division({1: 0, 2: 0, 3: 1}, {1: 0, 2: 1, 3: 0})
     held = {
-        (i, r): shards.seen(items, division, i, r)
+        (i, r): references.seen(items, division, i, r)
         for i in range(2)
         for r in range(2)
     }
@@ -267,9 +268,9 @@ def test_a_stage_that_kept_an_item_is_found():
     assert ('edge', 1, 2) in held[0, 1]
     # Between shards: nobody sees it.
     assert all(('edge', 2, 3) not in had for had in held.values())
-    removed = shards.gone(items, {'edges': [(2, 1)]})
+    removed = references.gone(items, {'edges': [(2, 1)]})
     assert removed == {('edge', 1, 2), ('edge', 2, 1)}
-    assert shards.again(removed, division) == {0: 1}
+    assert references.again(removed, division) == {0: 1}
     held = {stage: list(had) for stage, had in held.items()}
     wrong = shards.strangers(held, items - removed, division)
     assert wrong == {(0, 1): removed}
@@ -282,9 +283,9 @@ def test_a_stage_that_kept_an_item_is_found():
 def test_what_is_not_there_is_refused(request_):
     items = shards.items_of([1, 2, 3], [(1, 2)], featureless=[3])
     with pytest.raises(ValueError, match='not there'):
-        shards.gone(items, request_)
+        references.gone(items, request_)
     with pytest.raises(ValueError, match='not there'):
-        shards.gone(items, {'features': [3]})
+        references.gone(items, {'features': [3]})
 
 
 def test_a_request_may_name_all_there_is_and_comes_in_any_form():
@@ -293,7 +294,7 @@ def test_a_request_may_name_all_there_is_and_comes_in_any_form():
     bare = shards.items_of([1, 2], [], iter([2, 1]))
     assert bare == {('node', 1), ('node', 2)}
     every = {'nodes': [1, 2], 'features': [1, 2], 'directed_edges': [(1, 2)]}
-    assert shards.gone(iter(items), every) == items
+    assert references.gone(iter(items), every) == items
 
 
 def test_a_share_that_is_reached_is_the_next_stage():

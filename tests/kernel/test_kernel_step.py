@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import references
 import torch
 from torch import nn
 from torch_geometric.data import Data
@@ -321,9 +322,9 @@ def honest(rng, dead=False, size=1.0):
     weight = float((np.abs(gamma).max(1) * scale).max())
     given = [np.array([v]) for v in (math.inf if dead else n, tau, kappa)]
     c = clip.factors(*given, np.array([weight]), C)
-    alpha, inner = clip.rows(gamma, a, np.repeat(c, 2), C)
+    alpha, inner = references.rows(gamma, a, np.repeat(c, 2), C)
     bounds = [float(v[0]) for v in given]
-    integers = [clip.block_sum(alpha, inner)]
+    integers = [references.block_sum(alpha, inner)]
     return step.Share(integers, float(c[0]), *bounds, weight), [gradient]
 
 

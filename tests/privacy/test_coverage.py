@@ -1,8 +1,11 @@
 """Removals that the noise of a release covers."""
 
+import copy
 import json
 import math
+import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -387,6 +390,152 @@ def test_what_is_checked_of_a_covered_removal(tmp_path):
         assert 'FAILS' in statuses, (name, value)
 
 
+CASES = {
+    'node': (nodes(8, 9), nodes(3)),
+    'node_incident': (nodes(8), nodes(3, 4)),
+    'feature': (RemovalRequest(features=[8]), RemovalRequest(features=[3, 4])),
+    'edge': (
+        RemovalRequest(edges=[(0, 1)]),
+        RemovalRequest(edges=[(4, 3), (4, 5)]),
+    ),
+}
+
+
+def proved(relation, path):
+    """A model, the report of its second removal, and the files to check it."""
+    data = ring(chords=4)
+    more = {'max_degree': 2} if relation == 'node_incident' else {}
+    made = model(relation, data, **more)
+    for asked in CASES[relation]:
+        report = made.remove(asked, data, proof=path / 'proof.npz')
+    (path / 'ledger.json').write_text(json.dumps(made.removals.state_dict()))
+    return made, report
+
+
+def found(path, report, values=(), data='proof.npz'):
+    """The statuses and texts of a check, of a report with other fields."""
+    told = report.guarantee()
+    told = stated(
+        told.procedure,
+        {**told.values, **dict(values)},
+        data=report.data,
+        origin=report.provenance,
+    )
+    TrustReport((told,)).save(path / 'trust.json')
+    return check_report(
+        path / 'trust.json',
+        ledger=path / 'ledger.json',
+        data=None if data is None else path / data,
+    )
+
+
+@pytest.mark.parametrize('relation', CASES)
+def test_the_shift_is_recomputed_from_the_lists(relation, tmp_path):
+    _, report = proved(relation, tmp_path)
+    checks = found(tmp_path, report)
+    assert {f.status for f in checks} == {'holds'}, checks
+    (shift,) = [f.text for f in checks if ' shift: ' in f.text]
+    assert f'{report.shift:.6g} is claimed of {report.units}' in shift
+
+
+def test_the_shift_of_links_is_recomputed_too(tmp_path):
+    data = ring()
+    made = PrivateLinkPredictor(epsilon=0.2, delta=1e-3, steps=2).fit(data)
+    asked = RemovalRequest(edges=[(0, 1), (2, 1)])
+    report = made.remove(asked, data, proof=tmp_path / 'proof.npz')
+    ledger = json.dumps(made.removals.state_dict())
+    (tmp_path / 'ledger.json').write_text(ledger)
+    checks = found(tmp_path, report)
+    assert {f.status for f in checks} == {'holds'}, checks
+
+
+def test_without_the_lists_the_shift_is_not_checked(tmp_path):
+    _, report = proved('node', tmp_path)
+    for data in (None, 'plain.pt'):
+        if data is not None:
+            edges = torch.tensor([[0, 1], [1, 0]])
+            names = torch.tensor([0, 1])
+            torch.save({'edge_index': edges, 'n_id': names}, tmp_path / data)
+        checks = found(tmp_path, report, data=data)
+        assert {f.status for f in checks} == {'holds', 'not checked'}
+
+
+@pytest.mark.parametrize('relation', CASES)
+def test_less_than_the_lists_move_is_refused(relation, tmp_path):
+    made, report = proved(relation, tmp_path)
+    for change in (
+        {'shift': report.shift - 0.25},
+        {'units': report.units - 1},
+        {'mu_units': report.mu_units / 2, 'mu_shift': report.mu_shift / 2},
+        {'before': '0' * 64},
+        {'before': made.removals.entries[0].data},
+        {'relation': 'edge' if relation != 'edge' else 'node'},
+        {'request': CASES[relation][0].to_dict()},
+    ):
+        checks = found(tmp_path, report, change)
+        assert 'FAILS' in {f.status for f in checks}, change
+    # All that follows from it made anew, but for the seals.
+    for shift, units in (
+        (report.shift - 0.5, report.units),
+        (report.shift, 1),
+    ):
+        mu = math.hypot(units * report.mu_units, shift * report.mu_shift)
+        lower = {'shift': shift, 'units': units, 'mu': mu}
+        lower |= {'history': [*report.history[:-1], mu]}
+        lower |= {'epsilon': gaussian_epsilon(mu, 1e-3)}
+        checks = found(tmp_path, report, lower)
+        failed = [f.text for f in checks if f.status == 'FAILS']
+        assert any('data: the lists are not' in text for text in failed)
+        assert any(' shift: ' in text for text in failed)
+
+
+def test_other_lists_and_broken_files_are_refused(tmp_path):
+    _, report = proved('node', tmp_path)
+    whole = dict(np.load(tmp_path / 'proof.npz'))
+    ends, col = whole['rowptr'], whole['col']
+    # One list that names node 3 does not any more.
+    at = int(np.flatnonzero(col == 3)[0])
+    fewer = np.where(
+        np.arange(len(ends)) > np.searchsorted(ends, at, 'right') - 1,
+        ends - 1,
+        ends,
+    )
+    for change in (
+        {'col': np.delete(col, at), 'rowptr': fewer},
+        {'salts': whole['salts'][::-1]},
+        {'salts': whole['salts'][:1]},
+        {'shift': np.array(0.0)},
+        {'units': np.array(0)},
+        {'shift': np.array(-1.0)},
+        {'grid': np.array(np.nan)},
+        {'grid': np.array(1.0)},
+        {'col': col.astype(np.int32)},
+        {
+            'col': np.where(np.arange(len(col)) == 0, len(ends), col).astype(
+                'i4'
+            )
+        },
+        {'rowptr': ends[::-1].copy()},
+        {'receivers': whole['receivers'][:-1]},
+        {'more': np.array(0)},
+    ):
+        np.savez(tmp_path / 'other.npz', **{**whole, **change})
+        checks = found(tmp_path, report, data='other.npz')
+        assert 'FAILS' in {f.status for f in checks}, change
+
+
+def test_a_proof_that_cant_be_written_leaves_everything(tmp_path):
+    data = ring()
+    made = model(data=data)
+    head, rows = made.removals.head, made.released[0]
+    with pytest.raises(FileNotFoundError):
+        made.remove(nodes(3), data, proof=tmp_path / 'no' / 'proof.npz')
+    with pytest.raises(TypeError, match="'proof'"):
+        made.remove(nodes(3), data, proof=3)
+    assert made.removals.head == head
+    assert torch.equal(made.released[0], rows)
+
+
 def exact(mu, delta):
     """Epsilon of mu-GDP (Balle and Wang 2018), by bisection."""
 
@@ -457,6 +606,75 @@ def test_rows_that_few_steps_draw_are_covered_for_less():
     every, some = (trained_engine(rows_loader(m)) for m in (12, 3))
     asked = RemovalRequest(features=[0, 7])
     assert some.covers(asked, 1e-5) < every.covers(asked, 1e-5) / 2
+
+
+def training(loader, **options):
+    """An engine, and the parts of its training."""
+    engine, net = PrivacyEngine(**options), GCN(2, 4, 1, 2)
+    parts = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=8.0,
+        max_grad_norm=1.0,
+    )
+    return engine, *parts
+
+
+def taken(net, optimizer, batch):
+    """Take the step of a batch."""
+    out = net(batch.x, batch.edge_index)[: batch.batch_size]
+    cross_entropy(out, batch.y[: batch.batch_size]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_loader_that_holds_what_was_erased_is_refused(tmp_path):
+    asked, ledger = RemovalRequest(features=[3]), tmp_path / 'ledger'
+    plain = rows_loader(steps=5)
+    shallow = copy.copy(plain)
+    engine, net, optimizer, batches = training(plain, ledger=ledger)
+    batches = iter(batches)
+    taken(net, optimizer, next(batches))
+    # Neither a question nor what is refused erases anything.
+    known = engine.covers(asked, 1e-5, only_ask=True)
+    with pytest.raises(ValueError, match='features alone'):
+        engine.covers(RemovalRequest(nodes=[1]), 1e-5)
+    with pytest.raises(TypeError, match="'only_ask'"):
+        engine.covers(asked, 1e-5, only_ask=1)
+    taken(net, optimizer, next(batches))
+    waits = next(batches)
+    assert engine.covers(asked, 1e-5) > known
+    lines = ledger.read_bytes()
+    weights = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(ValueError, match='new loader of the data that remain'):
+        taken(net, optimizer, waits)
+    for private in (batches, engine._training.loader):
+        with pytest.raises((ValueError, StopIteration, RuntimeError)):
+            next(iter(private))
+    assert engine.steps == 2
+    assert ledger.read_bytes() == lines
+    assert all(map(torch.equal, weights, net.parameters()))
+    assert engine.report(1e-5).steps == 2
+    # Copies and pickles say so to other engines and other processes.
+    for other in (
+        copy.copy(plain),
+        shallow,
+        copy.deepcopy(plain),
+        pickle.loads(pickle.dumps(plain)),
+    ):
+        with pytest.raises(ValueError, match="'data_loader'"):
+            training(other, ledger=ledger)
+        with pytest.raises(ValueError, match="'data_loader' holds what"):
+            other.batch_sampler.index(0)
+    # And the way on.
+    engine.close()
+    left = plain.data.clone()
+    left.x[3] = 0
+    left = DisjointWalkLoader(left, 12, walk_length=0, num_steps=5, seed=None)
+    again, net, optimizer, batches = training(left, ledger=ledger)
+    taken(net, optimizer, next(iter(batches)))
+    assert again.steps == 3
 
 
 def test_weights_cover_nothing_else():

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+import references
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -44,7 +45,7 @@ def step(model, x, owner, rowwise=False):
             t[0].double().numpy() for t in (cluster.grads, cluster.inputs)
         )
         c = kept['factors'][cluster.owners[0]].numpy()
-        alpha, inner = clip.rows(gamma, a, c, C)
+        alpha, inner = references.rows(gamma, a, c, C)
         # Python's own integers.
         whole = [v.astype(np.int64).astype(object) for v in (alpha, inner)]
         wanted = wanted + whole[0].T @ whole[1]
