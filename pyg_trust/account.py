@@ -35,7 +35,7 @@ Self = TypeVar('Self')
 class NoCopies:
     """Mixin: copying returns self, and pickling is refused.
 
-    A second one would spend the same budget again.
+    A copy would spend the same budget again.
     """
 
     #: What to do instead of pickling.

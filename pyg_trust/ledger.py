@@ -128,7 +128,7 @@ class RemovalLedger:
     def has(self, head: str) -> bool:
         """Tell whether the ledger has reached a given :attr:`head`.
 
-        An older copy of a state, in the place of the newer one, has not.
+        An older copy of a state has not reached it.
 
         Args:
             head (str): the digest.

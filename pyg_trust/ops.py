@@ -1249,7 +1249,7 @@ def _ends(ctx: Any) -> bool:
 def without_gradients(stops: Collection[Any]) -> Iterator[None]:
     """Skip gradients of weights of :func:`row_linear` in a block.
 
-    Torch leaves out what nobody asks for in its own operations alone.
+    Torch skips unneeded gradients by itself only in its own operations.
 
     Args:
         stops (collection): nodes of torch's graph that no gradient needs to

@@ -316,8 +316,8 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
 
     ``data.n_id`` holds the original names of the nodes (a tensor or a list),
     their positions if it is not there, and is written to the result, as is
-    ``data.x_removed``, which marks nodes without features. Edges that are
-    named go in both directions, wherever they are.
+    ``data.x_removed``, which marks nodes without features. Named edges are
+    removed in both directions.
 
     With ``mode='delete'`` a removed node is gone, and what depends on the
     number of nodes or on degrees can be computed anew. ``mode='mask'`` is the

@@ -31,8 +31,8 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
     """Tell whether a column of features is a count or a rank.
 
     It does if it rises, or falls, wherever the count does; if it is on a line
-    with the count; or if it has one value for each count. An order that comes
-    by chance once in a million is let pass.
+    with the count; or if it has one value for each count. Orders that chance
+    gives once in a million pass.
 
     Args:
         x (Tensor): ``[num_rows, num_columns]``.
@@ -72,8 +72,8 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
 def tells_neighbors(x: Tensor, y: Tensor, ends: Tensor) -> bool:
     """Tell whether a column sums up, averages or bounds others' values.
 
-    Only rows count in which the others differ from each other, for an average
-    and an extreme: what all of them have may have been copied to them.
+    Averages and extremes are tested on rows whose neighbours differ: a value
+    that all share may have been copied to them.
 
     Args:
         x (Tensor): ``[num_receivers, num_columns]``.
@@ -131,10 +131,10 @@ def _summed(
 
 
 def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
-    """Return a column that holds another one's value of the row before.
+    """Return a column that holds another one's previous value.
 
-    Or the change of another one since. What repeats itself in the table is a
-    function of the position, and let pass.
+    Or its change since then. Periodic columns depend on the position alone,
+    and pass.
 
     Args:
         given (list[Tensor]): matrices with a row for each row of the table.
@@ -216,7 +216,7 @@ def shares_rows(
 ) -> bool:
     """Tell whether two tables share a row under different owners.
 
-    The row is there once in both, and is no constant.
+    The row is not constant and occurs once in each table.
 
     Args:
         a (Tensor): ``[num_rows, num_columns]``: one table.

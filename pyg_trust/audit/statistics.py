@@ -41,7 +41,7 @@ _THRESHOLDS = 500
 def rates(
     true: np.ndarray, n1: int, false: np.ndarray, n0: int, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bound the rates of a test: of true positives below, of false above.
+    """Bound a test's true positive rate from below, its false one from above.
 
     Args:
         true (numpy.ndarray): counts of true positives.

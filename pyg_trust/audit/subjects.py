@@ -29,8 +29,8 @@ Released = dict[str, Tensor | bytes]
 class Subject(Protocol):
     """An unlearner as :func:`~pyg_trust.audit.audit_removal` sees it.
 
-    Any object with these four methods will do. Where releases hold noise of
-    their own, it says so by an attribute :obj:`noisy` that is true.
+    Any object with these four methods will do. If its releases are noisy, its
+    attribute :obj:`noisy` is true.
     """
 
     def fit(self, data: Data, seed: int) -> None:

@@ -264,8 +264,8 @@ class Divided(Module):
     ) -> VoteCertificate:
         """Certify the votes of all views.
 
-        After an update of a graph the views that are as they were keep their
-        votes, and the model runs on the others alone.
+        After an update, unchanged views keep their votes, and the model runs
+        on the others alone.
 
         Args:
             data (Data or list[Data]): a graph, to classify nodes, or a list

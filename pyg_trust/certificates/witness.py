@@ -56,7 +56,7 @@ class Witness:
         """Prove which targets are robust (1) or broken (-1).
 
         Nothing is solved, and nothing of what found the certificate is used
-        (:mod:`pyg_trust.kernel.proofs`). A 0 is neither.
+        (:mod:`pyg_trust.kernel.proofs`). 0 marks the others.
 
         Args:
             most (float): an approximate limit on how many numbers are read.

@@ -262,7 +262,7 @@ class ErasureDesk:
     def done(self, subject_request_id: str, name: str) -> ErasureReport:
         """Record that a recipient or a model's owner has erased a request.
 
-        Of a model it says that it was fitted again without the person.
+        For a model, it records a new fit without the person.
 
         Args:
             subject_request_id (str): the id of the request.
@@ -354,9 +354,8 @@ class ErasureDesk:
     def run(self, *, confirm: bool = False) -> tuple[ErasureReport, ...]:
         """Carry out the removals that are due; call it every hour.
 
-        Ends what an earlier call could not, begins the batches whose time has
-        come, and erases the names of requests that are complete. The others
-        go on where a model fails.
+        Finishes interrupted batches, starts those that are due, and erases the
+        names of complete requests. If a model fails, the others go on.
 
         Args:
             confirm (bool): whether to carry out batches beyond ``max_share``,

@@ -270,8 +270,8 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
 class ObjectLock:
     """Reentrant lock that threads hold while they use an object.
 
-    A thread can take it again while it has it, to read while it reads. A copy
-    of an object has a lock of its own, and so has one that was pickled.
+    The thread that holds it can take it again. A copy of an object has a lock
+    of its own, and so has one that was pickled.
     """
 
     def __init__(self) -> None:
@@ -359,9 +359,8 @@ def _in_turn(
 class EditedInPlace:
     """Mixin of objects with parts edited in place, with undo.
 
-    No two objects may share such parts, nor the way back: a copy, also a
-    shallow one, and what is pickled have copies of them, as they are between
-    two edits.
+    Copies, also shallow ones, and pickles get their own parts and undo log, as
+    they are between two edits.
     """
 
     _lock: ObjectLock

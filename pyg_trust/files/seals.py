@@ -34,7 +34,7 @@ def _tensors(data: Data) -> list[Tensor | str]:
 def content(data: Data, *context: str | int | float) -> str:
     """Hash a graph's contents for its seal; do not store the hash.
 
-    It has no salt: who has it can test any guess of the graph.
+    It has no salt: whoever has it can test guesses of the graph.
 
     Args:
         data (Data): the graph.
@@ -47,7 +47,7 @@ def content(data: Data, *context: str | int | float) -> str:
 def sealed(root: str, *held: str | int | float | Tensor) -> str:
     """Return a digest of a :class:`Seals` root and further values.
 
-    Of what is no secret beside the data, or hidden by the salts of the root.
+    The values are no secret beside the data, or the root's salts hide them.
 
     Args:
         root (str): the root, :attr:`Seals.root`.
@@ -204,7 +204,7 @@ class Seals:
     ) -> 'Seals':
         """Rebuild the seals of a saved state from its contents.
 
-        Whether they are those that were recorded is for the root to say.
+        Compare its root with the recorded one.
 
         Args:
             state (dict): the result of :meth:`state_dict`.

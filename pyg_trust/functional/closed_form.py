@@ -96,8 +96,7 @@ class Inverse(NamedTuple):
 def factored(lists: Lists, num_items: int, lam: float) -> Inverse:
     """Invert :math:`A` by Cholesky's decomposition, and measure the residual.
 
-    A function of the lists: the bits of a new fit, on one machine and with as
-    many threads.
+    The bits depend on the lists alone, on one machine with as many threads.
 
     Raises:
         ValueError: if the regularisation is so small, or so large, that
@@ -207,8 +206,7 @@ def sure_scores(
 ) -> np.ndarray:
     r"""Score all items for some users; 0 where the sign is not sure.
 
-    A score is kept if it is larger than all that may be missing in it, so
-    that the exact one is positive, too.
+    A score that exceeds its error bound is kept: the exact one is positive.
 
     Args:
         inverse (Inverse): of the lists.

@@ -102,11 +102,11 @@ def answering_probability(
     failure: Fraction,
     tolerance: float = 0.0,
 ) -> float:
-    r"""Return the least probability of a class that is found and bounded.
+    r"""Return the least class probability at which smoothing rarely abstains.
 
-    The class is chosen by most of :math:`m` samples and then has :math:`k` of
-    :math:`n` others, with a bound (:func:`clopper_pearson`) above :math:`1/2`
-    plus a tolerance, but for a chance of
+    The class wins a majority of :math:`m` samples, and its lower bound from
+    :math:`n` others (:func:`clopper_pearson`) exceeds :math:`1/2` plus a
+    tolerance. This fails with probability at most
 
     .. math::
         P[\mathrm{Bin}(m, p) \le m / 2] + P[\mathrm{Bin}(n, p) < k^*],

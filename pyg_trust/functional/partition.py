@@ -254,8 +254,8 @@ def random_partition(
     r"""Split nodes into equal shards at random, as in SISA.
 
     (`"Machine Unlearning" <https://arxiv.org/abs/1912.03817>`_, Bourtoule et
-    al. 2021.) Sizes differ by at most one. It has seen nothing but the number
-    of nodes.
+    al. 2021.) Sizes differ by at most one. It depends on the number of nodes
+    alone.
 
     Args:
         num_nodes (int): the number of training nodes.

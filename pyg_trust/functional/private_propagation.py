@@ -328,8 +328,7 @@ def hop_sensitivity(
 ) -> float:
     r"""Return the sensitivity of a hop of messages of norm at most 1.
 
-    In Frobenius norm, over the rows that the relation lets be seen; proofs
-    are above.
+    In Frobenius norm, over the rows that may be published; proofs are above.
 
     ================= ================================ ====================
     relation          withdraw                         replace
@@ -501,9 +500,9 @@ def rounding_share(
 ) -> float:
     r"""Return the share that rounding adds to the sensitivity of a release.
 
-    Of a linear propagation, if there is a :obj:`measure`; else of messages of
-    :obj:`width` classes under the relation ``'node'``. The module has the
-    proofs. Multiply the standard deviation by one more
+    The release is a linear propagation if there is a :obj:`measure`, else
+    messages of :obj:`width` classes under ``'node'``. The module has the
+    proofs. Multiply the standard deviation by one plus the share
     (:func:`pyg_trust.kernel.release.widened`).
 
     Raises:

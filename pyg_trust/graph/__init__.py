@@ -587,10 +587,9 @@ class CSRGraph(Views):
 class LastGraph:
     """Cache of the last converted graph, keyed by its source tensor.
 
-    A tensor is known again by what it is (not by its numbers) and by its
-    version, which every operation in place on it or on its views moves; only
-    a write that torch does not see (through :obj:`.data` or numpy) goes
-    unnoticed. Copies and pickles of it are empty.
+    It compares a tensor's identity and version, which in-place operations
+    raise; writes through :obj:`.data` or numpy go unnoticed. Copies and
+    pickles of the cache are empty.
     """
 
     def __init__(self) -> None:

@@ -158,7 +158,7 @@ class Schema:
         return out
 
     def made(self, count: int) -> Data:
-        """Make a flat batch of subgraphs up, which no data are in.
+        """Make up a flat batch of subgraphs, without data.
 
         Each has a row of the target type and up to four of every other, and
         edges between some. Of eight in a row, one has no edge, and one no row

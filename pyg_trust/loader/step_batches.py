@@ -88,7 +88,7 @@ class StepBatches(Sampler[list[int]]):
     def index(self, step: int) -> Tensor:
         """Draw the units of a step: int64, ``[batch_size]``.
 
-        By coins, there are as many as there are.
+        By coins, their number is random.
         """
         count = self.count(step)
         size = self.batch_size if self.rate is None else self.rate(step)
@@ -290,7 +290,7 @@ class StepLoader(NodeLoader):
             )
 
     def flat(self, batch: Any) -> Any:
-        """Return a batch in the form in which private training follows it."""
+        """Return the batch as one graph, which private training needs."""
         return batch
 
     def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:

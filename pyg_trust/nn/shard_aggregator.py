@@ -581,7 +581,7 @@ _KNOWN = (
 
 
 def unchecked(aggregator: ShardAggregator) -> tuple[str, ...]:
-    """Return the assumption on an aggregator that is the user's own."""
+    """Return the assumption that reports state of a user's aggregator."""
     if type(aggregator) in _KNOWN:
         return ()
     return (

@@ -266,8 +266,8 @@ class Accountant(IAccountant):
         r"""Return a noise multiplier that keeps steps within a budget.
 
         Never above :obj:`epsilon`, and within one percent of it (see
-        :func:`pyg_trust.functional.accounting.calibrate_wor`). What
-        :meth:`spend_pure` counted is taken off; steps before are not.
+        :func:`pyg_trust.functional.accounting.calibrate_wor`). Releases by
+        :meth:`spend_pure` are subtracted, earlier steps are not.
 
         Args:
             epsilon (float): the budget.
@@ -421,9 +421,9 @@ class PoissonAccountant(Accountant):
     r"""Accountant of Poisson sampling: each unit is drawn independently.
 
     By the pairs of :mod:`pyg_trust.functional.poisson`, which are exact. As
-    everywhere, :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, and here
-    it is accounted for as it is: whether neighbours move the sum by :math:`C`
-    or by :math:`2C` is the pair's business.
+    everywhere, :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, used as
+    it is: the pair knows whether neighbours move the sum by :math:`C` or
+    :math:`2C`.
 
     Args:
         form (str): :obj:`'replace'` or :obj:`'withdraw'`, see

@@ -294,9 +294,9 @@ class PrivateNodeClassifier(PrivateFit):
     def noise_stds(self) -> tuple[float, ...]:
         """The standard deviation of the noise of each sum.
 
-        Before :meth:`fit` of the form ``'replace'`` without
-        :obj:`num_classes` that for any number of classes, and without what
-        rounding adds, a millionth or so.
+        Before :meth:`fit`, it lacks the share of rounding, a millionth or so;
+        with ``'replace'`` and no :obj:`num_classes`, it is that of any number
+        of classes.
         """
         each = self.mus[1] / math.sqrt(self.hops)
         std = self.relation.sensitivity / each

@@ -78,8 +78,8 @@ _HINT = (
 class Slot:
     """Placeholder of a followed tensor, which it does not keep alive.
 
-    Torch does not reuse a tensor that somebody keeps, and an operation that
-    reads or writes a view is another one.
+    If it kept the tensor alive, torch would not reuse its memory, as it does
+    without tracking.
     """
 
     def __init__(self, tensor: 'Followed') -> None:

@@ -187,7 +187,7 @@ def prelu(
 def expand(
     record: Any, func: Callable[..., Any], weight: Tensor, *sizes: int
 ) -> Tensor:
-    """Make a copy of a parameter for each row, which are not known yet."""
+    """Copy a parameter for each row; the rows' owners are learned later."""
     rows = Rows(sizes[0])
     shape = [sizes[0], *weight.shape[1:]]
     out = record.expand(weight, shape, rows, -len(shape))
@@ -202,7 +202,7 @@ def cat(
     tensors: Sequence[Tensor],
     dim: int = 0,
 ) -> Tensor:
-    """Put rows after each other, of which a parameter is one."""
+    """Concatenate rows with a parameter of one row."""
     if dim != 0:
         raise Unsupported('rows and parameters lie side by side')
     parts = [

@@ -423,8 +423,9 @@ class Rehearsal:
     ) -> Callable[[Tensor], Tensor]:
         """Return a function that differentiates the term of one subgraph.
 
-        It repeats the operations of the loss on made-up outputs and rows,
-        except those of the subgraph. All integer labels are the subgraph's.
+        It repeats the operations of the loss with real outputs and rows for
+        the subgraph, made-up ones elsewhere, and the subgraph's integer label
+        in all rows.
 
         Returns:
             callable: maps the subgraph's outputs to the gradient by them.

@@ -425,14 +425,14 @@ class PrivateStep:
         )
 
     def fall_back(self, trusted: bool) -> None:
-        """Run each unit alone from now on, if sums are not exact otherwise.
+        """Run units alone from now on if that alone makes sums exact.
 
         Args:
             trusted (bool): whether the loss is left unchecked, so that a unit
                 has no loss of its own.
 
         Raises:
-            ValueError: if they are not exact then either.
+            ValueError: if sums are inexact either way.
         """
         exactness = self.exactness
         found = exactness.reasons() if exactness.insists else ()

@@ -281,9 +281,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """Propagate, train and release; nodes are named by their positions.
 
         Keeps copies of what it needs of the graph. A second call starts over,
-        with a new ledger. If anything was removed before, it may come back
-        with it: so the result can't be saved over an earlier state, as that of
-        another object. Ends with a release.
+        with a new ledger. As removed items may come back with it, it can't be
+        saved over an earlier state. Ends with a release.
 
         Args:
             data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
@@ -606,9 +605,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """Check the classifier against the remaining data.
 
         Computes the features from scratch, measures the residual on them,
-        solves exactly and compares; tests whether the released weights are
-        that far from those before the noise as it should make them; and looks
-        for what should be gone.
+        solves exactly and compares; tests the size of the released noise; and
+        searches for removed data.
         """
         now = self._fitted
         # Nodes added since the last release are not in its weights.

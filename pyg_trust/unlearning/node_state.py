@@ -166,7 +166,7 @@ class NodeState:
     def check(self, edit: Edit) -> None:
         """Refuse an edit of missing nodes or edges; change nothing.
 
-        Additions are refused where they are played.
+        :meth:`play` checks additions.
         """
         part = edit.part
         alive, n = self.graph.alive.numpy(), self.graph.num_nodes
@@ -249,9 +249,8 @@ class NodeState:
     def follow(self, W: Tensor, old: Gradient | None) -> Change:
         """Apply pending edits to the training rows and the gradient.
 
-        Follows the gradient at the weights by the rows that change alone,
-        with the rounding of that in its bound. Refuses to leave a class
-        without a training node.
+        Updates the gradient by the changed rows alone; its bound includes the
+        rounding. Refuses to leave a class without a training node.
         """
         was, before, levels = self.pending, self.mu, self.levels
         named, features, sealed = (

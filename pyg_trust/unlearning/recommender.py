@@ -267,9 +267,9 @@ class Recommender(Saved[_Held], EditedInPlace):
     ) -> 'Recommender':
         """Choose exponents by the recall of held-out interactions.
 
-        A hash of its names decides whether an interaction is held out, so
-        that the others have no say. The choice is a setting made with data:
-        it stays when the data go, as each report says.
+        A hash of its names alone decides whether an interaction is held out.
+        The choice is a setting made with data: it stays when the data go, as
+        each report says.
 
         Args:
             interactions (Tensor or HeteroData): as in :meth:`fit`.

@@ -280,7 +280,7 @@ class LinkUnlearnReport(NodeUnlearnReport):
 class NodeAdditionReport(Report):
     """The result of additions that wait for the next release.
 
-    It promises nothing: the released weights are those of before.
+    It promises nothing: the released weights are unchanged.
 
     Args:
         pending (int): the number of nodes and edges that the released weights

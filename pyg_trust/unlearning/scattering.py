@@ -262,10 +262,9 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     ) -> 'ScatteringClassifier':
         """Embed, fit and release; graphs are named by their positions.
 
-        Keeps copies of what it needs of the graphs (edges, features, label).
-        A second call starts over, with fresh noise and a new ledger. If
-        anything was removed before, it may come back with it: so the result
-        can't be saved over an earlier state, as that of another object.
+        Keeps copies of what it needs of the graphs (edges, features, label). A
+        second call starts over, with fresh noise and a new ledger. As removed
+        items may come back with it, it can't be saved over an earlier state.
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.

@@ -160,8 +160,8 @@ class ViewRunner:
     def takes_rows(self, x: Tensor, edge_weight: Tensor | None) -> bool:
         """Test whether CSR features keep a model's outputs, up to rounding.
 
-        Asked of the model as it is made, on a graph of its own: no shard, and
-        nothing that can be attacked, has a say in what becomes of others.
+        Tests a new model on a made-up graph, so that no shard and no attacked
+        data can influence how others are run.
         """
         if self.apart and x.dtype in (torch.float32, torch.float64):
             # Linear layers of rows, and sums of rows, which are made dense.

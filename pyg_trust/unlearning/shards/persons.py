@@ -177,8 +177,8 @@ def removed_names(updates: Iterable[Update]) -> list[int]:
 def touched(before: Data, after: Data, num_shards: int) -> dict[int, int]:
     """Return the shards whose training data differ, from the first stage on.
 
-    Those of removed persons, and with joint rows that are kept those of the
-    owners that are left.
+    Those of removed persons and, for joint rows that stay, of their other
+    owners.
 
     Args:
         before (Data): the table before.

@@ -115,9 +115,9 @@ class PoisonCertificate(Report):
     def survives(self, suspects: Any) -> Tensor:
         """Return a mask of targets whose class survives given poisoned nodes.
 
-        Only the number of their *shards* counts, and by a majority only
-        which ones. Targets that are suspects themselves are not covered at
-        isolated inference.
+        Only their *shards* matter; except by majority, only how many there
+        are. Targets that are suspects themselves are not covered at isolated
+        inference.
 
         Args:
             suspects (list[int] or Tensor): the names of the poisoned nodes.

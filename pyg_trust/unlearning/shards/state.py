@@ -273,10 +273,9 @@ class Stateful:
     def purge(self, folder: str | Path | None = None) -> tuple[str, ...]:
         """Delete the checkpoints that contain removed items.
 
-        Only of use with ``keep_history=True``: otherwise every change ends
-        with that. These are all in the folder that are not part of the state
-        in force, unfinished ones included. Copies elsewhere are out of reach,
-        and what a file system or a disk keeps of deleted files is up to them.
+        Needed with ``keep_history=True`` only: otherwise every change does it.
+        Deletes all files of the folder that are not part of the current state,
+        unfinished ones too. File systems and disks may keep deleted content.
 
         Args:
             folder (str or Path, optional): as in :meth:`save`.

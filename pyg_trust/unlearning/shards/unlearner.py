@@ -533,8 +533,7 @@ class ShardedUnlearner(Removing):
     ) -> ShardReport:
         """Divide the remaining training nodes again, and train all shards.
 
-        What comes of it equals a fit on the remaining data: nothing has seen
-        what was removed.
+        The result equals a fit on the remaining data.
 
         Args:
             partition (optional): as in the class; by default the same method.
