@@ -116,9 +116,8 @@ class SecureNoise:
     tells of another. A Gaussian is drawn as the integer nearest to
     :math:`2^{32} Z`, exactly (:mod:`pyg_trust.kernel.noise`): added to an
     integer on the grid of a release, it is the Gaussian mechanism to the last
-    bit, and there is no low bit that tells a sum
-    (`Mironov 2012 <https://doi.org/10.1145/2382196.2382264>`_ reads them off
-    floats).
+    bit, and there is no low bit that tells a sum (`Mironov 2012
+    <https://doi.org/10.1145/2382196.2382264>`_ reads them off floats).
 
     What it does *not* cover: the operating system's generator, the time that
     a draw takes, and memory left behind.

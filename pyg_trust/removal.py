@@ -116,8 +116,7 @@ class RemovalRequest:
     Raises:
         TypeError: on something that is no integer.
         ValueError: if nothing is requested, a name is negative, or
-            :obj:`persons` come without their :obj:`unit` or have several
-            rows.
+            :obj:`persons` come without their :obj:`unit` or have several rows.
 
     Example:
         >>> RemovalRequest(nodes={3: [0, 5]}, graphs=[7]).to_dict()

@@ -12,12 +12,11 @@ certificate holds a fingerprint of all that ``identity`` can see.
 (the persistent ones and others), hooks, and the attributes in ``__dict__``:
 plain values, tensors, arrays, containers and objects of such, functions with
 their code, defaults, closures and the plain values and functions among their
-globals; autocast, the default dtype and the precision of products of
-float32 (TF32) of the process. Of classes: the name,
-and the code and plain values of those that are no part of torch, PyG or this
-package (of which it takes public attributes, those that torch's layers and
-explainers compute with, and methods that an attribute hides: others are
-caches).
+globals; autocast, the default dtype and the precision of products of float32
+(TF32) of the process. Of classes: the name, and the code and plain values of
+those that are no part of torch, PyG or this package (of which it takes public
+attributes, those that torch's layers and explainers compute with, and methods
+that an attribute hides: others are caches).
 
 **What it does not cover.** Objects that are written in C and can't be
 pickled, files, networks, clocks and environment variables that the code reads,

@@ -433,8 +433,7 @@ def audit_training(
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
         seed (int, optional): the seed of coins, loader and weights. (default:
             :obj:`None`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         PrivacyAudit: the bound, beside the engine's claim.

@@ -215,9 +215,8 @@ class Divided(Module):
             edge_index, batch)``, to logits.
         num_groups (int): the number :math:`T` of groups. (default: :obj:`30`)
         by (str): :obj:`'edges'`; :obj:`'nodes'`, for nodes as targets;
-            :obj:`'subgraphs'`, for graphs; :obj:`'features'`,
-            :obj:`'entries'` of them, or :obj:`'grid'`.
-            (default: :obj:`'nodes'`)
+            :obj:`'subgraphs'`, for graphs; :obj:`'features'`, :obj:`'entries'`
+            of them, or :obj:`'grid'`. (default: :obj:`'nodes'`)
         vote (str): :obj:`'majority'`, ties for the first class, or
             :obj:`'mean'` of probabilities. (default: :obj:`'majority'`)
         transform (Callable, optional): applied to every view, as part of the
@@ -272,8 +271,7 @@ class Divided(Module):
                 of graphs (or a :class:`~torch_geometric.data.Batch`), to
                 classify these.
             baseline (float, optional): the accuracy of a model that sees
-                nothing that can be attacked, for plots.
-                (default: :obj:`None`)
+                nothing that can be attacked, for plots. (default: :obj:`None`)
             since (tuple[VoteCertificate, Data], optional): a certificate of
                 nodes by ``vote='majority'``, and its graph.
                 (default: :obj:`None`)

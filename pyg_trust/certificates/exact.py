@@ -119,8 +119,7 @@ def certify_pagerank(
             same arguments, and get the certificate of one process. Greedy
             attacks and exhaustive search are done by each, but in regions.
             (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Certificate: bounds, status and witnesses.

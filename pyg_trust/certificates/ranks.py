@@ -194,8 +194,7 @@ def certify_ranks(
             nodes. (default: :obj:`None`)
         tolerance (float): two items with scores closer than this count as
             tied. (default: :obj:`1e-9`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         RankCertificate: worst ranks, and the flips that reach them.

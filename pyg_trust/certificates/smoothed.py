@@ -107,8 +107,7 @@ def certify_smoothed(
     against a :class:`ThreatModel`, which certify some 10 % of the nodes more
     and show the edges that break the rest.
 
-    Memory: :obj:`batch_size` copies of the graph at a time, nothing
-    quadratic.
+    Memory: :obj:`batch_size` copies of the graph at a time, nothing quadratic.
 
     Args:
         model (Module): ``model(x, edge_index)``, or ``model(x, edge_index,
@@ -164,8 +163,7 @@ def certify_smoothed(
             batches of copies. All of them call it with the same arguments,
             and get the certificate of one process: copies are drawn by their
             numbers. (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         SmoothedCertificate: classes, bounds and votes.

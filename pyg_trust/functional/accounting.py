@@ -112,15 +112,14 @@ def wor_epsilon_rdp(history: History, delta: Fraction) -> float:
 def wor_epsilon_pld(history: History, delta: float) -> float:
     r""":math:`\epsilon` of a history by privacy loss distributions.
 
-    The profile of :func:`wor_profile` is that of one pair :math:`(P, Q)`.
-    With :math:`(P_G, Q_G)` and the loss :math:`\ell` of the Gaussian
-    mechanism, it has the loss :math:`\epsilon = \log(1 - q + q e^\ell) > 0`
-    with :math:`Q(\mathrm{d}\epsilon) = Q_G(\mathrm{d}\ell)` and
-    :math:`P = q P_G + (1-q) Q_G` there (differentiate the profile by
-    :math:`e^\epsilon`), the mirror image below 0 and the rest,
-    :math:`(1-q)(2\Phi(\mu/2) - 1)`, at 0. A pair whose profile is nowhere
-    lower dominates the step, and products of dominating pairs dominate the
-    composition (`Zhu, Dong and Wang 2022
+    The profile of :func:`wor_profile` is that of one pair :math:`(P, Q)`. With
+    :math:`(P_G, Q_G)` and the loss :math:`\ell` of the Gaussian mechanism, it
+    has the loss :math:`\epsilon = \log(1 - q + q e^\ell) > 0` with
+    :math:`Q(\mathrm{d}\epsilon) = Q_G(\mathrm{d}\ell)` and :math:`P = q P_G +
+    (1-q) Q_G` there (differentiate the profile by :math:`e^\epsilon`), the
+    mirror image below 0 and the rest, :math:`(1-q)(2\Phi(\mu/2) - 1)`, at 0. A
+    pair whose profile is nowhere lower dominates the step, and products of
+    dominating pairs dominate the composition (`Zhu, Dong and Wang 2022
     <https://arxiv.org/abs/2106.08567>`_, Theorem 10), also adaptively.
 
     The losses are put on a grid pessimistically (`Doroshenko et al. 2022

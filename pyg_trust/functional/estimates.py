@@ -55,9 +55,8 @@ def variance_bound(
         Tensor: the bound, of the shape of :obj:`x`, float64.
 
     Raises:
-        TypeError, ValueError: as
-            :func:`~pyg_trust.functional.propagate`, and if no bound is known
-            for the measure on this graph.
+        TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`, and
+            if no bound is known for the measure on this graph.
     """
     prepared = prepare_graph(graph, measure)
     eps = check_eps(eps)
@@ -167,8 +166,7 @@ def propagate_median(
             (default: :obj:`None`)
         force_push (bool): as in :func:`~pyg_trust.functional.propagate`.
             (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
         TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`.
@@ -228,8 +226,7 @@ def eps_for(
         relative_error (float): in :math:`(0, 1)`. (default: :obj:`0.1`)
         failure (float): in :math:`(0, 1)`. (default: :obj:`0.01`)
         bound (str): :obj:`'tight'`, which needs :math:`\gamma = 1` (see the
-            text of this module), or :obj:`'paper'`.
-            (default: :obj:`'tight'`)
+            text of this module), or :obj:`'paper'`. (default: :obj:`'tight'`)
     """
     factors = {'tight': levels, 'paper': levels * (levels + 1) / 2}
     check_choice('bound', bound, factors)

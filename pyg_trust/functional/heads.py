@@ -18,12 +18,11 @@ head        :math:`\ell`                   :math:`\gamma_1` :math:`\gamma_2`
 
 :math:`\gamma_1` and :math:`\gamma_2` are Lipschitz constants of :math:`G` and
 of the Hessian in :math:`a`. For ``softmax`` the Hessian is
-:math:`\operatorname{diag}(p) - pp^\top \preceq I/2`, and
-:math:`|D^3 \ell[u, h, h]| = |\operatorname{E}_p (u - \operatorname{E}u)(h -
-\operatorname{E}h)^2| \le (\max u - \min u) \operatorname{Var}_p(h) \le
-\sqrt2 \lVert u \rVert \cdot \lVert h \rVert^2 / 2`. ``ovr`` and ``squared``
-have one output for two classes and one per class for more, :math:`y_c = \pm
-1`.
+:math:`\operatorname{diag}(p) - pp^\top \preceq I/2`, and :math:`|D^3 \ell[u,
+h, h]| = |\operatorname{E}_p (u - \operatorname{E}u)(h - \operatorname{E}h)^2|
+\le (\max u - \min u) \operatorname{Var}_p(h) \le \sqrt2 \lVert u \rVert \cdot
+\lVert h \rVert^2 / 2`. ``ovr`` and ``squared`` have one output for two classes
+and one per class for more, :math:`y_c = \pm 1`.
 
 **The certificate.** :math:`L` is :math:`\lambda n`-strongly convex, so for
 *any* :math:`W`

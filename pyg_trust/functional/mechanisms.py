@@ -76,13 +76,12 @@ def clip_factors(
         \end{cases}, \quad
         c_i = 0 \text{ where the norm is not finite,}
 
-    so that no gradient adds more than :math:`C` for any features,
-    and replacing one moves the sum by at most :math:`2C`. 'automatic' is
-    AUTO-S of `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_: every
-    gradient has about the norm :math:`C`, which is then a factor of the
-    learning rate and needs no tuning.
-    A gradient with factor zero has to be left out and not multiplied:
-    :math:`0 \cdot \infty` is not zero.
+    so that no gradient adds more than :math:`C` for any features, and
+    replacing one moves the sum by at most :math:`2C`. 'automatic' is AUTO-S of
+    `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_: every gradient has
+    about the norm :math:`C`, which is then a factor of the learning rate and
+    needs no tuning. A gradient with factor zero has to be left out and not
+    multiplied: :math:`0 \cdot \infty` is not zero.
 
     Args:
         norms (Tensor): ``[num_subgraphs]``.
@@ -206,10 +205,9 @@ def wor_profile(epsilon: Finite, q: Rate, lam: float) -> float:
 def rdp_gaussian(orders: Orders, lam: float) -> np.ndarray:
     r"""Compute Rényi DP of the Gaussian mechanism, :math:`a / (2\lambda^2)`.
 
-    `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of
-    any sampling rate, too: given which subgraphs were drawn, a step is a
-    Gaussian mechanism or does not see the row, and the divergence is
-    quasi-convex.
+    `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of any
+    sampling rate, too: given which subgraphs were drawn, a step is a Gaussian
+    mechanism or does not see the row, and the divergence is quasi-convex.
 
     Args:
         orders (sequence of float): the orders :math:`a > 1`.
@@ -265,10 +263,9 @@ def rdp_wang(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     :math:`B(l) = \sum_i (-1)^{l-i} \tbinom{l}{i} e^{i(i-1)/(2\lambda^2)}` is
     :math:`E_Q[(P/Q - 1)^l]` of two Gaussians. Only even :math:`l` are needed,
     for which it is an integral of a positive function and is computed as one:
-    the sum cancels. Above order 256 the term with :math:`B` is left out,
-    which only makes the bound larger. Between integers
-    :math:`(a - 1)\, g(a)` is interpolated linearly, an upper bound as it is
-    convex, and 0 at 1.
+    the sum cancels. Above order 256 the term with :math:`B` is left out, which
+    only makes the bound larger. Between integers :math:`(a - 1)\, g(a)` is
+    interpolated linearly, an upper bound as it is convex, and 0 at 1.
 
     The bound can be *worse* than no amplification (:math:`4 q^2 > 1`, about):
     use :func:`rdp_wor`.
@@ -431,8 +428,7 @@ def rdp_fdp(
         ndarray: float64, ``[len(orders)]``.
 
     Raises:
-        ValueError: also if :obj:`m` or :obj:`terms` is above
-            :obj:`num_nodes`.
+        ValueError: also if :obj:`m` or :obj:`terms` is above :obj:`num_nodes`.
     """
     a, lam = check_orders(orders), check_lam(lam)
     if max(m, terms) > num_nodes:

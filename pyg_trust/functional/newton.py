@@ -283,8 +283,7 @@ def minimize(
         tol (float): the residual to reach; or the bound of rounding errors,
             if that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
         RuntimeError: if neither is reached.

@@ -159,8 +159,7 @@ def check_partition(
 
     Raises:
         TypeError: if :obj:`shard` is no int64 tensor.
-        ValueError: if a node is left out, a shard is unknown, or one is
-            empty.
+        ValueError: if a node is left out, a shard is unknown, or one is empty.
     """
     check_dtype('shard', shard, torch.int64)
     if num_nodes is None:

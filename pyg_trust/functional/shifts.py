@@ -31,17 +31,16 @@ again a shift, of at most :math:`\Delta_j`, of what exact retraining would
 release under the same transcript.
 
 **Objective perturbation** (of
-:mod:`pyg_trust.unlearning.baselines`, for comparison): :math:`b`
-is drawn once, kept secret, and the release is the approximate minimiser
-itself. `Guo et al. 2020 <https://arxiv.org/abs/1911.03030>`_, Theorem 3: if
-:math:`\lVert \nabla L_b(W', D') \rVert_F` is at most
-:func:`removal_budget`, the release is :math:`(\varepsilon,
-\delta)`-indistinguishable from the exact minimiser. *It does not hold in
-general.* The release is the exact minimiser for the noise :math:`T(b) = b -
-u(b)`, whose residual :math:`u` depends on :math:`b`. The proof compares
-densities as if :math:`u` were fixed, and leaves out the Jacobian of :math:`T`.
-With one feature, two points of which one is removed, and a promised
-:math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`
+:mod:`pyg_trust.unlearning.baselines`, for comparison): :math:`b` is drawn
+once, kept secret, and the release is the approximate minimiser itself. `Guo et
+al. 2020 <https://arxiv.org/abs/1911.03030>`_, Theorem 3: if :math:`\lVert
+\nabla L_b(W', D') \rVert_F` is at most :func:`removal_budget`, the release is
+:math:`(\varepsilon, \delta)`-indistinguishable from the exact minimiser. *It
+does not hold in general.* The release is the exact minimiser for the noise
+:math:`T(b) = b - u(b)`, whose residual :math:`u` depends on :math:`b`. The
+proof compares densities as if :math:`u` were fixed, and leaves out the
+Jacobian of :math:`T`. With one feature, two points of which one is removed,
+and a promised :math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`
 (``tests/functional/test_shifts.py`` computes it).
 """
 

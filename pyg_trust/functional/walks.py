@@ -267,9 +267,8 @@ def check_walks(
     Args:
         walks (DisjointWalks): the subgraphs.
         num_nodes (int): the number of nodes of the graph.
-        size (int, optional): the most nodes of a subgraph, as
-            :func:`max_size` has it; :obj:`None` for any number.
-            (default: :obj:`None`)
+        size (int, optional): the most nodes of a subgraph, as :func:`max_size`
+            has it; :obj:`None` for any number. (default: :obj:`None`)
         roots (Tensor, optional): as in :func:`root_index`: the nodes
             that may be roots, each of which has to be in a subgraph.
             (default: :obj:`None`)

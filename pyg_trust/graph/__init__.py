@@ -426,8 +426,7 @@ class CSRGraph(Views):
                 tensor, or :class:`torch_sparse.SparseTensor`. The values of a
                 sparse matrix are weights, unless all are one.
             num_nodes (int, optional): the number of nodes, for forms that do
-                not know it; checked against the others.
-                (default: :obj:`None`)
+                not know it; checked against the others. (default: :obj:`None`)
             edge_weight (Tensor, optional): the weights of an
                 ``edge_index``. (default: :obj:`None`)
             transposed (bool): whether a sparse matrix is PyG's

@@ -344,8 +344,7 @@ class Views:
         degree zero last) and cut into groups of doubling degree.
 
         Args:
-            a (float): the exponent of the receiving degree,
-                :math:`d_v^{-a}`.
+            a (float): the exponent of the receiving degree, :math:`d_v^{-a}`.
             dtype (torch.dtype): the dtype of the signals.
                 (default: :obj:`torch.float32`)
             along (bool): whether signals travel along the edges or against

@@ -95,11 +95,10 @@ class DisjointWalkLoader(WholeUnitLoader):
     The partition is drawn once (DRW, DRW-R of `"Training Differentially
     Private Graph Neural Networks with Random Walk Sampling"
     <https://arxiv.org/abs/2301.00738>`_, Ayle et al. 2023), or again every
-    :obj:`resample_every` steps (DRW-D); then :math:`M`, and with it
-    :math:`q`, is another one for each partition, and
-    :meth:`sample_rate_at` tells that of a step. Neither partitions nor
-    batches depend on features or labels, as long as the graph and
-    :obj:`input_nodes` do not; see
+    :obj:`resample_every` steps (DRW-D); then :math:`M`, and with it :math:`q`,
+    is another one for each partition, and :meth:`sample_rate_at` tells that of
+    a step. Neither partitions nor batches depend on features or labels, as
+    long as the graph and :obj:`input_nodes` do not; see
     :func:`pyg_trust.functional.disjoint_walks`. Privacy needs the choice of
     batches to stay secret. A :class:`~pyg_trust.privacy.PrivacyEngine` draws
     them from the operating system, with any seed here; keep ``n_id`` and

@@ -199,9 +199,8 @@ class SGConv(_Propagation, pyg.SGConv):
 
     Raises:
         TypeError, ValueError: as :func:`pyg_trust.functional.propagate` and
-            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`, and
-            on edge weights where :obj:`eps`, :obj:`half` or :obj:`tol` is
-            set.
+            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`, and on
+            edge weights where :obj:`eps`, :obj:`half` or :obj:`tol` is set.
 
     Example:
         >>> import torch
@@ -294,10 +293,9 @@ class APPNP(_Propagation, pyg.APPNP):
         + \alpha \mathbf{X}^{(0)}, \quad k = 1, \ldots, K
 
     (`"Predict then Propagate" <https://arxiv.org/abs/1810.05997>`_, Gasteiger
-    et al. 2019), a drop-in for :class:`torch_geometric.nn.APPNP` on
-    undirected graphs. For :obj:`eps=0` the two agree; otherwise values and
-    gradients are the unbiased estimates of
-    :func:`pyg_trust.functional.propagate`.
+    et al. 2019), a drop-in for :class:`torch_geometric.nn.APPNP` on undirected
+    graphs. For :obj:`eps=0` the two agree; otherwise values and gradients are
+    the unbiased estimates of :func:`pyg_trust.functional.propagate`.
 
     With edge weights, :obj:`normalize=False`, :obj:`dropout` in training, and
     while an explainer masks edges, the messages are PyG's own: exact, as fast
@@ -321,9 +319,8 @@ class APPNP(_Propagation, pyg.APPNP):
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
-    Shapes:
-        - **input:** as in :class:`SGConv`.
-        - **output:** the shape of the input features.
+    Shapes: - **input:** as in :class:`SGConv`. - **output:** the shape of the
+        input features.
 
     Raises:
         TypeError, ValueError: as :class:`SGConv`, and if :obj:`dropout` or

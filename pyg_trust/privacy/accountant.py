@@ -573,9 +573,8 @@ def epsilon_over_time(
         accountant (Accountant): the account; releases beside the steps count
             from the first on.
         delta (float): in :math:`(0, 1)`.
-        points (int): at how many numbers of steps, evenly spaced, at
-            most as many as there are.
-            (default: :obj:`8`)
+        points (int): at how many numbers of steps, evenly spaced, at most as
+            many as there are. (default: :obj:`8`)
     """
     total = sum(count for _, _, count in accountant.history)
     points = min(points, total)

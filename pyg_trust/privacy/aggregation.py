@@ -117,10 +117,9 @@ class PrivateNodeClassifier(PrivateFit):
     nodes are on it. Nodes that train have labels and need no prediction, but
     most messages go to them. So where most nodes train only a fifth of these
     receive sums (:func:`~pyg_trust.functional.receivers.choose_receivers`; the
-    mask and
-    a hash of ids choose), the head trains on that fifth, and the others, the
-    nodes that don't train among them, receive the energy of the rest
-    (:mod:`pyg_trust.functional.receivers`, with the proof that the
+    mask and a hash of ids choose), the head trains on that fifth, and the
+    others, the nodes that don't train among them, receive the energy of the
+    rest (:mod:`pyg_trust.functional.receivers`, with the proof that the
     sensitivity stays 1). Rows of nodes that receive nothing are zero, and
     **their predictions come from their own features alone**: ask for
     :obj:`train_receivers=1` if you need those of nodes that train.
@@ -132,22 +131,20 @@ class PrivateNodeClassifier(PrivateFit):
     encoder and head train without noise, and the sums have all of the budget.
     Under the other relations encoder and head train by full-batch private
     gradient descent (:mod:`pyg_trust.functional.private_descent`), as linear
-    models of normalised rows, and with the sums they are one Gaussian
-    release:
+    models of normalised rows, and with the sums they are one Gaussian release:
 
     .. math::
         \mu^2 = \mu_{\text{encoder}}^2 + \mu_{\text{sums}}^2
         + \mu_{\text{head}}^2,
 
     in closed form. Of ``'node'`` and ``'feature'`` in the form ``'replace'``
-    messages are :func:`~pyg_trust.functional.class_messages`, which are
-    closer to each other than any of norm 1, by a factor :math:`\sqrt{C / (2
-    (C - 1))}`, and need as much less noise. What was released is kept:
-    predictions read kept rows, the weights and the row of the node that is
-    asked for, never an edge, so any number of them costs nothing. Labels of
-    nodes that don't train are not read (under ``'edge'`` those of
-    ``val_mask`` choose among epochs), but for the number of classes: give
-    :obj:`num_classes`.
+    messages are :func:`~pyg_trust.functional.class_messages`, which are closer
+    to each other than any of norm 1, by a factor :math:`\sqrt{C / (2 (C -
+    1))}`, and need as much less noise. What was released is kept: predictions
+    read kept rows, the weights and the row of the node that is asked for,
+    never an edge, so any number of them costs nothing. Labels of nodes that
+    don't train are not read (under ``'edge'`` those of ``val_mask`` choose
+    among epochs), but for the number of classes: give :obj:`num_classes`.
 
     **Assumed public:** ids, masks, the number of classes, all arguments.
 
@@ -165,8 +162,7 @@ class PrivateNodeClassifier(PrivateFit):
             ``'edge'``. (default: :obj:`None`)
         encoder (torch.nn.Module, optional): maps rows to logits; trained from
             its present weights, in a copy. By default an MLP with 16 hidden
-            units for ``'edge'``, else a linear model.
-            (default: :obj:`None`)
+            units for ``'edge'``, else a linear model. (default: :obj:`None`)
         head (torch.nn.Module, optional): maps ``(hops + smoothing + 1) *
             num_classes`` columns to logits, as the encoder.
             (default: :obj:`None`)
@@ -179,13 +175,11 @@ class PrivateNodeClassifier(PrivateFit):
         max_degree (int, optional): :math:`D` of ``'node_incident'``.
             (default: :obj:`None`)
         measure (Measure, optional): of ``'feature'``, as of
-            :class:`~pyg_trust.transforms.PrivateAGP`.
-            (default: :obj:`None`)
+            :class:`~pyg_trust.transforms.PrivateAGP`. (default: :obj:`None`)
         train_receivers (float, optional): of ``'node'`` with one hop: the
-            share of the nodes that train which receive sums, in
-            :math:`(0, 1]`. By default .2 if more than half of the nodes
-            train, but not all, and there is no :obj:`head`; else 1.
-            (default: :obj:`None`)
+            share of the nodes that train which receive sums, in :math:`(0,
+            1]`. By default .2 if more than half of the nodes train, but not
+            all, and there is no :obj:`head`; else 1. (default: :obj:`None`)
         smoothing (int, optional): of ``'feature'``: how many more hops of
             released rows the head reads; by default 2, as chosen on Cora-ML.
             (default: :obj:`None`)
@@ -199,8 +193,7 @@ class PrivateNodeClassifier(PrivateFit):
         seed (int, optional): the seed of the noise, to repeat an experiment;
             the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
-            :class:`~pyg_trust.privacy.PrivacyEngine`.
-            (default: :obj:`None`)
+            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -383,9 +376,8 @@ class PrivateNodeClassifier(PrivateFit):
             x (Tensor, optional): the features of all nodes; by default those
                 of :meth:`fit`, as they were then. Needed after
                 :meth:`load_state_dict`, as a checkpoint holds no private row.
-                Rows have to be a node's own: propagated ones would show
-                edges, which nothing paid for.
-                (default: :obj:`None`)
+                Rows have to be a node's own: propagated ones would show edges,
+                which nothing paid for. (default: :obj:`None`)
         """
         encoder, head = self._check_fitted()
         own = self._own
@@ -414,8 +406,7 @@ class PrivateNodeClassifier(PrivateFit):
         Args:
             index (Tensor, optional): int64 ids or a bool mask; by default all
                 nodes. (default: :obj:`None`)
-            x (Tensor, optional): as of :meth:`logits`.
-                (default: :obj:`None`)
+            x (Tensor, optional): as of :meth:`logits`. (default: :obj:`None`)
         """
         self._check_fitted()
         if index is not None:

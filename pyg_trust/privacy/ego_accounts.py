@@ -34,11 +34,10 @@ class GroupAccountant(Accountant):
 
     Each of at most :math:`k` roots sees a row; :math:`m` of :math:`N` roots
     are drawn without replacement, and clipped each. By
-    :func:`pyg_trust.functional.group_wor_epsilon`, which hides how many of
-    the :math:`k` were drawn; :class:`FDPAccountant` tells it. For coins there
-    is :class:`GroupPoissonAccountant`. As everywhere,
-    :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, here at least a
-    tenth of :math:`k`.
+    :func:`pyg_trust.functional.group_wor_epsilon`, which hides how many of the
+    :math:`k` were drawn; :class:`FDPAccountant` tells it. For coins there is
+    :class:`GroupPoissonAccountant`. As everywhere, :obj:`noise_multiplier` is
+    Opacus' :math:`\sigma / C`, here at least a tenth of :math:`k`.
 
     Args:
         num_roots (int): :math:`N`, ``loader.num_subgraphs``.

@@ -231,8 +231,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 :class:`~pyg_trust.privacy.AdaptiveNorm` follows a quantile of
                 the norms, paid from the same account.
             loss_reduction (str): whether the loss is the :obj:`'mean'` or the
-                :obj:`'sum'` of the terms of a batch. (default:
-                :obj:`'mean'`)
+                :obj:`'sum'` of the terms of a batch. (default: :obj:`'mean'`)
             max_physical_batch_size (int, optional): the most subgraphs in
                 memory at a time. A batch is then handed out in parts, with
                 one draw of noise and one step on the account for all; write
@@ -750,9 +749,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         training, with the same public settings, on data in which the items are
         blank (:mod:`pyg_trust.functional.forgetting`). The items are
         *features* of nodes under ``'replace-one-feature-row'`` (node, label
-        and edges stay), *graphs* of a
-        :class:`~pyg_trust.loader.GraphLoader` (under ``'replace'`` another
-        graph has their place), and *persons* of a
+        and edges stay), *graphs* of a :class:`~pyg_trust.loader.GraphLoader`
+        (under ``'replace'`` another graph has their place), and *persons* of a
         :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself.
 
         Args:

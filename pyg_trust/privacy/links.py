@@ -314,11 +314,9 @@ class PrivateLinkPredictor(PrivateFit):
         seed (int, optional): the seed of the noise, to repeat an experiment;
             the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
-            :class:`~pyg_trust.privacy.PrivacyEngine`.
-            (default: :obj:`None`)
+            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
-            cover edges that are removed.
-            (default: :obj:`1.0`)
+            cover edges that are removed. (default: :obj:`1.0`)
 
     Raises:
         TypeError, ValueError: on a wrong argument.

@@ -1,10 +1,9 @@
 """Check that private rows reach a model only as rows of its batch.
 
-A model is probed on random rows (:mod:`pyg_trust.privacy.validation`). What
-it looks up elsewhere escapes that: in a buffer with the features of all
-nodes, by their names (``n_id``) or their places in the batch, or in what a
-transform of the loader writes into the batch. Here each of these ways is
-tried.
+A model is probed on random rows (:mod:`pyg_trust.privacy.validation`). What it
+looks up elsewhere escapes that: in a buffer with the features of all nodes, by
+their names (``n_id``) or their places in the batch, or in what a transform of
+the loader writes into the batch. Here each of these ways is tried.
 """
 
 import copy

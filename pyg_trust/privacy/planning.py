@@ -430,8 +430,7 @@ def search(
     Raises:
         BudgetExceededError: if a run spent more than :obj:`bound`; nothing is
             returned then.
-        ValueError: if runs protect different things; nothing is returned
-            then.
+        ValueError: if runs protect different things; nothing is returned then.
     """
     if not isinstance(candidates, Sequence) or not candidates:
         raise TypeError(

@@ -87,9 +87,8 @@ class PrivacyReport(Report):
         weights (str): SHA-256 of the weights that are released.
         history (tuple[float, ...]): :math:`\epsilon` over time, from nothing
             to everything so far.
-        account (tuple): noise multiplier, rate and number of steps of all
-            that :math:`\epsilon` is of, releases beside the training
-            included.
+        account (tuple): noise multiplier, rate and number of steps of all that
+            :math:`\epsilon` is of, releases beside the training included.
         pure_epsilon (float): the part that :math:`\epsilon`-DP releases add to
             it.
         epsilon_renyi (float, optional): a bound of :math:`\epsilon` by Rényi

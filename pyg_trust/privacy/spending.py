@@ -46,8 +46,7 @@ class Spending(Single):
         seed (int, optional): as there.
         ledger (str or Path, optional): as there.
         ledger_head (str, optional): as there.
-        kind (str): of the noise, as there.
-            (default: :obj:`'system'`)
+        kind (str): of the noise, as there. (default: :obj:`'system'`)
     """
 
     def __init__(

@@ -175,8 +175,7 @@ class Guarantee(Report):
         spent (dict[str, float]): the amount spent of each budget.
         budget (dict[str, float]): the total of each budget.
         data (str): a fingerprint of the data that the promise is about.
-        origin (dict[str, Any]): versions and arguments, as
-            :func:`provenance`.
+        origin (dict[str, Any]): versions and arguments, as :func:`provenance`.
         kind (str): the kind of the promise, one of :data:`KINDS`.
         values (dict[str, Any]): all numbers and settings of the promise, by
             the field's name: ``epsilon``, ``delta``, ``mu``, ``sigma``,

@@ -147,9 +147,8 @@ class FlipBits(BaseTransform):
 
     The noise of `"Efficient Robustness Certificates for Discrete Data"
     <https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
-    2020): a model whose certificates will be made with
-    :class:`BitFlips` is best trained on graphs with
-    the same noise, a new one each epoch.
+    2020): a model whose certificates will be made with :class:`BitFlips` is
+    best trained on graphs with the same noise, a new one each epoch.
 
     .. code-block:: python
 

@@ -82,8 +82,7 @@ class GraphEmbedding(BaseTransform):
                 that of the features. (default: :obj:`None`)
             sparse (bool): whether to return a sparse CSR matrix.
                 (default: :obj:`False`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
@@ -160,10 +159,9 @@ class GraphScattering(GraphEmbedding):
         J (int): the number of filters of the bank.
         Q (int): the number of moments.
         L (int): the number of layers, the root included.
-        wavelet (str): :obj:`'geometric'` (row walk),
-            :obj:`'geometric_column'` (the walk of the papers),
-            :obj:`'diffusion'`, :obj:`'itersine'` or :obj:`'monic_cubic'`.
-            (default: :obj:`'geometric'`)
+        wavelet (str): :obj:`'geometric'` (row walk), :obj:`'geometric_column'`
+            (the walk of the papers), :obj:`'diffusion'`, :obj:`'itersine'` or
+            :obj:`'monic_cubic'`. (default: :obj:`'geometric'`)
         low_pass (str): :obj:`'mean'` or :obj:`'degree'`.
             (default: :obj:`'mean'`)
         linear (bool): whether to leave out the absolute value (linear-GST).

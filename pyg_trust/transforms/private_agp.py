@@ -136,8 +136,7 @@ class PrivateAGP(Releasing, BaseTransform):
             by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
             D^{-1/2}` and without a node's own message. (default: :obj:`None`)
         weights (sequence of float, optional): :math:`w_1, \ldots, w_K`: the
-            output is then :math:`\sum_k w_k S_k`; free.
-            (default: :obj:`None`)
+            output is then :math:`\sum_k w_k S_k`; free. (default: :obj:`None`)
         degree_channel (float): as in :func:`~pyg_trust.functional.messages`.
             (default: :obj:`0.0`)
         between (str): how rows are bounded: brought to norm 1

@@ -494,8 +494,7 @@ class GINClassifier:
 
         Args:
             graphs (list[Data]): the training graphs, labelled 0, 1, ...
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         graphs = [data.clone() for data in check_graphs(graphs)]
         self._train(dict(enumerate(graphs)), progress_bar)
@@ -509,8 +508,7 @@ class GINClassifier:
         Args:
             request (RemovalRequest): the items to forget, by the names that
                 :meth:`fit` saw.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         check_instance('request', request, RemovalRequest)
         graphs = {} if self._fitted is None else dict(self._fitted[0])

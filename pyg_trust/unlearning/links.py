@@ -82,8 +82,7 @@ class LinkClassifier(NodeClassifier):
             (default: :obj:`30.0`)
         partners (int): the number of negative pairs of each name.
             (default: :obj:`4`)
-        pair_seed (int): the public seed of negative pairs.
-            (default: :obj:`0`)
+        pair_seed (int): the public seed of negative pairs. (default: :obj:`0`)
         lam (float): the regularisation :math:`\lambda`, for each pair.
             (default: :obj:`1e-4`)
         release_std (float): as of :class:`NodeClassifier`.

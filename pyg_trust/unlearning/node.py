@@ -152,8 +152,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             :obj:`'refine'` solves exactly from where they got to, and from
             zero if that fails; and, as a last resort, does what
             :obj:`'retrain'` does: solves from zero, with features that are
-            made anew.
-            :obj:`'raise'` raises
+            made anew. :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`. Where rounding
             hides more than the budget, weights that were retrained are
             compared with those of a fit by this program, which they are.

@@ -124,8 +124,7 @@ class VerificationReport(Report):
         bound (float): the bound of the residual that the ledger records.
         bound_holds (bool): whether the residual is at most the bound.
         distance_to_retrain (float): the Frobenius norm of the difference
-            between the weights before the noise and those of exact
-            retraining.
+            between the weights before the noise and those of exact retraining.
         distance_bound (float): the largest distance that the residual allows.
         noise_p_value (float): how likely Gaussian noise of the standard
             deviation :obj:`release_std` is as far from what it has to be as

@@ -84,9 +84,8 @@ class Saved(Generic[M]):
                 arguments.
 
         Raises:
-            ValueError: if the arguments differ, the parts do not fit
-                together, or the state or its ledger does not continue the
-                present one.
+            ValueError: if the arguments differ, the parts do not fit together,
+                or the state or its ledger does not continue the present one.
         """
         self._load(state)
 
@@ -105,8 +104,7 @@ class Saved(Generic[M]):
         Raises:
             StaleStateError: if another object has changed the file since this
                 one read or wrote it.
-            ValueError: if it holds the state of another fit, or anything
-                else.
+            ValueError: if it holds the state of another fit, or anything else.
         """
         check_instance('path', path, str, Path)
         commit.save(path, self.state_dict())

@@ -173,11 +173,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             (default: :obj:`'logistic'`)
         mode (str): :obj:`'delete'`: removed nodes are gone, and what is
             derived from the graph (degrees, averages) is derived anew.
-            :obj:`'mask'`: as in the paper, they stay as isolated nodes
-            without features, and features stay as first derived: their
-            existence and, through their neighbours' degrees, their edges can
-            still be seen. For comparison only.
-            (default: :obj:`'delete'`)
+            :obj:`'mask'`: as in the paper, they stay as isolated nodes without
+            features, and features stay as first derived: their existence and,
+            through their neighbours' degrees, their edges can still be seen.
+            For comparison only. (default: :obj:`'delete'`)
         on_exceed (str): what happens where so few graphs remain that
             :obj:`tol` is too large for the budget: :obj:`'refine'` and
             :obj:`'retrain'` embed and solve anew, as a fit does, to what the
@@ -268,8 +267,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError, ValueError: on graphs that can't be embedded, labels
@@ -324,8 +322,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         model = self._fitted
         Z = self._keeper.embed(graphs, progress_bar=progress_bar)
@@ -342,8 +339,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         margin = self.decision_function(graphs, progress_bar=progress_bar)
         return self._labels(margin)
@@ -361,8 +357,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: with another loss than the logistic one.
@@ -382,8 +377,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (list[Data]): the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         y = graph_labels(graphs)
         found = self.predict(graphs, progress_bar=progress_bar)
@@ -434,8 +428,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 of its nodes, edges and features.
             reference (str): the id of the batch of requests, 32 hexadecimal
                 digits, for the ledger. (default: :obj:`''`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on anything else.
@@ -461,8 +454,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             request (RemovalRequest): the items to forget, by the names of the
                 graphs and nodes that :meth:`fit` saw.
             reference (str): as in :meth:`update`. (default: :obj:`''`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on another request.
@@ -516,8 +508,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         tensors that are views into larger ones.
 
         Args:
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         model = self._fitted
         train = model.train
@@ -573,8 +564,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         Args:
             state (dict): the :meth:`state_dict` of a classifier with the same
                 arguments.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if the arguments differ, the parts do not fit
@@ -589,8 +579,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             path (str or Path): the path of the file.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: as :meth:`load_state_dict`.

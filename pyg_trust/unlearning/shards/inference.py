@@ -49,8 +49,7 @@ def evaluate_all(
         recipe (Recipe): the settings that the models were trained with.
         over_ranks (bool): whether the processes of torchrun share the models.
             (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: ``[num_models, num_nodes, num_classes]``.

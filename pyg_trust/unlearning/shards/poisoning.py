@@ -235,8 +235,7 @@ def certify_shards(
         outputs (Tensor): logits of all models on the whole graph.
         partition (Any): the partition that made the shards.
         aggregator (ShardAggregator): the aggregator of the models' outputs.
-        num_classes (int, optional): the number of classes that the user
-            fixed.
+        num_classes (int, optional): the number of classes that the user fixed.
         run (ViewRunner): returns the logits of a model, given by its number,
             on a view.
         nodes (Any): the names of the targets; by default all nodes.

@@ -206,8 +206,7 @@ class Stateful:
         Args:
             state (dict): the :meth:`state_dict` of an unlearner with the same
                 arguments.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if the arguments differ, a checkpoint is not that of
@@ -251,8 +250,7 @@ class Stateful:
         Args:
             folder (str or Path, optional): as in :meth:`save`.
                 (default: :obj:`None`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if there is none, a file is missing or was changed, or

@@ -257,8 +257,7 @@ def train(
             of the processors. (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the shards;
             all of them get all models. (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Trained: the states of the models, in order, as tensors of their own.
