@@ -240,8 +240,8 @@ class ReleaseAccount(NoCopies):
                 )
             if head and len(lines) > len(present) and self._ledger:
                 raise ValueError(
-                    "'lines' are of a ledger that has some which this one has "
-                    'not: it is older or another'
+                    "'lines' come from a ledger with lines that this one "
+                    'lacks: it is older or another'
                 )
             more = lines[shorter:]
             if more:

@@ -22,7 +22,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.files.commit import ObjectLock, editing
 
-# Their home until they had a module of their own.
+# Importable from here for users of 0.1.
 from pyg_trust.files.seals import Seals, content  # noqa: F401
 from pyg_trust.kernel import chain
 from pyg_trust.report import Report
@@ -226,7 +226,7 @@ class RemovalLedger:
         request = {} if request is None else request
         check_plain('request', request)
         self.check_reference(reference)
-        # Its own: reports and states hold the same names.
+        # Copy: reports and states hold the same object.
         request = copy.deepcopy(request)
         if action == 'step' and spent < self.spent:
             raise ValueError(
@@ -526,7 +526,7 @@ class PrivacyLedger:
     def _settle(self) -> None:
         self._check_open()
         if self._writing:
-            # The last line was interrupted, and so was what follows here.
+            # Both the last line and its repair were interrupted.
             self._known = None
 
     def _append(self, body: dict[str, Any]) -> None:

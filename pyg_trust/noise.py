@@ -33,7 +33,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.kernel.noise import SHIFT, Bytes, cells
 
-# Its home is where sentences are made.
+# Defined where sentences are made.
 from pyg_trust.kernel.sentences import SEEDED  # noqa: F401
 from pyg_trust.registries import Registry
 

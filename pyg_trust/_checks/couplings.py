@@ -25,7 +25,7 @@ EdgeType = tuple[str, str, str]
 
 # Rows back in which a lagged column is searched for.
 _LAGS = 8
-# Of larger tables so many rows are looked at: what holds for all holds there.
+# Larger tables are tested on this many rows.
 _MOST = 2**16
 
 

@@ -60,8 +60,7 @@ _LIBRARIES = frozenset(
         'torch_sparse',
     ]
 )
-# Modes and what training leaves behind: certificates are of the mode of
-# evaluation.
+# Attributes of every module, as its mode: certificates hold in evaluation.
 _NOT_OF_IT = frozenset([*vars(Module()), '__weakref__', '__dict__'])
 _OF_IT = (
     '_parameters',
@@ -228,7 +227,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
-        # With what was seen, so that no address is used twice.
+        # Keeps seen objects alive, so that no address is used twice.
         self.seen: dict[int, tuple[int, Any]] = {}
 
     def take(self, name: str, value: Any) -> None:

@@ -21,7 +21,7 @@ from pyg_trust._checks.degrees import (
 _TRIED, _FEW, _PERIODS = 256, 5, 64
 # Logarithm of the number of orders of which one comes by chance.
 _CHANCE = 14
-# Rows of two tables from which those are sought first that may be equal.
+# Above this many rows, rows of equal sums are searched first.
 _LARGE = 2**16
 # Columns of a sparse attribute at a time.
 _BLOCK = 64

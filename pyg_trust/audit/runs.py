@@ -101,7 +101,7 @@ class Runs:
         self.noisy = bool(getattr(self.made(), 'noisy', False))
         #: What differs between runs with the same data and seed.
         self.random: set[str] = set()
-        #: What one attack keeps for another.
+        #: Results that attacks share.
         self.kept: dict[str, Any] = {}
 
     def _rows(self, names: Sequence[int]) -> Tensor:

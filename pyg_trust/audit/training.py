@@ -179,9 +179,9 @@ def audit_function(
         counted.add(found[count] @ weight, heads[count])
     if same:
         warnings.warn(
-            "what 'train' released is the same for every canary: it does not "
-            'read their rows of data.x, or not where data.train_mask has '
-            'them, and a bound of 0 says nothing of it',
+            "'train' releases the same for every canary: it ignores their "
+            'rows of data.x, or data.train_mask. A bound of 0 then means '
+            'nothing',
             stacklevel=3,
         )
     error = (1 - confidence) / 2

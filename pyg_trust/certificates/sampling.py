@@ -65,7 +65,7 @@ def evaluating(model: Module) -> Iterator[None]:
     """Evaluate without gradients for a block; restore all modules' modes."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    # Layers that make sparse matrices do not say whether to check them.
+    # Torch warns if sparse matrices are made without saying whether to check.
     unchecked = torch.sparse.check_sparse_tensor_invariants(False)
     try:
         with torch.no_grad(), quiet_sparse(), unchecked:

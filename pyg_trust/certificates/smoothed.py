@@ -217,8 +217,8 @@ def certify_smoothed(
         index = check_nodes('targets', targets, size).clone()
         if index.numel() == 0 or index.unique().numel() < index.numel():
             raise ValueError(
-                "'targets' needs to hold different ones, at least one "
-                f'(got {index.tolist()[:5]})'
+                "'targets' needs at least one target, each once (got "
+                f'{index.tolist()[:5]})'
             )
     level = alpha / index.numel() if per == 'all' else alpha
     _check_enough(looks, level, classes, threat)
@@ -527,7 +527,7 @@ def _checked_options(
             check_radius('until', radius)
             if kind not in threat.noisy:
                 raise ValueError(
-                    f"'until' needs to be of kinds with noise (got {kind!r})"
+                    f"'until' needs kinds that have noise (got {kind!r})"
                 )
     # Rounded down: 1 - 0.99 is a little above 0.01.
     return looks, (1 - confidence) * (1 - 1e-12)

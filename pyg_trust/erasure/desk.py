@@ -246,7 +246,7 @@ class ErasureDesk:
                         'a model or recipient needs to be registered first: '
                         'the request would reach nobody'
                     )
-            # The names of what is complete are gone.
+            # A complete request has no names.
             if any(
                 known.get(name) not in (None, value)
                 for name, value in content.items()
@@ -423,7 +423,7 @@ class ErasureDesk:
                 (row['seconds'],) = self._one(queries.SECONDS, name) or (None,)
         if rows:
             due, seconds = fields.read('due', rows[0][2]), row['seconds'] or 0
-            # The others may be at work just then.
+            # Other models may be working on the request.
             (others,) = self._one(queries.OTHERS, name)
             busy = max(_HOUR, seconds + others)
             start = due - timedelta(seconds=self.policy.reserve * busy)
@@ -444,7 +444,7 @@ class ErasureDesk:
         return batch
 
     def _perform(self, name: str, batch: str) -> None:
-        # Brings a batch that was begun to its end.
+        # Finish a batch that was begun.
         place, started = self._places[name], self._clock()
         place.catch_up()
         how, is_done = '', place.ledger.refers_to(batch)

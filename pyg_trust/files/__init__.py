@@ -48,7 +48,7 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
             if fcntl is not None:
-                # Before it is closed, which unlocks it.
+                # Closing the file would unlock it.
                 os.replace(name, path)
         if fcntl is None:  # pragma: no cover
             os.replace(name, path)

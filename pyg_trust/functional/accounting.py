@@ -513,7 +513,8 @@ def check_share(q: float, num_roots: int, name: str = 'q') -> float:
     m = round(q * num_roots)
     if m < 1 or not math.isclose(m / num_roots, q, rel_tol=1e-9):
         raise ValueError(
-            f'{name!r} needs to be a share of the {num_roots} roots (got {q})'
+            f'{name!r} needs to be a number of units over the {num_roots} '
+            f'roots (got {q})'
         )
     return q
 

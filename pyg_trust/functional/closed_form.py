@@ -166,7 +166,7 @@ def stepped(
         s = math.sqrt(square)
         w = p / s
         both = np.stack([w, np.abs(w)], 1)
-        # Of A after this step: what is still to come is in it, or not yet.
+        # Products by A after this step: later steps are taken back.
         later = made[each:]
         rest = later @ both
         rest[:, 0] *= signs[each:]
@@ -251,7 +251,7 @@ def _measured(
 
 
 def _added(inverse: Inverse) -> tuple[Inverse, float]:
-    # With no steps beside the base; and the norm of what that rounds.
+    # The inverse with all steps added in, and the norm of the rounding.
     base, off = inverse.base, norm(inverse.base)
     made = base.copy()
     for sign in (1.0, -1.0):

@@ -511,7 +511,7 @@ def check_multiplier(noise_multiplier: Any, occurrences: int = 1) -> float:
     if not least <= z < math.inf:
         raise ValueError(
             f"'noise_multiplier' needs to be finite and at least {least:g}, a "
-            f'tenth of the units that a record is in (got {z})'
+            f'tenth of the number of units with the record (got {z})'
         )
     return z
 

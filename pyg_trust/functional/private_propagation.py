@@ -476,7 +476,7 @@ def private_propagate(
             sums = adjacency @ truncated(block.numpy(), std).astype(kind)
             part = released(sums, cells[:, start:stop].numpy(), std)
             rows[:, start:stop] = torch.from_numpy(part)
-        # Before the next hop, so that one hop alone is in float64.
+        # Convert now, so that only one hop is held in float64.
         rows = rows.to(dtype)
         hops.append(rows)
     return hops

@@ -97,7 +97,9 @@ def single_edge_ranks(
     free = adjacency[u].toarray()[:, col] == 0
     free &= u[:, None] != col[None]
     if int(free.sum(1).min(initial=k)) < k:
-        raise ValueError(f"'k' needs to be at most what is left (got {k})")
+        raise ValueError(
+            f"'k' needs at most as many items as each user lacks (got {k})"
+        )
     made = kernel.invert(adjacency, alpha)
     scores = alpha * made.X[np.ix_(u, col)]
     scores = np.where(free, scores, -np.inf)

@@ -24,7 +24,7 @@ from pyg_trust.unit import PrivacyUnit
 
 # The relation of persons.
 PERSON = 'replace-one-person'
-# Partitions and batches are drawn from streams of their own.
+# Streams of the partitions and of the batches.
 _PARTITION, _BATCH = 0, 1
 
 

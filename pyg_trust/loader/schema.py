@@ -176,7 +176,7 @@ class Schema:
                 sizes = torch.randint(
                     _ROWS + 1, (_PERIOD,), generator=generator
                 )
-                # One has none, another all there may be.
+                # One subgraph has no such rows, another the most.
                 sizes[1 + k % (_PERIOD - 2)] = 0
                 sizes[0] = _ROWS
             owners[t] = torch.arange(_PERIOD).repeat_interleave(sizes)

@@ -284,9 +284,9 @@ class StepLoader(NodeLoader):
             actual.cpu().sort().values, want.cpu().sort().values
         ):
             raise ValueError(
-                'a batch needs to hold the units that were drawn for it, '
-                f"which '{name}' tells: is there a 'transform' that returns "
-                'another one?'
+                'a batch needs to hold the units that were drawn for it (got '
+                f"others in '{name}'): does a 'transform' return another "
+                'batch?'
             )
 
     def flat(self, batch: Any) -> Any:

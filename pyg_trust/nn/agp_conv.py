@@ -209,8 +209,8 @@ class SGConv(_Propagation, pyg.SGConv):
         torch.Size([2, 2])
     """
 
-    # PyG compiles one of its own for every class, and explainers go back to
-    # what they find here: not to the one compiled for the parent.
+    # PyG compiles 'propagate' for every class; explainers restore this one,
+    # which must not be the parent's.
     propagate = pyg.MessagePassing.propagate
 
     def __init__(

@@ -55,7 +55,7 @@ POISSON_SAMPLING = 'poisson'
 FDP = 'rdp_fdp'
 POISSON = 'pld_poisson'
 GROUP_WOR, GROUP = 'pld_group_wor', 'pld_group'
-#: Those of ego graphs, which take arguments.
+#: Accountants of ego graphs, which take arguments.
 EGO_ACCOUNTS = (GROUP_WOR, GROUP, FDP)
 History = list[tuple[float, float, int]]
 

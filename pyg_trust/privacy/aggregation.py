@@ -247,9 +247,9 @@ class PrivateNodeClassifier(PrivateFit):
             relation != 'feature' and measure is not None
         ):
             raise ValueError(
-                "'hops' counts the sums of 'edge' and 'node', and 'measure' "
-                f"propagates under 'feature' (got {relation!r}, hops={hops} "
-                f'and measure={measure})'
+                "'hops' goes with the relations 'edge' and 'node', 'measure' "
+                f"with 'feature' (got {relation!r}, hops={hops} and "
+                f'measure={measure})'
             )
         self.measure = TWO_HOPS if measure is None else measure
         self._own_messages = measure is not None
@@ -330,7 +330,7 @@ class PrivateNodeClassifier(PrivateFit):
         # Noise is drawn, and models are, on the CPU.
         graph = release_graph(data, self.relation).to('cpu')
         x = check_own(data, 'x', self.relation).cpu()
-        # Labels that are not read are 0 by now.
+        # Unused labels are 0 by now.
         y, train, val, classes = self._labels(data, graph.num_nodes)
         masks = (train,) if val is None else (train, val)
         setting = (graph.rowptr, graph.col, y, *masks)
@@ -426,7 +426,7 @@ class PrivateNodeClassifier(PrivateFit):
         encoder, sums, head, others = self._parts()
         receivers = None
         if self.relation.name == 'node' and self._released:
-            # Noise is never exactly zero: what is, is no receiver's.
+            # Noise is never exactly zero: rows of zeros are of no receiver.
             rows = self._released[0].any(1)
             if not bool(rows.index_fill(0, self._erased(), True).all()):
                 receivers = int(rows.sum())
@@ -446,9 +446,8 @@ class PrivateNodeClassifier(PrivateFit):
         )
 
     def _parts(self) -> tuple[float, float, float, float]:
-        # Split the spent mu: one's own encoder, all other releases (sums may
-        # be among them), one's own head; and the part of the other releases
-        # that none of one's own rows is in.
+        # Split the spent mu into encoder, other releases (sums included),
+        # head, and the share of other releases that holds no row of one's own.
         assert self._account is not None
         rest = list(self._account.lines)
         encoder, sums, head = self.mus
@@ -494,8 +493,8 @@ class PrivateNodeClassifier(PrivateFit):
         for name in ('num_nodes', 'num_classes'):
             if not mine[name]:
                 mine[name] = theirs.get(name)
-        # Before it was an argument all nodes received. And what does not say
-        # where its noise is from may have it from a seed.
+        # Older states have no 'train_receivers': all nodes received. Their
+        # noise may come from a seed.
         before = None if mine['train_receivers'] is None else 1.0
         theirs = {'train_receivers': before, 'seeded': True, **theirs}
         check_settings('setting', theirs, mine)
@@ -516,7 +515,7 @@ class PrivateNodeClassifier(PrivateFit):
                 )
             for row in state[name]:
                 check_tensor('state', row, torch.float64, (n, classes))
-        # Rows from before there was one were rounded to no grid.
+        # Older states have no 'rho': their rows are not on a grid.
         rho = check_number('state', state.get('rho', 0.0))
         if not 0 <= rho <= 0.01:
             raise ValueError(f"'state' needs a 'rho' in [0, .01] (got {rho})")

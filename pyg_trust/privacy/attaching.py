@@ -105,8 +105,8 @@ def check_rows(loader: StepLoader) -> None:
     if loader.data.get('own_of') is not None:
         raise ValueError(
             "'data_loader' needs 'unit', the PrivacyUnit by which features "
-            "along metapaths are a person's own (got rows alone: a person "
-            'may be several, and would be promised what holds for one)'
+            "along metapaths are a person's own (got none: a person may own "
+            'several rows, and the promise would cover one)'
         )
 
 

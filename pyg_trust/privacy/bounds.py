@@ -19,7 +19,7 @@ from pyg_trust.kernel.step import Share
 
 # Rows converted to float64 at a time, to bound memory.
 _ROWS = 2**10
-#: What the rows of matrices are filled up to.
+#: Rows are padded to a multiple of this.
 VECTOR = 16
 
 

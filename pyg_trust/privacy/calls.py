@@ -77,7 +77,7 @@ class Call:
         self.owner = owner
         self.num_subgraphs = num_subgraphs
         self.bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        # Behind the edges, as PyG's layers have it.
+        # Positional arguments after the edges, as in PyG's layers.
         self._unnamed: set[str] = set()
         self.edges: Tensor | None = None
         for _, value in self.leaves():

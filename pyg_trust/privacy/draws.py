@@ -251,7 +251,7 @@ class DrawsBySubgraph(TorchDispatchMode):
     ) -> Any:
         """Call random operations once for each subgraph."""
         kwargs = kwargs or {}
-        # Also draws what it would, by which others notice.
+        # Draw as usual too, so that others notice the draw.
         out = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return out

@@ -167,7 +167,7 @@ class _Memory:
     def __init__(self) -> None:
         self.views = 0
         self.spoiled: _Why | None = None
-        # Whether something else than names was written over it.
+        # Whether values other than names were written to it.
         self.written = False
         # Whether these are labels of the batch, as they came.
         self.is_label = False
@@ -664,7 +664,7 @@ def _refuse_shape(name: str) -> NoReturn:
 
 @cache
 def _is_harmless(func: Any) -> bool:
-    # Neither what it returns nor its shape is told to Python.
+    # Refuse operations whose results or shapes Python would see.
     tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
     name = base_name(func)
     if name in _SIZED or any(tag in func.tags for tag in tags):

@@ -124,13 +124,13 @@ def _binary(
     name: str,
     join: Callable[[Tensor, Tensor], Tensor] | None,
 ) -> Tensor:
-    # If `join` is None, the function works in place.
+    # Without `join`, the function works in place.
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         raise Unsupported(f"'{name}' needs two tensors")
     swap = record.weight(left) is not None
     weight, x = (left, right) if swap else (right, left)
     if record.weight(x) is not None or (swap and join is None):
-        raise Unsupported(f"'{name}' has no operand but parameters")
+        raise Unsupported(f"all operands of '{name}' are parameters")
     rows, axis = record.rows_of(x)
     shape = torch.broadcast_shapes(x.shape, weight.shape)
     each = record.expand(weight, shape, rows, axis - x.dim())

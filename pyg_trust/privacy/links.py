@@ -569,7 +569,7 @@ class PrivateLinkPredictor(PrivateFit):
         self, state: dict[str, Tensor], pairs: Tensor, x: Tensor | None
     ) -> Tensor:
         rows, basis, std = state['rows'], state['basis'], self.noise_stds[0]
-        # Of whom no record is read, the released row tells what there is.
+        # Without a node's record, use its released row.
         made = shown = messages(rows)
         if x is not None:
             check_tensor('x', x, REAL, (rows.size(0), basis.size(0)))
@@ -680,8 +680,8 @@ class PrivateLinkPredictor(PrivateFit):
     def _asked(self, request: RemovalRequest, fit: str) -> Any:
         if self._of_owners:
             raise ValueError(
-                "'request' is of nobody whom noise covers: whom a list names "
-                'is in the gradients of its owner, too. Fit again without '
+                "'request' can't be covered by noise: a node is also in the "
+                'gradients of all whose lists name it. Fit again without '
                 f'them, which spends {fit}'
             )
         return super()._asked(request, fit)
@@ -721,7 +721,7 @@ class PrivateLinkPredictor(PrivateFit):
 
 
 def _check_examples(data: Data, graph: CSRGraph) -> None:
-    # Labels of pairs would be in one role alone, or drawn by edges.
+    # Labels of pairs would be ignored, or depend on edges.
     for name in ('edge_label', 'neg_edge_label'):
         label = data.get(name)
         if label is not None and bool((torch.as_tensor(label) == 0).any()):

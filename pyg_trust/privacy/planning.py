@@ -302,7 +302,7 @@ def search_epsilon(
 
 
 def _allowed(bound: Accountant) -> np.ndarray:
-    # With room for another order of sums, which epsilon pays for.
+    # Allow for another order of sums.
     return bound.rdp(ORDERS) * (1 + 1e-9)
 
 

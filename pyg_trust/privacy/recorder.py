@@ -240,7 +240,9 @@ class Recorder(Watch):
         found = self.tracker.get(tensor)
         if found is None:
             if tensor.dim() == 0:
-                raise Unsupported('it meets a number that is not known')
+                raise Unsupported(
+                    'it is combined with a number of unknown origin'
+                )
             # Their subgraphs may become known when they meet other rows.
             found = Rows(tensor.size(0)), 0
             self.tracker.set(tensor, *found)

@@ -102,7 +102,7 @@ class Rehearsal:
         self._decoys = decoys
         self._out: Followed | None = None
         self._seen: list[str] = []
-        # The places of graphs, where they are not their numbers.
+        # The position of each graph, unless it is its number.
         self._at: Tensor | None = None
         self._marked: list[tuple[Any, Any, Tensor, Followed]] = []
         if by_unit:
@@ -187,7 +187,7 @@ class Rehearsal:
             out = few.run(_cloned)
             rows = {_FEW: self.size, nodes: owner.numel()}[len(out)]
         except Exception:
-            # The same on all of them says what is wrong, if anything is.
+            # The full call then raises the error, if there is one.
             return None
         return out.detach()[torch.arange(rows, device=out.device) % len(out)]
 
@@ -210,7 +210,7 @@ class Rehearsal:
             few, nodes = whole.extract(largest)
             found = few, nodes.numel()
             if self.by_unit:
-                # Rings are the same in each batch.
+                # Decoys do not depend on the batch.
                 self._decoys.few = {key: found}
         return found
 
@@ -539,7 +539,7 @@ def _cloned(name: str, value: Any) -> Any:
 
 
 def _whose(value: Followed) -> Tensor:
-    # The subgraph of each row, as it was said.
+    # The subgraph of each row.
     owner = value._owner
     assert owner is not None
     return owner.reshape(len(owner), -1)[:, 0].long() - 1

@@ -32,7 +32,7 @@ from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
-# So many persons together have a line in a report.
+# Numbers of persons together that reports have a line for.
 _TOGETHER = (2, 5)
 APART = (
     'the model treats subgraphs apart on every data, as it did on the random '
@@ -414,12 +414,13 @@ def covered(
     """Return the epsilon at which the weights have forgotten items."""
     if engine.seeded:
         raise ValueError(
-            f'{SEEDED}, so it covers nothing: fit again without what is named'
+            f'{SEEDED}, so it covers nothing: fit again without the requested '
+            'items'
         )
     if ACCOUNTANTS.is_own(engine.accountant.mechanism()):
         raise ValueError(
-            'an accountant of your own says nothing of several units: fit '
-            'again without what is named'
+            'a registered accountant has no epsilon for several units: fit '
+            'again without the requested items'
         )
     noun = loader.relation.rsplit('-', 1)[-1]
     wanted = {'row': 'features', 'graph': 'graphs'}.get(noun, 'persons')

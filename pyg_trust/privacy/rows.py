@@ -145,7 +145,7 @@ class RowTracker:
         return found
 
     def _join(self, rows: Rows, others: Rows) -> None:
-        # Rows without owners are others, and so are their parts.
+        # Merge rows without owners, and their parts, into the others.
         rows._same, parts = others, [*others.parts, *rows.parts]
         if others._owner is None:
             others.parts = parts
@@ -281,7 +281,8 @@ class RowTracker:
     def _view(
         self, rows: Rows, axis: int, shape: torch.Size, out: Tensor
     ) -> None:
-        # A dimension of this length with as much before it is the same one.
+        # A dimension with this length and as many entries before it is the
+        # same.
         before = prod(shape[:axis])
         for at in reversed(range(out.dim())):
             if (
@@ -306,7 +307,7 @@ class RowTracker:
             if bool((heads == heads[:1]).all()):
                 self.set(out, self.known(heads[0]), 1)
                 return
-        # Rows are cut into some, or put together.
+        # Each row is cut into several, or several are joined.
         if size % rows.size == 0:
             owner = owner.repeat_interleave(size // rows.size)
         elif rows.size % size == 0:
@@ -429,7 +430,7 @@ class RowTracker:
         owner = rows.owner
         if owner is None or index.numel() != owner.numel():
             return
-        # A row into which nothing goes belongs to whom it is used by.
+        # A row that receives nothing takes the owner of its first use.
         size = out.size(dim)
         for other in self._candidates(size):
             assert other._owner is not None

@@ -481,12 +481,12 @@ class PrivateStep:
                 share,
                 self.max_grad_norm,
                 self.clipping == 'automatic',
-                # With a rehearsal they were compared a moment ago.
+                # A rehearsal has compared them.
                 self._settings if rehearsal else settings(self.module),
             )
         except Exception:
-            # A model that does not run on it alone, as LSTMs without edges:
-            # that it was drawn is told to nobody.
+            # Some models, as LSTMs without edges, can't run on one unit. Fail
+            # silently: the draw is secret.
             return
         if not passes:
             self.disagrees = True

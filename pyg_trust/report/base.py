@@ -218,14 +218,14 @@ class Guarantee(Report):
                 check_number(name, amount)
         if set(self.spent) != set(self.budget):
             raise ValueError(
-                "'spent' and 'budget' need to be of the same things (got "
+                "'spent' and 'budget' need the same keys (got "
                 f'{sorted(self.spent)} and {sorted(self.budget)})'
             )
         for name, amounts in self.history.items():
             if name not in self.spent:
                 raise ValueError(
-                    "'history' needs to be of what is in 'spent' "
-                    f'(got {name!r}, need one of {sorted(self.spent)})'
+                    f"'history' needs keys of 'spent' (got {name!r}, need one "
+                    f'of {sorted(self.spent)})'
                 )
             check_instance('history', amounts, list)
             for amount in amounts:
@@ -322,7 +322,7 @@ class Verifiable(Report):
         check_instance('found', found, self._verification)
         if found.weights != self.weights:
             raise ValueError(
-                "'found' needs to be of the weights of this report: call "
+                "'found' needs to verify the weights of this report: call "
                 'verify() before the next removal'
             )
         return dataclasses.replace(self, verification=found)  # type: ignore

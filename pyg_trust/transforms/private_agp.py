@@ -222,8 +222,8 @@ class PrivateAGP(Releasing, BaseTransform):
                 )
         if feature and self.hops != 1:
             raise ValueError(
-                "'hops' is for sums: how far 'feature' reaches is in "
-                f"'measure' (got {self.hops})"
+                "'hops' goes with sums: under 'feature', 'measure' has the "
+                f'levels (got {self.hops})'
             )
         if feature and (self.degree_channel or self.between == 'clip'):
             raise ValueError(

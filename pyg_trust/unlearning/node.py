@@ -513,7 +513,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 would spend budget.
         """
         if not self._fitted.data.num_pending:
-            raise ValueError('a release needs additions that are pending')
+            raise ValueError("'release' needs pending additions (got none)")
         report = self._updated(Update(), True, reference)
         assert isinstance(report, NodeUnlearnReport)
         return report
@@ -527,8 +527,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         alone = all(edit.only_adds for edit in edits)
         if self.noise != 'output' and not all(e.only_removes for e in edits):
             raise TypeError(
-                "'update' needs removals alone (got others): the method as "
-                'published has nothing else'
+                "'update' needs removals alone (got others): the published "
+                "method can't add or change"
             )
         try:
             self._editing = model

@@ -423,7 +423,7 @@ class NodeState:
                 'undirected one, which it would make directed)'
             )
         edges = _edges(part.edges)
-        # Either direction suffices.
+        # One direction of an edge suffices.
         there = graph.has_edges(edges)
         if not graph.undirected:
             there |= graph.has_edges(edges.flip(0))
@@ -542,7 +542,7 @@ class NodeState:
         return tuple(found)
 
     def _labels(self, count: int) -> Tensor:
-        # By name, for the names of the fit.
+        # Look up pending names by the names of the fit.
         there = self.names >= 0
         y = torch.full((count,), -1)
         y[self.names[there]] = self.y[there]
@@ -652,7 +652,7 @@ class NodeState:
     ) -> 'NodeState':
         """Rebuild the fitted data from the result of :meth:`to_dict`."""
         check_instance('directed', held['directed'], bool)
-        # Files of before there were updates have none.
+        # Older files have no declared classes.
         declared = held.get('declared', False)
         check_instance('declared', declared, bool)
         made = cls(

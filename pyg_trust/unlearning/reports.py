@@ -241,7 +241,7 @@ class NodeUnlearnReport(RemovalReport):
         )
 
     def _measured(self, rows: str) -> tuple[dict[str, list[float]], list[str]]:
-        # The history of residuals, and what was looked at.
+        # The history of residuals, and the checks made.
         measured = (
             'the gradient residual before the noise was measured on the '
             f'{self.num_train} {rows} that remain: {self.residual:.3g}, which '

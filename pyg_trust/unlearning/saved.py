@@ -156,8 +156,8 @@ class Saved(Generic[M]):
         model = self._rebuilt(state, ledger, lineage, progress_bar)
         if not model.is_sealed:
             raise ValueError(
-                'the data or weights of the state are not those of its '
-                'ledger: something was changed or exchanged'
+                'the data or weights of the state do not match its ledger: '
+                'they were changed'
             )
         return model
 

@@ -299,7 +299,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return self
 
     def _paid_fit(self, model: Model, upper: float, spent: float) -> Model:
-        # Pay for a fit and release it.
+        # Pay for a fit, then release it.
         if spent > self.budget:
             least = self.release_std * spent / self.budget
             raise ValueError(
@@ -475,8 +475,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             raise ValueError("'update' needs to hold an update (got none)")
         if self.noise != 'output' and not all(u.only_removes for u in updates):
             raise TypeError(
-                "'update' needs removals alone (got others): the method as "
-                'published has nothing else'
+                "'update' needs removals alone (got others): the published "
+                "method can't add or change"
             )
         change = self._keeper.changed(
             old.train, updates, _past(old), progress_bar
@@ -642,8 +642,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             check_integer('seed', seed, 0)
         if state['seeded'] is not (seed is not None):
             raise ValueError(
-                "'seeded' of the state needs to be true exactly if it has a "
-                f'seed (got {state["seeded"]!r})'
+                "'seeded' of the state needs to say whether it has a seed "
+                f'(got {state["seeded"]!r})'
             )
         contents = {i: content(data) for i, data in graphs.items()}
         seals, classes = Seals.of(state['salts'], contents), state['classes']

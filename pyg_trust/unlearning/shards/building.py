@@ -311,7 +311,7 @@ class Building(Stateful):
                 f'shape [num_nodes, {num_classes}], one per class '
                 f'(got {kind_of(out)})'
             )
-        # The rest is written below.
+        # The other fields follow below.
         empty = State(
             seed=self._seed,
             seeded=self._seeded,

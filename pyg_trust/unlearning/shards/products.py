@@ -220,7 +220,7 @@ class PreparedGraph:
         weight = self.edge_weight if weighted else None
         key = ('plain', weight is not None)
         if key not in self._made:
-            # A model's operations are looked at, not these.
+            # Do not intercept these operations.
             with torch._C.DisableTorchFunction():
                 self._made[key] = self._adjacency(weight), None
         return self._made[key][0]

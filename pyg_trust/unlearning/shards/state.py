@@ -516,8 +516,8 @@ class Stateful:
         )
         if not state.is_sealed:
             raise ValueError(
-                'the data or models of the state, or its account, are not '
-                'those of its ledger: something was changed or exchanged'
+                'the data, models or account of the state do not match its '
+                'ledger: they were changed'
             )
         return state
 
@@ -572,7 +572,7 @@ class Stateful:
             return
         self._state = state._replace(partition=remembered(state.partition))
         self._given = remembered(self._given)
-        # It knows who was there.
+        # It names removed persons.
         self._unit = None
 
     def _from_first(self, work: Callable[[], T]) -> T:

@@ -591,7 +591,7 @@ def train_alone(
     if recipe.sparse_x:
         shard = shard._replace(x=rows_of_nonzeros(shard.x))
     prepared = shard.prepared()
-    # Before the layers are.
+    # Test before layers are patched.
     replay = shard.typed is None and can_replay(module)
     layers = prepared_layers(module.train(), prepared, recipe.sparse_adj)
     seed = rng.derive(shard.seed, _DROPOUT)
