@@ -322,11 +322,7 @@ class PaidNoise:
         self._mus = [check_positive('mus', mu) for mu in mus]
 
     def cells(self, shape: tuple[int, ...]) -> Tensor:
-        """Pay for noise, then draw it: int64, in 2^-32 standard deviations.
-
-        Args:
-            shape (tuple[int, ...]): the shape.
-        """
+        """Pay for noise, then draw it: int64, in 2^-32 standard deviations."""
         check_instance('shape', shape, tuple)
         if not self._mus:
             raise RuntimeError('all draws that were planned are spent')

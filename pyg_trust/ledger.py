@@ -129,9 +129,6 @@ class RemovalLedger:
         """Tell whether the ledger has reached a given :attr:`head`.
 
         An older copy of a state has not reached it.
-
-        Args:
-            head (str): the digest.
         """
         check_instance('head', head, str)
         return any(entry.link == head for entry in self._entries)
@@ -412,11 +409,7 @@ class PrivacyLedger:
         return self._account.links[-1]
 
     def has(self, head: str) -> bool:
-        """Tell whether the ledger has reached a given :attr:`head`.
-
-        Args:
-            head (str): the digest.
-        """
+        """Tell whether the ledger has reached a given :attr:`head`."""
         check_instance('head', head, str)
         return head in self._account.links
 

@@ -48,11 +48,7 @@ SYSTEM = 'system'
 
 @NOISES.builtin(SYSTEM)
 def system(count: int) -> bytes:
-    """Return random bytes of the operating system, :func:`os.urandom`.
-
-    Args:
-        count (int): the number of bytes.
-    """
+    """Return random bytes of the operating system, :func:`os.urandom`."""
     return os.urandom(check_integer('count', count, 0))
 
 
@@ -95,10 +91,6 @@ class SeededNoise:
 
     def choose(self, count: int, size: int) -> np.ndarray:
         """Draw :obj:`size` of :obj:`count` items without replacement.
-
-        Args:
-            count (int): the number of items.
-            size (int): the number of items to draw.
 
         Returns:
             ndarray: int64, ``[size]``, in no particular order.
@@ -146,9 +138,6 @@ class SecureNoise:
     def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
         """Draw noise of a release: integers nearest to 2^32 Z, for Gaussian Z.
 
-        Args:
-            shape (tuple): the shape of the result.
-
         Returns:
             Tensor: int64, on the CPU.
         """
@@ -166,10 +155,6 @@ class SecureNoise:
 
         Those with the least of :obj:`count` random words of 64 bits; on a
         tie, which would favour one, all are drawn again.
-
-        Args:
-            count (int): the number of items.
-            size (int): the number of items to draw.
 
         Returns:
             ndarray: int64, ``[size]``, in no particular order.

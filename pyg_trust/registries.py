@@ -167,9 +167,6 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def remove(self, name: str) -> None:
         """Remove an entry of the user.
 
-        Args:
-            name (str): the name of the entry.
-
         Raises:
             ValueError: if the user has registered no such entry.
         """

@@ -187,11 +187,7 @@ class RemovalRequest:
 
     @classmethod
     def batch(cls, requests: Iterable['RemovalRequest']) -> 'RemovalRequest':
-        """Merge several requests into one.
-
-        Args:
-            requests (list[RemovalRequest]): the requests.
-        """
+        """Merge several requests into one."""
         merged: dict[str, dict[int, Any]] = {name: {} for name in _NAMED}
         graphs: list[int] = []
         if not isinstance(requests, Iterable):

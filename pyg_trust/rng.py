@@ -133,9 +133,6 @@ def forked(seed: int) -> Iterator[None]:
 
     For what takes no generator: initial weights, dropout. Afterwards the
     state before comes back, on the CPU; other devices keep the new seed.
-
-    Args:
-        seed (int): the seed.
     """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):

@@ -311,12 +311,7 @@ class Update:
 
 
 def directs(u: int, v: int) -> ValueError:
-    """Make the error for an edge that would make a graph directed.
-
-    Args:
-        u (int): the source of the edge.
-        v (int): the target of the edge.
-    """
+    """Make the error for an edge that would make a graph directed."""
     return ValueError(
         f"'directed' needs a directed graph (got {u} -> {v} of an undirected "
         'one, which it would make directed)'

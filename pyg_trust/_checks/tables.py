@@ -261,9 +261,6 @@ def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
     Masks and names (``n_id``) are left out. Wide sparse attributes come in
     blocks of columns.
 
-    Args:
-        store (NodeStorage): the node type.
-
     Yields:
         tuple[str, Tensor]: the attribute and its matrix, dense.
     """

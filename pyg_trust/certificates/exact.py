@@ -271,12 +271,7 @@ def _report(
 
 
 def subject(deployed: Deployed, threat: ThreatModel) -> tuple[Any, ...]:
-    """List everything that a certificate depends on, but for its targets.
-
-    Args:
-        deployed (Deployed): the model as it is deployed.
-        threat (ThreatModel): the attacker.
-    """
+    """List everything that a certificate depends on, but for its targets."""
     return (
         deployed.logits,
         deployed.alpha,

@@ -33,10 +33,6 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     What a process left beside the file when it was killed while writing is
     deleted: it may hold what has to be gone. What somebody is writing at this
     moment is left alone.
-
-    Args:
-        path (str or Path): the path of the file.
-        content (bytes): the new content.
     """
     path = Path(path).resolve()
     delete_unfinished(path)
@@ -63,9 +59,6 @@ def delete_unfinished(path: str | Path) -> None:
     """Delete temporary files that killed writers left beside a file.
 
     A file that is being written is locked by its writer, and stays.
-
-    Args:
-        path (str or Path): the path of the file.
     """
     check_instance('path', path, str, Path)
     path = Path(path)
@@ -111,11 +104,7 @@ def _temporary(path: Path) -> Any:
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Flush the file names in a folder to disk, if the system can.
-
-    Args:
-        folder (str or Path): the folder.
-    """
+    """Flush the file names in a folder to disk, if the system can."""
     check_instance('folder', folder, str, Path)
     if os.name == 'nt':
         return
@@ -145,9 +134,6 @@ def load(path: str | Path) -> Any:
     A file is data here and can't run code: only tensors and plain values are
     read. Tensors together have no more bytes than the file, and its checksums
     are compared.
-
-    Args:
-        path (str or Path): the path of the file.
 
     Raises:
         DamagedFileError: if it is anything else.

@@ -143,11 +143,7 @@ class Lineage:
         return made
 
     def continues(self, other: 'Lineage') -> bool:
-        """Tell whether another lineage equals this one or its beginning.
-
-        Args:
-            other (Lineage): the other lineage.
-        """
+        """Tell whether another lineage equals this one or its beginning."""
         check_instance('other', other, Lineage)
         return self.names[: len(other.names)] == other.names
 
@@ -433,9 +429,6 @@ def _same_file(path: Path, handle: int) -> bool:
 
 def peek(path: str | Path) -> dict[str, Any] | None:
     """Read the lineage and the ledger of a saved state, without tensors.
-
-    Args:
-        path (str or Path): the path of the file.
 
     Returns:
         dict: both, by name; :obj:`None` if there is no file.

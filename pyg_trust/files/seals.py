@@ -110,11 +110,7 @@ class Seals:
         return tuple(sorted(name for block in found for name in block))
 
     def digest(self, name: int) -> str:
-        """Return the digest of an item: 64 hexadecimal digits.
-
-        Args:
-            name (int): the name of the item.
-        """
+        """Return the digest of an item: 64 hexadecimal digits."""
         check_integer('name', name, 0)
         block = self._blocks.get(name // self._BLOCK)
         if block is None or name not in block.sealed:
@@ -150,10 +146,6 @@ class Seals:
 
     def matches(self, name: int, content: str) -> bool:
         """Compare an item's content with its seal.
-
-        Args:
-            name (int): the name of the item.
-            content (str): the content, as in the class.
 
         Raises:
             ValueError: if there is no such item.

@@ -361,10 +361,6 @@ def private_pairs(
 def public_basis(num_columns: int, dim: int) -> Tensor:
     """Draw directions for :func:`projected_rows`, without a look at features.
 
-    Args:
-        num_columns (int): the number of features.
-        dim (int): the number of directions.
-
     Returns:
         Tensor: float64, ``[num_columns, dim]``.
     """

@@ -163,9 +163,6 @@ class Schema:
         Each has a row of the target type and up to four of every other, and
         edges between some. Of eight in a row, one has no edge, and one no row
         of each other type.
-
-        Args:
-            count (int): the number of subgraphs.
         """
         generator = torch.Generator().manual_seed(_SEED)
         times = -(-count // _PERIOD)

@@ -81,9 +81,6 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
 def check_rows(loader: StepLoader) -> None:
     """Check that features are one tensor with a node's own data in each row.
 
-    Args:
-        loader (StepLoader): the loader.
-
     Raises:
         TypeError: if features are not one tensor.
         ValueError: if features are marked as propagated.

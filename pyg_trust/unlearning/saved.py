@@ -112,9 +112,6 @@ class Saved(Generic[M]):
     def load(self, path: str | Path) -> None:
         """Load the state that :meth:`save` has written.
 
-        Args:
-            path (str or Path): the path of the file.
-
         Raises:
             ValueError: as :meth:`load_state_dict`.
         """

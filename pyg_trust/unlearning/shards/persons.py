@@ -76,11 +76,7 @@ class Persons:
         return self.unit.person
 
     def within(self, n_id: Tensor) -> Typed:
-        """Return what persons own alone or together, with all public rows.
-
-        Args:
-            n_id (Tensor): their names.
-        """
+        """Return what persons own alone or together, with all public rows."""
         rows = rows_of(self.graph[self.person].n_id, n_id)
         return self._typed(self.unit._inside(self.graph, rows))
 
@@ -109,11 +105,7 @@ class Persons:
         return fingerprint(*parts)
 
     def without(self, n_id: Iterable[int]) -> 'Persons':
-        """Return what is left after the removal of persons.
-
-        Args:
-            n_id (Iterable[int]): their names.
-        """
+        """Return what is left after the removal of persons."""
         names = torch.tensor([*n_id], dtype=torch.int64)
         rows = rows_of(self.graph[self.person].n_id, names)
         graph, unit = self.unit._rest(self.graph, rows)
@@ -179,11 +171,6 @@ def touched(before: Data, after: Data, num_shards: int) -> dict[int, int]:
 
     Those of removed persons and, for joint rows that stay, of their other
     owners.
-
-    Args:
-        before (Data): the table before.
-        after (Data): the table after.
-        num_shards (int): the number of shards.
     """
     prints = (
         [_print(table, i) for i in range(num_shards)]
