@@ -95,12 +95,7 @@ class ShardedSubject:
         return self._unlearner
 
     def fit(self, data: Data, seed: int) -> None:
-        """Make an unlearner and fit it.
-
-        Args:
-            data (Data): the graph, with a ``train_mask``.
-            seed (int): the seed.
-        """
+        """Make an unlearner and fit it."""
         self._folder = tempfile.TemporaryDirectory() if self._on_disk else None
         folder = None if self._folder is None else self._folder.name
         made = self._make(seed=seed, folder=folder)
@@ -108,18 +103,11 @@ class ShardedSubject:
         self._unlearner = made.fit(data)
 
     def remove(self, request: RemovalRequest) -> None:
-        """Remove the items that a request names, also from disk.
-
-        Args:
-            request (RemovalRequest): the request, of graph 0.
-        """
+        """Remove the items that a request names, also from disk."""
         self.unlearner.remove(request)
 
     def predict_proba(self, data: Data) -> Tensor:
         """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
-
-        Args:
-            data (Data): any graph with the same features.
         """
         return self.unlearner.predict_proba(data)
 
@@ -171,22 +159,13 @@ class RetrainSubject(ShardedSubject):
     _fitted_to: tuple[Data, int] | None = None
 
     def fit(self, data: Data, seed: int) -> None:
-        """Make an unlearner and fit it.
-
-        Args:
-            data (Data): the graph, with a ``train_mask``.
-            seed (int): the seed.
-        """
+        """Make an unlearner and fit it."""
         super().fit(data, seed)
         self._fitted_to = data, seed
 
     @validated
     def remove(self, request: RemovalRequest) -> None:
-        """Retrain on the remaining data.
-
-        Args:
-            request (RemovalRequest): the request, of graph 0.
-        """
+        """Retrain on the remaining data."""
         if self._fitted_to is None:
             raise ValueError('the subject needs to be fitted first')
         data, seed = self._fitted_to
@@ -245,12 +224,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
     """
 
     def fit(self, data: Data, seed: int) -> None:
-        """Make a classifier and fit it.
-
-        Args:
-            data (Data): the graph, with a ``train_mask``.
-            seed (int): the seed of the noise.
-        """
+        """Make a classifier and fit it."""
         made = self._start(seed, NodeClassifier)
         if made.features != 'exact' or made.encoder is not None:
             raise ValueError(
@@ -267,11 +241,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
 
     @validated
     def remove(self, request: RemovalRequest) -> None:
-        """Remove the items that a request names.
-
-        Args:
-            request (RemovalRequest): the request, of graph 0.
-        """
+        """Remove the items that a request names."""
         part, place = request.parts[0], self._place
         self.classifier.remove(
             RemovalRequest(
@@ -285,9 +255,6 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
 
     def predict_proba(self, data: Data) -> Tensor:
         """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
-
-        Args:
-            data (Data): any graph with the same features.
         """
         made = self.classifier
         graph = CSRGraph.from_data(data)
@@ -329,12 +296,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
     """
 
     def fit(self, data: Data, seed: int) -> None:
-        """Make a classifier and fit it to the graphs.
-
-        Args:
-            data (Data): all graphs, with ``batch`` and ``train_mask``.
-            seed (int): the seed of the noise.
-        """
+        """Make a classifier and fit it to the graphs."""
         made = self._start(seed, ScatteringClassifier)
         train = [
             graph for graph in _graphs(data) if bool(graph.train_mask.all())
@@ -350,12 +312,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
 
     @validated
     def remove(self, request: RemovalRequest) -> None:
-        """Remove the items that a request names.
-
-        Args:
-            request (RemovalRequest): the request, of graph 0, the union of
-                all.
-        """
+        """Remove the items that a request names."""
         part, place = request.parts[0], self._place
         gone = {v for v in part.nodes if v in place}
         whole = [
@@ -387,9 +344,6 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
 
     def predict_proba(self, data: Data) -> Tensor:
         """The probabilities of a node's graph, ``[num_nodes, num_classes]``.
-
-        Args:
-            data (Data): any union of graphs with the same features.
         """
         made = self.classifier
         graphs = _graphs(data)

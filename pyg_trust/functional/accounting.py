@@ -95,10 +95,6 @@ def wor_epsilon_rdp(history: History, delta: Fraction) -> float:
     r""":math:`\epsilon` of a history by :func:`rdp_wor`.
 
     Rényi DP of independent steps adds up at each order.
-
-    Args:
-        history (iterable): of :obj:`(noise_multiplier, q, steps)`.
-        delta (float): in :math:`(0, 1)`.
     """
     phases = check_history(history)
     if not phases:
@@ -136,13 +132,6 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     :math:`T` of steps, :math:`10^{-13} (1 + T / 200)` is added to
     :math:`\delta` for them (if that alone exceeds :obj:`delta`, the answer
     is infinite), and a :obj:`delta` below :obj:`1e-10` is refused.
-
-    Args:
-        history (iterable): of :obj:`(noise_multiplier, q, steps)`.
-        delta (float): in :math:`[10^{-10}, 1)`.
-
-    Raises:
-        ValueError: if a number is out of range.
     """
     delta = pld.check_least_delta(delta, "'pld_wor'", "; use 'rdp_wor'")
     phases = check_history(history)
@@ -447,22 +436,6 @@ def calibrate_fdp(
     r"""Return the least noise that keeps FDP's steps within a budget.
 
     As :func:`calibrate_wor`, by :func:`fdp_epsilon`.
-
-    Args:
-        epsilon (float): the budget, positive.
-        delta (float): in :math:`(0, 1)`.
-        num_nodes (int): the number of training nodes.
-        m (int): the number of nodes drawn in each step.
-        terms (int): as :func:`fdp_terms` gives it.
-        steps (int): the number of steps.
-        tol (float): the relative gap allowed below :obj:`epsilon`.
-            (default: :obj:`0.01`)
-
-    Returns:
-        float: the noise multiplier :math:`\sigma / C`.
-
-    Raises:
-        ValueError: if a number is out of range or no noise is enough.
     """
 
     def spent(z: float) -> float:

@@ -208,13 +208,6 @@ def rdp_gaussian(orders: Orders, lam: float) -> np.ndarray:
     `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of any
     sampling rate, too: given which subgraphs were drawn, a step is a Gaussian
     mechanism or does not see the row, and the divergence is quasi-convex.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        lam (float): noise over sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     return check_orders(orders) / (2 * check_lam(lam) ** 2)
 
@@ -230,14 +223,6 @@ def rdp_coupled(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     :math:`1 - q` the draw misses the row and the components agree, otherwise
     they are Gaussians at most :math:`2C` apart, and :math:`\int P^a Q^{1-a}`
     is jointly convex. It is continuous at :math:`q = 1`.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / M`.
-        lam (float): noise over sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a = check_orders(orders)
     moment = a * (a - 1) / (2 * check_lam(lam) ** 2)
@@ -269,14 +254,6 @@ def rdp_wang(orders: Orders, q: Rate, lam: float) -> np.ndarray:
 
     The bound can be *worse* than no amplification (:math:`4 q^2 > 1`, about):
     use :func:`rdp_wor`.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / M`.
-        lam (float): noise over sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a, lam = check_orders(orders), check_lam(lam)
     low = np.floor(a)
@@ -328,14 +305,6 @@ def rdp_wor_profile(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     .. math::
         e^{(a-1) g(a)} - 1
         = E\left[1_{\ell > 0} (y^a - 1)(1 - y^{1-a})\right].
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / M`.
-        lam (float): noise over sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a, mu = check_orders(orders), 1 / check_lam(lam)
     divergences = []

@@ -196,22 +196,6 @@ def calibrate_poisson(
 
     As :func:`calibrate_wor`, by :func:`poisson_epsilon`.
 
-    Args:
-        epsilon (float): the budget, positive.
-        delta (float): in :math:`[10^{-10}, 1)`.
-        q (float): the sampling rate.
-        steps (int): the number of steps.
-        form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
-        occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
-        tol (float): the relative gap allowed below :obj:`epsilon`.
-            (default: :obj:`0.01`)
-
-    Returns:
-        float: the noise multiplier :math:`z = \sigma / C`.
-
-    Raises:
-        ValueError: if a number is out of range or no noise is enough.
-
     Example:
         >>> z = calibrate_poisson(2.0, 1e-5, q=0.05, steps=100)
         >>> 1.98 <= poisson_epsilon([(z, 0.05, 100)], 1e-5) <= 2.0

@@ -257,9 +257,6 @@ class DisjointWalkLoader(WholeUnitLoader):
     @validated
     def num_subgraphs_at(self, step: Natural) -> int:
         r"""Return :math:`M`, the number of subgraphs that a step draws from.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
         """
         number = self._number(step)
         if number not in self._num_subgraphs:

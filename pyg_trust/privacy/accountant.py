@@ -380,12 +380,7 @@ class WORAccountant(Accountant):
     _method: str
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.functional.wor_epsilon`.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`(0, 1)`.
-        """
+        """Compute epsilon by :func:`pyg_trust.functional.wor_epsilon`."""
         return wor_epsilon(history, delta, self._method)
 
     def _rdp_of_step(
@@ -445,12 +440,7 @@ class PoissonAccountant(Accountant):
         self.form = form
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.functional.poisson_epsilon`.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`[10^{-10}, 1)`.
-        """
+        """Compute epsilon by :func:`pyg_trust.functional.poisson_epsilon`."""
         return poisson_epsilon(history, delta, self.form)
 
     def _rdp_of_step(

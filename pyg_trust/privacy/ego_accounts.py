@@ -59,12 +59,7 @@ class GroupAccountant(Accountant):
         check_share(sample_rate, self.num_roots, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon of a history of steps.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`(0, 1)`.
-        """
+        """Compute epsilon of a history of steps."""
         return group_wor_epsilon(
             history, delta, self.num_roots, self.occurrences
         )
@@ -108,12 +103,7 @@ class GroupPoissonAccountant(GroupAccountant):
         check_q(sample_rate, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon of a history of steps.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`(0, 1)`.
-        """
+        """Compute epsilon of a history of steps."""
         return poisson_epsilon(history, delta, occurrences=self.occurrences)
 
     def _rdp_of_step(
@@ -173,10 +163,6 @@ class FDPAccountant(Accountant):
     @validated
     def epsilon_of(self, history: History, delta: Fraction) -> float:
         """Compute epsilon by :func:`pyg_trust.functional.mechanisms.rdp_fdp`.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`(0, 1)`.
         """
         if not history:
             return 0.0

@@ -575,15 +575,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def load(
         self, path: str | Path, *, progress_bar: bool | None = None
     ) -> None:
-        """Load the state that :meth:`save` has written.
-
-        Args:
-            path (str or Path): the path of the file.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
-
-        Raises:
-            ValueError: as :meth:`load_state_dict`.
-        """
+        """Load the state that :meth:`save` has written."""
         self.load_state_dict(files.load(path), progress_bar=progress_bar)
 
     def __repr__(self) -> str:
