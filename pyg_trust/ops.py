@@ -245,7 +245,6 @@ def propagate(
             (default: :obj:`False`)
         rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
             to compute, as the graph numbers them; by default all.
-            (default: :obj:`None`)
         order (Tensor, optional): int64, ``[num_nodes]``: which row of
             :obj:`x`, :obj:`recv`, :obj:`send` and the result each row of the
             graph is. On the CPU the columns of :obj:`x` in flight are copied
@@ -1104,7 +1103,6 @@ def loss_gradient(
         head (str): :obj:`'ovr'`, :obj:`'softmax'` or :obj:`'squared'`.
         columns (Tensor, optional): int64: the outputs to compute, which does
             not work for :obj:`'softmax'`; all by default.
-            (default: :obj:`None`)
 
     Returns:
         tuple[Tensor, Tensor]: of these outputs the gradient, ``[d, k]``, and

@@ -426,7 +426,6 @@ def audit_training(
         num_canaries (int): the number of trials. (default: :obj:`1000`)
         size (int): the nodes of a star. (default: :obj:`3`)
         batch_size (int, optional): the subgraphs of a step, all by default.
-            (default: :obj:`None`)
         steps (int): the steps of training. (default: :obj:`1`)
         delta (float): at which to compare; a larger one takes fewer trials to
             see a fault. (default: :obj:`0.05`)

@@ -90,12 +90,10 @@ def certify_pagerank(
         threat (ThreatModel): the attacker.
         alpha (float, optional): the teleport probability that goes with
             logits, in :math:`(0, 1)`, by default 0.15; a model has its own.
-            (default: :obj:`None`)
         targets (Tensor, optional): the nodes to certify: int64 indices or a
             bool mask. By default all. (default: :obj:`None`)
         reference (Tensor, optional): the class to defend, int64,
             ``[num_nodes]``. By default the predicted one.
-            (default: :obj:`None`)
         method (str): for a global budget: :obj:`'auto'`, every method that is
             worth its time; :obj:`'dual'`, bounds and attacks alone;
             :obj:`'lp'`, which takes the multipliers from the linear program

@@ -155,7 +155,6 @@ def certify_smoothed(
         seed (int, optional): the seed of the copies: then nothing is
             certified, and the report says so first. By default from the
             operating system: nobody may know the noise beforehand.
-            (default: :obj:`None`)
         tolerance (float): the amount by which bounds of probabilities are
             lowered for rounding, besides the sampler's error.
             (default: :obj:`1e-9`)

@@ -208,12 +208,10 @@ class ErasureDesk:
             request (RemovalRequest): the items to forget, in names of the
                 desk.
             subject_request_id (str, optional): a UUID; by default a new one.
-                (default: :obj:`None`)
             regulation (str): the regulation that sets the term: ``'gdpr'``, a
                 month, or ``'ccpa'``, 45 days. (default: :obj:`'gdpr'`)
             received_time (str or datetime, optional): the time of receipt, in
                 RFC 3339, from which the term runs; by default now.
-                (default: :obj:`None`)
             immediately (bool): whether to start without waiting for other
                 requests. (default: :obj:`False`)
             exact (bool): whether to remove exactly, even if a private model's

@@ -65,7 +65,6 @@ def diffuse(
         tol (float, optional): the largest residual, relative to the largest
             entry of each column; the error is at most :math:`1 / \alpha`
             (:obj:`'rw'`) times that. By default 1e-12 (float64) or 1e-8.
-            (default: :obj:`None`)
 
     Returns:
         Tensor: :math:`Z`, of the shape and dtype of :obj:`x`.

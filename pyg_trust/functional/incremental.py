@@ -219,7 +219,6 @@ class SeriesState:
                 changed.
             features (Tensor): int64: nodes whose features changed.
             x (Tensor, optional): these features; zeros by default.
-                (default: :obj:`None`)
 
         Returns:
             Tensor: int64: nodes whose estimate may have changed.
@@ -258,7 +257,6 @@ class SeriesState:
 
         Args:
             nodes (Tensor, optional): int64; all by default.
-                (default: :obj:`None`)
         """
         return self.z.clone() if nodes is None else self.z[nodes]
 

@@ -277,7 +277,6 @@ def minimize(
         lam (float): :math:`\lambda > 0`.
         loss (str): the loss. (default: :obj:`'logistic'`)
         W (Tensor, optional): where to start; by default zero.
-            (default: :obj:`None`)
         K (Tensor, optional): :math:`Z Z^\top`, if known.
             (default: :obj:`None`)
         tol (float): the residual to reach; or the bound of rounding errors,

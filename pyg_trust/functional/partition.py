@@ -301,7 +301,6 @@ def hash_partition(
             that they keep when others go.
         num_shards (int): the number of shards.
         seed (int, optional): the key; by default from the operating system.
-            (default: :obj:`None`)
         allow_empty (bool): whether shards may get no node.
             (default: :obj:`False`)
 

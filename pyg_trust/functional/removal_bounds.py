@@ -103,7 +103,6 @@ def paper_bound(
         loss (str): the loss. (default: :obj:`'logistic'`)
         K (Tensor, optional): as in :func:`tight_bound`. (default: :obj:`None`)
         radius (float, optional): :math:`F`; by default the largest row norm.
-            (default: :obj:`None`)
     """
     _check_step(Z, P, loss, K, tuple(LOSSES))
     if PAPER_GAMMA_2[loss] == 0:

@@ -247,9 +247,8 @@ class Views:
         :obj:`order` of the result has the nodes as they are gone through.
 
         Args:
-            parts (int, optional): the number of parts; by default so many
-                that 64 float32 columns of a part take a megabyte.
-                (default: :obj:`None`)
+            parts (int, optional): the number of parts; by default so many that
+                64 float32 columns of a part take a megabyte.
             rounds (int): the number of passes over the edges.
                 (default: :obj:`8`)
 

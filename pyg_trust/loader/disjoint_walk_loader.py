@@ -151,7 +151,6 @@ class DisjointWalkLoader(WholeUnitLoader):
             by default, all nodes. (default: :obj:`None`)
         num_steps (int, optional): the batches of an epoch; by default
             :math:`\lfloor M / m \rfloor` of the first partition.
-            (default: :obj:`None`)
         resample_every (int, optional): the steps between two partitions;
             :obj:`None` to keep the first. (default: :obj:`None`)
         unit (PrivacyUnit, optional): the privacy unit, if persons are

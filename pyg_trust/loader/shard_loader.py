@@ -92,7 +92,6 @@ class ShardLoader(DataLoader):
         shard (Tensor, optional): int64, ``[num_nodes]``: the shard of each
             node, -1 for nodes in none; by default ``data.shard``, as
             :class:`pyg_trust.transforms.Shards` writes it.
-            (default: :obj:`None`)
         num_shards (int, optional): the number of shards; by default the
             largest shard plus one. (default: :obj:`None`)
         batch_size (int): the number of shards per batch. (default: :obj:`1`)

@@ -179,7 +179,6 @@ class SGConv(_Propagation, pyg.SGConv):
             column; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed of every forward pass; by default each
             draws its own from torch's default generator.
-            (default: :obj:`None`)
         half (bool): whether levels are kept in float16, as in
             :func:`pyg_trust.functional.propagate`. (default: :obj:`False`)
         tol (float): the certain error that fewer levels may cost, as in

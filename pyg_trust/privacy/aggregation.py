@@ -158,8 +158,7 @@ class PrivateNodeClassifier(PrivateFit):
         hops (int): how often sums are released; 1 for ``'feature'``.
             (default: :obj:`1`)
         shares (sequence of float, optional): of :math:`\mu^2`, for encoder,
-            sums and head; by default :obj:`(.4, .5, .1)`. Not for
-            ``'edge'``. (default: :obj:`None`)
+            sums and head; by default :obj:`(.4, .5, .1)`. Not for ``'edge'``.
         encoder (torch.nn.Module, optional): maps rows to logits; trained from
             its present weights, in a copy. By default an MLP with 16 hidden
             units for ``'edge'``, else a linear model. (default: :obj:`None`)
@@ -182,7 +181,6 @@ class PrivateNodeClassifier(PrivateFit):
             all, and there is no :obj:`head`; else 1. (default: :obj:`None`)
         smoothing (int, optional): of ``'feature'``: how many more hops of
             released rows the head reads; by default 2, as chosen on Cora-ML.
-            (default: :obj:`None`)
         steps (int): the steps of private descent, each. (default: :obj:`60`)
         lr (float): the learning rate; the default head, which starts at
             weights that do, takes a fifth of it. (default: :obj:`0.1`)

@@ -148,13 +148,12 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         accountant (str, optional): :obj:`'pld_wor'` (tighter) or
             :obj:`'rdp_wor'` (the paper's) without replacement,
             :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``. For
-            an :class:`~pyg_trust.loader.EgoLoader`
-            :obj:`'pld_group_wor'` or :obj:`'rdp_fdp'` (the paper's) without
-            replacement, and :obj:`'pld_group'` by coins. By
-            default the first that fits the sampling. One that was added to
+            an :class:`~pyg_trust.loader.EgoLoader` :obj:`'pld_group_wor'` or
+            :obj:`'rdp_fdp'` (the paper's) without replacement, and
+            :obj:`'pld_group'` by coins. By default the first that fits the
+            sampling. One that was added to
             :obj:`pyg_trust.registries.ACCOUNTANTS` goes with the sampling and
             relation that it names; reports then say whose it is.
-            (default: :obj:`None`)
         seed (int, optional): of the noise and the batches, to repeat an
             experiment; what comes out is not private. A process that goes on
             from a checkpoint or a ledger draws other noise.
@@ -246,7 +245,6 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             forward (callable, optional): ``forward(model, batch)`` calls the
                 model as the training loop is going to, for the test of
                 isolation; by default ``model(batch.x, batch.edge_index)``.
-                (default: :obj:`None`)
             criterion (callable, optional): ``criterion(output, target)``, the
                 loss, to be tested before training starts. It is not used
                 otherwise. (default: :obj:`None`)

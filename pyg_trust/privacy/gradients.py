@@ -326,7 +326,6 @@ class Tape:
                 gradients as they are.
             output_owner (Tensor or sequence, optional): the subgraph of each
                 row of each output; by default, rows are nodes.
-                (default: :obj:`None`)
             clipping (str): :obj:`'flat'` or :obj:`'automatic'`. (default:
                 :obj:`'flat'`)
             of (int, optional): the subgraph of which to tell what it has

@@ -300,14 +300,12 @@ class PrivateLinkPredictor(PrivateFit):
             (default: :obj:`32`)
         message_dim (int, optional): :math:`D`: the columns of messages, each
             of which gets noise; by default 8, under ``'node'`` 16.
-            (default: :obj:`None`)
         steps (int): :math:`T`. (default: :obj:`30`)
         lr (float, optional): Adam's; by default :math:`.1 \sqrt p` of
             :math:`p` columns. (default: :obj:`None`)
         num_neg (int, optional): the number of negatives; by default five for
             each edge by the noisy number, at most 200,000. Under ``'node'``
             those of each node; by default 20, fewer above 10,000 nodes.
-            (default: :obj:`None`)
         leave_out (bool): whether an example is judged without its own edge;
             it is free, and better. (default: :obj:`True`)
         directed (bool): whether edges are arcs. (default: :obj:`False`)

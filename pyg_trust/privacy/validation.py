@@ -284,7 +284,6 @@ def find_call(
         forward (callable, optional): calls a model with a batch, once; by
             default ``model(x, edge_index)``, or ``model(x)`` if it takes one
             argument, and with those by type if the batch is typed.
-            (default: :obj:`None`)
         kind (type): what notes the arguments. (default: :class:`BatchCall`)
 
     Raises:

@@ -167,7 +167,6 @@ class FlipBits(BaseTransform):
             (default: :obj:`False`)
         seed (int, optional): the seed of one draw that every call repeats; by
             default every call makes a new draw from torch's generator.
-            (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: as :class:`BitFlips`.

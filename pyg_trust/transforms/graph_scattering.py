@@ -43,7 +43,6 @@ class GraphEmbedding(BaseTransform):
             one-hot degrees. (default: :obj:`False`)
         dtype (torch.dtype, optional): the dtype of the vectors; by default
             that of ``data.x``, or torch's default dtype for degrees.
-            (default: :obj:`None`)
     """
 
     def __init__(
@@ -289,7 +288,6 @@ class GFT(GraphEmbedding):
         num_bands (int, optional): the number of frequency bands whose energy
             is taken; by default the mean of the Fourier coefficients, as in
             the paper, which is not well defined where eigenvalues repeat.
-            (default: :obj:`None`)
         max_degree (int, optional): see :class:`GraphEmbedding`.
             (default: :obj:`None`)
         clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)

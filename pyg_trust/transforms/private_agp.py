@@ -131,7 +131,6 @@ class PrivateAGP(Releasing, BaseTransform):
             :math:`\sqrt{2}` times as much. (default: :obj:`False`)
         max_degree (int, optional): the largest degree :math:`D`; required for
             ``'node_incident'``, optional for ``'node'`` (1 by default).
-            (default: :obj:`None`)
         measure (Measure, optional): the linear propagation for ``'feature'``;
             by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
             D^{-1/2}` and without a node's own message. (default: :obj:`None`)

@@ -222,7 +222,6 @@ class Stateful:
         Args:
             folder (str or Path, optional): the folder; by default that of the
                 class, where every state is written anyway.
-                (default: :obj:`None`)
 
         Raises:
             StaleStateError: if the folder was changed since this unlearner

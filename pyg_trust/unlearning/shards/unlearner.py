@@ -163,7 +163,6 @@ class ShardedUnlearner(Removing):
             (default: :obj:`1000`)
         num_classes (int, optional): the number of classes, of those to come
             too; by default the largest label of any node plus one.
-            (default: :obj:`None`)
         epochs (int, optional): full-batch epochs of every shard; by default
             100, or those of all :obj:`slices`. (default: :obj:`None`)
         lr (float): the learning rate. (default: :obj:`0.01`)
@@ -219,7 +218,6 @@ class ShardedUnlearner(Removing):
         seed (int, optional): the seed of everything, the keys of hashes
             included, and named in reports; by default from the operating
             system. Shard :math:`i` has the seed :math:`f(\text{seed}, i)`.
-            (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -529,7 +527,6 @@ class ShardedUnlearner(Removing):
 
         Args:
             partition (optional): as in the class; by default the same method.
-                (default: :obj:`None`)
             progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
