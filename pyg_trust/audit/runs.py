@@ -98,7 +98,7 @@ class Runs:
         self.featureless = self._rows((*part.nodes, *part.features))
         self.others = self._checked(candidates)
         self.worlds, self.level, self.seed = worlds, level, 0
-        self.noisy = bool(getattr(self.made(), 'noisy', False))
+        self.noisy = bool(getattr(self.new_subject(), 'noisy', False))
         #: What differs between runs with the same data and seed.
         self.random: set[str] = set()
         #: Results that attacks share.
@@ -149,7 +149,7 @@ class Runs:
             return 'needs releases without noise'
         return None
 
-    def made(self) -> Subject:
+    def new_subject(self) -> Subject:
         """Make a subject without fitting it."""
         made = self.make()
         if not isinstance(made, Subject):
@@ -166,7 +166,7 @@ class Runs:
             data (Data): the training graph; a copy is handed over.
             *path (int): the seed's path; by default that of twins.
         """
-        made = self.made()
+        made = self.new_subject()
         made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
         return made
 

@@ -107,8 +107,7 @@ class ShardedSubject:
         self.unlearner.remove(request)
 
     def predict_proba(self, data: Data) -> Tensor:
-        """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
-        """
+        """Predict class probabilities, ``[num_nodes, num_classes]``."""
         return self.unlearner.predict_proba(data)
 
     def released(self) -> Released:
@@ -254,8 +253,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
-        """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
-        """
+        """Predict class probabilities, ``[num_nodes, num_classes]``."""
         made = self.classifier
         graph = CSRGraph.from_data(data)
         Z = propagate(graph, data.x.double(), made.measure)
@@ -343,8 +341,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
-        """The probabilities of a node's graph, ``[num_nodes, num_classes]``.
-        """
+        """Predict the classes of graphs, ``[num_nodes, num_classes]``."""
         made = self.classifier
         graphs = _graphs(data)
         found = made.predict_proba(

@@ -255,8 +255,7 @@ class DisjointWalkLoader(WholeUnitLoader):
 
     @validated
     def num_subgraphs_at(self, step: Natural) -> int:
-        r"""Return :math:`M`, the number of subgraphs that a step draws from.
-        """
+        """Return the number of subgraphs that a step draws from."""
         number = self._number(step)
         if number not in self._num_subgraphs:
             walks = self.node_sampler.partition(number)

@@ -52,13 +52,13 @@ from pyg_trust.privacy.row_models import (
     MLPRows,
     check_module,
     check_rows,
+    class_rows,
     head_start,
     kind_of,
     like,
     outputs,
     posteriors,
     rows_of,
-    told,
     train_freely,
     train_privately,
 )
@@ -348,7 +348,7 @@ class PrivateNodeClassifier(PrivateFit):
             encoder = self._model('encoder', task.x.size(1), classes)
             encoder = self._train(encoder, task, self.mus[0], source)
             own = posteriors(outputs(encoder, task.x, self._private))
-            messages = told(task.y, own, task.train)
+            messages = class_rows(task.y, own, task.train)
             receivers = self._receivers(task.train)
             self._released = self._release(
                 graph, messages, source, receivers, scales

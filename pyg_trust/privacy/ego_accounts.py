@@ -162,8 +162,7 @@ class FDPAccountant(Accountant):
 
     @validated
     def epsilon_of(self, history: History, delta: Fraction) -> float:
-        """Compute epsilon by :func:`pyg_trust.functional.mechanisms.rdp_fdp`.
-        """
+        """Compute epsilon by :func:`.mechanisms.rdp_fdp`."""
         if not history:
             return 0.0
         rdp = sum(n * self._rdp(z) for z, _, n in history)

@@ -63,6 +63,7 @@ from pyg_trust.privacy.owners import (
     reduce,
     tensors_of_tree,
 )
+from pyg_trust.privacy.rows import Args, Kwargs
 
 # Structure, which is public.
 _STRUCTURE = ('batch', 'ptr', 'e_id', 'root', 'batch_size', 'num_nodes')
@@ -91,8 +92,8 @@ class Step(NamedTuple):
     """Recorded operation of a loss, with slots in the place of tensors."""
 
     func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     out: Any
     node: str | None
     states: list[Tensor] | None
@@ -258,8 +259,8 @@ class Followed(Tensor):
         cls,
         func: Any,
         types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Call a torch function; check results that leave torch."""
         kwargs = kwargs or {}
@@ -285,8 +286,8 @@ class Followed(Tensor):
         cls,
         func: Any,
         types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run an operation, forward or backward, and follow its owners."""
         kwargs = kwargs or {}
@@ -596,10 +597,7 @@ def _owner(value: Any, watch: Watch) -> Owner:
 
 
 def _check_stays(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    given: list[Followed],
+    func: Any, args: Args, kwargs: Kwargs, given: list[Followed]
 ) -> None:
     name = base_name(func)
     for t in given:
@@ -700,9 +698,7 @@ def _slots(value: Any, watch: Watch) -> Any:
     return value
 
 
-def _check_kept(
-    args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch
-) -> None:
+def _check_kept(args: Args, kwargs: Kwargs, watch: Watch) -> None:
     # Values that the model kept hold made-up rows, and can't be read.
     if not watch.kept:
         return
@@ -728,9 +724,7 @@ def _has_memory(value: Any) -> bool:
     return plain and value.layout == torch.strided
 
 
-def _written(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Tensor]:
+def _written(func: Any, args: Args, kwargs: Kwargs) -> list[Tensor]:
     found = []
     for place, name in _written_places(func):
         value = args[place] if place < len(args) else kwargs.get(name)
@@ -802,8 +796,8 @@ def _wrap(
     watch: Watch,
     given: list[Followed],
     why: _Why | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
 ) -> Any:
     queue = list(owners)
     every = tensors_of_tree([*args, *kwargs.values()])
@@ -841,9 +835,7 @@ def _wrap(
     return visit(out)
 
 
-def _wrap_earlier(
-    out: Any, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _wrap_earlier(out: Any, watch: Watch, args: Args, kwargs: Kwargs) -> Any:
     # After the backward pass of a batch: results of its rows may not come
     # back in the loss of another batch.
     tensors = tensors_of_tree([*args, *kwargs.values()])
@@ -860,9 +852,7 @@ def _wrap_earlier(
     return visit(out)
 
 
-def _without_ignored(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Tensor | None:
+def _without_ignored(func: Any, args: Args, kwargs: Kwargs) -> Tensor | None:
     # A mean over labels that are not ignored divides by their number, which
     # is public, if they are labels of the batch: it is a mask. None where
     # torch's own is the same, or has to be followed.

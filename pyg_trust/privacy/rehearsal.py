@@ -59,6 +59,7 @@ from pyg_trust.privacy.flow import (
     writes,
 )
 from pyg_trust.privacy.owners import facts
+from pyg_trust.privacy.rows import Args, Kwargs
 from pyg_trust.privacy.validation import BatchCall
 
 # The subgraphs that a model is called with, to see what it returns.
@@ -545,9 +546,7 @@ def _whose(value: Followed) -> Tensor:
     return owner.reshape(len(owner), -1)[:, 0].long() - 1
 
 
-def _do(
-    step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch
-) -> Any:
+def _do(step: Step, args: Args, kwargs: Kwargs, watch: Watch) -> Any:
     try:
         return Followed.__torch_dispatch__(step.func, (), args, kwargs)
     except ValueError:

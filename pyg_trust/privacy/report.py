@@ -47,7 +47,7 @@ def vouched(mechanism: str) -> str:
     return ACCOUNTANTS.note(mechanism) if own else ''
 
 
-def said_by(mechanism: str) -> str:
+def by_user(mechanism: str) -> str:
     """Phrase that names the user's accountant; '' for a built-in one."""
     who = vouched(mechanism)
     return f', as says {who}' if who else ''
@@ -209,7 +209,7 @@ class PrivacyReport(Report):
             f'{self.sensitivity:.4g}; the account counts {self.lam:.4g} times '
             'that as noise.',
             *self._of_persons(),
-            f'Accounted for by {self.mechanism!r}{said_by(self.mechanism)}. '
+            f'Accounted for by {self.mechanism!r}{by_user(self.mechanism)}. '
             'This holds if, and covers only what follows:',
             *(f'- {line}' for line in self.assumptions),
         ]
@@ -295,7 +295,7 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
     mechanism = engine.accountant.mechanism()
     if ACCOUNTANTS.is_own(mechanism):
         notes.append(
-            f'NOT CHECKED: epsilon{said_by(mechanism)}: its sampling, its '
+            f'NOT CHECKED: epsilon{by_user(mechanism)}: its sampling, its '
             'relation and its proof are of whoever wrote it'
         )
     kind = type(loader)

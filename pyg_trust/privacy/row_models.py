@@ -372,7 +372,7 @@ def rows_of(x: Tensor, mask: Tensor) -> Tensor:
     return x.to_sparse_coo().index_select(0, mask.nonzero().view(-1))
 
 
-def told(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
+def class_rows(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
     """Return one-hot labels of training nodes, and posteriors of other nodes.
 
     Args:

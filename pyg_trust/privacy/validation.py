@@ -23,6 +23,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_trust.privacy.bounds import ClippedSum
 from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.rows import Args, Kwargs
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Data], Tensor]
@@ -164,8 +165,8 @@ class BatchCall:
         self,
         batch: Data,
         versions: dict[str, tuple[int, int]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
     ) -> None:
         self._names = {key: name for name, (key, _) in versions.items() if key}
         self._batch = batch
@@ -324,7 +325,7 @@ def find_call(
         )
     typed = '_dict' if isinstance(batch, HeteroData) else ''
     x, edges = (getattr(batch, f'{n}{typed}') for n in ('x', 'edge_index'))
-    args: tuple[Any, ...] = (x, edges)
+    args: Args = (x, edges)
     if len(needed) == 1:
         args = (batch if needed[0] in ('data', 'batch') else x,)
     return kind(batch, kind.snapshot(batch), args, {})

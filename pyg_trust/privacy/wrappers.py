@@ -45,6 +45,7 @@ from pyg_trust.privacy.rehearsal import (
     forgetting,
     settings,
 )
+from pyg_trust.privacy.rows import Args, Kwargs
 from pyg_trust.privacy.typed import PROBED, TypedCall, TypedModel, reveal, show
 from pyg_trust.privacy.validation import (
     BatchCall,
@@ -262,7 +263,7 @@ class PrivateStep:
         return self._handed
 
     @editing
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def forward(self, args: Args, kwargs: Kwargs) -> Tensor:
         """Call the model and record how to differentiate it."""
         plain = self._plain
         if self._stage != 'delivered' or self._batch is None or plain is None:

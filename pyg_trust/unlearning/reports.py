@@ -90,7 +90,7 @@ class RemovalReport(Verifiable):
         found = self.verification
         proved = found is not None and found.proved
         if found is not None:
-            checked = [*checked, found.told()]
+            checked = [*checked, found.summary()]
         return stated(
             what,
             {
@@ -160,7 +160,7 @@ class VerificationReport(Report):
     proved_residual: float = math.inf
     proved_shift: float = math.inf
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """State the findings in one sentence."""
         left = '; '.join(self.leftovers) or 'nothing that was removed'
         proof = 'the kernel does not prove it'
@@ -528,7 +528,7 @@ class RecommenderReport(Verifiable):
             ),
             data=self.data,
             origin=self.origin,
-            checked=() if found is None else (found.told(),),
+            checked=() if found is None else (found.summary(),),
         )
 
 
@@ -563,7 +563,7 @@ class RecommenderVerifyReport(Report):
     residual: float | None = None
     residual_bound: float | None = None
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """State the findings in one sentence."""
         left = '; '.join(self.leftovers) or 'nothing that was removed'
         equal = 'equal' if self.counts_equal else 'NOT equal'

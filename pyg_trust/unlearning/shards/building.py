@@ -181,7 +181,7 @@ class Building(Stateful):
         return home, False
 
     def _assumed(self, data: Data) -> tuple[str, ...]:
-        told = data.persons.told() if 'persons' in data else ()
+        told = data.persons.assumptions() if 'persons' in data else ()
         return (*ASSUMPTIONS, *told, *unchecked(self._aggregator))
 
     def _by_hash(self, data: Data) -> int:

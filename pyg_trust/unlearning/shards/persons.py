@@ -124,7 +124,7 @@ class Persons:
             if isinstance(value, Tensor)
         }
 
-    def told(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[str, ...]:
         """Return what a report says of the unit, without data."""
         of = self.unit.summary()
         owned = ', '.join([self.person, *of['owned']])
