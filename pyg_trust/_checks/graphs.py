@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import REAL, check_dtype, check_integer
+from pyg_trust._checks import (
+    REAL,
+    check_dtype,
+    check_integer,
+    check_range,
+    check_tensor,
+)
 
 # Hint for graphs with several kinds of nodes.
 MAKE_HOMOGENEOUS = (
@@ -94,3 +100,32 @@ def check_data(data: Any, advice: str = '') -> None:
             "'data' needs to be a homogeneous torch_geometric.data.Data "
             f'(got {type(data).__name__}){advice}'
         )
+
+
+def check_examples(data: Data, graph: Any, why: str) -> None:
+    """Refuse labelled pairs that are no edges of a ``CSRGraph``, or negative.
+
+    ``why`` says how negative pairs come about.
+    """
+    for name in ('edge_label', 'neg_edge_label'):
+        label = data.get(name)
+        if label is not None and bool((torch.as_tensor(label) == 0).any()):
+            raise ValueError(
+                f"'data' can't have an '{name}' of 0: {why} "
+                '(RandomLinkSplit(add_negative_train_samples=False))'
+            )
+    n = graph.num_nodes
+    known = (graph.row * n + graph.col).cpu()
+    for name in ('edge_label_index', 'pos_edge_label_index'):
+        pairs = data.get(name)
+        if pairs is None:
+            continue
+        check_tensor(name, pairs, torch.int64, (2, 'num_pairs'))
+        check_range(name, pairs, n, 'the nodes', private=True)
+        u, v = pairs.cpu()
+        if not bool(torch.isin(u * n + v, known).all()):
+            raise ValueError(
+                f"'{name}' needs to hold edges of 'edge_index' alone: an edge "
+                'is a message and an example here '
+                '(RandomLinkSplit(disjoint_train_ratio=0.0))'
+            )

@@ -25,6 +25,7 @@ from pyg_trust.certificates.sampling import (
     check_uncached,
     evaluating,
     fresh_copy,
+    same_bits,
 )
 from pyg_trust.certificates.votes import is_right
 from pyg_trust.functional.voting import (
@@ -482,7 +483,7 @@ class Divided(Module):
                 outputs.append(kept[i].to(outputs[0]))
             else:
                 outputs.append(self._shown(self.division.view(data, i)))
-        if not _same(outputs[0], self._shown(self.division.view(data, 0))):
+        if not same_bits(outputs[0], self._shown(self.division.view(data, 0))):
             raise ValueError(_RANDOM_MODEL)
         return torch.stack(outputs)
 
@@ -497,7 +498,7 @@ class Divided(Module):
         out = self._batches([every[i] for i in full], _TOGETHER)
         some = _asked_alone([every[i] for i in full])
         alone = torch.cat([self._together([every[full[i]]]) for i in some])
-        if not _same(self._together([every[full[some[0]]]]), alone[:1]):
+        if not same_bits(self._together([every[full[some[0]]]]), alone[:1]):
             raise ValueError(_RANDOM_MODEL)
         differs = differ(alone, out[some])
         if differs:
@@ -519,19 +520,12 @@ class Divided(Module):
         return self._call(batch, batch.batch)
 
 
-def _same(one: Tensor, two: Tensor) -> bool:
-    # Compare to the bit; NaN equals NaN.
-    return one.shape == two.shape and bool(
-        ((one == two) | (one.isnan() & two.isnan())).all()
-    )
-
-
 def _alike(one: Data, two: Data) -> bool:
     if {*one.keys()} != {*two.keys()} or one.num_nodes != two.num_nodes:
         return False
     pairs = [(value, two[name]) for name, value in one]
     return all(
-        a.dtype == b.dtype and _same(a, b)
+        a.dtype == b.dtype and same_bits(a, b)
         if isinstance(a, Tensor) and isinstance(b, Tensor)
         else type(a) is type(b) and a == b
         for a, b in pairs

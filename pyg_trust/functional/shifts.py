@@ -25,9 +25,9 @@ mechanism at :math:`m = \Delta / s` (:func:`shift_epsilon`;
 :func:`gaussian_budget` is the largest such :math:`m`). The shift does not
 depend on :math:`\Xi`, so any :math:`\varepsilon > 0` will do; all classes are
 one vector, with ONE budget (the paper's code gives each its own). Releases
-compose to :math:`\sqrt{\sum_j m_j^2}` (:func:`compose_shifts`), also when a
-request was chosen by looking at earlier releases: given those, the next is
-again a shift, of at most :math:`\Delta_j`, of what exact retraining would
+compose to :math:`\sqrt{\sum_j m_j^2}` (:func:`.kernel.removal.together`), also
+when a request was chosen by looking at earlier releases: given those, the next
+is again a shift, of at most :math:`\Delta_j`, of what exact retraining would
 release under the same transcript.
 
 **Objective perturbation** (of
@@ -46,7 +46,6 @@ and a promised :math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`
 
 import math
 import sys
-from collections.abc import Iterable
 
 import scipy
 
@@ -58,7 +57,6 @@ from pyg_trust._checks import (
     Positive,
     Rate,
     check_choice,
-    check_non_negative,
     validated,
 )
 
@@ -225,20 +223,3 @@ def grid_shift(count: Natural, size: NotNegative, std: Positive) -> float:
     """
     moved = math.sqrt(count) * 2**-33 + 2**-52 * size / std
     return moved * (1 + 2**-40)
-
-
-def compose_shifts(shifts: Iterable[float]) -> float:
-    r"""Compose the shifts of several releases: :math:`\sqrt{\sum m^2}`.
-
-    Exact for Gaussian noise, and for requests chosen by looking at earlier
-    releases, if each :math:`m_j` is a bound that was fixed before release
-    :math:`j`.
-
-    Args:
-        shifts (list[float]): :math:`m_j` of every release.
-    """
-    if not isinstance(shifts, Iterable) or isinstance(shifts, str):
-        raise TypeError(
-            f"'shifts' needs to hold numbers (got {type(shifts).__name__})"
-        )
-    return math.hypot(*(check_non_negative('shifts', m) for m in shifts))

@@ -25,6 +25,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint, stored
+from pyg_trust._checks.graphs import check_examples
 from pyg_trust._checks.states import check_settings
 from pyg_trust.account import PaidNoise, ReleaseAccount
 from pyg_trust.files.commit import editing, synchronized
@@ -438,7 +439,8 @@ class PrivateLinkPredictor(PrivateFit):
             raise ValueError(
                 f"'data' needs to have at most {MOST_PAIRS:,} edges"
             )
-        _check_examples(data, graph)
+        drawn = 'negative pairs drawn by others have looked at edges'
+        check_examples(data, graph, drawn)
         key = fingerprint(graph.rowptr, graph.col, *stored(x))
         return _Task(graph, x, pairs, key)
 
@@ -716,30 +718,3 @@ class PrivateLinkPredictor(PrivateFit):
         if not self._state:
             raise RuntimeError('fit data first')
         return self._state
-
-
-def _check_examples(data: Data, graph: CSRGraph) -> None:
-    # Labels of pairs would be ignored, or depend on edges.
-    for name in ('edge_label', 'neg_edge_label'):
-        label = data.get(name)
-        if label is not None and bool((torch.as_tensor(label) == 0).any()):
-            raise ValueError(
-                f"'data' can't have an '{name}' of 0: those pairs were drawn "
-                'until they were no edges, which moves two examples an edge '
-                '(RandomLinkSplit(add_negative_train_samples=False))'
-            )
-    source, target = graph.to_edge_index()[0].numpy()
-    known = source * graph.num_nodes + target
-    for name in ('edge_label_index', 'pos_edge_label_index'):
-        pairs = data.get(name)
-        if pairs is None:
-            continue
-        check_tensor(name, pairs, torch.int64, (2, 'num_pairs'))
-        check_range(name, pairs, graph.num_nodes, 'the nodes', private=True)
-        u, w = pairs.cpu().numpy()
-        if not np.isin(u * graph.num_nodes + w, known).all():
-            raise ValueError(
-                f"'{name}' needs to hold edges of 'edge_index' alone: an edge "
-                'is a message and an example here '
-                '(RandomLinkSplit(disjoint_train_ratio=0.0))'
-            )

@@ -24,6 +24,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._checks.graphs import check_examples
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.functional.measures import Measure
 from pyg_trust.functional.sums import BOUND
@@ -192,7 +193,7 @@ class LinkClassifier(NodeClassifier):
             )
         if not bool((graph.row != graph.col).any()):
             raise ValueError("'data' needs to have an edge (got none)")
-        _check_examples(data, graph)
+        check_examples(data, graph, 'negative pairs are made of names')
         n = graph.num_nodes
         count = n if num_names is None else num_names
         count = check_integer('num_names', count, n)
@@ -265,30 +266,3 @@ class LinkClassifier(NodeClassifier):
         pairs = self._settings.pairs._asdict()
         del pairs['names']
         return {**super()._config(), 'pairs': pairs}
-
-
-def _check_examples(data: Data, graph: CSRGraph) -> None:
-    # Labels of pairs that would be ignored.
-    for name in ('edge_label', 'neg_edge_label'):
-        label = data.get(name)
-        if label is not None and bool((torch.as_tensor(label) == 0).any()):
-            raise ValueError(
-                f"'data' can't have an '{name}' of 0: negative pairs are made "
-                'of names (RandomLinkSplit(add_negative_train_samples=False))'
-            )
-    n = graph.num_nodes
-    known = graph.row * n + graph.col
-    for name in ('edge_label_index', 'pos_edge_label_index'):
-        pairs = data.get(name)
-        if pairs is None:
-            continue
-        check_tensor(name, pairs, torch.int64, (2, 'num_pairs'))
-        check_range(name, pairs, n, 'the nodes', private=True)
-        if not bool(
-            torch.isin(pairs[0].cpu() * n + pairs[1].cpu(), known).all()
-        ):
-            raise ValueError(
-                f"'{name}' needs to hold edges of 'edge_index' alone: an edge "
-                'is a message and an example here '
-                '(RandomLinkSplit(disjoint_train_ratio=0.0))'
-            )

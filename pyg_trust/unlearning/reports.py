@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pyg_trust.kernel.sentences import outwards
 from pyg_trust.report import Guarantee, Report
@@ -221,6 +221,7 @@ class NodeUnlearnReport(RemovalReport):
     feature_error: float
     secure: bool
     setting: str = ''
+    _kinds: ClassVar[tuple[str, str]] = ('node', 'training nodes')
 
     @property
     def _verification(self) -> type[Report]:
@@ -234,8 +235,8 @@ class NodeUnlearnReport(RemovalReport):
     def guarantee(self) -> Guarantee:
         """State how close the release is to one without the removed items."""
         return self._stated(
-            'certified removal from a node classifier',
-            *self._measured('training nodes'),
+            f'certified removal from a {self._kinds[0]} classifier',
+            *self._measured(self._kinds[1]),
             request={'0': self.request},
             seeded=not self.secure,
         )
@@ -265,14 +266,7 @@ class LinkUnlearnReport(NodeUnlearnReport):
     number of pairs that remain, positive and negative.
     """
 
-    def guarantee(self) -> Guarantee:
-        """State how close the release is to one without the removed items."""
-        return self._stated(
-            'certified removal from a link classifier',
-            *self._measured('pairs'),
-            request={'0': self.request},
-            seeded=not self.secure,
-        )
+    _kinds = ('link', 'pairs')
 
 
 @dataclass(frozen=True)
