@@ -177,7 +177,7 @@ class ReleaseAccount(NoCopies):
                 releases together.
 
         Raises:
-            BudgetExceededError: if it exceeds the limit; nothing is spent.
+            BudgetExceededError: if the release exceeds the limit.
         """
         mu = check_positive('mu', mu)
         if os.getpid() != self._owner:
@@ -202,7 +202,7 @@ class ReleaseAccount(NoCopies):
             mu (float): the :math:`\mu` of the release.
 
         Raises:
-            BudgetExceededError: if it exceeds the limit; nothing is spent.
+            BudgetExceededError: if the release exceeds the limit.
         """
         with self.lock:
             self.check(mu)
@@ -225,7 +225,7 @@ class ReleaseAccount(NoCopies):
             head (str): the digest of its ledger; empty without one.
 
         Raises:
-            ValueError: if they don't continue the present ones.
+            ValueError: if the lines don't continue the present ones.
         """
         check_instance('lines', lines, list)
         lines = [check_positive('lines', mu) for mu in lines]

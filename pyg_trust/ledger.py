@@ -153,7 +153,7 @@ class RemovalLedger:
             reference (str): as in :meth:`record`.
 
         Raises:
-            ValueError: if it is malformed, or a line has it.
+            ValueError: if the reference is malformed, or a line has it.
         """
         check_instance('reference', reference, str)
         if reference and not re.fullmatch('[0-9a-f]{32}', reference):

@@ -182,7 +182,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             name (str): the value of the argument.
 
         Raises:
-            ValueError: if there is none; the message lists all names.
+            ValueError: if the name is unknown; the message lists all names.
         """
         check_choice(argument, name, self)
         return self._entries[name]

@@ -36,7 +36,7 @@ def resolve(seed: int | None) -> int:
 
     Raises:
         TypeError: if :obj:`seed` is no integer.
-        ValueError: if it is out of range.
+        ValueError: if :obj:`seed` is out of range.
     """
     if seed is None:
         return int(torch.randint(2**63 - 1, (), dtype=torch.int64))

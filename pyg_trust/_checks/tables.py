@@ -295,7 +295,7 @@ def has_rows(store: Any, key: str, value: Any) -> bool:
         value (Any): the attribute.
 
     Raises:
-        ValueError: if it may hold other rows, which a removal would keep.
+        ValueError: if an attribute may hold rows that a removal would keep.
     """
     if isinstance(value, str | int | float):
         return False

@@ -207,7 +207,7 @@ def split_scores(
 
     Raises:
         TypeError: if scores are not numbers.
-        ValueError: if one is nan, or there are fewer than four of a kind.
+        ValueError: if a score is nan, or fewer than four are of a kind.
     """
     generator = np.random.default_rng(rng.resolve(seed))
     halves: list[list[np.ndarray]] = []

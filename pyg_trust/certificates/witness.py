@@ -63,8 +63,8 @@ class Witness:
                 (default: ``math.inf``)
 
         Raises:
-            ValueError: if it is no witness.
-            OverflowError: if it is more work than that.
+            ValueError: if the arrays are no witness.
+            OverflowError: if the proof takes more work than :obj:`most`.
         """
         if math.isnan(most):
             raise ValueError("'most' can't be NaN")
@@ -93,7 +93,7 @@ class Witness:
             path (str): the path of the file.
 
         Raises:
-            ValueError: if it is damaged or no witness.
+            ValueError: if the file is damaged or holds no witness.
         """
         try:
             return cls(proofs.load(Path(path)))

@@ -38,7 +38,7 @@ class Place:
 
     Raises:
         TypeError: if the model can't remove with a reference.
-        ValueError: if it has no state, or no one place of its own.
+        ValueError: if the model has no state, or not one place to keep it.
     """
 
     def __init__(

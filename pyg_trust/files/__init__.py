@@ -136,8 +136,8 @@ def load(path: str | Path) -> Any:
     are compared.
 
     Raises:
-        DamagedFileError: if it is anything else.
-        OSError: if it can't be opened.
+        DamagedFileError: if the file holds anything else.
+        OSError: if the file can't be opened.
     """
     check_instance('path', path, str, Path)
     with open(path, 'rb') as file:

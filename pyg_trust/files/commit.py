@@ -167,7 +167,7 @@ def check_continues(
     Raises:
         StaleStateError: if what is there has changed since :obj:`new` was
             read from it.
-        ValueError: if it never was the same state.
+        ValueError: if the two never were one state.
     """
     check_instance('place', place, str, Path)
     if found is None:
@@ -434,7 +434,7 @@ def peek(path: str | Path) -> dict[str, Any] | None:
         dict: both, by name; :obj:`None` if there is no file.
 
     Raises:
-        ValueError: if it is a file of another kind.
+        ValueError: if the file is of another kind.
     """
     check_instance('path', path, str, Path)
     path = Path(path)

@@ -203,7 +203,7 @@ class Seals:
             contents (dict): the contents of all items, by name.
 
         Raises:
-            TypeError, ValueError: if it is no such state, or not of these
+            TypeError, ValueError: if the state is malformed, or not of these
                 items.
         """
         check_instance('state', state, dict)

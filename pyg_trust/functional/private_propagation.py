@@ -501,7 +501,7 @@ def rounding_share(
     (:func:`pyg_trust.kernel.release.widened`).
 
     Raises:
-        ValueError: if it is above .01: then sums are too long for float64.
+        ValueError: if the share exceeds .01: sums are too long for float64.
     """
     n, g = graph.num_nodes, grid(std)
     if measure is None:

@@ -103,8 +103,9 @@ def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
         num_items (int): the number of items.
 
     Raises:
-        ValueError: if one is out of range or listed twice, an item has
-            ``MOST_USERS`` users or more, or pairs have no number of 63 bits.
+        ValueError: if an interaction is out of range or listed twice, an item
+            has ``MOST_USERS`` users or more, or pairs have no number of 63
+            bits.
     """
     users, items = interactions
     check_range('interactions', users, num_users, 'the users', private=True)

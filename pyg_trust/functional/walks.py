@@ -161,8 +161,8 @@ def max_size(walk_length: int, restarts: int = 1) -> int:
         restarts (int): :math:`R`, at least 1. (default: :obj:`1`)
 
     Raises:
-        TypeError: if one is no integer.
-        ValueError: if one is too small, or both are too large.
+        TypeError: if an argument is no integer.
+        ValueError: if an argument is too small, or the size too large.
     """
     for name, value, least in (
         ('walk_length', walk_length, 0),

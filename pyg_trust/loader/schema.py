@@ -79,7 +79,8 @@ class Schema:
         """Return a typed batch as one graph.
 
         Raises:
-            ValueError: if it has other types, widths or numbers of rows.
+            ValueError: if the batch has other types, widths or numbers of
+                rows.
         """
         out, first = Data(), 0
         parts: dict[str, list[Tensor]] = {}

@@ -264,7 +264,7 @@ class StepLoader(NodeLoader):
             and the number of units.
 
         Raises:
-            ValueError: if it does not.
+            ValueError: if the batch does not.
         """
 
     def _check_drawn(self, batch: Any, step: int, index: Tensor) -> None:
@@ -276,7 +276,7 @@ class StepLoader(NodeLoader):
             index (Tensor): int64: the units.
 
         Raises:
-            ValueError: if it holds others.
+            ValueError: if the batch holds other units.
         """
         name, want = self._mark(step, index)
         actual = batch.get(name) if isinstance(batch, Data) else None

@@ -482,8 +482,8 @@ class PrivateNodeClassifier(PrivateFit):
                 arguments.
 
         Raises:
-            ValueError: if it is of other arguments or does not continue the
-                present account. Nothing is changed then.
+            ValueError: if the state has other arguments or doesn't continue
+                the present account. Nothing is changed then.
         """
         covered = self._check_saved(state)
         theirs = state['setting']

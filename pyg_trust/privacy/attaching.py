@@ -58,8 +58,8 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     """Refuse objects that are private already, or can't be made private.
 
     Raises:
-        TypeError: if one is of a type that can't be used.
-        ValueError: if one is private already, or can't be made so.
+        TypeError: if an object is of a type that can't be used.
+        ValueError: if an object is private already, or can't be made so.
     """
     if isinstance(module, PrivateModule) or isinstance(
         optimizer, PrivateOptimizer
@@ -111,8 +111,9 @@ def check_types(module: nn.Module) -> None:
     """Refuse parameters of a type in which norms can't be bounded.
 
     Raises:
-        ValueError: if one has less than 32 bits: rounding a clipped gradient
-            to 8 bits of a mantissa makes it larger than the clipping norm.
+        ValueError: if a parameter has less than 32 bits: rounding a clipped
+            gradient to 8 bits of a mantissa makes it larger than the clipping
+            norm.
     """
     for name, p in module.named_parameters():
         if p.dtype in (torch.bfloat16, torch.float16):
@@ -182,7 +183,7 @@ def probe(
     Tests run on the structure of some subgraphs, and not on their features.
 
     Raises:
-        ValueError: if one of them fails.
+        ValueError: if a test fails.
     """
     if isinstance(loader, UnitLoader):
         # No private batch is read: what tests find may not depend on one.

@@ -110,7 +110,7 @@ class Decoys:
         """Find graphs that are large enough for a model to run on.
 
         Raises:
-            ValueError: if it runs on none.
+            ValueError: if the model runs on no made-up graph.
         """
         kept = {n: b.detach().clone() for n, b in module.named_buffers()}
         error: Exception | None = None

@@ -636,7 +636,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 :math:`(0, 20]`.
 
         Raises:
-            BudgetExceededError: if it would exceed the budget; nothing is
+            BudgetExceededError: if the release exceeds the budget; nothing is
                 spent.
             RuntimeError: while a batch waits for its step.
             ValueError: if the account is of other neighbours than a row that
@@ -710,8 +710,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 ledger. (default: :obj:`False`)
 
         Raises:
-            ValueError: if it is of other data, parameters, sampling, noise
-                or mechanism, or lies behind what was spent. Nothing is
+            ValueError: if the state is of other data, parameters, sampling,
+                noise or mechanism, or lies behind what was spent. Nothing is
                 changed then.
         """
         training = self._attached()

@@ -355,8 +355,8 @@ class PrivateItemCounts(Fitted):
                 arguments.
 
         Raises:
-            ValueError: if it is of other arguments or does not continue the
-                present account. Nothing is changed then.
+            ValueError: if the state has other arguments or doesn't continue
+                the present account. Nothing is changed then.
         """
         self._check_saved(state)
         check_settings('setting', state['setting'], self._setting())

@@ -221,7 +221,7 @@ class NormEstimates(Spending):
         Raises:
             ValueError: unless exactly one of the three is given, if a number
                 is out of range, or if rows of one unit may reach another.
-            BudgetExceededError: if it would exceed the budget of
+            BudgetExceededError: if the estimate exceeds the budget of
                 :meth:`make_private`; nothing is spent.
         """
         named = () if isinstance(public, bool) else public

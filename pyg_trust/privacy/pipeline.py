@@ -151,7 +151,7 @@ def check_names(
             (default: :obj:`()`)
 
     Raises:
-        ValueError: if they are not.
+        ValueError: if outputs depend on ids or positions.
     """
     generator = torch.Generator().manual_seed(SEED)
     base = randomised(batch, features_of(batch, owner.numel()), generator)

@@ -288,7 +288,7 @@ def find_call(
         kind (type): what notes the arguments. (default: :class:`BatchCall`)
 
     Raises:
-        ValueError: if it can't be told.
+        ValueError: if the attributes can't be found.
     """
     calls = []
 
@@ -514,7 +514,7 @@ def check_gradients(
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
 
     Raises:
-        ValueError: if they differ.
+        ValueError: if norms or sums differ.
     """
     count = int(owner.max()) + 1
     generator = torch.Generator().manual_seed(SEED)

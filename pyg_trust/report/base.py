@@ -316,8 +316,8 @@ class Verifiable(Report):
                 removal and before the next.
 
         Raises:
-            TypeError: if it is of another kind.
-            ValueError: if it is of other weights.
+            TypeError: if the verification is of another kind.
+            ValueError: if the verification is of other weights.
         """
         check_instance('found', found, self._verification)
         if found.weights != self.weights:

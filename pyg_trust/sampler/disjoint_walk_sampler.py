@@ -175,7 +175,7 @@ class DisjointWalkSampler(RootSampler):
             inputs (NodeSamplerInput): distinct roots of that partition.
 
         Raises:
-            ValueError: if one of them is no root of it, or is repeated.
+            ValueError: if a node is no root of it, or is repeated.
         """
         walks = self.partition()
         # Loaders hand over indices on the CPU.

@@ -354,7 +354,7 @@ def check_named(data: Any) -> None:
     """Refuse a graph whose nodes or edges cannot be divided.
 
     Raises:
-        TypeError: if it is no such graph, or names are no int64.
+        TypeError: if the data are no such graph, or names are not int64.
         ValueError: on unknown nodes, negative names, or one that is there
             twice.
     """

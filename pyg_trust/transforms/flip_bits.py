@@ -215,12 +215,12 @@ def check_graph(data: Any, noise: BitFlips) -> None:
     """Refuse a graph that the noise can't be applied to.
 
     Raises:
-        TypeError: if it is no homogeneous graph, or features have no floating
-            point.
+        TypeError: if the data are no homogeneous graph, or features have no
+            floating point.
         ValueError: under noise on the edges, if there are weights, attributes,
             a second adjacency or duplicates, or the graph is directed and the
-            noise is not; under noise on the features, if an entry is neither
-            0 nor 1.
+            noise is not; under noise on the features, if an entry is neither 0
+            nor 1.
     """
     check_data(data)
     if data.edge_index is None:

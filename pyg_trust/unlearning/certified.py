@@ -359,8 +359,8 @@ def proved(
             bound.
 
     Raises:
-        RuntimeError: if it was, and the kernel refutes it. Where rounding
-            alone is in the way, nothing is proved.
+        RuntimeError: if that bound was :obj:`claimed`, and the kernel refutes
+            it. Where rounding alone is in the way, nothing is proved.
     """
     if claimed and found.residual.least > most:
         raise RuntimeError(

@@ -104,7 +104,8 @@ class Saved(Generic[M]):
         Raises:
             StaleStateError: if another object has changed the file since this
                 one read or wrote it.
-            ValueError: if it holds the state of another fit, or anything else.
+            ValueError: if the file holds another fit's state, or anything
+                else.
         """
         check_instance('path', path, str, Path)
         commit.save(path, self.state_dict())

@@ -34,9 +34,9 @@ class Persons:
 
         Raises:
             TypeError: if the graph is none of several types.
-            ValueError: if it is another one than that of the unit, its persons
-                are not in the order of their names, or it has what models do
-                not receive.
+            ValueError: if the data are not those of the unit, its persons are
+                not in the order of their names, or it has what models do not
+                receive.
         """
         check_instance('data', data, HeteroData)
         table = unit.table(data)
@@ -146,7 +146,7 @@ def removed_names(updates: Iterable[Update]) -> list[int]:
     """Return the persons that updates remove.
 
     Raises:
-        ValueError: if they do anything else.
+        ValueError: if the updates do anything else.
     """
     names: list[int] = []
     for each in updates:

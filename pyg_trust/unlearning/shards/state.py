@@ -252,8 +252,8 @@ class Stateful:
             progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
-            ValueError: if there is none, a file is missing or was changed, or
-                as :meth:`load_state_dict`.
+            ValueError: if there is no state, a file is missing or was changed,
+                or as :meth:`load_state_dict`.
         """
         store = self._store(folder)
         parts, manifest = store.read()

@@ -383,7 +383,7 @@ def snapshot(module: Module) -> dict[str, Tensor]:
     """Copy the parameters and buffers of a model.
 
     Raises:
-        ValueError: if it has an extra state, which need not be tensors.
+        ValueError: if the model has an extra state, maybe not of tensors.
     """
     values = dict(module.state_dict(keep_vars=True))
     for name, value in values.items():
