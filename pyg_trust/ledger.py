@@ -134,11 +134,7 @@ class RemovalLedger:
         return any(entry.link == head for entry in self._entries)
 
     def refers_to(self, reference: str) -> bool:
-        """Tell whether a line has a reference, so its batch was carried out.
-
-        Args:
-            reference (str): as in :meth:`record`.
-        """
+        """Tell whether a line has a reference: its batch was carried out."""
         check_instance('reference', reference, str)
         return any(
             entry.reference == reference
@@ -148,9 +144,6 @@ class RemovalLedger:
 
     def check_reference(self, reference: str) -> None:
         """Refuse a reference that a new line can't have.
-
-        Args:
-            reference (str): as in :meth:`record`.
 
         Raises:
             ValueError: if the reference is malformed, or a line has it.

@@ -427,17 +427,6 @@ def pull(
     """Compute :func:`push` if no entry is randomised, else return :obj:`None`.
 
     On the CPU alone. Of the graph it needs the rows of :func:`cost_nodes`.
-
-    Args:
-        graph (PushGraph): as in :func:`push`.
-        receivers (tuple[Tensor, Tensor]): as in :func:`push`.
-        recv (Tensor): as in :func:`push`.
-        send (Tensor): as in :func:`push`.
-        x (Tensor): as in :func:`push`.
-        eps (Tensor): as in :func:`push`.
-        ratio (Tensor): as in :func:`push`.
-        keep (Tensor): as in :func:`push`.
-        pull_above (float): as in :func:`push`.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     z, pushed = _ops.pull(

@@ -59,9 +59,6 @@ def resolve_secret(seed: int | None) -> int:
 
     For what has to stay unknown, such as the key of a hash partition: nothing
     that seeds torch or numpy decides it.
-
-    Args:
-        seed (int, optional): as in :func:`resolve`. (default: :obj:`None`)
     """
     return secrets.randbits(63) if seed is None else resolve(seed)
 
@@ -147,9 +144,6 @@ def generator(seed: int | None) -> torch.Generator:
     """Return a new torch generator on the CPU with :obj:`seed`.
 
     Its whole state comes from the seed.
-
-    Args:
-        seed (int, optional): as in :func:`resolve`. (default: :obj:`None`)
     """
     seed = resolve(seed)
     made = torch.Generator().manual_seed(seed)

@@ -171,11 +171,7 @@ class Runs:
         return made
 
     def run(self, what: str = 'data') -> Run:
-        """Fit, remove and inspect once, with the seed that twins share.
-
-        Args:
-            what (str): as in :meth:`changed`. (default: :obj:`'data'`)
-        """
+        """Fit, remove and inspect once, with the seed that twins share."""
         if f'run {what}' not in self.kept:
             subject = self.subject(self.changed(what))
             before = opened(subject.released())
@@ -227,11 +223,7 @@ class Runs:
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:
-        """Fit and remove ``worlds`` times, with different seeds.
-
-        Args:
-            what (str): as in :meth:`changed`. (default: :obj:`'data'`)
-        """
+        """Fit and remove ``worlds`` times, with different seeds."""
         if f'noisy {what}' not in self.kept:
             data = self.changed(what)
             number = ('data', *self.kinds()).index(what)

@@ -126,12 +126,7 @@ class VoteCertificate(SpeaksOf, Report):
         return self.radius >= side * side - left
 
     def certified_ratio(self, changes: int, rows: int = 0) -> float:
-        """Return the share of targets whose class is certified.
-
-        Args:
-            changes (int): as in :meth:`certified`.
-            rows (int): as in :meth:`certified`. (default: :obj:`0`)
-        """
+        """Return the share of targets whose class is certified."""
         return float(self.certified(changes, rows).double().mean())
 
     def certified_accuracy(
@@ -247,11 +242,7 @@ class Divided(Module):
         self.vote, self.transform = vote, transform
 
     def forward(self, data: Data | Sequence[Data]) -> Tensor:
-        """Return the voted classes: int64.
-
-        Args:
-            data (Data or list[Data]): as in :meth:`certify`.
-        """
+        """Return the voted classes: int64."""
         return self.certify(data).predicted
 
     @validated

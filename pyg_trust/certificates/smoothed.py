@@ -304,19 +304,11 @@ class SmoothedClassifier(Module):
         self.model, self.noise, self.options = model, noise, options
 
     def forward(self, data: Data | Sequence[Data]) -> Tensor:
-        """Return the smoothed classes, -1 for an abstention: int64.
-
-        Args:
-            data (Data or list[Data]): as in :func:`certify_smoothed`.
-        """
+        """Return the smoothed classes, -1 for an abstention: int64."""
         return self.certify(data).predicted
 
     def certify(self, data: Data | Sequence[Data]) -> SmoothedCertificate:
-        """Certify the smoothed classifier by :func:`certify_smoothed`.
-
-        Args:
-            data (Data or list[Data]): as in :func:`certify_smoothed`.
-        """
+        """Certify the smoothed classifier by :func:`certify_smoothed`."""
         return certify_smoothed(self.model, data, self.noise, **self.options)
 
 

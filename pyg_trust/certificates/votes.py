@@ -158,12 +158,6 @@ class SmoothedCertificate(SpeaksOf, Report):
         a :class:`ValueError`, as one in which noise shows in no output, has no
         answer.)
 
-        Args:
-            edges (tuple[int, int]): as in :meth:`certified`.
-                (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): as in :meth:`certified`.
-                (default: :obj:`(0, 0)`)
-
         Raises:
             ValueError: as :meth:`certified`; or if the run was adaptive, so
                 that the number of samples is another one in another graph.

@@ -315,9 +315,6 @@ def editing(
     put in force. So nothing else of the object can be called until this has
     ended, and this from inside of nothing else.
 
-    Args:
-        method (callable): as in :func:`synchronized`.
-
     Raises:
         RuntimeError: when called from inside of another method of the same
             object that takes turns.

@@ -45,12 +45,6 @@ def variance_bound(
     as derived in the text of this module. The bound costs one exact
     propagation. It is loose: measured variances are often a tenth of it.
 
-    Args:
-        graph (CSRGraph): as in :func:`~pyg_trust.functional.propagate`.
-        x (Tensor): as in :func:`~pyg_trust.functional.propagate`.
-        measure (Measure): as in :func:`~pyg_trust.functional.propagate`.
-        eps (float): as in :func:`~pyg_trust.functional.propagate`.
-
     Returns:
         Tensor: the bound, of the shape of :obj:`x`, float64.
 
@@ -96,8 +90,8 @@ def plan(
 ) -> Plan:
     r"""Choose the quantum and the number of runs for a relative error.
 
-    The promise is that of :func:`eps_for`, for the median of :math:`R` runs
-    (:func:`propagate_median`). A run fails with probability :math:`p \propto
+    Promise and arguments are those of :func:`eps_for`, for the median of
+    :math:`R` runs (:func:`propagate_median`). A run fails with probability :math:`p \propto
     \varepsilon` at most, and the median only if at least :math:`(R + 1)/2`
     runs do, whose probability is the regularized incomplete beta function
     :math:`I_p(\frac{R+1}{2}, \frac{R+1}{2})`. Its inverse at
@@ -105,13 +99,6 @@ def plan(
     :math:`\varepsilon`, for every :math:`R`; of these the cheapest is
     chosen, by the cost :math:`R / \varepsilon`. For a failure of 1e-6 this is
     thousands of times cheaper than a single run.
-
-    Args:
-        delta (float): as in :func:`eps_for`.
-        levels (int): as in :func:`eps_for`.
-        relative_error (float): as in :func:`eps_for`. (default: :obj:`0.1`)
-        failure (float): as in :func:`eps_for`. (default: :obj:`0.01`)
-        bound (str): as in :func:`eps_for`. (default: :obj:`'tight'`)
 
     Raises:
         ValueError: as :func:`eps_for`.

@@ -311,9 +311,6 @@ def min_probability(regions: FlipRegions) -> float:
     A class whose probability is above that is the likeliest one at
     :math:`\tilde x`, too, for any classifier.
 
-    Args:
-        regions (FlipRegions): as in :func:`worst_case_probability`.
-
     Example:
         >>> round(min_probability(flip_regions(1, 0, 0.01, 0.6)), 12)
         0.825

@@ -603,11 +603,6 @@ class LastGraph:
         """Convert like :meth:`CSRGraph.convert`, or return the cached graph.
 
         A sparse matrix is PyG's :obj:`adj_t`, the transposed adjacency.
-
-        Args:
-            graph (Any): as in :meth:`CSRGraph.convert`.
-            num_nodes (int, optional): as in :meth:`CSRGraph.convert`.
-                (default: :obj:`None`)
         """
         if self._of is not None and self._graph is not None:
             reference, version, nodes = self._of

@@ -379,11 +379,7 @@ class Views:
         return graph._replace(scale=kept[1])
 
     def has_push_graph(self, along: bool = True) -> bool:
-        """Whether the layout of :meth:`push_graph` is cached.
-
-        Args:
-            along (bool): as in :meth:`push_graph`. (default: :obj:`True`)
-        """
+        """Whether the layout of :meth:`push_graph` is cached."""
         along = bool(along) or self.is_undirected
         return ('push_graph', along) in self._cache
 

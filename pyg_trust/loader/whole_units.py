@@ -12,15 +12,7 @@ from pyg_trust.report import fingerprint
 
 
 class WholeUnitLoader(StepLoader):
-    """Base of loaders of disjoint units, each of which comes whole.
-
-    Args:
-        data (Data): as of :class:`StepLoader`.
-        sampler (BaseSampler): as of :class:`StepLoader`.
-        batches (StepBatches): as of :class:`StepLoader`.
-        roots (Tensor): as of :class:`StepLoader`.
-        **kwargs (optional): as of :class:`StepLoader`.
-    """
+    """Base of loaders of disjoint units, each of which comes whole."""
 
     _sizes: tuple[Tensor, Tensor] | None = None
 

@@ -410,14 +410,7 @@ class AttentiveAggregator(ShardAggregator):
         ).mean()
 
     def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the fused embeddings: ``[num_nodes, channels]``.
-
-        Args:
-            outputs (Tensor): as in :meth:`ShardAggregator.fit`.
-            mask (Tensor, optional): as in
-                :func:`pyg_trust.functional.aggregate.fuse`. (default:
-                :obj:`None`)
-        """
+        """Return the fused embeddings: ``[num_nodes, channels]``."""
         return aggregate.fuse(*self._parts(outputs), mask)
 
     def classify(self, fused: Tensor) -> Tensor:

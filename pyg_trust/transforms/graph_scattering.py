@@ -230,12 +230,7 @@ class GraphScattering(GraphEmbedding):
         return scattering_path(index, width, self.J, self.Q, self.L)
 
     def paths(self, num_features: int | None = None) -> list[ScatteringPath]:
-        """Return the paths of all coefficients, in order.
-
-        Args:
-            num_features (int, optional): as in :meth:`path`.
-                (default: :obj:`None`)
-        """
+        """Return the paths of all coefficients, in order."""
         size = self.num_coefficients(num_features)
         return [self.path(i, num_features) for i in range(size)]
 

@@ -233,18 +233,13 @@ class LinkClassifier(NodeClassifier):
         return model.data.margins(model.weight, pairs).view(-1)
 
     def score(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Score pairs: logits, larger for likelier links.
-
-        Args:
-            edge_label_index (Tensor): int64, ``[2, num_pairs]``.
-        """
+        """Score pairs: logits, larger for likelier links."""
         return self.decision_function(edge_label_index)
 
     def predict(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
         """Predict whether pairs are linked: int64, 0 or 1.
 
-        Args:
-            edge_label_index (Tensor): int64, ``[2, num_pairs]``.
+        Takes the argument of :meth:`decision_function`.
         """
         return self._labels(self.decision_function(edge_label_index))
 
@@ -252,9 +247,6 @@ class LinkClassifier(NodeClassifier):
         """Predict the probabilities of no link and of a link: ``[k, 2]``.
 
         Of the balance of edges and negative pairs that it was fitted to.
-
-        Args:
-            edge_label_index (Tensor): int64, ``[2, num_pairs]``.
         """
         return self._probabilities(self.decision_function(edge_label_index))
 

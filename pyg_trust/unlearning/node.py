@@ -375,9 +375,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def predict(self, nodes: Tensor | None = None) -> Tensor:
         """Predict the labels of nodes: int64, ``[k]``.
 
-        Args:
-            nodes (Tensor, optional): as in :meth:`decision_function`.
-                (default: :obj:`None`)
+        Takes the argument of :meth:`decision_function`.
         """
         return self._labels(self.decision_function(nodes))
 
@@ -385,11 +383,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """Predict the probabilities of the classes: ``[k, num_classes]``.
 
         For :obj:`'ovr'` with more than two classes those of the outputs,
-        scaled to sum to one.
-
-        Args:
-            nodes (Tensor, optional): as in :meth:`decision_function`.
-                (default: :obj:`None`)
+        scaled to sum to one. Takes the argument of :meth:`decision_function`.
 
         Raises:
             ValueError: with ``head='squared'``, which has none.
@@ -505,9 +499,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def release(self, *, reference: str = '') -> NodeUnlearnReport:
         """Make a release that includes all pending additions.
 
-        Args:
-            reference (str): as in :meth:`update`. (default: :obj:`''`)
-
         Raises:
             ValueError: if nothing is pending: a release that changes nothing
                 would spend budget.
@@ -557,9 +548,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """Estimate the work of an update with a release; change nothing.
 
         Costs the features of the update, and no step.
-
-        Args:
-            request (Update, RemovalRequest or list): as in :meth:`update`.
         """
         model = self._fitted
         data, edits = model.data, self._edits(request)

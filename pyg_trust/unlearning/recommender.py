@@ -409,14 +409,6 @@ class Recommender(Saved[_Held], EditedInPlace):
     ) -> RecommenderPlan:
         """Estimate the work of a removal; change nothing.
 
-        Args:
-            users (list[int] or Tensor or RemovalRequest): as in
-                :meth:`remove`. (default: :obj:`()`)
-            items (list[int] or Tensor): as in :meth:`remove`.
-                (default: :obj:`()`)
-            interactions (list[tuple[int, int]] or Tensor): as in
-                :meth:`remove`. (default: :obj:`()`)
-
         Raises:
             TypeError, ValueError: as :meth:`remove`.
         """

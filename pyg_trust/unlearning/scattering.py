@@ -337,9 +337,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     ) -> Tensor:
         """Return the labels of graphs: int64, ``[num_graphs]``.
 
-        Args:
-            graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
+        Takes the arguments of :meth:`decision_function`.
         """
         margin = self.decision_function(graphs, progress_bar=progress_bar)
         return self._labels(margin)
@@ -353,11 +351,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         """Predict class probabilities: ``[num_graphs, num_classes]``.
 
         The logistic function of the margins, for more than two classes scaled
-        to sum to one.
-
-        Args:
-            graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
+        to sum to one. Takes the arguments of :meth:`decision_function`.
 
         Raises:
             ValueError: with another loss than the logistic one.

@@ -45,11 +45,6 @@ class Removing(Waiting, Building):
     ) -> ShardPlan:
         """Estimate the shards and the cost of an update; change nothing.
 
-        Args:
-            update (Update, RemovalRequest or list): as in :meth:`update`.
-            shard (dict or str, optional): as in :meth:`update`.
-                (default: :obj:`None`)
-
         Raises:
             TypeError, ValueError: as :meth:`update`.
         """

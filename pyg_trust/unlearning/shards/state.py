@@ -274,10 +274,6 @@ class Stateful:
         Deletes all files of the folder that are not part of the current state,
         unfinished ones too. File systems and disks may keep deleted content.
 
-        Args:
-            folder (str or Path, optional): as in :meth:`save`.
-                (default: :obj:`None`)
-
         Returns:
             tuple[str, ...]: the names of the files that were deleted.
 

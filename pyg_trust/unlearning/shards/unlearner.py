@@ -437,12 +437,7 @@ class ShardedUnlearner(Removing):
     ) -> Tensor:
         """Predict the probabilities of classes: ``[num_nodes, num_classes]``.
 
-        Args:
-            data (Data, optional): another graph; by default the present one,
-                in the order of :attr:`n_id`. (default: :obj:`None`)
-            nodes (list[int] or Tensor, optional): names of nodes of the
-                present graph. (default: :obj:`None`)
-            progress_bar (bool, optional): by default in terminals, after 2 s.
+        Takes the arguments of :meth:`predict`.
 
         Raises:
             ValueError: if a node is not there, or both arguments are given.
