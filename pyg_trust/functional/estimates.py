@@ -91,13 +91,13 @@ def plan(
     r"""Choose the quantum and the number of runs for a relative error.
 
     Promise and arguments are those of :func:`eps_for`, for the median of
-    :math:`R` runs (:func:`propagate_median`). A run fails with probability :math:`p \propto
-    \varepsilon` at most, and the median only if at least :math:`(R + 1)/2`
-    runs do, whose probability is the regularized incomplete beta function
-    :math:`I_p(\frac{R+1}{2}, \frac{R+1}{2})`. Its inverse at
+    :math:`R` runs (:func:`propagate_median`). A run fails with probability
+    :math:`p \propto \varepsilon` at most, and the median only if at least
+    :math:`(R + 1)/2` runs do, whose probability is the regularized incomplete
+    beta function :math:`I_p(\frac{R+1}{2}, \frac{R+1}{2})`. Its inverse at
     :obj:`failure` gives the largest :math:`p`, and with it
-    :math:`\varepsilon`, for every :math:`R`; of these the cheapest is
-    chosen, by the cost :math:`R / \varepsilon`. For a failure of 1e-6 this is
+    :math:`\varepsilon`, for every :math:`R`; of these the cheapest is chosen,
+    by the cost :math:`R / \varepsilon`. For a failure of 1e-6 this is
     thousands of times cheaper than a single run.
 
     Raises:
