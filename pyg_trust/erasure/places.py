@@ -144,7 +144,8 @@ class Place:
             more['on_report'] = lambda report: promised(self._promise(report))
         try:
             if self.covers:
-                # All of them together, as the policy has it.
+                # The epsilon of all requests together, which the policy
+                # limits.
                 found = self.model.plan(request, *given).epsilon
                 if found > self.most:
                     raise BudgetExceededError(

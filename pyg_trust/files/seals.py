@@ -114,9 +114,7 @@ class Seals:
         check_integer('name', name, 0)
         block = self._blocks.get(name // self._BLOCK)
         if block is None or name not in block.sealed:
-            raise ValueError(
-                f"'name' needs to be that of an item (got {name})"
-            )
+            raise ValueError(f"'name' needs to name an item (got {name})")
         return block.sealed[name][1].hex()
 
     def replaced(
