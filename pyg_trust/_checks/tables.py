@@ -160,17 +160,17 @@ def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
         i, j = place[c]
         return given[i][:, j].double()
 
-    def far(told: Tensor, since: bool) -> Tensor:
+    def far(other: Tensor, since: bool) -> Tensor:
         # How far products may be of columns that are alike.
-        size = draw[: len(told)].abs()
-        most = told.abs().amax(0) * size.sum() * 1e-6
-        return 1e-9 * (size @ told.abs()) + since * most
+        size = draw[: len(other)].abs()
+        most = other.abs().amax(0) * size.sum() * 1e-6
+        return 1e-9 * (size @ other.abs()) + since * most
 
     for since in (False, True):
-        told = now - then if since else then
+        other = now - then if since else then
         few = draw[: len(now)]
-        mine, theirs = few @ now, few @ told
-        off = far(told, since)
+        mine, theirs = few @ now, few @ other
+        off = far(other, since)
         for b in range(width):
             like = (mine - theirs[b]).abs() <= off[b]
             like[b] = False

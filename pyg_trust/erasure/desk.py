@@ -457,7 +457,9 @@ class ErasureDesk:
             try:
                 self._promised(batch, None)
                 how = place.forget(
-                    requests, batch, lambda told: self._promised(batch, told)
+                    requests,
+                    batch,
+                    lambda promise: self._promised(batch, promise),
                 )
             except Exception as error:
                 is_refusal = isinstance(error, ValueError)

@@ -170,10 +170,12 @@ class Place:
     def _promise(self, report: Any) -> str:
         made = report.guarantee()
         names = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
-        told = {name: getattr(made, name) for name in names}
+        fields = {name: getattr(made, name) for name in names}
         if self.covers:
-            told |= {k: getattr(report, k) for k in ('mu', 'epsilon', 'delta')}
-        return json.dumps(told)
+            fields |= {
+                k: getattr(report, k) for k in ('mu', 'epsilon', 'delta')
+            }
+        return json.dumps(fields)
 
     def keep(self) -> None:
         """Save the state of the model."""

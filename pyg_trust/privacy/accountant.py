@@ -65,8 +65,8 @@ def _check_accountant(name: str, entry: Any) -> None:
         raise TypeError(
             f"'entry' needs to be a subclass of Accountant (got {entry!r})"
         )
-    said = getattr(entry.mechanism, '__func__', None)
-    if said is not Accountant.__dict__['mechanism'].__func__:
+    method = getattr(entry.mechanism, '__func__', None)
+    if method is not Accountant.__dict__['mechanism'].__func__:
         raise TypeError(
             "'entry' can't have a 'mechanism' of its own: reports call "
             f'{entry.__name__} by its registered name'

@@ -221,8 +221,8 @@ def check_transform(
         for name in dict.fromkeys([*first.keys(), *second.keys()]):
             one, two = first.get(name), second.get(name)
             rows = _rows_of(first, name, one, owner, count)
-            told = not by_unit and is_structure(name)
-            if told and _is_tensor(one) and name != 'edge_index':
+            public = not by_unit and is_structure(name)
+            if public and _is_tensor(one) and name != 'edge_index':
                 rows = None
             if rows is not None and _is_tensor(two) and len(two) == len(rows):
                 one, two = one[half[rows]], two[half[rows]]

@@ -481,10 +481,10 @@ def search(
                 'allows for one run; nothing is released'
             )
         seeded |= engine.seeded
-        said = engine.report(delta)
+        cost = engine.report(delta)
         if best is None or score > best[0]:
             model = copy.deepcopy(engine._attached().model)
-            best = score, model, candidates[index], said
+            best = score, model, candidates[index], cost
     assert best is not None
     report = SearchReport(
         epsilon=epsilon,

@@ -181,8 +181,8 @@ class Building(Stateful):
         return home, False
 
     def _assumed(self, data: Data) -> tuple[str, ...]:
-        told = data.persons.assumptions() if 'persons' in data else ()
-        return (*ASSUMPTIONS, *told, *unchecked(self._aggregator))
+        owned = data.persons.assumptions() if 'persons' in data else ()
+        return (*ASSUMPTIONS, *owned, *unchecked(self._aggregator))
 
     def _by_hash(self, data: Data) -> int:
         late = data.get('by_hash')

@@ -129,14 +129,14 @@ class Persons:
         of = self.unit.summary()
         owned = ', '.join([self.person, *of['owned']])
         public = ', '.join(of['declared_public']) or 'nothing'
-        told = (
+        stated = (
             f'a person is its rows of {owned}, as the privacy unit was told; '
             f'declared public: {public}, of which every model sees all',
         )
         if not of['joint']:
-            return told
+            return stated
         joint = ', '.join(of['joint'])
-        return *told, (
+        return *stated, (
             f'rows of persons of several shards ({joint}) are in the '
             'training of none'
         )

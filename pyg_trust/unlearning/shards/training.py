@@ -572,11 +572,11 @@ def _check_left_nothing(
     restore(fresh, state)
     if recipe.sparse_x:
         shard = shard._replace(x=rows_of_nonzeros(shard.x))
-    said, again = (
+    first, again = (
         evaluate(each, shard, sparse_adj=recipe.sparse_adj)
         for each in (module, fresh)
     )
-    if fingerprint_any([said, known]) != fingerprint_any([again, known]):
+    if fingerprint_any([first, known]) != fingerprint_any([again, known]):
         raise UnrepeatableModelError(
             "the outputs of a trained model of 'model_factory' are not those "
             'of its parameters and buffers: register all other state as a '
