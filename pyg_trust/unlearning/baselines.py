@@ -527,11 +527,7 @@ class GINClassifier:
         self._train(graphs, progress_bar)
 
     def predict(self, graphs: Sequence[Data]) -> Tensor:
-        """Return the labels of graphs: int64, ``[num_graphs]``.
-
-        Args:
-            graphs (list[Data]): the graphs.
-        """
+        """Return the labels of graphs: int64, ``[num_graphs]``."""
         if self._fitted is None:
             raise ValueError('the classifier needs to be fitted first')
         inputs = self._batch(check_graphs(graphs))
@@ -540,11 +536,7 @@ class GINClassifier:
             return self._logits(net, *inputs).argmax(1)
 
     def score(self, graphs: Sequence[Data]) -> float:
-        """Return the share of graphs that are classified as their ``y``.
-
-        Args:
-            graphs (list[Data]): the graphs.
-        """
+        """Return the share of graphs that are classified as their ``y``."""
         y = graph_labels(graphs)
         return float((self.predict(graphs) == y).double().mean())
 

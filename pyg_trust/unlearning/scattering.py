@@ -367,12 +367,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def score(
         self, graphs: Sequence[Data], *, progress_bar: bool | None = None
     ) -> float:
-        """Return the share of graphs that are classified as their ``y``.
-
-        Args:
-            graphs (list[Data]): the graphs.
-            progress_bar (bool, optional): by default in terminals, after 2 s.
-        """
+        """Return the share of graphs that are classified as their ``y``."""
         y = graph_labels(graphs)
         found = self.predict(graphs, progress_bar=progress_bar)
         return float((found == y).double().mean())
