@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from pyg_trust.kernel.sentences import outwards
 from pyg_trust.report import Guarantee, Report
@@ -221,7 +221,6 @@ class NodeUnlearnReport(RemovalReport):
     feature_error: float
     secure: bool
     setting: str = ''
-    _kinds: ClassVar[tuple[str, str]] = ('node', 'training nodes')
 
     @property
     def _verification(self) -> type[Report]:
@@ -235,8 +234,8 @@ class NodeUnlearnReport(RemovalReport):
     def guarantee(self) -> Guarantee:
         """State how close the release is to one without the removed items."""
         return self._stated(
-            f'certified removal from a {self._kinds[0]} classifier',
-            *self._measured(self._kinds[1]),
+            'certified removal from a node classifier',
+            *self._measured('training nodes'),
             request={'0': self.request},
             seeded=not self.secure,
         )
@@ -266,7 +265,14 @@ class LinkUnlearnReport(NodeUnlearnReport):
     number of pairs that remain, positive and negative.
     """
 
-    _kinds = ('link', 'pairs')
+    def guarantee(self) -> Guarantee:
+        """State how close the release is to one without the removed items."""
+        return self._stated(
+            'certified removal from a link classifier',
+            *self._measured('pairs'),
+            request={'0': self.request},
+            seeded=not self.secure,
+        )
 
 
 @dataclass(frozen=True)
