@@ -207,14 +207,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> float:
-        """Return the share of targets that :meth:`certified` certifies.
-
-        Args:
-            edges (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-        """
+        """Return the share of targets that :meth:`certified` certifies."""
         mask = self.certified(edges=edges, features=features)
         return float(mask.double().mean())
 

@@ -367,7 +367,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def score(
         self, graphs: Sequence[Data], *, progress_bar: bool | None = None
     ) -> float:
-        """Return the share of graphs that are classified as their ``y``."""
+        """Return the share of graphs that are classified as their ``y``.
+
+        Takes the arguments of :meth:`decision_function`.
+        """
         y = graph_labels(graphs)
         found = self.predict(graphs, progress_bar=progress_bar)
         return float((found == y).double().mean())
@@ -564,7 +567,12 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def load(
         self, path: str | Path, *, progress_bar: bool | None = None
     ) -> None:
-        """Load the state that :meth:`save` has written."""
+        """Load the state that :meth:`save` has written.
+
+        Args:
+            path (str or Path): the path of the file.
+            progress_bar (bool, optional): by default in terminals, after 2 s.
+        """
         self.load_state_dict(files.load(path), progress_bar=progress_bar)
 
     def __repr__(self) -> str:
