@@ -457,9 +457,7 @@ class ErasureDesk:
             try:
                 self._promised(batch, None)
                 how = place.forget(
-                    requests,
-                    batch,
-                    lambda promise: self._promised(batch, promise),
+                    requests, batch, lambda text: self._promised(batch, text)
                 )
             except Exception as error:
                 is_refusal = isinstance(error, ValueError)

@@ -144,8 +144,7 @@ class Place:
             more['on_report'] = lambda report: promised(self._promise(report))
         try:
             if self.covers:
-                # The epsilon of all requests together, which the policy
-                # limits.
+                # The policy limits epsilon of all requests together.
                 found = self.model.plan(request, *given).epsilon
                 if found > self.most:
                     raise BudgetExceededError(
@@ -170,12 +169,10 @@ class Place:
     def _promise(self, report: Any) -> str:
         made = report.guarantee()
         names = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
-        fields = {name: getattr(made, name) for name in names}
+        held = {name: getattr(made, name) for name in names}
         if self.covers:
-            fields |= {
-                k: getattr(report, k) for k in ('mu', 'epsilon', 'delta')
-            }
-        return json.dumps(fields)
+            held |= {k: getattr(report, k) for k in ('mu', 'epsilon', 'delta')}
+        return json.dumps(held)
 
     def keep(self) -> None:
         """Save the state of the model."""
