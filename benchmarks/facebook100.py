@@ -142,10 +142,10 @@ def without_labels(
     data: Data, level: str, epsilon: float, delta: float
 ) -> Tensor:
     """Classify by PrivateNodeClassifier with no label in a message."""
-    told = module.told
+    told = module.class_rows
     none = torch.zeros_like(data.train_mask)
     with mock.patch.object(
-        module, 'told', lambda y, own, _: told(y, own, none)
+        module, 'class_rows', lambda y, own, _: told(y, own, none)
     ):
         return ours(data, level, epsilon, delta)
 

@@ -35,7 +35,7 @@ Self = TypeVar('Self')
 class NoCopies:
     """Mixin: copying returns self, and pickling is refused.
 
-    A second one would spend the same budget again.
+    A copy would spend the same budget again.
     """
 
     #: What to do instead of pickling.
@@ -177,7 +177,7 @@ class ReleaseAccount(NoCopies):
                 releases together.
 
         Raises:
-            BudgetExceededError: if it exceeds the limit; nothing is spent.
+            BudgetExceededError: if the release exceeds the limit.
         """
         mu = check_positive('mu', mu)
         if os.getpid() != self._owner:
@@ -202,7 +202,7 @@ class ReleaseAccount(NoCopies):
             mu (float): the :math:`\mu` of the release.
 
         Raises:
-            BudgetExceededError: if it exceeds the limit; nothing is spent.
+            BudgetExceededError: if the release exceeds the limit.
         """
         with self.lock:
             self.check(mu)
@@ -225,7 +225,7 @@ class ReleaseAccount(NoCopies):
             head (str): the digest of its ledger; empty without one.
 
         Raises:
-            ValueError: if they don't continue the present ones.
+            ValueError: if the lines don't continue the present ones.
         """
         check_instance('lines', lines, list)
         lines = [check_positive('lines', mu) for mu in lines]
@@ -240,8 +240,8 @@ class ReleaseAccount(NoCopies):
                 )
             if head and len(lines) > len(present) and self._ledger:
                 raise ValueError(
-                    "'lines' are of a ledger that has some which this one has "
-                    'not: it is older or another'
+                    "'lines' come from a ledger with lines that this one "
+                    'lacks: it is older or another'
                 )
             more = lines[shorter:]
             if more:
@@ -322,11 +322,7 @@ class PaidNoise:
         self._mus = [check_positive('mus', mu) for mu in mus]
 
     def cells(self, shape: tuple[int, ...]) -> Tensor:
-        """Pay for noise, then draw it: int64, in 2^-32 standard deviations.
-
-        Args:
-            shape (tuple[int, ...]): the shape.
-        """
+        """Pay for noise, then draw it: int64, in 2^-32 standard deviations."""
         check_instance('shape', shape, tuple)
         if not self._mus:
             raise RuntimeError('all draws that were planned are spent')

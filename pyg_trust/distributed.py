@@ -156,9 +156,6 @@ def _versions() -> str:
 def own_items(count: int) -> range:
     """Return the numbers of this process's pieces of work: every P-th.
 
-    Args:
-        count (int): the number of pieces.
-
     Example:
         >>> own_items(3)  # in a single process
         range(0, 3)

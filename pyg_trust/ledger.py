@@ -22,7 +22,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.files.commit import ObjectLock, editing
 
-# Their home until they had a module of their own.
+# Importable from here for users of 0.1.
 from pyg_trust.files.seals import Seals, content  # noqa: F401
 from pyg_trust.kernel import chain
 from pyg_trust.report import Report
@@ -128,20 +128,13 @@ class RemovalLedger:
     def has(self, head: str) -> bool:
         """Tell whether the ledger has reached a given :attr:`head`.
 
-        An older copy of a state, in the place of the newer one, has not.
-
-        Args:
-            head (str): the digest.
+        An older copy of a state has not reached it.
         """
         check_instance('head', head, str)
         return any(entry.link == head for entry in self._entries)
 
     def refers_to(self, reference: str) -> bool:
-        """Tell whether a line has a reference, so its batch was carried out.
-
-        Args:
-            reference (str): as in :meth:`record`.
-        """
+        """Tell whether a line has a reference: its batch was carried out."""
         check_instance('reference', reference, str)
         return any(
             entry.reference == reference
@@ -152,11 +145,8 @@ class RemovalLedger:
     def check_reference(self, reference: str) -> None:
         """Refuse a reference that a new line can't have.
 
-        Args:
-            reference (str): as in :meth:`record`.
-
         Raises:
-            ValueError: if it is malformed, or a line has it.
+            ValueError: if the reference is malformed, or a line has it.
         """
         check_instance('reference', reference, str)
         if reference and not re.fullmatch('[0-9a-f]{32}', reference):
@@ -226,7 +216,7 @@ class RemovalLedger:
         request = {} if request is None else request
         check_plain('request', request)
         self.check_reference(reference)
-        # Its own: reports and states hold the same names.
+        # Copy: reports and states hold the same object.
         request = copy.deepcopy(request)
         if action == 'step' and spent < self.spent:
             raise ValueError(
@@ -412,11 +402,7 @@ class PrivacyLedger:
         return self._account.links[-1]
 
     def has(self, head: str) -> bool:
-        """Tell whether the ledger has reached a given :attr:`head`.
-
-        Args:
-            head (str): the digest.
-        """
+        """Tell whether the ledger has reached a given :attr:`head`."""
         check_instance('head', head, str)
         return head in self._account.links
 
@@ -526,7 +512,7 @@ class PrivacyLedger:
     def _settle(self) -> None:
         self._check_open()
         if self._writing:
-            # The last line was interrupted, and so was what follows here.
+            # Both the last line and its repair were interrupted.
             self._known = None
 
     def _append(self, body: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.kernel.noise import SHIFT, Bytes, cells
 
-# Its home is where sentences are made.
+# Defined where sentences are made.
 from pyg_trust.kernel.sentences import SEEDED  # noqa: F401
 from pyg_trust.registries import Registry
 
@@ -48,11 +48,7 @@ SYSTEM = 'system'
 
 @NOISES.builtin(SYSTEM)
 def system(count: int) -> bytes:
-    """Return random bytes of the operating system, :func:`os.urandom`.
-
-    Args:
-        count (int): the number of bytes.
-    """
+    """Return random bytes of the operating system, :func:`os.urandom`."""
     return os.urandom(check_integer('count', count, 0))
 
 
@@ -96,10 +92,6 @@ class SeededNoise:
     def choose(self, count: int, size: int) -> np.ndarray:
         """Draw :obj:`size` of :obj:`count` items without replacement.
 
-        Args:
-            count (int): the number of items.
-            size (int): the number of items to draw.
-
         Returns:
             ndarray: int64, ``[size]``, in no particular order.
         """
@@ -116,9 +108,8 @@ class SecureNoise:
     tells of another. A Gaussian is drawn as the integer nearest to
     :math:`2^{32} Z`, exactly (:mod:`pyg_trust.kernel.noise`): added to an
     integer on the grid of a release, it is the Gaussian mechanism to the last
-    bit, and there is no low bit that tells a sum
-    (`Mironov 2012 <https://doi.org/10.1145/2382196.2382264>`_ reads them off
-    floats).
+    bit, and there is no low bit that tells a sum (`Mironov 2012
+    <https://doi.org/10.1145/2382196.2382264>`_ reads them off floats).
 
     What it does *not* cover: the operating system's generator, the time that
     a draw takes, and memory left behind.
@@ -147,9 +138,6 @@ class SecureNoise:
     def cells(self, shape: torch.Size | tuple[int, ...]) -> Tensor:
         """Draw noise of a release: integers nearest to 2^32 Z, for Gaussian Z.
 
-        Args:
-            shape (tuple): the shape of the result.
-
         Returns:
             Tensor: int64, on the CPU.
         """
@@ -167,10 +155,6 @@ class SecureNoise:
 
         Those with the least of :obj:`count` random words of 64 bits; on a
         tie, which would favour one, all are drawn again.
-
-        Args:
-            count (int): the number of items.
-            size (int): the number of items to draw.
 
         Returns:
             ndarray: int64, ``[size]``, in no particular order.

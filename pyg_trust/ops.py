@@ -216,17 +216,16 @@ def propagate(
     :obj:`(rowptr, col)` lists the nodes that :math:`v` receives from,
     :math:`R` and :math:`S` are the diagonals :obj:`recv` and :obj:`send`.
     Levels go from the last weight to the first (Horner), so that :math:`z` is
-    written once. A column has the same bits whatever stands beside it, for
-    any number of threads and any instruction set. Memory beside the result:
-    two buffers of at most four cache lines a node (two with :obj:`half`): so
-    many columns are in flight, and, with :obj:`rows`, 4 bytes for each entry
-    of the rows that a level needs; for eight levels or more, where a buffer
-    has at most a mebibyte, a copy of the entries, at most 272 bytes a node;
-    on CUDA two buffers of all columns, or, of a sparse :obj:`x`, of 128 and
-    these as a dense matrix. There the bits of a
-    column may depend on whether it stands among few others (up to 8, with
-    :obj:`half` 16), and rows of more than 512 entries are summed by a tree,
-    whose bits are not those of the CPU.
+    written once. A column has the same bits whatever stands beside it, for any
+    number of threads and any instruction set. Memory beside the result: two
+    buffers of at most four cache lines a node (two with :obj:`half`): so many
+    columns are in flight, and, with :obj:`rows`, 4 bytes for each entry of the
+    rows that a level needs; for eight levels or more, where a buffer has at
+    most a mebibyte, a copy of the entries, at most 272 bytes a node; on CUDA
+    two buffers of all columns, or, of a sparse :obj:`x`, of 128 and these as a
+    dense matrix. There the bits of a column may depend on whether it stands
+    among few others (up to 8, with :obj:`half` 16), and rows of more than 512
+    entries are summed by a tree, whose bits are not those of the CPU.
 
     Args:
         rowptr (Tensor): int64, ``[num_nodes + 1]``.
@@ -246,7 +245,6 @@ def propagate(
             (default: :obj:`False`)
         rows (Tensor, optional): int64, ``[num_rows]``: the rows of :math:`z`
             to compute, as the graph numbers them; by default all.
-            (default: :obj:`None`)
         order (Tensor, optional): int64, ``[num_nodes]``: which row of
             :obj:`x`, :obj:`recv`, :obj:`send` and the result each row of the
             graph is. On the CPU the columns of :obj:`x` in flight are copied
@@ -316,9 +314,8 @@ def instruction_set() -> str:
     """Return the instruction set that the CPU kernels were compiled for.
 
     :obj:`'default'`, :obj:`'avx2'` or :obj:`'avx512'`: the best that the
-    processor has, or less if the environment variable
-    ``ATEN_CPU_CAPABILITY``, which torch obeys too, says so. All of them give
-    the same bits.
+    processor has, or less if the environment variable ``ATEN_CPU_CAPABILITY``,
+    which torch obeys too, says so. All of them give the same bits.
     """
     return ('default', 'avx2', 'avx512')[_ops.instruction_set()]
 
@@ -377,10 +374,8 @@ def push(
         receivers (tuple[Tensor, Tensor]): the same graph from the receiving
             side: ``rowptr`` (int64) and ``col`` (int32), as in
             :func:`propagate`.
-        recv (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of
-            :math:`R`.
-        send (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of
-            :math:`S`.
+        recv (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of :math:`R`.
+        send (Tensor): as :obj:`x`, ``[num_nodes]``: the diagonal of :math:`S`.
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
         eps (Tensor): as :obj:`x`, ``[num_columns]``: the quantum, absolute.
         ratio (Tensor): float64, ``[num_levels]``: :math:`Y_{i+1} / Y_i`.
@@ -432,17 +427,6 @@ def pull(
     """Compute :func:`push` if no entry is randomised, else return :obj:`None`.
 
     On the CPU alone. Of the graph it needs the rows of :func:`cost_nodes`.
-
-    Args:
-        graph (PushGraph): as in :func:`push`.
-        receivers (tuple[Tensor, Tensor]): as in :func:`push`.
-        recv (Tensor): as in :func:`push`.
-        send (Tensor): as in :func:`push`.
-        x (Tensor): as in :func:`push`.
-        eps (Tensor): as in :func:`push`.
-        ratio (Tensor): as in :func:`push`.
-        keep (Tensor): as in :func:`push`.
-        pull_above (float): as in :func:`push`.
     """
     rowptr, col, group_ptr, group_end, scale = graph
     z, pushed = _ops.pull(
@@ -1053,8 +1037,7 @@ def push_rows(
     :math:`v`, and what :math:`R_v` was goes; first come, first served.
 
     Args:
-        rows (OpenRows): row :math:`v` lists the nodes that :math:`v` sends
-            to.
+        rows (OpenRows): row :math:`v` lists the nodes that :math:`v` sends to.
         seeds (Tensor): int64: all nodes whose residue may be above its limit.
         recv (Tensor): float64, ``[num_nodes]``: :math:`r`.
         send (Tensor): float64, ``[num_nodes]``: :math:`s`.
@@ -1114,7 +1097,6 @@ def loss_gradient(
         head (str): :obj:`'ovr'`, :obj:`'softmax'` or :obj:`'squared'`.
         columns (Tensor, optional): int64: the outputs to compute, which does
             not work for :obj:`'softmax'`; all by default.
-            (default: :obj:`None`)
 
     Returns:
         tuple[Tensor, Tensor]: of these outputs the gradient, ``[d, k]``, and
@@ -1254,7 +1236,7 @@ def _ends(ctx: Any) -> bool:
 def without_gradients(stops: Collection[Any]) -> Iterator[None]:
     """Skip gradients of weights of :func:`row_linear` in a block.
 
-    Torch leaves out what nobody asks for in its own operations alone.
+    Torch skips unneeded gradients by itself only in its own operations.
 
     Args:
         stops (collection): nodes of torch's graph that no gradient needs to

@@ -167,9 +167,6 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def remove(self, name: str) -> None:
         """Remove an entry of the user.
 
-        Args:
-            name (str): the name of the entry.
-
         Raises:
             ValueError: if the user has registered no such entry.
         """
@@ -185,7 +182,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             name (str): the value of the argument.
 
         Raises:
-            ValueError: if there is none; the message lists all names.
+            ValueError: if the name is unknown; the message lists all names.
         """
         check_choice(argument, name, self)
         return self._entries[name]

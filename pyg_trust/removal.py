@@ -116,8 +116,7 @@ class RemovalRequest:
     Raises:
         TypeError: on something that is no integer.
         ValueError: if nothing is requested, a name is negative, or
-            :obj:`persons` come without their :obj:`unit` or have several
-            rows.
+            :obj:`persons` come without their :obj:`unit` or have several rows.
 
     Example:
         >>> RemovalRequest(nodes={3: [0, 5]}, graphs=[7]).to_dict()
@@ -188,11 +187,7 @@ class RemovalRequest:
 
     @classmethod
     def batch(cls, requests: Iterable['RemovalRequest']) -> 'RemovalRequest':
-        """Merge several requests into one.
-
-        Args:
-            requests (list[RemovalRequest]): the requests.
-        """
+        """Merge several requests into one."""
         merged: dict[str, dict[int, Any]] = {name: {} for name in _NAMED}
         graphs: list[int] = []
         if not isinstance(requests, Iterable):
@@ -316,8 +311,8 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
 
     ``data.n_id`` holds the original names of the nodes (a tensor or a list),
     their positions if it is not there, and is written to the result, as is
-    ``data.x_removed``, which marks nodes without features. Edges that are
-    named go in both directions, wherever they are.
+    ``data.x_removed``, which marks nodes without features. Named edges are
+    removed in both directions.
 
     With ``mode='delete'`` a removed node is gone, and what depends on the
     number of nodes or on degrees can be computed anew. ``mode='mask'`` is the

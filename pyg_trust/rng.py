@@ -36,7 +36,7 @@ def resolve(seed: int | None) -> int:
 
     Raises:
         TypeError: if :obj:`seed` is no integer.
-        ValueError: if it is out of range.
+        ValueError: if :obj:`seed` is out of range.
     """
     if seed is None:
         return int(torch.randint(2**63 - 1, (), dtype=torch.int64))
@@ -59,9 +59,6 @@ def resolve_secret(seed: int | None) -> int:
 
     For what has to stay unknown, such as the key of a hash partition: nothing
     that seeds torch or numpy decides it.
-
-    Args:
-        seed (int, optional): as in :func:`resolve`. (default: :obj:`None`)
     """
     return secrets.randbits(63) if seed is None else resolve(seed)
 
@@ -133,9 +130,6 @@ def forked(seed: int) -> Iterator[None]:
 
     For what takes no generator: initial weights, dropout. Afterwards the
     state before comes back, on the CPU; other devices keep the new seed.
-
-    Args:
-        seed (int): the seed.
     """
     check_integer('seed', seed, 0)
     with torch.random.fork_rng(devices=[]):
@@ -150,9 +144,6 @@ def generator(seed: int | None) -> torch.Generator:
     """Return a new torch generator on the CPU with :obj:`seed`.
 
     Its whole state comes from the seed.
-
-    Args:
-        seed (int, optional): as in :func:`resolve`. (default: :obj:`None`)
     """
     seed = resolve(seed)
     made = torch.Generator().manual_seed(seed)

@@ -52,10 +52,6 @@ def make_graph(name: str) -> CSRGraph:
 def dense_operator(graph: CSRGraph, measure: Measure) -> Tensor:
     r"""Compute the matrix of a measure by dense powers of the adjacency.
 
-    Args:
-        graph (CSRGraph): a small graph.
-        measure (Measure): the measure.
-
     Returns:
         Tensor: float64, ``[num_nodes, num_nodes]``.
     """

@@ -291,32 +291,27 @@ class Update:
         came += ['edges'] * bool(self.edges.numel())
         if part.whole and came:
             raise ValueError(
-                f"'{came[0]}' has something of graph {self.graph}, which "
-                "'remove' takes as a whole"
+                f"'{came[0]}' adds to or changes graph {self.graph}, which "
+                "'remove' takes whole"
             )
         for u, v in self.edges.t().tolist():
             there = (u, v) in cut or (not self.directed and (v, u) in cut)
             if there or u in gone or v in gone:
                 raise ValueError(
-                    f"'edges' has {u} -> {v}, which 'remove' has too, or an "
-                    'end of it: an update removes a thing or adds it'
+                    f"'edges' has {u} -> {v}, which 'remove' names too, or an "
+                    'end of it: an update removes or adds, not both'
                 )
         for name, pair in pairs:
             for node in [] if pair is None else pair[0].tolist():
                 if node in gone or node in getattr(part, name):
                     raise ValueError(
-                        f"'{name}' has node {node}, of which 'remove' takes "
-                        'them: an update removes a thing or changes it'
+                        f"'{name}' has node {node}, which 'remove' names too: "
+                        'an update removes or changes, not both'
                     )
 
 
 def directs(u: int, v: int) -> ValueError:
-    """Make the error for an edge that would make a graph directed.
-
-    Args:
-        u (int): the source of the edge.
-        v (int): the target of the edge.
-    """
+    """Make the error for an edge that would make a graph directed."""
     return ValueError(
         f"'directed' needs a directed graph (got {u} -> {v} of an undirected "
         'one, which it would make directed)'
@@ -395,7 +390,8 @@ def _pair(name: str, pair: Any) -> tuple[Tensor, Tensor]:
     check_instance(name, pair, tuple)
     if len(pair) != 2:
         raise ValueError(
-            f"'{name}' needs nodes and their {name} (got {len(pair)} things)"
+            f"'{name}' needs a pair of nodes and their {name} (got "
+            f'{len(pair)} entries)'
         )
     _check_named(name, pair[0], 'k')
     return pair

@@ -61,8 +61,7 @@ def local_cluster(
 
     Args:
         graph (Any): an undirected, unweighted graph in any form that
-            :meth:`CSRGraph.convert
-            <pyg_trust.graph.CSRGraph.convert>` takes.
+            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>` takes.
         seeds (int or Tensor): a node, or int64, ``[num_seeds]``.
         measure (Measure, optional): the diffusion; by default heat kernel
             PageRank with :math:`t = 5`. (default: :obj:`None`)

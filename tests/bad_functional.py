@@ -787,11 +787,6 @@ entry(
     lambda: {'m': 0.3, 'delta': 1e-4},
 )
 entry(
-    'functional.compose_shifts',
-    lambda: {'shifts': [0.1, 0.2]},
-    shifts=values(3, None, 'a', ['a'], [-1.0], [math.nan], [math.inf]),
-)
-entry(
     'functional.removal_budget',
     lambda: {'epsilon': 1.0, 'delta': 1e-4, 'noise_std': 0.1},
 )

@@ -62,7 +62,7 @@ FURTHER = {
     ),
     'functional.receivers': ('choose_receivers', 'received_lists'),
     'functional.selection': ('draw_runs', 'rdp_delta', 'rdp_select'),
-    'functional.shifts': ('compose_shifts', 'shift_epsilon'),
+    'functional.shifts': ('shift_epsilon',),
     'functional.smoothing': (
         'FlipRegions',
         'joint_regions',

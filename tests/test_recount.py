@@ -258,7 +258,7 @@ def test_a_removal_says_how_it_was_checked():
     assert 'nothing that was removed' in said
     # The findings of another release are none of this one.
     model.remove(RemovalRequest(nodes=[5]))
-    with pytest.raises(ValueError, match='of the weights of this report'):
+    with pytest.raises(ValueError, match='the weights of this report'):
         report.verified(model.verify())
     with pytest.raises(TypeError, match="'found'"):
         report.verified(report)
@@ -290,7 +290,7 @@ def test_other_removals_say_what_was_verified(make, data, requests, said):
     assert 'FAILED' in line
     assert 'node 3 in a file' in line
     model.remove(requests[1])
-    with pytest.raises(ValueError, match='of the weights of this report'):
+    with pytest.raises(ValueError, match='the weights of this report'):
         report.verified(model.verify())
 
 

@@ -340,7 +340,7 @@ def test_the_plot_shows_the_share_of_each_budget():
         ({'procedure': ''}, "'procedure' can't be empty"),
         ({'budget': {}}, "'spent' and 'budget' need"),
         ({'kind': 'magic'}, "'kind' needs to be one of"),
-        ({'history': {'time': [1.0]}}, "'history' needs to be of what is"),
+        ({'history': {'time': [1.0]}}, "'history' needs keys of"),
     ],
 )
 def test_a_guarantee_is_complete(changes, match):

@@ -66,7 +66,7 @@ from pyg_trust.unlearning import Recommender
 likes = (torch.rand(300, 80) < 0.1).nonzero().t()
 recommender = Recommender('paths').fit(likes, num_users=300, num_items=80)
 removed = recommender.remove(users=[7], interactions=likes[:, :1])
-print(recommender.verify().told())
+print(recommender.verify().summary())
 
 # %%
 # PyG's metrics take the best items as they are.

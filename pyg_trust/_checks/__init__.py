@@ -356,8 +356,8 @@ def check_integer(
 ) -> int:
     """Refuse anything but an integer within bounds; return it.
 
-    Those of numpy are only for who goes on with what is returned: JSON and
-    the kernels take none.
+    Callers that allow :obj:`numpy` integers use the returned int, as JSON and
+    the kernels take no others.
     """
     kind = int | np.integer if numpy else int
     if isinstance(value, bool) or not isinstance(value, kind):
@@ -453,7 +453,7 @@ def check_dtype(name: str, value: Any, dtype: Dtypes) -> None:
 def is_finite(value: Tensor) -> bool:
     """Tell whether no entry is NaN or infinite.
 
-    The sum is the cheaper question; it may overflow, so it is not the last.
+    A finite sum, which is cheaper, suffices; it may overflow otherwise.
     """
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())
 
@@ -463,7 +463,7 @@ def check_range(
 ) -> None:
     """Refuse an integer tensor with an entry outside of [0, size).
 
-    Entries that are private are not in the text of the error.
+    Private entries are left out of the error's text.
     """
     if value.numel() > 0:
         low, high = int(value.min()), int(value.max())

@@ -25,7 +25,7 @@ EdgeType = tuple[str, str, str]
 
 # Rows back in which a lagged column is searched for.
 _LAGS = 8
-# Of larger tables so many rows are looked at: what holds for all holds there.
+# Larger tables are tested on this many rows.
 _MOST = 2**16
 
 
@@ -52,7 +52,7 @@ class Owners:
     edge_owner: Mapping[EdgeType, Tensor]
 
     def only(self, node_type: str) -> Tensor:
-        """Return the owner of each row, -1 of several."""
+        """Return the only owner of each row, -1 if it has several."""
         ptr, who = self.ptr[node_type], self.who[node_type]
         if ptr.numel() == who.numel() + 1:
             return who
@@ -61,7 +61,7 @@ class Owners:
     def strange(
         self, edge_type: EdgeType, index: Tensor, node_type: str, at: Tensor
     ) -> Tensor:
-        """Return which edges rows of a type can't show, being others'.
+        """Return a mask of edges whose owners differ; their data are private.
 
         Args:
             edge_type (tuple[str, str, str]): their type.

@@ -77,7 +77,7 @@ def fingerprint_data(
 ) -> str:
     """Digest one or several graphs, in a way that anybody can repeat.
 
-    The graphs are taken as they are: another order of edges is another digest.
+    Another order of edges gives another digest.
 
     Args:
         data (Data or list[Data]): the graphs.

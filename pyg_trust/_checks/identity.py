@@ -12,12 +12,11 @@ certificate holds a fingerprint of all that ``identity`` can see.
 (the persistent ones and others), hooks, and the attributes in ``__dict__``:
 plain values, tensors, arrays, containers and objects of such, functions with
 their code, defaults, closures and the plain values and functions among their
-globals; autocast, the default dtype and the precision of products of
-float32 (TF32) of the process. Of classes: the name,
-and the code and plain values of those that are no part of torch, PyG or this
-package (of which it takes public attributes, those that torch's layers and
-explainers compute with, and methods that an attribute hides: others are
-caches).
+globals; autocast, the default dtype and the precision of products of float32
+(TF32) of the process. Of classes: the name, and the code and plain values of
+those that are no part of torch, PyG or this package (of which it takes public
+attributes, those that torch's layers and explainers compute with, and methods
+that an attribute hides: others are caches).
 
 **What it does not cover.** Objects that are written in C and can't be
 pickled, files, networks, clocks and environment variables that the code reads,
@@ -61,8 +60,7 @@ _LIBRARIES = frozenset(
         'torch_sparse',
     ]
 )
-# Modes and what training leaves behind: certificates are of the mode of
-# evaluation.
+# Attributes of every module, as its mode: certificates hold in evaluation.
 _NOT_OF_IT = frozenset([*vars(Module()), '__weakref__', '__dict__'])
 _OF_IT = (
     '_parameters',
@@ -229,7 +227,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
-        # With what was seen, so that no address is used twice.
+        # Keeps seen objects alive, so that no address is used twice.
         self.seen: dict[int, tuple[int, Any]] = {}
 
     def take(self, name: str, value: Any) -> None:

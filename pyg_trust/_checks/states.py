@@ -28,8 +28,8 @@ def check_state(
             without a version.
 
     Raises:
-        ValueError: if it is no dictionary with these entries, or the version
-            is another.
+        ValueError: if the state is no dictionary with these entries, or the
+            version is another.
     """
     for name in entries:
         if not isinstance(state, dict) or name not in state:

@@ -21,7 +21,7 @@ from pyg_trust._checks.degrees import (
 _TRIED, _FEW, _PERIODS = 256, 5, 64
 # Logarithm of the number of orders of which one comes by chance.
 _CHANCE = 14
-# Rows of two tables from which those are sought first that may be equal.
+# Above this many rows, rows of equal sums are searched first.
 _LARGE = 2**16
 # Columns of a sparse attribute at a time.
 _BLOCK = 64
@@ -31,8 +31,8 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
     """Tell whether a column of features is a count or a rank.
 
     It does if it rises, or falls, wherever the count does; if it is on a line
-    with the count; or if it has one value for each count. An order that comes
-    by chance once in a million is let pass.
+    with the count; or if it has one value for each count. Orders that chance
+    gives once in a million pass.
 
     Args:
         x (Tensor): ``[num_rows, num_columns]``.
@@ -72,8 +72,8 @@ def tells_counts(x: Tensor, count: Tensor) -> bool:
 def tells_neighbors(x: Tensor, y: Tensor, ends: Tensor) -> bool:
     """Tell whether a column sums up, averages or bounds others' values.
 
-    Only rows count in which the others differ from each other, for an average
-    and an extreme: what all of them have may have been copied to them.
+    Averages and extremes are tested on rows whose neighbours differ: a value
+    that all share may have been copied to them.
 
     Args:
         x (Tensor): ``[num_receivers, num_columns]``.
@@ -131,10 +131,10 @@ def _summed(
 
 
 def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
-    """Return a column that holds another one's value of the row before.
+    """Return a column that holds another one's previous value.
 
-    Or the change of another one since. What repeats itself in the table is a
-    function of the position, and let pass.
+    Or its change since then. Periodic columns depend on the position alone,
+    and pass.
 
     Args:
         given (list[Tensor]): matrices with a row for each row of the table.
@@ -160,17 +160,17 @@ def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
         i, j = place[c]
         return given[i][:, j].double()
 
-    def far(told: Tensor, since: bool) -> Tensor:
+    def far(other: Tensor, since: bool) -> Tensor:
         # How far products may be of columns that are alike.
-        size = draw[: len(told)].abs()
-        most = told.abs().amax(0) * size.sum() * 1e-6
-        return 1e-9 * (size @ told.abs()) + since * most
+        size = draw[: len(other)].abs()
+        most = other.abs().amax(0) * size.sum() * 1e-6
+        return 1e-9 * (size @ other.abs()) + since * most
 
     for since in (False, True):
-        told = now - then if since else then
+        other = now - then if since else then
         few = draw[: len(now)]
-        mine, theirs = few @ now, few @ told
-        off = far(told, since)
+        mine, theirs = few @ now, few @ other
+        off = far(other, since)
         for b in range(width):
             like = (mine - theirs[b]).abs() <= off[b]
             like[b] = False
@@ -216,7 +216,7 @@ def shares_rows(
 ) -> bool:
     """Tell whether two tables share a row under different owners.
 
-    The row is there once in both, and is no constant.
+    The row is not constant and occurs once in each table.
 
     Args:
         a (Tensor): ``[num_rows, num_columns]``: one table.
@@ -261,9 +261,6 @@ def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
     Masks and names (``n_id``) are left out. Wide sparse attributes come in
     blocks of columns.
 
-    Args:
-        store (NodeStorage): the node type.
-
     Yields:
         tuple[str, Tensor]: the attribute and its matrix, dense.
     """
@@ -298,7 +295,7 @@ def has_rows(store: Any, key: str, value: Any) -> bool:
         value (Any): the attribute.
 
     Raises:
-        ValueError: if it may hold other rows, which a removal would keep.
+        ValueError: if an attribute may hold rows that a removal would keep.
     """
     if isinstance(value, str | int | float):
         return False

@@ -75,7 +75,6 @@ def audit_aggregation(
             tells half of what a record against its opposite does; so ask for
             what is claimed. By default that of a
             :class:`~pyg_trust.transforms.PrivateAGP` of the relation.
-            (default: :obj:`None`)
         list_size (int): of ``'node'`` and ``'node_incident'``.
             (default: :obj:`1`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.95`)

@@ -61,7 +61,7 @@ def twins(runs: Runs) -> list[AuditRow]:
 
 
 class _Twins:
-    # The rows of twins, and which rows of nodes differ.
+    # The rows of a twin attack, and a mask of the nodes that differ.
 
     @staticmethod
     def of(runs: Runs) -> '_Twins':
@@ -174,8 +174,8 @@ def _around(runs: Runs) -> Tensor:
 
 
 def _hidden(runs: Runs, *releases: Released) -> tuple[str, bool]:
-    # What is not compared, and whether features of what was removed could be
-    # in it: as a sum with a pad that is released, too.
+    # Name what is not compared, and whether it could hide removed features, as
+    # a sum with a pad that is released too.
     before, after = (
         {name: size_of(each[name]) for name in runs.random if name in each}
         for each in releases

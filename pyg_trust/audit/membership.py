@@ -95,8 +95,7 @@ def membership_inference(
         others (Tensor): nodes that never were, int64 or a mask.
         attack (str): :obj:`'loss'` or :obj:`'confidence'`.
             (default: :obj:`'loss'`)
-        level (float): the confidence of the interval.
-            (default: :obj:`0.95`)
+        level (float): the confidence of the interval. (default: :obj:`0.95`)
 
     Raises:
         ValueError: if a node is in both groups, a group has fewer than two

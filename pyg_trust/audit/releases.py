@@ -17,11 +17,7 @@ from pyg_trust.audit.subjects import Released
 
 
 def opened(released: Released) -> Released:
-    """Unpack released archives and JSON; keep tensors as they are.
-
-    Args:
-        released (dict): tensors and bytes by name.
-    """
+    """Unpack released archives and JSON; keep tensors as they are."""
     if not isinstance(released, dict):
         raise TypeError(
             "'released' needs to return a dictionary of tensors and bytes "

@@ -180,10 +180,9 @@ class RemovalAudit(AuditReport):
 class PrivacyAudit(AuditReport):
     r"""Measured lower bounds of privacy, beside the claims.
 
-    A bound above the claim disproves it; ``rows`` has a test for each claim.
-    A claim of :math:`\mu` has no :math:`\delta` that it could be wrong at.
-    With ``level``, all bounds hold, whatever the mechanism, if trials are
-    independent of each other.
+    A bound above the claim disproves it; ``rows`` has a test for each claim. A
+    claim of :math:`\mu` needs no :math:`\delta`. With ``level``, all bounds
+    hold, whatever the mechanism, if trials are independent of each other.
 
     Args:
         trials (int): how many there were, of both kinds.
@@ -214,7 +213,7 @@ class PrivacyAudit(AuditReport):
     def of(
         level: float, origin: dict[str, Any], **found: Any
     ) -> 'PrivacyAudit':
-        """Report bounds, with a row for each that has a claim.
+        """Make the report of bounds, with a row for each claim.
 
         Args:
             level (float): their confidence.

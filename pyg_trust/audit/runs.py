@@ -98,10 +98,10 @@ class Runs:
         self.featureless = self._rows((*part.nodes, *part.features))
         self.others = self._checked(candidates)
         self.worlds, self.level, self.seed = worlds, level, 0
-        self.noisy = bool(getattr(self.made(), 'noisy', False))
+        self.noisy = bool(getattr(self.new_subject(), 'noisy', False))
         #: What differs between runs with the same data and seed.
         self.random: set[str] = set()
-        #: What one attack keeps for another.
+        #: Results that attacks share.
         self.kept: dict[str, Any] = {}
 
     def _rows(self, names: Sequence[int]) -> Tensor:
@@ -149,7 +149,7 @@ class Runs:
             return 'needs releases without noise'
         return None
 
-    def made(self) -> Subject:
+    def new_subject(self) -> Subject:
         """Make a subject without fitting it."""
         made = self.make()
         if not isinstance(made, Subject):
@@ -166,16 +166,12 @@ class Runs:
             data (Data): the training graph; a copy is handed over.
             *path (int): the seed's path; by default that of twins.
         """
-        made = self.made()
+        made = self.new_subject()
         made.fit(data.clone(), rng.derive(self.seed, *(path or (_RUN,))))
         return made
 
     def run(self, what: str = 'data') -> Run:
-        """Fit, remove and inspect once, with the seed that twins share.
-
-        Args:
-            what (str): as in :meth:`changed`. (default: :obj:`'data'`)
-        """
+        """Fit, remove and inspect once, with the seed that twins share."""
         if f'run {what}' not in self.kept:
             subject = self.subject(self.changed(what))
             before = opened(subject.released())
@@ -227,11 +223,7 @@ class Runs:
         return ['features'] + ['labels', 'edges'] * bool(self.removed.numel())
 
     def noisy_runs(self, what: str = 'data') -> list[NoisyRun]:
-        """Fit and remove ``worlds`` times, with different seeds.
-
-        Args:
-            what (str): as in :meth:`changed`. (default: :obj:`'data'`)
-        """
+        """Fit and remove ``worlds`` times, with different seeds."""
         if f'noisy {what}' not in self.kept:
             data = self.changed(what)
             number = ('data', *self.kinds()).index(what)

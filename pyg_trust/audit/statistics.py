@@ -41,7 +41,7 @@ _THRESHOLDS = 500
 def rates(
     true: np.ndarray, n1: int, false: np.ndarray, n0: int, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bound the rates of a test: of true positives below, of false above.
+    """Bound a test's true positive rate from below, its false one from above.
 
     Args:
         true (numpy.ndarray): counts of true positives.
@@ -207,7 +207,7 @@ def split_scores(
 
     Raises:
         TypeError: if scores are not numbers.
-        ValueError: if one is nan, or there are fewer than four of a kind.
+        ValueError: if a score is nan, or fewer than four are of a kind.
     """
     generator = np.random.default_rng(rng.resolve(seed))
     halves: list[list[np.ndarray]] = []

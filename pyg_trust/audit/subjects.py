@@ -29,8 +29,8 @@ Released = dict[str, Tensor | bytes]
 class Subject(Protocol):
     """An unlearner as :func:`~pyg_trust.audit.audit_removal` sees it.
 
-    Any object with these four methods will do. Where releases hold noise of
-    their own, it says so by an attribute :obj:`noisy` that is true.
+    Any object with these four methods will do. If its releases are noisy, its
+    attribute :obj:`noisy` is true.
     """
 
     def fit(self, data: Data, seed: int) -> None:
@@ -95,12 +95,7 @@ class ShardedSubject:
         return self._unlearner
 
     def fit(self, data: Data, seed: int) -> None:
-        """Make an unlearner and fit it.
-
-        Args:
-            data (Data): the graph, with a ``train_mask``.
-            seed (int): the seed.
-        """
+        """Make an unlearner and fit it."""
         self._folder = tempfile.TemporaryDirectory() if self._on_disk else None
         folder = None if self._folder is None else self._folder.name
         made = self._make(seed=seed, folder=folder)
@@ -108,19 +103,11 @@ class ShardedSubject:
         self._unlearner = made.fit(data)
 
     def remove(self, request: RemovalRequest) -> None:
-        """Remove the items that a request names, also from disk.
-
-        Args:
-            request (RemovalRequest): the request, of graph 0.
-        """
+        """Remove the items that a request names, also from disk."""
         self.unlearner.remove(request)
 
     def predict_proba(self, data: Data) -> Tensor:
-        """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
-
-        Args:
-            data (Data): any graph with the same features.
-        """
+        """Predict class probabilities, ``[num_nodes, num_classes]``."""
         return self.unlearner.predict_proba(data)
 
     def released(self) -> Released:
@@ -171,22 +158,13 @@ class RetrainSubject(ShardedSubject):
     _fitted_to: tuple[Data, int] | None = None
 
     def fit(self, data: Data, seed: int) -> None:
-        """Make an unlearner and fit it.
-
-        Args:
-            data (Data): the graph, with a ``train_mask``.
-            seed (int): the seed.
-        """
+        """Make an unlearner and fit it."""
         super().fit(data, seed)
         self._fitted_to = data, seed
 
     @validated
     def remove(self, request: RemovalRequest) -> None:
-        """Retrain on the remaining data.
-
-        Args:
-            request (RemovalRequest): the request, of graph 0.
-        """
+        """Retrain on the remaining data."""
         if self._fitted_to is None:
             raise ValueError('the subject needs to be fitted first')
         data, seed = self._fitted_to
@@ -245,12 +223,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
     """
 
     def fit(self, data: Data, seed: int) -> None:
-        """Make a classifier and fit it.
-
-        Args:
-            data (Data): the graph, with a ``train_mask``.
-            seed (int): the seed of the noise.
-        """
+        """Make a classifier and fit it."""
         made = self._start(seed, NodeClassifier)
         if made.features != 'exact' or made.encoder is not None:
             raise ValueError(
@@ -267,11 +240,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
 
     @validated
     def remove(self, request: RemovalRequest) -> None:
-        """Remove the items that a request names.
-
-        Args:
-            request (RemovalRequest): the request, of graph 0.
-        """
+        """Remove the items that a request names."""
         part, place = request.parts[0], self._place
         self.classifier.remove(
             RemovalRequest(
@@ -284,11 +253,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
-        """Predict the probabilities of classes, ``[num_nodes, num_classes]``.
-
-        Args:
-            data (Data): any graph with the same features.
-        """
+        """Predict class probabilities, ``[num_nodes, num_classes]``."""
         made = self.classifier
         graph = CSRGraph.from_data(data)
         Z = propagate(graph, data.x.double(), made.measure)
@@ -329,12 +294,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
     """
 
     def fit(self, data: Data, seed: int) -> None:
-        """Make a classifier and fit it to the graphs.
-
-        Args:
-            data (Data): all graphs, with ``batch`` and ``train_mask``.
-            seed (int): the seed of the noise.
-        """
+        """Make a classifier and fit it to the graphs."""
         made = self._start(seed, ScatteringClassifier)
         train = [
             graph for graph in _graphs(data) if bool(graph.train_mask.all())
@@ -350,12 +310,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
 
     @validated
     def remove(self, request: RemovalRequest) -> None:
-        """Remove the items that a request names.
-
-        Args:
-            request (RemovalRequest): the request, of graph 0, the union of
-                all.
-        """
+        """Remove the items that a request names."""
         part, place = request.parts[0], self._place
         gone = {v for v in part.nodes if v in place}
         whole = [
@@ -386,11 +341,7 @@ class ScatteringSubject(_NoisySubject[ScatteringClassifier]):
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
-        """The probabilities of a node's graph, ``[num_nodes, num_classes]``.
-
-        Args:
-            data (Data): any union of graphs with the same features.
-        """
+        """Predict the classes of graphs, ``[num_nodes, num_classes]``."""
         made = self.classifier
         graphs = _graphs(data)
         found = made.predict_proba(

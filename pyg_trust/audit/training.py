@@ -179,9 +179,9 @@ def audit_function(
         counted.add(found[count] @ weight, heads[count])
     if same:
         warnings.warn(
-            "what 'train' released is the same for every canary: it does not "
-            'read their rows of data.x, or not where data.train_mask has '
-            'them, and a bound of 0 says nothing of it',
+            "'train' releases the same for every canary: it ignores their "
+            'rows of data.x, or data.train_mask. A bound of 0 then means '
+            'nothing',
             stacklevel=3,
         )
     error = (1 - confidence) / 2
@@ -426,15 +426,13 @@ def audit_training(
         num_canaries (int): the number of trials. (default: :obj:`1000`)
         size (int): the nodes of a star. (default: :obj:`3`)
         batch_size (int, optional): the subgraphs of a step, all by default.
-            (default: :obj:`None`)
         steps (int): the steps of training. (default: :obj:`1`)
         delta (float): at which to compare; a larger one takes fewer trials to
             see a fault. (default: :obj:`0.05`)
         confidence (float): in :math:`(0, 1)`. (default: :obj:`0.99`)
         seed (int, optional): the seed of coins, loader and weights. (default:
             :obj:`None`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         PrivacyAudit: the bound, beside the engine's claim.

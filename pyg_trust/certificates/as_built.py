@@ -125,8 +125,8 @@ def check_as_built(model: Any) -> None:
     """Refuse a model that may run code other than this package's class.
 
     Raises:
-        TypeError: if it has logits and diffuses them in a way of its own, or
-            an attribute is of another type than its class gives it.
+        TypeError: if the model has logits but diffuses them otherwise, or an
+            attribute is of another type than its class gives it.
         ValueError: if there are hooks, or it is set up as no PageRank.
     """
     kind = type(model)

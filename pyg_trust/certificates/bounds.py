@@ -245,7 +245,7 @@ class Solver(Problem):
         upper, against = (margins.margins + margins.errors).min(1)
         for k, value in enumerate(upper.tolist()):
             flip = margins.flips[k, against[k]].view(2, 1)
-            self.found(k, value, flip[:, :0] if flip[0] < 0 else flip)
+            self.keep_attack(k, value, flip[:, :0] if flip[0] < 0 else flip)
 
     def try_all(self, which: Tensor, budget: int) -> None:
         """Try every admissible graph, for some targets."""
@@ -272,7 +272,7 @@ class Solver(Problem):
         for k, value in enumerate(upper.tolist()):
             flip = search.flips[k][int(against[k])]
             assert flip is not None
-            self.found(int(which[k]), value, flip)
+            self.keep_attack(int(which[k]), value, flip)
 
     # A global budget ########################################################
 

@@ -6,11 +6,10 @@ another teleport probability, nodes that are "robust" are of another class in
 the graph as it is. So all of this is taken from the model.
 
 **To the last bit.** The score of a class that the model returns differs from
-that of exact arithmetic by at most :attr:`Deployed.error`, in every
-admissible graph; margins have to exceed the errors of both classes. With unit
-roundoff :math:`u` of the model's dtype, :math:`\gamma_m = m u / (1 - m u)`,
-the largest degree :math:`d` of an admissible graph, and :math:`h_c = \max_j
-|H_{j, c}|`:
+that of exact arithmetic by at most :attr:`Deployed.error`, in every admissible
+graph; margins have to exceed the errors of both classes. With unit roundoff
+:math:`u` of the model's dtype, :math:`\gamma_m = m u / (1 - m u)`, the largest
+degree :math:`d` of an admissible graph, and :math:`h_c = \max_j |H_{j, c}|`:
 
 * :obj:`K` steps of message passing: a step computes :math:`a \hat{A} z +
   \alpha h` with at most :math:`d + 8` roundings on the way of any number

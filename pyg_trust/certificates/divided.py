@@ -25,6 +25,7 @@ from pyg_trust.certificates.sampling import (
     check_uncached,
     evaluating,
     fresh_copy,
+    same_bits,
 )
 from pyg_trust.certificates.votes import is_right
 from pyg_trust.functional.voting import (
@@ -125,12 +126,7 @@ class VoteCertificate(SpeaksOf, Report):
         return self.radius >= side * side - left
 
     def certified_ratio(self, changes: int, rows: int = 0) -> float:
-        """Return the share of targets whose class is certified.
-
-        Args:
-            changes (int): as in :meth:`certified`.
-            rows (int): as in :meth:`certified`. (default: :obj:`0`)
-        """
+        """Return the share of targets whose class is certified."""
         return float(self.certified(changes, rows).double().mean())
 
     def certified_accuracy(
@@ -215,9 +211,8 @@ class Divided(Module):
             edge_index, batch)``, to logits.
         num_groups (int): the number :math:`T` of groups. (default: :obj:`30`)
         by (str): :obj:`'edges'`; :obj:`'nodes'`, for nodes as targets;
-            :obj:`'subgraphs'`, for graphs; :obj:`'features'`,
-            :obj:`'entries'` of them, or :obj:`'grid'`.
-            (default: :obj:`'nodes'`)
+            :obj:`'subgraphs'`, for graphs; :obj:`'features'`, :obj:`'entries'`
+            of them, or :obj:`'grid'`. (default: :obj:`'nodes'`)
         vote (str): :obj:`'majority'`, ties for the first class, or
             :obj:`'mean'` of probabilities. (default: :obj:`'majority'`)
         transform (Callable, optional): applied to every view, as part of the
@@ -247,11 +242,7 @@ class Divided(Module):
         self.vote, self.transform = vote, transform
 
     def forward(self, data: Data | Sequence[Data]) -> Tensor:
-        """Return the voted classes: int64.
-
-        Args:
-            data (Data or list[Data]): as in :meth:`certify`.
-        """
+        """Return the voted classes: int64."""
         return self.certify(data).predicted
 
     @validated
@@ -264,16 +255,15 @@ class Divided(Module):
     ) -> VoteCertificate:
         """Certify the votes of all views.
 
-        After an update of a graph the views that are as they were keep their
-        votes, and the model runs on the others alone.
+        After an update, unchanged views keep their votes, and the model runs
+        on the others alone.
 
         Args:
             data (Data or list[Data]): a graph, to classify nodes, or a list
                 of graphs (or a :class:`~torch_geometric.data.Batch`), to
                 classify these.
             baseline (float, optional): the accuracy of a model that sees
-                nothing that can be attacked, for plots.
-                (default: :obj:`None`)
+                nothing that can be attacked, for plots. (default: :obj:`None`)
             since (tuple[VoteCertificate, Data], optional): a certificate of
                 nodes by ``vote='majority'``, and its graph.
                 (default: :obj:`None`)
@@ -484,7 +474,7 @@ class Divided(Module):
                 outputs.append(kept[i].to(outputs[0]))
             else:
                 outputs.append(self._shown(self.division.view(data, i)))
-        if not _same(outputs[0], self._shown(self.division.view(data, 0))):
+        if not same_bits(outputs[0], self._shown(self.division.view(data, 0))):
             raise ValueError(_RANDOM_MODEL)
         return torch.stack(outputs)
 
@@ -499,7 +489,7 @@ class Divided(Module):
         out = self._batches([every[i] for i in full], _TOGETHER)
         some = _asked_alone([every[i] for i in full])
         alone = torch.cat([self._together([every[full[i]]]) for i in some])
-        if not _same(self._together([every[full[some[0]]]]), alone[:1]):
+        if not same_bits(self._together([every[full[some[0]]]]), alone[:1]):
             raise ValueError(_RANDOM_MODEL)
         differs = differ(alone, out[some])
         if differs:
@@ -521,19 +511,12 @@ class Divided(Module):
         return self._call(batch, batch.batch)
 
 
-def _same(one: Tensor, two: Tensor) -> bool:
-    # Compare to the bit; NaN equals NaN.
-    return one.shape == two.shape and bool(
-        ((one == two) | (one.isnan() & two.isnan())).all()
-    )
-
-
 def _alike(one: Data, two: Data) -> bool:
     if {*one.keys()} != {*two.keys()} or one.num_nodes != two.num_nodes:
         return False
     pairs = [(value, two[name]) for name, value in one]
     return all(
-        a.dtype == b.dtype and _same(a, b)
+        a.dtype == b.dtype and same_bits(a, b)
         if isinstance(a, Tensor) and isinstance(b, Tensor)
         else type(a) is type(b) and a == b
         for a, b in pairs

@@ -90,12 +90,10 @@ def certify_pagerank(
         threat (ThreatModel): the attacker.
         alpha (float, optional): the teleport probability that goes with
             logits, in :math:`(0, 1)`, by default 0.15; a model has its own.
-            (default: :obj:`None`)
         targets (Tensor, optional): the nodes to certify: int64 indices or a
             bool mask. By default all. (default: :obj:`None`)
         reference (Tensor, optional): the class to defend, int64,
             ``[num_nodes]``. By default the predicted one.
-            (default: :obj:`None`)
         method (str): for a global budget: :obj:`'auto'`, every method that is
             worth its time; :obj:`'dual'`, bounds and attacks alone;
             :obj:`'lp'`, which takes the multipliers from the linear program
@@ -119,8 +117,7 @@ def certify_pagerank(
             same arguments, and get the certificate of one process. Greedy
             attacks and exhaustive search are done by each, but in regions.
             (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Certificate: bounds, status and witnesses.
@@ -272,12 +269,7 @@ def _report(
 
 
 def subject(deployed: Deployed, threat: ThreatModel) -> tuple[Any, ...]:
-    """List everything that a certificate depends on, but for its targets.
-
-    Args:
-        deployed (Deployed): the model as it is deployed.
-        threat (ThreatModel): the attacker.
-    """
+    """List everything that a certificate depends on, but for its targets."""
     return (
         deployed.logits,
         deployed.alpha,

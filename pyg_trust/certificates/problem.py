@@ -128,7 +128,7 @@ class Problem:
 
     # What is known ##########################################################
 
-    def found(self, k: int, upper: float, flips: Tensor) -> None:
+    def keep_attack(self, k: int, upper: float, flips: Tensor) -> None:
         """Store an attack on a target, if it is the best one so far."""
         if upper >= float(self.upper[k]):
             return
@@ -158,4 +158,4 @@ class Problem:
             at = values.value[here, self.targets[which[block]]]
             upper = -self.alpha * (at + values.low)
             for i, k in enumerate(which[block].tolist()):
-                self.found(k, float(upper[i]), flips[block.start + i])
+                self.keep_attack(k, float(upper[i]), flips[block.start + i])

@@ -108,8 +108,8 @@ def witness_of(problem: Problem) -> tuple[Witness | None, str]:
 
 
 def _rounded(problem: Problem, values: Tensor) -> Tensor:
-    # Up to units that a file holds in five bytes. A bound moves by one of
-    # them over alpha: by 2^-33 at most, of any score and of the largest.
+    # Rounded up to units that a file stores in five bytes: a bound moves by at
+    # most 2^-33 of the largest score.
     lower = (problem.lower - problem.slack).amin(1) - problem.tolerance
     if bool(((lower > 0) & (lower < 1e-9)).any()):
         return values

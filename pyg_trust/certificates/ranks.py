@@ -39,7 +39,7 @@ from pyg_trust.report.charts import Chart
 class RankCertificate(Proved, Report):
     """Worst ranks of some users' best items, over all admissible graphs.
 
-    Items beside another one, up to :obj:`tolerance`, count against it.
+    An item within :obj:`tolerance` of another counts as ranked above it.
     """
 
     num_kept: int
@@ -159,10 +159,10 @@ def certify_ranks(
 ) -> RankCertificate:
     r"""Certify how far a user's best items can fall in a PageRank ranking.
 
-    Ranked are all items that a user neither is nor has, by row :math:`u` of
+    Ranks the items that a user neither is nor has, by row :math:`u` of
     :math:`\alpha (I - (1 - \alpha) D^{-1} A)^{-1}`. The worst rank of an item
     is the largest number of items beside it or above it, itself included, in
-    any graph of the attacker. None is left out because it is far behind.
+    any graph of the attacker. Distant items are included.
 
     **One flip** (``global_budget=1``) is exact: the two rows that change have
     a formula for all items at once. Each user is certified against the edges
@@ -194,8 +194,7 @@ def certify_ranks(
             nodes. (default: :obj:`None`)
         tolerance (float): two items with scores closer than this count as
             tied. (default: :obj:`1e-9`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         RankCertificate: worst ranks, and the flips that reach them.

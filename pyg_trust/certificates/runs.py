@@ -16,7 +16,7 @@ _SPARSE = 0.1
 
 
 class Run:
-    """Samplers of all graphs in one call, with a common batch size."""
+    """Votes of one certification: a sampler per graph, one batch size."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ def evaluating(model: Module) -> Iterator[None]:
     """Evaluate without gradients for a block; restore all modules' modes."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    # Layers that make sparse matrices do not say whether to check them.
+    # Torch warns if sparse matrices are made without saying whether to check.
     unchecked = torch.sparse.check_sparse_tensor_invariants(False)
     try:
         with torch.no_grad(), quiet_sparse(), unchecked:
@@ -416,7 +416,7 @@ class Sampler:
             if torch.equal(one, two):
                 continue
             changed += 1
-            if not _same(self._called([noisy]), expected):
+            if not same_bits(self._called([noisy]), expected):
                 return False
         return changed >= _HIDDEN // 4
 
@@ -436,7 +436,7 @@ class Sampler:
             without = clean.clone()
             del without[name]
             try:
-                same = _same(self._called([without]), expected)
+                same = same_bits(self._called([without]), expected)
             # Any error means that the attribute is read.
             except Exception:
                 same = False
@@ -464,7 +464,7 @@ class Sampler:
                 name
                 for name in names
                 if isinstance(after.get(name), Tensor)
-                and _same(after[name], before[name])
+                and same_bits(after[name], before[name])
             ]
         return names
 
@@ -535,8 +535,8 @@ class Sampler:
         return total
 
 
-def _same(one: Tensor, two: Tensor) -> bool:
-    # Compare to the bit; NaN equals NaN.
+def same_bits(one: Tensor, two: Tensor) -> bool:
+    """Compare to the bit; NaN equals NaN."""
     return one.shape == two.shape and bool(
         ((one == two) | (one.isnan() & two.isnan())).all()
     )

@@ -107,8 +107,7 @@ def certify_smoothed(
     against a :class:`ThreatModel`, which certify some 10 % of the nodes more
     and show the edges that break the rest.
 
-    Memory: :obj:`batch_size` copies of the graph at a time, nothing
-    quadratic.
+    Memory: :obj:`batch_size` copies of the graph at a time, nothing quadratic.
 
     Args:
         model (Module): ``model(x, edge_index)``, or ``model(x, edge_index,
@@ -156,7 +155,6 @@ def certify_smoothed(
         seed (int, optional): the seed of the copies: then nothing is
             certified, and the report says so first. By default from the
             operating system: nobody may know the noise beforehand.
-            (default: :obj:`None`)
         tolerance (float): the amount by which bounds of probabilities are
             lowered for rounding, besides the sampler's error.
             (default: :obj:`1e-9`)
@@ -164,8 +162,7 @@ def certify_smoothed(
             batches of copies. All of them call it with the same arguments,
             and get the certificate of one process: copies are drawn by their
             numbers. (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         SmoothedCertificate: classes, bounds and votes.
@@ -307,19 +304,11 @@ class SmoothedClassifier(Module):
         self.model, self.noise, self.options = model, noise, options
 
     def forward(self, data: Data | Sequence[Data]) -> Tensor:
-        """Return the smoothed classes, -1 for an abstention: int64.
-
-        Args:
-            data (Data or list[Data]): as in :func:`certify_smoothed`.
-        """
+        """Return the smoothed classes, -1 for an abstention: int64."""
         return self.certify(data).predicted
 
     def certify(self, data: Data | Sequence[Data]) -> SmoothedCertificate:
-        """Certify the smoothed classifier by :func:`certify_smoothed`.
-
-        Args:
-            data (Data or list[Data]): as in :func:`certify_smoothed`.
-        """
+        """Certify the smoothed classifier by :func:`certify_smoothed`."""
         return certify_smoothed(self.model, data, self.noise, **self.options)
 
 
@@ -529,7 +518,7 @@ def _checked_options(
             check_radius('until', radius)
             if kind not in threat.noisy:
                 raise ValueError(
-                    f"'until' needs to be of kinds with noise (got {kind!r})"
+                    f"'until' needs kinds that have noise (got {kind!r})"
                 )
     # Rounded down: 1 - 0.99 is a little above 0.01.
     return looks, (1 - confidence) * (1 - 1e-12)

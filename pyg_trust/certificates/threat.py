@@ -43,20 +43,18 @@ class ThreatModel:
     :obj:`fixed` or with budgets if that can't happen.
 
     Args:
-        graph (Any): the clean graph, in any form that
-            :meth:`CSRGraph.convert` takes: unweighted and without duplicate
-            edges.
+        graph (Any): the clean graph, in any form that :meth:`CSRGraph.convert`
+            takes: unweighted and without duplicate edges.
         fragile (str or Tensor): :obj:`'removals'` (all edges that are not
             fixed), :obj:`'additions'` (all ordered pairs of distinct nodes
             without an edge), :obj:`'both'`, or an explicit set of edges and
             non-edges, int64, ``[2, num_pairs]``: those that are in the graph
             may be removed, the others added. (default: :obj:`'removals'`)
-        fixed (Tensor or str, optional): the edges that stay, int64,
-            ``[2, num_fixed]``, :obj:`'mst'` (both directions of a spanning
-            tree of the undirected graph, see :func:`spanning_tree`), or
-            :obj:`'none'`. By default the tree for a named scenario, and all
-            edges that are not fragile for an explicit set.
-            (default: :obj:`None`)
+        fixed (Tensor or str, optional): the edges that stay, int64, ``[2,
+            num_fixed]``, :obj:`'mst'` (both directions of a spanning tree of
+            the undirected graph, see :func:`spanning_tree`), or :obj:`'none'`.
+            By default the tree for a named scenario, and all edges that are
+            not fragile for an explicit set. (default: :obj:`None`)
         local_budget (int or Tensor, optional): :math:`b_v`, for all nodes or
             int64, ``[num_nodes]``. By default as many as there are fragile
             edges; with all pairs fragile this needs :math:`n^2` memory unless

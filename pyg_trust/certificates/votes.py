@@ -158,12 +158,6 @@ class SmoothedCertificate(SpeaksOf, Report):
         a :class:`ValueError`, as one in which noise shows in no output, has no
         answer.)
 
-        Args:
-            edges (tuple[int, int]): as in :meth:`certified`.
-                (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): as in :meth:`certified`.
-                (default: :obj:`(0, 0)`)
-
         Raises:
             ValueError: as :meth:`certified`; or if the run was adaptive, so
                 that the number of samples is another one in another graph.
@@ -213,14 +207,7 @@ class SmoothedCertificate(SpeaksOf, Report):
         edges: tuple[int, int] = (0, 0),
         features: tuple[int, int] = (0, 0),
     ) -> float:
-        """Return the share of targets that :meth:`certified` certifies.
-
-        Args:
-            edges (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-            features (tuple[int, int]): additions and deletions.
-                (default: :obj:`(0, 0)`)
-        """
+        """Return the share of targets that :meth:`certified` certifies."""
         mask = self.certified(edges=edges, features=features)
         return float(mask.double().mean())
 

@@ -56,15 +56,15 @@ class Witness:
         """Prove which targets are robust (1) or broken (-1).
 
         Nothing is solved, and nothing of what found the certificate is used
-        (:mod:`pyg_trust.kernel.proofs`). A 0 is neither.
+        (:mod:`pyg_trust.kernel.proofs`). 0 marks the others.
 
         Args:
             most (float): an approximate limit on how many numbers are read.
                 (default: ``math.inf``)
 
         Raises:
-            ValueError: if it is no witness.
-            OverflowError: if it is more work than that.
+            ValueError: if the arrays are no witness.
+            OverflowError: if the proof takes more work than :obj:`most`.
         """
         if math.isnan(most):
             raise ValueError("'most' can't be NaN")
@@ -93,7 +93,7 @@ class Witness:
             path (str): the path of the file.
 
         Raises:
-            ValueError: if it is damaged or no witness.
+            ValueError: if the file is damaged or holds no witness.
         """
         try:
             return cls(proofs.load(Path(path)))

@@ -123,7 +123,7 @@ def fewer(
 ) -> list[tuple[float, float, int]]:
     """Merge similar steps: the least noise, the largest rate.
 
-    Epsilon is no less.
+    This never lowers epsilon.
     """
     width, merged = 1e-5, lines
     while len(merged) > most:

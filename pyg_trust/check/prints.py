@@ -72,7 +72,7 @@ def left_over(
 ) -> Iterator[str]:
     """List removed items that a graph still contains.
 
-    Edges are looked for in every direction that had to go.
+    Searches each removed direction of an edge.
     """
     names = graph.get('n_id')
     ids = [v for name in _NAMED for v in part.get(name, ())]

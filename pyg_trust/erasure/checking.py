@@ -87,19 +87,19 @@ def _of_dates(report: ErasureReport) -> list[str]:
 
 
 def _of_task(task: dict[str, Any], path: str | Path | None) -> Checks:
-    name, mode, told = task['name'], task['mode'], task['promise']
+    name, mode, claim = task['name'], task['mode'], task['promise']
     if task['state'] != 'done':
         yield FAILS, f'{name} is {task["state"]}'
         return
-    if mode not in STATED and not told:
+    if mode not in STATED and not claim:
         yield FAILS, f'{name} was removed from without a promise'
     if mode not in (*STATED, *REMOVED) or (
-        mode != 'again' and (mode == 'covered') != ('mu' in told)
+        mode != 'again' and (mode == 'covered') != ('mu' in claim)
     ):
         yield FAILS, f'{name}: its mode is not that of its promise'
-    if 'mu' in told:
-        mu = amount('mu', told['mu'])
-        epsilon, delta = number('epsilon', told['epsilon']), told['delta']
+    if 'mu' in claim:
+        mu = amount('mu', claim['mu'])
+        epsilon, delta = number('epsilon', claim['epsilon']), claim['delta']
         status = judge_mu(Fraction(mu) ** 2, epsilon, number('delta', delta))
         yield status, f'{name}: epsilon {epsilon:.6g} of all that it covers'
     if mode in STATED:
@@ -128,7 +128,7 @@ def _of_task(task: dict[str, Any], path: str | Path | None) -> Checks:
         wrong = 'is older than the removal, or another'
     elif read.links.index(task['head']) < at[0]:
         wrong = 'has the removal after the head that is named'
-    elif 'mu' in told and read.bodies[at[0]]['spent'] != told['mu']:
+    elif 'mu' in claim and read.bodies[at[0]]['spent'] != claim['mu']:
         wrong = 'has paid another mu than the promise says'
     text = wrong or 'has the removal, once'
     yield FAILS if wrong else HOLDS, f'the ledger of {name} {text}'

@@ -208,12 +208,10 @@ class ErasureDesk:
             request (RemovalRequest): the items to forget, in names of the
                 desk.
             subject_request_id (str, optional): a UUID; by default a new one.
-                (default: :obj:`None`)
             regulation (str): the regulation that sets the term: ``'gdpr'``, a
                 month, or ``'ccpa'``, 45 days. (default: :obj:`'gdpr'`)
             received_time (str or datetime, optional): the time of receipt, in
                 RFC 3339, from which the term runs; by default now.
-                (default: :obj:`None`)
             immediately (bool): whether to start without waiting for other
                 requests. (default: :obj:`False`)
             exact (bool): whether to remove exactly, even if a private model's
@@ -246,7 +244,7 @@ class ErasureDesk:
                         'a model or recipient needs to be registered first: '
                         'the request would reach nobody'
                     )
-            # The names of what is complete are gone.
+            # A complete request has no names.
             if any(
                 known.get(name) not in (None, value)
                 for name, value in content.items()
@@ -262,7 +260,7 @@ class ErasureDesk:
     def done(self, subject_request_id: str, name: str) -> ErasureReport:
         """Record that a recipient or a model's owner has erased a request.
 
-        Of a model it says that it was fitted again without the person.
+        For a model, it records a new fit without the person.
 
         Args:
             subject_request_id (str): the id of the request.
@@ -354,9 +352,8 @@ class ErasureDesk:
     def run(self, *, confirm: bool = False) -> tuple[ErasureReport, ...]:
         """Carry out the removals that are due; call it every hour.
 
-        Ends what an earlier call could not, begins the batches whose time has
-        come, and erases the names of requests that are complete. The others
-        go on where a model fails.
+        Finishes interrupted batches, starts those that are due, and erases the
+        names of complete requests. If a model fails, the others go on.
 
         Args:
             confirm (bool): whether to carry out batches beyond ``max_share``,
@@ -424,7 +421,7 @@ class ErasureDesk:
                 (row['seconds'],) = self._one(queries.SECONDS, name) or (None,)
         if rows:
             due, seconds = fields.read('due', rows[0][2]), row['seconds'] or 0
-            # The others may be at work just then.
+            # Other models may be working on the request.
             (others,) = self._one(queries.OTHERS, name)
             busy = max(_HOUR, seconds + others)
             start = due - timedelta(seconds=self.policy.reserve * busy)
@@ -445,7 +442,7 @@ class ErasureDesk:
         return batch
 
     def _perform(self, name: str, batch: str) -> None:
-        # Brings a batch that was begun to its end.
+        # Finish a batch that was begun.
         place, started = self._places[name], self._clock()
         place.catch_up()
         how, is_done = '', place.ledger.refers_to(batch)
@@ -460,7 +457,7 @@ class ErasureDesk:
             try:
                 self._promised(batch, None)
                 how = place.forget(
-                    requests, batch, lambda told: self._promised(batch, told)
+                    requests, batch, lambda text: self._promised(batch, text)
                 )
             except Exception as error:
                 is_refusal = isinstance(error, ValueError)

@@ -38,7 +38,7 @@ class Place:
 
     Raises:
         TypeError: if the model can't remove with a reference.
-        ValueError: if it has no state, or no one place of its own.
+        ValueError: if the model has no state, or not one place to keep it.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Place:
             more['on_report'] = lambda report: promised(self._promise(report))
         try:
             if self.covers:
-                # All of them together, as the policy has it.
+                # The policy limits epsilon of all requests together.
                 found = self.model.plan(request, *given).epsilon
                 if found > self.most:
                     raise BudgetExceededError(
@@ -169,10 +169,10 @@ class Place:
     def _promise(self, report: Any) -> str:
         made = report.guarantee()
         names = ('procedure', 'promise', 'assumptions', 'not_covered', 'model')
-        told = {name: getattr(made, name) for name in names}
+        held = {name: getattr(made, name) for name in names}
         if self.covers:
-            told |= {k: getattr(report, k) for k in ('mu', 'epsilon', 'delta')}
-        return json.dumps(told)
+            held |= {k: getattr(report, k) for k in ('mu', 'epsilon', 'delta')}
+        return json.dumps(held)
 
     def keep(self) -> None:
         """Save the state of the model."""

@@ -33,10 +33,6 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     What a process left beside the file when it was killed while writing is
     deleted: it may hold what has to be gone. What somebody is writing at this
     moment is left alone.
-
-    Args:
-        path (str or Path): the path of the file.
-        content (bytes): the new content.
     """
     path = Path(path).resolve()
     delete_unfinished(path)
@@ -48,7 +44,7 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
             if fcntl is not None:
-                # Before it is closed, which unlocks it.
+                # Closing the file would unlock it.
                 os.replace(name, path)
         if fcntl is None:  # pragma: no cover
             os.replace(name, path)
@@ -63,9 +59,6 @@ def delete_unfinished(path: str | Path) -> None:
     """Delete temporary files that killed writers left beside a file.
 
     A file that is being written is locked by its writer, and stays.
-
-    Args:
-        path (str or Path): the path of the file.
     """
     check_instance('path', path, str, Path)
     path = Path(path)
@@ -111,11 +104,7 @@ def _temporary(path: Path) -> Any:
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Flush the file names in a folder to disk, if the system can.
-
-    Args:
-        folder (str or Path): the folder.
-    """
+    """Flush the file names in a folder to disk, if the system can."""
     check_instance('folder', folder, str, Path)
     if os.name == 'nt':
         return
@@ -146,12 +135,9 @@ def load(path: str | Path) -> Any:
     read. Tensors together have no more bytes than the file, and its checksums
     are compared.
 
-    Args:
-        path (str or Path): the path of the file.
-
     Raises:
-        DamagedFileError: if it is anything else.
-        OSError: if it can't be opened.
+        DamagedFileError: if the file holds anything else.
+        OSError: if the file can't be opened.
     """
     check_instance('path', path, str, Path)
     with open(path, 'rb') as file:

@@ -143,11 +143,7 @@ class Lineage:
         return made
 
     def continues(self, other: 'Lineage') -> bool:
-        """Tell whether another lineage equals this one or its beginning.
-
-        Args:
-            other (Lineage): the other lineage.
-        """
+        """Tell whether another lineage equals this one or its beginning."""
         check_instance('other', other, Lineage)
         return self.names[: len(other.names)] == other.names
 
@@ -171,7 +167,7 @@ def check_continues(
     Raises:
         StaleStateError: if what is there has changed since :obj:`new` was
             read from it.
-        ValueError: if it never was the same state.
+        ValueError: if the two never were one state.
     """
     check_instance('place', place, str, Path)
     if found is None:
@@ -270,8 +266,8 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
 class ObjectLock:
     """Reentrant lock that threads hold while they use an object.
 
-    A thread can take it again while it has it, to read while it reads. A copy
-    of an object has a lock of its own, and so has one that was pickled.
+    The thread that holds it can take it again. A copy of an object has a lock
+    of its own, and so has one that was pickled.
     """
 
     def __init__(self) -> None:
@@ -319,9 +315,6 @@ def editing(
     put in force. So nothing else of the object can be called until this has
     ended, and this from inside of nothing else.
 
-    Args:
-        method (callable): as in :func:`synchronized`.
-
     Raises:
         RuntimeError: when called from inside of another method of the same
             object that takes turns.
@@ -359,9 +352,8 @@ def _in_turn(
 class EditedInPlace:
     """Mixin of objects with parts edited in place, with undo.
 
-    No two objects may share such parts, nor the way back: a copy, also a
-    shallow one, and what is pickled have copies of them, as they are between
-    two edits.
+    Copies, also shallow ones, and pickles get their own parts and undo log, as
+    they are between two edits.
     """
 
     _lock: ObjectLock
@@ -435,14 +427,11 @@ def _same_file(path: Path, handle: int) -> bool:
 def peek(path: str | Path) -> dict[str, Any] | None:
     """Read the lineage and the ledger of a saved state, without tensors.
 
-    Args:
-        path (str or Path): the path of the file.
-
     Returns:
         dict: both, by name; :obj:`None` if there is no file.
 
     Raises:
-        ValueError: if it is a file of another kind.
+        ValueError: if the file is of another kind.
     """
     check_instance('path', path, str, Path)
     path = Path(path)

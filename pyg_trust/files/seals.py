@@ -34,7 +34,7 @@ def _tensors(data: Data) -> list[Tensor | str]:
 def content(data: Data, *context: str | int | float) -> str:
     """Hash a graph's contents for its seal; do not store the hash.
 
-    It has no salt: who has it can test any guess of the graph.
+    It has no salt: whoever has it can test guesses of the graph.
 
     Args:
         data (Data): the graph.
@@ -47,7 +47,7 @@ def content(data: Data, *context: str | int | float) -> str:
 def sealed(root: str, *held: str | int | float | Tensor) -> str:
     """Return a digest of a :class:`Seals` root and further values.
 
-    Of what is no secret beside the data, or hidden by the salts of the root.
+    The values are no secret beside the data, or the root's salts hide them.
 
     Args:
         root (str): the root, :attr:`Seals.root`.
@@ -110,17 +110,11 @@ class Seals:
         return tuple(sorted(name for block in found for name in block))
 
     def digest(self, name: int) -> str:
-        """Return the digest of an item: 64 hexadecimal digits.
-
-        Args:
-            name (int): the name of the item.
-        """
+        """Return the digest of an item: 64 hexadecimal digits."""
         check_integer('name', name, 0)
         block = self._blocks.get(name // self._BLOCK)
         if block is None or name not in block.sealed:
-            raise ValueError(
-                f"'name' needs to be that of an item (got {name})"
-            )
+            raise ValueError(f"'name' needs to name an item (got {name})")
         return block.sealed[name][1].hex()
 
     def replaced(
@@ -150,10 +144,6 @@ class Seals:
 
     def matches(self, name: int, content: str) -> bool:
         """Compare an item's content with its seal.
-
-        Args:
-            name (int): the name of the item.
-            content (str): the content, as in the class.
 
         Raises:
             ValueError: if there is no such item.
@@ -204,14 +194,14 @@ class Seals:
     ) -> 'Seals':
         """Rebuild the seals of a saved state from its contents.
 
-        Whether they are those that were recorded is for the root to say.
+        Compare its root with the recorded one.
 
         Args:
             state (dict): the result of :meth:`state_dict`.
             contents (dict): the contents of all items, by name.
 
         Raises:
-            TypeError, ValueError: if it is no such state, or not of these
+            TypeError, ValueError: if the state is malformed, or not of these
                 items.
         """
         check_instance('state', state, dict)

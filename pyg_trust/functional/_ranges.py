@@ -53,8 +53,7 @@ def check_weights(
 def known_norms(measure: Measure, undirected: bool) -> list[float] | None:
     """Return bounds of the powers of P that need no graph, or None.
 
-    One where the largest sum of a row of S R B is, or where P keeps the sum
-    of a signal, so that what vanishes stays as small.
+    They are 1 if no row of S R B sums to more, or if P keeps a signal's sum.
     """
     keeps_sums = measure.b == 1 if measure.along else measure.a == 1
     bounded = undirected and measure.a + measure.b >= 1
@@ -68,8 +67,8 @@ def check_half(
 ) -> None:
     """Refuse weights whose float16 levels underflow but still matter.
 
-    The largest number of a level is at least 2^13 / room of its range, and
-    what is below 2^-25 is lost; later levels make it grow.
+    A level's largest number is at least 2^13 / room. What is below 2^-25 is
+    lost, and later levels amplify the loss.
     """
     size = weights.abs().tolist()
     while len(size) > 1 and size[-1] == 0:

@@ -95,10 +95,6 @@ def wor_epsilon_rdp(history: History, delta: Fraction) -> float:
     r""":math:`\epsilon` of a history by :func:`rdp_wor`.
 
     Rényi DP of independent steps adds up at each order.
-
-    Args:
-        history (iterable): of :obj:`(noise_multiplier, q, steps)`.
-        delta (float): in :math:`(0, 1)`.
     """
     phases = check_history(history)
     if not phases:
@@ -112,15 +108,14 @@ def wor_epsilon_rdp(history: History, delta: Fraction) -> float:
 def wor_epsilon_pld(history: History, delta: float) -> float:
     r""":math:`\epsilon` of a history by privacy loss distributions.
 
-    The profile of :func:`wor_profile` is that of one pair :math:`(P, Q)`.
-    With :math:`(P_G, Q_G)` and the loss :math:`\ell` of the Gaussian
-    mechanism, it has the loss :math:`\epsilon = \log(1 - q + q e^\ell) > 0`
-    with :math:`Q(\mathrm{d}\epsilon) = Q_G(\mathrm{d}\ell)` and
-    :math:`P = q P_G + (1-q) Q_G` there (differentiate the profile by
-    :math:`e^\epsilon`), the mirror image below 0 and the rest,
-    :math:`(1-q)(2\Phi(\mu/2) - 1)`, at 0. A pair whose profile is nowhere
-    lower dominates the step, and products of dominating pairs dominate the
-    composition (`Zhu, Dong and Wang 2022
+    The profile of :func:`wor_profile` is that of one pair :math:`(P, Q)`. With
+    :math:`(P_G, Q_G)` and the loss :math:`\ell` of the Gaussian mechanism, it
+    has the loss :math:`\epsilon = \log(1 - q + q e^\ell) > 0` with
+    :math:`Q(\mathrm{d}\epsilon) = Q_G(\mathrm{d}\ell)` and :math:`P = q P_G +
+    (1-q) Q_G` there (differentiate the profile by :math:`e^\epsilon`), the
+    mirror image below 0 and the rest, :math:`(1-q)(2\Phi(\mu/2) - 1)`, at 0. A
+    pair whose profile is nowhere lower dominates the step, and products of
+    dominating pairs dominate the composition (`Zhu, Dong and Wang 2022
     <https://arxiv.org/abs/2106.08567>`_, Theorem 10), also adaptively.
 
     The losses are put on a grid pessimistically (`Doroshenko et al. 2022
@@ -137,13 +132,6 @@ def wor_epsilon_pld(history: History, delta: float) -> float:
     :math:`T` of steps, :math:`10^{-13} (1 + T / 200)` is added to
     :math:`\delta` for them (if that alone exceeds :obj:`delta`, the answer
     is infinite), and a :obj:`delta` below :obj:`1e-10` is refused.
-
-    Args:
-        history (iterable): of :obj:`(noise_multiplier, q, steps)`.
-        delta (float): in :math:`[10^{-10}, 1)`.
-
-    Raises:
-        ValueError: if a number is out of range.
     """
     delta = pld.check_least_delta(delta, "'pld_wor'", "; use 'rdp_wor'")
     phases = check_history(history)
@@ -448,22 +436,6 @@ def calibrate_fdp(
     r"""Return the least noise that keeps FDP's steps within a budget.
 
     As :func:`calibrate_wor`, by :func:`fdp_epsilon`.
-
-    Args:
-        epsilon (float): the budget, positive.
-        delta (float): in :math:`(0, 1)`.
-        num_nodes (int): the number of training nodes.
-        m (int): the number of nodes drawn in each step.
-        terms (int): as :func:`fdp_terms` gives it.
-        steps (int): the number of steps.
-        tol (float): the relative gap allowed below :obj:`epsilon`.
-            (default: :obj:`0.01`)
-
-    Returns:
-        float: the noise multiplier :math:`\sigma / C`.
-
-    Raises:
-        ValueError: if a number is out of range or no noise is enough.
     """
 
     def spent(z: float) -> float:
@@ -514,7 +486,8 @@ def check_share(q: float, num_roots: int, name: str = 'q') -> float:
     m = round(q * num_roots)
     if m < 1 or not math.isclose(m / num_roots, q, rel_tol=1e-9):
         raise ValueError(
-            f'{name!r} needs to be a share of the {num_roots} roots (got {q})'
+            f'{name!r} needs to be a number of units over the {num_roots} '
+            f'roots (got {q})'
         )
     return q
 

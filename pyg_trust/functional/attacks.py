@@ -121,8 +121,7 @@ def permutation_test(
         one_sided (bool): whether only a larger mean of the first counts.
             (default: :obj:`False`)
         draws (int): :math:`d`. (default: :obj:`4000`)
-        seed (int, optional): the seed of the divisions.
-            (default: :obj:`None`)
+        seed (int, optional): the seed of the divisions. (default: :obj:`None`)
 
     Raises:
         ValueError: if a sample is empty, or a score is not finite.

@@ -121,8 +121,7 @@ def pagerank_bounds(
         tol (float): how far they are rounded up. (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the rows.
             (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: float64, ``[num_targets, num_nodes]``.
@@ -154,8 +153,7 @@ def bounds_and_vectors(
         over_ranks (bool): whether processes share the rows.
         keep (bool): whether to return them at all nodes, float64,
             ``[num_active, num_nodes]``.
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     active = perturbations.active
     n = perturbations.num_nodes
@@ -233,8 +231,7 @@ def dual_bound(
 
     Args:
         perturbations (Perturbations): the graphs admissible by the local
-            budgets; clip them first (:func:`clip_budget`) for a tighter
-            bound.
+            budgets; clip them first (:func:`clip_budget`) for a tighter bound.
         reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
         targets (Tensor): int64, ``[num_columns]``: :math:`u`.
         upper (Tensor): float64, ``[num_columns, num_nodes]``: upper bounds
@@ -242,9 +239,8 @@ def dual_bound(
         global_budget (int): :math:`B`.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         cost (str): the price of a flip. (default: :obj:`'pagerank'`)
-        sign_only (bool): stop as soon as the bound is negative, or it is
-            clear that the relaxation's optimum is not.
-            (default: :obj:`False`)
+        sign_only (bool): stop as soon as the bound is negative, or it is clear
+            that the relaxation's optimum is not. (default: :obj:`False`)
         start (Tensor, optional): a guess of :math:`V^{(0)}`.
             (default: :obj:`None`)
         clean (Tensor, optional): a guess of :math:`\pi(u)^{\top} r` in the
@@ -255,14 +251,12 @@ def dual_bound(
         undirected (bool): whether :math:`B` counts undirected edges, each of
             which has one price, shared by its two directions; for the cost
             :obj:`'pagerank'`. (default: :obj:`False`)
-        rounds (int): how often the shares are chosen anew.
-            (default: :obj:`4`)
+        rounds (int): how often the shares are chosen anew. (default: :obj:`4`)
         tol (float): stop within this of the relaxation's optimum, relative to
             the largest reward. (default: :obj:`1e-9`)
         max_iter (int): the largest number of multipliers tried.
             (default: :obj:`60`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         BudgetBound: the bounds, in the order of the columns.
@@ -351,8 +345,7 @@ def refine_pagerank_bounds(
             undirected edges, each with one price. (default: :obj:`False`)
         tol (float): stop within this of the relaxation's optimum; what is
             smaller stays as it is. (default: :obj:`1e-4`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: float64, ``[num_targets, num_nodes]``, nowhere above

@@ -101,7 +101,7 @@ def chebyshev(measure: Measure, tol: NotNegative) -> Chebyshev:
         )
     coefficients = np.polynomial.chebyshev.poly2cheb(measure.weights)
     total = sum(measure.weights)
-    # tails[k] is the sum of the terms after level k, the smallest first.
+    # tails[k] sums the terms after level k, the smallest first.
     tails = np.append(np.abs(coefficients)[::-1].cumsum()[::-1], 0.0)[1:]
     # Rounding of up to one part in 2^52 for each of the additions.
     slack = 1 + 4 * len(coefficients) * np.finfo(np.float64).eps

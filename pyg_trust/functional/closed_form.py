@@ -96,8 +96,7 @@ class Inverse(NamedTuple):
 def factored(lists: Lists, num_items: int, lam: float) -> Inverse:
     """Invert :math:`A` by Cholesky's decomposition, and measure the residual.
 
-    A function of the lists: the bits of a new fit, on one machine and with as
-    many threads.
+    The bits depend on the lists alone, on one machine with as many threads.
 
     Raises:
         ValueError: if the regularisation is so small, or so large, that
@@ -167,7 +166,7 @@ def stepped(
         s = math.sqrt(square)
         w = p / s
         both = np.stack([w, np.abs(w)], 1)
-        # Of A after this step: what is still to come is in it, or not yet.
+        # Products by A after this step: later steps are taken back.
         later = made[each:]
         rest = later @ both
         rest[:, 0] *= signs[each:]
@@ -207,8 +206,7 @@ def sure_scores(
 ) -> np.ndarray:
     r"""Score all items for some users; 0 where the sign is not sure.
 
-    A score is kept if it is larger than all that may be missing in it, so
-    that the exact one is positive, too.
+    A score that exceeds its error bound is kept: the exact one is positive.
 
     Args:
         inverse (Inverse): of the lists.
@@ -253,7 +251,7 @@ def _measured(
 
 
 def _added(inverse: Inverse) -> tuple[Inverse, float]:
-    # With no steps beside the base; and the norm of what that rounds.
+    # The inverse with all steps added in, and the norm of the rounding.
     base, off = inverse.base, norm(inverse.base)
     made = base.copy()
     for sign in (1.0, -1.0):

@@ -83,7 +83,7 @@ def frontier(certified: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         closed = np.logical_and.accumulate(closed, axis=axis)
     smallest = ~closed
     for axis in range(1, closed.ndim):
-        # Certified with one change less of this kind, or without any.
+        # Targets certified with one change less of this kind.
         before = np.ones_like(closed)
         rest = [slice(None)] * closed.ndim
         less = rest.copy()

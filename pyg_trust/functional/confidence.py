@@ -32,15 +32,13 @@ def clopper_pearson(
     1)`, and 0 for :math:`k = 0`; the upper one is 1 minus the lower one of
     :math:`n - k`. Each is wrong with probability at most :math:`\alpha`,
     *provided that what is counted was chosen before*: pick the class on other
-    samples. Rounded outwards: the tail at the bound is at most
-    :math:`\alpha`.
+    samples. Rounded outwards: the tail at the bound is at most :math:`\alpha`.
 
     Args:
         counts (Tensor): :math:`k`, int64, any shape.
         num_samples (int): :math:`n`, fixed before looking.
         alpha (float): the level of each bound, in (0, 1).
-        side (str): :obj:`'lower'` or :obj:`'upper'`.
-            (default: :obj:`'lower'`)
+        side (str): :obj:`'lower'` or :obj:`'upper'`. (default: :obj:`'lower'`)
 
     Returns:
         Tensor: float64, as :obj:`counts`.
@@ -83,9 +81,8 @@ def look_level(alpha: Fraction, look: Count) -> float:
         \alpha_j = \frac{6 \alpha}{\pi^2 j^2}, \qquad
         \sum_{j \ge 1} \alpha_j = \alpha
 
-    With bounds at these levels, samples may be added until the result
-    pleases: all looks together are wrong with probability at most
-    :math:`\alpha`.
+    With bounds at these levels, samples may be added until the result pleases:
+    all looks together are wrong with probability at most :math:`\alpha`.
 
     Args:
         alpha (float): the level of the whole.
@@ -102,11 +99,11 @@ def answering_probability(
     failure: Fraction,
     tolerance: float = 0.0,
 ) -> float:
-    r"""Return the least probability of a class that is found and bounded.
+    r"""Return the least class probability at which smoothing rarely abstains.
 
-    The class is chosen by most of :math:`m` samples and then has :math:`k` of
-    :math:`n` others, with a bound (:func:`clopper_pearson`) above :math:`1/2`
-    plus a tolerance, but for a chance of
+    The class wins a majority of :math:`m` samples, and its lower bound from
+    :math:`n` others (:func:`clopper_pearson`) exceeds :math:`1/2` plus a
+    tolerance. This fails with probability at most
 
     .. math::
         P[\mathrm{Bin}(m, p) \le m / 2] + P[\mathrm{Bin}(n, p) < k^*],

@@ -1,9 +1,8 @@
 """Personalized PageRank of a signal: one sparse linear system.
 
-:func:`diffuse` solves any input in float64, refuses to return a
-residual above a bound, and rounds once, so that a certificate
-(:mod:`pyg_trust.certificates`) can say how far it is from exact arithmetic:
-:func:`diffusion_error`.
+:func:`diffuse` solves any input in float64, refuses to return a residual above
+a bound, and rounds once, so that a certificate (:mod:`pyg_trust.certificates`)
+can say how far it is from exact arithmetic: :func:`diffusion_error`.
 
 BiCGSTAB stands here and in ``csrc/cpu/policy_system.h``, and has to: here all
 columns share one graph, which may have weights and lie on any device, so that
@@ -66,7 +65,6 @@ def diffuse(
         tol (float, optional): the largest residual, relative to the largest
             entry of each column; the error is at most :math:`1 / \alpha`
             (:obj:`'rw'`) times that. By default 1e-12 (float64) or 1e-8.
-            (default: :obj:`None`)
 
     Returns:
         Tensor: :math:`Z`, of the shape and dtype of :obj:`x`.
@@ -199,14 +197,13 @@ def diffusion_error(
 
     With :math:`P = D^{-1} A`, :math:`y = D^{-1/2} z` for :obj:`'sym'` and
     :math:`y = z` for :obj:`'rw'`, the solution has :math:`\lVert y
-    \rVert_\infty \le h`, the largest entry of :math:`D^{-1/2} x` or
-    :math:`x`, and what :func:`diffuse` returns has a residual of at most
-    :math:`\tau \alpha h + \epsilon h`, measured with an error of another
-    :math:`\epsilon h / 2`: :math:`\tau` is the tolerance, :math:`\epsilon = 4
-    \gamma_{d+8}` the roundoff of float64 for degree :math:`d`. An error
-    shrinks by :math:`1 - \alpha` a step, so that it is at most :math:`(\tau
-    \alpha + 2 \epsilon) / \alpha` times :math:`h`, and rounding to the dtype
-    adds its unit roundoff.
+    \rVert_\infty \le h`, the largest entry of :math:`D^{-1/2} x` or :math:`x`,
+    and what :func:`diffuse` returns has a residual of at most :math:`\tau
+    \alpha h + \epsilon h`, measured with an error of another :math:`\epsilon h
+    / 2`: :math:`\tau` is the tolerance, :math:`\epsilon = 4 \gamma_{d+8}` the
+    roundoff of float64 for degree :math:`d`. An error shrinks by :math:`1 -
+    \alpha` a step, so that it is at most :math:`(\tau \alpha + 2 \epsilon) /
+    \alpha` times :math:`h`, and rounding to the dtype adds its unit roundoff.
 
     Args:
         alpha (float): the teleport probability.

@@ -45,19 +45,12 @@ def variance_bound(
     as derived in the text of this module. The bound costs one exact
     propagation. It is loose: measured variances are often a tenth of it.
 
-    Args:
-        graph (CSRGraph): as in :func:`~pyg_trust.functional.propagate`.
-        x (Tensor): as in :func:`~pyg_trust.functional.propagate`.
-        measure (Measure): as in :func:`~pyg_trust.functional.propagate`.
-        eps (float): as in :func:`~pyg_trust.functional.propagate`.
-
     Returns:
         Tensor: the bound, of the shape of :obj:`x`, float64.
 
     Raises:
-        TypeError, ValueError: as
-            :func:`~pyg_trust.functional.propagate`, and if no bound is known
-            for the measure on this graph.
+        TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`, and
+            if no bound is known for the measure on this graph.
     """
     prepared = prepare_graph(graph, measure)
     eps = check_eps(eps)
@@ -97,22 +90,15 @@ def plan(
 ) -> Plan:
     r"""Choose the quantum and the number of runs for a relative error.
 
-    The promise is that of :func:`eps_for`, for the median of :math:`R` runs
-    (:func:`propagate_median`). A run fails with probability :math:`p \propto
-    \varepsilon` at most, and the median only if at least :math:`(R + 1)/2`
-    runs do, whose probability is the regularized incomplete beta function
-    :math:`I_p(\frac{R+1}{2}, \frac{R+1}{2})`. Its inverse at
+    Promise and arguments are those of :func:`eps_for`, for the median of
+    :math:`R` runs (:func:`propagate_median`). A run fails with probability
+    :math:`p \propto \varepsilon` at most, and the median only if at least
+    :math:`(R + 1)/2` runs do, whose probability is the regularized incomplete
+    beta function :math:`I_p(\frac{R+1}{2}, \frac{R+1}{2})`. Its inverse at
     :obj:`failure` gives the largest :math:`p`, and with it
-    :math:`\varepsilon`, for every :math:`R`; of these the cheapest is
-    chosen, by the cost :math:`R / \varepsilon`. For a failure of 1e-6 this is
+    :math:`\varepsilon`, for every :math:`R`; of these the cheapest is chosen,
+    by the cost :math:`R / \varepsilon`. For a failure of 1e-6 this is
     thousands of times cheaper than a single run.
-
-    Args:
-        delta (float): as in :func:`eps_for`.
-        levels (int): as in :func:`eps_for`.
-        relative_error (float): as in :func:`eps_for`. (default: :obj:`0.1`)
-        failure (float): as in :func:`eps_for`. (default: :obj:`0.01`)
-        bound (str): as in :func:`eps_for`. (default: :obj:`'tight'`)
 
     Raises:
         ValueError: as :func:`eps_for`.
@@ -167,8 +153,7 @@ def propagate_median(
             (default: :obj:`None`)
         force_push (bool): as in :func:`~pyg_trust.functional.propagate`.
             (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
         TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`.
@@ -228,8 +213,7 @@ def eps_for(
         relative_error (float): in :math:`(0, 1)`. (default: :obj:`0.1`)
         failure (float): in :math:`(0, 1)`. (default: :obj:`0.01`)
         bound (str): :obj:`'tight'`, which needs :math:`\gamma = 1` (see the
-            text of this module), or :obj:`'paper'`.
-            (default: :obj:`'tight'`)
+            text of this module), or :obj:`'paper'`. (default: :obj:`'tight'`)
     """
     factors = {'tight': levels, 'paper': levels * (levels + 1) / 2}
     check_choice('bound', bound, factors)

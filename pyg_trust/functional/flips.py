@@ -83,8 +83,7 @@ def single_flip_margins(
         targets (Tensor): int64, ``[num_targets]``.
         reference (Tensor): int64, ``[num_targets]``: the class to defend.
         alpha (float): the teleport probability, in :math:`(0, 1)`.
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     follow = 1 - alpha
     graph, n = perturbations.graph, perturbations.num_nodes
@@ -200,8 +199,7 @@ def budget_attacks(
         alpha (float): the teleport probability, in :math:`(0, 1)`.
         cost (str): as in :func:`dual_bound`. (default: :obj:`'pagerank'`)
         rounds (int): how often. (default: :obj:`5`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         list[Tensor]: per column the edges to flip, ``[2, num_flips]``.

@@ -18,12 +18,11 @@ head        :math:`\ell`                   :math:`\gamma_1` :math:`\gamma_2`
 
 :math:`\gamma_1` and :math:`\gamma_2` are Lipschitz constants of :math:`G` and
 of the Hessian in :math:`a`. For ``softmax`` the Hessian is
-:math:`\operatorname{diag}(p) - pp^\top \preceq I/2`, and
-:math:`|D^3 \ell[u, h, h]| = |\operatorname{E}_p (u - \operatorname{E}u)(h -
-\operatorname{E}h)^2| \le (\max u - \min u) \operatorname{Var}_p(h) \le
-\sqrt2 \lVert u \rVert \cdot \lVert h \rVert^2 / 2`. ``ovr`` and ``squared``
-have one output for two classes and one per class for more, :math:`y_c = \pm
-1`.
+:math:`\operatorname{diag}(p) - pp^\top \preceq I/2`, and :math:`|D^3 \ell[u,
+h, h]| = |\operatorname{E}_p (u - \operatorname{E}u)(h - \operatorname{E}h)^2|
+\le (\max u - \min u) \operatorname{Var}_p(h) \le \sqrt2 \lVert u \rVert \cdot
+\lVert h \rVert^2 / 2`. ``ovr`` and ``squared`` have one output for two classes
+and one per class for more, :math:`y_c = \pm 1`.
 
 **The certificate.** :math:`L` is :math:`\lambda n`-strongly convex, so for
 *any* :math:`W`
@@ -226,8 +225,8 @@ def _sizes(matrix: Tensor) -> list[float]:
 class Factor(NamedTuple):
     r"""A factored Hessian, possibly of an earlier time: *frozen*.
 
-    It was made of rows that may be gone by now. No certificate depends on it,
-    but it is secret, and has to be made anew to be rid of them.
+    It may come from rows that were removed since: it is secret, and a new
+    factorisation drops them. No certificate depends on it.
 
     Args:
         kind (str): ``'classes'``: a Hessian for every output; ``'shared'``:
@@ -431,8 +430,7 @@ class Objective(NamedTuple):
     def moved(self, W: Tensor, known: Gradient, columns: Tensor) -> Gradient:
         r"""Update a gradient after few columns of the weights moved.
 
-        For outputs that are problems of their own: the gradient of the others
-        is what it was, and counts in the norm as it did.
+        For independent outputs: the gradients of the others stay as they are.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.
@@ -529,8 +527,7 @@ class Objective(NamedTuple):
     def direction(self, W: Tensor, grad: Tensor, factor: Factor) -> Tensor:
         """Return a Newton step, with the Hessian of :obj:`factor`.
 
-        Where that is a majoriser alone, which contracts slowly, by conjugate
-        gradients with the true Hessian.
+        If that is only a majoriser, by conjugate gradients with the Hessian.
 
         Args:
             W (Tensor): ``[d, num_outputs]``.

@@ -90,8 +90,7 @@ class Horizon:
 
         Args:
             perturbations (Perturbations): the admissible graphs.
-            signal (Tensor): :math:`r`, float64, ``[num_columns,
-                num_nodes]``.
+            signal (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
             prices (Prices, optional): the prices of flips. (default:
                 :obj:`None`)
             start (Tensor, optional): a guess of :math:`V`.
@@ -149,8 +148,7 @@ class Horizon:
 
         Args:
             policy (Policy): a graph per column.
-            signal (Tensor): :math:`r`, float64, ``[num_columns,
-                num_nodes]``.
+            signal (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
         """
         shape = (policy.num_columns, policy.perturbations.num_nodes)
         check_tensor('signal', signal, torch.float64, shape, finite=True)

@@ -37,8 +37,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 def degree_power(degree: Tensor, exponent: float) -> Tensor:
     r"""Powers :math:`d^{e}` of degrees, with :math:`0` at degree 0.
 
-    One number for a degree, wherever it stands: vectorized powers may differ
-    in the last bit between the middle and the end of a tensor.
+    Equal degrees get equal bits: vectorized powers may differ between the
+    middle and the end of a tensor.
 
     Args:
         degree (Tensor): int64.
@@ -219,7 +219,6 @@ class SeriesState:
                 changed.
             features (Tensor): int64: nodes whose features changed.
             x (Tensor, optional): these features; zeros by default.
-                (default: :obj:`None`)
 
         Returns:
             Tensor: int64: nodes whose estimate may have changed.
@@ -258,7 +257,6 @@ class SeriesState:
 
         Args:
             nodes (Tensor, optional): int64; all by default.
-                (default: :obj:`None`)
         """
         return self.z.clone() if nodes is None else self.z[nodes]
 
@@ -269,8 +267,8 @@ class SeriesState:
 
         By :math:`\sum_{i < L} \alpha (1 - \alpha)^i P^i u` with the smallest
         :math:`L` for which :math:`(1 - \alpha)^L` is at most :obj:`tail`. In
-        the norm of :attr:`error_bound` what is missing is at most
-        :obj:`tail` of the signal.
+        the norm of :attr:`error_bound`, the error is at most :obj:`tail` times
+        the signal.
 
         Args:
             signal (Tensor): float64, ``[num_nodes, num_columns]``.
@@ -300,7 +298,7 @@ class SeriesState:
     def spread(self) -> float:
         r"""Condition number :math:`\max_{uv} (d_u / d_v)^{|a - 1/2|}`.
 
-        In the Frobenius norm the series grows nothing by more than this.
+        The series grows no Frobenius norm by more.
         """
         degree = self.graph.degree.clamp(min=1).double()
         power = degree ** (self.measure.a - 0.5)

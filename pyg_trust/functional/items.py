@@ -1,4 +1,4 @@
-r"""Which items users share: a private sum of one matrix for each user.
+r"""Private counts of the items that users share: a noisy sum of matrices.
 
 The list of a user with :math:`d` items is a row :math:`x_u` of norm 1 with
 :math:`1 / \sqrt{d}` at each of them, and

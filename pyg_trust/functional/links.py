@@ -99,10 +99,9 @@ def public_pairs(num_nodes: int, count: int, seed: int = 0) -> Tensor:
 def principal_rows(x: Tensor, dim: int) -> Tensor:
     """Reduce features to their principal columns, the largest first.
 
-    Rows are brought to norm 1, columns weighted by how rare they are
-    (inverse document frequency), and a randomised SVD with a fixed start
-    gives the columns. Features are public here: every row is a function of
-    all of them.
+    Rows are brought to norm 1, columns weighted by how rare they are (inverse
+    document frequency), and a randomised SVD with a fixed start gives the
+    columns. Features are public here: every row is a function of all of them.
 
     Args:
         x (Tensor): float32 or float64, ``[num_nodes, num_columns]``, dense or
@@ -361,10 +360,6 @@ def private_pairs(
 
 def public_basis(num_columns: int, dim: int) -> Tensor:
     """Draw directions for :func:`projected_rows`, without a look at features.
-
-    Args:
-        num_columns (int): the number of features.
-        dim (int): the number of directions.
 
     Returns:
         Tensor: float64, ``[num_columns, dim]``.

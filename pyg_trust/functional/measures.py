@@ -196,8 +196,7 @@ def ppr(
 
     Args:
         alpha (float): as in :func:`pagerank`.
-        levels (int, optional): as in :func:`pagerank`.
-            (default: :obj:`None`)
+        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
         tol (float): the largest tail. (default: :obj:`1e-4`)
     """
     return replace(pagerank(alpha, levels=levels, tol=tol), name='ppr')
@@ -214,8 +213,7 @@ def single_target(
 
     Args:
         alpha (float): as in :func:`pagerank`.
-        levels (int, optional): as in :func:`pagerank`.
-            (default: :obj:`None`)
+        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
         tol (float): the largest tail. (default: :obj:`1e-4`)
     """
     weights = _geometric(alpha, levels, tol)
@@ -228,8 +226,7 @@ def hkpr(t: float, *, levels: int | None = None, tol: float = TOL) -> Measure:
 
     Args:
         t (float): the heat constant, positive: the mean number of steps.
-        levels (int, optional): as in :func:`pagerank`.
-            (default: :obj:`None`)
+        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
         tol (float): the largest tail. (default: :obj:`1e-4`)
     """
     return Measure(0, 1, _poisson(t, levels, tol), name='hkpr')
@@ -265,8 +262,7 @@ def katz(
     Args:
         beta (float): the attenuation, in :math:`(0, 1/\lambda)`.
         graph (CSRGraph): the graph that it is for.
-        levels (int, optional): as in :func:`pagerank`.
-            (default: :obj:`None`)
+        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
         tol (float): the largest tail. (default: :obj:`1e-4`)
 
     Raises:
@@ -348,8 +344,7 @@ def heat(
 
     Args:
         t (float): the diffusion time, positive.
-        levels (int, optional): as in :func:`pagerank`.
-            (default: :obj:`None`)
+        levels (int, optional): as in :func:`pagerank`. (default: :obj:`None`)
         tol (float): the largest tail. (default: :obj:`1e-4`)
         self_loops (bool): as in :func:`sgc`. (default: :obj:`True`)
     """

@@ -76,13 +76,12 @@ def clip_factors(
         \end{cases}, \quad
         c_i = 0 \text{ where the norm is not finite,}
 
-    so that no gradient adds more than :math:`C` for any features,
-    and replacing one moves the sum by at most :math:`2C`. 'automatic' is
-    AUTO-S of `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_: every
-    gradient has about the norm :math:`C`, which is then a factor of the
-    learning rate and needs no tuning.
-    A gradient with factor zero has to be left out and not multiplied:
-    :math:`0 \cdot \infty` is not zero.
+    so that no gradient adds more than :math:`C` for any features, and
+    replacing one moves the sum by at most :math:`2C`. 'automatic' is AUTO-S of
+    `Bu et al. 2022 <https://arxiv.org/abs/2206.07136>`_: every gradient has
+    about the norm :math:`C`, which is then a factor of the learning rate and
+    needs no tuning. A gradient with factor zero has to be left out and not
+    multiplied: :math:`0 \cdot \infty` is not zero.
 
     Args:
         norms (Tensor): ``[num_subgraphs]``.
@@ -206,17 +205,9 @@ def wor_profile(epsilon: Finite, q: Rate, lam: float) -> float:
 def rdp_gaussian(orders: Orders, lam: float) -> np.ndarray:
     r"""Compute Rényi DP of the Gaussian mechanism, :math:`a / (2\lambda^2)`.
 
-    `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of
-    any sampling rate, too: given which subgraphs were drawn, a step is a
-    Gaussian mechanism or does not see the row, and the divergence is
-    quasi-convex.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        lam (float): noise over sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
+    `Mironov 2017 <https://arxiv.org/abs/1702.07476>`_. It bounds a step of any
+    sampling rate, too: given which subgraphs were drawn, a step is a Gaussian
+    mechanism or does not see the row, and the divergence is quasi-convex.
     """
     return check_orders(orders) / (2 * check_lam(lam) ** 2)
 
@@ -232,14 +223,6 @@ def rdp_coupled(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     :math:`1 - q` the draw misses the row and the components agree, otherwise
     they are Gaussians at most :math:`2C` apart, and :math:`\int P^a Q^{1-a}`
     is jointly convex. It is continuous at :math:`q = 1`.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / M`.
-        lam (float): noise over sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a = check_orders(orders)
     moment = a * (a - 1) / (2 * check_lam(lam) ** 2)
@@ -265,21 +248,12 @@ def rdp_wang(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     :math:`B(l) = \sum_i (-1)^{l-i} \tbinom{l}{i} e^{i(i-1)/(2\lambda^2)}` is
     :math:`E_Q[(P/Q - 1)^l]` of two Gaussians. Only even :math:`l` are needed,
     for which it is an integral of a positive function and is computed as one:
-    the sum cancels. Above order 256 the term with :math:`B` is left out,
-    which only makes the bound larger. Between integers
-    :math:`(a - 1)\, g(a)` is interpolated linearly, an upper bound as it is
-    convex, and 0 at 1.
+    the sum cancels. Above order 256 the term with :math:`B` is left out, which
+    only makes the bound larger. Between integers :math:`(a - 1)\, g(a)` is
+    interpolated linearly, an upper bound as it is convex, and 0 at 1.
 
     The bound can be *worse* than no amplification (:math:`4 q^2 > 1`, about):
     use :func:`rdp_wor`.
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / M`.
-        lam (float): noise over sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a, lam = check_orders(orders), check_lam(lam)
     low = np.floor(a)
@@ -331,14 +305,6 @@ def rdp_wor_profile(orders: Orders, q: Rate, lam: float) -> np.ndarray:
     .. math::
         e^{(a-1) g(a)} - 1
         = E\left[1_{\ell > 0} (y^a - 1)(1 - y^{1-a})\right].
-
-    Args:
-        orders (sequence of float): the orders :math:`a > 1`.
-        q (float): the sampling rate :math:`m / M`.
-        lam (float): noise over sensitivity.
-
-    Returns:
-        ndarray: float64, ``[len(orders)]``.
     """
     a, mu = check_orders(orders), 1 / check_lam(lam)
     divergences = []
@@ -431,8 +397,7 @@ def rdp_fdp(
         ndarray: float64, ``[len(orders)]``.
 
     Raises:
-        ValueError: also if :obj:`m` or :obj:`terms` is above
-            :obj:`num_nodes`.
+        ValueError: also if :obj:`m` or :obj:`terms` is above :obj:`num_nodes`.
     """
     a, lam = check_orders(orders), check_lam(lam)
     if max(m, terms) > num_nodes:
@@ -515,7 +480,7 @@ def check_multiplier(noise_multiplier: Any, occurrences: int = 1) -> float:
     if not least <= z < math.inf:
         raise ValueError(
             f"'noise_multiplier' needs to be finite and at least {least:g}, a "
-            f'tenth of the units that a record is in (got {z})'
+            f'tenth of the number of units with the record (got {z})'
         )
     return z
 

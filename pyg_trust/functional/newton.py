@@ -277,14 +277,12 @@ def minimize(
         lam (float): :math:`\lambda > 0`.
         loss (str): the loss. (default: :obj:`'logistic'`)
         W (Tensor, optional): where to start; by default zero.
-            (default: :obj:`None`)
         K (Tensor, optional): :math:`Z Z^\top`, if known.
             (default: :obj:`None`)
         tol (float): the residual to reach; or the bound of rounding errors,
             if that is larger. (default: :obj:`1e-10`)
         max_iter (int): the most Newton steps. (default: :obj:`100`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
         RuntimeError: if neither is reached.

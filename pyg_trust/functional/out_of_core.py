@@ -3,8 +3,7 @@ r"""Exact propagation from disk to disk, a block of columns at a time.
 A column of :math:`z = \sum_i w_i P^i x` depends on that column of :math:`x`
 alone, and has the same bits beside any other column
 (:func:`pyg_trust.ops.propagate`). So columns can be computed block after
-block, in any order, by whichever process, with the bits of
-:func:`.propagate`.
+block, in any order, by whichever process, with the bits of :func:`.propagate`.
 """
 
 import contextlib
@@ -223,13 +222,12 @@ def propagate_to(
 
     :obj:`out` is a ``.npy`` file in Fortran order (columns one after the
     other), of the dtype of :obj:`x`, whose float16 is computed in float32. It
-    appears when it is whole. Until then finished columns are in
-    ``OUT.part``, with checksums beside it, and the same call goes on from
-    there after Ctrl-C, a crash or a kill; columns whose checksum is not
-    theirs are computed again. A call with another graph, measure or
-    features, or another way to compute, begins anew. Features on disk by rows
-    are first turned into columns, in ``OUT.part`` too: read once, written
-    once.
+    appears when it is whole. Until then finished columns are in ``OUT.part``,
+    with checksums beside it, and the same call goes on from there after
+    Ctrl-C, a crash or a kill; columns whose checksum is not theirs are
+    computed again. A call with another graph, measure or features, or another
+    way to compute, begins anew. Features on disk by rows are first turned into
+    columns, in ``OUT.part`` too: read once, written once.
 
     With :obj:`over_ranks`, under torchrun, every process makes its own blocks
     of the file, on a folder that all of them see, without communication but
@@ -251,9 +249,8 @@ def propagate_to(
         columns (int or str): how many columns go together, or
             :obj:`'auto'`. (default: :obj:`'auto'`)
         memory (int or str, optional): the most bytes for graph and columns,
-            such as ``'8GB'``, of each process; by default nine tenths of
-            what is free, by the processes of this machine.
-            (default: :obj:`None`)
+            such as ``'8GB'``, of each process; by default nine tenths of what
+            is free, by the processes of this machine. (default: :obj:`None`)
         over_ranks (bool): whether the columns are divided over the processes
             of torch.distributed. (default: :obj:`False`)
         progress_bar (bool, optional): whether to show one, of columns; by

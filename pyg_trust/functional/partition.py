@@ -159,8 +159,7 @@ def check_partition(
 
     Raises:
         TypeError: if :obj:`shard` is no int64 tensor.
-        ValueError: if a node is left out, a shard is unknown, or one is
-            empty.
+        ValueError: if a node is left out, a shard is unknown, or one is empty.
     """
     check_dtype('shard', shard, torch.int64)
     if num_nodes is None:
@@ -254,8 +253,8 @@ def random_partition(
     r"""Split nodes into equal shards at random, as in SISA.
 
     (`"Machine Unlearning" <https://arxiv.org/abs/1912.03817>`_, Bourtoule et
-    al. 2021.) Sizes differ by at most one. It has seen nothing but the number
-    of nodes.
+    al. 2021.) Sizes differ by at most one. It depends on the number of nodes
+    alone.
 
     Args:
         num_nodes (int): the number of training nodes.
@@ -302,7 +301,6 @@ def hash_partition(
             that they keep when others go.
         num_shards (int): the number of shards.
         seed (int, optional): the key; by default from the operating system.
-            (default: :obj:`None`)
         allow_empty (bool): whether shards may get no node.
             (default: :obj:`False`)
 

@@ -39,11 +39,10 @@ def round_partition(score: Tensor, *, slack: float = 0.1) -> Tensor:
     smallest size takes the nodes that lose least by moving, from shards above
     it.
 
-    The result is the unique stable matching of nodes and places, by
-    deferred acceptance: in each round every node asks at the best shard that
-    has not refused it, and each shard keeps the best that ask. As both sides
-    rank by the same scores, it is the greedy assignment. Memory: :math:`O(N
-    S)`.
+    The result is the unique stable matching of nodes and places, by deferred
+    acceptance: in each round every node asks at the best shard that has not
+    refused it, and each shard keeps the best that ask. As both sides rank by
+    the same scores, it is the greedy assignment. Memory: :math:`O(N S)`.
 
     Args:
         score (Tensor): ``[num_nodes, num_shards]``, finite: the larger the
@@ -202,8 +201,7 @@ def blpa(
         slack (float): as in :func:`shard_limits`. (default: :obj:`0.095`)
         max_rounds (int): the most rounds. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -301,8 +299,7 @@ def bekm(
         max_rounds (int): the most rounds. (default: :obj:`20`)
         seed (int, optional): the seed: of the nodes that the centroids start
             from. (default: :obj:`None`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: int64, ``[num_nodes]``.

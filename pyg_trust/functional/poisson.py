@@ -1,14 +1,13 @@
 r"""Poisson sampling: the privacy loss of steps with independent coins.
 
-In a step every unit (a subgraph, a graph) is drawn with probability
-:math:`q`, independently of all others and of all steps; the gradients of
-those drawn are clipped to :math:`C` and summed, and :math:`\mathcal{N}(0,
-\sigma^2 I)` is added. A record is in up to :math:`k` units
-(``occurrences``), of which :math:`w_i = \binom{k}{i} q^i (1-q)^{k-i}` is the
-probability that :math:`i` are drawn; :math:`k = 1` where units are disjoint.
-With :math:`z = \sigma / C` (the noise multiplier of Opacus; *not*
-:math:`\lambda = z / 2`) and in units of :math:`C`, two kinds of neighbours
-have these pairs:
+In a step every unit (a subgraph, a graph) is drawn with probability :math:`q`,
+independently of all others and of all steps; the gradients of those drawn are
+clipped to :math:`C` and summed, and :math:`\mathcal{N}(0, \sigma^2 I)` is
+added. A record is in up to :math:`k` units (``occurrences``), of which
+:math:`w_i = \binom{k}{i} q^i (1-q)^{k-i}` is the probability that :math:`i`
+are drawn; :math:`k = 1` where units are disjoint. With :math:`z = \sigma / C`
+(the noise multiplier of Opacus; *not* :math:`\lambda = z / 2`) and in units of
+:math:`C`, two kinds of neighbours have these pairs:
 
 .. math::
     \text{'replace':}\quad
@@ -112,8 +111,7 @@ def poisson_profile(
         q (float): the sampling rate.
         noise_multiplier (float): :math:`z = \sigma / C`.
         form (str): :obj:`'replace'`: a unit is exchanged for any other;
-            :obj:`'withdraw'`: it is there or not. (default:
-            :obj:`'replace'`)
+            :obj:`'withdraw'`: it is there or not. (default: :obj:`'replace'`)
         occurrences (int): :math:`k`, how many units a record is in at most;
             more than one for 'replace' alone. (default: :obj:`1`)
 
@@ -151,10 +149,8 @@ def poisson_epsilon(
             :math:`z = s / \Delta` for 'withdraw' and :math:`2 s / \Delta` for
             'replace' (:math:`2 k s / \Delta` for several occurrences).
         delta (float): in :math:`[10^{-10}, 1)`.
-        form (str): as in :func:`poisson_profile`. (default:
-            :obj:`'replace'`)
-        occurrences (int): as in :func:`poisson_profile`.
-            (default: :obj:`1`)
+        form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
+        occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
 
     Raises:
         ValueError: if a number is out of range.
@@ -200,24 +196,6 @@ def calibrate_poisson(
 
     As :func:`calibrate_wor`, by :func:`poisson_epsilon`.
 
-    Args:
-        epsilon (float): the budget, positive.
-        delta (float): in :math:`[10^{-10}, 1)`.
-        q (float): the sampling rate.
-        steps (int): the number of steps.
-        form (str): as in :func:`poisson_profile`. (default:
-            :obj:`'replace'`)
-        occurrences (int): as in :func:`poisson_profile`.
-            (default: :obj:`1`)
-        tol (float): the relative gap allowed below :obj:`epsilon`.
-            (default: :obj:`0.01`)
-
-    Returns:
-        float: the noise multiplier :math:`z = \sigma / C`.
-
-    Raises:
-        ValueError: if a number is out of range or no noise is enough.
-
     Example:
         >>> z = calibrate_poisson(2.0, 1e-5, q=0.05, steps=100)
         >>> 1.98 <= poisson_epsilon([(z, 0.05, 100)], 1e-5) <= 2.0
@@ -253,10 +231,8 @@ def rdp_poisson(
         orders (sequence of float): the orders :math:`a > 1`.
         q (float): the sampling rate.
         noise_multiplier (float): :math:`z = \sigma / C`.
-        form (str): as in :func:`poisson_profile`. (default:
-            :obj:`'replace'`)
-        occurrences (int): as in :func:`poisson_profile`.
-            (default: :obj:`1`)
+        form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
+        occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
 
     Returns:
         ndarray: float64, ``[len(orders)]``.

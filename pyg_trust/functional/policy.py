@@ -143,8 +143,7 @@ def policy_iteration(
             (default: :obj:`None`)
         tol (float or Tensor): relative tolerance, one for all columns or
             one for each. (default: :obj:`1e-12`)
-        max_iter (int): the largest number of policies.
-            (default: :obj:`100`)
+        max_iter (int): the largest number of policies. (default: :obj:`100`)
 
     Returns:
         Optimum: value, error bounds and policy.
@@ -298,8 +297,7 @@ def worst_case_margins(
         start (Tensor, optional): :obj:`margins` of a similar problem.
             (default: :obj:`None`)
         tol (float): as in :func:`policy_iteration`. (default: :obj:`1e-12`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         WorstCase: margins, their bounds, and the graphs that attain them.

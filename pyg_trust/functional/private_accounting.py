@@ -43,7 +43,7 @@ _CLOSE = 1e-2
 _NODES, _SHARES = np.polynomial.legendre.leggauss(8)
 _NODES, _SHARES = (_NODES + 1) / 2, _SHARES / 2
 _ROUNDS = 200
-# More than logarithms are rounded by.
+# A bound of the rounding of logarithms.
 _ROUNDED = 1e-13
 
 

@@ -4,27 +4,24 @@ r"""Noisy sums over neighbours: relations and their sensitivities.
 A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
 *messages* of norm at most 1, and :math:`W_{wu}` is the weight with which the
 message of :math:`u` enters the row of :math:`w`, for an edge from
-``edge_index[0] = u`` to ``edge_index[1] = w``. Everything that reads
-:math:`S` and not the graph (weights, heads, any number of predictions) is
-post-processing. Sums come first, then noise; for a mean, normalise
-afterwards. Dividing by a degree *before* the noise takes the signal of a row
-of degree :math:`d` from :math:`d` to 1 and leaves the sensitivity where it
-was.
+``edge_index[0] = u`` to ``edge_index[1] = w``. Everything that reads :math:`S`
+and not the graph (weights, heads, any number of predictions) is
+post-processing. Sums come first, then noise; for a mean, normalise afterwards.
+Dividing by a degree *before* the noise takes the signal of a row of degree
+:math:`d` from :math:`d` to 1 and leaves the sensitivity where it was.
 
 **The relations.** Public in all of them are the nodes' ids, whether edges are
 directed, which nodes train, and all arguments. The record of :math:`v` is its
 features, its label and its own list :math:`L_v` of the nodes that it sends to.
 
-``'edge'``
-    One edge differs. Removing an arc :math:`(u, w)` moves row :math:`w` by
-    :math:`m_u`, by at most 1. An undirected edge is **two** entries: row
+``'edge'`` One edge differs. Removing an arc :math:`(u, w)` moves row :math:`w`
+    by :math:`m_u`, by at most 1. An undirected edge is **two** entries: row
     :math:`w` moves by :math:`m_u` and row :math:`u` by :math:`m_w`, together
     :math:`\sqrt{\|m_u\|^2 + \|m_w\|^2} \le \sqrt{2}`, and every pair of unit
     rows attains it. (GAP and ProGAP count it once: their claimed
     :math:`\epsilon` of 1, 2, 4 is 1.47, 2.95, 5.99 at :math:`\delta =
     10^{-5}`.)
-``'node'``
-    One record differs, the lists of others stay. With *energy weights*
+``'node'`` One record differs, the lists of others stay. With *energy weights*
     :math:`W_{wu} = \min(1, \sqrt{D / |L_u|})` the part of :math:`v` is the
     outer product of its weights and :math:`m_v`; its Frobenius norm is
     :math:`\sqrt{\min(|L_v|, D)}\, \|m_v\| \le \sqrt{D}`, **whatever the
@@ -36,9 +33,9 @@ features, its label and its own list :math:`L_v` of the nodes that it sends to.
     :math:`v` changes by at most 1 (squared for :math:`D = 1`: :math:`2 - 2
     \sqrt{(d-1)/d}`), and less an undirected edge by at most :math:`\sqrt{2}`:
     with :math:`t = 1/\sqrt{d-1} - 1/\sqrt{d}` the two ends move by
-    :math:`f(d_v) + f(d_w)` at most, squared, where :math:`f(d) = 1/d + 2
-    (d-1) t^2`, :math:`f(1) = 1` and :math:`f(d) \le 0.68` from 2 on. So the
-    same release protects an edge, too.
+    :math:`f(d_v) + f(d_w)` at most, squared, where :math:`f(d) = 1/d + 2 (d-1)
+    t^2`, :math:`f(1) = 1` and :math:`f(d) \le 0.68` from 2 on. So the same
+    release protects an edge, too.
 ``'node_incident'``
     :math:`v` and **all** edges at :math:`v` come or go, :math:`v` has at most
     :math:`D` of them. In plain sums :math:`d_v` rows of others change by
@@ -53,10 +50,9 @@ features, its label and its own list :math:`L_v` of the nodes that it sends to.
     others one by one: :math:`w \in S(N)` exactly if :math:`w \in S(\{w\})`;
     all of these may be neighbours at once). A rule that refills moves rows of
     nodes that are no neighbours of :math:`v`, without a bound by :math:`D`.
-``'feature'``
-    One row of the features (and its label) differs, edges are public. A
-    linear propagation :math:`\Pi = \sum_i w_i (D^{-a} A D^{-b})^i` in one
-    shot moves by :math:`\|\Pi e_v\|\, \|m_v\|`, with columns scaled to
+``'feature'`` One row of the features (and its label) differs, edges are
+    public. A linear propagation :math:`\Pi = \sum_i w_i (D^{-a} A D^{-b})^i`
+    in one shot moves by :math:`\|\Pi e_v\|\, \|m_v\|`, with columns scaled to
     :math:`\|\Pi e_v\| = 1` (:func:`column_norms`) by at most 1. Degrees,
     self-loops and the number of hops are free.
 
@@ -90,17 +86,16 @@ than the roundings of a message, its weight and a standard deviation in
 float64, of :math:`(d + 12)\, 2^{-53}` for :math:`d` columns.
 
 *Sums of neighbours.* Each number of a weighted message is truncated to the
-grid, towards zero, and integers are added, exactly. What a message adds is
-not longer than before, so that the bounds of ``'edge'`` and
-``'node_incident'``, of ``'node'`` where a record is withdrawn, and twice that
-where it is replaced, hold as they are. In one *edge*, under ``'node'``, the
-weights of a list of :math:`n` change, and with them :math:`n d` truncations;
-but only lists of one attain the bound, and others are at least .1 below it.
-Of *messages of classes* two records may have products of the same sign that
-truncation makes smaller: with weights of energy :math:`D` on :math:`N` rows,
-:math:`\langle t, t' \rangle \ge \langle a, a' \rangle - g \sqrt{C} \sum_w
-(\|a_w\| + \|a'_w\|) \ge \langle a, a' \rangle - 2 g \sqrt{C D N}`, so that
-the distance is at most
+grid, towards zero, and integers are added, exactly. What a message adds is not
+longer than before, so that the bounds of ``'edge'`` and ``'node_incident'``,
+of ``'node'`` where a record is withdrawn, and twice that where it is replaced,
+hold as they are. In one *edge*, under ``'node'``, the weights of a list of
+:math:`n` change, and with them :math:`n d` truncations; but only lists of one
+attain the bound, and others are at least .1 below it. Of *messages of classes*
+two records may have products of the same sign that truncation makes smaller:
+with weights of energy :math:`D` on :math:`N` rows, :math:`\langle t, t'
+\rangle \ge \langle a, a' \rangle - g \sqrt{C} \sum_w (\|a_w\| + \|a'_w\|) \ge
+\langle a, a' \rangle - 2 g \sqrt{C D N}`, so that the distance is at most
 
 .. math::
     \Delta + 2 g \sqrt{C D N} / \Delta \le \Delta + g \sqrt{2 C N}, \qquad
@@ -328,8 +323,7 @@ def hop_sensitivity(
 ) -> float:
     r"""Return the sensitivity of a hop of messages of norm at most 1.
 
-    In Frobenius norm, over the rows that the relation lets be seen; proofs
-    are above.
+    In Frobenius norm, over the rows that may be published; proofs are above.
 
     ================= ================================ ====================
     relation          withdraw                         replace
@@ -482,7 +476,7 @@ def private_propagate(
             sums = adjacency @ truncated(block.numpy(), std).astype(kind)
             part = released(sums, cells[:, start:stop].numpy(), std)
             rows[:, start:stop] = torch.from_numpy(part)
-        # Before the next hop, so that one hop alone is in float64.
+        # Convert now, so that only one hop is held in float64.
         rows = rows.to(dtype)
         hops.append(rows)
     return hops
@@ -501,13 +495,13 @@ def rounding_share(
 ) -> float:
     r"""Return the share that rounding adds to the sensitivity of a release.
 
-    Of a linear propagation, if there is a :obj:`measure`; else of messages of
-    :obj:`width` classes under the relation ``'node'``. The module has the
-    proofs. Multiply the standard deviation by one more
+    The release is a linear propagation if there is a :obj:`measure`, else
+    messages of :obj:`width` classes under ``'node'``. The module has the
+    proofs. Multiply the standard deviation by one plus the share
     (:func:`pyg_trust.kernel.release.widened`).
 
     Raises:
-        ValueError: if it is above .01: then sums are too long for float64.
+        ValueError: if the share exceeds .01: sums are too long for float64.
     """
     n, g = graph.num_nodes, grid(std)
     if measure is None:

@@ -137,7 +137,7 @@ def linear_program(
 def fragile_pairs(
     perturbations: Perturbations, rows: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """List the fragile pairs of some rows, all pairs too.
+    """List the fragile pairs of some rows, edges and pairs that may be added.
 
     Args:
         perturbations (Perturbations): the fragile edges.

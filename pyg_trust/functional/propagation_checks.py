@@ -97,7 +97,7 @@ def check_graph(graph: CSRGraph, measure: Measure) -> None:
 
 
 def check_eps(eps: float) -> float:
-    """Refuse a quantum that is negative or not finite."""
+    """Refuse a negative or infinite quantum ``eps``."""
     return check_non_negative('eps', eps)
 
 

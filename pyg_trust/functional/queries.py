@@ -74,10 +74,9 @@ def query(
         :math:`k` the result for signal :math:`k`.
 
     Raises:
-        TypeError, ValueError: as
-            :func:`~pyg_trust.functional.propagate`, and on nodes out of range,
-            an unknown :obj:`method`, or a negative :obj:`top_k` or
-            :obj:`threshold`.
+        TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`, and
+            on nodes out of range, an unknown :obj:`method`, or a negative
+            :obj:`top_k` or :obj:`threshold`.
     """
     graph = prepare_graph(graph, measure)
     ptr, node, value = _sparse_signals(signals, graph, dtype)
@@ -184,9 +183,8 @@ def prune_bound(graph: CSRGraph, measure: Measure, eps: float) -> Tensor:
         Tensor: float64, ``[num_nodes]``.
 
     Raises:
-        TypeError, ValueError: as
-            :func:`~pyg_trust.functional.propagate`, and if the graph is
-            directed or :math:`a + b < 1`.
+        TypeError, ValueError: as :func:`~pyg_trust.functional.propagate`, and
+            if the graph is directed or :math:`a + b < 1`.
     """
     graph = prepare_graph(graph, measure)
     eps = check_eps(eps)

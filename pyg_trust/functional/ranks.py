@@ -80,8 +80,7 @@ def single_edge_ranks(
         k (int): the number of best items. (default: :obj:`10`)
         tolerance (float): an item less than this below another one counts as
             beside it. (default: :obj:`0.0`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Example:
         >>> path = torch.tensor([[0, 2, 1, 2, 1, 3], [2, 0, 2, 1, 3, 1]])
@@ -98,7 +97,9 @@ def single_edge_ranks(
     free = adjacency[u].toarray()[:, col] == 0
     free &= u[:, None] != col[None]
     if int(free.sum(1).min(initial=k)) < k:
-        raise ValueError(f"'k' needs to be at most what is left (got {k})")
+        raise ValueError(
+            f"'k' needs at most as many items as each user lacks (got {k})"
+        )
     made = kernel.invert(adjacency, alpha)
     scores = alpha * made.X[np.ix_(u, col)]
     scores = np.where(free, scores, -np.inf)

@@ -78,7 +78,7 @@ class Lists(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A user whose list gets shorter."""
+    """Removal of items from one user's list."""
 
     user: int
     items: np.ndarray
@@ -88,7 +88,7 @@ class Row(NamedTuple):
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Concatenate integer arrays, none as well."""
+    """Concatenate integer arrays; an empty list gives an empty array."""
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
@@ -103,8 +103,9 @@ def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
         num_items (int): the number of items.
 
     Raises:
-        ValueError: if one is out of range or listed twice, an item has
-            ``MOST_USERS`` users or more, or pairs have no number of 63 bits.
+        ValueError: if an interaction is out of range or listed twice, an item
+            has ``MOST_USERS`` users or more, or pairs have no number of 63
+            bits.
     """
     users, items = interactions
     check_range('interactions', users, num_users, 'the users', private=True)
@@ -133,7 +134,7 @@ def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
 def fixed_weights(degree: Degrees, exponent: Exponent) -> Tensor:
     r"""Round :math:`d^{-c}` to a positive multiple of :math:`2^{-30}`.
 
-    0 at degree 0. One number for a degree, wherever it stands.
+    0 at degree 0. Equal degrees get equal weights.
 
     Args:
         degree (Tensor): int64, ``[num]``.
@@ -193,11 +194,11 @@ def places(counts: Sparse, items: np.ndarray) -> np.ndarray:
 def shortened(
     lists: Lists, rows: list[Row]
 ) -> tuple[Lists, np.ndarray, np.ndarray]:
-    """Compute shorter lists: their lengths, and the entries to write.
+    """Plan the removal of items from lists, without writing.
 
     Returns:
-        tuple: lists that share their items with those given; places of
-        these items, and what they are to hold.
+        tuple: the lists with their new lengths; the positions to write; the
+        items to write there.
     """
     length, where, items = lists.length.copy(), [], []
     for user, before, stays in rows:

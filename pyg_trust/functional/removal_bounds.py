@@ -21,10 +21,9 @@ the bracket is at most :math:`\int_0^1 \gamma_2 t\, |z_i'^\top p|\, dt`, so
     \lVert R(p) \rVert \le \frac{\gamma_2}{2} \lVert Z' \rVert_2 \lVert (Z'p)
     \circ (Z'p) \rVert_2 ,
 
-which is :func:`tight_bound`. It needs no bound on the embeddings, no frame
-and no range of the features. Summing squares over classes gives the
-Frobenius norm. :math:`Hp - \Delta` is what the linear solver left, and is
-measured.
+which is :func:`tight_bound`. It needs no bound on the embeddings, no frame and
+no range of the features. Summing squares over classes gives the Frobenius
+norm. :math:`Hp - \Delta` is what the linear solver left, and is measured.
 
 For the logistic loss :math:`\ell'' = \sigma(1 - \sigma)`, whose derivative is
 largest at :math:`\sigma = \frac12 \pm \frac{1}{2\sqrt3}`, where it is
@@ -102,10 +101,8 @@ def paper_bound(
         Z (Tensor): as in :func:`tight_bound`.
         P (Tensor): as in :func:`tight_bound`.
         loss (str): the loss. (default: :obj:`'logistic'`)
-        K (Tensor, optional): as in :func:`tight_bound`.
-            (default: :obj:`None`)
+        K (Tensor, optional): as in :func:`tight_bound`. (default: :obj:`None`)
         radius (float, optional): :math:`F`; by default the largest row norm.
-            (default: :obj:`None`)
     """
     _check_step(Z, P, loss, K, tuple(LOSSES))
     if PAPER_GAMMA_2[loss] == 0:

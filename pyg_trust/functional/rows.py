@@ -83,7 +83,7 @@ def max_row_norm(Z: Tensor) -> float:
 
 
 def dense_rows(Z: Tensor, index: Tensor) -> Tensor:
-    """Return some rows, dense.
+    """Return some rows as a dense matrix.
 
     Args:
         Z (Tensor): ``[n, d]``, dense or sparse CSR.

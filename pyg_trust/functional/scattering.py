@@ -149,15 +149,13 @@ def scattering_transform(
             that the edges of :math:`u` lead to.
         x (Tensor): the features, float32 or float64, ``[num_nodes,
             num_features]``, dense or sparse CSR.
-        ptr (Tensor, optional): int64, ``[num_graphs + 1]``: where the nodes
-            of each graph start; by default one graph.
-            (default: :obj:`None`)
+        ptr (Tensor, optional): int64, ``[num_graphs + 1]``: where the nodes of
+            each graph start; by default one graph. (default: :obj:`None`)
         J (int): the number of filters, at least 1 (3 for spectral banks).
         Q (int): the number of moments, at least 1.
         L (int): the number of layers, the root included, at least 1.
-        wavelet (str): one of
-            :mod:`pyg_trust.functional.wavelets`.
-            (default: :obj:`'geometric'`)
+        wavelet (str): one of :mod:`pyg_trust.functional.wavelets`. (default:
+            :obj:`'geometric'`)
         low_pass (str): the weights :math:`u`: :obj:`'mean'` for :math:`1/g`
             or :obj:`'degree'` for :math:`d / \lVert d \rVert_1` (of a graph
             without edges: :math:`1/g`). (default: :obj:`'mean'`)
@@ -167,8 +165,7 @@ def scattering_transform(
             (default: :obj:`False`)
         method (str): :obj:`'auto'`, :obj:`'dense'` or :obj:`'sparse'`.
             (default: :obj:`'auto'`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: ``[num_graphs, T * num_features * Q]``, of the dtype of
@@ -260,8 +257,7 @@ def graph_fourier(
             (default: :obj:`None`)
         num_bands (int, optional): the number of bands; by default the paper's
             mean. (default: :obj:`None`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: ``[num_graphs, num_features]`` or ``[num_graphs, num_bands *

@@ -102,8 +102,7 @@ class Exhaustive:
         budget (int): the most flips.
         horizon (Horizon): how the model diffuses.
         undirected (bool): whether a flip takes both directions.
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
 
     def __init__(
@@ -188,10 +187,8 @@ def greedy_attacks(
         normalization (str): as in :class:`Horizon`. (default: :obj:`'rw'`)
         undirected (bool): whether a flip takes both directions.
             (default: :obj:`False`)
-        swaps (int): how often every flip is reconsidered.
-            (default: :obj:`1`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        swaps (int): how often every flip is reconsidered. (default: :obj:`1`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         list[Tensor]: per column the directed edges to flip, ``[2,

@@ -77,13 +77,12 @@ def rdp_select(
         g_A(a) = g(a) + (1 + \eta) \left(1 - \tfrac1b\right) g(b)
         + \frac{(1 + \eta) \log(1 / \gamma)}{b} + \frac{\log E[K]}{a - 1}.
 
-    It follows from the module's inequality:
-    :math:`f'(x) \propto (1 - (1-\gamma) x)^{-\eta-1}` is at most :math:`E[K]`,
-    and of the probabilities :math:`p = 1 - (1 - \gamma) q \ge \gamma` and
-    :math:`p'`, by Rényi DP at order :math:`b`,
-    :math:`p' / p \le e^{(1 - 1/b) g(b)} \gamma^{-1/b}`. For the Poisson
-    distribution (:math:`\eta = \infty`; :math:`K` may be 0) and every
-    :math:`\hat\epsilon \le \log(1 + 1/(a-1))` at which :math:`Q` has
+    It follows from the module's inequality: :math:`f'(x) \propto (1 -
+    (1-\gamma) x)^{-\eta-1}` is at most :math:`E[K]`, and of the probabilities
+    :math:`p = 1 - (1 - \gamma) q \ge \gamma` and :math:`p'`, by Rényi DP at
+    order :math:`b`, :math:`p' / p \le e^{(1 - 1/b) g(b)} \gamma^{-1/b}`. For
+    the Poisson distribution (:math:`\eta = \infty`; :math:`K` may be 0) and
+    every :math:`\hat\epsilon \le \log(1 + 1/(a-1))` at which :math:`Q` has
     :math:`\hat\delta` (Theorem 6)
 
     .. math::

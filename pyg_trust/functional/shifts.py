@@ -25,29 +25,27 @@ mechanism at :math:`m = \Delta / s` (:func:`shift_epsilon`;
 :func:`gaussian_budget` is the largest such :math:`m`). The shift does not
 depend on :math:`\Xi`, so any :math:`\varepsilon > 0` will do; all classes are
 one vector, with ONE budget (the paper's code gives each its own). Releases
-compose to :math:`\sqrt{\sum_j m_j^2}` (:func:`compose_shifts`), also when a
-request was chosen by looking at earlier releases: given those, the next is
-again a shift, of at most :math:`\Delta_j`, of what exact retraining would
+compose to :math:`\sqrt{\sum_j m_j^2}` (:func:`.kernel.removal.together`), also
+when a request was chosen by looking at earlier releases: given those, the next
+is again a shift, of at most :math:`\Delta_j`, of what exact retraining would
 release under the same transcript.
 
 **Objective perturbation** (of
-:mod:`pyg_trust.unlearning.baselines`, for comparison): :math:`b`
-is drawn once, kept secret, and the release is the approximate minimiser
-itself. `Guo et al. 2020 <https://arxiv.org/abs/1911.03030>`_, Theorem 3: if
-:math:`\lVert \nabla L_b(W', D') \rVert_F` is at most
-:func:`removal_budget`, the release is :math:`(\varepsilon,
-\delta)`-indistinguishable from the exact minimiser. *It does not hold in
-general.* The release is the exact minimiser for the noise :math:`T(b) = b -
-u(b)`, whose residual :math:`u` depends on :math:`b`. The proof compares
-densities as if :math:`u` were fixed, and leaves out the Jacobian of :math:`T`.
-With one feature, two points of which one is removed, and a promised
-:math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`
+:mod:`pyg_trust.unlearning.baselines`, for comparison): :math:`b` is drawn
+once, kept secret, and the release is the approximate minimiser itself. `Guo et
+al. 2020 <https://arxiv.org/abs/1911.03030>`_, Theorem 3: if :math:`\lVert
+\nabla L_b(W', D') \rVert_F` is at most :func:`removal_budget`, the release is
+:math:`(\varepsilon, \delta)`-indistinguishable from the exact minimiser. *It
+does not hold in general.* The release is the exact minimiser for the noise
+:math:`T(b) = b - u(b)`, whose residual :math:`u` depends on :math:`b`. The
+proof compares densities as if :math:`u` were fixed, and leaves out the
+Jacobian of :math:`T`. With one feature, two points of which one is removed,
+and a promised :math:`(1, 10^{-4})`, one Newton step has :math:`\delta = 0.069`
 (``tests/functional/test_shifts.py`` computes it).
 """
 
 import math
 import sys
-from collections.abc import Iterable
 
 import scipy
 
@@ -59,7 +57,6 @@ from pyg_trust._checks import (
     Positive,
     Rate,
     check_choice,
-    check_non_negative,
     validated,
 )
 
@@ -226,20 +223,3 @@ def grid_shift(count: Natural, size: NotNegative, std: Positive) -> float:
     """
     moved = math.sqrt(count) * 2**-33 + 2**-52 * size / std
     return moved * (1 + 2**-40)
-
-
-def compose_shifts(shifts: Iterable[float]) -> float:
-    r"""Compose the shifts of several releases: :math:`\sqrt{\sum m^2}`.
-
-    Exact for Gaussian noise, and for requests chosen by looking at earlier
-    releases, if each :math:`m_j` is a bound that was fixed before release
-    :math:`j`.
-
-    Args:
-        shifts (list[float]): :math:`m_j` of every release.
-    """
-    if not isinstance(shifts, Iterable) or isinstance(shifts, str):
-        raise TypeError(
-            f"'shifts' needs to hold numbers (got {type(shifts).__name__})"
-        )
-    return math.hypot(*(check_non_negative('shifts', m) for m in shifts))

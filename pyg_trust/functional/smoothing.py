@@ -191,9 +191,6 @@ def joint_regions(*kinds: FlipRegions) -> FlipRegions:
     products is *not* that of the pairs: only sorted do they give the worst
     case.
 
-    Args:
-        *kinds (FlipRegions): one for each kind.
-
     Example:
         >>> edges = flip_regions(0, 1, 0.01, 0.6)
         >>> features = flip_regions(2, 0, 0.01, 0.6)
@@ -313,9 +310,6 @@ def min_probability(regions: FlipRegions) -> float:
 
     A class whose probability is above that is the likeliest one at
     :math:`\tilde x`, too, for any classifier.
-
-    Args:
-        regions (FlipRegions): as in :func:`worst_case_probability`.
 
     Example:
         >>> round(min_probability(flip_regions(1, 0, 0.01, 0.6)), 12)

@@ -129,8 +129,8 @@ def certified_mean(
 ) -> CertifiedVotes:
     r"""Certify the class of the largest mean as in :func:`certified_votes`.
 
-    With the margins :math:`m_i = p_{i c} - p_{i c'}`, a view that says
-    anything may fall to -1, so that :math:`k` views may change iff
+    A corrupted view may lower its margin :math:`m_i = p_{i c} - p_{i c'}` to
+    -1, so that :math:`k` views may change iff
 
     .. math::
         \sum_i m_i - \sum_{i \in \text{the } k \text{ largest}} (m_i + 1) > 0
@@ -177,10 +177,9 @@ def certified_mean(
 def strays(one: Tensor, two: Tensor) -> Tensor:
     """Mark logits that differ by more than rounding in a batch.
 
-    Votes are decided by how far logits of a row are from its largest. So an
-    entry may move by a part of that, or of what is usual between the first
-    two: a class that is masked by a huge number says nothing of the others,
-    nor does a huge row.
+    An entry may move by a share of its distance from the row's largest one, or
+    of the usual distance between the first two. Thus huge numbers, which mask
+    a class or fill a row, excuse no error elsewhere.
 
     Args:
         one (Tensor): logits, ``[num, num_classes]``.

@@ -161,8 +161,8 @@ def max_size(walk_length: int, restarts: int = 1) -> int:
         restarts (int): :math:`R`, at least 1. (default: :obj:`1`)
 
     Raises:
-        TypeError: if one is no integer.
-        ValueError: if one is too small, or both are too large.
+        TypeError: if an argument is no integer.
+        ValueError: if an argument is too small, or the size too large.
     """
     for name, value, least in (
         ('walk_length', walk_length, 0),
@@ -267,9 +267,8 @@ def check_walks(
     Args:
         walks (DisjointWalks): the subgraphs.
         num_nodes (int): the number of nodes of the graph.
-        size (int, optional): the most nodes of a subgraph, as
-            :func:`max_size` has it; :obj:`None` for any number.
-            (default: :obj:`None`)
+        size (int, optional): the most nodes of a subgraph, as :func:`max_size`
+            has it; :obj:`None` for any number. (default: :obj:`None`)
         roots (Tensor, optional): as in :func:`root_index`: the nodes
             that may be roots, each of which has to be in a subgraph.
             (default: :obj:`None`)

@@ -202,8 +202,7 @@ def frame_bounds(bank: Tensor) -> tuple[Tensor, Tensor]:
         A^2 \lVert x \rVert^2 \le \sum_j \lVert H_j x \rVert^2
         \le B^2 \lVert x \rVert^2,
 
-    the square roots of the extreme eigenvalues of :math:`\sum_j H_j^\top
-    H_j`.
+    the square roots of the extreme eigenvalues of :math:`\sum_j H_j^\top H_j`.
 
     Args:
         bank (Tensor): ``[..., J, num_nodes, num_nodes]``,

@@ -426,8 +426,7 @@ class CSRGraph(Views):
                 tensor, or :class:`torch_sparse.SparseTensor`. The values of a
                 sparse matrix are weights, unless all are one.
             num_nodes (int, optional): the number of nodes, for forms that do
-                not know it; checked against the others.
-                (default: :obj:`None`)
+                not know it; checked against the others. (default: :obj:`None`)
             edge_weight (Tensor, optional): the weights of an
                 ``edge_index``. (default: :obj:`None`)
             transposed (bool): whether a sparse matrix is PyG's
@@ -587,10 +586,9 @@ class CSRGraph(Views):
 class LastGraph:
     """Cache of the last converted graph, keyed by its source tensor.
 
-    A tensor is known again by what it is (not by its numbers) and by its
-    version, which every operation in place on it or on its views moves; only
-    a write that torch does not see (through :obj:`.data` or numpy) goes
-    unnoticed. Copies and pickles of it are empty.
+    It compares a tensor's identity and version, which in-place operations
+    raise; writes through :obj:`.data` or numpy go unnoticed. Copies and
+    pickles of the cache are empty.
     """
 
     def __init__(self) -> None:
@@ -605,11 +603,6 @@ class LastGraph:
         """Convert like :meth:`CSRGraph.convert`, or return the cached graph.
 
         A sparse matrix is PyG's :obj:`adj_t`, the transposed adjacency.
-
-        Args:
-            graph (Any): as in :meth:`CSRGraph.convert`.
-            num_nodes (int, optional): as in :meth:`CSRGraph.convert`.
-                (default: :obj:`None`)
         """
         if self._of is not None and self._graph is not None:
             reference, version, nodes = self._of

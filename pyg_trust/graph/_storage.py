@@ -187,7 +187,7 @@ def map_array(path: Path, what: str = '') -> np.memmap:
     """Map the array in a ``.npy`` file; refuse a wrong length.
 
     Raises:
-        DamagedFileError: if there is none in it.
+        DamagedFileError: if the file holds no array.
     """
     check_instance('path', path, Path)
     check_instance('what', what, str)
@@ -233,8 +233,8 @@ def read_header(folder: str | Path) -> dict[str, Any]:
     """Read the header of a folder.
 
     Raises:
-        FileNotFoundError: if there is none.
-        DamagedFileError: if it is none.
+        FileNotFoundError: if the folder has no header.
+        DamagedFileError: if the header is malformed.
     """
     check_instance('folder', folder, str, Path)
     path = Path(folder) / HEADER

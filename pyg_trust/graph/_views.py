@@ -247,9 +247,8 @@ class Views:
         :obj:`order` of the result has the nodes as they are gone through.
 
         Args:
-            parts (int, optional): the number of parts; by default so many
-                that 64 float32 columns of a part take a megabyte.
-                (default: :obj:`None`)
+            parts (int, optional): the number of parts; by default so many that
+                64 float32 columns of a part take a megabyte.
             rounds (int): the number of passes over the edges.
                 (default: :obj:`8`)
 
@@ -344,8 +343,7 @@ class Views:
         degree zero last) and cut into groups of doubling degree.
 
         Args:
-            a (float): the exponent of the receiving degree,
-                :math:`d_v^{-a}`.
+            a (float): the exponent of the receiving degree, :math:`d_v^{-a}`.
             dtype (torch.dtype): the dtype of the signals.
                 (default: :obj:`torch.float32`)
             along (bool): whether signals travel along the edges or against
@@ -381,11 +379,7 @@ class Views:
         return graph._replace(scale=kept[1])
 
     def has_push_graph(self, along: bool = True) -> bool:
-        """Whether the layout of :meth:`push_graph` is cached.
-
-        Args:
-            along (bool): as in :meth:`push_graph`. (default: :obj:`True`)
-        """
+        """Whether the layout of :meth:`push_graph` is cached."""
         along = bool(along) or self.is_undirected
         return ('push_graph', along) in self._cache
 

@@ -144,7 +144,7 @@ def bounds(
 def level(
     confidence: Number, targets: int, per: str, look: int = 0
 ) -> Fraction:
-    r"""Return the level that the bounds of one target may have, rounded down.
+    r"""Return the significance level per target, rounded down.
 
     Args:
         confidence (float): the confidence of all targets, or of each.
@@ -284,7 +284,7 @@ class Answers:
     def holds(
         self, bound: Fraction, parts: Sequence[tuple[Fraction, Fraction]]
     ) -> bool:
-        """Tell whether there is an answer at every admissible change."""
+        """Tell whether a later run answers under every admissible change."""
         left = least(bound - self.tolerance, parts) - self.tolerance
         if self.few < left < self.enough:
             if answers(left, *self.run):

@@ -24,7 +24,7 @@ from pyg_trust.unit import PrivacyUnit
 
 # The relation of persons.
 PERSON = 'replace-one-person'
-# Partitions and batches are drawn from streams of their own.
+# Streams of the partitions and of the batches.
 _PARTITION, _BATCH = 0, 1
 
 
@@ -95,11 +95,10 @@ class DisjointWalkLoader(WholeUnitLoader):
     The partition is drawn once (DRW, DRW-R of `"Training Differentially
     Private Graph Neural Networks with Random Walk Sampling"
     <https://arxiv.org/abs/2301.00738>`_, Ayle et al. 2023), or again every
-    :obj:`resample_every` steps (DRW-D); then :math:`M`, and with it
-    :math:`q`, is another one for each partition, and
-    :meth:`sample_rate_at` tells that of a step. Neither partitions nor
-    batches depend on features or labels, as long as the graph and
-    :obj:`input_nodes` do not; see
+    :obj:`resample_every` steps (DRW-D); then :math:`M`, and with it :math:`q`,
+    is another one for each partition, and :meth:`sample_rate_at` tells that of
+    a step. Neither partitions nor batches depend on features or labels, as
+    long as the graph and :obj:`input_nodes` do not; see
     :func:`pyg_trust.functional.disjoint_walks`. Privacy needs the choice of
     batches to stay secret. A :class:`~pyg_trust.privacy.PrivacyEngine` draws
     them from the operating system, with any seed here; keep ``n_id`` and
@@ -152,7 +151,6 @@ class DisjointWalkLoader(WholeUnitLoader):
             by default, all nodes. (default: :obj:`None`)
         num_steps (int, optional): the batches of an epoch; by default
             :math:`\lfloor M / m \rfloor` of the first partition.
-            (default: :obj:`None`)
         resample_every (int, optional): the steps between two partitions;
             :obj:`None` to keep the first. (default: :obj:`None`)
         unit (PrivacyUnit, optional): the privacy unit, if persons are
@@ -257,11 +255,7 @@ class DisjointWalkLoader(WholeUnitLoader):
 
     @validated
     def num_subgraphs_at(self, step: Natural) -> int:
-        r"""Return :math:`M`, the number of subgraphs that a step draws from.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
+        """Return the number of subgraphs that a step draws from."""
         number = self._number(step)
         if number not in self._num_subgraphs:
             walks = self.node_sampler.partition(number)

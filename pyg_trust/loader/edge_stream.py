@@ -139,7 +139,7 @@ class EdgeStream:
             state (dict): the result of :meth:`state_dict`.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if the state is malformed.
         """
         check_instance('state', state, dict)
         names = 'edges', 'times', 'stays', 'removed', 'now', 'num_skipped'

@@ -120,11 +120,7 @@ class EgoLoader(StepLoader):
 
     @validated
     def num_subgraphs_at(self, step: Natural) -> int:
-        """Return the number of roots, from which every step draws.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
+        """Return the number of roots, from which every step draws."""
         return self.node_sampler.roots.numel()
 
     def setting(self) -> dict[str, Any]:
@@ -152,21 +148,7 @@ class EgoLoader(StepLoader):
     def check_batch(
         self, batch: Any, step: Natural, count: Count | None = None
     ) -> tuple[Tensor, int]:
-        """Refuse a batch that does not hold ego graphs of distinct roots.
-
-        Args:
-            batch (Data): a batch, or a part of one, on the CPU.
-            step (int): the step, counted from 0 through all epochs.
-            count (int, optional): how many roots it needs to have; by default
-                any number up to ``most_at``. (default: :obj:`None`)
-
-        Returns:
-            tuple[Tensor, int]: int64, ``[num_nodes]``, the ego graph of each
-            node, and the number of roots.
-
-        Raises:
-            ValueError: if it does not.
-        """
+        """Refuse a batch that does not hold ego graphs of distinct roots."""
         index = batch.get('input_id') if isinstance(batch, Data) else None
         good = False
         if isinstance(index, Tensor) and index.dim() == 1:

@@ -79,7 +79,8 @@ class Schema:
         """Return a typed batch as one graph.
 
         Raises:
-            ValueError: if it has other types, widths or numbers of rows.
+            ValueError: if the batch has other types, widths or numbers of
+                rows.
         """
         out, first = Data(), 0
         parts: dict[str, list[Tensor]] = {}
@@ -158,14 +159,11 @@ class Schema:
         return out
 
     def made(self, count: int) -> Data:
-        """Make a flat batch of subgraphs up, which no data are in.
+        """Make up a flat batch of subgraphs, without data.
 
         Each has a row of the target type and up to four of every other, and
         edges between some. Of eight in a row, one has no edge, and one no row
         of each other type.
-
-        Args:
-            count (int): the number of subgraphs.
         """
         generator = torch.Generator().manual_seed(_SEED)
         times = -(-count // _PERIOD)
@@ -176,7 +174,7 @@ class Schema:
                 sizes = torch.randint(
                     _ROWS + 1, (_PERIOD,), generator=generator
                 )
-                # One has none, another all there may be.
+                # One subgraph has no such rows, another the most.
                 sizes[1 + k % (_PERIOD - 2)] = 0
                 sizes[0] = _ROWS
             owners[t] = torch.arange(_PERIOD).repeat_interleave(sizes)

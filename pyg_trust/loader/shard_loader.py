@@ -92,11 +92,9 @@ class ShardLoader(DataLoader):
         shard (Tensor, optional): int64, ``[num_nodes]``: the shard of each
             node, -1 for nodes in none; by default ``data.shard``, as
             :class:`pyg_trust.transforms.Shards` writes it.
-            (default: :obj:`None`)
         num_shards (int, optional): the number of shards; by default the
             largest shard plus one. (default: :obj:`None`)
-        batch_size (int): the number of shards per batch.
-            (default: :obj:`1`)
+        batch_size (int): the number of shards per batch. (default: :obj:`1`)
         seed (int, optional): the seed of shuffling. (default: :obj:`None`)
         **kwargs (Any): further arguments of
             :class:`torch.utils.data.DataLoader`, such as :obj:`shuffle`,

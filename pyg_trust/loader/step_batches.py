@@ -105,7 +105,7 @@ class StepBatches(Sampler[list[int]]):
     def index(self, step: int) -> Tensor:
         """Draw the units of a step: int64, ``[batch_size]``.
 
-        By coins, there are as many as there are.
+        By coins, their number is random.
 
         Raises:
             ValueError: as :meth:`check_present`.
@@ -285,7 +285,7 @@ class StepLoader(NodeLoader):
             and the number of units.
 
         Raises:
-            ValueError: if it does not.
+            ValueError: if the batch does not.
         """
 
     def _check_drawn(self, batch: Any, step: int, index: Tensor) -> None:
@@ -297,7 +297,7 @@ class StepLoader(NodeLoader):
             index (Tensor): int64: the units.
 
         Raises:
-            ValueError: if it holds others.
+            ValueError: if the batch holds other units.
         """
         name, want = self._mark(step, index)
         actual = batch.get(name) if isinstance(batch, Data) else None
@@ -305,13 +305,13 @@ class StepLoader(NodeLoader):
             actual.cpu().sort().values, want.cpu().sort().values
         ):
             raise ValueError(
-                'a batch needs to hold the units that were drawn for it, '
-                f"which '{name}' tells: is there a 'transform' that returns "
-                'another one?'
+                'a batch needs to hold the units that were drawn for it (got '
+                f"others in '{name}'): does a 'transform' return another "
+                'batch?'
             )
 
     def flat(self, batch: Any) -> Any:
-        """Return a batch in the form in which private training follows it."""
+        """Return the batch as one graph, which private training needs."""
         return batch
 
     def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:

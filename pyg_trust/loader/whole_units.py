@@ -12,15 +12,7 @@ from pyg_trust.report import fingerprint
 
 
 class WholeUnitLoader(StepLoader):
-    """Base of loaders of disjoint units, each of which comes whole.
-
-    Args:
-        data (Data): as of :class:`StepLoader`.
-        sampler (BaseSampler): as of :class:`StepLoader`.
-        batches (StepBatches): as of :class:`StepLoader`.
-        roots (Tensor): as of :class:`StepLoader`.
-        **kwargs (optional): as of :class:`StepLoader`.
-    """
+    """Base of loaders of disjoint units, each of which comes whole."""
 
     _sizes: tuple[Tensor, Tensor] | None = None
 
@@ -51,19 +43,6 @@ class WholeUnitLoader(StepLoader):
 
         After any ``transform``, its nodes have to be those of distinct units,
         each with all of its nodes and once.
-
-        Args:
-            batch (Data): a batch, or a part of one.
-            step (int): the step, counted from 0 through all epochs.
-            count (int, optional): how many units it needs to have; by default
-                any number up to ``most_at``. (default: :obj:`None`)
-
-        Returns:
-            tuple[Tensor, int]: int64, ``[num_nodes]``, the unit of each node,
-            counted in the batch, and the number of units.
-
-        Raises:
-            ValueError: if it does not.
         """
         if not isinstance(batch, Data):
             raise ValueError(

@@ -179,7 +179,6 @@ class SGConv(_Propagation, pyg.SGConv):
             column; 0 for the exact result. (default: :obj:`0.0`)
         seed (int, optional): the seed of every forward pass; by default each
             draws its own from torch's default generator.
-            (default: :obj:`None`)
         half (bool): whether levels are kept in float16, as in
             :func:`pyg_trust.functional.propagate`. (default: :obj:`False`)
         tol (float): the certain error that fewer levels may cost, as in
@@ -199,9 +198,8 @@ class SGConv(_Propagation, pyg.SGConv):
 
     Raises:
         TypeError, ValueError: as :func:`pyg_trust.functional.propagate` and
-            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`, and
-            on edge weights where :obj:`eps`, :obj:`half` or :obj:`tol` is
-            set.
+            :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`, and on
+            edge weights where :obj:`eps`, :obj:`half` or :obj:`tol` is set.
 
     Example:
         >>> import torch
@@ -210,8 +208,8 @@ class SGConv(_Propagation, pyg.SGConv):
         torch.Size([2, 2])
     """
 
-    # PyG compiles one of its own for every class, and explainers go back to
-    # what they find here: not to the one compiled for the parent.
+    # PyG compiles 'propagate' for every class; explainers restore this one,
+    # which must not be the parent's.
     propagate = pyg.MessagePassing.propagate
 
     def __init__(
@@ -294,10 +292,9 @@ class APPNP(_Propagation, pyg.APPNP):
         + \alpha \mathbf{X}^{(0)}, \quad k = 1, \ldots, K
 
     (`"Predict then Propagate" <https://arxiv.org/abs/1810.05997>`_, Gasteiger
-    et al. 2019), a drop-in for :class:`torch_geometric.nn.APPNP` on
-    undirected graphs. For :obj:`eps=0` the two agree; otherwise values and
-    gradients are the unbiased estimates of
-    :func:`pyg_trust.functional.propagate`.
+    et al. 2019), a drop-in for :class:`torch_geometric.nn.APPNP` on undirected
+    graphs. For :obj:`eps=0` the two agree; otherwise values and gradients are
+    the unbiased estimates of :func:`pyg_trust.functional.propagate`.
 
     With edge weights, :obj:`normalize=False`, :obj:`dropout` in training, and
     while an explainer masks edges, the messages are PyG's own: exact, as fast
@@ -321,9 +318,8 @@ class APPNP(_Propagation, pyg.APPNP):
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
-    Shapes:
-        - **input:** as in :class:`SGConv`.
-        - **output:** the shape of the input features.
+    Shapes: - **input:** as in :class:`SGConv`. - **output:** the shape of the
+        input features.
 
     Raises:
         TypeError, ValueError: as :class:`SGConv`, and if :obj:`dropout` or

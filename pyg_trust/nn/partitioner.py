@@ -121,10 +121,9 @@ def learned_partition(
         \lambda_{\text{sem}} L_{\text{sem}}
 
     of :func:`pyg_trust.functional.partition_methods.partition_losses`, with
-    the right sign of
-    the entropy, by AdamW, until the loss has not fallen by :obj:`tol` of
-    itself for :obj:`patience` epochs. (After the 10 to 30 epochs at a rate of
-    0.001 that the paper names, :math:`P` is still uniform.) Then
+    the right sign of the entropy, by AdamW, until the loss has not fallen by
+    :obj:`tol` of itself for :obj:`patience` epochs. (After the 10 to 30 epochs
+    at a rate of 0.001 that the paper names, :math:`P` is still uniform.) Then
     :func:`~pyg_trust.functional.partition_methods.round_partition` makes
     shards of it: argmax leaves shards empty.
 
@@ -139,8 +138,7 @@ def learned_partition(
         time_weight (float): :math:`\lambda_{\text{time}}`.
             (default: :obj:`1e-3`)
         sem_weight (float): :math:`\lambda_{\text{sem}}`. At the paper's 1e-3
-            labels have no visible part in the result.
-            (default: :obj:`5.0`)
+            labels have no visible part in the result. (default: :obj:`5.0`)
         hidden_channels (int): the width. (default: :obj:`64`)
         lr (float): the learning rate. (default: :obj:`0.01`)
         weight_decay (float): the weight decay. (default: :obj:`1e-5`)
@@ -151,8 +149,7 @@ def learned_partition(
             :func:`pyg_trust.functional.partition.shard_limits`.
             (default: :obj:`0.1`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: int64, ``[num_nodes]``.
@@ -222,8 +219,7 @@ def partition_embedding(
         weight_decay (float): its weight decay. (default: :obj:`5e-4`)
         epochs (int): the number of epochs. (default: :obj:`100`)
         seed (int, optional): the seed. (default: :obj:`None`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: ``[num_nodes, num_classes]``.

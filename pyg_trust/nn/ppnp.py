@@ -60,8 +60,7 @@ class PageRankDiffusion(pyg.MessagePassing):
     and follows edges. On undirected graphs this is PyG's usual direction. A
     node without out-edges keeps :math:`\alpha H_v`.
 
-    Certificates are about :obj:`'rw'`, unweighted edges and
-    :obj:`K=None`.
+    Certificates are about :obj:`'rw'`, unweighted edges and :obj:`K=None`.
 
     Args:
         alpha (float): the teleport probability, in :math:`(0, 1)`.

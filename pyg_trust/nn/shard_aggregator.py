@@ -90,14 +90,12 @@ class ShardAggregator(torch.nn.Module):
             edge_index (Tensor, optional): the current graph, int64, ``[2,
                 num_edges]``, for reconstruction. (default: :obj:`None`)
             shard (Tensor, optional): the shard of each node, -1 for nodes
-                outside of training, for reconstruction.
-                (default: :obj:`None`)
+                outside of training, for reconstruction. (default: :obj:`None`)
             num_classes (int, optional): the number of classes, if outputs are
                 hidden features and no logits (attentive fusions with a
                 head only). (default: :obj:`None`)
             seed (int, optional): the seed. (default: :obj:`None`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: if a tensor has the wrong dtype.
@@ -262,12 +260,11 @@ class AttentiveAggregator(ShardAggregator):
 
     of :func:`pyg_trust.functional.aggregate.info_nce` and
     :func:`pyg_trust.functional.aggregate.reconstruction_loss`, both with the
-    signs that
-    the paper's text asks for. A node's local view deactivates each sub-model
-    with probability one half, and at least one stays; the other node :math:`v`
-    is another one of the batch; :math:`v^+` is a neighbour in another shard
-    (nodes without one are left out) and :math:`v^-` a training node that is no
-    neighbour.
+    signs that the paper's text asks for. A node's local view deactivates each
+    sub-model with probability one half, and at least one stays; the other node
+    :math:`v` is another one of the batch; :math:`v^+` is a neighbour in
+    another shard (nodes without one are left out) and :math:`v^-` a training
+    node that is no neighbour.
 
     Args:
         fusion (str): :obj:`'plain'`, :obj:`'align'` or :obj:`'logits'`.
@@ -413,14 +410,7 @@ class AttentiveAggregator(ShardAggregator):
         ).mean()
 
     def fused(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the fused embeddings: ``[num_nodes, channels]``.
-
-        Args:
-            outputs (Tensor): as in :meth:`ShardAggregator.fit`.
-            mask (Tensor, optional): as in
-                :func:`pyg_trust.functional.aggregate.fuse`. (default:
-                :obj:`None`)
-        """
+        """Return the fused embeddings: ``[num_nodes, channels]``."""
         return aggregate.fuse(*self._parts(outputs), mask)
 
     def classify(self, fused: Tensor) -> Tensor:
@@ -581,7 +571,7 @@ _KNOWN = (
 
 
 def unchecked(aggregator: ShardAggregator) -> tuple[str, ...]:
-    """Return the assumption on an aggregator that is the user's own."""
+    """Return the assumption that reports state of a user's aggregator."""
     if type(aggregator) in _KNOWN:
         return ()
     return (

@@ -55,7 +55,7 @@ POISSON_SAMPLING = 'poisson'
 FDP = 'rdp_fdp'
 POISSON = 'pld_poisson'
 GROUP_WOR, GROUP = 'pld_group_wor', 'pld_group'
-#: Those of ego graphs, which take arguments.
+#: Accountants of ego graphs, which take arguments.
 EGO_ACCOUNTS = (GROUP_WOR, GROUP, FDP)
 History = list[tuple[float, float, int]]
 
@@ -65,8 +65,8 @@ def _check_accountant(name: str, entry: Any) -> None:
         raise TypeError(
             f"'entry' needs to be a subclass of Accountant (got {entry!r})"
         )
-    said = getattr(entry.mechanism, '__func__', None)
-    if said is not Accountant.__dict__['mechanism'].__func__:
+    method = getattr(entry.mechanism, '__func__', None)
+    if method is not Accountant.__dict__['mechanism'].__func__:
         raise TypeError(
             "'entry' can't have a 'mechanism' of its own: reports call "
             f'{entry.__name__} by its registered name'
@@ -266,8 +266,8 @@ class Accountant(IAccountant):
         r"""Return a noise multiplier that keeps steps within a budget.
 
         Never above :obj:`epsilon`, and within one percent of it (see
-        :func:`pyg_trust.functional.accounting.calibrate_wor`). What
-        :meth:`spend_pure` counted is taken off; steps before are not.
+        :func:`pyg_trust.functional.accounting.calibrate_wor`). Releases by
+        :meth:`spend_pure` are subtracted, earlier steps are not.
 
         Args:
             epsilon (float): the budget.
@@ -380,12 +380,7 @@ class WORAccountant(Accountant):
     _method: str
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.functional.wor_epsilon`.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`(0, 1)`.
-        """
+        """Compute epsilon by :func:`pyg_trust.functional.wor_epsilon`."""
         return wor_epsilon(history, delta, self._method)
 
     def _rdp_of_step(
@@ -421,9 +416,9 @@ class PoissonAccountant(Accountant):
     r"""Accountant of Poisson sampling: each unit is drawn independently.
 
     By the pairs of :mod:`pyg_trust.functional.poisson`, which are exact. As
-    everywhere, :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, and here
-    it is accounted for as it is: whether neighbours move the sum by :math:`C`
-    or by :math:`2C` is the pair's business.
+    everywhere, :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, used as
+    it is: the pair knows whether neighbours move the sum by :math:`C` or
+    :math:`2C`.
 
     Args:
         form (str): :obj:`'replace'` or :obj:`'withdraw'`, see
@@ -445,12 +440,7 @@ class PoissonAccountant(Accountant):
         self.form = form
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.functional.poisson_epsilon`.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`[10^{-10}, 1)`.
-        """
+        """Compute epsilon by :func:`pyg_trust.functional.poisson_epsilon`."""
         return poisson_epsilon(history, delta, self.form)
 
     def _rdp_of_step(
@@ -573,9 +563,8 @@ def epsilon_over_time(
         accountant (Accountant): the account; releases beside the steps count
             from the first on.
         delta (float): in :math:`(0, 1)`.
-        points (int): at how many numbers of steps, evenly spaced, at
-            most as many as there are.
-            (default: :obj:`8`)
+        points (int): at how many numbers of steps, evenly spaced, at most as
+            many as there are. (default: :obj:`8`)
     """
     total = sum(count for _, _, count in accountant.history)
     points = min(points, total)

@@ -52,13 +52,13 @@ from pyg_trust.privacy.row_models import (
     MLPRows,
     check_module,
     check_rows,
+    class_rows,
     head_start,
     kind_of,
     like,
     outputs,
     posteriors,
     rows_of,
-    told,
     train_freely,
     train_privately,
 )
@@ -117,10 +117,9 @@ class PrivateNodeClassifier(PrivateFit):
     nodes are on it. Nodes that train have labels and need no prediction, but
     most messages go to them. So where most nodes train only a fifth of these
     receive sums (:func:`~pyg_trust.functional.receivers.choose_receivers`; the
-    mask and
-    a hash of ids choose), the head trains on that fifth, and the others, the
-    nodes that don't train among them, receive the energy of the rest
-    (:mod:`pyg_trust.functional.receivers`, with the proof that the
+    mask and a hash of ids choose), the head trains on that fifth, and the
+    others, the nodes that don't train among them, receive the energy of the
+    rest (:mod:`pyg_trust.functional.receivers`, with the proof that the
     sensitivity stays 1). Rows of nodes that receive nothing are zero, and
     **their predictions come from their own features alone**: ask for
     :obj:`train_receivers=1` if you need those of nodes that train.
@@ -132,22 +131,20 @@ class PrivateNodeClassifier(PrivateFit):
     encoder and head train without noise, and the sums have all of the budget.
     Under the other relations encoder and head train by full-batch private
     gradient descent (:mod:`pyg_trust.functional.private_descent`), as linear
-    models of normalised rows, and with the sums they are one Gaussian
-    release:
+    models of normalised rows, and with the sums they are one Gaussian release:
 
     .. math::
         \mu^2 = \mu_{\text{encoder}}^2 + \mu_{\text{sums}}^2
         + \mu_{\text{head}}^2,
 
     in closed form. Of ``'node'`` and ``'feature'`` in the form ``'replace'``
-    messages are :func:`~pyg_trust.functional.class_messages`, which are
-    closer to each other than any of norm 1, by a factor :math:`\sqrt{C / (2
-    (C - 1))}`, and need as much less noise. What was released is kept:
-    predictions read kept rows, the weights and the row of the node that is
-    asked for, never an edge, so any number of them costs nothing. Labels of
-    nodes that don't train are not read (under ``'edge'`` those of
-    ``val_mask`` choose among epochs), but for the number of classes: give
-    :obj:`num_classes`.
+    messages are :func:`~pyg_trust.functional.class_messages`, which are closer
+    to each other than any of norm 1, by a factor :math:`\sqrt{C / (2 (C -
+    1))}`, and need as much less noise. What was released is kept: predictions
+    read kept rows, the weights and the row of the node that is asked for,
+    never an edge, so any number of them costs nothing. Labels of nodes that
+    don't train are not read (under ``'edge'`` those of ``val_mask`` choose
+    among epochs), but for the number of classes: give :obj:`num_classes`.
 
     **Assumed public:** ids, masks, the number of classes, all arguments.
 
@@ -161,12 +158,10 @@ class PrivateNodeClassifier(PrivateFit):
         hops (int): how often sums are released; 1 for ``'feature'``.
             (default: :obj:`1`)
         shares (sequence of float, optional): of :math:`\mu^2`, for encoder,
-            sums and head; by default :obj:`(.4, .5, .1)`. Not for
-            ``'edge'``. (default: :obj:`None`)
+            sums and head; by default :obj:`(.4, .5, .1)`. Not for ``'edge'``.
         encoder (torch.nn.Module, optional): maps rows to logits; trained from
             its present weights, in a copy. By default an MLP with 16 hidden
-            units for ``'edge'``, else a linear model.
-            (default: :obj:`None`)
+            units for ``'edge'``, else a linear model. (default: :obj:`None`)
         head (torch.nn.Module, optional): maps ``(hops + smoothing + 1) *
             num_classes`` columns to logits, as the encoder.
             (default: :obj:`None`)
@@ -179,16 +174,13 @@ class PrivateNodeClassifier(PrivateFit):
         max_degree (int, optional): :math:`D` of ``'node_incident'``.
             (default: :obj:`None`)
         measure (Measure, optional): of ``'feature'``, as of
-            :class:`~pyg_trust.transforms.PrivateAGP`.
-            (default: :obj:`None`)
+            :class:`~pyg_trust.transforms.PrivateAGP`. (default: :obj:`None`)
         train_receivers (float, optional): of ``'node'`` with one hop: the
-            share of the nodes that train which receive sums, in
-            :math:`(0, 1]`. By default .2 if more than half of the nodes
-            train, but not all, and there is no :obj:`head`; else 1.
-            (default: :obj:`None`)
+            share of the nodes that train which receive sums, in :math:`(0,
+            1]`. By default .2 if more than half of the nodes train, but not
+            all, and there is no :obj:`head`; else 1. (default: :obj:`None`)
         smoothing (int, optional): of ``'feature'``: how many more hops of
             released rows the head reads; by default 2, as chosen on Cora-ML.
-            (default: :obj:`None`)
         steps (int): the steps of private descent, each. (default: :obj:`60`)
         lr (float): the learning rate; the default head, which starts at
             weights that do, takes a fifth of it. (default: :obj:`0.1`)
@@ -199,8 +191,7 @@ class PrivateNodeClassifier(PrivateFit):
         seed (int, optional): the seed of the noise, to repeat an experiment;
             the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
-            :class:`~pyg_trust.privacy.PrivacyEngine`.
-            (default: :obj:`None`)
+            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -254,9 +245,9 @@ class PrivateNodeClassifier(PrivateFit):
             relation != 'feature' and measure is not None
         ):
             raise ValueError(
-                "'hops' counts the sums of 'edge' and 'node', and 'measure' "
-                f"propagates under 'feature' (got {relation!r}, hops={hops} "
-                f'and measure={measure})'
+                "'hops' goes with the relations 'edge' and 'node', 'measure' "
+                f"with 'feature' (got {relation!r}, hops={hops} and "
+                f'measure={measure})'
             )
         self.measure = TWO_HOPS if measure is None else measure
         self._own_messages = measure is not None
@@ -294,9 +285,9 @@ class PrivateNodeClassifier(PrivateFit):
     def noise_stds(self) -> tuple[float, ...]:
         """The standard deviation of the noise of each sum.
 
-        Before :meth:`fit` of the form ``'replace'`` without
-        :obj:`num_classes` that for any number of classes, and without what
-        rounding adds, a millionth or so.
+        Before :meth:`fit`, it lacks the share of rounding, a millionth or so;
+        with ``'replace'`` and no :obj:`num_classes`, it is that of any number
+        of classes.
         """
         each = self.mus[1] / math.sqrt(self.hops)
         std = self.relation.sensitivity / each
@@ -337,7 +328,7 @@ class PrivateNodeClassifier(PrivateFit):
         # Noise is drawn, and models are, on the CPU.
         graph = release_graph(data, self.relation).to('cpu')
         x = check_own(data, 'x', self.relation).cpu()
-        # Labels that are not read are 0 by now.
+        # Unused labels are 0 by now.
         y, train, val, classes = self._labels(data, graph.num_nodes)
         masks = (train,) if val is None else (train, val)
         setting = (graph.rowptr, graph.col, y, *masks)
@@ -357,7 +348,7 @@ class PrivateNodeClassifier(PrivateFit):
             encoder = self._model('encoder', task.x.size(1), classes)
             encoder = self._train(encoder, task, self.mus[0], source)
             own = posteriors(outputs(encoder, task.x, self._private))
-            messages = told(task.y, own, task.train)
+            messages = class_rows(task.y, own, task.train)
             receivers = self._receivers(task.train)
             self._released = self._release(
                 graph, messages, source, receivers, scales
@@ -383,9 +374,8 @@ class PrivateNodeClassifier(PrivateFit):
             x (Tensor, optional): the features of all nodes; by default those
                 of :meth:`fit`, as they were then. Needed after
                 :meth:`load_state_dict`, as a checkpoint holds no private row.
-                Rows have to be a node's own: propagated ones would show
-                edges, which nothing paid for.
-                (default: :obj:`None`)
+                Rows have to be a node's own: propagated ones would show edges,
+                which nothing paid for. (default: :obj:`None`)
         """
         encoder, head = self._check_fitted()
         own = self._own
@@ -414,8 +404,7 @@ class PrivateNodeClassifier(PrivateFit):
         Args:
             index (Tensor, optional): int64 ids or a bool mask; by default all
                 nodes. (default: :obj:`None`)
-            x (Tensor, optional): as of :meth:`logits`.
-                (default: :obj:`None`)
+            x (Tensor, optional): as of :meth:`logits`. (default: :obj:`None`)
         """
         self._check_fitted()
         if index is not None:
@@ -435,7 +424,7 @@ class PrivateNodeClassifier(PrivateFit):
         encoder, sums, head, others = self._parts()
         receivers = None
         if self.relation.name == 'node' and self._released:
-            # Noise is never exactly zero: what is, is no receiver's.
+            # Noise is never exactly zero: rows of zeros are of no receiver.
             rows = self._released[0].any(1)
             if not bool(rows.index_fill(0, self._erased(), True).all()):
                 receivers = int(rows.sum())
@@ -455,9 +444,8 @@ class PrivateNodeClassifier(PrivateFit):
         )
 
     def _parts(self) -> tuple[float, float, float, float]:
-        # Split the spent mu: one's own encoder, all other releases (sums may
-        # be among them), one's own head; and the part of the other releases
-        # that none of one's own rows is in.
+        # Split the spent mu into encoder, other releases (sums included),
+        # head, and the share of other releases that holds no row of one's own.
         assert self._account is not None
         rest = list(self._account.lines)
         encoder, sums, head = self.mus
@@ -494,8 +482,8 @@ class PrivateNodeClassifier(PrivateFit):
                 arguments.
 
         Raises:
-            ValueError: if it is of other arguments or does not continue the
-                present account. Nothing is changed then.
+            ValueError: if the state has other arguments or doesn't continue
+                the present account. Nothing is changed then.
         """
         covered = self._check_saved(state)
         theirs = state['setting']
@@ -503,8 +491,8 @@ class PrivateNodeClassifier(PrivateFit):
         for name in ('num_nodes', 'num_classes'):
             if not mine[name]:
                 mine[name] = theirs.get(name)
-        # Before it was an argument all nodes received. And what does not say
-        # where its noise is from may have it from a seed.
+        # Older states have no 'train_receivers': all nodes received. Their
+        # noise may come from a seed.
         before = None if mine['train_receivers'] is None else 1.0
         theirs = {'train_receivers': before, 'seeded': True, **theirs}
         check_settings('setting', theirs, mine)
@@ -525,7 +513,7 @@ class PrivateNodeClassifier(PrivateFit):
                 )
             for row in state[name]:
                 check_tensor('state', row, torch.float64, (n, classes))
-        # Rows from before there was one were rounded to no grid.
+        # Older states have no 'rho': their rows are not on a grid.
         rho = check_number('state', state.get('rho', 0.0))
         if not 0 <= rho <= 0.01:
             raise ValueError(f"'state' needs a 'rho' in [0, .01] (got {rho})")

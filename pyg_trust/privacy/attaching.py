@@ -58,8 +58,8 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
     """Refuse objects that are private already, or can't be made private.
 
     Raises:
-        TypeError: if one is of a type that can't be used.
-        ValueError: if one is private already, or can't be made so.
+        TypeError: if an object is of a type that can't be used.
+        ValueError: if an object is private already, or can't be made so.
     """
     if isinstance(module, PrivateModule) or isinstance(
         optimizer, PrivateOptimizer
@@ -82,9 +82,6 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
 def check_rows(loader: StepLoader) -> None:
     """Check that features are one tensor with a node's own data in each row.
 
-    Args:
-        loader (StepLoader): the loader.
-
     Raises:
         TypeError: if features are not one tensor.
         ValueError: if features are marked as propagated.
@@ -106,8 +103,8 @@ def check_rows(loader: StepLoader) -> None:
     if loader.data.get('own_of') is not None:
         raise ValueError(
             "'data_loader' needs 'unit', the PrivacyUnit by which features "
-            "along metapaths are a person's own (got rows alone: a person "
-            'may be several, and would be promised what holds for one)'
+            "along metapaths are a person's own (got none: a person may own "
+            'several rows, and the promise would cover one)'
         )
 
 
@@ -115,8 +112,9 @@ def check_types(module: nn.Module) -> None:
     """Refuse parameters of a type in which norms can't be bounded.
 
     Raises:
-        ValueError: if one has less than 32 bits: rounding a clipped gradient
-            to 8 bits of a mantissa makes it larger than the clipping norm.
+        ValueError: if a parameter has less than 32 bits: rounding a clipped
+            gradient to 8 bits of a mantissa makes it larger than the clipping
+            norm.
     """
     for name, p in module.named_parameters():
         if p.dtype in (torch.bfloat16, torch.float16):
@@ -186,7 +184,7 @@ def probe(
     Tests run on the structure of some subgraphs, and not on their features.
 
     Raises:
-        ValueError: if one of them fails.
+        ValueError: if a test fails.
     """
     if isinstance(loader, UnitLoader):
         # No private batch is read: what tests find may not depend on one.

@@ -19,7 +19,7 @@ from pyg_trust.kernel.step import Share
 
 # Rows converted to float64 at a time, to bound memory.
 _ROWS = 2**10
-#: What the rows of matrices are filled up to.
+#: Rows are padded to a multiple of this.
 VECTOR = 16
 
 
@@ -213,9 +213,9 @@ def lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
     r"""Bound the norms of rows from above, and find their largest entries.
 
     A sum of :math:`s \le 256` squares is off by :math:`\gamma_s`, the norm by
-    half of that and two roundings; squares that underflow add up to the
-    square root of their number times :math:`2^{-63}` in float32. Neither is
-    more than the largest entry says.
+    half of that and two roundings; squares that underflow add up to the square
+    root of their number times :math:`2^{-63}` in float32. The largest entry
+    times the root of the length bounds the norm, too.
 
     Args:
         rows (Tensor): floating point, ``[num, length]``.

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_integer
+from pyg_trust.privacy.rows import Args, Kwargs
 
 # Names that PyG has for how many subgraphs there are.
 _COUNTS = ('batch_size', 'num_graphs')
@@ -31,16 +32,13 @@ class Watch(TorchFunctionMode):
         self,
         func: Callable[..., Any],
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         return self.call(func, args, kwargs or {})
 
     def call(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: Callable[..., Any], args: Args, kwargs: Kwargs
     ) -> Any:
         """Call a torch function; subclasses may replace its result."""
         return func(*args, **kwargs)
@@ -68,8 +66,8 @@ class Call:
     def __init__(
         self,
         module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         owner: Tensor,
         num_subgraphs: int,
     ) -> None:
@@ -77,7 +75,7 @@ class Call:
         self.owner = owner
         self.num_subgraphs = num_subgraphs
         self.bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        # Behind the edges, as PyG's layers have it.
+        # Positional arguments after the edges, as in PyG's layers.
         self._unnamed: set[str] = set()
         self.edges: Tensor | None = None
         for _, value in self.leaves():

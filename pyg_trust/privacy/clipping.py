@@ -71,7 +71,7 @@ _CHUNK = 2**22
 # Numbers added one after another in the dtype of the rows; blocks of them are
 # added in float64.
 _BLOCK = clip.BLOCK
-# Up to how many rows have just their room.
+# Up to this many rows, rooms are exact.
 _EXACT = 8
 # A generous bound of what float64 loses in sums of a step.
 _UP = 1 + 2.0**-30
@@ -79,8 +79,8 @@ _UP = 1 + 2.0**-30
 
 @dataclass
 class _Layout:
-    # A room for the rows of each subgraph, those of a size side by side. How
-    # large it is follows from how many rows there are.
+    # Room for the rows of each subgraph, sorted by size, which depends on the
+    # number of its rows alone.
     place: Tensor  # of each row
     classes: list[tuple[int, int, Tensor]]  # room, first place, subgraphs
     count: Tensor
@@ -114,7 +114,7 @@ class _Layout:
 
 def _layout(owner: Tensor, num_subgraphs: int) -> _Layout:
     count = torch.bincount(owner, minlength=num_subgraphs)
-    # Few sizes, so that few products make them all.
+    # Few sizes need few products.
     rooms = 2 ** torch.frexp(count.double() - 0.5)[1].long()
     rooms = torch.where(4 * count <= 3 * rooms, 3 * rooms // 4, rooms)
     rooms = torch.where(count <= _EXACT, count, rooms)
@@ -608,7 +608,7 @@ class Book:
                     part = [value.index_select(0, rows) for value in columns]
                 if len(part) == 3:
                     made, size = scaled(*part[:2]), part[1] * part[2] + 1
-                    # Up to there float64 adds them without error, too.
+                    # Below 2^51, float64 adds them without error.
                     few = float(size.sum()) <= 2.0**51
                     yield to, made.sum(0).long() if few else made.long().sum(0)
                     continue

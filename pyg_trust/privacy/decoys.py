@@ -110,7 +110,7 @@ class Decoys:
         """Find graphs that are large enough for a model to run on.
 
         Raises:
-            ValueError: if it runs on none.
+            ValueError: if the model runs on no made-up graph.
         """
         kept = {n: b.detach().clone() for n, b in module.named_buffers()}
         error: Exception | None = None
@@ -136,8 +136,8 @@ class Decoys:
     def level(self, batch: Data, name: str, value: Any, count: int) -> str:
         """Return whether an attribute is of graphs, nodes or edges.
 
-        As in the first batch that was asked about, which is that of the probe:
-        in a small one numbers may be the same by chance.
+        The first batch, that of the probe, decides: in small ones, sizes may
+        be equal by chance.
         """
         if name not in self._levels:
             self._levels[name] = _level(batch, name, value, count)

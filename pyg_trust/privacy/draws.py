@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_trust import rng
 from pyg_trust.privacy.calls import Unsupported, Watch
-from pyg_trust.privacy.rows import Conflict, Rows, RowTracker
+from pyg_trust.privacy.rows import Args, Conflict, Kwargs, Rows, RowTracker
 
 _DROPOUT = (F.dropout, torch.dropout)
 _DROPOUTS = frozenset(
@@ -104,10 +104,7 @@ class Masks:
         self.complete &= all(torch.equal(a, b) for a, b in same)
 
     def drop(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: Callable[..., Any], args: Args, kwargs: Kwargs
     ) -> Tensor | None:
         """Apply a dropout and keep its mask; None for other functions."""
         if func not in _DROPOUT:
@@ -139,10 +136,7 @@ class KeepDraws(Watch):
         self.draws = Masks(tracker, device)
 
     def call(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: Callable[..., Any], args: Args, kwargs: Kwargs
     ) -> Any:
         """Make a call; keep masks of dropout, and follow the rows."""
         dropped = self.draws.drop(func, args, kwargs)
@@ -172,10 +166,7 @@ class UseDraws(Watch):
         self.chosen = chosen
 
     def call(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: Callable[..., Any], args: Args, kwargs: Kwargs
     ) -> Any:
         """Apply the next mask in the place of a dropout."""
         if func in _DROPOUT:
@@ -200,10 +191,7 @@ class NoDropout(Watch):
     """Context in which dropout does nothing."""
 
     def call(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: Callable[..., Any], args: Args, kwargs: Kwargs
     ) -> Any:
         """Replace dropout by the identity."""
         if func in _DROPOUTS:
@@ -246,12 +234,12 @@ class DrawsBySubgraph(TorchDispatchMode):
         self,
         func: Any,
         types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Call random operations once for each subgraph."""
         kwargs = kwargs or {}
-        # Also draws what it would, by which others notice.
+        # Draw as usual too, so that others notice the draw.
         out = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return out

@@ -34,11 +34,10 @@ class GroupAccountant(Accountant):
 
     Each of at most :math:`k` roots sees a row; :math:`m` of :math:`N` roots
     are drawn without replacement, and clipped each. By
-    :func:`pyg_trust.functional.group_wor_epsilon`, which hides how many of
-    the :math:`k` were drawn; :class:`FDPAccountant` tells it. For coins there
-    is :class:`GroupPoissonAccountant`. As everywhere,
-    :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, here at least a
-    tenth of :math:`k`.
+    :func:`pyg_trust.functional.group_wor_epsilon`, which hides how many of the
+    :math:`k` were drawn; :class:`FDPAccountant` tells it. For coins there is
+    :class:`GroupPoissonAccountant`. As everywhere, :obj:`noise_multiplier` is
+    Opacus' :math:`\sigma / C`, here at least a tenth of :math:`k`.
 
     Args:
         num_roots (int): :math:`N`, ``loader.num_subgraphs``.
@@ -60,12 +59,7 @@ class GroupAccountant(Accountant):
         check_share(sample_rate, self.num_roots, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon of a history of steps.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`(0, 1)`.
-        """
+        """Compute epsilon of a history of steps."""
         return group_wor_epsilon(
             history, delta, self.num_roots, self.occurrences
         )
@@ -109,12 +103,7 @@ class GroupPoissonAccountant(GroupAccountant):
         check_q(sample_rate, 'sample_rate')
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon of a history of steps.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`(0, 1)`.
-        """
+        """Compute epsilon of a history of steps."""
         return poisson_epsilon(history, delta, occurrences=self.occurrences)
 
     def _rdp_of_step(
@@ -173,12 +162,7 @@ class FDPAccountant(Accountant):
 
     @validated
     def epsilon_of(self, history: History, delta: Fraction) -> float:
-        """Compute epsilon by :func:`pyg_trust.functional.mechanisms.rdp_fdp`.
-
-        Args:
-            history (list): as in :class:`Accountant`.
-            delta (float): in :math:`(0, 1)`.
-        """
+        """Compute epsilon by :func:`.mechanisms.rdp_fdp`."""
         if not history:
             return 0.0
         rdp = sum(n * self._rdp(z) for z, _, n in history)

@@ -148,13 +148,12 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         accountant (str, optional): :obj:`'pld_wor'` (tighter) or
             :obj:`'rdp_wor'` (the paper's) without replacement,
             :obj:`'pld_poisson'` for a loader with ``sampling='poisson'``. For
-            an :class:`~pyg_trust.loader.EgoLoader`
-            :obj:`'pld_group_wor'` or :obj:`'rdp_fdp'` (the paper's) without
-            replacement, and :obj:`'pld_group'` by coins. By
-            default the first that fits the sampling. One that was added to
+            an :class:`~pyg_trust.loader.EgoLoader` :obj:`'pld_group_wor'` or
+            :obj:`'rdp_fdp'` (the paper's) without replacement, and
+            :obj:`'pld_group'` by coins. By default the first that fits the
+            sampling. One that was added to
             :obj:`pyg_trust.registries.ACCOUNTANTS` goes with the sampling and
             relation that it names; reports then say whose it is.
-            (default: :obj:`None`)
         seed (int, optional): of the noise and the batches, to repeat an
             experiment; what comes out is not private. A process that goes on
             from a checkpoint or a ledger draws other noise.
@@ -231,8 +230,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 :class:`~pyg_trust.privacy.AdaptiveNorm` follows a quantile of
                 the norms, paid from the same account.
             loss_reduction (str): whether the loss is the :obj:`'mean'` or the
-                :obj:`'sum'` of the terms of a batch. (default:
-                :obj:`'mean'`)
+                :obj:`'sum'` of the terms of a batch. (default: :obj:`'mean'`)
             max_physical_batch_size (int, optional): the most subgraphs in
                 memory at a time. A batch is then handed out in parts, with
                 one draw of noise and one step on the account for all; write
@@ -247,7 +245,6 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             forward (callable, optional): ``forward(model, batch)`` calls the
                 model as the training loop is going to, for the test of
                 isolation; by default ``model(batch.x, batch.edge_index)``.
-                (default: :obj:`None`)
             criterion (callable, optional): ``criterion(output, target)``, the
                 loss, to be tested before training starts. It is not used
                 otherwise. (default: :obj:`None`)
@@ -639,7 +636,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 :math:`(0, 20]`.
 
         Raises:
-            BudgetExceededError: if it would exceed the budget; nothing is
+            BudgetExceededError: if the release exceeds the budget; nothing is
                 spent.
             RuntimeError: while a batch waits for its step.
             ValueError: if the account is of other neighbours than a row that
@@ -713,8 +710,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 ledger. (default: :obj:`False`)
 
         Raises:
-            ValueError: if it is of other data, parameters, sampling, noise
-                or mechanism, or lies behind what was spent. Nothing is
+            ValueError: if the state is of other data, parameters, sampling,
+                noise or mechanism, or lies behind what was spent. Nothing is
                 changed then.
         """
         training = self._attached()
@@ -754,9 +751,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         training, with the same public settings, on data in which the items are
         blank (:mod:`pyg_trust.functional.forgetting`). The items are
         *features* of nodes under ``'replace-one-feature-row'`` (node, label
-        and edges stay), *graphs* of a
-        :class:`~pyg_trust.loader.GraphLoader` (under ``'replace'`` another
-        graph has their place), and *persons* of a
+        and edges stay), *graphs* of a :class:`~pyg_trust.loader.GraphLoader`
+        (under ``'replace'`` another graph has their place), and *persons* of a
         :class:`~pyg_trust.unit.PrivacyUnit`. Delete their data yourself.
 
         From then on the loader, which still holds them, is refused: by this

@@ -32,7 +32,8 @@ class Exactness:
         self.alone = False
         #: Operations that losses applied to rows.
         self.loss: set[str] = set()
-        # Whether losses divide by a number that differs between neighbours.
+        # Whether a loss is divided by a private number; whether it is
+        # unchecked.
         self._mean = self._trusted = False
 
     def prepare(
@@ -86,6 +87,6 @@ class Exactness:
         why = self.reasons() if self.insists else ()
         if why:
             raise ValueError(
-                "'exact' needs sums to which a unit adds the same, with any "
-                f'other units ({"; ".join(why)})'
+                "'exact' needs summands that do not depend on the other "
+                f'units ({"; ".join(why)})'
             )

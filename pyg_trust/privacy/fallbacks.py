@@ -150,10 +150,9 @@ def vjp(
     r"""Compute one vector-Jacobian product per subgraph, in chunks.
 
     In a graph with a row that is not finite, no subgraph has a finite
-    gradient, since the rows of the others are multiplied by zero and
-    :math:`0 \cdot \infty` is not a number. Those that are not finite are
-    computed again in smaller and smaller groups, until those that are to
-    blame stand alone.
+    gradient, since the rows of the others are multiplied by zero and :math:`0
+    \cdot \infty` is not a number. Those that are not finite are computed again
+    in smaller and smaller groups, until those that are to blame stand alone.
 
     Args:
         total (Total): the sum to which gradients are added.

@@ -63,6 +63,7 @@ from pyg_trust.privacy.owners import (
     reduce,
     tensors_of_tree,
 )
+from pyg_trust.privacy.rows import Args, Kwargs
 
 # Structure, which is public.
 _STRUCTURE = ('batch', 'ptr', 'e_id', 'root', 'batch_size', 'num_nodes')
@@ -78,8 +79,8 @@ _HINT = (
 class Slot:
     """Placeholder of a followed tensor, which it does not keep alive.
 
-    Torch does not reuse a tensor that somebody keeps, and an operation that
-    reads or writes a view is another one.
+    If it kept the tensor alive, torch would not reuse its memory, as it does
+    without tracking.
     """
 
     def __init__(self, tensor: 'Followed') -> None:
@@ -91,8 +92,8 @@ class Step(NamedTuple):
     """Recorded operation of a loss, with slots in the place of tensors."""
 
     func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     out: Any
     node: str | None
     states: list[Tensor] | None
@@ -167,7 +168,7 @@ class _Memory:
     def __init__(self) -> None:
         self.views = 0
         self.spoiled: _Why | None = None
-        # Whether something else than names was written over it.
+        # Whether values other than names were written to it.
         self.written = False
         # Whether these are labels of the batch, as they came.
         self.is_label = False
@@ -258,8 +259,8 @@ class Followed(Tensor):
         cls,
         func: Any,
         types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Call a torch function; check results that leave torch."""
         kwargs = kwargs or {}
@@ -285,8 +286,8 @@ class Followed(Tensor):
         cls,
         func: Any,
         types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run an operation, forward or backward, and follow its owners."""
         kwargs = kwargs or {}
@@ -596,10 +597,7 @@ def _owner(value: Any, watch: Watch) -> Owner:
 
 
 def _check_stays(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    given: list[Followed],
+    func: Any, args: Args, kwargs: Kwargs, given: list[Followed]
 ) -> None:
     name = base_name(func)
     for t in given:
@@ -664,7 +662,7 @@ def _refuse_shape(name: str) -> NoReturn:
 
 @cache
 def _is_harmless(func: Any) -> bool:
-    # Neither what it returns nor its shape is told to Python.
+    # Refuse operations whose results or shapes Python would see.
     tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
     name = base_name(func)
     if name in _SIZED or any(tag in func.tags for tag in tags):
@@ -700,9 +698,7 @@ def _slots(value: Any, watch: Watch) -> Any:
     return value
 
 
-def _check_kept(
-    args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch
-) -> None:
+def _check_kept(args: Args, kwargs: Kwargs, watch: Watch) -> None:
     # Values that the model kept hold made-up rows, and can't be read.
     if not watch.kept:
         return
@@ -728,9 +724,7 @@ def _has_memory(value: Any) -> bool:
     return plain and value.layout == torch.strided
 
 
-def _written(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Tensor]:
+def _written(func: Any, args: Args, kwargs: Kwargs) -> list[Tensor]:
     found = []
     for place, name in _written_places(func):
         value = args[place] if place < len(args) else kwargs.get(name)
@@ -802,8 +796,8 @@ def _wrap(
     watch: Watch,
     given: list[Followed],
     why: _Why | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
 ) -> Any:
     queue = list(owners)
     every = tensors_of_tree([*args, *kwargs.values()])
@@ -841,9 +835,7 @@ def _wrap(
     return visit(out)
 
 
-def _wrap_earlier(
-    out: Any, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _wrap_earlier(out: Any, watch: Watch, args: Args, kwargs: Kwargs) -> Any:
     # After the backward pass of a batch: results of its rows may not come
     # back in the loss of another batch.
     tensors = tensors_of_tree([*args, *kwargs.values()])
@@ -860,9 +852,7 @@ def _wrap_earlier(
     return visit(out)
 
 
-def _without_ignored(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Tensor | None:
+def _without_ignored(func: Any, args: Args, kwargs: Kwargs) -> Tensor | None:
     # A mean over labels that are not ignored divides by their number, which
     # is public, if they are labels of the batch: it is a mask. None where
     # torch's own is the same, or has to be followed.

@@ -57,7 +57,7 @@ from pyg_trust.privacy.draws import (
 )
 from pyg_trust.privacy.fallbacks import Part
 from pyg_trust.privacy.recorder import Recorder
-from pyg_trust.privacy.rows import RowTracker
+from pyg_trust.privacy.rows import Args, Kwargs, RowTracker
 
 METHODS = ('auto', 'bookkeeping', 'functorch', 'vjp', 'loop')
 _SEED = 0
@@ -252,9 +252,7 @@ class Tape:
         self._returned: list[Tensor] = []
         self._random_state = random_state(owner.device)
 
-    def _on_call(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _on_call(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         if self._call is not None:
             raise RuntimeError(
                 'A tape records one call of the module (got a second one)'
@@ -282,9 +280,7 @@ class Tape:
             self._mode = KeepDraws(tracker, self._owner.device)
         self._modes.enter_context(self._mode)
 
-    def _on_return(
-        self, module: nn.Module, args: tuple[Any, ...], output: Any
-    ) -> None:
+    def _on_return(self, module: nn.Module, args: Args, output: Any) -> None:
         self._stop()
         self._returned = tensors_in(output)
         if isinstance(self._mode, Recorder):
@@ -326,7 +322,6 @@ class Tape:
                 gradients as they are.
             output_owner (Tensor or sequence, optional): the subgraph of each
                 row of each output; by default, rows are nodes.
-                (default: :obj:`None`)
             clipping (str): :obj:`'flat'` or :obj:`'automatic'`. (default:
                 :obj:`'flat'`)
             of (int, optional): the subgraph of which to tell what it has

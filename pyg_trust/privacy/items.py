@@ -60,9 +60,8 @@ class _Task(NamedTuple):
 class ItemReport(AggregationReport):
     """Privacy guarantee of a noisy table of items, with its assumptions.
 
-    The fields are those of
-    :class:`~pyg_trust.transforms.AggregationReport` under the relation
-    ``'user'``; nodes are users and items.
+    The fields are those of :class:`~pyg_trust.transforms.AggregationReport`
+    under the relation ``'user'``; nodes are users and items.
     """
 
     @property
@@ -140,8 +139,7 @@ class PrivateItemCounts(Fitted):
         ledger (str or Path, optional): a file for the account.
             (default: :obj:`None`)
         form (str): :obj:`'withdraw'`: against an empty list; or
-            :obj:`'replace'`: against any other.
-            (default: :obj:`'withdraw'`)
+            :obj:`'replace'`: against any other. (default: :obj:`'withdraw'`)
         rank (int): the rank of :math:`F`. (default: :obj:`16`)
         items (Tensor or list[int], optional): the items of the table, a
             public list; all others are never counted and never recommended.
@@ -149,8 +147,7 @@ class PrivateItemCounts(Fitted):
         seed (int, optional): the seed of the noise, to repeat an experiment;
             the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as in
-            :class:`~pyg_trust.privacy.PrivacyEngine`.
-            (default: :obj:`None`)
+            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: on a wrong argument.
@@ -358,8 +355,8 @@ class PrivateItemCounts(Fitted):
                 arguments.
 
         Raises:
-            ValueError: if it is of other arguments or does not continue the
-                present account. Nothing is changed then.
+            ValueError: if the state has other arguments or doesn't continue
+                the present account. Nothing is changed then.
         """
         self._check_saved(state)
         check_settings('setting', state['setting'], self._setting())

@@ -124,13 +124,13 @@ def _binary(
     name: str,
     join: Callable[[Tensor, Tensor], Tensor] | None,
 ) -> Tensor:
-    # If `join` is None, the function works in place.
+    # Without `join`, the function works in place.
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         raise Unsupported(f"'{name}' needs two tensors")
     swap = record.weight(left) is not None
     weight, x = (left, right) if swap else (right, left)
     if record.weight(x) is not None or (swap and join is None):
-        raise Unsupported(f"'{name}' has no operand but parameters")
+        raise Unsupported(f"all operands of '{name}' are parameters")
     rows, axis = record.rows_of(x)
     shape = torch.broadcast_shapes(x.shape, weight.shape)
     each = record.expand(weight, shape, rows, axis - x.dim())
@@ -187,7 +187,7 @@ def prelu(
 def expand(
     record: Any, func: Callable[..., Any], weight: Tensor, *sizes: int
 ) -> Tensor:
-    """Make a copy of a parameter for each row, which are not known yet."""
+    """Copy a parameter for each row; the rows' owners are learned later."""
     rows = Rows(sizes[0])
     shape = [sizes[0], *weight.shape[1:]]
     out = record.expand(weight, shape, rows, -len(shape))
@@ -202,7 +202,7 @@ def cat(
     tensors: Sequence[Tensor],
     dim: int = 0,
 ) -> Tensor:
-    """Put rows after each other, of which a parameter is one."""
+    """Concatenate rows with a parameter of one row."""
     if dim != 0:
         raise Unsupported('rows and parameters lie side by side')
     parts = [

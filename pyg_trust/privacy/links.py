@@ -301,25 +301,21 @@ class PrivateLinkPredictor(PrivateFit):
             (default: :obj:`32`)
         message_dim (int, optional): :math:`D`: the columns of messages, each
             of which gets noise; by default 8, under ``'node'`` 16.
-            (default: :obj:`None`)
         steps (int): :math:`T`. (default: :obj:`30`)
         lr (float, optional): Adam's; by default :math:`.1 \sqrt p` of
             :math:`p` columns. (default: :obj:`None`)
         num_neg (int, optional): the number of negatives; by default five for
             each edge by the noisy number, at most 200,000. Under ``'node'``
             those of each node; by default 20, fewer above 10,000 nodes.
-            (default: :obj:`None`)
         leave_out (bool): whether an example is judged without its own edge;
             it is free, and better. (default: :obj:`True`)
         directed (bool): whether edges are arcs. (default: :obj:`False`)
         seed (int, optional): the seed of the noise, to repeat an experiment;
             the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
-            :class:`~pyg_trust.privacy.PrivacyEngine`.
-            (default: :obj:`None`)
+            :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
         forget_epsilon (float): up to which :math:`\epsilon` the noise may
-            cover edges that are removed.
-            (default: :obj:`1.0`)
+            cover edges that are removed. (default: :obj:`1.0`)
 
     Raises:
         TypeError, ValueError: on a wrong argument.
@@ -572,7 +568,7 @@ class PrivateLinkPredictor(PrivateFit):
         self, state: dict[str, Tensor], pairs: Tensor, x: Tensor | None
     ) -> Tensor:
         rows, basis, std = state['rows'], state['basis'], self.noise_stds[0]
-        # Of whom no record is read, the released row tells what there is.
+        # Without a node's record, use its released row.
         made = shown = messages(rows)
         if x is not None:
             check_tensor('x', x, REAL, (rows.size(0), basis.size(0)))
@@ -647,8 +643,8 @@ class PrivateLinkPredictor(PrivateFit):
                 arguments.
 
         Raises:
-            ValueError: if it is of other arguments or does not continue the
-                present account. Nothing is changed then.
+            ValueError: if the state has other arguments or doesn't continue
+                the present account. Nothing is changed then.
         """
         covered = self._check_saved(state)
         check_settings('setting', state['setting'], self._setting())
@@ -683,8 +679,8 @@ class PrivateLinkPredictor(PrivateFit):
     def _asked(self, request: RemovalRequest, fit: str) -> Any:
         if self._of_owners:
             raise ValueError(
-                "'request' is of nobody whom noise covers: whom a list names "
-                'is in the gradients of its owner, too. Fit again without '
+                "'request' can't be covered by noise: a node is also in the "
+                'gradients of all whose lists name it. Fit again without '
                 f'them, which spends {fit}'
             )
         return super()._asked(request, fit)

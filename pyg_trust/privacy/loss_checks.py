@@ -27,7 +27,7 @@ def check_criterion(
         loss_reduction (str): :obj:`'mean'` or :obj:`'sum'`.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if the loss is none.
     """
     generator = torch.Generator().manual_seed(SEED)
     count = min(out.size(0), 16)

@@ -193,9 +193,8 @@ class NormEstimates(Spending):
         - ``epsilon``: a private estimate
           (:func:`pyg_trust.functional.private_quantile`) that spends it, on
           top of training; it is on the account before it is returned. The
-          model, the data and the loss are tested as :meth:`make_private`
-          does: a row that reaches the gradients of other units would move
-          all norms.
+          model, the data and the loss are tested as :meth:`make_private` does:
+          a row that reaches the gradients of other units would move all norms.
         - ``public=True``: the loader has public data. Nothing is spent.
         - ``insist``: the percentile as it is, with a warning; the report then
           says that its :math:`\epsilon` leaves this release out.
@@ -217,13 +216,12 @@ class NormEstimates(Spending):
             insist (bool): as above. (default: :obj:`False`)
             forward (callable, optional): as in :meth:`make_private`.
                 (default: :obj:`None`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: unless exactly one of the three is given, if a number
                 is out of range, or if rows of one unit may reach another.
-            BudgetExceededError: if it would exceed the budget of
+            BudgetExceededError: if the estimate exceeds the budget of
                 :meth:`make_private`; nothing is spent.
         """
         named = () if isinstance(public, bool) else public
@@ -336,8 +334,7 @@ def gradient_norms(
         secret (bool): whether masks of dropout have to be secret, as where the
             sizes of units are private: one unit shifts the masks of all after
             it. (default: :obj:`True`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
     """
     device = next(module.parameters()).device
     found: list[Tensor] = []

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_trust.privacy.rows import FAILURES, names
+from pyg_trust.privacy.rows import FAILURES, Args, Kwargs, names
 
 PUBLIC, MIXED = 0, 2**31 - 1
 _MASKS = (torch.bool, torch.uint8)
@@ -108,8 +108,8 @@ class _Call(NamedTuple):
 
 def owners_after(
     func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     out: Any,
     owner_of: OwnerOf,
     value_of: Callable[[Any], Any],
@@ -138,10 +138,7 @@ def owners_after(
 
 
 def facts(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    value_of: Callable[[Any], Any],
+    func: Any, args: Args, kwargs: Kwargs, value_of: Callable[[Any], Any]
 ) -> tuple[bool, ...] | None:
     """Return the values, besides shapes and types, that owners depend on.
 
@@ -269,9 +266,7 @@ def _arguments(func: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in func._schema.arguments)
 
 
-def _bind(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
+def _bind(func: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     return {**dict(zip(_arguments(func), args, strict=False)), **kwargs}
 
 

@@ -1,10 +1,9 @@
 """Check that private rows reach a model only as rows of its batch.
 
-A model is probed on random rows (:mod:`pyg_trust.privacy.validation`). What
-it looks up elsewhere escapes that: in a buffer with the features of all
-nodes, by their names (``n_id``) or their places in the batch, or in what a
-transform of the loader writes into the batch. Here each of these ways is
-tried.
+A model is probed on random rows (:mod:`pyg_trust.privacy.validation`). What it
+looks up elsewhere escapes that: in a buffer with the features of all nodes, by
+their names (``n_id``) or their places in the batch, or in what a transform of
+the loader writes into the batch. Here each of these ways is tried.
 """
 
 import copy
@@ -152,7 +151,7 @@ def check_names(
             (default: :obj:`()`)
 
     Raises:
-        ValueError: if they are not.
+        ValueError: if outputs depend on ids or positions.
     """
     generator = torch.Generator().manual_seed(SEED)
     base = randomised(batch, features_of(batch, owner.numel()), generator)
@@ -222,8 +221,8 @@ def check_transform(
         for name in dict.fromkeys([*first.keys(), *second.keys()]):
             one, two = first.get(name), second.get(name)
             rows = _rows_of(first, name, one, owner, count)
-            told = not by_unit and is_structure(name)
-            if told and _is_tensor(one) and name != 'edge_index':
+            public = not by_unit and is_structure(name)
+            if public and _is_tensor(one) and name != 'edge_index':
                 rows = None
             if rows is not None and _is_tensor(two) and len(two) == len(rows):
                 one, two = one[half[rows]], two[half[rows]]

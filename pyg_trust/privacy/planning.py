@@ -302,7 +302,7 @@ def search_epsilon(
 
 
 def _allowed(bound: Accountant) -> np.ndarray:
-    # With room for another order of sums, which epsilon pays for.
+    # Allow for another order of sums.
     return bound.rdp(ORDERS) * (1 + 1e-9)
 
 
@@ -430,8 +430,7 @@ def search(
     Raises:
         BudgetExceededError: if a run spent more than :obj:`bound`; nothing is
             returned then.
-        ValueError: if runs protect different things; nothing is returned
-            then.
+        ValueError: if runs protect different things; nothing is returned then.
     """
     if not isinstance(candidates, Sequence) or not candidates:
         raise TypeError(
@@ -482,10 +481,10 @@ def search(
                 'allows for one run; nothing is released'
             )
         seeded |= engine.seeded
-        said = engine.report(delta)
+        cost = engine.report(delta)
         if best is None or score > best[0]:
             model = copy.deepcopy(engine._attached().model)
-            best = score, model, candidates[index], said
+            best = score, model, candidates[index], cost
     assert best is not None
     report = SearchReport(
         epsilon=epsilon,

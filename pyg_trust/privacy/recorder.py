@@ -20,7 +20,9 @@ from pyg_trust.privacy.draws import Masks
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.rows import (
     FAILURES,
+    Args,
     Conflict,
+    Kwargs,
     Rows,
     RowTracker,
     names,
@@ -122,10 +124,7 @@ class Recorder(Watch):
         return self._weights.get(tensor)
 
     def call(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: Callable[..., Any], args: Args, kwargs: Kwargs
     ) -> Any:
         """Make a call; note uses of parameters, and follow other rows."""
         if func in _SHAPES:
@@ -156,11 +155,7 @@ class Recorder(Watch):
         return out
 
     def compute(
-        self,
-        func: Callable[..., Any],
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs
     ) -> Any:
         """Compute a function's result, row by row if ``rowwise`` is set."""
         if not self.rowwise:
@@ -178,8 +173,8 @@ class Recorder(Watch):
         self,
         func: Callable[..., Any],
         name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         weights: list[Tensor],
     ) -> Any:
         base = name
@@ -240,7 +235,9 @@ class Recorder(Watch):
         found = self.tracker.get(tensor)
         if found is None:
             if tensor.dim() == 0:
-                raise Unsupported('it meets a number that is not known')
+                raise Unsupported(
+                    'it is combined with a number of unknown origin'
+                )
             # Their subgraphs may become known when they meet other rows.
             found = Rows(tensor.size(0)), 0
             self.tracker.set(tensor, *found)

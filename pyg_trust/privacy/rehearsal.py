@@ -59,6 +59,7 @@ from pyg_trust.privacy.flow import (
     writes,
 )
 from pyg_trust.privacy.owners import facts
+from pyg_trust.privacy.rows import Args, Kwargs
 from pyg_trust.privacy.validation import BatchCall
 
 # The subgraphs that a model is called with, to see what it returns.
@@ -102,7 +103,7 @@ class Rehearsal:
         self._decoys = decoys
         self._out: Followed | None = None
         self._seen: list[str] = []
-        # The places of graphs, where they are not their numbers.
+        # The position of each graph, unless it is its number.
         self._at: Tensor | None = None
         self._marked: list[tuple[Any, Any, Tensor, Followed]] = []
         if by_unit:
@@ -187,7 +188,7 @@ class Rehearsal:
             out = few.run(_cloned)
             rows = {_FEW: self.size, nodes: owner.numel()}[len(out)]
         except Exception:
-            # The same on all of them says what is wrong, if anything is.
+            # The full call then raises the error, if there is one.
             return None
         return out.detach()[torch.arange(rows, device=out.device) % len(out)]
 
@@ -210,7 +211,7 @@ class Rehearsal:
             few, nodes = whole.extract(largest)
             found = few, nodes.numel()
             if self.by_unit:
-                # Rings are the same in each batch.
+                # Decoys do not depend on the batch.
                 self._decoys.few = {key: found}
         return found
 
@@ -423,8 +424,9 @@ class Rehearsal:
     ) -> Callable[[Tensor], Tensor]:
         """Return a function that differentiates the term of one subgraph.
 
-        It repeats the operations of the loss on made-up outputs and rows,
-        except those of the subgraph. All integer labels are the subgraph's.
+        It repeats the operations of the loss with real outputs and rows for
+        the subgraph, made-up ones elsewhere, and the subgraph's integer label
+        in all rows.
 
         Returns:
             callable: maps the subgraph's outputs to the gradient by them.
@@ -538,15 +540,13 @@ def _cloned(name: str, value: Any) -> Any:
 
 
 def _whose(value: Followed) -> Tensor:
-    # The subgraph of each row, as it was said.
+    # The subgraph of each row.
     owner = value._owner
     assert owner is not None
     return owner.reshape(len(owner), -1)[:, 0].long() - 1
 
 
-def _do(
-    step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch
-) -> Any:
+def _do(step: Step, args: Args, kwargs: Kwargs, watch: Watch) -> Any:
     try:
         return Followed.__torch_dispatch__(step.func, (), args, kwargs)
     except ValueError:

@@ -32,7 +32,7 @@ from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
-# So many persons together have a line in a report.
+# Numbers of persons together that reports have a line for.
 _TOGETHER = (2, 5)
 APART = (
     'the model treats subgraphs apart on every data, as it did on the random '
@@ -47,7 +47,7 @@ def vouched(mechanism: str) -> str:
     return ACCOUNTANTS.note(mechanism) if own else ''
 
 
-def said_by(mechanism: str) -> str:
+def by_user(mechanism: str) -> str:
     """Phrase that names the user's accountant; '' for a built-in one."""
     who = vouched(mechanism)
     return f', as says {who}' if who else ''
@@ -87,9 +87,8 @@ class PrivacyReport(Report):
         weights (str): SHA-256 of the weights that are released.
         history (tuple[float, ...]): :math:`\epsilon` over time, from nothing
             to everything so far.
-        account (tuple): noise multiplier, rate and number of steps of all
-            that :math:`\epsilon` is of, releases beside the training
-            included.
+        account (tuple): noise multiplier, rate and number of steps of all that
+            :math:`\epsilon` is of, releases beside the training included.
         pure_epsilon (float): the part that :math:`\epsilon`-DP releases add to
             it.
         epsilon_renyi (float, optional): a bound of :math:`\epsilon` by Rényi
@@ -210,7 +209,7 @@ class PrivacyReport(Report):
             f'{self.sensitivity:.4g}; the account counts {self.lam:.4g} times '
             'that as noise.',
             *self._of_persons(),
-            f'Accounted for by {self.mechanism!r}{said_by(self.mechanism)}. '
+            f'Accounted for by {self.mechanism!r}{by_user(self.mechanism)}. '
             'This holds if, and covers only what follows:',
             *(f'- {line}' for line in self.assumptions),
         ]
@@ -296,7 +295,7 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
     mechanism = engine.accountant.mechanism()
     if ACCOUNTANTS.is_own(mechanism):
         notes.append(
-            f'NOT CHECKED: epsilon{said_by(mechanism)}: its sampling, its '
+            f'NOT CHECKED: epsilon{by_user(mechanism)}: its sampling, its '
             'relation and its proof are of whoever wrote it'
         )
     kind = type(loader)
@@ -415,12 +414,13 @@ def covered(
     """Return the epsilon at which the weights have forgotten items."""
     if engine.seeded:
         raise ValueError(
-            f'{SEEDED}, so it covers nothing: fit again without what is named'
+            f'{SEEDED}, so it covers nothing: fit again without the requested '
+            'items'
         )
     if ACCOUNTANTS.is_own(engine.accountant.mechanism()):
         raise ValueError(
-            'an accountant of your own says nothing of several units: fit '
-            'again without what is named'
+            'a registered accountant has no epsilon for several units: fit '
+            'again without the requested items'
         )
     noun = loader.relation.rsplit('-', 1)[-1]
     wanted = {'row': 'features', 'graph': 'graphs'}.get(noun, 'persons')

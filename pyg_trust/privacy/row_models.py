@@ -144,10 +144,10 @@ def check_rows(
 ) -> None:
     """Refuse a model that knows the nodes or edges of a graph.
 
-    As :func:`pyg_trust.privacy.pipeline.check_names` does: rows at random have
-    to have the same outputs in another order, and, when it doesn't train,
-    also among fewer. And it may hold no table that has an entry per node or
-    edge.
+    Random rows must have the same outputs in another order and, in evaluation
+    mode, among fewer rows (see
+    :func:`pyg_trust.privacy.pipeline.check_names`). Tables with an entry per
+    node or edge are refused.
 
     Args:
         name (str): the name of the argument.
@@ -372,7 +372,7 @@ def rows_of(x: Tensor, mask: Tensor) -> Tensor:
     return x.to_sparse_coo().index_select(0, mask.nonzero().view(-1))
 
 
-def told(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
+def class_rows(y: Tensor, own: Tensor, train: Tensor) -> Tensor:
     """Return one-hot labels of training nodes, and posteriors of other nodes.
 
     Args:

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
 
 def names(text: str) -> frozenset[str]:
     """Split a text into a set of words."""
@@ -145,7 +148,7 @@ class RowTracker:
         return found
 
     def _join(self, rows: Rows, others: Rows) -> None:
-        # Rows without owners are others, and so are their parts.
+        # Merge rows without owners, and their parts, into the others.
         rows._same, parts = others, [*others.parts, *rows.parts]
         if others._owner is None:
             others.parts = parts
@@ -157,13 +160,7 @@ class RowTracker:
             self.unify([part, self.known(owner)])
             at += part.size
 
-    def follow(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-    ) -> None:
+    def follow(self, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Record the rows of a function's result.
 
         Raises:
@@ -173,13 +170,7 @@ class RowTracker:
         with suppress(*FAILURES):
             self._follow(name, args, kwargs, out)
 
-    def _follow(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-    ) -> None:
+    def _follow(self, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
         if name == '__setitem__':
             self._write(*args)
         results = [t for t in _flat(out) if isinstance(t, Tensor)]
@@ -220,8 +211,8 @@ class RowTracker:
         self,
         name: str,
         base: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         tracked: tuple[Tensor, Rows, int],
         results: list[Tensor],
     ) -> None:
@@ -281,7 +272,8 @@ class RowTracker:
     def _view(
         self, rows: Rows, axis: int, shape: torch.Size, out: Tensor
     ) -> None:
-        # A dimension of this length with as much before it is the same one.
+        # A dimension with this length and as many entries before it is the
+        # same.
         before = prod(shape[:axis])
         for at in reversed(range(out.dim())):
             if (
@@ -306,7 +298,7 @@ class RowTracker:
             if bool((heads == heads[:1]).all()):
                 self.set(out, self.known(heads[0]), 1)
                 return
-        # Rows are cut into some, or put together.
+        # Each row is cut into several, or several are joined.
         if size % rows.size == 0:
             owner = owner.repeat_interleave(size // rows.size)
         elif rows.size % size == 0:
@@ -386,9 +378,7 @@ class RowTracker:
         if bool((owner >= 0).all()):
             self.set(target, self.known(owner.clone()), 0)
 
-    def _index_select(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
-    ) -> None:
+    def _index_select(self, args: Args, kwargs: Kwargs, out: Tensor) -> None:
         source = _arg(args, kwargs, 0, 'input')
         index = _arg(args, kwargs, 2, 'index')
         found = self.get(source)
@@ -400,9 +390,7 @@ class RowTracker:
         elif rows.owner is not None:
             self.set(out, self.known(rows.owner[index]), axis)
 
-    def _scatter(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
-    ) -> None:
+    def _scatter(self, args: Args, kwargs: Kwargs, out: Tensor) -> None:
         index = _arg(args, kwargs, 2, 'index')
         src = _arg(args, kwargs, 3, 'src', None)
         if src is None:
@@ -429,7 +417,7 @@ class RowTracker:
         owner = rows.owner
         if owner is None or index.numel() != owner.numel():
             return
-        # A row into which nothing goes belongs to whom it is used by.
+        # A row that receives nothing takes the owner of its first use.
         size = out.size(dim)
         for other in self._candidates(size):
             assert other._owner is not None
@@ -446,8 +434,8 @@ class RowTracker:
 
     def _cat(
         self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         tracked: list[tuple[Tensor, Rows, int]],
         out: Tensor,
     ) -> None:
@@ -472,8 +460,8 @@ class RowTracker:
 
     def _stack(
         self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         tracked: list[tuple[Tensor, Rows, int]],
         out: Tensor,
     ) -> None:
@@ -488,7 +476,7 @@ class RowTracker:
     def _matmul(
         self,
         name: str,
-        args: tuple[Any, ...],
+        args: Args,
         tracked: list[tuple[Tensor, Rows, int]],
         out: Tensor,
     ) -> None:
@@ -504,9 +492,7 @@ class RowTracker:
             self.set(out, rows, 0)
 
 
-def tensors_of(
-    args: Iterable[Any], kwargs: dict[str, Any]
-) -> Iterator[Tensor]:
+def tensors_of(args: Iterable[Any], kwargs: Kwargs) -> Iterator[Tensor]:
     """List the tensors among the arguments of a torch function."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
@@ -519,16 +505,12 @@ def _flat(out: Any) -> tuple[Any, ...]:
     return tuple(out) if isinstance(out, tuple | list) else (out,)
 
 
-def _first(args: tuple[Any, ...]) -> Any:
+def _first(args: Args) -> Any:
     return args[0] if args else None
 
 
 def _arg(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    place: int,
-    name: str,
-    default: Any = ...,
+    args: Args, kwargs: Kwargs, place: int, name: str, default: Any = ...
 ) -> Any:
     if len(args) > place:
         return args[place]
@@ -543,7 +525,7 @@ def _normal(dims: Any, dim: int) -> list[int]:
 
 
 def _dims(
-    name: str, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str, tensor: Tensor, args: Args, kwargs: Kwargs
 ) -> list[int] | None:
     # The dimensions that a function works along; None for all.
     dim = tensor.dim()

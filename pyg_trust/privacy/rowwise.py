@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust.privacy.rows import names, tensors_of
+from pyg_trust.privacy.rows import Args, Kwargs, names, tensors_of
 
 # Rounded correctly, or no arithmetic at all: the same in every place.
 _CORRECT = names(
@@ -70,10 +70,7 @@ _GRAIN = 2**15
 
 
 def call(
-    func: Callable[..., Any],
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs
 ) -> tuple[Any, bool]:
     """Call a function so that each row's bits depend on the row alone.
 
@@ -152,9 +149,7 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _product(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Tensor | None:
+def _product(name: str, args: Args, kwargs: Kwargs) -> Tensor | None:
     # Rows have to be on the left: rows on the right would be summed over. The
     # right side is the same for all rows.
     if name == 'linear':
@@ -171,10 +166,7 @@ def _product(
 
 
 def _padded(
-    func: Callable[..., Any],
-    inplace: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    func: Callable[..., Any], inplace: bool, args: Args, kwargs: Kwargs
 ) -> Tensor:
     # Pad to whole vectors in each thread.
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]

@@ -46,8 +46,7 @@ class Spending(Single):
         seed (int, optional): as there.
         ledger (str or Path, optional): as there.
         ledger_head (str, optional): as there.
-        kind (str): of the noise, as there.
-            (default: :obj:`'system'`)
+        kind (str): of the noise, as there. (default: :obj:`'system'`)
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Spending(Single):
     def _choose(self, step: int, count: int, size: int | float) -> np.ndarray:
         source = self._source(_BATCH, step)
         if self._key is not None and self._seed is None:
-            # Several processes draw the same.
+            # Draw the same in several processes.
             source = SecureNoise(keyed_bytes(self._key, step))
         if isinstance(size, float):
             return noise.coins(source, count, size)
@@ -204,9 +203,9 @@ class Spending(Single):
             return True
         rate, spent = self._rate(self._loader, step), self.steps
         if self._limit is not None:
-            # Found after 'at' steps: 'most' in all, at this rate or a lower.
+            # Computed after 'at' steps: 'most' steps in all, up to this rate.
             highest, at, most, before, pure = self._limit
-            # Entries on the account since then must be of these steps alone.
+            # Since then, the account may hold these steps only.
             planned = self.accountant.pure_epsilon == pure and all(
                 multiplier == self._noise_multiplier and line_rate <= highest
                 for multiplier, line_rate in _lines(self.accountant) - before
@@ -231,7 +230,7 @@ class Spending(Single):
         return left > 0
 
     def _check_left(self, ahead: Accountant, what: str) -> None:
-        # Refuses what would bring the account to another one.
+        # Refuse if the account would be `ahead`, and above the budget.
         epsilon, delta = self._target
         if epsilon is None or delta is None:
             return
@@ -256,7 +255,7 @@ class Spending(Single):
         self._note_spent()
 
     def _account(self, loader: StepLoader) -> Accountant:
-        # The account for a loader, or a new one that is nobody's yet.
+        # The account for a loader, or a new one.
         if self._accountant is not None:
             if loader.fingerprint() != self._data:
                 raise ValueError(

@@ -132,7 +132,8 @@ class Checkpoints(Spending):
             self.accountant.load_state_dict(ahead.state_dict())
             self._note_spent()
             self._limit = None
-            # Before there are weights that may have seen the present one.
+            # Draw fresh noise before loading weights that may know the present
+            # one.
             self._fresh_noise()
             step.reset()
             if set_norm is not None:

@@ -14,6 +14,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.loader.schema import Schema
 from pyg_trust.privacy.flow import Watch, follow
+from pyg_trust.privacy.rows import Args, Kwargs
 from pyg_trust.privacy.validation import BatchCall, Key
 
 #: The made-up subgraphs on which a model is tried.
@@ -70,8 +71,8 @@ class TypedCall(BatchCall):
         self,
         batch: HeteroData,
         versions: dict[Any, tuple[int, int]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
     ) -> None:
         super().__init__(batch, versions, args, kwargs)
         form = Form(self.args, self.kwargs)

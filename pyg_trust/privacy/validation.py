@@ -23,6 +23,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_trust.privacy.bounds import ClippedSum
 from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.rows import Args, Kwargs
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Data], Tensor]
@@ -164,8 +165,8 @@ class BatchCall:
         self,
         batch: Data,
         versions: dict[str, tuple[int, int]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
     ) -> None:
         self._names = {key: name for name, (key, _) in versions.items() if key}
         self._batch = batch
@@ -284,11 +285,10 @@ def find_call(
         forward (callable, optional): calls a model with a batch, once; by
             default ``model(x, edge_index)``, or ``model(x)`` if it takes one
             argument, and with those by type if the batch is typed.
-            (default: :obj:`None`)
         kind (type): what notes the arguments. (default: :class:`BatchCall`)
 
     Raises:
-        ValueError: if it can't be told.
+        ValueError: if the attributes can't be found.
     """
     calls = []
 
@@ -325,7 +325,7 @@ def find_call(
         )
     typed = '_dict' if isinstance(batch, HeteroData) else ''
     x, edges = (getattr(batch, f'{n}{typed}') for n in ('x', 'edge_index'))
-    args: tuple[Any, ...] = (x, edges)
+    args: Args = (x, edges)
     if len(needed) == 1:
         args = (batch if needed[0] in ('data', 'batch') else x,)
     return kind(batch, kind.snapshot(batch), args, {})
@@ -514,7 +514,7 @@ def check_gradients(
         owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
 
     Raises:
-        ValueError: if they differ.
+        ValueError: if norms or sums differ.
     """
     count = int(owner.max()) + 1
     generator = torch.Generator().manual_seed(SEED)

@@ -45,6 +45,7 @@ from pyg_trust.privacy.rehearsal import (
     forgetting,
     settings,
 )
+from pyg_trust.privacy.rows import Args, Kwargs
 from pyg_trust.privacy.typed import PROBED, TypedCall, TypedModel, reveal, show
 from pyg_trust.privacy.validation import (
     BatchCall,
@@ -262,7 +263,7 @@ class PrivateStep:
         return self._handed
 
     @editing
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def forward(self, args: Args, kwargs: Kwargs) -> Tensor:
         """Call the model and record how to differentiate it."""
         plain = self._plain
         if self._stage != 'delivered' or self._batch is None or plain is None:
@@ -425,14 +426,14 @@ class PrivateStep:
         )
 
     def fall_back(self, trusted: bool) -> None:
-        """Run each unit alone from now on, if sums are not exact otherwise.
+        """Run units alone from now on if that alone makes sums exact.
 
         Args:
             trusted (bool): whether the loss is left unchecked, so that a unit
                 has no loss of its own.
 
         Raises:
-            ValueError: if they are not exact then either.
+            ValueError: if sums are inexact either way.
         """
         exactness = self.exactness
         found = exactness.reasons() if exactness.insists else ()
@@ -481,12 +482,12 @@ class PrivateStep:
                 share,
                 self.max_grad_norm,
                 self.clipping == 'automatic',
-                # With a rehearsal they were compared a moment ago.
+                # A rehearsal has compared them.
                 self._settings if rehearsal else settings(self.module),
             )
         except Exception:
-            # A model that does not run on it alone, as LSTMs without edges:
-            # that it was drawn is told to nobody.
+            # Some models, as LSTMs without edges, can't run on one unit. Fail
+            # silently: the draw is secret.
             return
         if not passes:
             self.disagrees = True

@@ -175,8 +175,7 @@ class Guarantee(Report):
         spent (dict[str, float]): the amount spent of each budget.
         budget (dict[str, float]): the total of each budget.
         data (str): a fingerprint of the data that the promise is about.
-        origin (dict[str, Any]): versions and arguments, as
-            :func:`provenance`.
+        origin (dict[str, Any]): versions and arguments, as :func:`provenance`.
         kind (str): the kind of the promise, one of :data:`KINDS`.
         values (dict[str, Any]): all numbers and settings of the promise, by
             the field's name: ``epsilon``, ``delta``, ``mu``, ``sigma``,
@@ -219,14 +218,14 @@ class Guarantee(Report):
                 check_number(name, amount)
         if set(self.spent) != set(self.budget):
             raise ValueError(
-                "'spent' and 'budget' need to be of the same things (got "
+                "'spent' and 'budget' need the same keys (got "
                 f'{sorted(self.spent)} and {sorted(self.budget)})'
             )
         for name, amounts in self.history.items():
             if name not in self.spent:
                 raise ValueError(
-                    "'history' needs to be of what is in 'spent' "
-                    f'(got {name!r}, need one of {sorted(self.spent)})'
+                    f"'history' needs keys of 'spent' (got {name!r}, need one "
+                    f'of {sorted(self.spent)})'
                 )
             check_instance('history', amounts, list)
             for amount in amounts:
@@ -317,13 +316,13 @@ class Verifiable(Report):
                 removal and before the next.
 
         Raises:
-            TypeError: if it is of another kind.
-            ValueError: if it is of other weights.
+            TypeError: if the verification is of another kind.
+            ValueError: if the verification is of other weights.
         """
         check_instance('found', found, self._verification)
         if found.weights != self.weights:
             raise ValueError(
-                "'found' needs to be of the weights of this report: call "
+                "'found' needs to verify the weights of this report: call "
                 'verify() before the next removal'
             )
         return dataclasses.replace(self, verification=found)  # type: ignore

@@ -71,7 +71,7 @@ def axes(ax: Any, height: float = 3.2) -> Any:
     """Return the given axes, or those of a new figure.
 
     Raises:
-        TypeError: if it is no axes.
+        TypeError: if :obj:`ax` is no matplotlib axes.
         ImportError: without matplotlib.
     """
     if ax is not None:

@@ -174,7 +174,12 @@ def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
     lines = ['## Trust report', '', made_on, '']
     for each in guarantees:
         lines += [f'### {_line(each.procedure)}', '']
-        lines += [f'**{_line(each.promise)}**', '', _line(_said(each)), '']
+        lines += [
+            f'**{_line(each.promise)}**',
+            '',
+            _line(_odds_text(each)),
+            '',
+        ]
         for title, texts in _lists(each):
             lines += [f'{title}:', '']
             lines += [f'- {_line(text)}' for text in texts] + ['']
@@ -195,7 +200,7 @@ def _line(text: str) -> str:
     return text
 
 
-def _said(each: Guarantee) -> str:
+def _odds_text(each: Guarantee) -> str:
     # The reader, and the promise: the odds themselves, if they are the
     # promise.
     whom, what = _FOR[each.kind]
@@ -306,7 +311,7 @@ def _section(number: int, each: Guarantee) -> str:
     parts = [
         f'<section id="p{number}"><h2>{number}. {escape(each.procedure)}</h2>',
         f'<p class="promise">{escape(_upper(each.promise))}.</p>',
-        f'<p class="for">{escape(_said(each))}</p>',
+        f'<p class="for">{escape(_odds_text(each))}</p>',
     ]
     for name, spent in each.spent.items():
         parts.append(_bar(name, spent, each.budget[name]))
@@ -335,14 +340,14 @@ def _section(number: int, each: Guarantee) -> str:
 
 def _bar(name: str, spent: float, limit: float) -> str:
     # The share of a budget that is spent, as a picture.
-    said = _share(name, spent, limit)
+    label = _share(name, spent, limit)
     if not 0 < limit < math.inf or not 0 <= spent < math.inf:
-        return f'<p>{escape(said)}</p>'
+        return f'<p>{escape(label)}</p>'
     width = 600 * min(spent / limit, 1.0)
     color = '#1f6feb' if spent <= limit else '#cf222e'
     return (
-        f'<p class="figure">{escape(said)}</p>'
-        f'<svg viewBox="0 0 600 16" role="img" aria-label="{escape(said)}">'
+        f'<p class="figure">{escape(label)}</p>'
+        f'<svg viewBox="0 0 600 16" role="img" aria-label="{escape(label)}">'
         '<rect width="600" height="16" rx="4" fill="#eaeef2"/>'
         f'<rect width="{width:.1f}" height="16" rx="4" fill="{color}"/>'
         '</svg>'
@@ -364,15 +369,15 @@ def _line_chart(name: str, amounts: Sequence[float], limit: float) -> str:
         f'{110 - 90 * value / top:.1f}'
         for i, value in enumerate(finite)
     )
-    said = f'{name} over time, from the start (left) to now (right)'
-    said += '; dashed: the budget' if near else ''
+    label = f'{name} over time, from the start (left) to now (right)'
+    label += '; dashed: the budget' if near else ''
     dashes = (
         '<line x1="96" y1="20" x2="590" y2="20" stroke="#cf222e" '
         'stroke-dasharray="6 4"/>'
     )
     return (
-        f'<p class="figure">{escape(_upper(said))}</p>'
-        f'<svg viewBox="0 0 600 124" role="img" aria-label="{escape(said)}">'
+        f'<p class="figure">{escape(_upper(label))}</p>'
+        f'<svg viewBox="0 0 600 124" role="img" aria-label="{escape(label)}">'
         '<line x1="96" y1="110" x2="590" y2="110" stroke="#8c959f"/>'
         '<line x1="96" y1="20" x2="96" y2="110" stroke="#8c959f"/>'
         f'{dashes * near}'

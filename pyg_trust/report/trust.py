@@ -87,7 +87,7 @@ class TrustReport(Report):
             *reports (Report): the reports that the procedures returned.
 
         Raises:
-            TypeError: if one is no report, or promises nothing by itself.
+            TypeError: if a value is no report, or promises nothing by itself.
             ValueError: if there are none.
         """
         if not reports:

@@ -44,8 +44,7 @@ class DisjointWalkSampler(RootSampler):
         seed (int, optional): the seed. (default: :obj:`None`)
 
     Raises:
-        TypeError, ValueError: as
-            :func:`pyg_trust.functional.disjoint_walks`.
+        TypeError, ValueError: as :func:`pyg_trust.functional.disjoint_walks`.
 
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -117,17 +116,15 @@ class DisjointWalkSampler(RootSampler):
     ) -> SamplerOutput:
         """Return the edges inside each of some subgraphs, as one batch.
 
-        Roots come first, in order, then the other nodes, subgraph by
-        subgraph; or each subgraph as a whole. There is no edge between two
-        subgraphs.
+        Roots come first, in order, then the other nodes, subgraph by subgraph;
+        or each subgraph as a whole. There is no edge between two subgraphs.
 
         Args:
             walks (DisjointWalks): disjoint subgraphs.
             input_id (Tensor, optional): int64, ``[num_subgraphs]``: what
                 their roots are called outside. (default: :obj:`None`)
-            contiguous (bool): whether the nodes of a subgraph follow its
-                root, and edges are sorted by where they end.
-                (default: :obj:`False`)
+            contiguous (bool): whether the nodes of a subgraph follow its root,
+                and edges are sorted by where they end. (default: :obj:`False`)
         """
         check_range(
             'walks.node', walks.node, self.graph.num_nodes, 'the nodes'
@@ -178,7 +175,7 @@ class DisjointWalkSampler(RootSampler):
             inputs (NodeSamplerInput): distinct roots of that partition.
 
         Raises:
-            ValueError: if one of them is no root of it, or is repeated.
+            ValueError: if a node is no root of it, or is repeated.
         """
         walks = self.partition()
         # Loaders hand over indices on the CPU.

@@ -125,7 +125,7 @@ class EgoSampler(RootSampler):
             inputs (NodeSamplerInput): nodes among the roots.
 
         Raises:
-            ValueError: if one of them is no root.
+            ValueError: if a node is no root.
         """
         node, n = inputs.node, self.graph.num_nodes
         check_tensor('inputs.node', node, torch.int64, ('num_roots',))

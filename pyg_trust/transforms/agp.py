@@ -128,9 +128,8 @@ class AGP(MeasureTransform):
             generator at every call. (default: :obj:`None`)
         force_push (bool): whether to sample even where the exact product is
             expected to be cheaper. (default: :obj:`False`)
-        half (bool): whether the exact path keeps its levels in float16, as
-            in :func:`pyg_trust.functional.propagate`.
-            (default: :obj:`False`)
+        half (bool): whether the exact path keeps its levels in float16, as in
+            :func:`pyg_trust.functional.propagate`. (default: :obj:`False`)
         level_tol (float): the certain error that fewer levels may cost: the
             :obj:`tol` of :func:`pyg_trust.functional.propagate`, while
             :obj:`tol` here is that of the series. (default: :obj:`0.0`)
@@ -148,13 +147,11 @@ class AGP(MeasureTransform):
             (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the
             columns, if :obj:`out` is a file. (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
-        TypeError, ValueError: as
-            :func:`pyg_trust.functional.propagate`, :meth:`CSRGraph.from_data
-            <pyg_trust.graph.CSRGraph.from_data>` and
+        TypeError, ValueError: as :func:`pyg_trust.functional.propagate`,
+            :meth:`CSRGraph.from_data <pyg_trust.graph.CSRGraph.from_data>` and
             :func:`~pyg_trust.functional.make_measure`.
 
     Example:

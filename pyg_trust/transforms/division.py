@@ -173,10 +173,9 @@ def check_apart(
 ) -> None:
     """Refuse a model whose outputs mix nodes that no edge joins.
 
-    A node of another group may change as it likes: nobody who hears one group
-    alone may notice, up to the last bit; nor if half of them all change, in
-    this group and in another, or all of them to numbers without bounds. Nor
-    may weights depend on who else listens.
+    Nodes receive messages from one group alone, and then nodes of other groups
+    change: one, half of all, or all to unbounded numbers. Outputs of the rest
+    must keep every bit. Weights must not depend on the other receivers.
 
     Args:
         call (Callable): maps a graph to logits.
@@ -355,7 +354,7 @@ def check_named(data: Any) -> None:
     """Refuse a graph whose nodes or edges cannot be divided.
 
     Raises:
-        TypeError: if it is no such graph, or names are no int64.
+        TypeError: if the data are no such graph, or names are not int64.
         ValueError: on unknown nodes, negative names, or one that is there
             twice.
     """

@@ -147,9 +147,8 @@ class FlipBits(BaseTransform):
 
     The noise of `"Efficient Robustness Certificates for Discrete Data"
     <https://arxiv.org/abs/2008.12952>`_ (Bojchevski, Klicpera and Günnemann
-    2020): a model whose certificates will be made with
-    :class:`BitFlips` is best trained on graphs with
-    the same noise, a new one each epoch.
+    2020): a model whose certificates will be made with :class:`BitFlips` is
+    best trained on graphs with the same noise, a new one each epoch.
 
     .. code-block:: python
 
@@ -168,7 +167,6 @@ class FlipBits(BaseTransform):
             (default: :obj:`False`)
         seed (int, optional): the seed of one draw that every call repeats; by
             default every call makes a new draw from torch's generator.
-            (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: as :class:`BitFlips`.
@@ -217,12 +215,12 @@ def check_graph(data: Any, noise: BitFlips) -> None:
     """Refuse a graph that the noise can't be applied to.
 
     Raises:
-        TypeError: if it is no homogeneous graph, or features have no floating
-            point.
+        TypeError: if the data are no homogeneous graph, or features have no
+            floating point.
         ValueError: under noise on the edges, if there are weights, attributes,
             a second adjacency or duplicates, or the graph is directed and the
-            noise is not; under noise on the features, if an entry is neither
-            0 nor 1.
+            noise is not; under noise on the features, if an entry is neither 0
+            nor 1.
     """
     check_data(data)
     if data.edge_index is None:

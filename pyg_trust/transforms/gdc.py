@@ -86,8 +86,7 @@ class GDC(MeasureTransform):
     Raises:
         TypeError, ValueError: as :class:`AGP`, and if :obj:`top_k` and
             :obj:`threshold` both leave the result dense, :obj:`method` or
-            :obj:`normalization` is unknown, or PyG's arguments go with
-            others.
+            :obj:`normalization` is unknown, or PyG's arguments go with others.
     """
 
     def __init__(

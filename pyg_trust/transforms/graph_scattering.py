@@ -43,7 +43,6 @@ class GraphEmbedding(BaseTransform):
             one-hot degrees. (default: :obj:`False`)
         dtype (torch.dtype, optional): the dtype of the vectors; by default
             that of ``data.x``, or torch's default dtype for degrees.
-            (default: :obj:`None`)
     """
 
     def __init__(
@@ -82,8 +81,7 @@ class GraphEmbedding(BaseTransform):
                 that of the features. (default: :obj:`None`)
             sparse (bool): whether to return a sparse CSR matrix.
                 (default: :obj:`False`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Returns:
             Tensor: ``[num_graphs, num_coefficients]``.
@@ -160,10 +158,9 @@ class GraphScattering(GraphEmbedding):
         J (int): the number of filters of the bank.
         Q (int): the number of moments.
         L (int): the number of layers, the root included.
-        wavelet (str): :obj:`'geometric'` (row walk),
-            :obj:`'geometric_column'` (the walk of the papers),
-            :obj:`'diffusion'`, :obj:`'itersine'` or :obj:`'monic_cubic'`.
-            (default: :obj:`'geometric'`)
+        wavelet (str): :obj:`'geometric'` (row walk), :obj:`'geometric_column'`
+            (the walk of the papers), :obj:`'diffusion'`, :obj:`'itersine'` or
+            :obj:`'monic_cubic'`. (default: :obj:`'geometric'`)
         low_pass (str): :obj:`'mean'` or :obj:`'degree'`.
             (default: :obj:`'mean'`)
         linear (bool): whether to leave out the absolute value (linear-GST).
@@ -233,12 +230,7 @@ class GraphScattering(GraphEmbedding):
         return scattering_path(index, width, self.J, self.Q, self.L)
 
     def paths(self, num_features: int | None = None) -> list[ScatteringPath]:
-        """Return the paths of all coefficients, in order.
-
-        Args:
-            num_features (int, optional): as in :meth:`path`.
-                (default: :obj:`None`)
-        """
+        """Return the paths of all coefficients, in order."""
         size = self.num_coefficients(num_features)
         return [self.path(i, num_features) for i in range(size)]
 
@@ -291,7 +283,6 @@ class GFT(GraphEmbedding):
         num_bands (int, optional): the number of frequency bands whose energy
             is taken; by default the mean of the Fourier coefficients, as in
             the paper, which is not well defined where eigenvalues repeat.
-            (default: :obj:`None`)
         max_degree (int, optional): see :class:`GraphEmbedding`.
             (default: :obj:`None`)
         clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)

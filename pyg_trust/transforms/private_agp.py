@@ -131,13 +131,11 @@ class PrivateAGP(Releasing, BaseTransform):
             :math:`\sqrt{2}` times as much. (default: :obj:`False`)
         max_degree (int, optional): the largest degree :math:`D`; required for
             ``'node_incident'``, optional for ``'node'`` (1 by default).
-            (default: :obj:`None`)
         measure (Measure, optional): the linear propagation for ``'feature'``;
             by default :math:`(P + P^2) / 2` with :math:`P = D^{-1/2} A
             D^{-1/2}` and without a node's own message. (default: :obj:`None`)
         weights (sequence of float, optional): :math:`w_1, \ldots, w_K`: the
-            output is then :math:`\sum_k w_k S_k`; free.
-            (default: :obj:`None`)
+            output is then :math:`\sum_k w_k S_k`; free. (default: :obj:`None`)
         degree_channel (float): as in :func:`~pyg_trust.functional.messages`.
             (default: :obj:`0.0`)
         between (str): how rows are bounded: brought to norm 1
@@ -223,8 +221,8 @@ class PrivateAGP(Releasing, BaseTransform):
                 )
         if feature and self.hops != 1:
             raise ValueError(
-                "'hops' is for sums: how far 'feature' reaches is in "
-                f"'measure' (got {self.hops})"
+                "'hops' goes with sums: under 'feature', 'measure' has the "
+                f'levels (got {self.hops})'
             )
         if feature and (self.degree_channel or self.between == 'clip'):
             raise ValueError(

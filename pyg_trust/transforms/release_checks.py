@@ -34,10 +34,9 @@ _STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
 class Releasing(NoCopies):
     r"""Base of objects that release private data on one account.
 
-    The account is opened with the first data, whose number of nodes is part
-    of it. Subclasses set :obj:`relation`, :obj:`epsilon`, :obj:`delta` and
-    :obj:`limit`, the :math:`\mu` of the budget, and call
-    ``_set_account``.
+    The account is opened with the first data, whose number of nodes is part of
+    it. Subclasses set :obj:`relation`, :obj:`epsilon`, :obj:`delta` and
+    :obj:`limit`, the :math:`\mu` of the budget, and call ``_set_account``.
     """
 
     relation: Relation

@@ -52,10 +52,8 @@ class Shards(BaseTransform):
             gives a node the same hash every time. (default: :obj:`None`)
         embedding (str, optional): the attribute that :obj:`'bekm'` clusters;
             by default the logits of a GCN that is trained for it
-            (:func:`pyg_trust.nn.partition_embedding`).
-            (default: :obj:`None`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+            (:func:`pyg_trust.nn.partition_embedding`). (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
         **kwargs (optional): further arguments of the function of the method
             (:obj:`slack`, :obj:`max_rounds`, :obj:`sem_weight`, ...):
             :func:`~pyg_trust.functional.random_partition`,

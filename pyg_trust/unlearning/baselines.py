@@ -494,8 +494,7 @@ class GINClassifier:
 
         Args:
             graphs (list[Data]): the training graphs, labelled 0, 1, ...
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         graphs = [data.clone() for data in check_graphs(graphs)]
         self._train(dict(enumerate(graphs)), progress_bar)
@@ -509,8 +508,7 @@ class GINClassifier:
         Args:
             request (RemovalRequest): the items to forget, by the names that
                 :meth:`fit` saw.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         check_instance('request', request, RemovalRequest)
         graphs = {} if self._fitted is None else dict(self._fitted[0])
@@ -529,11 +527,7 @@ class GINClassifier:
         self._train(graphs, progress_bar)
 
     def predict(self, graphs: Sequence[Data]) -> Tensor:
-        """Return the labels of graphs: int64, ``[num_graphs]``.
-
-        Args:
-            graphs (list[Data]): the graphs.
-        """
+        """Return the labels of graphs: int64, ``[num_graphs]``."""
         if self._fitted is None:
             raise ValueError('the classifier needs to be fitted first')
         inputs = self._batch(check_graphs(graphs))
@@ -542,11 +536,7 @@ class GINClassifier:
             return self._logits(net, *inputs).argmax(1)
 
     def score(self, graphs: Sequence[Data]) -> float:
-        """Return the share of graphs that are classified as their ``y``.
-
-        Args:
-            graphs (list[Data]): the graphs.
-        """
+        """Return the share of graphs that are classified as their ``y``."""
         y = graph_labels(graphs)
         return float((self.predict(graphs) == y).double().mean())
 

@@ -167,9 +167,8 @@ class CertifiedClassifier(Saved[M]):
     def _check_weights(self, model: M) -> None:
         if self._noise_p_value(model) < noise.LEAST_P_VALUE:
             raise ValueError(
-                'the released weights of the state are not those of its '
-                'ledger: they are not its weights with their noise, and may '
-                'be those of an earlier release'
+                'the released weights of the state do not match its ledger: '
+                'they may be those of an earlier release'
             )
 
     # What subclasses say ####################################################
@@ -360,8 +359,8 @@ def proved(
             bound.
 
     Raises:
-        RuntimeError: if it was, and the kernel refutes it. Where rounding
-            alone is in the way, nothing is proved.
+        RuntimeError: if that bound was :obj:`claimed`, and the kernel refutes
+            it. Where rounding alone is in the way, nothing is proved.
     """
     if claimed and found.residual.least > most:
         raise RuntimeError(

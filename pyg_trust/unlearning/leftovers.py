@@ -16,7 +16,7 @@ def named_leftovers(
 ) -> list[str]:
     """List the items of a request that a graph still contains.
 
-    Edges are looked for in every direction that had to go.
+    Searches each removed direction of an edge.
 
     Args:
         data (Data): the graph after the removal, with its node names ``n_id``.

@@ -86,8 +86,7 @@ class LinkClassifier(NodeClassifier):
             (default: :obj:`30.0`)
         partners (int): the number of negative pairs of each name.
             (default: :obj:`4`)
-        pair_seed (int): the public seed of negative pairs.
-            (default: :obj:`0`)
+        pair_seed (int): the public seed of negative pairs. (default: :obj:`0`)
         lam (float): the regularisation :math:`\lambda`, for each pair.
             (default: :obj:`1e-4`)
         release_std (float): as of :class:`NodeClassifier`.
@@ -243,18 +242,13 @@ class LinkClassifier(NodeClassifier):
         return model.data.margins(model.weight, pairs).view(-1)
 
     def score(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Score pairs: logits, larger for likelier links.
-
-        Args:
-            edge_label_index (Tensor): int64, ``[2, num_pairs]``.
-        """
+        """Score pairs: logits, larger for likelier links."""
         return self.decision_function(edge_label_index)
 
     def predict(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
         """Predict whether pairs are linked: int64, 0 or 1.
 
-        Args:
-            edge_label_index (Tensor): int64, ``[2, num_pairs]``.
+        Takes the argument of :meth:`decision_function`.
         """
         return self._labels(self.decision_function(edge_label_index))
 
@@ -262,9 +256,6 @@ class LinkClassifier(NodeClassifier):
         """Predict the probabilities of no link and of a link: ``[k, 2]``.
 
         Of the balance of edges and negative pairs that it was fitted to.
-
-        Args:
-            edge_label_index (Tensor): int64, ``[2, num_pairs]``.
         """
         return self._probabilities(self.decision_function(edge_label_index))
 

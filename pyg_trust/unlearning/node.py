@@ -152,8 +152,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             :obj:`'refine'` solves exactly from where they got to, and from
             zero if that fails; and, as a last resort, does what
             :obj:`'retrain'` does: solves from zero, with features that are
-            made anew.
-            :obj:`'raise'` raises
+            made anew. :obj:`'raise'` raises
             :class:`~pyg_trust.ledger.BudgetExceededError`. Where rounding
             hides more than the budget, weights that were retrained are
             compared with those of a fit by this program, which they are.
@@ -281,9 +280,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """Propagate, train and release; nodes are named by their positions.
 
         Keeps copies of what it needs of the graph. A second call starts over,
-        with a new ledger. If anything was removed before, it may come back
-        with it: so the result can't be saved over an earlier state, as that of
-        another object. Ends with a release.
+        with a new ledger. As removed items may come back with it, it can't be
+        saved over an earlier state. Ends with a release.
 
         Args:
             data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
@@ -377,9 +375,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def predict(self, nodes: Tensor | None = None) -> Tensor:
         """Predict the labels of nodes: int64, ``[k]``.
 
-        Args:
-            nodes (Tensor, optional): as in :meth:`decision_function`.
-                (default: :obj:`None`)
+        Takes the argument of :meth:`decision_function`.
         """
         return self._labels(self.decision_function(nodes))
 
@@ -387,11 +383,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """Predict the probabilities of the classes: ``[k, num_classes]``.
 
         For :obj:`'ovr'` with more than two classes those of the outputs,
-        scaled to sum to one.
-
-        Args:
-            nodes (Tensor, optional): as in :meth:`decision_function`.
-                (default: :obj:`None`)
+        scaled to sum to one. Takes the argument of :meth:`decision_function`.
 
         Raises:
             ValueError: with ``head='squared'``, which has none.
@@ -507,15 +499,12 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def release(self, *, reference: str = '') -> NodeUnlearnReport:
         """Make a release that includes all pending additions.
 
-        Args:
-            reference (str): as in :meth:`update`. (default: :obj:`''`)
-
         Raises:
             ValueError: if nothing is pending: a release that changes nothing
                 would spend budget.
         """
         if not self._fitted.data.num_pending:
-            raise ValueError('a release needs additions that are pending')
+            raise ValueError("'release' needs pending additions (got none)")
         report = self._updated(Update(), True, reference)
         assert isinstance(report, NodeUnlearnReport)
         return report
@@ -529,8 +518,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         alone = all(edit.only_adds for edit in edits)
         if self.noise != 'output' and not all(e.only_removes for e in edits):
             raise TypeError(
-                "'update' needs removals alone (got others): the method as "
-                'published has nothing else'
+                "'update' needs removals alone (got others): the published "
+                "method can't add or change"
             )
         try:
             self._editing = model
@@ -559,9 +548,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """Estimate the work of an update with a release; change nothing.
 
         Costs the features of the update, and no step.
-
-        Args:
-            request (Update, RemovalRequest or list): as in :meth:`update`.
         """
         model = self._fitted
         data, edits = model.data, self._edits(request)
@@ -606,9 +592,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         """Check the classifier against the remaining data.
 
         Computes the features from scratch, measures the residual on them,
-        solves exactly and compares; tests whether the released weights are
-        that far from those before the noise as it should make them; and looks
-        for what should be gone.
+        solves exactly and compares; tests the size of the released noise; and
+        searches for removed data.
         """
         now = self._fitted
         # Nodes added since the last release are not in its weights.

@@ -86,7 +86,7 @@ def proved_by_kernel(
             bound.
 
     Raises:
-        RuntimeError: if it was, and the kernel refutes it.
+        RuntimeError: if the bound was claimed, and the kernel refutes it.
     """
     arrays, spent = evidence(model, std), model.ledger.spent
     # A release of spent 0 is compared with a fit by this program.

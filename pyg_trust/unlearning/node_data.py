@@ -102,8 +102,9 @@ def encode(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         x (Tensor): the features.
 
     Raises:
-        ValueError: if it is in training mode, changes the number of rows, is
-            not finite, or gives a row another result when it comes alone.
+        ValueError: if the encoder is in training mode, changes the number of
+            rows, is not finite, or gives a row another result when it comes
+            alone.
     """
     if getattr(encoder, 'training', False):
         raise ValueError("'encoder' needs to be in evaluation mode: .eval()")

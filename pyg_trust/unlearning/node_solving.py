@@ -153,8 +153,8 @@ class NodeSolver(CertifiedClassifier[Model]):
         )
         if state.get('waits', '') != _waiting(made.sealed, held):
             raise ValueError(
-                'the additions of the state that wait for a release are not '
-                'those that were saved with it: something was changed'
+                'the pending additions of the state were changed since it '
+                'was saved'
             )
         data.take(held)
         return made
@@ -195,7 +195,7 @@ class NodeSolver(CertifiedClassifier[Model]):
             return spent
         goal = self._spends(self._goal(data), data.mu) + grid
         least = PART * self.budget
-        # A coarse grid needs more than that, by public numbers.
+        # A coarse grid raises the goal, by public numbers.
         least = least if goal <= least else coarse(goal)
         return min(least if spent <= goal else coarse(spent), self.budget)
 
@@ -221,6 +221,6 @@ class NodeSolver(CertifiedClassifier[Model]):
 
 
 def _waiting(root: str, held: dict[str, Any]) -> str:
-    # A digest of additions that no line of the ledger stands for.
+    # A digest of the additions, which no line of the ledger covers.
     came = held.get('came')
     return '' if came is None else sealed(root, *map(came.get, sorted(came)))

@@ -166,7 +166,7 @@ class NodeState:
     def check(self, edit: Edit) -> None:
         """Refuse an edit of missing nodes or edges; change nothing.
 
-        Additions are refused where they are played.
+        :meth:`play` checks additions.
         """
         part = edit.part
         alive, n = self.graph.alive.numpy(), self.graph.num_nodes
@@ -249,9 +249,8 @@ class NodeState:
     def follow(self, W: Tensor, old: Gradient | None) -> Change:
         """Apply pending edits to the training rows and the gradient.
 
-        Follows the gradient at the weights by the rows that change alone,
-        with the rounding of that in its bound. Refuses to leave a class
-        without a training node.
+        Updates the gradient by the changed rows alone; its bound includes the
+        rounding. Refuses to leave a class without a training node.
         """
         was, before, levels = self.pending, self.mu, self.levels
         named, features, sealed = (
@@ -424,7 +423,7 @@ class NodeState:
                 'undirected one, which it would make directed)'
             )
         edges = _edges(part.edges)
-        # Either direction suffices.
+        # One direction of an edge suffices.
         there = graph.has_edges(edges)
         if not graph.undirected:
             there |= graph.has_edges(edges.flip(0))
@@ -543,7 +542,7 @@ class NodeState:
         return tuple(found)
 
     def _labels(self, count: int) -> Tensor:
-        # By name, for the names of the fit.
+        # Look up pending names by the names of the fit.
         there = self.names >= 0
         y = torch.full((count,), -1)
         y[self.names[there]] = self.y[there]
@@ -653,7 +652,7 @@ class NodeState:
     ) -> 'NodeState':
         """Rebuild the fitted data from the result of :meth:`to_dict`."""
         check_instance('directed', held['directed'], bool)
-        # Files of before there were updates have none.
+        # Older files have no declared classes.
         declared = held.get('declared', False)
         check_instance('declared', declared, bool)
         made = cls(

@@ -61,12 +61,7 @@ class PairState(NodeState):
         return self.levels.num_columns + 1, 1
 
     def margins(self, weight: Tensor, nodes: Tensor) -> Tensor:
-        """Compute the margins of pairs.
-
-        Args:
-            weight (Tensor): ``[d + 1, 1]``.
-            nodes (Tensor): int64, ``[2, k]``: the ends of the pairs.
-        """
+        """Compute the margins of pairs, their ends int64 ``[2, k]``."""
         parts = nodes.split(2**16, dim=1)
         made = [self._rows(part) @ weight for part in parts]
         return torch.cat([weight.new_empty((0, 1)), *made])

@@ -83,7 +83,7 @@ from pyg_trust.unlearning.saved import FORMAT, Saved
 
 METHODS = ('paths', 'closed_form')
 EXPONENTS = (0.6, 0.6, 0.3)
-# What is tried by default: spread around the best one of a sparse catalogue.
+# Default settings to try, around the best one of a sparse catalogue.
 SETTINGS = (
     *(EXPONENTS, (0.5, 0.5, 0.5), (0.5, 0.5, 0.2), (0.6, 0.7, 0.25)),
     *((0.7, 0.6, 0.3), (1.0, 1.0, 0.5), (1.0, 1.0, 0.75)),
@@ -207,7 +207,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         for name, is_given in alien.items():
             if is_given:
                 raise ValueError(f"'{name}' can't be given to {method!r}")
-        # Of an edit: the state before it, and what was overwritten.
+        # During an edit: the state before it, and the overwritten values.
         self._way_back: Any = None
         super().__init__()
 
@@ -267,9 +267,9 @@ class Recommender(Saved[_Held], EditedInPlace):
     ) -> 'Recommender':
         """Choose exponents by the recall of held-out interactions.
 
-        A hash of its names decides whether an interaction is held out, so
-        that the others have no say. The choice is a setting made with data:
-        it stays when the data go, as each report says.
+        A hash of its names alone decides whether an interaction is held out.
+        The choice is a setting made with data: it stays when the data go, as
+        each report says.
 
         Args:
             interactions (Tensor or HeteroData): as in :meth:`fit`.
@@ -302,8 +302,8 @@ class Recommender(Saved[_Held], EditedInPlace):
         out = keys.double() < share * 2.0**63
         if not tried or not out.any() or out.all():
             raise ValueError(
-                "'exponents' and 'share' need to leave settings, and "
-                'interactions on both sides'
+                "'exponents' needs a setting, and 'share' to divide the "
+                'interactions'
             )
         users, row = edges[0, out].unique(return_inverse=True)
         truth, best, most = torch.stack([row, edges[1, out]]), tried[0], -1.0
@@ -408,14 +408,6 @@ class Recommender(Saved[_Held], EditedInPlace):
         interactions: Pairs = (),
     ) -> RecommenderPlan:
         """Estimate the work of a removal; change nothing.
-
-        Args:
-            users (list[int] or Tensor or RemovalRequest): as in
-                :meth:`remove`. (default: :obj:`()`)
-            items (list[int] or Tensor): as in :meth:`remove`.
-                (default: :obj:`()`)
-            interactions (list[tuple[int, int]] or Tensor): as in
-                :meth:`remove`. (default: :obj:`()`)
 
         Raises:
             TypeError, ValueError: as :meth:`remove`.
@@ -671,7 +663,7 @@ class Recommender(Saved[_Held], EditedInPlace):
     def _change(self, held: _Held, named: tuple[Any, Any, Any]) -> Change:
         change = read_change(held.lists, held.users, held.items, *named)
         if held.inverse is not None:
-            # As many steps, and a fit for an item.
+            # A fit costs about as much as a step per item.
             costs = change.steps / len(held.items)
             return change._replace(
                 recount=costs > RECOUNT or 'items' in change.request

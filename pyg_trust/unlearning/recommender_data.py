@@ -80,7 +80,7 @@ def read_interactions(
         ):
             if given is not None and given != found:
                 raise ValueError(
-                    f"'{what}' needs to be that of the graph, {found}, or "
+                    f"'{what}' needs to equal the graph's, {found}, or to be "
                     f'left out (got {given})'
                 )
         edges, (num_users, num_items) = store.get('edge_index'), sizes

@@ -90,7 +90,7 @@ class RemovalReport(Verifiable):
         found = self.verification
         proved = found is not None and found.proved
         if found is not None:
-            checked = [*checked, found.told()]
+            checked = [*checked, found.summary()]
         return stated(
             what,
             {
@@ -124,8 +124,7 @@ class VerificationReport(Report):
         bound (float): the bound of the residual that the ledger records.
         bound_holds (bool): whether the residual is at most the bound.
         distance_to_retrain (float): the Frobenius norm of the difference
-            between the weights before the noise and those of exact
-            retraining.
+            between the weights before the noise and those of exact retraining.
         distance_bound (float): the largest distance that the residual allows.
         noise_p_value (float): how likely Gaussian noise of the standard
             deviation :obj:`release_std` is as far from what it has to be as
@@ -161,7 +160,7 @@ class VerificationReport(Report):
     proved_residual: float = math.inf
     proved_shift: float = math.inf
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """State the findings in one sentence."""
         left = '; '.join(self.leftovers) or 'nothing that was removed'
         proof = 'the kernel does not prove it'
@@ -242,7 +241,7 @@ class NodeUnlearnReport(RemovalReport):
         )
 
     def _measured(self, rows: str) -> tuple[dict[str, list[float]], list[str]]:
-        # The history of residuals, and what was looked at.
+        # The history of residuals, and the checks made.
         measured = (
             'the gradient residual before the noise was measured on the '
             f'{self.num_train} {rows} that remain: {self.residual:.3g}, which '
@@ -280,7 +279,7 @@ class LinkUnlearnReport(NodeUnlearnReport):
 class NodeAdditionReport(Report):
     """The result of additions that wait for the next release.
 
-    It promises nothing: the released weights are those of before.
+    It promises nothing: the released weights are unchanged.
 
     Args:
         pending (int): the number of nodes and edges that the released weights
@@ -529,7 +528,7 @@ class RecommenderReport(Verifiable):
             ),
             data=self.data,
             origin=self.origin,
-            checked=() if found is None else (found.told(),),
+            checked=() if found is None else (found.summary(),),
         )
 
 
@@ -564,7 +563,7 @@ class RecommenderVerifyReport(Report):
     residual: float | None = None
     residual_bound: float | None = None
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """State the findings in one sentence."""
         left = '; '.join(self.leftovers) or 'nothing that was removed'
         equal = 'equal' if self.counts_equal else 'NOT equal'

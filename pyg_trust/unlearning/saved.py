@@ -84,9 +84,8 @@ class Saved(Generic[M]):
                 arguments.
 
         Raises:
-            ValueError: if the arguments differ, the parts do not fit
-                together, or the state or its ledger does not continue the
-                present one.
+            ValueError: if the arguments differ, the parts do not fit together,
+                or the state or its ledger does not continue the present one.
         """
         self._load(state)
 
@@ -105,7 +104,7 @@ class Saved(Generic[M]):
         Raises:
             StaleStateError: if another object has changed the file since this
                 one read or wrote it.
-            ValueError: if it holds the state of another fit, or anything
+            ValueError: if the file holds another fit's state, or anything
                 else.
         """
         check_instance('path', path, str, Path)
@@ -113,9 +112,6 @@ class Saved(Generic[M]):
 
     def load(self, path: str | Path) -> None:
         """Load the state that :meth:`save` has written.
-
-        Args:
-            path (str or Path): the path of the file.
 
         Raises:
             ValueError: as :meth:`load_state_dict`.
@@ -158,8 +154,8 @@ class Saved(Generic[M]):
         model = self._rebuilt(state, ledger, lineage, progress_bar)
         if not model.is_sealed:
             raise ValueError(
-                'the data or weights of the state are not those of its '
-                'ledger: something was changed or exchanged'
+                'the data or weights of the state do not match its ledger: '
+                'they were changed'
             )
         return model
 

@@ -173,11 +173,10 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             (default: :obj:`'logistic'`)
         mode (str): :obj:`'delete'`: removed nodes are gone, and what is
             derived from the graph (degrees, averages) is derived anew.
-            :obj:`'mask'`: as in the paper, they stay as isolated nodes
-            without features, and features stay as first derived: their
-            existence and, through their neighbours' degrees, their edges can
-            still be seen. For comparison only.
-            (default: :obj:`'delete'`)
+            :obj:`'mask'`: as in the paper, they stay as isolated nodes without
+            features, and features stay as first derived: their existence and,
+            through their neighbours' degrees, their edges can still be seen.
+            For comparison only. (default: :obj:`'delete'`)
         on_exceed (str): what happens where so few graphs remain that
             :obj:`tol` is too large for the budget: :obj:`'refine'` and
             :obj:`'retrain'` embed and solve anew, as a fit does, to what the
@@ -262,15 +261,13 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     ) -> 'ScatteringClassifier':
         """Embed, fit and release; graphs are named by their positions.
 
-        Keeps copies of what it needs of the graphs (edges, features, label).
-        A second call starts over, with fresh noise and a new ledger. If
-        anything was removed before, it may come back with it: so the result
-        can't be saved over an earlier state, as that of another object.
+        Keeps copies of what it needs of the graphs (edges, features, label). A
+        second call starts over, with fresh noise and a new ledger. As removed
+        items may come back with it, it can't be saved over an earlier state.
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError, ValueError: on graphs that can't be embedded, labels
@@ -302,7 +299,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return self
 
     def _paid_fit(self, model: Model, upper: float, spent: float) -> Model:
-        # Pay for a fit and release it.
+        # Pay for a fit, then release it.
         if spent > self.budget:
             least = self.release_std * spent / self.budget
             raise ValueError(
@@ -325,8 +322,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         model = self._fitted
         Z = self._keeper.embed(graphs, progress_bar=progress_bar)
@@ -341,10 +337,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     ) -> Tensor:
         """Return the labels of graphs: int64, ``[num_graphs]``.
 
-        Args:
-            graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+        Takes the arguments of :meth:`decision_function`.
         """
         margin = self.decision_function(graphs, progress_bar=progress_bar)
         return self._labels(margin)
@@ -358,12 +351,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         """Predict class probabilities: ``[num_graphs, num_classes]``.
 
         The logistic function of the margins, for more than two classes scaled
-        to sum to one.
-
-        Args:
-            graphs (Data, Batch or list[Data]): the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+        to sum to one. Takes the arguments of :meth:`decision_function`.
 
         Raises:
             ValueError: with another loss than the logistic one.
@@ -381,10 +369,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     ) -> float:
         """Return the share of graphs that are classified as their ``y``.
 
-        Args:
-            graphs (list[Data]): the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+        Takes the arguments of :meth:`decision_function`.
         """
         y = graph_labels(graphs)
         found = self.predict(graphs, progress_bar=progress_bar)
@@ -435,8 +420,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 of its nodes, edges and features.
             reference (str): the id of the batch of requests, 32 hexadecimal
                 digits, for the ledger. (default: :obj:`''`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on anything else.
@@ -462,8 +446,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             request (RemovalRequest): the items to forget, by the names of the
                 graphs and nodes that :meth:`fit` saw.
             reference (str): as in :meth:`update`. (default: :obj:`''`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on another request.
@@ -484,8 +467,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             raise ValueError("'update' needs to hold an update (got none)")
         if self.noise != 'output' and not all(u.only_removes for u in updates):
             raise TypeError(
-                "'update' needs removals alone (got others): the method as "
-                'published has nothing else'
+                "'update' needs removals alone (got others): the published "
+                "method can't add or change"
             )
         change = self._keeper.changed(
             old.train, updates, _past(old), progress_bar
@@ -517,8 +500,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         tensors that are views into larger ones.
 
         Args:
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         model = self._fitted
         train = model.train
@@ -574,8 +556,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         Args:
             state (dict): the :meth:`state_dict` of a classifier with the same
                 arguments.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if the arguments differ, the parts do not fit
@@ -590,11 +571,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
         Args:
             path (str or Path): the path of the file.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
-
-        Raises:
-            ValueError: as :meth:`load_state_dict`.
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         self.load_state_dict(files.load(path), progress_bar=progress_bar)
 
@@ -654,8 +631,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             check_integer('seed', seed, 0)
         if state['seeded'] is not (seed is not None):
             raise ValueError(
-                "'seeded' of the state needs to be true exactly if it has a "
-                f'seed (got {state["seeded"]!r})'
+                "'seeded' of the state needs to say whether it has a seed "
+                f'(got {state["seeded"]!r})'
             )
         contents = {i: content(data) for i, data in graphs.items()}
         seals, classes = Seals.of(state['salts'], contents), state['classes']

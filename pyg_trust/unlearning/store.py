@@ -141,7 +141,7 @@ class ShardStore:
         """Read the parts and the manifest of the current state.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if the folder holds no state.
             DamagedFileError: if a file is missing or changed.
         """
         with commit.exclusive(self.folder / MANIFEST, reading=True):

@@ -105,8 +105,7 @@ class GraphKeeper:
 
         Args:
             listed (list[Data]): the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         kept: dict[int, Data] = {}
         for data in Bar(listed, progress_bar, desc='graphs'):
@@ -134,8 +133,7 @@ class GraphKeeper:
             stored (bool): whether they are kept ones. With ``mode='mask'``
                 their features were derived once, as in the paper.
                 (default: :obj:`False`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         if isinstance(graphs, list | tuple):
             _check_weights(graphs)
@@ -161,8 +159,7 @@ class GraphKeeper:
             graphs (dict[int, Data]): the stored graphs, by name.
             classes (tuple[int, ...]): the class labels.
             seals (Seals): the seals of the graphs.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         Z = self._embedded(graphs, progress_bar)
         K = gram(Z) if Z.size(0) <= Z.size(1) else None
@@ -183,8 +180,7 @@ class GraphKeeper:
             updates (list[Update]): the updates, in order.
             past (RemovalRequest, optional): the items that were removed
                 before and not added again. (default: :obj:`None`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if something is not there, is there already, or does

@@ -355,7 +355,7 @@ def test_a_record_that_is_away_is_in_one_unit():
 def test_groups_fit_their_roots_and_their_noise():
     with pytest.raises(ValueError, match="'occurrences' needs to be at most"):
         dp.group_wor_epsilon([(2.0, 0.5, 3)], 1e-5, 4, 5)
-    with pytest.raises(ValueError, match="'q' needs to be a share of the 10"):
+    with pytest.raises(ValueError, match="'q' needs to be a number of units"):
         dp.group_wor_epsilon([(2.0, 0.25, 3)], 1e-5, 10, 2)
     with pytest.raises(ValueError, match='noise'):
         dp.group_wor_epsilon([(0.7, 0.5, 3)], 1e-5, 10, 8)

@@ -513,7 +513,7 @@ def test_a_loss_that_is_trusted_has_no_unit_alone():
         Training(isolation='construction', trust_loss=True)
     with pytest.raises(ValueError, match="'isolation' needs to be"):
         Training(isolation='alone')
-    with pytest.raises(ValueError, match="'exact' needs sums"):
+    with pytest.raises(ValueError, match="'exact' needs summands"):
         Training('graphs', exact=True, trust_loss=True)
 
 

@@ -265,7 +265,7 @@ def test_verification_finds_what_is_planted(part, monkeypatch):
     assert not found.ok
     assert not found.counts_equal
     assert found.sealed
-    assert 'FAILED' in found.told()
+    assert 'FAILED' in found.summary()
     assert found.residual > found.residual_bound
 
 

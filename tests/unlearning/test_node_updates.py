@@ -762,5 +762,5 @@ def test_additions_that_wait_are_sealed_in_files(change):
     else:
         held['came'][change] = held['came'][change].flip(0)
     again = NodeClassifier(lam=LAM, seed=0, release_std=STD)
-    with pytest.raises(ValueError, match='wait for a release'):
+    with pytest.raises(ValueError, match='pending additions'):
         again.load_state_dict(state)

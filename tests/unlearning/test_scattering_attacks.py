@@ -15,10 +15,10 @@ from torch_geometric.data import Data
 from pyg_trust import rng
 from pyg_trust.functional.newton import minimize
 from pyg_trust.functional.shifts import (
-    compose_shifts,
     gaussian_budget,
     shift_epsilon,
 )
+from pyg_trust.kernel import removal
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
@@ -266,11 +266,11 @@ def test_what_is_reported_is_true_and_composes():
         )
         shifts.append(report.bound)
         assert report.epsilon == shift_epsilon(report.bound, 1e-6)
-        together = shift_epsilon(compose_shifts(shifts), 1e-6)
+        whole = shift_epsilon(removal.together(shifts), 1e-6)
         assert report.epsilon_transcript == pytest.approx(
-            together, rel=1e-8, abs=0
+            whole, rel=1e-8, abs=0
         )
-        assert report.epsilon <= together
+        assert report.epsilon <= whole
         assert report.releases == i + 2
     assert report.epsilon_transcript > 0
     assert 'all 7 releases' in report.guarantee().promise

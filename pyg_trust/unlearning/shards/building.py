@@ -181,8 +181,8 @@ class Building(Stateful):
         return home, False
 
     def _assumed(self, data: Data) -> tuple[str, ...]:
-        told = data.persons.told() if 'persons' in data else ()
-        return (*ASSUMPTIONS, *told, *unchecked(self._aggregator))
+        owned = data.persons.assumptions() if 'persons' in data else ()
+        return (*ASSUMPTIONS, *owned, *unchecked(self._aggregator))
 
     def _by_hash(self, data: Data) -> int:
         late = data.get('by_hash')
@@ -311,7 +311,7 @@ class Building(Stateful):
                 f'shape [num_nodes, {num_classes}], one per class '
                 f'(got {kind_of(out)})'
             )
-        # The rest is written below.
+        # The other fields follow below.
         empty = State(
             seed=self._seed,
             seeded=self._seeded,

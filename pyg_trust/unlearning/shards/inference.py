@@ -49,8 +49,7 @@ def evaluate_all(
         recipe (Recipe): the settings that the models were trained with.
         over_ranks (bool): whether the processes of torchrun share the models.
             (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Tensor: ``[num_models, num_nodes, num_classes]``.
@@ -160,8 +159,8 @@ class ViewRunner:
     def takes_rows(self, x: Tensor, edge_weight: Tensor | None) -> bool:
         """Test whether CSR features keep a model's outputs, up to rounding.
 
-        Asked of the model as it is made, on a graph of its own: no shard, and
-        nothing that can be attacked, has a say in what becomes of others.
+        Tests a new model on a made-up graph, so that no shard and no attacked
+        data can influence how others are run.
         """
         if self.apart and x.dtype in (torch.float32, torch.float64):
             # Linear layers of rows, and sums of rows, which are made dense.

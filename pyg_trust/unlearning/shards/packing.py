@@ -21,7 +21,7 @@ _IN_MANIFEST = ('lineage', 'ledger')
 class Forgotten(NamedTuple):
     """Placeholder for a partition that was given as tensors.
 
-    Where every node of a fit went may say of a removed one what it held.
+    The shards of all nodes could reveal what a removed one held.
 
     Args:
         name (str): the kind of the tensors.

@@ -34,9 +34,9 @@ class Persons:
 
         Raises:
             TypeError: if the graph is none of several types.
-            ValueError: if it is another one than that of the unit, its persons
-                are not in the order of their names, or it has what models do
-                not receive.
+            ValueError: if the data are not those of the unit, its persons are
+                not in the order of their names, or it has what models do not
+                receive.
         """
         check_instance('data', data, HeteroData)
         table = unit.table(data)
@@ -76,11 +76,7 @@ class Persons:
         return self.unit.person
 
     def within(self, n_id: Tensor) -> Typed:
-        """Return what persons own alone or together, with all public rows.
-
-        Args:
-            n_id (Tensor): their names.
-        """
+        """Return what persons own alone or together, with all public rows."""
         rows = rows_of(self.graph[self.person].n_id, n_id)
         return self._typed(self.unit._inside(self.graph, rows))
 
@@ -109,11 +105,7 @@ class Persons:
         return fingerprint(*parts)
 
     def without(self, n_id: Iterable[int]) -> 'Persons':
-        """Return what is left after the removal of persons.
-
-        Args:
-            n_id (Iterable[int]): their names.
-        """
+        """Return what is left after the removal of persons."""
         names = torch.tensor([*n_id], dtype=torch.int64)
         rows = rows_of(self.graph[self.person].n_id, names)
         graph, unit = self.unit._rest(self.graph, rows)
@@ -132,19 +124,19 @@ class Persons:
             if isinstance(value, Tensor)
         }
 
-    def told(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[str, ...]:
         """Return what a report says of the unit, without data."""
         of = self.unit.summary()
         owned = ', '.join([self.person, *of['owned']])
         public = ', '.join(of['declared_public']) or 'nothing'
-        told = (
+        stated = (
             f'a person is its rows of {owned}, as the privacy unit was told; '
             f'declared public: {public}, of which every model sees all',
         )
         if not of['joint']:
-            return told
+            return stated
         joint = ', '.join(of['joint'])
-        return *told, (
+        return *stated, (
             f'rows of persons of several shards ({joint}) are in the '
             'training of none'
         )
@@ -154,7 +146,7 @@ def removed_names(updates: Iterable[Update]) -> list[int]:
     """Return the persons that updates remove.
 
     Raises:
-        ValueError: if they do anything else.
+        ValueError: if the updates do anything else.
     """
     names: list[int] = []
     for each in updates:
@@ -177,13 +169,8 @@ def removed_names(updates: Iterable[Update]) -> list[int]:
 def touched(before: Data, after: Data, num_shards: int) -> dict[int, int]:
     """Return the shards whose training data differ, from the first stage on.
 
-    Those of removed persons, and with joint rows that are kept those of the
-    owners that are left.
-
-    Args:
-        before (Data): the table before.
-        after (Data): the table after.
-        num_shards (int): the number of shards.
+    Those of removed persons and, for joint rows that stay, of their other
+    owners.
     """
     prints = (
         [_print(table, i) for i in range(num_shards)]

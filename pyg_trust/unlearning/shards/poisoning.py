@@ -115,9 +115,9 @@ class PoisonCertificate(Report):
     def survives(self, suspects: Any) -> Tensor:
         """Return a mask of targets whose class survives given poisoned nodes.
 
-        Only the number of their *shards* counts, and by a majority only
-        which ones. Targets that are suspects themselves are not covered at
-        isolated inference.
+        Only their *shards* matter; except by majority, only how many there
+        are. Targets that are suspects themselves are not covered at isolated
+        inference.
 
         Args:
             suspects (list[int] or Tensor): the names of the poisoned nodes.
@@ -235,8 +235,7 @@ def certify_shards(
         outputs (Tensor): logits of all models on the whole graph.
         partition (Any): the partition that made the shards.
         aggregator (ShardAggregator): the aggregator of the models' outputs.
-        num_classes (int, optional): the number of classes that the user
-            fixed.
+        num_classes (int, optional): the number of classes that the user fixed.
         run (ViewRunner): returns the logits of a model, given by its number,
             on a view.
         nodes (Any): the names of the targets; by default all nodes.

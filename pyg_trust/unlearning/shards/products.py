@@ -220,7 +220,7 @@ class PreparedGraph:
         weight = self.edge_weight if weighted else None
         key = ('plain', weight is not None)
         if key not in self._made:
-            # A model's operations are looked at, not these.
+            # Do not intercept these operations.
             with torch._C.DisableTorchFunction():
                 self._made[key] = self._adjacency(weight), None
         return self._made[key][0]
@@ -327,8 +327,8 @@ def blocks(
 ) -> list[PreparedGraph]:
     """Prepare several graphs on the same nodes, which share out the edges.
 
-    They are normalised and sorted together, where that makes one matrix of
-    32-bit indices, to the bits of each alone.
+    They are normalised and sorted together if 32-bit indices suffice, with the
+    bits of each alone.
 
     Args:
         edge_index (Tensor): int64, ``[2, num_edges]``.

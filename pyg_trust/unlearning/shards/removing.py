@@ -45,11 +45,6 @@ class Removing(Waiting, Building):
     ) -> ShardPlan:
         """Estimate the shards and the cost of an update; change nothing.
 
-        Args:
-            update (Update, RemovalRequest or list): as in :meth:`update`.
-            shard (dict or str, optional): as in :meth:`update`.
-                (default: :obj:`None`)
-
         Raises:
             TypeError, ValueError: as :meth:`update`.
         """
@@ -90,8 +85,7 @@ class Removing(Waiting, Building):
             on_report (Callable, optional): stores the report, before the
                 folder has the removal: no crash comes in between. If it
                 raises, everything is as before. (default: :obj:`None`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on another request.
@@ -132,8 +126,7 @@ class Removing(Waiting, Building):
                 node, by name, or :obj:`'hash'`; for a partition that was given
                 as tensors. (default: :obj:`None`)
             reference (str): as in :meth:`remove`. (default: :obj:`''`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError: on anything else.

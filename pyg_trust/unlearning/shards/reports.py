@@ -157,7 +157,7 @@ class ShardRemovalReport(Verifiable):
 
     def _checked(self) -> tuple[str, ...]:
         found = self.verification
-        return () if found is None else (found.told(),)
+        return () if found is None else (found.summary(),)
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class ShardVerifyReport(Report):
     leftovers: tuple[str, ...]
     weights: str = ''
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """State the findings in one sentence."""
         left = '; '.join(self.leftovers) or 'nothing that was removed'
         equal = len(self.shards) - len(self.differing)

@@ -206,8 +206,7 @@ class Stateful:
         Args:
             state (dict): the :meth:`state_dict` of an unlearner with the same
                 arguments.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if the arguments differ, a checkpoint is not that of
@@ -223,7 +222,6 @@ class Stateful:
         Args:
             folder (str or Path, optional): the folder; by default that of the
                 class, where every state is written anyway.
-                (default: :obj:`None`)
 
         Raises:
             StaleStateError: if the folder was changed since this unlearner
@@ -251,12 +249,11 @@ class Stateful:
         Args:
             folder (str or Path, optional): as in :meth:`save`.
                 (default: :obj:`None`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
-            ValueError: if there is none, a file is missing or was changed, or
-                as :meth:`load_state_dict`.
+            ValueError: if there is no state, a file is missing or was changed,
+                or as :meth:`load_state_dict`.
         """
         store = self._store(folder)
         parts, manifest = store.read()
@@ -273,14 +270,9 @@ class Stateful:
     def purge(self, folder: str | Path | None = None) -> tuple[str, ...]:
         """Delete the checkpoints that contain removed items.
 
-        Only of use with ``keep_history=True``: otherwise every change ends
-        with that. These are all in the folder that are not part of the state
-        in force, unfinished ones included. Copies elsewhere are out of reach,
-        and what a file system or a disk keeps of deleted files is up to them.
-
-        Args:
-            folder (str or Path, optional): as in :meth:`save`.
-                (default: :obj:`None`)
+        Needed with ``keep_history=True`` only: otherwise every change does it.
+        Deletes all files of the folder that are not part of the current state,
+        unfinished ones too. File systems and disks may keep deleted content.
 
         Returns:
             tuple[str, ...]: the names of the files that were deleted.
@@ -519,8 +511,8 @@ class Stateful:
         )
         if not state.is_sealed:
             raise ValueError(
-                'the data or models of the state, or its account, are not '
-                'those of its ledger: something was changed or exchanged'
+                'the data, models or account of the state do not match its '
+                'ledger: they were changed'
             )
         return state
 
@@ -575,7 +567,7 @@ class Stateful:
             return
         self._state = state._replace(partition=remembered(state.partition))
         self._given = remembered(self._given)
-        # It knows who was there.
+        # It names removed persons.
         self._unit = None
 
     def _from_first(self, work: Callable[[], T]) -> T:

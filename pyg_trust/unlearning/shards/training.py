@@ -257,8 +257,7 @@ def train(
             of the processors. (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the shards;
             all of them get all models. (default: :obj:`False`)
-        progress_bar (bool, optional): whether to show one; by default in a
-            terminal, after two seconds. (default: :obj:`None`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Returns:
         Trained: the states of the models, in order, as tensors of their own.
@@ -384,7 +383,7 @@ def snapshot(module: Module) -> dict[str, Tensor]:
     """Copy the parameters and buffers of a model.
 
     Raises:
-        ValueError: if it has an extra state, which need not be tensors.
+        ValueError: if the model has an extra state, maybe not of tensors.
     """
     values = dict(module.state_dict(keep_vars=True))
     for name, value in values.items():
@@ -573,11 +572,11 @@ def _check_left_nothing(
     restore(fresh, state)
     if recipe.sparse_x:
         shard = shard._replace(x=rows_of_nonzeros(shard.x))
-    said, again = (
+    first, again = (
         evaluate(each, shard, sparse_adj=recipe.sparse_adj)
         for each in (module, fresh)
     )
-    if fingerprint_any([said, known]) != fingerprint_any([again, known]):
+    if fingerprint_any([first, known]) != fingerprint_any([again, known]):
         raise UnrepeatableModelError(
             "the outputs of a trained model of 'model_factory' are not those "
             'of its parameters and buffers: register all other state as a '
@@ -592,7 +591,7 @@ def train_alone(
     if recipe.sparse_x:
         shard = shard._replace(x=rows_of_nonzeros(shard.x))
     prepared = shard.prepared()
-    # Before the layers are.
+    # Test before layers are patched.
     replay = shard.typed is None and can_replay(module)
     layers = prepared_layers(module.train(), prepared, recipe.sparse_adj)
     seed = rng.derive(shard.seed, _DROPOUT)

@@ -90,11 +90,10 @@ class ShardedUnlearner(Removing):
 
     **The guarantee.** After every removal or other update, models and
     aggregator *equal*, bit for bit, those that training from scratch on the
-    present data gives with the same seed and the same partition, whatever
-    came and went before and in whatever order rows and edges are given. A
-    model is a function of its own shard, sorted by name, and of a seed that is
-    derived from the shard's number, and what an update touches is trained
-    anew:
+    present data gives with the same seed and the same partition, whatever came
+    and went before and in whatever order rows and edges are given. A model is
+    a function of its own shard, sorted by name, and of a seed that is derived
+    from the shard's number, and what an update touches is trained anew:
 
     ====================================  ================================
     removed, added or changed             trained again
@@ -126,10 +125,9 @@ class ShardedUnlearner(Removing):
 
     **Empty shards.** A shard whose last training node goes is a constant
     voter: uniform probabilities, and no vote in a majority. So is one that is
-    left with a single node, which models with batch norms can't be trained
-    on. A class may lose
-    its last training node if :obj:`num_classes` is given, so that a fresh
-    start would know of it too. The report names empty shards.
+    left with a single node, which models with batch norms can't be trained on.
+    A class may lose its last training node if :obj:`num_classes` is given, so
+    that a fresh start would know of it too. The report names empty shards.
 
     **Names.** Nodes keep the names that :meth:`fit` saw, ``data.n_id`` if it
     is there, else positions, whatever is removed in between. New nodes get
@@ -141,9 +139,8 @@ class ShardedUnlearner(Removing):
     ends with the files that it replaces being deleted (``load()`` finishes
     that for a process that was killed), unless :obj:`keep_history` is set.
     Threads take turns. Of two processes with one folder, the one that comes
-    second is refused with a
-    :class:`~pyg_trust.files.commit.StaleStateError` and can ``load()`` and
-    repeat its request.
+    second is refused with a :class:`~pyg_trust.files.commit.StaleStateError`
+    and can ``load()`` and repeat its request.
 
     Models run on the CPU, on one thread: that is what the bits depend on.
 
@@ -166,7 +163,6 @@ class ShardedUnlearner(Removing):
             (default: :obj:`1000`)
         num_classes (int, optional): the number of classes, of those to come
             too; by default the largest label of any node plus one.
-            (default: :obj:`None`)
         epochs (int, optional): full-batch epochs of every shard; by default
             100, or those of all :obj:`slices`. (default: :obj:`None`)
         lr (float): the learning rate. (default: :obj:`0.01`)
@@ -195,19 +191,17 @@ class ShardedUnlearner(Removing):
         num_workers (int, optional): the number of processes.
             (default: :obj:`None`)
         over_ranks (bool): whether the processes of torchrun share the shards,
-            each training and running every :math:`P`-th. All of them call
-            what changes the unlearner (:meth:`fit`, :meth:`update`,
-            :meth:`remove`, :meth:`repartition`) with the same arguments, and
-            hold all models, with the bits of one process; one writes the
-            :obj:`folder`.
-            Where one fails or dies, all others get an error, within the
-            timeout of the process group. (default: :obj:`False`)
+            each training and running every :math:`P`-th. All of them call what
+            changes the unlearner (:meth:`fit`, :meth:`update`, :meth:`remove`,
+            :meth:`repartition`) with the same arguments, and hold all models,
+            with the bits of one process; one writes the :obj:`folder`. Where
+            one fails or dies, all others get an error, within the timeout of
+            the process group. (default: :obj:`False`)
         outputs (str): :obj:`'present'` runs all models on the graph in every
             removal; :obj:`'on_request'` when somebody asks for predictions or
             outputs, which a sequence of removals without questions is spared.
-            Aggregators that learn need the outputs in any case; the others
-            are :obj:`'mean'` and :obj:`'majority'`.
-            (default: :obj:`'present'`)
+            Aggregators that learn need the outputs in any case; the others are
+            :obj:`'mean'` and :obj:`'majority'`. (default: :obj:`'present'`)
         folder (str or Path, optional): the folder to which every new state is
             written before it becomes visible; it then holds no file of earlier
             states. (default: :obj:`None`)
@@ -224,7 +218,6 @@ class ShardedUnlearner(Removing):
         seed (int, optional): the seed of everything, the keys of hashes
             included, and named in reports; by default from the operating
             system. Shard :math:`i` has the seed :math:`f(\text{seed}, i)`.
-            (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: if an argument is out of range.
@@ -347,8 +340,7 @@ class ShardedUnlearner(Removing):
                 of other nodes are ignored, except for the number of classes.
                 With a :obj:`unit`, its ``HeteroData``, with labels and mask of
                 the table of persons.
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             TypeError, ValueError: if something is missing or malformed; if
@@ -428,8 +420,7 @@ class ShardedUnlearner(Removing):
                 in the order of :attr:`n_id`. (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): names of nodes of the
                 present graph. (default: :obj:`None`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         probability = self.predict_proba(
             data, nodes=nodes, progress_bar=progress_bar
@@ -446,13 +437,7 @@ class ShardedUnlearner(Removing):
     ) -> Tensor:
         """Predict the probabilities of classes: ``[num_nodes, num_classes]``.
 
-        Args:
-            data (Data, optional): another graph; by default the present one,
-                in the order of :attr:`n_id`. (default: :obj:`None`)
-            nodes (list[int] or Tensor, optional): names of nodes of the
-                present graph. (default: :obj:`None`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+        Takes the arguments of :meth:`predict`.
 
         Raises:
             ValueError: if a node is not there, or both arguments are given.
@@ -533,14 +518,11 @@ class ShardedUnlearner(Removing):
     ) -> ShardReport:
         """Divide the remaining training nodes again, and train all shards.
 
-        What comes of it equals a fit on the remaining data: nothing has seen
-        what was removed.
+        The result equals a fit on the remaining data.
 
         Args:
             partition (optional): as in the class; by default the same method.
-                (default: :obj:`None`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: without a partition, if the present one was given as
@@ -582,17 +564,15 @@ class ShardedUnlearner(Removing):
 
         Weights need to be *equal*. Also looks for what should be gone: names
         that the ledger lists as removed in the graph, the partition, the
-        checkpoints; checkpoints, in the folder too, that are
-        not those of the present data; tensors that are views into larger
-        ones. (There is no state of an optimizer to look at: it ends with the
-        training.)
+        checkpoints; checkpoints, in the folder too, that are not those of the
+        present data; tensors that are views into larger ones. (There is no
+        state of an optimizer to look at: it ends with the training.)
 
         Args:
             shards (list[int], optional): the shards to retrain; by default
                 all. (default: :obj:`None`)
             trainer (str): the trainer to use. (default: :obj:`'sequential'`)
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: on an unknown shard or trainer.
@@ -667,14 +647,13 @@ class ShardedUnlearner(Removing):
     ) -> PoisonCertificate:
         r"""Certify the classes that poisoned nodes can't change.
 
-        At ``inference='isolated'``, vote :math:`i` comes from model
-        :math:`i` hearing nodes of group :math:`i` alone, by the hash that
-        makes the shards, extended to all nodes. Then any nodes :math:`U`
-        other than the target, inserted, deleted or changed at will in
-        training *and* at inference, leave its class as it is, if their
-        groups are no more than its radius. At ``'clean'`` the votes are
-        those of :meth:`predict`, and only changes of the training data are
-        covered.
+        At ``inference='isolated'``, vote :math:`i` comes from model :math:`i`
+        hearing nodes of group :math:`i` alone, by the hash that makes the
+        shards, extended to all nodes. Then any nodes :math:`U` other than the
+        target, inserted, deleted or changed at will in training *and* at
+        inference, leave its class as it is, if their groups are no more than
+        its radius. At ``'clean'`` the votes are those of :meth:`predict`, and
+        only changes of the training data are covered.
 
         Args:
             nodes (list[int] or Tensor, optional): the names of the targets; by

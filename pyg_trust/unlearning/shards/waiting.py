@@ -38,8 +38,7 @@ class Waiting:
         """Remove the items of all waiting requests, as one request.
 
         Args:
-            progress_bar (bool, optional): whether to show one; by default in a
-                terminal, after two seconds. (default: :obj:`None`)
+            progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if nothing waits, or it is not possible; then the
