@@ -163,15 +163,26 @@ class RowTracker:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,
+        tensors: list[Tensor] | None = None,
     ) -> None:
         """Record the rows of a function's result.
+
+        Args:
+            name (str): the name of the function.
+            args (tuple): its positional arguments.
+            kwargs (dict): its keyword arguments.
+            out (Any): its result.
+            tensors (list[Tensor], optional): the tensors among the arguments,
+                if they are known. (default: :obj:`None`)
 
         Raises:
             Conflict: if rows of different subgraphs meet.
         """
+        if tensors is None:
+            tensors = list(tensors_of(args, kwargs))
         # After a call of an unknown form, the result's rows are unknown.
         with suppress(*FAILURES):
-            self._follow(name, args, kwargs, out)
+            self._follow(name, args, kwargs, out, tensors)
 
     def _follow(
         self,
@@ -179,13 +190,13 @@ class RowTracker:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,
+        tensors: list[Tensor],
     ) -> None:
         if name == '__setitem__':
             self._write(*args)
         results = [t for t in _flat(out) if isinstance(t, Tensor)]
         if not results:
             return
-        tensors = list(tensors_of(args, kwargs))
         tracked = [(t, *found) for t in tensors if (found := self.get(t))]
         if not tracked:
             return
