@@ -249,7 +249,7 @@ def precision(dtype: torch.dtype) -> tuple[float, float]:
     return info.eps / 2, info.tiny
 
 
-def lost(count: int, unit: float) -> float:
+def lost(count: Any, unit: float) -> Any:
     r"""Return :math:`\gamma_n`, the roundoff of summing :math:`n` products."""
     return count * unit / (1 - count * unit)
 
@@ -295,11 +295,11 @@ def exact_blocks(tops: Tensor) -> Iterator[slice]:
 
 
 def gram(grads: Tensor, inners: Tensor) -> Tensor:
-    """Compute squared norms: [n, s, rows] and [n, s, cols] to float64 [n]."""
-    products = _products(_vectors(grads)).double()
-    products = products * _products(_vectors(inners))
+    """Compute squared norms from products: two of [n, s, s] to float64 [n]."""
+    # A product of two types takes twenty times as long.
+    made = grads.double() * inners.double()
     # Add in two steps: threads add parts of a single matrix in another order.
-    return products.sum(2).sum(1)
+    return made.sum(2).sum(1)
 
 
 def between(grads: Tensor, inners: Tensor) -> Tensor:
@@ -323,8 +323,12 @@ def _vectors(rows: Tensor) -> Tensor:
     return pad(rows, (0, more)) if more else rows
 
 
-def _products(rows: Tensor) -> Tensor:
-    # [n, s, length] to [n, s, s]; of long rows, blocks in float64.
+def products(rows: Tensor) -> Tensor:
+    """Multiply rows with each other: [n, s, length] to [n, s, s].
+
+    Rows longer than 256 are multiplied in blocks, which float64 adds.
+    """
+    rows = _vectors(rows)
     if rows.size(2) <= clip.BLOCK:
         return torch.bmm(rows, rows.mT)
     made = rows.new_zeros(

@@ -37,6 +37,7 @@ next power of two or three quarters of it, filled up with zeros.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -60,11 +61,12 @@ from pyg_trust.privacy.bounds import (
     lengths,
     lost,
     precision,
+    products,
     scaled,
     scales,
 )
 from pyg_trust.privacy.calls import Unsupported
-from pyg_trust.privacy.recorder import LINEAR, ROWS, Recorder, Use
+from pyg_trust.privacy.recorder import LINEAR, Recorder, Use
 
 # How many numbers explicit gradients may have at a time.
 _CHUNK = 2**22
@@ -73,6 +75,8 @@ _CHUNK = 2**22
 _BLOCK = clip.BLOCK
 # Up to this many rows, rooms are exact.
 _EXACT = 8
+# Linear maps whose bounds are computed together.
+_TOGETHER = 8
 # A generous bound of what float64 loses in sums of a step.
 _UP = 1 + 2.0**-30
 
@@ -159,6 +163,14 @@ class _Cluster:
 
 
 @dataclass(eq=False)
+class _Live:
+    # Rows that add something: their numbers, gradients, factors and largest
+    # entries; and their sum, once it is made.
+    rows: tuple[Tensor, ...]
+    sum: Tensor | None = None
+
+
+@dataclass(eq=False)
 class _Base:
     base: Tensor
     clusters: list[_Cluster]
@@ -193,6 +205,7 @@ class Book:
         self._layouts: dict[int, tuple[Tensor, _Layout]] = {}
         self._lengths: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
         self._powers: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._live: tuple[Any, list[_Live]] = (None, [])
         # Gradients of all subgraphs, where they are few numbers.
         self._kept: tuple[Tensor, dict[int, Tensor]] | None = None
         for use in recorder.uses:
@@ -303,14 +316,32 @@ class Book:
         sizes = Sizes(*(zero.clone() for _ in range(5)))
         several = self._several
         square, bound = zero.clone(), zero.clone()
+        alike: dict[int, list[_Cluster]] = {}
+        last: Any = None
         for base in self.bases:
-            if id(base.base) in several or self._params(base) & several:
+            if self._params(base) & several:
                 continue
             for cluster in base.clusters:
-                self._round(cluster, sizes)
-                one, other = self._square(cluster)
-                square += one
-                bound += other
+                if cluster.kind == LINEAR:
+                    at = id(cluster.owners[0])
+                    alike.setdefault(at, []).append(cluster)
+                    continue
+                key = [
+                    (_key(g), id(o))
+                    for g, o in zip(cluster.grads, cluster.owners, strict=True)
+                ]
+                if key != last:
+                    last, rows = key, self._rows(cluster)
+                square += rows[0]
+                bound += rows[1]
+                sizes.kappa += rows[2]
+                sizes.weight = torch.maximum(sizes.weight, rows[3])
+        for clusters in alike.values():
+            for first in range(0, len(clusters), _TOGETHER):
+                some = clusters[first : first + _TOGETHER]
+                for one, other in self._linear(some, sizes):
+                    square += one
+                    bound += other
         if several:
             for chunk, grads in self._gradients(several):
                 for value in grads.values():
@@ -344,6 +375,7 @@ class Book:
             for p in self.recorder.params
         }
         several = self._several
+        self._live = None, []
         for base in self.bases:
             if self._params(base) & several:
                 continue
@@ -389,111 +421,139 @@ class Book:
 
     def _length(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         # Upper bounds of norms, and the largest absolute entries.
-        key = rows.data_ptr(), rows.shape, rows.stride()
+        key = _key(rows)
         if key not in self._lengths:
             self._lengths[key] = rows, *lengths(rows)
         return self._lengths[key][1:]
 
     def _scales(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         # The powers of two that rows are rounded to, and their inverses.
-        key = rows.data_ptr(), rows.shape, rows.stride()
+        key = _key(rows)
         if key not in self._powers:
             self._powers[key] = scales(self._length(rows)[1])
         return self._powers[key]
 
     def _by_owner(self, values: Tensor, owner: Tensor) -> Tensor:
-        total = values.new_zeros(self.num_subgraphs)
-        return total.index_add_(0, owner, values).mul_(_UP)
+        # [..., num_rows] to [..., num_subgraphs]: one sum after another.
+        size = values.shape[:-1].numel() * self.num_subgraphs
+        total = values.new_zeros(size)
+        if values.dim() > 1:
+            first = torch.arange(len(values), device=owner.device)
+            owner = owner + self.num_subgraphs * first.view(-1, 1)
+        total.index_add_(0, owner.reshape(-1), values.reshape(-1))
+        return total.view(*values.shape[:-1], -1).mul_(_UP)
 
-    def _terms(self, cluster: _Cluster) -> Tensor:
-        # The sum of the norms of the rows' gradients, by subgraph.
-        total = torch.zeros(
-            self.num_subgraphs,
+    def _rows(
+        self, cluster: _Cluster
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        # The squared norms, as computed, and upper bounds of them; what
+        # rounding the rows may add to kappa, and their weight.
+        kappa, terms, weight = torch.zeros(
+            *(3, self.num_subgraphs),
             dtype=torch.float64,
             device=cluster.weight.device,
         )
-        for i, (grad, owner) in enumerate(
-            zip(cluster.grads, cluster.owners, strict=True)
-        ):
-            length = self._length(grad)[0]
-            if cluster.kind == LINEAR:
-                length = length * self._length(cluster.inputs[i])[0]
-            total += self._by_owner(length, owner)
-        return total
-
-    def _round(self, cluster: _Cluster, sizes: Sizes) -> None:
-        # Adds what rounding the rows may add.
-        for i, (grad, owner) in enumerate(
-            zip(cluster.grads, cluster.owners, strict=True)
-        ):
+        total = terms.new_zeros(len(terms), cluster.weight.numel())
+        for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
             length, top = self._length(grad)
-            out = math.sqrt(grad.size(1))
-            live = (top > 0).double()
-            if cluster.kind == LINEAR:
-                inner = cluster.inputs[i]
-                width = math.sqrt(inner.size(1))
-                others, tops = self._length(inner)
-                scale, inverse = self._scales(inner)
-                sizes.tau += self._by_owner(length * scale, owner) * width / 2
-                rounded = 0.51 * out * others * inverse + out * width / 3
-                weight = top * scale
-                # Larger rows can't be rounded to integers: they count as
-                # infinite.
-                weight = weight.masked_fill(tops > clip.HUGE, torch.inf)
-            else:
-                rounded = torch.full_like(length, 0.51 * out)
-                weight = top * 2.0 ** (clip.INPUT_BITS - clip.GRID_BITS - 1)
-            sizes.kappa += self._by_owner(rounded * live, owner)
-            sizes.weight.scatter_reduce_(0, owner, weight, 'amax')
+            terms += self._by_owner(length, owner)
+            rounded = (top > 0) * (0.51 * math.sqrt(grad.size(1)))
+            kappa += self._by_owner(rounded.double(), owner)
+            largest = top * 2.0 ** (clip.INPUT_BITS - clip.GRID_BITS - 1)
+            weight.scatter_reduce_(0, owner, largest, 'amax')
+            total.index_add_(0, owner, grad.double())
+        found = lengths(total)[0]
+        # The number of its own rows, whatever the number of others.
+        each = torch.cat(cluster.owners)
+        count = each.bincount(minlength=self.num_subgraphs)
+        bound = found + count * 2.0**-52 * terms
+        return found.square(), bound.square(), kappa, weight
 
-    def _square(self, cluster: _Cluster) -> tuple[Tensor, Tensor]:
-        # The squared norms, as computed, and upper bounds of them.
-        if cluster.kind == ROWS:
-            total = torch.zeros(
-                *(self.num_subgraphs, cluster.weight.numel()),
-                dtype=torch.float64,
-                device=cluster.weight.device,
-            )
-            for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
-                total.index_add_(0, owner, grad.double())
-            found = lengths(total)[0]
-            # The number of its own rows, whatever the number of others.
-            each = torch.cat(cluster.owners)
-            count = each.bincount(minlength=self.num_subgraphs)
-            bound = found + count * 2.0**-52 * self._terms(cluster)
-            return found.square(), bound.square()
-        grad, inner = cluster.grads[0], cluster.inputs[0]
-        owner = cluster.owners[0]
+    def _linear(
+        self, clusters: list[_Cluster], sizes: Sizes
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        # The same, of linear maps of rows of the same subgraphs.
+        owner = clusters[0].owners[0]
         layout = self._layout(owner)
-        rows, cols = grad.size(1), inner.size(1)
-        unit, tiny = precision(grad.dtype)
-        terms = self._terms(cluster)
+        grads = [cluster.grads[0] for cluster in clusters]
+        inners = [cluster.inputs[0] for cluster in clusters]
+        length, top = _stacked(map(self._length, grads))
+        others, tops = _stacked(map(self._length, inners))
+        scale, inverse = _stacked(map(self._scales, inners))
+        rows, cols = (
+            owner.new_tensor([v.size(1) for v in side]).double().view(-1, 1)
+            for side in (grads, inners)
+        )
+        out, width = rows.sqrt(), cols.sqrt()
+        tau = self._by_owner(length * scale, owner) * width / 2
+        rounded = 0.51 * out * others * inverse + out * width / 3
+        kappa = self._by_owner(rounded * (top > 0).double(), owner)
+        # Larger rows can't be rounded to integers: they count as infinite.
+        weight = (top * scale).masked_fill(tops > clip.HUGE, torch.inf)
+        sizes.weight.scatter_reduce_(0, owner, weight.amax(0), 'amax')
+        for one, other in zip(tau, kappa, strict=True):
+            sizes.tau += one
+            sizes.kappa += other
+        # The sum of the norms of the rows' gradients.
+        terms = self._by_owner(length * others, owner)
+        unit, tiny = precision(grads[0].dtype)
+        # Products that underflow, of the one matrix times the other.
+        under = self._by_owner(others, owner).square() * rows
+        under += self._by_owner(length, owner).square() * cols
+        count = rows.clamp(max=_BLOCK) + cols.clamp(max=_BLOCK) + 16
+        more = 2 * tiny * under + lost(count, unit) * terms.square()
+        # Maps of the same rows, or with the same gradients, share these.
+        pairs = list(zip(grads, inners, strict=True))
+        uses = Counter(_key(side) for pair in pairs for side in pair)
+        rooms: dict[Any, dict[int, Tensor]] = {}
+        for i, pair in enumerate(pairs):
+            sides = []
+            for side in pair:
+                if _key(side) not in rooms:
+                    rooms[_key(side)] = {0: layout.filled(side)}
+                sides.append(rooms[_key(side)])
+            size = pair[0].size(1), pair[1].size(1)
+            yield self._norms(layout, size, sides, terms[i], more[i])
+            for side in pair:
+                uses[_key(side)] -= 1
+                if not uses[_key(side)]:
+                    del rooms[_key(side)]
+
+    def _norms(
+        self,
+        layout: _Layout,
+        size: tuple[int, int],
+        sides: list[dict[int, Tensor]],
+        terms: Tensor,
+        more: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        # Of one linear map, from both matrices: in their rooms at 0, and
+        # products by room. `more` is what is lost in a Gram matrix.
+        rows, cols = size
         square = terms.square()
+        few = torch.zeros_like(square, dtype=torch.bool)
         parts = []
-        grads, inners = layout.filled(grad), layout.filled(inner)
-        few = torch.zeros_like(layout.count, dtype=torch.bool)
         for room, first, subgraphs in layout.classes:
             if room == 1:
                 continue
             last = first + room * subgraphs.numel()
-            part = (
-                grads[first:last].view(len(subgraphs), room, -1),
-                inners[first:last].view(len(subgraphs), room, -1),
-            )
+            part = [
+                made[0][first:last].view(len(subgraphs), room, -1)
+                for made in sides
+            ]
             parts.append((room, subgraphs, part))
             if room * (rows + cols) > rows * cols:
                 few[subgraphs] = True
                 continue
-            square[subgraphs] = gram(*part)
-        # Products that underflow, of the one matrix times the other.
-        under = self._by_owner(self._length(inner)[0], owner).square() * rows
-        under += self._by_owner(self._length(grad)[0], owner).square() * cols
-        bound = square.clamp(min=0) + 2 * tiny * under
-        terms_of = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
-        bound += lost(terms_of, unit) * terms.square()
-        bound = torch.where(layout.count > 1, bound, square)
-        few |= (square < 0.01 * terms.square()) & (layout.count > 1)
-        for room, subgraphs, part in parts:
+            for made, each in zip(sides, part, strict=True):
+                if room not in made:
+                    made[room] = products(each)
+            square[subgraphs] = gram(sides[0][room], sides[1][room])
+        several = layout.count > 1
+        bound = torch.where(several, square.clamp(min=0) + more, square)
+        few |= (square < 0.01 * terms.square()) & several
+        unit, tiny = precision(sides[0][0].dtype)
+        for room, subgraphs, part in parts if bool(few.any()) else ():
             here = few[subgraphs].nonzero().view(-1)
             at = subgraphs[here]
             every = at.numel() == subgraphs.numel()
@@ -589,35 +649,59 @@ class Book:
     ) -> Iterator[tuple[int, Tensor]]:
         # Sums of so few rows at a time that each of them is exact: 0 of all
         # of them, 1 of one subgraph's.
-        step = clip.grid(norm)
         for i, (grad, owner) in enumerate(
             zip(cluster.grads, cluster.owners, strict=True)
         ):
-            each, top = factors.index_select(0, owner), self._length(grad)[1]
-            columns = [grad, each / step, top]
-            if cluster.inputs:
-                columns += cluster.inputs[i], *self._scales(cluster.inputs[i])
-            # Zero times what is not finite is not zero: those are left out.
-            live = (each > 0) & (top > 0)
-            wanted = [live] if of is None else [live, live & (owner == of)]
-            for to, mask in enumerate(wanted):
-                rows = mask.nonzero().view(-1)
-                part = columns
-                if rows.numel() < len(owner):
-                    # Takes a fifth of the time of an index in brackets.
-                    part = [value.index_select(0, rows) for value in columns]
-                if len(part) == 3:
-                    made, size = scaled(*part[:2]), part[1] * part[2] + 1
-                    # Below 2^51, float64 adds them without error.
-                    few = float(size.sum()) <= 2.0**51
-                    yield to, made.sum(0).long() if few else made.long().sum(0)
+            # Often those of the map before: a bias, or another map of a sum.
+            key = _key(grad), id(owner)
+            if self._live[0] != key:
+                live = self._weighed(grad, owner, factors, norm, of)
+                self._live = key, live
+            for to, found in enumerate(self._live[1]):
+                rows, grads, weight, tops = found.rows
+                if not cluster.inputs:
+                    if found.sum is None:
+                        made, size = scaled(grads, weight), weight * tops + 1
+                        # Below 2^51, float64 adds them without error.
+                        few = float(size.sum()) <= 2.0**51
+                        found.sum = (
+                            made.sum(0).long() if few else made.long().sum(0)
+                        )
+                    yield to, found.sum
                     continue
-                grads, weight, tops, inner, scale, inverse = part
-                weight = weight * scale
-                for at in exact_blocks(tops * weight):
-                    alpha = scaled(grads[at], weight[at])
+                inner = cluster.inputs[i]
+                part = [inner, *self._scales(inner)]
+                if rows.numel() < len(owner):
+                    part = [value.index_select(0, rows) for value in part]
+                inner, scale, inverse = part
+                each = weight * scale
+                for at in exact_blocks(tops * each):
+                    alpha = scaled(grads[at], each[at])
                     made = alpha.t() @ scaled(inner[at], inverse[at])
                     yield to, made.long()
+
+    def _weighed(
+        self,
+        grad: Tensor,
+        owner: Tensor,
+        factors: Tensor,
+        norm: float,
+        of: int | None,
+    ) -> list['_Live']:
+        each, top = factors.index_select(0, owner), self._length(grad)[1]
+        columns = [grad, each / clip.grid(norm), top]
+        # Zero times what is not finite is not zero: those are left out.
+        live = (each > 0) & (top > 0)
+        wanted = [live] if of is None else [live, live & (owner == of)]
+        made = []
+        for mask in wanted:
+            rows = mask.nonzero().view(-1)
+            part = columns
+            if rows.numel() < len(owner):
+                # Takes a fifth of the time of an index in brackets.
+                part = [value.index_select(0, rows) for value in columns]
+            made.append(_Live((rows, *part)))
+        return made
 
 
 def clipped_sum(
@@ -654,6 +738,15 @@ def clipped_sum(
         if of is not None:
             share = sizes.share(of, float(factors[of]), added[0].values())
         return Clipped(integers, norm, sizes.norms, factors, rounding, share)
+
+
+def _key(rows: Tensor) -> Any:
+    # Of a tensor that lives on: views of the same numbers are the same rows.
+    return rows.data_ptr(), rows.shape, rows.stride()
+
+
+def _stacked(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+    return map(torch.stack, zip(*pairs, strict=True))
 
 
 def _is_dense(tensor: Tensor) -> bool:

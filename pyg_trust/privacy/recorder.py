@@ -136,10 +136,11 @@ class Recorder(Watch):
                 return func(*args, **kwargs)
         if self.problem is not None:
             return func(*args, **kwargs)
+        tensors = list(tensors_of(args, kwargs))
         if torch.is_grad_enabled():
             weights = [
                 t
-                for t in tensors_of(args, kwargs)
+                for t in tensors
                 if t.requires_grad and self.weight(t) is not None
             ]
             if weights:
@@ -149,7 +150,7 @@ class Recorder(Watch):
             return dropped
         out = self.compute(func, name, args, kwargs)
         try:
-            self.tracker.follow(name, args, kwargs, out)
+            self.tracker.follow(name, args, kwargs, out, tensors)
         except Conflict as error:
             self.problem = f"in '{name}', {error}"
         return out

@@ -160,23 +160,40 @@ class RowTracker:
             self.unify([part, self.known(owner)])
             at += part.size
 
-    def follow(self, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    def follow(
+        self,
+        name: str,
+        args: Args,
+        kwargs: Kwargs,
+        out: Any,
+        tensors: list[Tensor] | None = None,
+    ) -> None:
         """Record the rows of a function's result.
+
+        ``tensors`` are those among the arguments, if they are known.
 
         Raises:
             Conflict: if rows of different subgraphs meet.
         """
+        if tensors is None:
+            tensors = list(tensors_of(args, kwargs))
         # After a call of an unknown form, the result's rows are unknown.
         with suppress(*FAILURES):
-            self._follow(name, args, kwargs, out)
+            self._follow(name, args, kwargs, out, tensors)
 
-    def _follow(self, name: str, args: Args, kwargs: Kwargs, out: Any) -> None:
+    def _follow(
+        self,
+        name: str,
+        args: Args,
+        kwargs: Kwargs,
+        out: Any,
+        tensors: list[Tensor],
+    ) -> None:
         if name == '__setitem__':
             self._write(*args)
         results = [t for t in _flat(out) if isinstance(t, Tensor)]
         if not results:
             return
-        tensors = list(tensors_of(args, kwargs))
         tracked = [(t, *found) for t in tensors if (found := self.get(t))]
         if not tracked:
             return

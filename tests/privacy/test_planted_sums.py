@@ -15,7 +15,7 @@ from torch import nn
 
 from pyg_trust.kernel import clip
 from pyg_trust.privacy import SubgraphGradients, clipping, noising, rowwise
-from pyg_trust.privacy.bounds import exact_blocks, gram
+from pyg_trust.privacy.bounds import exact_blocks, gram, products
 
 C, UNITS = 1.0, 2400
 
@@ -175,9 +175,10 @@ def test_products_have_their_bits_whoever_else_has_as_many_rows():
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        every = gram(grads, inners)
+        every = gram(products(grads), products(inners))
         each = [
-            gram(g[None], a[None]) for g, a in zip(grads, inners, strict=True)
+            gram(products(g[None]), products(a[None]))
+            for g, a in zip(grads, inners, strict=True)
         ]
     finally:
         torch.set_num_threads(threads)

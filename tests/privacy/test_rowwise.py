@@ -13,8 +13,8 @@ from torch_geometric.nn import GCNConv, global_add_pool
 
 from pyg_trust import ops
 from pyg_trust.loader import GraphLoader
-from pyg_trust.privacy import bounds, rowwise
-from pyg_trust.privacy.bounds import between, gram, lengths
+from pyg_trust.privacy import rowwise
+from pyg_trust.privacy.bounds import between, gram, lengths, products
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.norms import gradient_norms
 from pyg_trust.privacy.recorder import Recorder
@@ -138,11 +138,13 @@ def test_norms_of_a_unit_have_its_own_bits(dtype):
     for s, r, c in ((2, 16, 33), (8, 2, 33), (20, 1, 33), (5, 64, 500)):
         one = torch.randn(60, s, r, generator=generator, dtype=dtype)
         two = torch.randn(60, s, c, generator=generator, dtype=dtype)
-        grams, made = gram(one, two), between(one, two)
+        grams = gram(products(one), products(two))
+        made = between(one, two)
         norms = lengths(two[:, 0].contiguous())[0]
         for first, size in ((0, 1), (1, 1), (6, 3), (26, 33), (3, 7), (1, 59)):
             part = slice(first, first + size)
-            assert torch.equal(gram(one[part], two[part]), grams[part])
+            found = gram(products(one[part]), products(two[part]))
+            assert torch.equal(found, grams[part])
             assert torch.equal(between(one[part], two[part]), made[part])
             assert torch.equal(lengths(two[part, 0])[0], norms[part])
 
@@ -252,17 +254,18 @@ def test_norms_hang_on_no_place_in_the_memory_of_a_batch():
     torch.manual_seed(0)
     grads, inners = torch.randn(200, 33), torch.randn(200, 37)
     for size in (7, 8, 9, 11):
-        alone = bounds.gram(
-            grads[: 4 * size].clone().view(4, size, 33),
-            inners[: 4 * size].clone().view(4, size, 37),
+        alone = gram(
+            products(grads[: 4 * size].clone().view(4, size, 33)),
+            products(inners[: 4 * size].clone().view(4, size, 37)),
         )
         for first in (1, 2, 3, 5):
             shifted = [
                 torch.cat([v[:first], v[: 4 * size]])[first:]
                 for v in (grads, inners)
             ]
-            found = bounds.gram(
-                shifted[0].view(4, size, 33), shifted[1].view(4, size, 37)
+            found = gram(
+                products(shifted[0].view(4, size, 33)),
+                products(shifted[1].view(4, size, 37)),
             )
             assert torch.equal(alone, found)
 
