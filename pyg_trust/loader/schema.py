@@ -30,6 +30,9 @@ class Schema:
         data (HeteroData): a typed graph or batch; its values are not used.
         target (str): the node type of labels and outputs.
         sizes (dict[str, int]): the number of rows of each table.
+        several (bool): whether a subgraph may have several rows of
+            :obj:`target`. Its first is its root; others have a ``node_type``
+            beyond those of all types. (default: :obj:`False`)
 
     Raises:
         ValueError: if a type has no features ``x`` of one float type, in one
@@ -37,8 +40,13 @@ class Schema:
     """
 
     def __init__(
-        self, data: HeteroData, target: str, sizes: dict[str, int]
+        self,
+        data: HeteroData,
+        target: str,
+        sizes: dict[str, int],
+        several: bool = False,
     ) -> None:
+        self.several = several
         rest = [t for t in data.node_types if t != target]
         self.target, self.node_types = target, [target, *rest]
         self.edge_types: list[EdgeType] = list(data.edge_types)
@@ -96,12 +104,17 @@ class Schema:
             ):
                 self._refuse(t)
             start[t], first = first, first + len(x)
+            kind = owner.new_full(owner.shape, k).int()
+            if t == self.target:
+                order = owner.argsort(stable=True)
+                later = owner[order].diff() == 0
+                kind[order[1:][later]] = len(self.node_types)
             room = max(self.widths.values()) - self.widths[t]
             for name, value in (
                 ('x', torch.nn.functional.pad(x, (0, room))),
                 ('n_id', n_id + self.first[t]),
                 ('batch', owner),
-                ('node_type', owner.new_full(owner.shape, k).int()),
+                ('node_type', kind),
             ):
                 parts.setdefault(name, []).append(value)
         for k, e in enumerate(self.edge_types):
@@ -136,11 +149,17 @@ class Schema:
         return out
 
     def typed(self, flat: Data) -> HeteroData:
-        """Return a batch of types from one graph; rows keep their order."""
+        """Return a batch of types from one graph; rows keep their order.
+
+        Roots come before other rows of the target type.
+        """
         out = HeteroData()
         place = torch.empty_like(flat.node_type, dtype=torch.int64)
         for k, t in enumerate(self.node_types):
             rows = (flat.node_type == k).nonzero().view(-1)
+            if t == self.target and self.several:
+                more = flat.node_type == len(self.node_types)
+                rows = torch.cat([rows, more.nonzero().view(-1)])
             place[rows] = torch.arange(len(rows), device=rows.device)
             # Copies, of the width that this type has.
             out[t].x = flat.x[rows, : self.widths[t]]
@@ -160,9 +179,9 @@ class Schema:
     def made(self, count: int) -> Data:
         """Make a flat batch of subgraphs up, which no data are in.
 
-        Each has a row of the target type and up to four of every other, and
-        edges between some. Of eight in a row, one has no edge, and one no row
-        of each other type.
+        Each has a row of the target type, or up to five where there may be
+        several, and up to four of every other, and edges between some. Of
+        eight in a row, one has no edge, and one no row of each other type.
 
         Args:
             count (int): the number of subgraphs.
@@ -172,13 +191,14 @@ class Schema:
         out, owners = HeteroData(), {}
         for k, t in enumerate(self.node_types):
             sizes = torch.ones(_PERIOD, dtype=torch.int64)
-            if t != self.target:
-                sizes = torch.randint(
+            if t != self.target or self.several:
+                drawn = torch.randint(
                     _ROWS + 1, (_PERIOD,), generator=generator
                 )
                 # One has none, another all there may be.
-                sizes[1 + k % (_PERIOD - 2)] = 0
-                sizes[0] = _ROWS
+                drawn[1 + k % (_PERIOD - 2)] = 0
+                drawn[0] = _ROWS
+                sizes = drawn + sizes if t == self.target else drawn
             owners[t] = torch.arange(_PERIOD).repeat_interleave(sizes)
             shape = len(owners[t]), self.widths[t]
             x = torch.randn(shape, generator=generator).to(self.dtype)

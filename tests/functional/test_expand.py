@@ -152,7 +152,7 @@ def test_subgraphs_are_those_of_the_rule(seed: int) -> None:
         persons = persons[size:]
     for hops in range(4):
         found = expand(Ownership(unit, data), *claims(of), hops)
-        alone = expand(Ownership(unit, data, joint=False), *claims(of), hops)
+        alone = expand(Ownership(unit, data, max_joint=0), *claims(of), hops)
         for number, claim in enumerate(of):
             want = by_hand(data, unit, set(claim), hops)
             assert content(found, number) == want
