@@ -379,12 +379,19 @@ class PrivacyUnit:
         """
         return self._cascade(self._names(persons), self.on_removal)
 
-    def _cascade(self, gone: Tensor, on_removal: Mapping[str, str]) -> Cascade:
+    def _cascade(
+        self,
+        gone: Tensor,
+        on_removal: Mapping[str, str],
+        whole: Sequence[str] = (),
+    ) -> Cascade:
+        # Types of which all rows go are whole.
         rows, masks = {}, {}
         for t, ptr in self._ptr.items():
             count = _per_row(torch.isin(self._who[t], gone), ptr)
             keep = on_removal.get(t) == 'keep'
             masks[t] = (count == ptr.diff()) if keep else (count > 0)
+            masks[t] |= t in whole
             rows[t] = masks[t].nonzero().view(-1)
         edges = {}
         for edge_type, index in self._edges.items():
@@ -423,7 +430,11 @@ class PrivacyUnit:
 
     @validated
     def within(
-        self, data: Data | HeteroData, persons: Iterable[int] | Tensor
+        self,
+        data: Data | HeteroData,
+        persons: Iterable[int] | Tensor,
+        *,
+        joint: bool = True,
     ) -> Data | HeteroData:
         """Return only the rows of some persons, and the public rows.
 
@@ -436,18 +447,23 @@ class PrivacyUnit:
         Args:
             data (Data or HeteroData): the graph that was declared.
             persons (Iterable[int] or Tensor): the names of the persons.
+            joint (bool): whether joint rows of these persons are there.
+                (default: :obj:`True`)
 
         Raises:
             ValueError: as :meth:`without`.
         """
         self.check(data)
-        return self._inside(data, self._names(persons))
+        return self._inside(data, self._names(persons), joint)
 
-    def _inside(self, data: Data | HeteroData, kept: Tensor) -> Any:
+    def _inside(
+        self, data: Data | HeteroData, kept: Tensor, joint: bool = True
+    ) -> Any:
         stay = torch.zeros(self.num_names, dtype=torch.bool)
         stay[kept] = True
         others = (~stay[self._one]).nonzero().view(-1)
-        return self._left(data, self._cascade(others, {}))
+        whole = () if joint else self.joint
+        return self._left(data, self._cascade(others, {}, whole))
 
     def _rest(
         self, data: HeteroData, persons: Iterable[int] | Tensor
