@@ -317,11 +317,11 @@ class Divided(Module):
         check_uncached(self.model)
         if isinstance(data, Batch):
             data = data.to_data_list()
-        if isinstance(data, Data) or self.target is not None:
-            graphs, task = [data], 'nodes'
-        elif isinstance(data, list | tuple) and data:
+        graphs: list[Any] = [data]
+        task = 'nodes'
+        if isinstance(data, list | tuple) and data and self.target is None:
             graphs, task = list(data), 'graphs'
-        else:
+        elif not isinstance(data, Data) and self.target is None:
             check_instance('data', data, Data, list, tuple)
             raise ValueError("'data' needs to have at least one graph")
         for graph in graphs:
@@ -369,7 +369,7 @@ class Divided(Module):
         }
         parts: list[Any] = [digest]
         unit = self.division.unit
-        persons = {} if unit is None else {'persons': unit.summary()}
+        persons = {} if unit is None else unit.summary()
         for graph in graphs:
             if unit is not None:
                 parts += [unit.digest, *graph.x_dict.values()]
@@ -388,9 +388,11 @@ class Divided(Module):
             weights=fingerprint_model(self.model.state_dict()),
             data='' if persons else fingerprint_data(graphs),
             checked=self._checks(task, alone),
-            provenance=provenance(**settings, **persons),
+            provenance=provenance(
+                **settings, **({'persons': persons} if persons else {})
+            ),
             **settings,  # type: ignore[arg-type]
-            **persons,
+            persons=persons,
         )
 
     def _checks(self, task: str, alone: bool) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def of_oracle(db: Any) -> tuple[PrivacyUnit, Ownership]:
         data,
         num_persons=1 + max(p for t in owners for o in owners[t] for p in o),
         owned={
-            t: torch.tensor([[*o][0] for o in owners[t]]).long().view(-1)
+            t: torch.tensor([next(iter(o)) for o in owners[t]]).long().view(-1)
             for t in ('profile', 'order')
         },
         joint={'chat': torch.tensor(chats).long().view(-1, 2).t()},
