@@ -17,7 +17,11 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.functional.claims import Ownership, expand
-from pyg_trust.functional.walks import DisjointWalks, disjoint_walks
+from pyg_trust.functional.walks import (
+    DisjointWalks,
+    disjoint_walks,
+    root_index,
+)
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._marks import marked
 from pyg_trust.kernel.fields import CONTENTS
@@ -173,9 +177,8 @@ class UnitLoader(DrawnUnits):
                     'owns, or what is public (got features marked as '
                     'propagated): train on raw features'
                 )
-        rows = torch.arange(int(table.num_nodes or 0))
-        if input_nodes is not None:
-            rows = _chosen(input_nodes, rows)
+        count = int(table.num_nodes or 0)
+        rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, hops
         self._declared = unit.summary()
         sizes = {t: int(data[t].num_nodes) for t in data.node_types}
@@ -420,24 +423,3 @@ def _typed(batch: Any) -> HeteroData:
             f'(got {type(batch).__name__})'
         )
     return batch
-
-
-def _chosen(given: Tensor, rows: Tensor) -> Tensor:
-    if given.dtype == torch.bool and given.shape == rows.shape:
-        chosen = rows[given]
-    elif given.dtype == torch.int64 and given.dim() == 1:
-        chosen = given
-    else:
-        chosen = rows[:0]
-    if (
-        chosen.numel() == 0
-        or int(chosen.min()) < 0
-        or int(chosen.max()) >= len(rows)
-        or chosen.unique().numel() < chosen.numel()
-    ):
-        raise ValueError(
-            "'input_nodes' needs to choose persons once each, by their rows, "
-            f'int64, or a mask, bool, [{len(rows)}] (got {given.dtype}, '
-            f'{list(given.shape)})'
-        )
-    return chosen

@@ -1,18 +1,12 @@
 """Base of loaders of disjoint units."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.sampler import (
-    BaseSampler,
-    EdgeSamplerInput,
-    NegativeSampling,
-    NodeSamplerInput,
-    SamplerOutput,
-)
+from torch_geometric.sampler import BaseSampler
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, validated
@@ -139,16 +133,10 @@ class WholeUnitLoader(StepLoader):
 
 
 class _NoSampler(BaseSampler):
-    # Units are drawn whole.
-    def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
+    def sample_from_nodes(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError('units are drawn whole')
 
-    def sample_from_edges(
-        self,
-        inputs: EdgeSamplerInput,
-        neg_sampling: NegativeSampling | None = None,
-    ) -> SamplerOutput:
-        raise NotImplementedError('units are drawn whole')
+    sample_from_edges = sample_from_nodes
 
 
 class DrawnUnits(WholeUnitLoader):

@@ -102,7 +102,8 @@ class Division(BaseTransform):
 
     def forward(self, data: Data | HeteroData) -> Any:
         """Return a random view, drawn by torch's generator."""
-        return self.view(data, int(torch.randint(self.num_views, ())))
+        self.check(data)
+        return self.part(data, int(torch.randint(self.num_views, ())))
 
     def view(self, data: Data | HeteroData, number: int) -> Any:
         """Return one view as a new graph.

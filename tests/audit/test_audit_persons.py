@@ -19,7 +19,7 @@ from pyg_trust.privacy.gradients import Tape
 from pyg_trust.privacy.wrappers import PrivateStep
 from pyg_trust.unit import PrivacyUnit
 
-CANARIES, RUNS, ROWS = 200, 6, 4
+CANARIES, STEPS, ROWS = 200, 5, 4
 LARGE, NORM, LAM, DELTA = 1e6, 0.01, 1.4, 0.1
 TABLES = ('user', 'order', 'note')
 
@@ -63,49 +63,46 @@ class Summed(nn.Module):
         return out
 
 
-def audit(names: int = 1, rows: int = ROWS, steps: int = 1) -> PrivacyAudit:
-    """What the released gradients tell of coins, over some trainings."""
-    heads: list[np.ndarray] = []
-    scores: list[np.ndarray] = []
-    for run in range(RUNS):
-        coin = torch.rand(CANARIES, generator=_seeded(run)) < 0.5
-        data = canaries(coin, names, rows)
-        unit = PrivacyUnit(
-            data,
-            'user',
-            owned={t: (t, 'by', 'user') for t in TABLES[1:]},
-            same=torch.empty((2, 0), dtype=torch.int64),
-        )
-        model = Summed()
-        engine = PrivacyEngine(seed=run)
-        private, optimizer, loader = engine.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-            data_loader=UnitLoader(
-                data, unit, CANARIES * names, num_steps=steps, seed=run
-            ),
-            noise_multiplier=lam_to_opacus(LAM),
-            max_grad_norm=NORM,
-            loss_reduction='sum',
-        )
+def audit(names: int = 1, rows: int = ROWS) -> PrivacyAudit:
+    """What the gradient of a step tells of coins, over some steps.
+
+    Given the coins, noise is independent by step and canary.
+    """
+    coin = torch.rand(CANARIES, generator=_seeded(0)) < 0.5
+    data = canaries(coin, names, rows)
+    unit = PrivacyUnit(
+        data,
+        'user',
+        owned={t: (t, 'by', 'user') for t in TABLES[1:]},
+        same=torch.empty((2, 0), dtype=torch.int64),
+    )
+    model = Summed()
+    engine = PrivacyEngine(seed=0)
+    private, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        data_loader=UnitLoader(
+            data, unit, CANARIES * names, num_steps=STEPS, seed=0
+        ),
+        noise_multiplier=lam_to_opacus(LAM),
+        max_grad_norm=NORM,
+        loss_reduction='sum',
+    )
+    scores, claim = [], None
+    for batch in loader:
+        optimizer.zero_grad()
+        private(batch.x_dict, batch.edge_index_dict).sum().backward()
+        optimizer.step()
         found = torch.zeros(CANARIES, dtype=torch.float64)
-        for batch in loader:
-            optimizer.zero_grad()
-            private(batch.x_dict, batch.edge_index_dict).sum().backward()
-            optimizer.step()
-            for t in TABLES:
-                grad = model.of[t].weight.grad
-                assert grad is not None
-                found += grad[0].double() * (1 if t == 'user' else rows)
+        for t in TABLES:
+            grad = model.of[t].weight.grad
+            assert grad is not None
+            found += grad[0].double() * (1 if t == 'user' else rows)
         scores.append(found.numpy())
-        heads.append(coin.numpy())
-    every, head = np.concatenate(scores), np.concatenate(heads)
+        claim = engine.get_epsilon(DELTA) if claim is None else claim
+    every, head = np.concatenate(scores), np.tile(coin.numpy(), STEPS)
     return empirical_epsilon(
-        every[~head],
-        every[head],
-        DELTA,
-        claim=engine.get_epsilon(DELTA),
-        seed=0,
+        every[~head], every[head], DELTA, claim=claim, seed=0
     )
 
 
@@ -114,9 +111,8 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('steps', [1, 3])
-def test_no_bound_is_above_epsilon(steps: int) -> None:
-    report = audit(steps=steps)
+def test_no_bound_is_above_epsilon() -> None:
+    report = audit()
     assert not report.violated
     assert report.epsilon_lower <= report.epsilon_claimed
     # Not for want of power.
@@ -146,7 +142,6 @@ def test_clipping_by_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return type('Sum', (), {'integers': integers, 'share': None})
 
     monkeypatch.setattr(PrivateStep, '_compare', lambda *_: None)
-    assert not audit().violated
     monkeypatch.setattr(Tape, 'clipped_sum', by_row)
     report = audit()
     assert report.violated
