@@ -430,11 +430,7 @@ class PrivacyUnit:
 
     @validated
     def within(
-        self,
-        data: Data | HeteroData,
-        persons: Iterable[int] | Tensor,
-        *,
-        joint: bool = True,
+        self, data: Data | HeteroData, persons: Iterable[int] | Tensor
     ) -> Data | HeteroData:
         """Return only the rows of some persons, and the public rows.
 
@@ -447,14 +443,12 @@ class PrivacyUnit:
         Args:
             data (Data or HeteroData): the graph that was declared.
             persons (Iterable[int] or Tensor): the names of the persons.
-            joint (bool): whether joint rows of these persons are there.
-                (default: :obj:`True`)
 
         Raises:
             ValueError: as :meth:`without`.
         """
         self.check(data)
-        return self._inside(data, self._names(persons), joint)
+        return self._inside(data, self._names(persons))
 
     def _inside(
         self, data: Data | HeteroData, kept: Tensor, joint: bool = True

@@ -112,39 +112,6 @@ class Ownership:
                     listed = _listed(index[end], self.sizes[here])
                     self.at[e, end] = listed
 
-    def capped(
-        self, edge_type: EdgeType, end: int, row: Tensor, edge: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Keep edges of the least hashes in the list of each row.
-
-        Args:
-            edge_type (tuple[str, str, str]): the type of the edges.
-            end (int): at which end the lists are.
-            row (Tensor): int64: which list each edge is in.
-            edge (Tensor): int64: the edges.
-
-        Returns:
-            tuple[Tensor, Tensor]: lists and edges that are kept.
-        """
-        most = self.most.get(edge_type)
-        if most is None:
-            return row, edge
-        here, there = (
-            self.names[edge_type[2 * i]][self.edges[edge_type][i][edge]]
-            for i in (end, 1 - end)
-        )
-        word = rng.derive_each(self.seed, here) ^ there
-        word = rng.derive_each(self.seed, word)
-        order = word.argsort(stable=True)
-        order = order[row[order].argsort(stable=True)]
-        row, word, edge = row[order], word[order], edge[order]
-        # Edges to one public row stand together, and count once.
-        new = torch.ones_like(row, dtype=torch.bool)
-        new[1:] = (row.diff() != 0) | (word.diff() != 0)
-        rank = new.cumsum(0)
-        kept = rank - rank[torch.searchsorted(row, row)] < most
-        return row[kept], edge[kept]
-
 
 def expand(
     ownership: Ownership, ptr: Tensor, persons: Tensor, hops: int
@@ -196,7 +163,7 @@ def expand(
         for e, (start, listed) in ownership.owned.items():
             if hop == 0:
                 at, which = _gather(start, persons)
-                at, edge = ownership.capped(e, 0, at, listed[which])
+                at, edge = _capped(ownership, e, 0, at, listed[which])
                 for end in (0, 1):
                     if e[2 * end] in near:
                         t, row = e[2 * end], ownership.edges[e][end][edge]
@@ -260,5 +227,33 @@ def _edges_of(
         own = claim[owner[edge]] == subgraph[at]
         at, edge = at[own], edge[own]
     if capped:
-        at, edge = ownership.capped(edge_type, end, at, edge)
+        at, edge = _capped(ownership, edge_type, end, at, edge)
     return subgraph[at], edge
+
+
+def _capped(
+    ownership: Ownership,
+    edge_type: EdgeType,
+    end: int,
+    row: Tensor,
+    edge: Tensor,
+) -> tuple[Tensor, Tensor]:
+    # Of the edges in the list of each row, those of the least hashes.
+    most = ownership.most.get(edge_type)
+    if most is None:
+        return row, edge
+    here, there = (
+        ownership.names[edge_type[2 * i]][ownership.edges[edge_type][i][edge]]
+        for i in (end, 1 - end)
+    )
+    word = rng.derive_each(ownership.seed, here) ^ there
+    word = rng.derive_each(ownership.seed, word)
+    order = word.argsort(stable=True)
+    order = order[row[order].argsort(stable=True)]
+    row, word, edge = row[order], word[order], edge[order]
+    # Edges to one public row stand together, and count once.
+    new = torch.ones_like(row, dtype=torch.bool)
+    new[1:] = (row.diff() != 0) | (word.diff() != 0)
+    rank = new.cumsum(0)
+    kept = rank - rank[torch.searchsorted(row, row)] < most
+    return row[kept], edge[kept]

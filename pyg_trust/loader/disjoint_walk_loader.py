@@ -299,11 +299,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         """Return the assumptions and limits of a guarantee in one unit."""
         if self._declared is None:
             return super().assumptions()
-        return of_persons(
-            self._declared,
-            '; how many persons there are, and who of them is a training row, '
-            'are not',
-        )
+        return of_persons(self._declared)
 
     def _units(self, step: int) -> Tensor:
         number = self._number(step)

@@ -205,10 +205,18 @@ class UnitLoader(DrawnUnits):
         self._claims = DisjointWalks(torch.arange(len(rows) + 1), rows)
         self._pairs = torch.empty((2, 0), dtype=torch.int64)
         if shared:
-            self._pairs = unit.pairs(along, max_joint)
-            # As those of a DisjointWalkLoader of this seed.
-            first = rng.derive(rng.derive(seed, _WALKS), 0)
-            self._walk(rows, walk_length, restarts, first)
+            self.relation, self.unit, self.noun = CONTENTS, WALKS, 'claim'
+            self._law = {'walk_length': walk_length, 'restarts': restarts}
+            pairs = self._pairs = unit.pairs(along, max_joint)
+            both = torch.cat([pairs, pairs.flip(0)], 1)
+            self._claims = disjoint_walks(
+                CSRGraph.from_edge_index(both, unit.num_names),
+                walk_length,
+                restarts,
+                roots=rows,
+                # As those of a DisjointWalkLoader of this seed.
+                seed=rng.derive(rng.derive(seed, _WALKS), 0),
+            )
             wide = [unit.owners(t)[0].diff() > max_joint for t in unit.joint]
             self._declared |= {
                 'along': ['/'.join(e) for e in along],
@@ -218,19 +226,6 @@ class UnitLoader(DrawnUnits):
         self._whose = self._find_owners(unit, sizes)
         count = self._claims.num_subgraphs
         self._open(count, batch_size, num_steps, seed, kwargs)
-
-    def _walk(
-        self, roots: Tensor, length: int, restarts: int, seed: int
-    ) -> None:
-        self.relation, self.unit, self.noun = CONTENTS, WALKS, 'claim'
-        self._law = {'walk_length': length, 'restarts': restarts}
-        graph = CSRGraph.from_edge_index(
-            torch.cat([self._pairs, self._pairs.flip(0)], 1),
-            self._ownership.num_names,
-        )
-        self._claims = disjoint_walks(
-            graph, length, restarts, roots=roots, seed=seed
-        )
 
     def _find_owners(self, unit: PrivacyUnit, sizes: dict[str, int]) -> Tensor:
         # The claim that has all owners of each row of all tables, else -1.
@@ -278,15 +273,8 @@ class UnitLoader(DrawnUnits):
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions and limits of a guarantee in one person."""
-        count = '; how many persons there are, and who of them is a training '
-        count += 'row, are not'
-        if self._rate is not None:
-            count = (
-                ', and whether it is there at all: the rate and the number by '
-                'which sums are divided were chosen without counting persons'
-            )
         return (
-            *of_persons(self._declared, count),
+            *of_persons(self._declared, self._rate is None),
             'the model passed its probe on rows that were made up; unless it '
             'is left unchecked, the loss sees rows that are made up in place '
             'of the private ones, and no number of them',

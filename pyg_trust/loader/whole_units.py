@@ -260,14 +260,23 @@ class DrawnUnits(WholeUnitLoader):
         )
 
 
-def of_persons(declared: dict[str, Any], count: str) -> tuple[str, ...]:
+def of_persons(
+    declared: dict[str, Any], counted: bool = True
+) -> tuple[str, ...]:
     """Return the assumptions and limits of a guarantee in one person.
 
     Args:
         declared (dict): what the privacy unit declares; with ``along``, if
             walks join persons.
-        count (str): what is said of the number of persons.
+        counted (bool): whether the number of persons is public.
     """
+    count = (
+        '; how many persons there are, and who of them is a training row, are '
+        'not'
+        if counted
+        else ', and whether it is there at all: the rate and the number by '
+        'which sums are divided were chosen without counting persons'
+    )
     owned = ', '.join([declared['person'], *declared['owned']])
     joint = ', '.join(declared['joint'])
     what = (
