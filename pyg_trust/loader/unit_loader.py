@@ -13,6 +13,7 @@ from pyg_trust._checks import (
     Natural,
     OneOf,
     Rate,
+    check_instance,
     check_integer,
     validated,
 )
@@ -155,8 +156,11 @@ class UnitLoader(DrawnUnits):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
+        self.check_kwargs(kwargs, num_steps=num_steps)
         self._set_law(sampling, relation, sample_rate)
         shared = relation == SHARED
+        check_instance('along', along, list, tuple)
+        check_instance('num_neighbors', num_neighbors or {}, Mapping)
         if not shared and (walk_length or along):
             raise ValueError(
                 "'relation' needs to be 'contents' for walks between persons, "
@@ -193,6 +197,10 @@ class UnitLoader(DrawnUnits):
             )
             for e, k in (num_neighbors or {}).items()
         }
+        self._pairs = torch.empty((2, 0), dtype=torch.int64)
+        if shared:
+            self._pairs = unit.pairs(along, max_joint)
+        self._check_size(len(rows), batch_size)
         seed = rng.resolve(seed)
         self._ownership = Ownership(
             unit,
@@ -203,12 +211,10 @@ class UnitLoader(DrawnUnits):
         )
         # A person's name is its row, as each has one.
         self._claims = DisjointWalks(torch.arange(len(rows) + 1), rows)
-        self._pairs = torch.empty((2, 0), dtype=torch.int64)
         if shared:
             self.relation, self.unit, self.noun = CONTENTS, WALKS, 'claim'
             self._law = {'walk_length': walk_length, 'restarts': restarts}
-            pairs = self._pairs = unit.pairs(along, max_joint)
-            both = torch.cat([pairs, pairs.flip(0)], 1)
+            both = torch.cat([self._pairs, self._pairs.flip(0)], 1)
             self._claims = disjoint_walks(
                 CSRGraph.from_edge_index(both, unit.num_names),
                 walk_length,

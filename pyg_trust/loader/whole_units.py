@@ -173,6 +173,13 @@ class DrawnUnits(WholeUnitLoader):
             self.form = 'withdraw'
         self.sampling, self._rate = sampling, sample_rate
 
+    def _check_size(self, count: int, batch_size: int) -> None:
+        if batch_size > count and self._rate is None:
+            raise ValueError(
+                f"'batch_size' needs to be at most {count}, the number of "
+                f'{self.noun}s (got {batch_size})'
+            )
+
     def _open(
         self,
         count: int,
@@ -183,11 +190,7 @@ class DrawnUnits(WholeUnitLoader):
     ) -> None:
         # Draw from so many units.
         self.check_kwargs(kwargs, num_steps=num_steps)
-        if batch_size > count and self._rate is None:
-            raise ValueError(
-                f"'batch_size' needs to be at most {count}, the number of "
-                f'{self.noun}s (got {batch_size})'
-            )
+        self._check_size(count, batch_size)
         if num_steps is None:
             by_rate = max(1, int(1 / self._rate)) if self._rate else None
             num_steps = by_rate or count // batch_size

@@ -407,7 +407,16 @@ def test_walks_are_of_contents_alone() -> None:
             "'along' needs edge types between rows that persons own",
         ),
         ({'relation': 'contents', 'along': (('a', 'b', 'c'),)}, "'along'"),
-        ({'relation': 'contents', 'batch_size': 13}, 'number of claims'),
+        ({'relation': 'contents', 'batch_size': 13}, 'number of persons'),
+        (
+            {
+                'relation': 'contents',
+                'batch_size': 12,
+                'walk_length': 3,
+                'along': (KNOWS,),
+            },
+            'number of claims',
+        ),
         ({'num_neighbors': {('a', 'b', 'c'): 1}}, "'num_neighbors'"),
         ({'num_neighbors': {HAS: -1}}, "'num_neighbors'"),
         ({'num_neighbors': {HAS: 0.5}}, "'num_neighbors'"),
