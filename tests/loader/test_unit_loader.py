@@ -279,8 +279,9 @@ def test_one_person_s_contents_change_one_claim(block: int) -> None:
                 i for i in index if not equal(part(before, i), part(after, i))
             ]
             assert changed == [int(owner[person])]
-    assert several
-    assert joint
+    # Of the first databases, not of any four.
+    assert block or several
+    assert block or joint
 
 
 def test_a_claim_has_the_rows_that_it_owns_together() -> None:
