@@ -163,7 +163,8 @@ class PrivacyUnit:
         self.on_removal = self._removal(_by_type(on_removal))
         self.mirrors = self._mirrored()
         self._check_public_edges()
-        self._n_id = self._ids(data)
+        #: The names of persons, int64; their places where nothing names them.
+        self.n_id = self._ids(data)
         self._distinct = same is not None
         self._close(data)
         self.check(data)
@@ -240,21 +241,31 @@ class PrivacyUnit:
 
         Returns:
             Tensor: int64, ``[2, k]``, the smaller name first, ascending.
+
+        Raises:
+            ValueError: on an edge type that is unknown, or of public rows.
         """
         found = []
         for t in self.joint:
             few = self._ptr[t].diff() <= max_joint
             rows = few.nonzero().view(-1)
             found.append(self._crossed(t, rows, t, rows))
-        for edge_type in along:
-            source, target = self._edges[self._known(edge_type, 'along')]
-            found.append(
-                self._crossed(edge_type[0], source, edge_type[2], target)
-            )
+        for e in along:
+            source, target = self._edges[self.known(e, 'along')]
+            if {e[0], e[2]} & set(self.public):
+                raise ValueError(
+                    "'along' needs edge types between rows that persons own "
+                    f'(got {e}, to public rows)'
+                )
+            found.append(self._crossed(e[0], source, e[2], target))
         if not found:
             return torch.empty((2, 0), dtype=torch.int64)
         both = torch.cat(found, 1).sort(0).values
         return both[:, both[0] < both[1]].unique(dim=1)
+
+    def known(self, edge_type: Any, name: str) -> EdgeType:
+        """Return an edge type, or refuse it by the name of its argument."""
+        return _known(edge_type, self._edges, name)
 
     @validated
     def is_own(
@@ -343,7 +354,7 @@ class PrivacyUnit:
                 out[key] = value
         out.num_nodes = self._sizes[t]
         # Names are those that the unit was declared with.
-        out.n_id = self._n_id.clone()
+        out.n_id = self.n_id.clone()
         return out
 
     def names(self, persons: Iterable[int] | Tensor) -> list[int]:
@@ -357,7 +368,7 @@ class PrivacyUnit:
                 a person is unknown.
         """
         self._table()
-        return self._n_id[self._names(persons)].tolist()
+        return self.n_id[self._names(persons)].tolist()
 
     # Removal ###############################################################
 
@@ -374,12 +385,19 @@ class PrivacyUnit:
         """
         return self._cascade(self._names(persons), self.on_removal)
 
-    def _cascade(self, gone: Tensor, on_removal: Mapping[str, str]) -> Cascade:
+    def _cascade(
+        self,
+        gone: Tensor,
+        on_removal: Mapping[str, str],
+        whole: Sequence[str] = (),
+    ) -> Cascade:
+        # Types of which all rows go are whole.
         rows, masks = {}, {}
         for t, ptr in self._ptr.items():
             count = _per_row(torch.isin(self._who[t], gone), ptr)
             keep = on_removal.get(t) == 'keep'
             masks[t] = (count == ptr.diff()) if keep else (count > 0)
+            masks[t] |= t in whole
             rows[t] = masks[t].nonzero().view(-1)
         edges = {}
         for edge_type, index in self._edges.items():
@@ -439,11 +457,14 @@ class PrivacyUnit:
         self.check(data)
         return self._inside(data, self._names(persons))
 
-    def _inside(self, data: Data | HeteroData, kept: Tensor) -> Any:
+    def _inside(
+        self, data: Data | HeteroData, kept: Tensor, joint: bool = True
+    ) -> Any:
         stay = torch.zeros(self.num_names, dtype=torch.bool)
         stay[kept] = True
         others = (~stay[self._one]).nonzero().view(-1)
-        return self._left(data, self._cascade(others, {}))
+        whole = () if joint else self.joint
+        return self._left(data, self._cascade(others, {}, whole))
 
     def _rest(
         self, data: HeteroData, persons: Iterable[int] | Tensor
@@ -459,7 +480,7 @@ class PrivacyUnit:
         if self.person is not None:
             keep = _kept(self.num_names, gone.rows.get(self.person))
             place = keep.cumsum(0) - 1
-            made.num_names, made._n_id = int(keep.sum()), self._n_id[keep]
+            made.num_names, made.n_id = int(keep.sum()), self.n_id[keep]
             made._one = place[self._one[keep]]
         made._ptr, made._who = {}, {}
         for t, ptr in self._ptr.items():
@@ -577,7 +598,7 @@ class PrivacyUnit:
                 'types, sizes or edges differ (what to_homogeneous() makes '
                 'has rows alone, and no persons)'
             )
-        if not torch.equal(self._ids(data), self._n_id):
+        if not torch.equal(self._ids(data), self.n_id):
             raise ValueError(
                 f"'data' needs the names 'n_id' of {self.person!r} that the "
                 'unit was made with'
@@ -711,7 +732,7 @@ class PrivacyUnit:
             check_range(what, rows, n, 'the rows')
             check_range(what, who, self.num_names, 'the persons')
             return rows, who
-        e = self._known(by, what)
+        e = self.known(by, what)
         if self.person is None or {e[0], e[2]} != {node_type, self.person}:
             raise ValueError(
                 f"'{what}' needs to be an edge type between {node_type!r} and "
@@ -750,7 +771,7 @@ class PrivacyUnit:
     ) -> dict[EdgeType, Tensor]:
         made = {}
         for e, who in given.items():
-            size = self._edges[self._known(e, 'edge_owner')].size(1)
+            size = self._edges[self.known(e, 'edge_owner')].size(1)
             check_tensor('edge_owner', who, torch.int64, (size,))
             check_range('edge_owner', who, self.num_names, 'the persons')
             made[e] = self._one[who]
@@ -761,9 +782,6 @@ class PrivacyUnit:
             check_choice('on_removal', t, self.joint)
             check_choice('on_removal', how, ('drop', 'keep'))
         return {t: given.get(t, 'drop') for t in self.joint}
-
-    def _known(self, edge_type: Any, name: str) -> EdgeType:
-        return _known(edge_type, self._edges, name)
 
     def _mirrored(self) -> dict[EdgeType, EdgeType]:
         # Edge types that hold the same edges, in opposite directions.
@@ -791,7 +809,7 @@ class PrivacyUnit:
 
     def _check_public_edges(self) -> None:
         for e in self.public_edges:
-            self._known(e, 'public_edges')
+            self.known(e, 'public_edges')
             if not {e[0], e[2]} <= set(self.public) or e in self._edge_owner:
                 raise ValueError(
                     "'public_edges' needs to hold edge types between public "
@@ -822,8 +840,6 @@ class PrivacyUnit:
 
     def _crossed(self, a: str, rows: Tensor, b: str, others: Tensor) -> Tensor:
         # All pairs of an owner of rows[i] and one of others[i].
-        if a not in self._ptr or b not in self._ptr:
-            return torch.empty((2, 0), dtype=torch.int64)
         first, second = self._ptr[a].diff()[rows], self._ptr[b].diff()[others]
         count = first * second
         pair = torch.arange(rows.numel()).repeat_interleave(count)

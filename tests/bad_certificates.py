@@ -263,9 +263,13 @@ entry(
 entry(
     'transforms.Division',
     lambda: {'num_groups': 3},
+    Row('owners of nobody', {'by': 'owners'}, "'unit'"),
     num_groups=COUNT,
     by=choice(),
+    unit=values(3, 'a'),
 )
+for name in ('check', 'part'):
+    EXEMPT[f'transforms.Division.{name}'] = 'an inner step of view'
 NAMED = bad_graphs(
     data(n_id=torch.zeros(N).long()),
     data(n_id=-torch.arange(N)),

@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -50,8 +50,8 @@ from pyg_trust.transforms.division import (
     DIVISIONS,
     Division,
     check_apart,
-    check_named,
 )
+from pyg_trust.unit import PrivacyUnit
 
 VOTES = ('majority', 'mean')
 _TOGETHER = 256
@@ -100,14 +100,16 @@ class VoteCertificate(SpeaksOf, Report):
     """SHA-256 of the graphs that were handed in."""
     checked: tuple[str, ...] = ()
     """How the model was tried out on this run."""
+    persons: dict[str, Any] = field(default_factory=dict)
+    """The declared owners, of a division by owners."""
 
     @validated
     def certified(self, changes: Natural, rows: Natural = 0) -> Tensor:
         """Return a mask of the targets with a certified class.
 
         Args:
-            changes (int): the number of changed elements; for the grid, of
-                changed edges.
+            changes (int): the number of changed elements, such as persons;
+                for the grid, of changed edges.
             rows (int): for the grid, the number of changed rows of the
                 features. (default: :obj:`0`)
 
@@ -171,10 +173,13 @@ class VoteCertificate(SpeaksOf, Report):
 
     def guarantee(self) -> Guarantee:
         """State that voted classes stay, with certainty."""
+        values = self.numbers()
+        if not self.persons:
+            del values['persons']
         return stated(
             'certificate by division and voting',
             {
-                **self.numbers(),
+                **values,
                 'targets': self.targets.numel(),
                 'views': self.votes.size(0),
                 'certified': {
@@ -202,23 +207,33 @@ class Divided(Module):
     and views share nothing that can be attacked. A changed element changes
     the vote of one view; see :class:`~pyg_trust.transforms.Division`.
 
+    With ``by='owners'`` and a :class:`~pyg_trust.unit.PrivacyUnit`, an element
+    is a person with all that it owns in any table. Targets are public rows,
+    as each view has them.
+
     Large :obj:`num_groups` certify much and see little. A model that sees no
     edge at all is robust to every change of edges: give its accuracy as
     :obj:`baseline`, it is the one to beat.
 
     Args:
         model (Module): ``model(x, edge_index)``, for graphs ``model(x,
-            edge_index, batch)``, to logits.
+            edge_index, batch)``, for owners ``model(x_dict,
+            edge_index_dict)``, to logits, if need be by type.
         num_groups (int): the number :math:`T` of groups. (default: :obj:`30`)
         by (str): :obj:`'edges'`; :obj:`'nodes'`, for nodes as targets;
             :obj:`'subgraphs'`, for graphs; :obj:`'features'`, :obj:`'entries'`
-            of them, or :obj:`'grid'`. (default: :obj:`'nodes'`)
+            of them, or :obj:`'grid'`; :obj:`'owners'`.
+            (default: :obj:`'nodes'`)
         vote (str): :obj:`'majority'`, ties for the first class, or
             :obj:`'mean'` of probabilities. (default: :obj:`'majority'`)
         transform (Callable, optional): applied to every view, as part of the
             model. (default: :obj:`None`)
         seed (int, optional): the key of the hash; by default from the
             operating system. (default: :obj:`None`)
+        unit (PrivacyUnit, optional): says who owns what, for ``'owners'``.
+            (default: :obj:`None`)
+        target (str, optional): the public node type to classify, for
+            ``'owners'``. (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: on a wrong type or name, or layers with
@@ -234,21 +249,30 @@ class Divided(Module):
         vote: Annotated[str, OneOf(VOTES)] = 'majority',
         transform: Callable[[Data], Data] | None = None,
         seed: int | None = None,
+        unit: PrivacyUnit | None = None,
+        target: str | None = None,
     ) -> None:
         check_uncached(model)
-        division = Division(num_groups, by, seed)
+        division = Division(num_groups, by, seed, unit)
+        if (unit is not None or target is not None) and target not in (
+            () if unit is None else unit.public
+        ):
+            raise ValueError(
+                "'target' needs to be a public node type for by='owners': "
+                f'rows of a person are in one view alone (got {target!r})'
+            )
         super().__init__()
-        self.model, self.division = model, division
+        self.model, self.division, self.target = model, division, target
         self.vote, self.transform = vote, transform
 
-    def forward(self, data: Data | Sequence[Data]) -> Tensor:
+    def forward(self, data: Data | HeteroData | Sequence[Data]) -> Tensor:
         """Return the voted classes: int64."""
         return self.certify(data).predicted
 
     @validated
     def certify(
         self,
-        data: Data | Sequence[Data],
+        data: Data | HeteroData | Sequence[Data],
         *,
         baseline: Share | None = None,
         since: tuple[VoteCertificate, Data] | None = None,
@@ -259,8 +283,9 @@ class Divided(Module):
         on the others alone.
 
         Args:
-            data (Data or list[Data]): a graph, to classify nodes, or a list
-                of graphs (or a :class:`~torch_geometric.data.Batch`), to
+            data (Data, HeteroData or list[Data]): a graph, to classify nodes,
+                typed and that of the unit with ``by='owners'``; or a list of
+                graphs (or a :class:`~torch_geometric.data.Batch`), to
                 classify these.
             baseline (float, optional): the accuracy of a model that sees
                 nothing that can be attacked, for plots. (default: :obj:`None`)
@@ -283,21 +308,22 @@ class Divided(Module):
         check_uncached(self.model)
         if isinstance(data, Batch):
             data = data.to_data_list()
-        if isinstance(data, Data):
-            graphs, task = [data], 'nodes'
-        elif isinstance(data, list | tuple) and data:
+        graphs: list[Any] = [data]
+        task = 'nodes'
+        if isinstance(data, list | tuple) and data and self.target is None:
             graphs, task = list(data), 'graphs'
-        else:
+        elif not isinstance(data, Data) and self.target is None:
             check_instance('data', data, Data, list, tuple)
             raise ValueError("'data' needs to have at least one graph")
         for graph in graphs:
-            check_named(graph)
-            check_tensor(
-                'x',
-                graph.x,
-                None,
-                (int(graph.num_nodes or 0), 'num_features'),
-            )
+            self.division.check(graph)
+            if self.target is None:
+                check_tensor(
+                    'x',
+                    graph.x,
+                    None,
+                    (int(graph.num_nodes or 0), 'num_features'),
+                )
         by = self.division.by
         wrong = {'nodes': 'graphs', 'subgraphs': 'nodes'}
         if wrong.get(by) == task:
@@ -333,8 +359,13 @@ class Divided(Module):
             'seed': self.division.seed,
         }
         parts: list[Any] = [digest]
+        unit = self.division.unit
+        persons = {} if unit is None else unit.summary()
         for graph in graphs:
-            parts += [graph.x, graph.edge_index, graph.get('n_id')]
+            if unit is not None:
+                parts += [unit.digest, *graph.x_dict.values()]
+            else:
+                parts += [graph.x, graph.edge_index, graph.get('n_id')]
         return VoteCertificate(
             targets=torch.arange(votes.size(1)),
             predicted=result.predicted,
@@ -346,10 +377,13 @@ class Divided(Module):
             fingerprint=fingerprint(*parts),
             model_digest=digest,
             weights=fingerprint_model(self.model.state_dict()),
-            data=fingerprint_data(graphs),
+            data='' if persons else fingerprint_data(graphs),
             checked=self._checks(task, alone),
-            provenance=provenance(**settings),
+            provenance=provenance(
+                **settings, **({'persons': persons} if persons else {})
+            ),
             **settings,  # type: ignore[arg-type]
+            persons=persons,
         )
 
     def _checks(self, task: str, alone: bool) -> tuple[str, ...]:
@@ -376,7 +410,7 @@ class Divided(Module):
 
     def _check_stateless(
         self,
-        graphs: list[Data],
+        graphs: list[Any],
         task: str,
         logits: Tensor,
         fresh: tuple[Module, Any] | None,
@@ -386,7 +420,7 @@ class Divided(Module):
         for number, row in enumerate(logits):
             outputs = [row] if task == 'nodes' else row.unsqueeze(1)
             for graph, old in zip(graphs, outputs, strict=True):
-                view = self.division.view(graph, number)
+                view = self.division.part(graph, number)
                 if not view.num_nodes:
                     continue
                 model, transform = copy.deepcopy(fresh) or (None, None)
@@ -394,14 +428,22 @@ class Divided(Module):
                     raise ValueError(_STATEFUL)
                 view = view.clone()
                 view = view if transform is None else transform(view)
-                inputs = [view.x, view.edge_index]
+                one = []
                 if task == 'graphs':
-                    inputs.append(view.edge_index.new_zeros(view.num_nodes))
-                if differ(old, model(*inputs).to(old)):
+                    one.append(view.edge_index.new_zeros(view.num_nodes))
+                if differ(old, self._output(model, view, *one).to(old)):
                     raise ValueError(_STATEFUL)
 
-    def _call(self, graph: Data, *batch: Tensor) -> Tensor:
-        out = self.model(graph.x, graph.edge_index, *batch)
+    def _output(self, model: Any, graph: Any, *batch: Tensor) -> Any:
+        if self.target is None:
+            return model(graph.x, graph.edge_index, *batch)
+        out = model(graph.x_dict, graph.edge_index_dict)
+        return out.get(self.target) if isinstance(out, dict) else out
+
+    def _call(self, graph: Any, *batch: Tensor) -> Tensor:
+        out = self._output(self.model, graph, *batch)
+        if self.target is not None:
+            graph = graph[self.target]
         rows = int(graph.num_graphs if batch else graph.num_nodes or 0)
         if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != rows:
             raise ValueError(
@@ -411,7 +453,7 @@ class Divided(Module):
             )
         return out
 
-    def _shown(self, view: Data) -> Tensor:
+    def _shown(self, view: Any) -> Tensor:
         # Clone the view: a model or transform may write to its tensors.
         shown = view.clone()
         shown = shown if self.transform is None else self.transform(shown)
@@ -423,13 +465,13 @@ class Divided(Module):
         return self._call(shown)
 
     def _view(self, data: Data, number: int) -> Data:
-        view = self.division.view(data, number).clone()
+        view = self.division.part(data, number).clone()
         return view if self.transform is None else self.transform(view)
 
     def _kept(
         self,
         since: tuple[VoteCertificate, Data] | None,
-        graphs: list[Data],
+        graphs: list[Any],
         task: str,
         digest: str,
     ) -> dict[int, Tensor]:
@@ -461,10 +503,10 @@ class Divided(Module):
         return {
             i: votes[i]
             for i in range(1, division.num_views)
-            if _alike(division.view(before, i), division.view(graphs[0], i))
+            if _alike(division.part(before, i), division.part(graphs[0], i))
         }
 
-    def _nodes(self, data: Data, kept: dict[int, Tensor]) -> Tensor:
+    def _nodes(self, data: Any, kept: dict[int, Tensor]) -> Tensor:
         if self.division.by == 'nodes':
             group = self.division.node_groups(data)
             check_apart(self._shown, data, group)
@@ -473,8 +515,8 @@ class Divided(Module):
             if i in kept:
                 outputs.append(kept[i].to(outputs[0]))
             else:
-                outputs.append(self._shown(self.division.view(data, i)))
-        if not same_bits(outputs[0], self._shown(self.division.view(data, 0))):
+                outputs.append(self._shown(self.division.part(data, i)))
+        if not same_bits(outputs[0], self._shown(self.division.part(data, 0))):
             raise ValueError(_RANDOM_MODEL)
         return torch.stack(outputs)
 

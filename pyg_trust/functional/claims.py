@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
+from pyg_trust import rng
+from pyg_trust._checks import check_tensor
 from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.unit import EdgeType, PrivacyUnit
 
@@ -43,12 +45,24 @@ class Ownership:
     Args:
         unit (PrivacyUnit): says who owns what.
         data (HeteroData): the graph that it was declared for.
-        joint (bool): whether rows of several persons are listed.
-            (default: :obj:`True`)
+        max_joint (int, optional): the most owners of a joint row that is
+            listed; 0 for no joint rows. (default: :obj:`None`)
+        num_neighbors (dict, optional): by edge type, how many public rows a
+            row brings in by its edges of this type, or of its mirror. Those
+            with the least keyed hash of the names of both ends come. A public
+            row is named by ``n_id``, or else its place; another by its first
+            owner, and its place among the rows of this owner: no name moves
+            with rows of others. (default: :obj:`None`)
+        seed (int): the key of these hashes. (default: :obj:`0`)
     """
 
     def __init__(
-        self, unit: PrivacyUnit, data: HeteroData, joint: bool = True
+        self,
+        unit: PrivacyUnit,
+        data: HeteroData,
+        max_joint: int | None = None,
+        num_neighbors: Mapping[EdgeType, int] | None = None,
+        seed: int = 0,
     ) -> None:
         self.num_names = unit.num_names
         self.sizes = {t: int(data[t].num_nodes) for t in data.node_types}
@@ -57,14 +71,33 @@ class Ownership:
         self.public = frozenset(unit.public)
         self.count: dict[str, Tensor] = {}
         self.held: dict[str, tuple[Tensor, Tensor]] = {}
-        for t in self.sizes:
-            if t not in self.public and (joint or t not in unit.joint):
-                ptr, who = unit.owners(t)
-                self.count[t] = ptr.diff()
-                rows = torch.arange(self.sizes[t])
-                rows = rows.repeat_interleave(self.count[t])
-                start, order = _listed(who, self.num_names)
-                self.held[t] = start, rows[order]
+        self.most: dict[EdgeType, int] = {}
+        self.seed = seed
+        for e, most in (num_neighbors or {}).items():
+            self.most[e] = self.most[unit.mirrors.get(e, e)] = most
+        self.names: dict[str, Tensor] = {}
+        for t, size in self.sizes.items():
+            if t in self.public:
+                if self.most:
+                    names = data[t].get('n_id', torch.arange(size))
+                    check_tensor('n_id', names, torch.int64, (size,))
+                    self.names[t] = names
+                continue
+            ptr, who = unit.owners(t)
+            if self.most:
+                first = who[ptr[:-1]]
+                start, order = _listed(first, self.num_names)
+                place = torch.empty_like(order)
+                place[order] = torch.arange(size) - start[first[order]]
+                word = rng.derive_each(seed, unit.n_id[first]) ^ place
+                self.names[t] = rng.derive_each(seed, word)
+            count = ptr.diff()
+            if t in unit.joint and max_joint is not None:
+                count = torch.where(count <= max_joint, count, -1)
+            self.count[t] = count
+            rows = torch.arange(size).repeat_interleave(ptr.diff())
+            start, order = _listed(who, self.num_names)
+            self.held[t] = start, rows[order]
         self.owned = {
             e: _listed(who, self.num_names)
             for e, who in self.edge_owner.items()
@@ -88,8 +121,8 @@ def expand(
     A row that somebody owns is in a subgraph if and only if all of its owners
     are in the claim. A public row is in it, as a copy of that subgraph's own,
     if it is within :obj:`hops` steps of such a row, by edges of the claim and
-    public edges. An edge is in it if both of its ends are, and all of its
-    owners are in the claim.
+    public edges, or as many as ``num_neighbors`` lets a row bring in. An edge
+    is in it if both of its ends are, and all of its owners are in the claim.
 
     Args:
         ownership (Ownership): who owns which rows and edges.
@@ -124,16 +157,16 @@ def expand(
         for e, end in ownership.at:
             other = e[2 - 2 * end]
             if other in near:
-                at, edge = _edges_of(ownership, e, end, front, claim)
+                at, edge = _edges_of(ownership, e, end, front, claim, True)
                 row = ownership.edges[e][1 - end][edge]
                 near[other].append(_key(at, row, sizes[other]))
         for e, (start, listed) in ownership.owned.items():
             if hop == 0:
                 at, which = _gather(start, persons)
+                at, edge = _capped(ownership, e, 0, at, listed[which])
                 for end in (0, 1):
                     if e[2 * end] in near:
-                        t, row = e[2 * end], ownership.edges[e][end]
-                        row = row[listed[which]]
+                        t, row = e[2 * end], ownership.edges[e][end][edge]
                         near[t].append(_key(of[at], row, sizes[t]))
         front = dict.fromkeys(sizes, none)
         for t, found in near.items():
@@ -181,15 +214,46 @@ def _edges_of(
     end: int,
     keys: Mapping[str, Tensor],
     claim: Tensor,
+    capped: bool = False,
 ) -> tuple[Tensor, Tensor]:
     # Edges of copies, each with its subgraph; no edges of strangers.
     t = edge_type[2 * end]
     size = max(ownership.sizes[t], 1)
     start, listed = ownership.at[edge_type, end]
     at, which = _gather(start, keys[t] % size)
-    subgraph, edge = (keys[t] // size)[at], listed[which]
+    subgraph, edge = keys[t] // size, listed[which]
     owner = ownership.edge_owner.get(edge_type)
-    if owner is None:
-        return subgraph, edge
-    own = claim[owner[edge]] == subgraph
-    return subgraph[own], edge[own]
+    if owner is not None:
+        own = claim[owner[edge]] == subgraph[at]
+        at, edge = at[own], edge[own]
+    if capped:
+        at, edge = _capped(ownership, edge_type, end, at, edge)
+    return subgraph[at], edge
+
+
+def _capped(
+    ownership: Ownership,
+    edge_type: EdgeType,
+    end: int,
+    row: Tensor,
+    edge: Tensor,
+) -> tuple[Tensor, Tensor]:
+    # Of the edges in the list of each row, those of the least hashes.
+    most = ownership.most.get(edge_type)
+    if most is None:
+        return row, edge
+    here, there = (
+        ownership.names[edge_type[2 * i]][ownership.edges[edge_type][i][edge]]
+        for i in (end, 1 - end)
+    )
+    word = rng.derive_each(ownership.seed, here) ^ there
+    word = rng.derive_each(ownership.seed, word)
+    order = word.argsort(stable=True)
+    order = order[row[order].argsort(stable=True)]
+    row, word, edge = row[order], word[order], edge[order]
+    # Edges to one public row stand together, and count once.
+    new = torch.ones_like(row, dtype=torch.bool)
+    new[1:] = (row.diff() != 0) | (word.diff() != 0)
+    rank = new.cumsum(0)
+    kept = rank - rank[torch.searchsorted(row, row)] < most
+    return row[kept], edge[kept]

@@ -204,6 +204,7 @@ def root_index(
     roots: Tensor | None,
     num_nodes: int,
     device: torch.device | str = 'cpu',
+    name: str = 'roots',
 ) -> Tensor:
     """Convert roots of any form to distinct nodes of a graph.
 
@@ -213,6 +214,7 @@ def root_index(
         num_nodes (int): the number of nodes of the graph.
         device (torch.device or str): that of the graph.
             (default: :obj:`'cpu'`)
+        name (str): the name of the argument. (default: :obj:`'roots'`)
 
     Returns:
         Tensor: int64, ``[num_roots]``, in the order given.
@@ -224,30 +226,32 @@ def root_index(
     """
     if roots is None:
         return torch.arange(num_nodes, device=device)
-    check_dtype('roots', roots, (torch.int64, torch.bool))
+    check_dtype(name, roots, (torch.int64, torch.bool))
     if roots.device != torch.device(device):
         raise ValueError(
-            f"'roots' needs to be on the graph's device, {device} "
+            f"'{name}' needs to be on the graph's device, {device} "
             f'(got {roots.device})'
         )
     if roots.dim() != 1:
         raise ValueError(
-            "'roots' needs to have one dimension "
+            f"'{name}' needs to have one dimension "
             f'(got the shape {list(roots.shape)})'
         )
     if roots.dtype == torch.bool:
         if roots.numel() != num_nodes:
             raise ValueError(
-                f"'roots' needs to have {num_nodes} entries as a mask, one "
+                f"'{name}' needs to have {num_nodes} entries as a mask, one "
                 f'per node (got {roots.numel()})'
             )
         roots = roots.nonzero().view(-1)
     if roots.numel() == 0:
-        raise ValueError("'roots' needs to name at least one node (got none)")
-    check_range('roots', roots, num_nodes, 'the number of nodes')
+        raise ValueError(
+            f"'{name}' needs to name at least one node (got none)"
+        )
+    check_range(name, roots, num_nodes, 'the number of nodes')
     if int(roots.bincount().max()) > 1:
         raise ValueError(
-            "'roots' needs to name each node once "
+            f"'{name}' needs to name each node once "
             f'(got {int(roots.bincount().argmax())} more than once)'
         )
     return roots

@@ -58,13 +58,9 @@ def line(before: str, body: Any) -> tuple[str, bytes]:
 def of_steps(content: bytes, strict: bool = True) -> Chain:
     """Read a file with one :func:`line` after the other.
 
-    Args:
-        content (bytes): the bytes of the file.
-        strict (bool): refuse a line that is none; else it breaks the chain,
-            and is the last that is read. (default: :obj:`True`)
-
     Raises:
-        ValueError: if a line is none.
+        ValueError: if a line is none. If not ``strict``, it breaks the chain
+            instead, and is the last that is read.
     """
     made = Chain([], [], 0)
     for number, text in enumerate(content.splitlines(), 1):

@@ -308,10 +308,7 @@ def values(made: Any) -> dict[str, Any]:
 
 
 def visible(text: str) -> str:
-    r"""Return the text on one line, with escapes for unprintable signs.
-
-    Line ends, or signs of control, would let a text look like another one.
-    """
+    """Return one line, with escapes for signs that could forge a text."""
     if not isinstance(text, str):
         raise TypeError(
             f"'text' needs to be a str (got {type(text).__name__})"

@@ -46,12 +46,15 @@ WITHOUT = ('uniform-without-replacement', 'without replacement')
 RELATIONS = ('edge', 'node', 'node_incident', 'feature')
 PARTS = ('mu_encoder', 'mu_aggregation', 'mu_head')
 _ROW, _PERSON = 'replace-one-feature-row', 'replace-one-person'
+CONTENTS = 'replace-contents-of-one-person'
 _PERSONS = _EACH, _ALL = 'persons, a row each', 'persons, with all they own'
+_WALKS = f'walks between {_ALL}'
 _UNITS = {
     'node-disjoint random walks': (_ROW,),
     'ego graphs of roots in a graph of bounded degree': (_ROW,),
     'whole graphs': ('replace-one-graph', AWAY[0]),
     **dict.fromkeys(_PERSONS, (_PERSON, AWAY[1])),
+    _WALKS: (CONTENTS,),
 }
 ROWS = tuple(name for name in PROMISES if 'classifier' in name)
 _REMOVAL = (
@@ -183,7 +186,7 @@ def contradictions(
             kind = 'Majority' if claimed == 'majority' else 'Mean'
             alike = str(found['type']).startswith(kind)
         else:
-            alike = found == claimed and _truth(found) == _truth(claimed)
+            alike = not [*_is(field, claimed, found)]
         if not alike:
             yield f'{field}: {claimed!r} is claimed, the run had {found!r}'
     if 'grid_exponent' in known:
@@ -198,13 +201,10 @@ def contradictions(
         yield from _RULES[procedure](v, _Whole(arguments), history)
 
 
-def _truth(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _is(name: str, claimed: Any, made: Any) -> Texts:
     # A field that follows from others.
-    if claimed != made or _truth(claimed) != _truth(made):
+    kinds = {isinstance(each, bool) for each in (claimed, made)}
+    if claimed != made or len(kinds) > 1:
         yield f'{name}: {claimed!r} is claimed, other fields make {made!r}'
 
 
@@ -265,9 +265,11 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield f'units_per_row: {mechanism} counts one unit, {rows} are claimed'
     if v['unit'] in _UNITS:
         yield from _one_of('relation', about, _UNITS[v['unit']])
-    if ('persons' in v or about in _UNITS[_ALL]) and not v.get('vouched'):
+    named = 'persons' in v or str(about).endswith('person')
+    if named and not v.get('vouched'):
         run = _Whole(arguments['sampler'])
-        kind = _ALL if 'hops' in run else run['walk_length'] or _EACH
+        wide = (_ALL, _WALKS)['walk_length' in run]
+        kind = wide if 'hops' in run else run['walk_length'] or _EACH
         made = [kind, run['persons'], run.get('relation', _PERSON)]
         yield from _is('persons', [v['unit'], v['persons'], about], made)
     moves = rows * (1 if about in AWAY else 2)
@@ -433,7 +435,7 @@ def _covered(v: Fields, arguments: Fields, history: Fields) -> Texts:
         yield 'budget: target_epsilon allows more'
 
 
-# Robustness ##################################################################
+# Robustness, and others ######################################################
 
 
 def _exact(v: Fields, arguments: Fields, history: Fields) -> Texts:
@@ -450,9 +452,6 @@ def _collective(v: Fields, arguments: Fields, history: Fields) -> Texts:
     broken = math.floor(amount('bound', v['bound']) + 1e-6)
     made = max(v['counted'] - broken, v['one_by_one'])
     yield from _same('guaranteed', v['guaranteed'], made)
-
-
-# Others ######################################################################
 
 
 def _propagated(v: Fields, arguments: Fields, history: Fields) -> Texts:
@@ -496,6 +495,9 @@ _RULES: dict[str, Callable[[Fields, Fields, Fields], Texts]] = {
     'removal covered by privacy': _covered,
     'robustness certificate': _exact,
     'collective certificate by smoothing': _collective,
+    'certificate by division and voting': lambda v, run, _: _is(
+        'persons', v.get('persons'), run.get('persons')
+    ),
     'certificate of ranks': lambda values, *_: ranks.contradictions(values),
     'propagation': _propagated,
     'audit of a removal': _audited,

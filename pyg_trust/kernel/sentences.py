@@ -14,7 +14,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
 from .claims import LATER, finite
-from .fields import confirmed
+from .fields import CONTENTS, confirmed
 
 SEEDED = (
     'not private and not certified: the noise comes from an explicit seed, '
@@ -48,9 +48,9 @@ class Words:
     budget: dict[str, float] = field(default_factory=dict)
 
 
-# Fields without a sentence: names of people, tables, other sentences.
 SETTINGS = 'settings: '
 _MEASURE = r'Measure\((.+), a=(.+), b=(.+), levels=(.+)\)'
+# Names of people, tables, other sentences.
 _UNSAID = ('request', 'tallies', 'vouched', 'notes', 'limits')
 
 
@@ -163,7 +163,16 @@ def protected_unit(relation: str) -> str:
         'add-or-remove-one-graph': 'graph, and in whether it is there',
         'replace-one-person': person,
         'add-or-remove-one-person': f'{person}, and in whether it is there',
+        CONTENTS: "person's contents: its rows, their labels and edges, but "
+        'not with whom it shares them',
     }.get(relation, "node's features")
+
+
+def _declared(of: dict[str, Any]) -> list[str]:
+    named = ', '.join([*of['declared_public'], *of['public_edges']])
+    shared = ', '.join([*of['joint'], *of.get('along', [])]) or 'rows'
+    by = f'who shares {shared} with whom, which walks take as fixed and public'
+    return [f'DECLARED PUBLIC: {named or "nothing"}', *[by] * ('along' in of)]
 
 
 @_of('private training')
@@ -177,11 +186,9 @@ def _training(c: Any) -> Words:
     if (about := str(c.relation)).startswith('add-or-remove'):
         public = ('the rate, and the number that sums are divided by',)
     elif about.endswith(('graph', 'person')):
-        public = (f'how many {about[12:]}s there are',)
+        public = (f'how many {about.rsplit("-", 1)[1]}s there are',)
     if about.endswith('person'):
-        of = c.more['persons']
-        named = ', '.join([*of['declared_public'], *of['public_edges']])
-        public = *public, f'DECLARED PUBLIC: {named or "nothing"}'
+        public = *public, *_declared(c.more['persons'])
     return Words(
         f'the weights after each of {c.steps} steps, all together, are '
         f'{_pair(c.epsilon, c.delta)}-differentially private'
@@ -507,6 +514,7 @@ _PROTECTED = {
     'features': 'rows of the features',
     'entries': 'entries of the features',
     'grid': 'undirected edges and rows of the features',
+    'owners': 'persons, each with all rows and edges that it owns',
 }
 _OPEN = {
     'edges': ('changes of features', 'changes of the set of nodes'),
@@ -515,6 +523,7 @@ _OPEN = {
     'features': ('changes of edges', 'changes of the set of nodes'),
     'entries': ('changes of edges', 'changes of the set of nodes'),
     'grid': ('changes of the set of nodes',),
+    'owners': ('who owns what', 'rows of several persons: in no view'),
 }
 
 
@@ -557,6 +566,7 @@ def _voted(c: Any) -> Words:
             'changes of the training data',
             'changes of what a transform reads beside features (x) and edges',
             *_OPEN[c.by],
+            *(_declared(c.more['persons']) if c.by == 'owners' else ()),
         ),
     )
 
@@ -589,9 +599,6 @@ def _poisoned(c: Any) -> Words:
     )
 
 
-# Others ######################################################################
-
-
 @_of('propagation')
 def _propagation(c: Any) -> Words:
     by = re.sub(_MEASURE, r"'\1' in \4 steps (a=\2, b=\3)", c.measure)
@@ -617,9 +624,8 @@ def _audit(c: Any) -> Words:
     parts = []
     for verdict, what in _FOUND.items():
         tests = [row['test'] for row in c.tests if row['verdict'] == verdict]
-        if tests:
-            of = f'{len(tests)} of {len(c.tests)} tests'
-            parts.append(f'{of} {what} ({", ".join(tests)})')
+        of = f'{len(tests)} of {len(c.tests)} tests {what}'
+        parts += [f'{of} ({", ".join(tests)})'] * bool(tests)
     return Words(
         '; '.join(parts),
         (

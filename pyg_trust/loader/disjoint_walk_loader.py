@@ -18,7 +18,7 @@ from pyg_trust.loader.step_batches import (
     Sampling,
     StepBatches,
 )
-from pyg_trust.loader.whole_units import WholeUnitLoader
+from pyg_trust.loader.whole_units import WholeUnitLoader, of_persons
 from pyg_trust.sampler import DisjointWalkSampler
 from pyg_trust.unit import PrivacyUnit
 
@@ -293,24 +293,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         """Return the assumptions and limits of a guarantee in one unit."""
         if self._declared is None:
             return super().assumptions()
-        owned = ', '.join([self._declared['person'], *self._declared['owned']])
-        unread = ', '.join(self._declared['joint'])
-        return (
-            f'protected is one person: all its rows of {owned}, how many they '
-            'are, features, labels and edges; how many persons there are, and '
-            'who of them is a training row, are not',
-            'the owners of all rows and edges are those that the privacy unit '
-            'was told, and one person has one name',
-            'not used are edges between persons'
-            + (f', and rows of several: {unread}' if unread else ''),
-            'what a trained model predicts for a person reads what that '
-            'person owns alone',
-            'no feature was computed beforehand from several persons '
-            '(vocabularies, category codes, embeddings, scaling); C, the '
-            'noise, the number of steps and the hyper-parameters were chosen '
-            'without looking at private rows (each run of a search is a '
-            'release of its own, unless pyg_trust.privacy.search made it)',
-        )
+        return of_persons(self._declared)
 
     def _units(self, step: int) -> Tensor:
         number = self._number(step)

@@ -6,46 +6,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
-from torch_geometric.sampler import (
-    BaseSampler,
-    EdgeSamplerInput,
-    NegativeSampling,
-    NodeSamplerInput,
-    SamplerOutput,
-)
 
-from pyg_trust import rng
-from pyg_trust._checks import (
-    Count,
-    Natural,
-    OneOf,
-    Rate,
-    check_instance,
-    validated,
-)
+from pyg_trust._checks import Count, OneOf, Rate, check_instance, validated
 from pyg_trust.graph.ragged import pointer
-from pyg_trust.loader.step_batches import (
-    POISSON,
-    WITHOUT_REPLACEMENT,
-    Sampling,
-    StepBatches,
-)
-from pyg_trust.loader.whole_units import WholeUnitLoader
-
-RELATIONS = ('replace', 'add_remove')
-
-
-class _NoSampler(BaseSampler):
-    # Graphs are drawn whole.
-    def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
-        raise NotImplementedError('graphs are drawn whole')
-
-    def sample_from_edges(
-        self,
-        inputs: EdgeSamplerInput,
-        neg_sampling: NegativeSampling | None = None,
-    ) -> SamplerOutput:
-        raise NotImplementedError('graphs are drawn whole')
+from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
+from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
 
 
 def _side_by_side(graphs: list[Data], ptr: Tensor) -> dict[str, Any] | None:
@@ -80,7 +45,7 @@ def _side_by_side(graphs: list[Data], ptr: Tensor) -> dict[str, Any] | None:
 
 
 @validated
-class GraphLoader(WholeUnitLoader):
+class GraphLoader(DrawnUnits):
     r"""Loads batches of whole graphs, for private graph classification.
 
     Every step draws :math:`m` of the :math:`M` graphs uniformly without
@@ -154,10 +119,8 @@ class GraphLoader(WholeUnitLoader):
             has no node or no ``edge_index``.
     """
 
-    terms = 1
     unit = 'whole graphs'
     noun = 'graph'
-    by_unit = True
 
     def __init__(
         self,
@@ -193,96 +156,6 @@ class GraphLoader(WholeUnitLoader):
         self._first = pointer(sizes)
         self._unit = torch.arange(count).repeat_interleave(sizes)
         self._open(count, batch_size, num_steps, seed, kwargs)
-
-    def _set_law(
-        self, sampling: str, relation: str, sample_rate: float | None
-    ) -> None:
-        if relation == 'add_remove' and sampling != POISSON:
-            raise ValueError(
-                "'relation' needs to be 'replace' without replacement, where "
-                f'the same numbers hold for adding a {self.noun}: '
-                "'add_remove' is for sampling='poisson'"
-            )
-        if (sample_rate is not None) != (relation == 'add_remove'):
-            raise ValueError(
-                "'sample_rate' needs to be given for relation='add_remove', "
-                f'where the number of {self.noun}s is private and no rate may '
-                f'be made of it, and for no other (got {sample_rate} for '
-                f'{relation!r})'
-            )
-        self.relation = f'replace-one-{self.noun}'
-        if sample_rate is not None:
-            self.relation = f'add-or-remove-one-{self.noun}'
-            self.form = 'withdraw'
-        self.sampling, self._rate = sampling, sample_rate
-
-    def _open(
-        self,
-        count: int,
-        batch_size: int,
-        num_steps: int | None,
-        seed: int | None,
-        kwargs: dict[str, Any],
-    ) -> None:
-        # Draw from so many units.
-        self.check_kwargs(kwargs, num_steps=num_steps)
-        if batch_size > count and self._rate is None:
-            raise ValueError(
-                f"'batch_size' needs to be at most {count}, the number of "
-                f'{self.noun}s (got {batch_size})'
-            )
-        if num_steps is None:
-            by_rate = max(1, int(1 / self._rate)) if self._rate else None
-            num_steps = by_rate or count // batch_size
-        self._num_units = count
-        batches = StepBatches(
-            batch_size,
-            num_steps,
-            self.num_subgraphs_at,
-            lambda step, index: index.tolist(),
-            rng.derive(rng.resolve(seed), 1),
-            self.sample_rate_at if self.sampling == POISSON else None,
-        )
-        super().__init__(
-            Data(num_nodes=count),
-            _NoSampler(),
-            batches,
-            torch.arange(count),
-            **kwargs,
-        )
-
-    @validated
-    def num_subgraphs_at(self, step: Natural) -> int:
-        """Return the number of units, from which every step draws.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
-        return self._num_units
-
-    @validated
-    def sample_rate_at(self, step: Natural) -> float:
-        """Return the public sampling rate of a step.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
-        if self._rate is not None:
-            return float(self._rate)
-        return super().sample_rate_at(step)
-
-    def setting(self) -> dict[str, Any]:
-        """Return the public arguments, by name; seeds are secret."""
-        # The number is public where neighbours differ by an exchange.
-        known: dict[str, Any] = {f'num_{self.noun}s': self._num_units}
-        if self._rate is not None:
-            known = {'sample_rate': self._rate, 'relation': self.relation}
-        return {
-            'loader': type(self).__name__,
-            'batch_size': self.subgraphs_per_batch,
-            **known,
-            **super().setting(),
-        }
 
     def public(self) -> tuple[Any, ...]:
         """Return the public part: attributes, and the number if public."""
@@ -340,9 +213,6 @@ class GraphLoader(WholeUnitLoader):
         out.batch_size = index.numel()
         return self._finish(out)
 
-    def _finish(self, out: Data) -> Any:
-        return self.filter_fn(out) if self.filter_per_worker else out
-
     def _empty(self) -> Data:
         # A batch of one graph, without its rows.
         out = Data.from_dict(Batch.from_data_list(self.graphs[:1]).to_dict())
@@ -357,20 +227,5 @@ class GraphLoader(WholeUnitLoader):
         out.num_nodes = out.batch_size = 0
         return out
 
-    def filter_fn(self, out: Any) -> Any:
-        """Apply the transform."""
-        return out if self.transform is None else self.transform(out)
-
     def _units(self, step: int) -> Tensor:
         return self._unit
-
-    def _is_consistent(self, batch: Data, units: Tensor) -> bool:
-        index = batch.get('input_id')
-        return isinstance(index, Tensor) and torch.equal(index, units)
-
-    def __repr__(self) -> str:
-        count = 'some' if self._rate is not None else self._num_units
-        return (
-            f'{type(self).__name__}({count} {self.noun}s, '
-            f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
-        )

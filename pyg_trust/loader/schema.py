@@ -31,6 +31,9 @@ class Schema:
         data (HeteroData): a typed graph or batch; its values are not used.
         target (str): the node type of labels and outputs.
         sizes (dict[str, int]): the number of rows of each table.
+        several (bool): whether a subgraph may have several rows of
+            :obj:`target`. Its first is its root; others have a ``node_type``
+            beyond those of all types. (default: :obj:`False`)
 
     Raises:
         ValueError: if a type has no features ``x`` of one float type, in one
@@ -38,8 +41,13 @@ class Schema:
     """
 
     def __init__(
-        self, data: HeteroData, target: str, sizes: dict[str, int]
+        self,
+        data: HeteroData,
+        target: str,
+        sizes: dict[str, int],
+        several: bool = False,
     ) -> None:
+        self.several = several
         rest = [t for t in data.node_types if t != target]
         self.target, self.node_types = target, [target, *rest]
         self.edge_types: list[EdgeType] = list(data.edge_types)
@@ -98,12 +106,17 @@ class Schema:
             ):
                 self._refuse(t)
             start[t], first = first, first + len(x)
+            kind = owner.new_full(owner.shape, k).int()
+            if t == self.target:
+                order = owner.argsort(stable=True)
+                later = owner[order].diff() == 0
+                kind[order[1:][later]] = len(self.node_types)
             room = max(self.widths.values()) - self.widths[t]
             for name, value in (
                 ('x', torch.nn.functional.pad(x, (0, room))),
                 ('n_id', n_id + self.first[t]),
                 ('batch', owner),
-                ('node_type', owner.new_full(owner.shape, k).int()),
+                ('node_type', kind),
             ):
                 parts.setdefault(name, []).append(value)
         for k, e in enumerate(self.edge_types):
@@ -140,23 +153,35 @@ class Schema:
     def typed(self, flat: Data) -> HeteroData:
         """Return a batch of types from one graph.
 
+        Roots come before other rows of the target type.
+
         Args:
             flat (Data): as :meth:`flat` makes it, rows and edges by type.
         """
-        out = HeteroData()
-        first, parts = {}, _parts(flat.node_type, len(self.node_types))
+        out, index = HeteroData(), flat.edge_index
+        sizes = _sizes(flat.node_type, len(self.node_types) + 1)
+        # The last are of the target type, too, which comes first.
+        sizes[0] += sizes.pop()
+        parts, first = _parts(sizes), {}
+        if self.several:
+            roots = flat.node_type[: sizes[0]].argsort(stable=True)
+            place = torch.arange(len(flat.node_type), device=roots.device)
+            place[roots] = torch.arange(sizes[0], device=roots.device)
+            index = place[index]
         for t, part in zip(self.node_types, parts, strict=True):
             first[t] = part.start
+            if t == self.target and self.several:
+                part = roots
             # Copies, of the width that this type has.
             out[t].x = flat.x[part, : self.widths[t]].clone()
             if 'n_id' in flat:
                 out[t].n_id = flat.n_id[part] - self.first[t]
             if 'batch' in flat:
                 out[t].batch = flat.batch[part]
-        parts = _parts(flat.edge_type, len(self.edge_types))
+        parts = _parts(_sizes(flat.edge_type, len(self.edge_types)))
         for e, part in zip(self.edge_types, parts, strict=True):
             ends = torch.tensor([[first[e[0]]], [first[e[2]]]])
-            out[e].edge_index = flat.edge_index[:, part] - ends
+            out[e].edge_index = index[:, part] - ends
         for name in ('y', 'input_id', 'batch_size'):
             if name in flat:
                 out[self.target][name] = flat[name]
@@ -165,22 +190,23 @@ class Schema:
     def made(self, count: int) -> Data:
         """Make up a flat batch of subgraphs, without data.
 
-        Each has a row of the target type and up to four of every other, and
-        edges between some. Of eight in a row, one has no edge, and one no row
-        of each other type.
+        Each has a row of the target type, or up to five where there may be
+        several, and up to four of every other, and edges between some. Of
+        eight in a row, one has no edge, and one no row of each other type.
         """
         generator = torch.Generator().manual_seed(_SEED)
         times = -(-count // _PERIOD)
         out, owners = HeteroData(), {}
         for k, t in enumerate(self.node_types):
             sizes = torch.ones(_PERIOD, dtype=torch.int64)
-            if t != self.target:
-                sizes = torch.randint(
+            if t != self.target or self.several:
+                drawn = torch.randint(
                     _ROWS + 1, (_PERIOD,), generator=generator
                 )
                 # One subgraph has no such rows, another the most.
-                sizes[1 + k % (_PERIOD - 2)] = 0
-                sizes[0] = _ROWS
+                drawn[1 + k % (_PERIOD - 2)] = 0
+                drawn[0] = _ROWS
+                sizes = drawn + sizes if t == self.target else drawn
             owners[t] = torch.arange(_PERIOD).repeat_interleave(sizes)
             shape = len(owners[t]), self.widths[t]
             x = torch.randn(shape, generator=generator).to(self.dtype)
@@ -218,12 +244,14 @@ class Schema:
         )
 
 
-def _parts(kind: Tensor, count: int) -> list[slice]:
+def _sizes(kind: Tensor, count: int) -> list[int]:
+    return torch.bincount(kind, minlength=count).tolist()
+
+
+def _parts(sizes: list[int]) -> list[slice]:
     # Where each type begins and ends.
-    sizes = torch.bincount(kind, minlength=count).tolist()
-    return [
-        slice(b - n, b) for n, b in zip(sizes, accumulate(sizes), strict=True)
-    ]
+    ends = accumulate(sizes)
+    return [slice(b - n, b) for n, b in zip(sizes, ends, strict=True)]
 
 
 def _tiled(values: Tensor, size: int, times: int) -> Tensor:

@@ -1,26 +1,46 @@
 """Batches of persons, each with all rows and edges that it owns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust._checks import Count, Natural, OneOf, Rate, validated
+from pyg_trust import rng
+from pyg_trust._checks import (
+    Count,
+    Natural,
+    OneOf,
+    Rate,
+    check_instance,
+    check_integer,
+    validated,
+)
 from pyg_trust.functional.claims import Ownership, expand
+from pyg_trust.functional.walks import (
+    DisjointWalks,
+    disjoint_walks,
+    root_index,
+)
+from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._marks import marked
-from pyg_trust.loader.graph_loader import RELATIONS, GraphLoader
+from pyg_trust.kernel.fields import CONTENTS
 from pyg_trust.loader.schema import Schema
 from pyg_trust.loader.step_batches import Sampling
-from pyg_trust.unit import PrivacyUnit
+from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits, of_persons
+from pyg_trust.unit import EdgeType, PrivacyUnit
 
-#: The name of these units in reports.
+#: The name of these units in reports; of walks between persons, the others.
 PERSONS = 'persons, with all they own'
+WALKS = 'walks between persons, with all they own'
+SHARED = 'contents'
+# Streams of the seed; batches have another one.
+_WALKS, _HASHES = 0, 2
 
 
 @validated
-class UnitLoader(GraphLoader):
+class UnitLoader(DrawnUnits):
     r"""Loads batches of persons with all they own, for private training.
 
     A person's subgraph has all rows that it owns alone, the edges between
@@ -29,16 +49,30 @@ class UnitLoader(GraphLoader):
     are not used. So a subgraph is a function of one person and of what is
     public, and all that one person owns, how many rows and edges it may be,
     changes one clipped gradient (:class:`GraphLoader` has the account). No
-    number of rows or edges needs to be capped.
+    number of rows or edges needs to be capped for that. To bound the work,
+    :obj:`num_neighbors` lets a row bring in some of its public rows: those
+    with the least keyed hash of the names of both ends, whoever else is there.
 
     With ``relation='replace'``, neighbours differ in all that one person
     owns; how many persons there are is public. With ``'add_remove'``, by
     coins alone, they differ in whether a person is there at all.
 
+    **Persons who read each other.** With ``relation='contents'``, a subgraph
+    is of a *claim*, some persons on walks from one of them over
+    :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`
+    (:func:`pyg_trust.functional.disjoint_walks`): those who share a row, or an
+    edge of the types :obj:`along`. It has all rows and edges whose owners are
+    all in the claim, joint ones, too. Each person is in one claim at most, so
+    one person's contents change one clipped gradient, by at most :math:`2C`.
+    The pairs are public and fixed, and so is the selection: a person who
+    leaves would re-route the walks of others. Protected is all else: features
+    and labels, rows owned alone and how many, and other edges.
+
     Batches are :class:`~torch_geometric.data.HeteroData` that have every node
     and edge type, if need be without rows: ``x``, ``n_id`` and ``batch`` by
     node type; ``y``, ``input_id`` and ``batch_size`` of the type of persons,
-    whose row :math:`i` is that of subgraph :math:`i`. The loop is PyG's:
+    whose row :math:`i` is the root of subgraph :math:`i`; on walks, rows of
+    other persons follow, and ``y`` is of the roots. The loop is PyG's:
 
     .. code-block:: python
 
@@ -67,12 +101,23 @@ class UnitLoader(GraphLoader):
             (default: :obj:`None`)
         hops (int): how many steps public rows are away at most.
             (default: :obj:`2`)
+        walk_length (int): :math:`L`, the steps of a walk between persons, for
+            ``relation='contents'``. (default: :obj:`0`)
+        restarts (int): :math:`R`, the walks from each root.
+            (default: :obj:`1`)
+        along (Sequence[tuple[str, str, str]]): edge types between rows of
+            persons that walks may use. (default: :obj:`()`)
+        max_joint (int): the most owners of a joint row that is used.
+            (default: :obj:`16`)
+        num_neighbors (dict, optional): by edge type, how many public rows a
+            row brings in by edges of this type or of its mirror.
+            (default: :obj:`None`)
         num_steps (int, optional): as of :class:`GraphLoader`.
             (default: :obj:`None`)
         sampling (str): as of :class:`GraphLoader`. (default:
             :obj:`'without_replacement'`)
-        relation (str): :obj:`'replace'` or :obj:`'add_remove'`. (default:
-            :obj:`'replace'`)
+        relation (str): :obj:`'replace'`, :obj:`'add_remove'` or
+            :obj:`'contents'`. (default: :obj:`'replace'`)
         sample_rate (float, optional): as of :class:`GraphLoader`.
             (default: :obj:`None`)
         seed (int, optional): the seed. (default: :obj:`None`)
@@ -80,12 +125,16 @@ class UnitLoader(GraphLoader):
 
     Raises:
         ValueError: if the graph is another than that of the unit, a type has
-            no features of one float type, rows are marked as propagated, and
-            as :class:`GraphLoader`.
+            no features of one float type, rows are marked as propagated, it
+            is to be walked without ``relation='contents'``, and as
+            :class:`GraphLoader` and :meth:`PrivacyUnit.pairs
+            <pyg_trust.unit.PrivacyUnit.pairs>`.
     """
 
     unit = PERSONS
     noun = 'person'
+    # The law of walks.
+    _law: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -95,14 +144,30 @@ class UnitLoader(GraphLoader):
         input_nodes: Tensor | None = None,
         *,
         hops: Natural = 2,
+        walk_length: Natural = 0,
+        restarts: Count = 1,
+        along: Sequence[EdgeType] = (),
+        max_joint: Count = 16,
+        num_neighbors: Mapping[EdgeType, int] | None = None,
         num_steps: Count | None = None,
         sampling: Sampling = 'without_replacement',
-        relation: Annotated[str, OneOf(RELATIONS)] = 'replace',
+        relation: Annotated[str, OneOf((*RELATIONS, SHARED))] = 'replace',
         sample_rate: Rate | None = None,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
+        self.check_kwargs(kwargs, num_steps=num_steps)
         self._set_law(sampling, relation, sample_rate)
+        shared = relation == SHARED
+        check_instance('along', along, list, tuple)
+        check_instance('num_neighbors', num_neighbors or {}, Mapping)
+        if not shared and (walk_length or along):
+            raise ValueError(
+                "'relation' needs to be 'contents' for walks between persons, "
+                'by walk_length or along: which persons walks may join is '
+                "public then, and a person who leaves re-routes others' (got "
+                f'{relation!r})'
+            )
         # Also refuses another graph, rows of several persons in their table,
         # and features along metapaths that are not a person's own.
         table = unit.table(data)
@@ -116,40 +181,88 @@ class UnitLoader(GraphLoader):
                     'owns, or what is public (got features marked as '
                     'propagated): train on raw features'
                 )
-        rows = torch.arange(int(table.num_nodes or 0))
-        if input_nodes is not None:
-            rows = _chosen(input_nodes, rows)
+        count = int(table.num_nodes or 0)
+        rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, hops
         self._declared = unit.summary()
-        self._ownership = Ownership(unit, data, joint=False)
-        self._names = unit.owners(target)[1][rows]
         sizes = {t: int(data[t].num_nodes) for t in data.node_types}
-        plain = Schema(data, target, sizes)
         transform = kwargs.get('transform')
-        self._plain = self.schema = plain
+        self._plain = self.schema = Schema(data, target, sizes, shared)
         if transform is not None:
-            made = transform(plain.typed(plain.made(_SHOWN)))
-            self.schema = Schema(_typed(made), target, sizes)
+            made = transform(self._plain.typed(self._plain.made(_SHOWN)))
+            self.schema = Schema(_typed(made), target, sizes, shared)
+        self._most = {
+            unit.known(e, 'num_neighbors'): check_integer(
+                'num_neighbors', k, 0
+            )
+            for e, k in (num_neighbors or {}).items()
+        }
+        self._pairs = torch.empty((2, 0), dtype=torch.int64)
+        if shared:
+            self._pairs = unit.pairs(along, max_joint)
+        self._check_size(len(rows), batch_size)
+        seed = rng.resolve(seed)
+        self._ownership = Ownership(
+            unit,
+            data,
+            max_joint if shared else 0,
+            self._most,
+            rng.derive(seed, _HASHES),
+        )
+        # A person's name is its row, as each has one.
+        self._claims = DisjointWalks(torch.arange(len(rows) + 1), rows)
+        if shared:
+            self.relation, self.unit, self.noun = CONTENTS, WALKS, 'claim'
+            self._law = {'walk_length': walk_length, 'restarts': restarts}
+            both = torch.cat([self._pairs, self._pairs.flip(0)], 1)
+            self._claims = disjoint_walks(
+                CSRGraph.from_edge_index(both, unit.num_names),
+                walk_length,
+                restarts,
+                roots=rows,
+                # As those of a DisjointWalkLoader of this seed.
+                seed=rng.derive(rng.derive(seed, _WALKS), 0),
+            )
+            wide = [unit.owners(t)[0].diff() > max_joint for t in unit.joint]
+            self._declared |= {
+                'along': ['/'.join(e) for e in along],
+                'max_joint': max_joint,
+                'left_out': sum(int(found.sum()) for found in wide),
+            }
         self._whose = self._find_owners(unit, sizes)
-        self._open(len(rows), batch_size, num_steps, seed, kwargs)
+        count = self._claims.num_subgraphs
+        self._open(count, batch_size, num_steps, seed, kwargs)
 
     def _find_owners(self, unit: PrivacyUnit, sizes: dict[str, int]) -> Tensor:
-        # The unit of each row of all tables, -1 where no unit owns it.
+        # The claim that has all owners of each row of all tables, else -1.
+        claims, parts = self._claims, []
         number = torch.full((unit.num_names,), -1)
-        number[self._names] = torch.arange(len(self._names))
-        parts = []
+        of = torch.arange(claims.num_subgraphs)
+        number[claims.node] = of.repeat_interleave(claims.ptr.diff())
         for t in self.schema.node_types:
-            if t in unit.public or t in unit.joint:
-                parts.append(torch.full((sizes[t],), -1))
-            else:
-                parts.append(number[unit.owners(t)[1]])
+            whose = torch.full((sizes[t],), -1)
+            if t not in unit.public:
+                ptr, who = unit.owners(t)
+                row = torch.arange(sizes[t]).repeat_interleave(ptr.diff())
+                low, high = (
+                    whose.scatter_reduce(
+                        0, row, number[who], how, include_self=False
+                    )
+                    for how in ('amin', 'amax')
+                )
+                used = (low == high) & (self._ownership.count[t] > 0)
+                whose = torch.where(used, low, -1)
+            parts.append(whose)
         return torch.cat(parts)
 
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
+        most = {'/'.join(e): k for e, k in self._most.items()}
         return {
             **super().setting(),
             'hops': self._hops,
+            **({'num_neighbors': most} if most else {}),
+            **({'relation': self.relation, **self._law} if self._law else {}),
             'persons': self._declared,
         }
 
@@ -161,40 +274,13 @@ class UnitLoader(GraphLoader):
         return (
             repr((schema.widths, schema.edge_types, schema.y, count)),
             repr(self._declared),
+            *([self._pairs] if self._law else []),
         )
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions and limits of a guarantee in one person."""
-        of = self._declared
-        owned = ', '.join([of['person'], *of['owned']])
-        unread = ', '.join(of['joint'])
-        what = (
-            f'protected is one person: all its rows of {owned}, how many they '
-            'are, features, labels and edges, also those to public rows'
-        )
-        if self._rate is not None:
-            what += (
-                ', and whether it is there at all: the rate and the number by '
-                'which sums are divided were chosen without counting persons'
-            )
-        else:
-            what += (
-                '; how many persons there are, and who of them is a training '
-                'row, are not'
-            )
         return (
-            what,
-            'the owners of all rows and edges are those that the privacy unit '
-            'was told, and one person has one name',
-            'not used are edges between persons'
-            + (f', and rows of several: {unread}' if unread else ''),
-            'what a trained model predicts for a person reads what that '
-            'person owns, and public rows',
-            'no feature was computed beforehand from several persons '
-            '(vocabularies, category codes, embeddings, scaling); C, the '
-            'noise, the number of steps and the hyper-parameters were chosen '
-            'without looking at private rows (each run of a search is a '
-            'release of its own, unless pyg_trust.privacy.search made it)',
+            *of_persons(self._declared, self._rate is None),
             'the model passed its probe on rows that were made up; unless it '
             'is left unchecked, the loss sees rows that are made up in place '
             'of the private ones, and no number of them',
@@ -203,17 +289,29 @@ class UnitLoader(GraphLoader):
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Make a batch of the drawn persons."""
         index = torch.as_tensor(index, dtype=torch.int64)
-        ptr = torch.arange(index.numel() + 1)
-        found = expand(self._ownership, ptr, self._names[index], self._hops)
+        claims, t = self._claims.select(index), self.schema.target
+        found = expand(self._ownership, *claims, self._hops)
+        n_id, edges = found.n_id, found.edge_index
+        # Roots come first.
+        later = (n_id[t] != claims.roots[found.batch[t]]).long()
+        order = later.argsort(stable=True)
+        for of in (n_id, found.batch):
+            of[t] = of[t][order]
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order))
         out, data = HeteroData(), self.tables
-        for t in self._plain.node_types:
-            out[t].x = data[t].x[found.n_id[t]]
-            out[t].n_id, out[t].batch = found.n_id[t], found.batch[t]
+        for of in self._plain.node_types:
+            out[of].x = data[of].x[n_id[of]]
+            out[of].n_id, out[of].batch = n_id[of], found.batch[of]
         for e in self._plain.edge_types:
-            out[e].edge_index = found.edge_index[e]
-        store = out[self.schema.target]
+            ends = [
+                place[i] if of == t else i
+                for i, of in zip(edges[e], e[::2], strict=True)
+            ]
+            out[e].edge_index = torch.stack(ends)
+        store = out[t]
         if self._plain.y is not None:
-            store.y = data[self.schema.target].y[store.n_id]
+            store.y = data[t].y[claims.roots]
         store.input_id, store.batch_size = index, index.numel()
         return self._finish(out)
 
@@ -282,7 +380,7 @@ class UnitLoader(GraphLoader):
             for k, t in enumerate(self.schema.node_types)
             if t in self._declared['declared_public']
         ]
-        kind = batch.node_type.long()
+        kind = batch.node_type.long() % len(self.schema.node_types)
         free = torch.isin(kind, torch.tensor(public, dtype=torch.int64))
         starts = torch.tensor([*self.schema.first.values()])
         if not torch.equal(
@@ -299,7 +397,10 @@ class UnitLoader(GraphLoader):
         ):
             return None
         ends = owner[batch.edge_index]
-        return number if torch.equal(ends[0], ends[1]) else None
+        roots = owner[batch.node_type == 0]
+        good = torch.equal(ends[0], ends[1])
+        good &= torch.equal(roots, torch.arange(number))
+        return number if good else None
 
     def _units(self, step: int) -> Tensor:
         return self._whose
@@ -316,24 +417,3 @@ def _typed(batch: Any) -> HeteroData:
             f'(got {type(batch).__name__})'
         )
     return batch
-
-
-def _chosen(given: Tensor, rows: Tensor) -> Tensor:
-    if given.dtype == torch.bool and given.shape == rows.shape:
-        chosen = rows[given]
-    elif given.dtype == torch.int64 and given.dim() == 1:
-        chosen = given
-    else:
-        chosen = rows[:0]
-    if (
-        chosen.numel() == 0
-        or int(chosen.min()) < 0
-        or int(chosen.max()) >= len(rows)
-        or chosen.unique().numel() < chosen.numel()
-    ):
-        raise ValueError(
-            "'input_nodes' needs to choose persons once each, by their rows, "
-            f'int64, or a mask, bool, [{len(rows)}] (got {given.dtype}, '
-            f'{list(given.shape)})'
-        )
-    return chosen

@@ -1,14 +1,19 @@
 """Base of loaders of disjoint units."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.sampler import BaseSampler
 
+from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, validated
-from pyg_trust.loader.step_batches import POISSON, StepLoader
+from pyg_trust.loader.step_batches import POISSON, StepBatches, StepLoader
 from pyg_trust.report import fingerprint
+
+RELATIONS = ('replace', 'add_remove')
 
 
 class WholeUnitLoader(StepLoader):
@@ -104,3 +109,186 @@ class WholeUnitLoader(StepLoader):
             and self._is_consistent(batch, of)
         )
         return number if good else None
+
+
+class _NoSampler(BaseSampler):
+    def sample_from_nodes(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError('units are drawn whole')
+
+    sample_from_edges = sample_from_nodes
+
+
+class DrawnUnits(WholeUnitLoader):
+    """Base of loaders of units that are numbered, and drawn by number.
+
+    A model returns a row for each unit; ``input_id`` of a batch holds the
+    numbers of its units.
+    """
+
+    terms = 1
+    by_unit = True
+    #: What the data of one unit are called.
+    noun: str
+
+    def _set_law(
+        self, sampling: str, relation: str, sample_rate: float | None
+    ) -> None:
+        if relation == 'add_remove' and sampling != POISSON:
+            raise ValueError(
+                "'relation' needs to be 'replace' without replacement, where "
+                f'the same numbers hold for adding a {self.noun}: '
+                "'add_remove' is for sampling='poisson'"
+            )
+        if (sample_rate is not None) != (relation == 'add_remove'):
+            raise ValueError(
+                "'sample_rate' needs to be given for relation='add_remove', "
+                f'where the number of {self.noun}s is private and no rate may '
+                f'be made of it, and for no other (got {sample_rate} for '
+                f'{relation!r})'
+            )
+        self.relation = f'replace-one-{self.noun}'
+        if sample_rate is not None:
+            self.relation = f'add-or-remove-one-{self.noun}'
+            self.form = 'withdraw'
+        self.sampling, self._rate = sampling, sample_rate
+
+    def _check_size(self, count: int, batch_size: int) -> None:
+        if batch_size > count and self._rate is None:
+            raise ValueError(
+                f"'batch_size' needs to be at most {count}, the number of "
+                f'{self.noun}s (got {batch_size})'
+            )
+
+    def _open(
+        self,
+        count: int,
+        batch_size: int,
+        num_steps: int | None,
+        seed: int | None,
+        kwargs: dict[str, Any],
+    ) -> None:
+        # Draw from so many units.
+        self.check_kwargs(kwargs, num_steps=num_steps)
+        self._check_size(count, batch_size)
+        if num_steps is None:
+            by_rate = max(1, int(1 / self._rate)) if self._rate else None
+            num_steps = by_rate or count // batch_size
+        self._num_units = count
+        batches = StepBatches(
+            batch_size,
+            num_steps,
+            self.num_subgraphs_at,
+            lambda step, index: index.tolist(),
+            rng.derive(rng.resolve(seed), 1),
+            self.sample_rate_at if self.sampling == POISSON else None,
+        )
+        super().__init__(
+            Data(num_nodes=count),
+            _NoSampler(),
+            batches,
+            torch.arange(count),
+            **kwargs,
+        )
+
+    @validated
+    def num_subgraphs_at(self, step: Natural) -> int:
+        """Return the number of units, from which every step draws.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+        return self._num_units
+
+    @validated
+    def sample_rate_at(self, step: Natural) -> float:
+        """Return the public sampling rate of a step.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+        if self._rate is not None:
+            return float(self._rate)
+        return super().sample_rate_at(step)
+
+    def setting(self) -> dict[str, Any]:
+        """Return the public arguments, by name; seeds are secret."""
+        # The number is public where neighbours differ by an exchange.
+        known: dict[str, Any] = {f'num_{self.noun}s': self._num_units}
+        if self._rate is not None:
+            known = {'sample_rate': self._rate, 'relation': self.relation}
+        return {
+            'loader': type(self).__name__,
+            'batch_size': self.subgraphs_per_batch,
+            **known,
+            **super().setting(),
+        }
+
+    def _finish(self, out: Data) -> Any:
+        return self.filter_fn(out) if self.filter_per_worker else out
+
+    def filter_fn(self, out: Any) -> Any:
+        """Apply the transform."""
+        return out if self.transform is None else self.transform(out)
+
+    def _is_consistent(self, batch: Data, units: Tensor) -> bool:
+        index = batch.get('input_id')
+        return isinstance(index, Tensor) and torch.equal(index, units)
+
+    def __repr__(self) -> str:
+        count = 'some' if self._rate is not None else self._num_units
+        return (
+            f'{type(self).__name__}({count} {self.noun}s, '
+            f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'
+        )
+
+
+def of_persons(
+    declared: dict[str, Any], counted: bool = True
+) -> tuple[str, ...]:
+    """Return the assumptions and limits of a guarantee in one person.
+
+    Args:
+        declared (dict): what the privacy unit declares; with ``along``, if
+            walks join persons.
+        counted (bool): whether the number of persons is public.
+    """
+    count = (
+        '; how many persons there are, and who of them is a training row, are '
+        'not'
+        if counted
+        else ', and whether it is there at all: the rate and the number by '
+        'which sums are divided were chosen without counting persons'
+    )
+    owned = ', '.join([declared['person'], *declared['owned']])
+    joint = ', '.join(declared['joint'])
+    what = (
+        f'protected is one person: all its rows of {owned}, how many they '
+        f'are, features, labels and edges, also those to public rows{count}'
+    )
+    read, unread = ', and public rows', 'between persons'
+    unread += f', and rows of several: {joint}' if joint else ''
+    if 'along' in declared:
+        along = f', but those of {", ".join(declared["along"])}'
+        what = (
+            f'protected are the contents of one person: its rows of {owned}, '
+            'how many it owns alone, features and labels of these and of rows '
+            f'that it shares ({joint or "none"}), and edges'
+            f'{along * bool(declared["along"])}{count}, nor is who shares '
+            'such a row or edge with whom, which walks take as fixed'
+        )
+        read = ', rows that it shares with others, and public rows'
+        unread = 'and rows of persons of several walks, and rows of more than '
+        unread += f'{declared["max_joint"]} persons ({declared["left_out"]})'
+    return (
+        what,
+        'the owners of all rows and edges are those that the privacy unit was '
+        'told, and one person has one name',
+        f'not used are edges {unread}',
+        f'what a trained model predicts for a person reads what that person '
+        f'owns{read}',
+        'no feature was computed beforehand from several persons '
+        '(vocabularies, category codes, embeddings, scaling); C, the noise, '
+        'the number of steps and the hyper-parameters were chosen without '
+        'looking at private rows (each run of a search is a release of its '
+        'own, unless pyg_trust.privacy.search made it)',
+    )

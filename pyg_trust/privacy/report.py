@@ -9,6 +9,7 @@ from torch import nn
 
 from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
 from pyg_trust.kernel import clip
+from pyg_trust.kernel.fields import CONTENTS
 from pyg_trust.kernel.sentences import (
     LEDGER,
     NO_LEDGER,
@@ -421,6 +422,12 @@ def covered(
         raise ValueError(
             'a registered accountant has no epsilon for several units: fit '
             'again without the requested items'
+        )
+    if loader.relation == CONTENTS:
+        raise ValueError(
+            "'request' can't be covered by weights that are private in the "
+            'contents of persons: with whom one shares rows stays in them: '
+            'fit again without what is named'
         )
     noun = loader.relation.rsplit('-', 1)[-1]
     wanted = {'row': 'features', 'graph': 'graphs'}.get(noun, 'persons')

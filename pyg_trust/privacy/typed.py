@@ -117,7 +117,7 @@ class TypedModel(nn.Module):
         batch: Tensor,
         form: Form,
     ) -> Tensor:
-        """Call the model; return a row for each subgraph."""
+        """Call the model; return a row for each subgraph, of its root."""
         flat = Data(x=x, edge_index=edge_index, batch=batch)
         flat.node_type, flat.edge_type = node_type, edge_type
         args, kwargs = form.fill(self.schema.typed(flat))
@@ -131,7 +131,8 @@ class TypedModel(nn.Module):
                     f'{target!r} (got {list(out)})'
                 )
             out = out[target]
-        return out
+        roots = len((node_type == 0).nonzero())
+        return out[:roots] if self.schema.several else out
 
     def handed(self, out: Any) -> Any:
         """Return outputs as the model does."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
@@ -20,10 +20,14 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.voting import strays
 from pyg_trust.graph import sparse_rows
+from pyg_trust.unit import PrivacyUnit
 
-DIVISIONS = ('edges', 'nodes', 'subgraphs', 'features', 'entries', 'grid')
+DIVISIONS = (
+    *('edges', 'nodes', 'subgraphs', 'features', 'entries', 'grid'),
+    'owners',
+)
 # Parts of the key.
-_NODES, _EDGES, _ENTRIES = 0, 1, 2
+_NODES, _EDGES, _ENTRIES, _OWNERS = 0, 1, 2, 3
 
 
 @functional_transform('division')
@@ -45,7 +49,13 @@ class Division(BaseTransform):
     ``'entries'``    the entries of ``x`` of group :math:`i`, by name of the
                      node and column, zeros elsewhere
     ``'grid'``       edges of group :math:`i` and rows of group :math:`j`
+    ``'owners'``     public rows, and the rows and edges that persons of group
+                     :math:`i` own, each by itself
     ===============  =======================================================
+
+    Rows of several persons are in no view of ``'owners'``: who makes itself a
+    co-owner of a row takes it out of the view of others. So a person reaches
+    one view, whatever it does to all its rows and edges.
 
     A model trained on ``Division(T, by)`` of its data, a view each epoch,
     has seen what it will vote on.
@@ -56,16 +66,31 @@ class Division(BaseTransform):
             (default: :obj:`'nodes'`)
         seed (int, optional): the seed of the hash; by default from the
             operating system. (default: :obj:`None`)
+        unit (PrivacyUnit, optional): says who owns what, for ``'owners'``.
+            (default: :obj:`None`)
 
     Raises:
         TypeError: on another type.
-        ValueError: if there is no group, or an unknown :obj:`by`.
+        ValueError: if there is no group, an unknown :obj:`by`, or a
+            :obj:`unit` is missing or not asked.
     """  # noqa: D205
 
     def __init__(
-        self, num_groups: int, by: str = 'nodes', seed: int | None = None
+        self,
+        num_groups: int,
+        by: str = 'nodes',
+        seed: int | None = None,
+        unit: PrivacyUnit | None = None,
     ) -> None:
         check_choice('by', by, DIVISIONS)
+        if unit is not None:
+            check_instance('unit', unit, PrivacyUnit)
+        if (by == 'owners') != (unit is not None):
+            raise ValueError(
+                "'unit' needs to say who owns what for by='owners', and is "
+                f'of no other (got {unit} for {by!r})'
+            )
+        self.unit = unit
         self.num_groups = check_integer('num_groups', num_groups, 1)
         self.by = by
         self.seed = rng.resolve_secret(seed)
@@ -75,20 +100,46 @@ class Division(BaseTransform):
         """Number of views."""
         return self.num_groups ** (2 if self.by == 'grid' else 1)
 
-    def forward(self, data: Data) -> Data:
+    def forward(self, data: Data | HeteroData) -> Any:
         """Return a random view, drawn by torch's generator."""
-        check_named(data)
-        return self.view(data, int(torch.randint(self.num_views, ())))
+        self.check(data)
+        return self.part(data, int(torch.randint(self.num_views, ())))
 
-    def view(self, data: Data, number: int) -> Data:
+    def view(self, data: Data | HeteroData, number: int) -> Any:
         """Return one view as a new graph.
 
         Args:
-            data (Data): the graph.
+            data (Data or HeteroData): the graph; for ``'owners'`` that of the
+                :obj:`unit`.
             number (int): the number of the view.
         """
-        check_named(data)
+        self.check(data)
         check_integer('number', number, 0, self.num_views - 1)
+        return self.part(data, number)
+
+    def check(self, data: Data | HeteroData) -> None:
+        """Refuse a graph that cannot be divided."""
+        if self.unit is None:
+            check_named(data)
+        else:
+            check_instance('data', data, HeteroData)
+            self.unit.check(data)
+
+    def owner_groups(self) -> Tensor:
+        """Return the group of every person: int64, by the unit's names."""
+        assert self.unit is not None
+        key = rng.derive(self.seed, _OWNERS)
+        return rng.derive_each(key, self.unit.n_id) % self.num_groups
+
+    def part(self, data: Data | HeteroData, number: int) -> Any:
+        """Return one view of a graph that was checked."""
+        if self.unit is not None:
+            kept = (self.owner_groups() == number).nonzero().view(-1)
+            view = self.unit._inside(data, kept, joint=False)
+            for t in data.node_types:
+                if 'n_id' not in data[t]:
+                    del view[t].n_id  # Places move with rows of others.
+            return view
         view = copy.copy(data)
         n = int(data.num_nodes)
         view.num_nodes = n

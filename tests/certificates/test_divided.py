@@ -2,9 +2,13 @@
 
 import copy
 import itertools
+import json
+import random
 
 import pytest
 import torch
+from auditing import failures, forged, reworded
+from shops import INTO, KNOWS, OF, declared, shop
 from torch_geometric.data import Data
 from torch_geometric.nn import (
     GAT,
@@ -14,6 +18,7 @@ from torch_geometric.nn import (
     GraphNorm,
     GraphSAGE,
     global_add_pool,
+    to_hetero,
 )
 
 from pyg_trust.certificates import Divided, plot_certified_votes
@@ -557,3 +562,147 @@ def test_votes_of_anything_else_are_not_kept():
         divided.certify(other, since=held)
     with pytest.raises(TypeError):
         divided.certify(other, since=(held, [data]))
+
+
+# Persons #####################################################################
+
+
+def everything(seed, person, n=9):
+    """A person with other rows, who shares in all that it can."""
+    data = shop(seed, n, changed=person, orders={person: seed % 4 * 3})
+    own = random.Random(f'{seed} {person}')
+    chats = torch.arange(len(data['chat'].x))
+    of = data[OF].edge_index
+    more = torch.stack([chats, torch.full_like(chats, person)])
+    of = torch.cat([of, more], 1).unique(dim=1)
+    of = of[:, of[0].argsort(stable=True)]
+    data[OF].edge_index, data[INTO].edge_index = of, of.flip(0)
+    everybody = torch.arange(n)
+    met = torch.stack([everybody, torch.full((n,), person)])
+    data[KNOWS].edge_index = torch.cat([data[KNOWS].edge_index, met], 1)
+    for chat in range(len(chats)):
+        if own.random() < 0.5 and person in of[1][of[0] == chat].tolist():
+            data['chat'].x[chat] = own.gauss(0, 9)
+    return data
+
+
+def typed(seed=0):
+    torch.manual_seed(seed)
+    data = shop(seed)
+    model = to_hetero(GraphSAGE((-1, -1), 6, 2, 3), data.metadata()).eval()
+    with torch.no_grad():
+        model(data.x_dict, data.edge_index_dict)
+    return model
+
+
+@pytest.mark.parametrize(
+    'seed',
+    [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 8))],
+)
+def test_a_person_reaches_one_view_whatever_it_does(seed):
+    n, groups = 9, 4
+    data = shop(seed, n)
+    unit = declared(data)
+    division = Division(groups, 'owners', seed=seed, unit=unit)
+    group = division.owner_groups()
+    before = [division.view(data, i) for i in range(groups)]
+    # All persons, and each once; public rows are in all, joint ones in none.
+    assert sum(len(view['user'].x) for view in before) == n
+    assert sum(len(view['order'].x) for view in before) == len(data['order'].x)
+    for view in before:
+        assert view['item'].x.equal(data['item'].x)
+        assert not len(view['chat'].x)
+    model = typed(seed)
+    divided = Divided(
+        model, groups, 'owners', seed=seed, unit=unit, target='item'
+    )
+    clean = divided.certify(data)
+    assert clean.targets.numel() == 7
+    moved = 0
+    for person in range(n):
+        bad = everything(seed, person)
+        other = declared(bad)
+        again = Division(groups, 'owners', seed=seed, unit=other)
+        for i in range(groups):
+            view = again.part(bad, i)
+            same = all(
+                view[t].x.equal(before[i][t].x) for t in view.node_types
+            ) and all(
+                view[e].edge_index.equal(before[i][e].edge_index)
+                for e in view.edge_types
+            )
+            assert same or i == int(group[person])
+            moved += not same
+        attacked = Divided(
+            model, groups, 'owners', seed=seed, unit=other, target='item'
+        ).certify(bad)
+        changed = (attacked.votes != clean.votes).any(1)
+        assert not changed[torch.arange(groups) != group[person]].any()
+        stays = attacked.predicted == clean.predicted
+        assert bool(stays[clean.certified(1)].all())
+    assert moved == n
+
+
+def test_joint_rows_of_one_group_would_let_a_person_reach_two_views():
+    # Who joins a chat of others takes it out of their view.
+    data = shop(1, 9)
+    unit = declared(data)
+    group = Division(4, 'owners', seed=1, unit=unit).owner_groups()
+    reached = set()
+    for person in range(9):
+        bad = everything(1, person)
+        other = declared(bad)
+        for i in range(4):
+            inside = (group == i).nonzero().view(-1)
+            one = unit._inside(data, inside)['chat'].n_id
+            two = other._inside(bad, inside)['chat'].n_id
+            if not one.equal(two) and i != int(group[person]):
+                reached.add((person, i))
+    assert reached
+
+
+def test_a_certificate_about_persons_says_so(tmp_path):
+    data = shop()
+    unit = declared(data)
+    divided = Divided(typed(), 5, 'owners', seed=3, unit=unit, target='item')
+    made = divided.certify(data, baseline=0.5)
+    said = made.guarantee()
+    assert 'persons, each with all rows and edges that it owns' in said.promise
+    assert 'DECLARED PUBLIC: item, category, item/in/category' in (
+        said.not_covered
+    )
+    assert 'rows of several persons: in no view' in said.not_covered
+    assert made.persons == unit.summary()
+    assert made.certified(1).shape == (7,)
+    path = tmp_path / 'trust.json'
+    TrustReport.of(made).save(path)
+    assert not failures(path)
+    # Whoever changes what is declared public contradicts the run.
+    whole = json.loads(path.read_text())
+    whole['guarantees'][0]['values']['persons']['declared_public'] = ['item']
+    path.write_text(forged(reworded(whole)))
+    assert any('persons' in text for text in failures(path))
+
+
+def test_wrong_owners():
+    data, model = shop(), typed()
+    unit = declared(data)
+    for options, match in (
+        ({'by': 'owners'}, "'unit' needs"),
+        ({'by': 'nodes', 'unit': unit}, "'unit' needs"),
+        ({'by': 'owners', 'unit': unit}, "'target' needs to be a public"),
+        (
+            {'by': 'owners', 'unit': unit, 'target': 'user'},
+            "'target' needs to be a public",
+        ),
+        ({'by': 'nodes', 'target': 'item'}, "'target' needs"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            Divided(model, 3, seed=0, **options)
+    divided = Divided(model, 3, 'owners', seed=0, unit=unit, target='item')
+    with pytest.raises(TypeError, match="'data' needs"):
+        divided.certify(graph())
+    with pytest.raises(ValueError, match='sizes or edges differ'):
+        divided.certify(shop(2))
+    with pytest.raises(TypeError, match="'data' needs"):
+        Divided(model_of(GCN), 3, seed=0).certify(data)

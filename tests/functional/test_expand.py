@@ -1,7 +1,9 @@
 """Which rows and edges a claim of persons gets."""
 
+import importlib.util
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from pyg_trust.functional.claims import Ownership, TypedSubgraphs, expand
+from pyg_trust.functional.walks import disjoint_walks
+from pyg_trust.graph import CSRGraph
 from pyg_trust.unit import PrivacyUnit
 
 Found = tuple[list[tuple[str, int]], dict[str, list[tuple[int, int]]]]
@@ -42,37 +46,35 @@ def claims(of: list[list[int]]) -> tuple[Tensor, Tensor]:
     ).long()
 
 
+def of_oracle(db: Any) -> tuple[PrivacyUnit, Ownership]:
+    """The unit of a database of the oracle, whose persons have no table."""
+    data, owners = HeteroData(), db['owners']
+    for t, rows in owners.items():
+        data[t].num_nodes = len(rows)
+    for e, pairs in db['edges'].items():
+        index = torch.tensor(pairs).long().view(-1, 2).t()
+        data[e].edge_index = index
+    chats = [(i, p) for i, o in enumerate(owners['chat']) for p in sorted(o)]
+    unit = PrivacyUnit(
+        data,
+        num_persons=1 + max(p for t in owners for o in owners[t] for p in o),
+        owned={
+            t: torch.tensor([next(iter(o)) for o in owners[t]]).long().view(-1)
+            for t in ('profile', 'order')
+        },
+        joint={'chat': torch.tensor(chats).long().view(-1, 2).t()},
+        public=('item',),
+        public_edges=(('item', 'like', 'item'),),
+    )
+    return unit, Ownership(unit, data)
+
+
 def test_subgraphs_are_those_of_the_oracle(shared: Path) -> None:
     path = shared / 'oracles' / 'typed_graphs' / 'ownership.json'
     compared = 0
     for case in json.loads(path.read_text()):
-        data, owners = HeteroData(), case['owners']
-        for t, rows in owners.items():
-            data[t].num_nodes = len(rows)
-        for name, pairs in case['edges'].items():
-            e = tuple(name.split('/'))
-            index = torch.tensor(pairs).long().view(-1, 2).t()
-            data[e].edge_index = index
-        unit = PrivacyUnit(
-            data,
-            num_persons=1
-            + max(p for t in owners for o in owners[t] for p in o),
-            owned={
-                t: torch.tensor(owners[t]).long().view(-1)
-                for t in ('profile', 'order')
-            },
-            joint={
-                'chat': torch.tensor(
-                    [(i, p) for i, o in enumerate(owners['chat']) for p in o]
-                )
-                .long()
-                .view(-1, 2)
-                .t()
-            },
-            public=('item',),
-            public_edges=(('item', 'like', 'item'),),
-        )
-        ownership = Ownership(unit, data)
+        edges = {tuple(e.split('/')): v for e, v in case['edges'].items()}
+        _, ownership = of_oracle({'owners': case['owners'], 'edges': edges})
         of = [s['claim'] for s in case['subgraphs'] if s['hops'] == 0]
         for each in case['subgraphs']:
             found = expand(ownership, *claims(of), each['hops'])
@@ -152,7 +154,7 @@ def test_subgraphs_are_those_of_the_rule(seed: int) -> None:
         persons = persons[size:]
     for hops in range(4):
         found = expand(Ownership(unit, data), *claims(of), hops)
-        alone = expand(Ownership(unit, data, joint=False), *claims(of), hops)
+        alone = expand(Ownership(unit, data, max_joint=0), *claims(of), hops)
         for number, claim in enumerate(of):
             want = by_hand(data, unit, set(claim), hops)
             assert content(found, number) == want
@@ -177,3 +179,47 @@ def test_nobody_has_empty_rows_and_edges() -> None:
     assert all(e.shape == (2, 0) for e in found.edge_index.values())
     assert found.n_id.keys() == set(data.node_types)
     assert found.edge_index.keys() == set(data.edge_types)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('block', range(20))
+def test_one_person_changes_the_claim_that_has_it(
+    block: int, shared: Path
+) -> None:
+    # 4,000 databases with the persons' pairs, walks, rows and edges of the
+    # oracle; 400 with walks of our own.
+    path = shared / 'oracles' / 'typed_graphs' / 'owner_walks.py'
+    spec = importlib.util.spec_from_file_location('owner_walks', path)
+    assert spec is not None
+    assert spec.loader is not None
+    oracle = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(oracle)
+    for seed in range(200 * block, 200 * block + 200):
+        rng = random.Random(seed)
+        db = oracle.random_db(rng, rng.randint(2, 6))
+        along = [('profile', 'knows', 'profile')] if seed % 2 else []
+        length, restarts, hops = rng.randint(0, 3), rng.randint(1, 2), seed % 3
+        worst, _ = oracle.check(db, along, length, restarts, hops, rng)
+        assert worst <= 1
+        if seed % 10:
+            continue
+        unit, ownership = of_oracle(db)
+        pairs = unit.pairs(along)
+        near = {
+            tuple(sorted((p, q)))
+            for p, others in oracle.person_graph(db, along).items()
+            for q in others
+        }
+        assert {tuple(pair) for pair in pairs.t().tolist()} == near
+        graph = CSRGraph.from_edge_index(
+            torch.cat([pairs, pairs.flip(0)], 1), unit.num_names
+        )
+        walks = disjoint_walks(graph, length, restarts, seed=seed)
+        of = [
+            walks.node[a:b].tolist() for a, b in pairwise(walks.ptr.tolist())
+        ]
+        before = expand(ownership, *walks, hops)
+        for number, claim in enumerate(of):
+            inside, edges = oracle.expand(db, claim, hops)
+            want = {'/'.join(e): sorted(v) for e, v in edges.items() if v}
+            assert content(before, number) == (sorted(inside), want)

@@ -5,11 +5,27 @@ from typing import Any
 
 import pytest
 import torch
-from shops import BY, KNOWS, WIDTHS, declared, shared_items, shop
+from shops import (
+    BY,
+    CLICK,
+    HAS,
+    IN,
+    KNOWS,
+    OF,
+    REV,
+    SEES,
+    SOLD,
+    WIDTHS,
+    declared,
+    shared_items,
+    shop,
+)
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
-from pyg_trust.loader import UnitLoader
+from pyg_trust.functional.claims import _listed
+from pyg_trust.functional.walks import DisjointWalks
+from pyg_trust.loader import DisjointWalkLoader, UnitLoader
 
 Part = dict[Any, Tensor]
 
@@ -114,6 +130,300 @@ def test_others_stay_if_one_has_a_thousand_orders_more() -> None:
     for i in range(5):
         same = equal(part(before, i), part(after, i))
         assert same == (index[i] != 3)
+
+
+@pytest.mark.parametrize('relation', ['replace', 'contents'])
+def test_few_neighbours_are_one_s_own(relation: str) -> None:
+    few, many = shop(1), shop(1, orders={3: 1000})
+    most = {HAS: 1, SEES: 1, IN: 0}
+    index = list(range(12))
+    options = {'num_neighbors': most, 'relation': relation}
+    before, after = (loader(data, **options)(index) for data in (few, many))
+    roots = before['user'].n_id.tolist()
+    assert after['user'].n_id.tolist() == roots
+    assert len(after['order'].x) > 1000 > len(before['order'].x)
+    for i in range(12):
+        same = equal(part(before, i), part(after, i))
+        assert same == (roots[i] != 3)
+
+
+def test_each_row_brings_in_so_many_others() -> None:
+    data = shop(1, orders=dict.fromkeys(range(12), 4))
+    index = data[HAS].edge_index
+
+    def items(**options: Any) -> list[set[int]]:
+        batch = loader(data, hops=1, **options)(list(range(12)))
+        rows = batch['item']
+        return [{*rows.n_id[rows.batch == i].tolist()} for i in range(12)]
+
+    every, none = items(), items(num_neighbors={HAS: 0})
+    left_out = 0
+    for k in range(1, 4):
+        for p, kept in enumerate(items(num_neighbors={HAS: k})):
+            # Of the items of each order, some; all others that it has.
+            orders = data[BY].edge_index[0][data[BY].edge_index[1] == p]
+            lists = [{*index[1][index[0] == i].tolist()} for i in orders]
+            for each in lists:
+                assert len(each & kept) >= min(k, len(each))
+            most = sum(min(k, len(each)) for each in lists)
+            assert len(kept - none[p]) <= most
+            assert none[p] <= kept <= every[p]
+            left_out += len(every[p] - kept)
+    assert left_out
+
+
+def test_who_is_a_neighbour_moves_with_the_seed_alone() -> None:
+    data = shop(2, orders=dict.fromkeys(range(12), 3))
+    most = {HAS: 1, SEES: 1, CLICK: 1}
+    index = list(range(12))
+    one, two, three = (
+        loader(data, num_neighbors=most, seed=seed)(index)['item'].n_id
+        for seed in (0, 0, 1)
+    )
+    assert one.equal(two)
+    assert not one.equal(three)
+    # Of a mirror it is the same edge, and parallel edges count once.
+    other = loader(data, num_neighbors={SOLD: 1, SEES: 1, CLICK: 1})
+    assert other(index)['item'].n_id.equal(one)
+    again = data.clone()
+    for e in (HAS, SOLD, SEES):
+        again[e].edge_index = again[e].edge_index.repeat(1, 2)
+    found = loader(again, num_neighbors=most)(index)['item'].n_id
+    assert found.equal(one)
+
+
+def test_those_who_leave_take_no_neighbour_of_others_along() -> None:
+    data = shop(2, orders=dict.fromkeys(range(12), 3))
+    unit = declared(data)
+    left, again = unit._rest(data, [0, 4])
+    most = {HAS: 1, SEES: 1, CLICK: 1}
+    before = UnitLoader(data, unit, 4, num_neighbors=most, seed=0)
+    after = UnitLoader(left, again, 4, num_neighbors=most, seed=0)
+    persons = left['user'].n_id.tolist()
+    one, two = before(persons), after(list(range(10)))
+    for i in range(10):
+        assert equal(part(one, i), part(two, i))
+
+
+# Walks between persons #######################################################
+
+
+def held(data: HeteroData, person: int, seed: int) -> HeteroData:
+    """All that one person holds is another, but who shares what with whom."""
+    own = random.Random(f'{person} {seed}')
+    out = data.clone()
+    gone = {
+        'order': [
+            i
+            for i, p in data[BY].edge_index.t().tolist()
+            if p == person and own.random() < 0.5
+        ]
+    }
+    chats = data[OF].edge_index
+    for t, rows in (
+        ('user', [person]),
+        ('order', data[BY].edge_index[0][data[BY].edge_index[1] == person]),
+        ('chat', chats[0][chats[1] == person]),
+    ):
+        for i in torch.as_tensor(rows).tolist():
+            out[t].x[i] = own.gauss(0, 1)
+    out['user'].y[person] = 2 - out['user'].y[person]
+    keep = torch.ones(len(data['order'].x), dtype=torch.bool)
+    keep[gone['order']] = False
+    place = keep.cumsum(0) - 1
+    out['order'].x = out['order'].x[keep]
+    for e in (BY, HAS):
+        rows, other = out[e].edge_index
+        mine = keep[rows]
+        index = torch.stack([place[rows[mine]], other[mine]])
+        out[e].edge_index = index
+        out[REV if e == BY else SOLD].edge_index = index.flip(0)
+    # Items that one has seen, and clicks, are others.
+    sees = out[SEES].edge_index
+    out[SEES].edge_index = sees[:, (sees[0] != person) | (sees[1] % 2 == 0)]
+    mine = out[CLICK].by != person
+    out[CLICK].edge_index = out[CLICK].edge_index[:, mine]
+    out[CLICK].by = out[CLICK].by[mine]
+    return out
+
+
+@pytest.mark.parametrize(
+    'block',
+    [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 50))],
+)
+def test_one_person_s_contents_change_one_claim(block: int) -> None:
+    joint = several = 0
+    for seed in range(4 * block, 4 * block + 4):
+        rng = random.Random(seed)
+        n = rng.randint(3, 8)
+        options = {
+            'relation': 'contents',
+            'hops': rng.randint(0, 2),
+            'walk_length': rng.randint(0, 3),
+            'restarts': rng.randint(1, 2),
+            'along': (KNOWS,) if seed % 2 else (),
+            'max_joint': rng.randint(1, 3),
+            'num_neighbors': {HAS: 1} if seed % 3 else None,
+        }
+        data = shop(seed, n)
+        made = loader(data, 1, **options)
+        index = list(range(made.num_subgraphs))
+        before = made(index)
+        assert made.check_batch(before, 0, len(index))[1] == len(index)
+        owner = before['user'].batch[before['user'].n_id.argsort()]
+        several += int(owner.bincount().max()) > 1
+        joint += len(before['chat'].x)
+        for person in range(n):
+            after = loader(held(data, person, seed), 1, **options)(index)
+            changed = [
+                i for i in index if not equal(part(before, i), part(after, i))
+            ]
+            assert changed == [int(owner[person])]
+    # Of the first databases, not of any four.
+    assert block or several
+    assert block or joint
+
+
+def test_a_claim_has_the_rows_that_it_owns_together() -> None:
+    data = shop(3, 30)
+    unit = declared(data)
+    made = loader(
+        data,
+        3,
+        relation='contents',
+        walk_length=3,
+        restarts=2,
+        along=(KNOWS,),
+        sampling='poisson',
+    )
+    batch = made(list(range(made.num_subgraphs)))
+    users = batch['user']
+    # Each person once; roots first, of whom labels are.
+    assert sorted(users.n_id.tolist()) == list(range(30))
+    assert users.batch[: users.batch_size].equal(
+        torch.arange(users.batch_size)
+    )
+    assert users.y.equal(data['user'].y[users.n_id[: users.batch_size]])
+    claim = users.batch[users.n_id.argsort()]
+    ptr, who = unit.owners('chat')
+    for row, one in zip(batch['chat'].n_id, batch['chat'].batch, strict=True):
+        assert claim[who[ptr[row] : ptr[row + 1]]].unique().tolist() == [one]
+    assert len(batch['chat'].x)
+    # Walks are over pairs of a row or an edge that both share.
+    pairs = {tuple(each) for each in unit.pairs((KNOWS,)).t().tolist()}
+    for i in range(users.batch_size):
+        mine = users.n_id[users.batch == i].tolist()
+        assert len(mine) <= 7
+        met, more = {mine[0]}, True
+        while more:
+            near = {
+                b for a in met for b in mine if tuple(sorted((a, b))) in pairs
+            }
+            more, met = not near <= met, met | near
+        assert met == {*mine}
+    assert made([]).metadata() == data.metadata()
+    # Rows of more than so many owners are in none.
+    few = loader(data, 3, relation='contents', walk_length=3, max_joint=2)
+    batch = few(list(range(few.num_subgraphs)))
+    assert int(ptr.diff()[batch['chat'].n_id].max()) <= 2
+    assert f'2 persons ({int((ptr.diff() > 2).sum())})' in repr(
+        few.assumptions()
+    )
+
+
+def test_the_rate_of_walks_is_that_of_the_walks_loader() -> None:
+    data = shop(4, 40)
+    unit = declared(data)
+    pairs = unit.pairs((KNOWS,))
+    plain = DisjointWalkLoader(
+        Data(edge_index=torch.cat([pairs, pairs.flip(0)], 1), num_nodes=40),
+        4,
+        2,
+        2,
+        seed=5,
+    )
+    made = loader(
+        data,
+        relation='contents',
+        walk_length=2,
+        restarts=2,
+        along=(KNOWS,),
+        seed=5,
+    )
+    assert made.num_subgraphs == plain.num_subgraphs
+    assert made.sample_rate == plain.sample_rate
+    assert (made.form, made.terms) == (plain.form, plain.terms)
+
+
+def some_owners(made: UnitLoader) -> None:
+    # A chat comes with any one of its owners.
+    made._ownership.count['chat'].fill_(1)
+
+
+def two_claims(made: UnitLoader) -> None:
+    # The last claim has a person of the first, too.
+    ptr, node = made._claims
+    ptr[-1] += 1
+    made._claims = DisjointWalks(ptr, torch.cat([node, node[:1]]))
+
+
+def all_owned(made: UnitLoader) -> None:
+    # Orders come in from behind items, as rows of nobody.
+    made._ownership.public |= {'order'}
+    for end, e in ((1, HAS), (0, SOLD)):
+        index = made._ownership.edges[e][end]
+        size = made._ownership.sizes['item']
+        made._ownership.at[e, end] = _listed(index, size)
+
+
+@pytest.mark.parametrize('plant', [some_owners, two_claims, all_owned])
+def test_planted_rules_are_found(plant: Any) -> None:
+    data = shop(3, 30, orders=dict.fromkeys(range(30), 2))
+    made = loader(data, 3, relation='contents', walk_length=2)
+    every = list(range(made.num_subgraphs))
+    made.check_batch(made(every[:3]), 0, 3)
+    plant(made)
+
+    def tried() -> None:
+        for i in every[1:-1]:
+            made.check_batch(made([0, i, every[-1]]), 0, 3)
+
+    with pytest.raises(ValueError, match=r'whole, distinct|each person once'):
+        tried()
+
+
+def test_walks_are_of_contents_alone() -> None:
+    data = shop()
+    away = {'sampling': 'poisson', 'sample_rate': 0.1}
+    for options, match in (
+        ({'walk_length': 1}, "'relation' needs to be 'contents'"),
+        ({'along': (KNOWS,)}, "'relation' needs to be 'contents'"),
+        (
+            {'walk_length': 1, 'relation': 'add_remove', **away},
+            "'relation' needs to be 'contents'",
+        ),
+        ({'relation': 'contents', **away}, "'sample_rate' needs"),
+        (
+            {'relation': 'contents', 'along': (SEES,)},
+            "'along' needs edge types between rows that persons own",
+        ),
+        ({'relation': 'contents', 'along': (('a', 'b', 'c'),)}, "'along'"),
+        ({'relation': 'contents', 'batch_size': 13}, 'number of persons'),
+        (
+            {
+                'relation': 'contents',
+                'batch_size': 12,
+                'walk_length': 3,
+                'along': (KNOWS,),
+            },
+            'number of claims',
+        ),
+        ({'num_neighbors': {('a', 'b', 'c'): 1}}, "'num_neighbors'"),
+        ({'num_neighbors': {HAS: -1}}, "'num_neighbors'"),
+        ({'num_neighbors': {HAS: 0.5}}, "'num_neighbors'"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=match):
+            UnitLoader(data, declared(data), **{'batch_size': 4, **options})
 
 
 def test_workers_make_the_same_batches() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from shops import HAS, SEES, SOLD, declared, shop
+from shops import HAS, KNOWS, SEES, SOLD, declared, shop
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.data import Data, HeteroData
@@ -28,12 +28,13 @@ from torch_geometric.nn import (
     to_hetero,
 )
 
-from pyg_trust.loader import GraphLoader, UnitLoader
+from pyg_trust.loader import DisjointWalkLoader, GraphLoader, UnitLoader
 from pyg_trust.loader.schema import Schema
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.rows import Conflict, Rows, RowTracker
 from pyg_trust.privacy.typed import TypedCall, TypedModel
+from pyg_trust.removal import RemovalRequest
 
 TYPES, RELATIONS = shop().metadata()
 
@@ -172,7 +173,7 @@ def alone(
     for person in persons:
         batch = made([person])
         x = {t: v.double() for t, v in batch.x_dict.items()}
-        out = rows(model(x, batch.edge_index_dict))
+        out = rows(model(x, batch.edge_index_dict))[:1]
         loss = F.cross_entropy(out, batch['user'].y)
         found = torch.autograd.grad(loss, params, materialize_grads=True)
         size = math.sqrt(sum(float(g.square().sum()) for g in found))
@@ -207,6 +208,107 @@ def test_a_step_is_the_sum_of_persons_run_alone(
     )
     assert float(error.norm()) <= 5e-6 * 8 * 0.2
     assert engine._step.gradients.chosen == 'bookkeeping'
+
+
+WALKS = {
+    'relation': 'contents',
+    'walk_length': 2,
+    'restarts': 2,
+    'along': (KNOWS,),
+    'batch_size': 4,
+    'num_steps': 3,
+}
+
+
+@pytest.mark.parametrize('isolation', ['followed', 'construction'])
+@pytest.mark.parametrize('name', ['to_hetero(GraphSAGE)', 'HGT'])
+def test_a_step_is_the_sum_of_claims_run_alone(
+    name: str, isolation: str
+) -> None:
+    torch.manual_seed(0)
+    data = shop(3, 30)
+    model = ready(MODELS[name](), data)
+    plain = copy.deepcopy(model)
+    engine, (private, optimizer, loader) = attach(
+        model, data, isolation=isolation, loader=WALKS
+    )
+    engine._noise = Silent()
+    batch = next(iter(loader))
+    # The loop is PyG's: roots come first.
+    out = rows(private(batch.x_dict, batch.edge_index_dict))
+    out = out[: batch['user'].batch_size]
+    F.cross_entropy(out, batch['user'].y).backward()
+    optimizer.step()
+    assert len(batch['user'].x) > 4
+    want = alone(plain, loader.loader, batch['user'].input_id.tolist(), 0.2)
+    for p, w in zip(model.parameters(), want, strict=True):
+        assert float((p.grad * 4 - w).norm()) <= 5e-6 * 4 * 0.2
+    assert engine._step.gradients.chosen == 'bookkeeping'
+
+
+def test_contents_cost_what_rows_on_walks_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = shop(3, 30)
+    ledger = tmp_path / 'ledger'
+
+    def run(**options: Any) -> Any:
+        torch.manual_seed(0)
+        model = ready(sage(), data)
+        engine, (private, optimizer, loader) = attach(
+            model, data, engine={'ledger': ledger}, loader=options
+        )
+        for batch in loader:
+            step(private, batch, optimizer)
+        return engine
+
+    engine = run(**WALKS)
+    report = engine.report(1e-4)
+    pairs = declared(data).pairs((KNOWS,))
+    rows = Data(
+        x=torch.rand(30, 3),
+        y=torch.zeros(30).long(),
+        edge_index=torch.cat([pairs, pairs.flip(0)], 1),
+    )
+    plain = PrivacyEngine(seed=1)
+    linear = nn.Linear(3, 2)
+    private, optimizer, loader = plain.make_private(
+        module=linear,
+        optimizer=torch.optim.SGD(linear.parameters(), lr=0.1),
+        data_loader=DisjointWalkLoader(rows, 4, 2, 2, num_steps=3, seed=0),
+        noise_multiplier=4.0,
+        max_grad_norm=0.2,
+        forward=lambda model, batch: model(batch.x),
+    )
+    for batch in loader:
+        out = private(batch.x)[: batch.batch_size]
+        F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        optimizer.step()
+    assert report.epsilon == plain.report(1e-4).epsilon
+    assert report.sensitivity == 2 * 0.2
+    assert report.relation == 'replace-contents-of-one-person'
+    made = report.guarantee()
+    assert "any one person's contents" in made.promise
+    assert made.not_covered[-1] == (
+        'who shares chat, user/knows/user with whom, which walks take as '
+        'fixed and public'
+    )
+    assert 'many it owns alone' in report.explain()
+    assert [k for k, _ in report.together] == [2, 5]
+    # Removal leaves with whom one shared rows; no ledger is of both promises.
+    request = RemovalRequest(persons=[1], unit=declared(data))
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivacyEngine, 'seeded', False)
+        with pytest.raises(ValueError, match='private in the contents'):
+            engine.covers(request, 1e-4)
+    engine.close()
+    for options in (
+        {'num_steps': 3, 'batch_size': 4},
+        {**WALKS, 'along': ()},
+        {**WALKS, 'max_joint': 2},
+    ):
+        with pytest.raises(ValueError, match='ledger'):
+            run(**options)
 
 
 @pytest.mark.parametrize('count', [0, 1, 2])

@@ -1,0 +1,160 @@
+"""200 canary persons with rows in three tables: what weights tell of each."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import SimpleConv
+
+from pyg_trust.audit import PrivacyAudit, empirical_epsilon
+from pyg_trust.functional import lam_to_opacus
+from pyg_trust.kernel import clip
+from pyg_trust.loader import UnitLoader
+from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.gradients import Tape
+from pyg_trust.privacy.wrappers import PrivateStep
+from pyg_trust.unit import PrivacyUnit
+
+CANARIES, ROWS = 200, 4
+LARGE, NORM, LAM, DELTA = 1e6, 0.01, 1.4, 0.1
+TABLES = ('user', 'order', 'note')
+
+
+def canaries(coin: Tensor, names: int, rows: int) -> HeteroData:
+    """Each canary is so many users, each with so many orders and notes."""
+    data = HeteroData()
+    of = torch.arange(CANARIES).repeat_interleave(names)
+    sign = torch.where(coin, LARGE, -LARGE)
+    for t in TABLES:
+        count = 1 if t == 'user' else rows
+        mine = of.repeat_interleave(count)
+        data[t].x = torch.zeros(len(mine), CANARIES)
+        data[t].x[torch.arange(len(mine)), mine] = sign[mine]
+        user = torch.arange(len(of)).repeat_interleave(count)
+        if t != 'user':
+            index = torch.stack([torch.arange(len(mine)), user])
+            data[t, 'by', 'user'].edge_index = index
+    data['user'].y = torch.zeros(len(of))
+    return data
+
+
+class Summed(nn.Module):
+    """The sum of all rows of a person, each table by weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = nn.ModuleDict(
+            {t: nn.Linear(CANARIES, 1, bias=False) for t in TABLES}
+        )
+        for layer in self.of.values():
+            nn.init.zeros_(layer.weight)
+        self.conv = SimpleConv('sum')
+
+    def forward(self, x: Any, edges: Any) -> Tensor:
+        rows = {t: layer(x[t]) for t, layer in self.of.items()}
+        out = rows['user']
+        for t in TABLES[1:]:
+            pair = rows[t], rows['user']
+            out = out + self.conv(pair, edges[t, 'by', 'user'])
+        return out
+
+
+def audit(
+    names: int = 1,
+    rows: int = ROWS,
+    steps: int = 5,
+    lam: float = LAM,
+    plant: Callable[[], None] = lambda: None,
+) -> PrivacyAudit:
+    """What the gradient of a step tells of coins, over some steps.
+
+    Given the coins, noise is independent by step and canary.
+    """
+    coin = torch.rand(CANARIES, generator=_seeded(0)) < 0.5
+    data = canaries(coin, names, rows)
+    unit = PrivacyUnit(
+        data,
+        'user',
+        owned={t: (t, 'by', 'user') for t in TABLES[1:]},
+        same=torch.empty((2, 0), dtype=torch.int64),
+    )
+    model = Summed()
+    engine = PrivacyEngine(seed=0)
+    private, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        data_loader=UnitLoader(
+            data, unit, CANARIES * names, num_steps=steps, seed=0
+        ),
+        noise_multiplier=lam_to_opacus(lam),
+        max_grad_norm=NORM,
+        loss_reduction='sum',
+    )
+    plant()
+    scores, claim = [], None
+    for batch in loader:
+        optimizer.zero_grad()
+        private(batch.x_dict, batch.edge_index_dict).sum().backward()
+        optimizer.step()
+        found = torch.zeros(CANARIES, dtype=torch.float64)
+        for t in TABLES:
+            grad = model.of[t].weight.grad
+            assert grad is not None
+            found += grad[0].double() * (1 if t == 'user' else rows)
+        scores.append(found.numpy())
+        claim = engine.get_epsilon(DELTA) if claim is None else claim
+    every, head = np.concatenate(scores), np.tile(coin.numpy(), steps)
+    return empirical_epsilon(
+        every[~head], every[head], DELTA, claim=claim, seed=0
+    )
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.slow
+def test_no_bound_is_above_epsilon() -> None:
+    report = audit(lam=LAM / 2)
+    assert not report.violated
+    assert report.epsilon_lower <= report.epsilon_claimed
+    # Not for want of power.
+    assert report.epsilon_lower > 0.15 * report.epsilon_claimed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('names', [2, 4])
+def test_several_units_of_a_person_are_found(names: int) -> None:
+    # A person under two names is in two subgraphs; and a unit per order.
+    report = audit(names, rows=1, steps=5 if names == ROWS else 16)
+    assert report.violated
+
+
+@pytest.mark.slow
+def test_clipping_by_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_row(self: Any, *_: Any) -> Any:
+        given = self._call.bound.arguments
+        x, kind = given['x'].double(), given['node_type']
+        x = x * (NORM / x.norm(dim=1, keepdim=True)).clamp(max=1)
+        integers = {}
+        for k, t in enumerate(TABLES):
+            total = x[kind == k].sum(0, keepdim=True)
+            integers[f'model.of.{t}.weight'] = (
+                (total / clip.grid(NORM)).round().long()
+            )
+        norms = torch.ones(CANARIES)
+        found = {'integers': integers, 'share': None, 'norms': norms}
+        return type('Sum', (), found)
+
+    monkeypatch.setattr(PrivateStep, '_compare', lambda *_: None)
+    report = audit(
+        plant=lambda: monkeypatch.setattr(Tape, 'clipped_sum', by_row)
+    )
+    assert report.violated
+    # Of a user, four orders and four notes, each of norm C.
+    assert math.hypot(1, ROWS, ROWS) > 5
