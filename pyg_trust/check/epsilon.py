@@ -46,7 +46,7 @@ def check_epsilon(each: Stated) -> Checks:
     delta = number('delta', each.values['delta'], above=0.0)
     pure = amount('pure_epsilon', each.values['pure_epsilon'])
     searched = each.procedure != 'private training'
-    status = UNPROVED
+    status, unproved = UNPROVED, searched or mechanism == _EGOS
     if mechanism != _EGOS:
         status = proved(each, lines, Fraction(claimed) - Fraction(pure), delta)
     if searched and status == HOLDS:
@@ -57,24 +57,21 @@ def check_epsilon(each: Stated) -> Checks:
         f'epsilon: {claimed:.6g} at delta {delta:g} is claimed of '
         f'{sum(n for *_, n in lines)} recorded steps'
         + (', and of a secret number of runs' if searched else '')
-        + (
-            ': the kernel has no proof for this accountant'
-            if searched or mechanism == _EGOS
-            else ''
-        ),
+        + ': the kernel has no proof for this accountant' * unproved,
     )
+    for k, epsilon in each.values.get('together', ()):
+        part = Fraction(number('together', epsilon)) - k * Fraction(pure)
+        yield (
+            proved(each, lines, part, delta, count('together', k, 2)),
+            f'together: epsilon {epsilon:.6g} is claimed of {k} persons',
+        )
 
 
 def account(each: Stated) -> Lines:
     """Read the recorded noise multipliers, rates and step counts."""
-    lines = each.values['account']
     return [
-        (
-            number('account', z, above=0.0),
-            _rate(q),
-            count('account', n, 1),
-        )
-        for z, q, n in lines
+        (number('account', z, above=0.0), _rate(q), count('account', n, 1))
+        for z, q, n in each.values['account']
     ]
 
 
@@ -84,7 +81,9 @@ def _rate(value: Any) -> float:
     return float(value)
 
 
-def proved(each: Stated, lines: Lines, claimed: Fraction, delta: float) -> str:
+def proved(
+    each: Stated, lines: Lines, claimed: Fraction, delta: float, units: int = 1
+) -> str:
     """Let the kernel prove an epsilon of steps.
 
     Args:
@@ -92,18 +91,20 @@ def proved(each: Stated, lines: Lines, claimed: Fraction, delta: float) -> str:
         lines (list): the result of :func:`account`.
         claimed (Fraction): the claimed epsilon, without pure epsilon.
         delta (float): of the report.
+        units (int): how many units change together.
     """
     mechanism = each.values['mechanism']
     law = LAWS.get(mechanism) or GROUPS[mechanism]
     few = fewer(lines, MOST)
     exact = tuple(_exact(each, few, law))
-    if mechanism in GROUPS:
-        rows = count('units_per_row', each.values.get('units_per_row'), 1)
+    if mechanism in GROUPS or units > 1:
+        if mechanism in GROUPS:
+            units *= count('units_per_row', each.values['units_per_row'], 1)
         size = count('batch_size', each.values['batch_size'], 1)
         drawn = None if law == 'coins' else size
         if drawn and len({q for _, q, _ in lines if q < 1}) > 1:
             return UNPROVED  # of that size are the steps of one rate alone
-        status = _judged_group(exact, claimed, delta, rows, drawn)
+        status = _judged_group(exact, claimed, delta, units, drawn)
     else:
         if law == 'coins':
             away = each.values.get('relation') in AWAY

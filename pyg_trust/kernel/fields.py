@@ -133,7 +133,7 @@ def confirmed(procedure: str, values: Mapping[str, Any]) -> frozenset[str]:
     """List fields that other fields, or the run's arguments, confirm."""
     known = '' if values.get('vouched') else _MARKED[procedure]
     sure = {name.rstrip('*') for name in known.split()}
-    sure |= {'persons'} & set(values) if known else set()
+    sure |= {'persons', 'together'} & set(values) if known else set()
     if 'noise_stds' in sure and values.get('ledger_head') is not None:
         sure -= {'noise_stds', 'releases'}  # others' are on it as well
     for case, alone in _UNLESS.items():

@@ -1,16 +1,21 @@
 """Private training on persons who are rows in several tables."""
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from pyg_trust.check import check_report
+from pyg_trust.kernel.claims import digest
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.privacy.ego_accounts import GroupAccountant
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.report import TrustReport
 from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unit import PrivacyUnit
 
@@ -122,6 +127,37 @@ def test_a_report_names_what_is_declared_public() -> None:
         assert epsilon > report.epsilon
         assert f'For {k} persons together' in text
     assert [k for k, _ in report.together] == [2, 5]
+
+
+@pytest.mark.parametrize('sampling', ['poisson', 'without_replacement'])
+def test_the_check_proves_epsilon_of_several_persons(
+    sampling: str, tmp_path: Path
+) -> None:
+    data = shop()
+    unit = declared(data)
+    rows = loader(featured(data, unit), unit, sampling=sampling)
+    whole = json.loads(TrustReport.of(trained(rows).report(1e-4)).to_json())
+    (each,) = whole['guarantees']
+    honest = each['values']['together']
+    alone = each['assumptions'][-1].split('stated by this report alone')[1]
+    assert ' together ' not in alone
+
+    def answers(pairs: Any) -> list[str]:
+        each['values']['together'] = pairs
+        whole['digest'] = digest(whole)
+        path = tmp_path / 'trust.json'
+        path.write_text(json.dumps(whole))
+        found = [
+            check for check in check_report(path) if 'persons' in check.text
+        ]
+        return [check.status for check in found]
+
+    assert answers(honest) == ['holds', 'holds']
+    for forged in (
+        [[k, 0.99 * epsilon] for k, epsilon in honest],
+        [[k + 1, epsilon] for k, epsilon in honest],
+    ):
+        assert 'holds' not in answers(forged)
 
 
 @pytest.mark.parametrize('seed', range(3))
