@@ -1,6 +1,5 @@
 """Typed batches as one graph: types, widths and made-up rows."""
 
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -151,37 +150,28 @@ class Schema:
         return out
 
     def typed(self, flat: Data) -> HeteroData:
-        """Return a batch of types from one graph.
+        """Return a batch of types from one graph; rows keep their order.
 
         Roots come before other rows of the target type.
-
-        Args:
-            flat (Data): as :meth:`flat` makes it, rows and edges by type.
         """
-        out, index = HeteroData(), flat.edge_index
-        sizes = _sizes(flat.node_type, len(self.node_types) + 1)
-        # The last are of the target type, too, which comes first.
-        sizes[0] += sizes.pop()
-        parts, first = _parts(sizes), {}
-        if self.several:
-            roots = flat.node_type[: sizes[0]].argsort(stable=True)
-            place = torch.arange(len(flat.node_type), device=roots.device)
-            place[roots] = torch.arange(sizes[0], device=roots.device)
-            index = place[index]
-        for t, part in zip(self.node_types, parts, strict=True):
-            first[t] = part.start
+        out = HeteroData()
+        place = torch.empty_like(flat.node_type, dtype=torch.int64)
+        for k, t in enumerate(self.node_types):
+            rows = (flat.node_type == k).nonzero().view(-1)
             if t == self.target and self.several:
-                part = roots
+                more = flat.node_type == len(self.node_types)
+                rows = torch.cat([rows, more.nonzero().view(-1)])
+            place[rows] = torch.arange(len(rows), device=rows.device)
             # Copies, of the width that this type has.
-            out[t].x = flat.x[part, : self.widths[t]].clone()
-            if 'n_id' in flat:
-                out[t].n_id = flat.n_id[part] - self.first[t]
-            if 'batch' in flat:
-                out[t].batch = flat.batch[part]
-        parts = _parts(_sizes(flat.edge_type, len(self.edge_types)))
-        for e, part in zip(self.edge_types, parts, strict=True):
-            ends = torch.tensor([[first[e[0]]], [first[e[2]]]])
-            out[e].edge_index = index[:, part] - ends
+            out[t].x = flat.x[rows, : self.widths[t]]
+            for name in ('n_id', 'batch'):
+                if name in flat:
+                    value = flat[name][rows]
+                    first = self.first[t] if name == 'n_id' else 0
+                    out[t][name] = value - first
+        for k, e in enumerate(self.edge_types):
+            at = (flat.edge_type == k).nonzero().view(-1)
+            out[e].edge_index = place[flat.edge_index[:, at]]
         for name in ('y', 'input_id', 'batch_size'):
             if name in flat:
                 out[self.target][name] = flat[name]
@@ -242,16 +232,6 @@ class Schema:
             "each batch: 'x' of one width and type, 'n_id' and 'batch' of as "
             "many rows, and 'edge_index' between rows of the batch"
         )
-
-
-def _sizes(kind: Tensor, count: int) -> list[int]:
-    return torch.bincount(kind, minlength=count).tolist()
-
-
-def _parts(sizes: list[int]) -> list[slice]:
-    # Where each type begins and ends.
-    ends = accumulate(sizes)
-    return [slice(b - n, b) for n, b in zip(sizes, ends, strict=True)]
 
 
 def _tiled(values: Tensor, size: int, times: int) -> Tensor:
