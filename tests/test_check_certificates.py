@@ -343,9 +343,9 @@ LIES = [
     *(
         ('SmoothedCertificate', fields(flips=flips), text, FAILS)
         for flips, text in (
-            ({'edges': [0.5, 0.5], 'features': [0.05, 0.3]}, 'to hold noise'),
-            ({'edges': [-0.1, 0.5], 'features': [0.05, 0.3]}, 'to hold noise'),
-            ({'edges': [0.5, -0.1], 'features': [0.05, 0.3]}, 'to hold noise'),
+            ({'edges': [0.5, 0.5], 'features': [0.05, 0.3]}, 'no noise has'),
+            ({'edges': [-0.1, 0.5], 'features': [0.05, 0.3]}, 'no noise has'),
+            ({'edges': [0.5, -0.1], 'features': [0.05, 0.3]}, 'no noise has'),
             ({}, 'needs to hold noise'),
             ({'edges': [0.0, 0.3], 'nodes': [0.05, 0.3]}, 'to hold noise'),
             ({'edges': [0.0, 0.4], 'features': [0.05, 0.3]}, 'flips: edges'),

@@ -106,7 +106,7 @@ class Schema:
                 self._refuse(t)
             start[t], first = first, first + len(x)
             kind = owner.new_full(owner.shape, k).int()
-            if t == self.target:
+            if t == self.target and self.several:
                 order = owner.argsort(stable=True)
                 later = owner[order].diff() == 0
                 kind[order[1:][later]] = len(self.node_types)
