@@ -202,7 +202,6 @@ def contradictions(
 
 
 def _is(name: str, claimed: Any, made: Any) -> Texts:
-    # A field that follows from others.
     kinds = {isinstance(each, bool) for each in (claimed, made)}
     if claimed != made or len(kinds) > 1:
         yield f'{name}: {claimed!r} is claimed, other fields make {made!r}'

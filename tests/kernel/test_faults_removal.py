@@ -215,7 +215,9 @@ def test_a_fault_is_refused(name, tmp_path, monkeypatch):
         found = audited(tmp_path, kind)
     except (RuntimeError, ValueError) as error:
         said = f'{type(error).__name__}: {error}'
-        assert caught in said or 'numbers are out of range' in said
+        # The fast code refuses some before the kernel is asked.
+        early = 'numbers are out of range', 'nodes that are there'
+        assert any(text in said for text in (caught, *early))
         return
     wrong = [e.text for e in found if e.status in (FAILS, UNPROVED)]
     assert any(caught in text for text in wrong), wrong
