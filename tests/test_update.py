@@ -246,7 +246,7 @@ def test_of_a_directed_graph_goes_what_is_there():
         ({'features': (torch.tensor([1]), ROW), 'gone': [1]}, 'node 1'),
         ({'features': (torch.tensor([1]), ROW), 'empty': [1]}, 'node 1'),
         ({'features': (torch.tensor([1, 1]), ROW.expand(2, 2))}, 'once'),
-        ({'features': (torch.tensor([1]), ROW, ROW)}, '3 things'),
+        ({'features': (torch.tensor([1]), ROW, ROW)}, '3 entries'),
         ({'features': (torch.tensor([-1]), ROW)}, 'from 0 on'),
         ({'edges': pairs((0, -1))}, 'from 0 on'),
         ({'nodes': ROW / 0}, 'finite'),
