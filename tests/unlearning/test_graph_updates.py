@@ -360,7 +360,7 @@ def test_refusals_change_nothing():
         masked.update(good)
     assert masked.update(RemovalRequest(graphs=[1])).num_graphs == 11
     published = make(graphs, PublishedScatteringClassifier)
-    with pytest.raises(TypeError, match='as published'):
+    with pytest.raises(TypeError, match='published method'):
         published.update(good)
 
 

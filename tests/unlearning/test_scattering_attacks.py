@@ -371,7 +371,7 @@ def test_what_remains_can_be_verified():
     for key, change in changes.items():
         forged = copy.deepcopy(state)
         forged['graphs'][7][key] = change(forged['graphs'][7])
-        with pytest.raises(ValueError, match='not those of its ledger'):
+        with pytest.raises(ValueError, match='do not match its ledger'):
             make().load_state_dict(forged)
 
 

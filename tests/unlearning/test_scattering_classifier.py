@@ -756,7 +756,7 @@ def test_states_that_do_not_fit(noise):
             fresh().load_state_dict(bare)
     swapped = {**state, 'graphs': {**state['graphs'], 0: state['graphs'][1]}}
     model = fresh()
-    with pytest.raises(ValueError, match='not those of its ledger'):
+    with pytest.raises(ValueError, match='do not match its ledger'):
         model.load_state_dict(swapped)
     model.load_state_dict(state)
     assert model.verify().ok
