@@ -1,5 +1,5 @@
-# Longer than 700 lines because norms and sums of a step are one book: both rest
-# on the same rooms, lengths and products of rows.
+# Longer than 700 lines because norms and sums of a step are one book: both
+# rest on the same rooms, lengths and products of rows.
 r"""Norms and clipped sums of gradients without the gradients themselves.
 
 A parameter is used by rows, and each row belongs to one subgraph. If a linear

@@ -316,7 +316,9 @@ def test_a_state_is_that_of_its_groups(kind):
 
 
 def test_rates_are_shares_of_the_roots():
-    with pytest.raises(ValueError, match="'sample_rate' needs to be a number of units"):
+    with pytest.raises(
+        ValueError, match="'sample_rate' needs to be a number of units"
+    ):
         GroupAccountant(100, 4).step(noise_multiplier=5.0, sample_rate=0.105)
     with pytest.raises(ValueError, match="'occurrences' needs to be at most"):
         GroupAccountant(3, 4)
