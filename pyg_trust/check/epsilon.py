@@ -14,7 +14,7 @@ from .answers import HOLDS, UNKNOWN, UNPROVED, Checks, Stated, arguments
 
 Lines = list[tuple[float, float, int]]
 
-#: Different steps that are composed one by one.
+#: Different steps that are composed one by one; numbers of persons, too.
 MOST = 8
 # The distribution of losses that an accountant bounds.
 LAWS = {'pld_wor': 'wor', 'rdp_wor': 'wor', 'pld_poisson': 'coins'}
@@ -59,10 +59,11 @@ def check_epsilon(each: Stated) -> Checks:
         + (', and of a secret number of runs' if searched else '')
         + ': the kernel has no proof for this accountant' * unproved,
     )
-    for k, epsilon in each.values.get('together', ()):
+    for i, (k, epsilon) in enumerate(each.values.get('together', ())):
         part = Fraction(number('together', epsilon)) - k * Fraction(pure)
+        many = count('together', k, 2)
         yield (
-            proved(each, lines, part, delta, count('together', k, 2)),
+            proved(each, lines, part, delta, many) if i < MOST else UNPROVED,
             f'together: epsilon {epsilon:.6g} is claimed of {k} persons',
         )
 
@@ -98,8 +99,7 @@ def proved(
     few = fewer(lines, MOST)
     exact = tuple(_exact(each, few, law))
     if mechanism in GROUPS or units > 1:
-        if mechanism in GROUPS:
-            units *= count('units_per_row', each.values['units_per_row'], 1)
+        units *= count('units_per_row', each.values['units_per_row'], 1)
         size = count('batch_size', each.values['batch_size'], 1)
         drawn = None if law == 'coins' else size
         if drawn and len({q for _, q, _ in lines if q < 1}) > 1:
