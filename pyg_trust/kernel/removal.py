@@ -62,11 +62,11 @@ What underflows is lost below :math:`2^{-1074}`, below :math:`2^{-537}` under a
 root: every norm and every result is raised by :math:`2^{-500}`.
 
 **Whose data.** A line of a ledger holds :func:`sealed`: a hash of what
-remains, block by block with salts of its own, and of the released weights. So
-arrays that make that hash are the data of that line, or a collision of SHA-256
-is known. That :math:`W` is what the noise was added to is not proved:
-:func:`plausible` compares it with what was released, which finds out weights
-that are many deviations away.
+remains, block by block with salts of its own, of the released weights and of
+the settings. So arrays that make that hash are those of that line, or a
+collision of SHA-256 is known. That :math:`W` is what the noise was added to is
+not proved: :func:`plausible` compares it with what was released, which finds
+out weights that are many deviations away.
 """
 
 import hashlib
@@ -413,7 +413,7 @@ def prove(arrays: Mapping[str, np.ndarray]) -> Proof:
 
 
 def sealed(arrays: Mapping[str, np.ndarray]) -> str:
-    """Compute the digest of data and release that a ledger line holds."""
+    """Compute the digest of data, settings and release in a ledger's line."""
     rowptr, root = arrays['rowptr'], hashlib.sha256()
     kept = ('alive', 'own_loop', 'featureless', 'x', 'labels')
     hashes: list[bytes] = []
@@ -437,6 +437,7 @@ def sealed(arrays: Mapping[str, np.ndarray]) -> str:
         bool(arrays['directed']),
         int(arrays['releases']),
         bool(arrays['secure']),
+        setting(arrays),
         arrays['released'],
     )
 

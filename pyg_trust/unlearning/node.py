@@ -49,7 +49,6 @@ from pyg_trust.unlearning.node_checks import (
     evidence,
     named,
     proved_by_kernel,
-    setting,
     still_named,
 )
 from pyg_trust.unlearning.node_data import encode, read_classes, read_features
@@ -349,6 +348,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             False,
             releases + 1,
             self._seed is None,
+            self.release_std,
         )
         self._check_shift(model.num_items, W, upper, spent)
         ledger.record('fit', spent, data=model.sealed)
@@ -907,7 +907,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             weights=fingerprint_model({'weight': new.weight}),
             history=tuple(line.spent / self.budget for line in ledger.entries),
             ledger_head=ledger.head,
-            setting=setting(data.settings, self.release_std),
+            setting=data.settings.digest(self.release_std),
         )
 
 

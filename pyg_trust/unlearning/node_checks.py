@@ -10,9 +10,8 @@ from torch import Tensor
 from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import removal
 from pyg_trust.removal import Part, still_removed
-from pyg_trust.report import fingerprint
 from pyg_trust.unlearning.certified import proved
-from pyg_trust.unlearning.node_parts import Edit, Settings
+from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_solving import Model
 from pyg_trust.unlearning.node_state import NodeState
 
@@ -44,34 +43,13 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
     }
     return {
         **{name: np.ascontiguousarray(t) for name, t in held.items()},
-        **_settings(settings, std),
+        **settings.arrays(std),
         'rowptr': np.concatenate([[0], degree.cumsum(0)]),
         'classes': np.array(data.classes),
         'directed': np.array(not data.graph.undirected),
         'secure': np.array(model.secure),
         'releases': np.array(model.releases),
     }
-
-
-def _settings(settings: Settings, std: float) -> dict[str, np.ndarray]:
-    measure = settings.measure
-    return {
-        'head': np.array(settings.head),
-        'weights': np.array(measure.weights),
-        'a': np.array(float(measure.a)),
-        'b': np.array(float(measure.b)),
-        'bits': np.array(settings.bits),
-        'lam': np.array(settings.lam),
-        'std': np.array(std),
-        'self_loops': np.array(measure.self_loops),
-        'along': np.array(measure.along),
-    }
-
-
-def setting(settings: Settings, std: float) -> str:
-    """Hash the settings of a proof, without data and weights."""
-    made, pairs = removal.setting(_settings(settings, std)), settings.pairs
-    return made if pairs is None else fingerprint(made, *pairs)
 
 
 def proved_by_kernel(

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,9 @@ from pyg_trust.functional.heads import (
 )
 from pyg_trust.functional.incremental import SeriesState
 from pyg_trust.functional.measures import Measure
+from pyg_trust.kernel import removal
 from pyg_trust.removal import Part
+from pyg_trust.report import fingerprint
 from pyg_trust.update import NewNodes
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -62,6 +65,34 @@ class Settings(NamedTuple):
     lam: float
     bound: float
     pairs: Pairs | None = None
+
+    def arrays(self, std: float) -> dict[str, np.ndarray]:
+        """Return the settings of the kernel's proof.
+
+        Args:
+            std (float): the standard deviation of a release's noise.
+        """
+        measure = self.measure
+        return {
+            'head': np.array(self.head),
+            'weights': np.array(measure.weights),
+            'a': np.array(float(measure.a)),
+            'b': np.array(float(measure.b)),
+            'bits': np.array(self.bits),
+            'lam': np.array(self.lam),
+            'std': np.array(std),
+            'self_loops': np.array(measure.self_loops),
+            'along': np.array(measure.along),
+        }
+
+    def digest(self, std: float) -> str:
+        """Hash the settings of a proof, without data and weights.
+
+        Args:
+            std (float): as for :meth:`arrays`.
+        """
+        made = removal.setting(self.arrays(std))
+        return made if self.pairs is None else fingerprint(made, *self.pairs)
 
     @property
     def bits(self) -> int:

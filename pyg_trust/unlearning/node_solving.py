@@ -41,6 +41,7 @@ class Model(NamedTuple):
     releases: int
     # Whether all noise so far came from the operating system.
     secure: bool
+    release_std: float
     # Steps since the factor was made, beyond FEW_STEPS for each removal.
     excess: int = 0
 
@@ -65,6 +66,7 @@ class Model(NamedTuple):
             directed,
             self.releases,
             self.secure,
+            self.data.settings.digest(self.release_std),
             *held,
         )
 
@@ -150,6 +152,7 @@ class NodeSolver(CertifiedClassifier[Model]):
             False,
             releases,
             state['secure'],
+            self.release_std,
         )
         if state.get('waits', '') != _waiting(made.sealed, held):
             raise ValueError(

@@ -1094,6 +1094,10 @@ def test_states_of_before_there_were_sums_are_read():
     model = make(data, bound=32.0)
     state = model.state_dict()
     assert state['config'].pop('feature_bound') == 32.0
+    # Lines of version 0.1 stand for the data alone.
+    lines = RemovalLedger(model.budget)
+    lines.record('fit', model.ledger.spent, data=model._model.seals.root)
+    state['ledger'] = lines.state_dict()
     other = NodeClassifier(lam=0.02, seed=0, bound=64.0)
     other.load_state_dict(state)
     assert other.verify().ok
