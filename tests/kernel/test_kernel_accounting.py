@@ -66,8 +66,9 @@ def test_brackets_are_the_tightest(seed):
     draw = random.Random(seed)
     low, other = sorted(draw.randrange(-999, 999) for _ in range(2))
     x, y = (low, other), (draw.randrange(-9, 9), draw.randrange(9, 99))
-    q = Fraction(draw.randrange(60), draw.randrange(1, 9))
-    assert intervals.times(x, q) == (floor(low * q), ceil(other * q))
+    q = Fraction(draw.randrange(-60, 60), draw.randrange(1, 9))
+    ends = sorted((low * q, other * q))
+    assert intervals.times(x, q) == (floor(ends[0]), ceil(ends[1]))
     assert intervals.fixed(q, 5) == (floor(32 * q), ceil(32 * q))
     assert intervals.plus(x, y) == (x[0] + y[0], x[1] + y[1])
     differences = [i - j for i in x for j in y]
@@ -92,6 +93,14 @@ def test_large_numbers_have_exponents_below_the_point():
         assert lo <= mpmath.exp(40) * 2**60 <= hi <= lo + 3
 
 
+def test_a_growing_function_is_bracketed_at_both_ends():
+    with mpmath.workprec(300):
+        lo, hi = intervals.rising(intervals.exp, (-5 << 60, 3 << 59), 60)
+        low, high = (mpmath.exp(x) * 2**60 for x in (-5, mpmath.mpf(3) / 2))
+        assert lo <= low <= lo + 3
+        assert hi - 3 <= high <= hi
+
+
 @pytest.mark.parametrize('x', [-3.0, -0.2, 0.0, 0.1, 2.0, 9.0])
 @pytest.mark.parametrize('width', [0.0, 1e-6, 0.3])
 def test_a_tail_between_two_numbers_is_bracketed(x, width):
@@ -101,7 +110,7 @@ def test_a_tail_between_two_numbers_is_bracketed(x, width):
         most, least = (
             mpmath.ncdf(-mpmath.mpf(n) / 2**60) * 2**80 for n in ends
         )
-        assert lo <= least <= most <= hi
+        assert lo <= least <= most <= hi <= 2**80
         assert least - lo <= 2
         assert hi - least <= (ends[1] - ends[0]) * 2**19 + 3
 
