@@ -173,8 +173,7 @@ def gamma(k: float) -> float:
 def norm(matrix: np.ndarray) -> float:
     """Bound the Frobenius norm from above."""
     flat = matrix.reshape(-1)
-    size = math.sqrt(float(flat @ flat)) if flat.size else 0.0
-    return size * (1 + gamma(flat.size + 4)) + TINY
+    return math.sqrt(flat @ flat) * (1 + gamma(flat.size + 4)) + TINY
 
 
 def features(
@@ -326,7 +325,7 @@ def together(shifts: list[float]) -> float:
     at earlier releases, if each :math:`m_j` was fixed before release
     :math:`j` (Dong, Roth and Su 2022, corollary 2).
     """
-    return math.hypot(*shifts) * (1 + 2.0**-50) if shifts else 0.0
+    return math.hypot(*shifts) * (1 + 2.0**-50)
 
 
 def check_kinds(
