@@ -578,10 +578,12 @@ def test_no_signal_is_too_small_to_be_rounded_up():
         *(np.zeros(3, np.int64), NONE, False),
     )
     tiny, none = 5e-324, np.zeros(3)
-    for least, top in ((2.0**-60, 1.0), (tiny, 2.0**400), (tiny, 1e-300)):
+    # Of the first a unit is 2^-43: two and a half are three.
+    cases = (2.5 * 2.0**-43, 1.0), (2.0**-60, 1.0), (tiny, 1e-300)
+    for least, top in (*cases, (tiny, 2.0**400)):
         for plus, minus in (([top, least, 0], none), (none, [top, -least, 0])):
             r = np.array(plus), np.array(minus)
-            bound, p = kernel.bound(graphs, kernel.Model(0.5), *r, none)
+            bound, p = kernel.bound(graphs, kernel.Model(0.5, 1), *r, None)
             for value, *exact in zip(bound, *r, strict=True):
                 a, b = map(Fraction, exact)
                 assert Fraction(value) / Fraction(2) ** p >= (a - b) / 2
