@@ -50,7 +50,7 @@ def exp(num: int, b: int, p: int) -> Bracket:
 
 def log(num: int, b: int, p: int) -> Bracket:
     """Bracket ``log(num 2^-b)`` with ``p`` bits, ``num`` positive."""
-    prec = p + abs(num.bit_length() - b).bit_length() + 24
+    prec = p + (num.bit_length() - b).bit_length() + 24
     v = to_fixed(mpf_log(from_man_exp(num, -b), prec), p)
     return v - 1, v + 2
 

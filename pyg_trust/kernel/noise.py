@@ -261,7 +261,6 @@ def quick(words: np.ndarray, table: Table) -> tuple[np.ndarray, np.ndarray]:
     top = v >> np.uint64(1)
     np.bitwise_and(v, ~top, out=top)
     e = np.int64(1086) - (top.astype(np.float64).view(np.int64) >> 52)
-    np.minimum(e, 63, out=e)
     v <<= e.view(np.uint64)
     row = (v >> np.uint64(63 - _K)).view(np.int64)
     # The leading 1 of v is in the segment: 2^K e + (2^K + j) - 2^K.

@@ -179,8 +179,9 @@ def places(*values: np.ndarray) -> int:
 
 
 def units(values: np.ndarray, p: int) -> np.ndarray:
-    """Convert values to units of 2^-p, rounded up."""
-    return np.ceil(np.ldexp(values, p)).astype(np.int64)
+    """Convert values to units of 2^-p, rounded up, also what underflows."""
+    made = np.ceil(np.ldexp(values, p)).astype(np.int64)
+    return made + ((made == 0) & (values > 0))
 
 
 # The operator ###############################################################
@@ -269,14 +270,14 @@ def operator(
     if price.edge is not None and price.pair is not None:
         return apart(graphs, model, signal, z, price.edge, price.pair)
     n, degree = len(z), np.diff(graphs.rowptr)
-    total = np.zeros(n, np.int64)
-    np.add.at(total, rows(graphs), z[graphs.col])
+    base = np.zeros(n, np.int64)
+    np.add.at(base, rows(graphs), z[graphs.col])
     lose, win = leaving(graphs, z), coming(graphs, z)
     lost, won = np.diff(lose.ptr), np.diff(win.ptr)
     root = sized(graphs, model)
     low, high = limbs(1 - Fraction(model.alpha))
     best = np.full(n, -(2**62))
-    come, base = np.arange(n), total
+    come = np.arange(n)
     for added in range(int(graphs.budget.max()) + 1):
         go, left = come, base.copy()
         for removed in range(int(graphs.budget.max()) - added + 1):
@@ -297,7 +298,6 @@ def operator(
         come = come[more & (won[come] > added)]
         if not len(come):
             return best
-        base = base.copy()
         base[come] += win.value[win.ptr[come] + added]
     return best
 
@@ -396,11 +396,9 @@ def bound(
     r = units(plus, p) + units(-minus, p)
     low, high = limbs(Fraction(model.alpha))
     signal = scaled(r, low, high)
-    cost = Prices(np.zeros(len(r), np.int64))
-    if price is not None:
-        row, visits, *each = price
-        known = [down(x, p) for x in each if x is not None]
-        cost = Prices(down(row, p), visits, *known)
+    row, visits, *each = price or Prices(np.zeros(len(r)))
+    known = [down(x, p) for x in each if x is not None]
+    cost = Prices(down(row, p), visits, *known)
     if model.K is not None:
         z = first(graphs, model, r)
         for _ in range(model.K):
@@ -419,6 +417,8 @@ def down(price: np.ndarray, p: int) -> np.ndarray:
     """Convert prices to units of 2^-p, rounded down and cut at 2^44."""
     if not (price >= 0).all():
         raise ValueError('the witness holds a price below zero')
+    # Below 2^-900, where a product may be off by more than 2^-53, they are 0.
+    price = np.where(price < 2.0**-900, 0, price)
     return -units(-np.minimum(price, 2.0 ** (44 - p)), p)
 
 
@@ -465,13 +465,13 @@ def bound_within(
     """
     if not (0 <= price < 2.0**100 and (reached > 2.0**-900).all()):
         raise ValueError('the witness holds no price, or a bound of zero')
-    # Three roundings of 2^-53: a float below the quotient.
-    step = np.float64(model.alpha) * price / reached * (1 - 2.0**-50)
+    # Four roundings of 2^-53, that of a share too: below the real product.
+    step = price / reached * model.alpha * (1 - 2.0**-50)
     each = Prices(step, visits)
     if shares is not None:
         part = split(graphs, shares)
         row = np.concatenate([rows(graphs), graphs.pairs[0]])
-        cost = step[row] * part * (1 - 2.0**-50)
+        cost = step[row] * part
         many = len(graphs.col)
         each = Prices(step, False, cost[:many], cost[many:])
     bounds, p = bound(graphs, model, plus, minus, witness, each)
@@ -497,8 +497,8 @@ def split(graphs: Graphs, shares: np.ndarray) -> np.ndarray:
     order = np.argsort(row * n + col)
     key, back = (row * n + col)[order], col * n + row
     place = np.minimum(np.searchsorted(key, back), len(key) - 1)
-    other = np.where((key[place] == back) & (row != col), order[place], -1)
-    both = part + np.where(other >= 0, part[other], 0)
+    paired = (key[place] == back) & (row != col)
+    both = part + np.where(paired, part[order[place]], 0)
     # Rounding once, by 2^-53, can't turn a smaller sum into 1.
     if not ((part >= 0) & (both <= 1 - 2.0**-51)).all():
         raise ValueError('the witness holds shares of more than a price')

@@ -173,8 +173,7 @@ def gamma(k: float) -> float:
 def norm(matrix: np.ndarray) -> float:
     """Bound the Frobenius norm from above."""
     flat = matrix.reshape(-1)
-    size = math.sqrt(float(flat @ flat)) if flat.size else 0.0
-    return size * (1 + gamma(flat.size + 4)) + TINY
+    return math.sqrt(flat @ flat) * (1 + gamma(flat.size + 4)) + TINY
 
 
 def features(
@@ -326,7 +325,7 @@ def together(shifts: list[float]) -> float:
     at earlier releases, if each :math:`m_j` was fixed before release
     :math:`j` (Dong, Roth and Su 2022, corollary 2).
     """
-    return math.hypot(*shifts) * (1 + 2.0**-50) if shifts else 0.0
+    return math.hypot(*shifts) * (1 + 2.0**-50)
 
 
 def check_kinds(
@@ -578,13 +577,13 @@ def covered(
         raise ValueError('the request is of another relation')
     nodes = {v for k in part if relation != 'edge' for v in part[k]}
     both = [e for u, v in part.get('edges', ()) for e in ((u, v), (v, u))]
-    arcs = [u * n + v for u, v in [*both, *part.get('directed_edges', ())]]
+    named = [*both, *part.get('directed_edges', ())]
     gone = np.isin(np.arange(n), [*nodes])
-    cut = np.isin(ends[0] * n + ends[1], arcs)
+    cut = np.isin(ends[0] * n + ends[1], [u * n + v for u, v in named])
     units, grid = len(nodes), arrays['grid'].item()
     moved, most = units + 2 * Fraction(grid), about['max_degree'] or 1
     if relation == 'edge':
-        pairs = {*map(frozenset, both)}
+        pairs = {*map(frozenset, named)}
         units = int(cut.sum()) if about['directed'] else len(pairs)
         moved = edge_shift(ends[1, cut])
     elif relation == 'node_incident':

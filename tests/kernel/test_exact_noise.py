@@ -199,6 +199,27 @@ def test_the_table_is_as_good_as_its_error_says():
     assert table.room[-1] == -1
 
 
+@pytest.mark.parametrize('sign', [-1, 1])
+def test_a_start_of_newton_is_near_enough_or_refused(monkeypatch, sign):
+    def start(off):
+        class Off(NormalDist):
+            def inv_cdf(self, p):
+                return super().inv_cdf(p) + off
+
+        monkeypatch.setattr(noise, 'NormalDist', Off)
+
+    with localcontext() as context:
+        context.prec = 50
+        for p in (Decimal(2) ** -22, Decimal('0.3'), Decimal('0.4999')):
+            exact = quantile(MP.mpf(str(p)))
+            start(sign * 0.99 * 2.0**-42)
+            found = MP.mpf(str(noise._quantile(p)))
+            assert abs(found - exact) <= MP.mpf(2) ** -80
+            start(sign * 1.01 * 2.0**-42)
+            with pytest.raises(ArithmeticError, match='too far away'):
+                noise._quantile(p)
+
+
 def complex_quantile(p):
     x = MP.mpc(quantile(p.real))
     for _ in range(6):
@@ -332,6 +353,17 @@ def test_a_table_that_changed_in_memory_draws_nothing(monkeypatch):
     for values in noise.table():
         with pytest.raises(ValueError, match='read-only'):
             values[...] = 0
+
+
+def test_a_word_is_open_from_its_room_on():
+    # All cells are 7 and a quarter: as far from 7 as the room, and less far.
+    coefficients = np.zeros((7, 1281))
+    coefficients[0] = 7.25
+    for room, is_open in ((0.25, True), (np.nextafter(0.25, 1), False)):
+        table = noise.Table(coefficients, np.full(1281, room))
+        found, unknown = noise.quick(np.array([2**40, 2**63 + 5], 'u8'), table)
+        assert found.tolist() == [7, -7]
+        assert unknown.tolist() == [is_open] * 2
 
 
 def test_the_digest_covers_every_entry():

@@ -66,8 +66,9 @@ def test_brackets_are_the_tightest(seed):
     draw = random.Random(seed)
     low, other = sorted(draw.randrange(-999, 999) for _ in range(2))
     x, y = (low, other), (draw.randrange(-9, 9), draw.randrange(9, 99))
-    q = Fraction(draw.randrange(60), draw.randrange(1, 9))
-    assert intervals.times(x, q) == (floor(low * q), ceil(other * q))
+    q = Fraction(draw.randrange(-60, 60), draw.randrange(1, 9))
+    ends = sorted((low * q, other * q))
+    assert intervals.times(x, q) == (floor(ends[0]), ceil(ends[1]))
     assert intervals.fixed(q, 5) == (floor(32 * q), ceil(32 * q))
     assert intervals.plus(x, y) == (x[0] + y[0], x[1] + y[1])
     differences = [i - j for i in x for j in y]
@@ -92,6 +93,14 @@ def test_large_numbers_have_exponents_below_the_point():
         assert lo <= mpmath.exp(40) * 2**60 <= hi <= lo + 3
 
 
+def test_a_growing_function_is_bracketed_at_both_ends():
+    with mpmath.workprec(300):
+        lo, hi = intervals.rising(intervals.exp, (-5 << 60, 3 << 59), 60)
+        low, high = (mpmath.exp(x) * 2**60 for x in (-5, mpmath.mpf(3) / 2))
+        assert lo <= low <= lo + 3
+        assert hi - 3 <= high <= hi
+
+
 @pytest.mark.parametrize('x', [-3.0, -0.2, 0.0, 0.1, 2.0, 9.0])
 @pytest.mark.parametrize('width', [0.0, 1e-6, 0.3])
 def test_a_tail_between_two_numbers_is_bracketed(x, width):
@@ -101,7 +110,7 @@ def test_a_tail_between_two_numbers_is_bracketed(x, width):
         most, least = (
             mpmath.ncdf(-mpmath.mpf(n) / 2**60) * 2**80 for n in ends
         )
-        assert lo <= least <= most <= hi
+        assert lo <= least <= most <= hi <= 2**80
         assert least - lo <= 2
         assert hi - least <= (ends[1] - ends[0]) * 2**19 + 3
 
@@ -557,7 +566,120 @@ def test_wide_cells_do_not_prove():
 )
 def test_what_is_no_claim_fails(epsilon, delta):
     assert kernel.judge('wor', [(2.0, 0.5, 1)], epsilon, delta) == 'FAILS'
-    assert kernel.judge_mu(Fraction(1), epsilon, delta) == 'FAILS'
+    # Not even of nothing, or next to nothing.
+    for mu2 in (0, 1):
+        assert kernel.judge_mu(Fraction(mu2), epsilon, delta) == 'FAILS'
+    for lines in ([], [(4.0, 1e-120, 1)], [(4.0, 1e-9, 1)]):
+        assert kernel.judge('wor', lines, epsilon, delta) == 'FAILS'
+    assert kernel.judge_mu(Fraction(-1), 1.0, 0.5) == 'FAILS'
+
+
+def test_a_claim_next_to_its_delta_is_neither_proved_nor_refuted():
+    # mu has 600 bits: delta is off by less than the masses of the kernel.
+    with mpmath.workprec(700):
+        epsilon, goal = 1.25, 2.0**-20
+        low, high = mpmath.mpf(0.1), mpmath.mpf(1)
+
+        def delta(mu):
+            near, far = (epsilon / mu + side * mu / 2 for side in (-1, 1))
+            return mpmath.ncdf(-near) - mpmath.exp(epsilon) * mpmath.ncdf(-far)
+
+        for _ in range(600):
+            mu = (low + high) / 2
+            low, high = (mu, high) if delta(mu) < goal else (low, mu)
+        for off, status in (
+            *((-40, 'holds'), (-600, 'not proved')),
+            *((600, 'not proved'), (40, 'FAILS')),
+        ):
+            away = math.copysign(1, off) * mpmath.mpf(2) ** -abs(off)
+            square = Fraction(int((low * (1 + away)) ** 2 * 2**650), 2**650)
+            assert kernel.judge_mu(square, epsilon, goal) == status
+
+
+def test_what_would_take_too_long_is_not_tried():
+    assert kernel.judge_mu(Fraction(1), 10_000.0, 1e-5) == 'holds'
+    assert kernel.judge_mu(Fraction(1), 10_001.0, 1e-5) == 'not proved'
+    q, eighth = Fraction(1, 2), Fraction(1, 8)
+    assert kernel.replaced(1, 0, q, eighth)[0][0] > 0
+    with pytest.raises(OverflowError, match='too little'):
+        kernel.replaced(1, 0, q, eighth * Fraction(99, 100))
+    for steps, status in ((2**40, 'holds'), (2**40 + 1, 'not proved')):
+        lines = [(1e30, 0.5, steps), (1e3, 0.5, 1)]
+        assert kernel.judge('wor', lines, 2.0, 1e-4) == status
+
+
+CELLS = (256, 1024, 2048)
+
+
+@pytest.mark.parametrize('laws', [('wor',), ('withdraw', 'exchanged')])
+def test_claims_are_settled_by_the_bounds_of_all_laws(monkeypatch, laws):
+    # Bounds that are drawn, and tighter with each number of cells.
+    draw, goal, seen = random.Random(0), Fraction(1, 8), set()
+    asked, ends = [], {}
+
+    def bound(law, lines, epsilon, delta, r, rounding):
+        assert (lines, epsilon, delta) == ([(2, 0.5, 1)], 1, goal)
+        asked.append((law, r, rounding))
+        return ends[law][CELLS.index(r)][rounding]
+
+    monkeypatch.setattr(kernel, 'bound', bound)
+    for _ in range(400):
+        for law in laws:
+            true = goal * (1 + Fraction(draw.randrange(-9, 10), 10_000))
+            off = sorted(draw.choices([0, 1, 3, 6, 20, 300, 3000], k=6))
+            ends[law] = [
+                (true - goal * low / 10_000, true + goal * high / 10_000)
+                for high, low in zip(off[:2:-1], off[5:2:-1], strict=True)
+            ]
+            if draw.random() < 0.5:
+                # As near as finer cells rather prove it, and no nearer.
+                near = goal + 2000 * goal / 256**2
+                ends[law][0] = ends[law][0][0], near
+        asked.clear()
+        line = [(2.0, 0.5, 1), (1.0, 0.5, 0)]
+        found = kernel.settled(laws, line, 2, 1.0, 0.125)
+        seen.add(found)
+        proved = [min(e[1] for e in ends[law]) <= goal for law in laws]
+        refuted = [
+            any(e[0] > goal for e in ends[law]) and ends[law][-1][1] > goal
+            for law in laws
+        ]
+        if found == 'holds':
+            assert all(proved)
+        elif found == 'FAILS':
+            assert any(refuted)
+            assert asked[-1][2] == 0
+            assert ends[asked[-1][0]][CELLS.index(asked[-1][1])][0] > goal
+        else:
+            assert not all(proved)
+            assert all(e[-1][0] <= goal or p for e, p in
+                       zip(ends.values(), proved, strict=True))  # fmt: skip
+        for law, r, rounding in asked:
+            high = ends[law][CELLS.index(r)][1]
+            far = r == 2048 or r * r * (high - goal) > 2000 * goal
+            assert (law, r, 1) in asked
+            # Nothing is refuted that is proved, or may be by finer cells.
+            assert rounding or (far and high > goal)
+            if far and high > goal and found != 'FAILS':
+                assert (law, r, 0) in asked
+        assert len(asked) == len(set(asked))
+    assert seen == {'holds', 'FAILS', 'not proved'}
+    # Three steps of total variation q mu: 3 / 12 * 2 / 4 is all of delta.
+    asked.clear()
+    line = 4, Fraction(1, 12), 3
+    assert kernel.settled(laws, [line], 2, 1.0, 0.125) == 'holds'
+    assert not asked
+
+
+def test_a_law_without_a_name_is_refused():
+    with pytest.raises(ValueError, match="law must be 'wor', 'replace' or"):
+        kernel.judge('poisson', [(2.0, 0.5, 1)], 1.0, 1e-5)
+
+
+def test_whole_batches_and_parts_of_them_add_up():
+    # Total variations of 2e-6 and less: no epsilon is needed.
+    lines = [(1e6, 1.0, 1), (4.0, 1e-9, 1)]
+    assert kernel.judge('wor', lines, 0.0, 1e-5) == 'holds'
 
 
 def test_nothing_released_needs_no_epsilon():

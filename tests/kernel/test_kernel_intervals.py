@@ -1,6 +1,8 @@
 """Brackets of exp, log, pi and tails where they are about to be wrong."""
 
+import random
 from fractions import Fraction
+from statistics import NormalDist
 
 import mpmath
 import pytest
@@ -26,7 +28,7 @@ def wrong(monkeypatch, name, sign, bits):
 @pytest.mark.parametrize('sign', [-1, 1])
 def test_the_last_bits_of_mpmath_are_not_trusted(monkeypatch, sign):
     # 24 bits more than needed: all of these may be wrong.
-    for name, bits in (('mpf_exp', 24), ('mpf_log', 23), ('mpf_pi', 22)):
+    for name, bits in (('mpf_exp', 24), ('mpf_log', 24), ('mpf_pi', 22)):
         wrong(monkeypatch, name, sign, bits)
     with mpmath.workprec(900):
         # As near to a whole number as may be, on both sides.
@@ -35,7 +37,9 @@ def test_the_last_bits_of_mpmath_are_not_trusted(monkeypatch, sign):
                 lo, hi = intervals.exp(num, b, p)
                 true = mpmath.exp(mpmath.mpf(num) / 2**b) * 2**p
                 assert lo <= true <= hi <= lo + 3
-            for num, b in ((1, 300), (1 << 300, 0), (3, 1), (7, 90)):
+            # Logarithms are largest for their bits next to 1/4, 1/16, ....
+            near = [(2**60 + i, 60 + k) for i in range(20) for k in (2, 4, 16)]
+            for num, b in ((1, 300), (1 << 300, 0), (3, 1), (7, 90), *near):
                 lo, hi = intervals.log(num, b, p)
                 true = mpmath.log(mpmath.mpf(num) / 2**b) * 2**p
                 assert lo <= true <= hi <= lo + 3
@@ -62,6 +66,42 @@ def test_tails_of_less_than_a_few_units_are_bracketed(p):
             lo, hi = intervals.tail(num, 60, p)
             true = mpmath.ncdf(-mpmath.mpf(num) / 2**60) * 2**p
             assert 0 <= lo <= true <= hi <= lo + 2
+
+
+@pytest.mark.parametrize('p', range(1, 12))
+def test_tails_of_few_bits_are_bracketed(p):
+    for num in range(-100, 100):
+        lo, hi = intervals.tail(num, 4, p)
+        assert lo <= mpmath.ncdf(-num / 16) * 2**p <= hi <= lo + 2
+
+
+def places_of(units, p):
+    """Where a tail is so many units of 2^-p, by Newton's method."""
+    x = mpmath.mpf(-NormalDist().inv_cdf(units / 2**p))
+    for _ in range(7):
+        x += (mpmath.ncdf(-x) - mpmath.mpf(units) / 2**p) / mpmath.npdf(x)
+    return x
+
+
+@pytest.mark.parametrize('p', [9, 16, 40])
+def test_tails_next_to_a_unit_are_on_its_right_side(p):
+    draw = random.Random(p)
+    with mpmath.workprec(400):
+        for bits in range(1, p):
+            units = draw.randrange(2 ** (bits - 1), 2**bits)
+            x = places_of(units, p)
+            for b in (p + 4, p + 9, 150, 160):
+                num = int(mpmath.floor(x * 2**b))
+                ends = [mpmath.ncdf(-mpmath.mpf(num + i) / 2**b) * 2**p
+                        for i in (0, 1)]  # fmt: skip
+                assert ends[1] <= units <= ends[0]
+                for i, true in enumerate(ends):
+                    lo, hi = intervals.tail(num + i, b, p)
+                    assert lo <= true <= hi <= lo + 2
+                    lo, hi = intervals.tail(-num - i, b, p)
+                    assert lo <= 2**p - true <= hi <= lo + 2
+                lo, hi = intervals.between((num, num + 1), p, b)
+                assert lo <= ends[1] <= ends[0] <= hi <= lo + 3
 
 
 @pytest.mark.parametrize(('num', 'b'), [(-1, 0), (-1, 60), (0, 3), (1, 200)])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from fractions import Fraction
 from pathlib import Path
 
@@ -427,7 +428,7 @@ def test_the_operator_is_the_maximum_over_all_flips(kind, priced, loose):
             dear >>= 20
         price = kernel.Prices(0 * dear[:6])
         if priced in ('row', 'visits'):
-            price = kernel.Prices(dear[:6], priced == 'visits')
+            price = kernel.Prices(dear[:6], *[True] * (priced == 'visits'))
         elif priced == 'edge':
             if loose:
                 continue
@@ -471,8 +472,8 @@ def test_a_flip_pays_no_more_than_its_share(monkeypatch, shared):
         part = np.full(len(graphs.col) + graphs.pairs.shape[1], 0.3)
     for price in (0.0, 0.7, 1e3):
         found = kernel.bound_within(
-            *(graphs, kernel.Model(0.15), r, r, r, 2, price),
-            *(reached, 4, not shared, part),
+            *(graphs, kernel.Model(0.15), r, r, r, 2, price, reached, 4),
+            **({'shares': part} if shared else {'visits': True}),
         )
         assert found == Fraction(7, 8) + 4 * Fraction(price)
         each = kept.pop()
@@ -498,14 +499,94 @@ def test_a_flip_pays_no_more_than_its_share(monkeypatch, shared):
             if there:
                 least = exact[i] * Fraction(0.3)
                 assert x >= least * (1 - Fraction(1, 10**12))
+    model = kernel.Model(0.15)
+    kernel.bound_within(
+        graphs, model, r, r, r, 2, math.nextafter(2.0**100, 0), reached, 4
+    )
+    assert not kept.pop().visits
     for price, bad in (
         *((-1.0, reached), (np.inf, reached), (2.0**100, reached)),
-        (1.0, np.full(5, 2.0**-900)),
+        (np.nan, reached),
+        *((1.0, np.append(reached[1:], x)) for x in (2.0**-900, 0, np.nan)),
     ):
         with pytest.raises(ValueError, match='price'):
-            kernel.bound_within(
-                *(graphs, kernel.Model(0.15), r, r, r, 2, price, bad, 4)
-            )
+            kernel.bound_within(graphs, model, r, r, r, 2, price, bad, 4)
+
+
+@pytest.mark.parametrize('priced', ['row', 'visits', 'each'])
+@pytest.mark.parametrize('seed', [0, 1])
+def test_with_prices_the_bound_is_the_score_of_the_best_that_pays(
+    seed, priced
+):
+    # Of every graph: what its flips cost is taken off at each of their rows.
+    made, logits, every = problem(seed, True)
+    graphs = graphs_of(made)
+    clean = torch.zeros(5, 5, dtype=torch.bool)
+    clean[made.graph.row, made.graph.col] = True
+    draw = np.random.default_rng(seed)
+    cost = draw.random((5, 5 if priced == 'each' else 1)) * [[0.2]] * [[1] * 5]
+    paid = ((every ^ clean) * torch.from_numpy(cost)).sum(-1)
+    if priced == 'visits':
+        paid /= every.sum(-1).clamp(min=1)
+    r, model = logits[:, 1] - logits[:, 0], kernel.Model(0.15)
+    best = scores(every, r - paid / 0.15, model).amax(0).numpy()
+    row = np.repeat(np.arange(5), np.diff(graphs.rowptr))
+    price = kernel.Prices(cost[:, 0], priced == 'visits')
+    if priced == 'each':
+        price = kernel.Prices(
+            cost[:, 0] * 0,
+            False,
+            cost[row, graphs.col],
+            cost[tuple(graphs.pairs)],
+        )
+    zero = np.zeros(5)
+    bound, p = kernel.bound(graphs, model, r.numpy(), zero, best, price)
+    top = np.array([float(Fraction(v) / Fraction(2) ** p) for v in bound])
+    assert (top >= best - 1e-13).all()
+    assert top == pytest.approx(best, abs=1e-9)
+    free, _ = kernel.bound(graphs, model, r.numpy(), zero, best)
+    assert min(a - b for a, b in zip(free, bound, strict=True)) > 2.0**p / 99
+
+
+def test_no_price_is_rounded_up_where_floats_are_few():
+    # 0 -> 1 and 0 -> 2; who takes the first away has all of the second.
+    graphs = kernel.Graphs(
+        *(np.array([0, 2, 2, 2]), np.array([1, 2]), np.array([True, False])),
+        *(np.array([1, 0, 0]), NONE, False),
+    )
+    kernel.check(graphs)
+    tiny, r, model = 2.0**-1074, np.array([0.0, -100, 100]), kernel.Model(0.6)
+    bounds, p = kernel.reach(graphs, 0.6, 0, np.array([0.6, 0, 0]), False)
+    reached = np.array([bounds[0] / 2.0**p, np.inf, np.inf])
+    worst = (1 - Fraction(0.6)) * Fraction(0.6) * 100 * Fraction(tiny)
+    for units, guess in itertools.product(range(1, 5), range(26)):
+        found = kernel.bound_within(
+            *(graphs, model, r * tiny, 0 * r),
+            *(np.array([guess, -60, 60]) * tiny, 0),
+            *(units * tiny, reached, 1),
+        )
+        assert found >= worst
+    for price in (tiny, 2.0**-901):
+        assert kernel.down(np.array([price]), 1100) == 0
+    assert kernel.down(np.array([2.0**-900]), 901) == 2
+
+
+def test_no_signal_is_too_small_to_be_rounded_up():
+    # Without edges the scores are alpha r, whatever the largest of them is.
+    graphs = kernel.Graphs(
+        *(np.zeros(4, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)),
+        *(np.zeros(3, np.int64), NONE, False),
+    )
+    tiny, none = 5e-324, np.zeros(3)
+    # Of the first a unit is 2^-43: two and a half are three.
+    cases = (2.5 * 2.0**-43, 1.0), (2.0**-60, 1.0), (tiny, 1e-300)
+    for least, top in (*cases, (tiny, 2.0**400)):
+        for plus, minus in (([top, least, 0], none), (none, [top, -least, 0])):
+            r = np.array(plus), np.array(minus)
+            bound, p = kernel.bound(graphs, kernel.Model(0.5, 1), *r, None)
+            for value, *exact in zip(bound, *r, strict=True):
+                a, b = map(Fraction, exact)
+                assert Fraction(value) / Fraction(2) ** p >= (a - b) / 2
 
 
 def test_signals_are_divided_upwards():
@@ -678,6 +759,20 @@ def test_no_node_makes_no_graph():
     )
     with pytest.raises(ValueError, match='no rows'):
         kernel.check(graphs)
+
+
+def test_more_nodes_than_pairs_of_them_have_numbers_are_refused(monkeypatch):
+    asked = []
+    monkeypatch.setattr(kernel, 'divides', lambda *args: asked.append(args[1]))
+    none = np.zeros(0, dtype=np.int64)
+    for n in (2**31 - 1, 2**31):
+        many = kernel.Graphs(
+            np.broadcast_to(np.int64(0), n + 1),
+            *(none, none.astype(bool), none, NONE, True),
+        )
+        with pytest.raises(ValueError, match='no rows'):
+            kernel.check(many)
+    assert asked == [2**31 - 1]
 
 
 def test_a_graph_is_one_to_the_last_index():

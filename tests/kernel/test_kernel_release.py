@@ -152,3 +152,15 @@ def test_an_edge_is_a_message_or_two(directed):
     for form in ('either', 'withdraw', 'replace'):
         made = release.sensitivity('edge', directed, form)
         assert made == pytest.approx(found, rel=1e-12)
+
+
+@pytest.mark.parametrize('directed', [False, True])
+@pytest.mark.parametrize('form', ['withdraw', 'replace'])
+def test_a_record_moves_rows_and_every_step_as_far(form, directed):
+    # Its message, and its clipped gradient over C: vectors of norm 1 at most.
+    moved = farthest([(np.ones(1), m) for m in MESSAGES], form)
+    made = release.pair_mus(3.0, None, 1.5, 7, directed, form)
+    each = [moved / 3, 0, *[moved / 1.5] * 7]
+    rows, count, steps = np.square(made)
+    assert (rows, count) == pytest.approx(np.square(each[:2]), rel=1e-12)
+    assert steps == pytest.approx(np.square(each[2:]).sum(), rel=1e-12)

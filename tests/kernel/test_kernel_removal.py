@@ -1,6 +1,9 @@
 """The kernel's residual, against real arithmetic in 60 digits."""
 
+import hashlib
+import hmac
 import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -148,6 +151,12 @@ def test_other_powers_and_sums_out_of_range_prove_nothing():
     ):
         found = removal.features(entries, x, rows, weights, a, b, False)
         assert found.error == (0 if known else math.inf)
+    # A sum of 4 x 2^f is 2^62 at f = 60, which is out of range.
+    for bits, error in ((59, 0.0), (60, math.inf)):
+        case = (weights, 0.0, 0.0, False, True, bits)
+        four = np.array([[1.0], [3.0], [1.0]])
+        found = removal.features(entries, four, rows, *case)
+        assert found.error == error
     # Node 2 has a sum of 3 x 2^f: 2^62 is reached between f = 60 and 61.
     for bits, error in ((60, 0.0), (61, math.inf)):
         case = (weights, 0.0, 0.0, False, True, bits)
@@ -314,6 +323,21 @@ def test_what_overflows_or_underflows_proves_nothing_or_enough():
     near = removal.Features(np.full((1, 4), 1e-170), 0.0)
     beta = removal.residual(near, Y[:, :1], np.zeros((4, 1)), 1.0, 'ovr').most
     assert beta >= 0.5 * 2e-170
+    for exponent in range(-1060, -480, 4):
+        size = 2.0**exponent
+        near = removal.Features(np.full((1, 4), size), 0.0)
+        for w in (0.0, 1.0):
+            W = np.zeros((4, 1))
+            W[:2, 0] = w, -w
+            found = removal.residual(near, Y[:, :1], W, size, 'ovr')
+            with mpmath.workdps(60):
+                z = [[mpmath.mpf(size)] * 4]
+                true = true_residual(z, [[1.0]], W, size, 'ovr')
+                assert found.least <= true <= found.most
+    # Without features and weights the gradient is zero.
+    none = removal.Features(np.zeros((1, 4)), 0.0)
+    found = removal.residual(none, Y[:, :1], np.zeros((4, 1)), 1.0, 'ovr')
+    assert found.least == 0 < found.most
 
 
 def near(value):
@@ -356,7 +380,7 @@ def test_what_rounding_hides_is_the_formula(head, slope, curve, g):
     Y = np.array([[1.0, 0.0], [0.0, 1.0]])
     Y = Y if head == 'softmax' else 2 * Y - 1
     lam = 1e-20
-    for error in (0.0, 1e-9):
+    for error in (0.0, 1e-9, 2.0):
         for w in (0.0, 1.0):
             W = np.zeros((3, 2))
             W[2, 0] = w
@@ -378,6 +402,48 @@ def test_what_cancels_at_a_minimum_is_counted_before_it_does():
     left = abs(2 * (W[0, 0] - 1) + mu * W[0, 0])
     # Of Z'G, of G itself, and of the drift.
     assert beta - left == pytest.approx((2 + 4 + 8) * u, rel=0.02, abs=0)
+
+
+def exact_norm(values):
+    squares = sum(Fraction(float(v)) ** 2 for v in values.ravel())
+    return mpmath.sqrt(mpmath.mpf(squares.numerator) / squares.denominator)
+
+
+@mpmath.workdps(60)
+def test_a_norm_is_never_below_that_of_real_numbers():
+    rng = np.random.default_rng(0)
+    for size in (*[1] * 40, 2, 3, 4, 5, 10, 100):
+        values = rng.standard_normal((size, 1)) * 10 ** rng.uniform(-9, 9)
+        exact, found = exact_norm(values), removal.norm(values)
+        assert exact <= found <= exact * (1 + 2 * (size + 6) * 2.0**-53)
+
+
+@mpmath.workdps(60)
+def test_an_interval_of_many_numbers_holds_the_gradient():
+    # One row, no weights: the gradient is that of the loss at 0, -2 y z.
+    rng = np.random.default_rng(0)
+    for columns in (1, 30, 300):
+        Z = rng.standard_normal((1, columns))
+        case = removal.Features(Z, 0.0), np.ones((1, 1))
+        W = np.zeros((columns, 1))
+        least, most = removal.residual(*case, W, 1.0, 'squared')
+        assert least <= 2 * exact_norm(Z) <= most
+        # The steps of this bound are 20 more, of less than an ulp.
+        assert most >= 2 * exact_norm(Z) * (1 + 20 * 2.0**-53)
+
+
+@mpmath.workdps(60)
+def test_a_shift_is_never_below_that_of_real_numbers():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        beta, lam, std = 10 ** rng.uniform(-4, 4, 3)
+        n, W = int(rng.integers(1, 99)), rng.standard_normal((3, 2)) / 9
+        grid = mpmath.sqrt(6) * std * mpmath.mpf(2) ** -33
+        grid += mpmath.mpf(2) ** -52 * exact_norm(W)
+        exact = mpmath.mpf(beta) / (mpmath.mpf(lam) * n)
+        exact = (exact + grid) / mpmath.mpf(std)
+        found = removal.shift(beta, n, lam, W, std)
+        assert exact <= found <= exact * (1 + mpmath.mpf(10) ** -13)
 
 
 def test_a_bound_beyond_all_numbers_is_infinite():
@@ -642,6 +708,70 @@ def test_a_proof_is_accepted_up_to_its_limits():
         removal.checked(triangle(**single))
 
 
+def test_what_remains_has_its_own_loops_and_new_numbers():
+    # 0 - 1 - 3 and loops at 0, 1 and 3, of which that of 1 alone was there.
+    arrays = triangle(
+        **{'alive': [True, True, False, True], 'featureless': [False] * 4},
+        **{'own_loop': [False, True, False, False]},
+        **{'rowptr': [0, 2, 5, 5, 7], 'col': [0, 1, 0, 1, 3, 1, 3]},
+        **{'labels': [1, -1, -1, 0], 'x': [[1.0], [2.0], [0.0], [4.0]]},
+    )
+    found = removal.remaining(arrays)
+    assert found['n_id'].dtype == found['edge_index'].dtype == 'torch.int64'
+    assert found['n_id'].array.tolist() == [0, 1, 3]
+    assert found['x'].array.tolist() == [[1.0], [2.0], [4.0]]
+    pairs = [(0, 1), (1, 0), (1, 1), (1, 2), (2, 1)]
+    assert list(zip(*found['edge_index'].array.tolist(), strict=True)) == pairs
+    assert found['trained'] == {0, 3}
+    assert found['proof'] is arrays
+    with pytest.raises(ValueError, match='out of range'):
+        removal.remaining({**arrays, 'bits': np.array(0)})
+
+
+def digest(*parts):
+    made = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            kind = f'torch.{part.dtype}'
+            head, content = ('tensor', kind, part.shape), part.tobytes()
+        else:
+            head, content = type(part).__name__, repr(part).encode()
+        made.update(repr((head, len(content))).encode() + content)
+    return made.hexdigest()
+
+
+def test_a_seal_is_that_of_its_format():
+    # Blocks of 64 nodes with a salt each, hashed by 1,024 of them.
+    rng, n = np.random.default_rng(0), 64 * 1025 + 1
+    count = rng.integers(0, 2, n)
+    arrays = triangle(
+        **{'alive': [True] * n, 'own_loop': rng.random(n) < 0.5},
+        **{'featureless': [False] * n, 'labels': rng.integers(-1, 2, n)},
+        **{'rowptr': np.cumsum([0, *count]), 'x': rng.random((n, 1))},
+        **{'col': rng.integers(0, n, count.sum()), 'releases': 3},
+        salts=rng.integers(0, 256, (1026, 32)),
+    )
+    root, part = b'', b''
+    for block in range(1026):
+        held = slice(64 * block, 64 * block + 64)
+        ends = arrays['rowptr'][64 * block : 64 * block + 65]
+        text = digest(
+            count[held],
+            arrays['col'][ends[0] : ends[-1]],
+            *(arrays[k][held] for k in ('alive', 'own_loop', 'featureless')),
+            *(arrays[k][held] for k in ('x', 'labels')),
+        )
+        salt = arrays['salts'][block].tobytes()
+        made = hmac.new(salt, text.encode(), hashlib.sha256).digest()
+        part += f'{block} '.encode() + made
+        if block % 1024 == 1023 or block == 1025:
+            group = f'{block // 1024} '.encode()
+            root, part = root + group + hashlib.sha256(part).digest(), b''
+    root = hashlib.sha256(root).hexdigest()
+    whole = 'state', root, '(5, 8)', False, 3, True, arrays['released']
+    assert removal.sealed(arrays) == digest(*whole)
+
+
 def test_the_work_of_a_proof_is_counted():
     model, *_ = forgotten('softmax')
     arrays = evidence(model._model, model.release_std)
@@ -680,6 +810,12 @@ def test_a_claim_is_compared_field_by_field(monkeypatch):
         ('seeded', secure),
     ):
         assert statuses(**{name: value})[3] == 'FAILS'
+    # Noise is as likely as it has to be, or the weights are others.
+    chance = removal.plausible(arrays)
+    for least, status in ((chance, 'holds'), (chance * 1.01, 'FAILS')):
+        monkeypatch.setattr(removal, 'LEAST_CHANCE', least)
+        assert statuses()[3] == status
+    monkeypatch.setattr(removal, 'LEAST_CHANCE', 1e-9)
     # What has no bound, or takes too long, is not proved and not tried.
     monkeypatch.setattr(removal, 'prove', lambda _: pytest.fail('tried'))
     assert statuses(bound=0)[-1] == 'not proved'
