@@ -179,7 +179,7 @@ def _named(each: Stated) -> dict[str, bool]:
     values = each.values
     removed = each.kind == 'removal' and 'request' in values
     return {
-        'ledger': values.get('ledger_head') is not None,
+        'ledger': removed or values.get('ledger_head') is not None,
         'model': bool(each.model),
         'data': bool(each.data and values.get('data_fields')) or removed,
         'witness': is_digest(values.get('witness_digest')),
