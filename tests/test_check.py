@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -285,9 +286,12 @@ def test_what_no_promise_names_is_said(tmp_path, ledger):
 
 
 @pytest.mark.parametrize(
-    'name', ['path', 'ledger', 'model', 'data', 'witness']
+    ('name', 'value'),
+    [
+        *product(('path', 'ledger', 'model', 'data', 'witness'), (0, b'a')),
+        ('path', None),
+    ],
 )
-@pytest.mark.parametrize('value', [0, b'a'])
 def test_what_is_no_path_is_refused_by_its_name(tmp_path, name, value):
     # The model 0 was read from the keyboard.
     files = {'path': saved(tmp_path, privacy()), name: value}

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from auditing import forged, reworded
+from auditing import forged, privacy, reworded
 from guarantees import MADE
 from procedures import cycle
 from recount_renyi import fdp_again, select_again
@@ -285,6 +285,21 @@ def test_a_certificate_under_another_name_is_not_said_to_hold(
     assert {each.status for each in lines} == {UNKNOWN}
 
 
+@pytest.mark.parametrize('name', ['Certificate', 'AggregationReport'])
+def test_what_somebody_vouches_for_is_not_said_to_be_checked(
+    honest, tmp_path, name
+):
+    whole = honest(name)
+    parts(whole)[1]['vouched'] = 'me'
+    said = [e for e in found(tmp_path, reworded(whole)) if 'vouch' in e.text]
+    assert [e.status for e in said] == [UNKNOWN]
+    # In the first layout the sentence alone says so.
+    del parts(whole)[1]['vouched']
+    whole['schema_version'] = 1
+    said = [e for e in found(tmp_path, whole) if 'vouch' in e.text]
+    assert [e.status for e in said] == [UNKNOWN]
+
+
 def row(*votes, at=1):
     """Other votes in the first row."""
 
@@ -387,7 +402,6 @@ LIES = [
         'the witness is none: lost',
         UNPROVED,
     ),
-    ('Certificate', fields(vouched='me'), 'vouches for it', UNKNOWN),
 ]
 
 
@@ -803,6 +817,12 @@ def test_each_certificate_is_proved_from_the_file_of_its_digest(tmp_path):
     for wrong in (3, [first, 3]):
         with pytest.raises(TypeError, match="'witness'"):
             check_report(tmp_path / 'both.json', witness=wrong)
+    # Of a promise that is no certificate nothing is missing.
+    for reports, code in (((privacy(),), 1), ((privacy(), one), 0)):
+        TrustReport.of(*reports).save(tmp_path / 'both.json')
+        assert found(first)[0] == code
+    (said,) = check_report(tmp_path / 'both.json', witness=other)[-1:]
+    assert said.text.startswith(f'witness: {other.name} is that of another')
 
 
 def test_a_collective_certificate_is_found_among_witnesses(tmp_path):
