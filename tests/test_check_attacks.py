@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import re
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,11 +38,13 @@ from pyg_trust.check import (
     UNPROVED,
     check_report,
     checker,
+    epsilon,
 )
 from pyg_trust.check.removals import COVERED, NODES
 from pyg_trust.check.tensors import Tensor
 from pyg_trust.functional import gaussian_epsilon, wor_epsilon
 from pyg_trust.kernel.chain import Chain
+from pyg_trust.kernel.fields import AWAY
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
@@ -470,6 +473,137 @@ def test_a_ledger_of_steps_is_compared_field_by_field(
         lines = held([{'spent': spent}], accountant=header)
         with pytest.raises(ValueError, match='spent'):
             [*checker._check_ledger(each, (lines, None))]
+
+
+ACCOUNT = {
+    **{'mechanism': 'pld_wor', 'account': [[4.0, 0.05, 6], [8.0, 1.0, 1]]},
+    **{'epsilon': 1.0, 'delta': DELTA, 'pure_epsilon': 0.25},
+}
+SEARCH = 'search for settings of private training'
+
+
+@pytest.mark.parametrize(
+    ('procedure', 'mechanism', 'wanted'),
+    [
+        ('private training', 'pld_wor', {HOLDS: 'H', FAILS: 'F'}),
+        ('private training', 'rdp_fdp', {HOLDS: 'p', FAILS: 'p'}),
+        # The epsilon of one run is less than that of a search.
+        (SEARCH, 'pld_wor', {HOLDS: 'p', FAILS: 'F', UNPROVED: 'p'}),
+        (SEARCH, 'rdp_fdp', {HOLDS: 'p', FAILS: 'p'}),
+    ],
+)
+def test_what_the_kernel_proves_is_said_of_training_alone(
+    monkeypatch, procedure, mechanism, wanted
+):
+    asked = []
+    each = told_of(procedure, **{**ACCOUNT, 'mechanism': mechanism})
+    for answer, letter in wanted.items():
+        monkeypatch.setattr(
+            epsilon, 'proved', lambda *of, _=answer: asked.append(of) or _
+        )
+        ((_, text),) = found = [*epsilon.check_epsilon(each)]
+        assert letters(found) == letter
+        assert '1 at delta 1e-05 is claimed of 7 recorded steps' in text
+        assert ('secret number of runs' in text) == (procedure == SEARCH)
+        unproved = procedure == SEARCH or mechanism == 'rdp_fdp'
+        assert text.endswith('no proof for this accountant') == unproved
+    lines = [(4.0, 0.05, 6), (8.0, 1.0, 1)]
+    known = [(each, lines, Fraction(3, 4), DELTA)] * len(wanted)
+    assert asked == known * (mechanism == 'pld_wor')
+
+
+def test_persons_together_are_proved_up_to_a_number(monkeypatch):
+    asked = []
+
+    def proved(each, lines, claimed, delta, units=1):
+        asked.append((claimed, units))
+        return HOLDS
+
+    monkeypatch.setattr(epsilon, 'proved', proved)
+    many = [[k, k + 0.5] for k in range(2, 12)]
+    each = told_of('private training', **ACCOUNT, together=many)
+    found = [*epsilon.check_epsilon(each)]
+    assert letters(found) == 'H' + 8 * 'H' + 2 * 'p'
+    # Everybody's share of what is pure is taken off.
+    first = [(Fraction(3, 4), 1)]
+    assert asked == first + [
+        (k + Fraction(1, 2) - k * Fraction(1, 4), k) for k in range(2, 10)
+    ]
+    for k in (1, 0, -3, 2.0):
+        each.values['together'] = [[k, 9.0]]
+        with pytest.raises(ValueError, match='together'):
+            [*epsilon.check_epsilon(each)]
+
+
+@pytest.mark.parametrize(
+    ('values', 'units', 'wanted'),
+    [
+        ({'mechanism': 'pld_wor'}, 1, ('wor',)),
+        ({'mechanism': 'rdp_wor'}, 1, ('wor',)),
+        ({'mechanism': 'pld_poisson', 'relation': 'a'}, 1, ('replace',)),
+        ({'mechanism': 'pld_poisson'}, 1, ('replace',)),
+        *(
+            ({'mechanism': 'pld_poisson', 'relation': about}, 1, ('withdraw',))
+            for about in AWAY
+        ),
+        ({'mechanism': 'pld_group', 'units_per_row': 3}, 1, (3, None)),
+        ({'mechanism': 'pld_group_wor', 'units_per_row': 3}, 1, (3, 20)),
+        ({'mechanism': 'pld_poisson', 'relation': AWAY[0]}, 2, (2, None)),
+        ({'mechanism': 'pld_wor'}, 2, (2, 20)),
+        ({'mechanism': 'pld_group', 'units_per_row': 3}, 2, (6, None)),
+    ],
+)
+def test_the_kernel_is_asked_for_the_law_of_the_mechanism(
+    monkeypatch, values, units, wanted
+):
+    lines = [(4.0, 0.05, 6), (8.0, 1.0, 1)]
+    each = told_of(
+        'private training', **{'units_per_row': 1, 'batch_size': 20, **values}
+    )
+    merged = [(4 + i / 9, 0.05, 1) for i in range(9)]
+    for answer in (HOLDS, FAILS, UNPROVED):
+
+        def alone(law, exact, claimed, delta, _=answer):
+            assert ((law,), claimed, delta) == (wanted, Fraction(1), DELTA)
+            return _
+
+        def group(exact, claimed, delta, size, drawn, _=answer):
+            assert (size, drawn) == wanted
+            assert (claimed, delta) == (Fraction(1), DELTA)
+            return _
+
+        monkeypatch.setattr(epsilon, '_judged', alone)
+        monkeypatch.setattr(epsilon, '_judged_group', group)
+        of = Fraction(1), DELTA, units
+        assert epsilon.proved(each, lines, *of) == answer
+        # What holds of more than was spent holds; nothing else is known.
+        less = HOLDS if answer == HOLDS else UNPROVED
+        assert epsilon.proved(each, merged, *of) == less
+    for name in ('units_per_row', 'batch_size') * (len(wanted) > 1):
+        each.values[name] = 0
+        with pytest.raises(ValueError, match=name):
+            epsilon.proved(each, lines, *of)
+        each.values[name] = 1
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'off', 'wanted'),
+    [
+        ({}, 1.0, 'H'),
+        ({'engine': False}, 1.0, 'H'),
+        # Its other steps are on no line here.
+        ({'engine': True}, 1.0, 'p'),
+        ({'engine': True}, 1 - 1e-6, 'F'),
+        ({}, 1 - 1e-6, 'F'),
+    ],
+)
+def test_releases_are_proved_by_their_mu(arguments, off, wanted):
+    each = told_of(
+        *('private aggregation', 'privacy'),
+        **{'epsilon': COST * off, 'delta': DELTA, 'mu': 0.5},
+    )
+    each.origin = {'arguments': arguments}
+    assert letters(epsilon.check_epsilon(each)) == wanted
 
 
 def graph(nodes, **fields):
