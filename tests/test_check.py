@@ -445,7 +445,7 @@ def test_many_steps_are_merged_to_few_that_spend_more():
             assert any(least <= z and q <= rate for least, rate, _ in made)
     # No coarser than it takes.
     near, far = (4.0, 0.01, 2), (8.0, 0.02, 1)
-    almost = (4.0 * (1 + 1e-7), 0.01, 3)
+    almost = (4.0 * (1 + 1e-7), 0.01 * (1 - 1e-7), 3)
     assert sorted(epsilon.fewer([near, far, almost], 2)) == [
         (4.0, 0.01, 5),
         far,

@@ -550,6 +550,7 @@ def test_persons_together_are_proved_up_to_a_number(monkeypatch):
         ({'mechanism': 'pld_group_wor', 'units_per_row': 3}, 1, (3, 20)),
         ({'mechanism': 'pld_poisson', 'relation': AWAY[0]}, 2, (2, None)),
         ({'mechanism': 'pld_wor'}, 2, (2, 20)),
+        ({'mechanism': 'pld_wor', 'batch_size': 1}, 2, (2, 1)),
         ({'mechanism': 'pld_group', 'units_per_row': 3}, 2, (6, None)),
     ],
 )

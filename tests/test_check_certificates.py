@@ -8,6 +8,7 @@ import copy
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -886,3 +887,64 @@ def test_what_is_wrong_in_a_witness_by_one_bit_is_noticed(tmp_path):
     arrays['scores'][0, 0] = np.nextafter(arrays['scores'][0, 0], 9.0)
     np.savez(tmp_path / 'other.npz', **arrays)
     assert coded(tmp_path, whole, tmp_path / 'other.npz') == 1
+
+
+@pytest.mark.parametrize(
+    ('changes', 'wanted'),
+    [
+        ({}, [HOLDS, HOLDS]),
+        ({'num_robust': 4, 'num_broken': 0}, [HOLDS, HOLDS]),
+        # More than is proved, up to what is refuted.
+        ({'num_robust': 6}, [UNPROVED, HOLDS]),
+        ({'num_robust': 9}, [UNPROVED, HOLDS]),
+        ({'num_robust': 10}, [FAILS, HOLDS]),
+        ({'num_broken': 4}, [HOLDS, UNPROVED]),
+        ({'num_broken': 7}, [HOLDS, UNPROVED]),
+        ({'num_broken': 8}, [HOLDS, FAILS]),
+        # Whose logits they are is in no witness.
+        ({'model': 'PPNP'}, [HOLDS, HOLDS, UNKNOWN]),
+    ],
+)
+def test_what_is_claimed_of_targets_is_what_is_proved(
+    tmp_path, monkeypatch, changes, wanted
+):
+    report, witness = proved(tmp_path)
+    arrays = Witness.load(witness).arrays
+    whole = json.loads(TrustReport.of(report).to_json())
+    each = read_again(tmp_path, whole)
+    status = [1] * 5 + [0] * 4 + [-1] * 3
+    monkeypatch.setattr(certificates, 'prove', lambda *_: status)
+    each.values.update({'num_robust': 5, 'num_broken': 3, **changes})
+    said = [*certificates.check_witness(each, arrays)]
+    assert [status for status, _ in said] == wanted
+    robust, broken = each.values['num_robust'], each.values['num_broken']
+    assert f'5 of 12 are proved to stay, {robust} are' in said[0][1]
+    assert f'3 of 12 are proved to be broken, {broken} are' in said[1][1]
+    if 'model' not in changes:
+        said = certificates.check_witness(replace(each, model='m'), arrays)
+        assert [status for status, _ in said] == [*wanted, UNKNOWN]
+
+
+def test_a_witness_that_takes_minutes_is_not_proved(tmp_path, monkeypatch):
+    report, witness = proved(tmp_path)
+    arrays = Witness.load(witness).arrays
+    whole = json.loads(TrustReport.of(report).to_json())
+    monkeypatch.setattr(certificates, 'MOST', 0)
+    each = read_again(tmp_path, whole)
+    ((status, text),) = certificates.check_witness(each, arrays)
+    assert (status, 'takes minutes' in text) == (UNPROVED, True)
+
+
+def test_a_bound_of_all_together_is_proved_to_the_last_digit(
+    tmp_path, monkeypatch
+):
+    report, _ = MADE['CollectiveCertificate'](tmp_path)
+    whole = json.loads(TrustReport.of(report).to_json())
+    each, arrays = read_again(tmp_path, whole), report.proof.arrays
+    monkeypatch.setattr(certificates.collective, 'prove', lambda _: 2)
+    for more, rest in ((0, []), (1, [FAILS])):
+        each.values['num_targets'] += more
+        for off, wanted in ((0, HOLDS), (1e-9, HOLDS), (-1e-9, UNPROVED)):
+            each.values['bound'] = 2 + off
+            found = [*certificates.check_witness(each, arrays)]
+            assert [status for status, _ in found] == [wanted, *rest]
