@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -32,11 +33,13 @@ from pyg_trust.check import (
     UNKNOWN,
     UNPROVED,
     check_report,
+    checker,
     epsilon,
 )
 from pyg_trust.check.answers import arguments, read_report, requests
 from pyg_trust.functional import gaussian_epsilon, wor_epsilon
 from pyg_trust.kernel.accounting import judge_mu
+from pyg_trust.kernel.sentences import SEEDED
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
@@ -285,9 +288,12 @@ def test_what_no_promise_names_is_said(tmp_path, ledger):
 
 
 @pytest.mark.parametrize(
-    'name', ['path', 'ledger', 'model', 'data', 'witness']
+    ('name', 'value'),
+    [
+        *product(('path', 'ledger', 'model', 'data', 'witness'), (0, b'a')),
+        ('path', None),
+    ],
 )
-@pytest.mark.parametrize('value', [0, b'a'])
 def test_what_is_no_path_is_refused_by_its_name(tmp_path, name, value):
     # The model 0 was read from the keyboard.
     files = {'path': saved(tmp_path, privacy()), name: value}
@@ -439,7 +445,7 @@ def test_many_steps_are_merged_to_few_that_spend_more():
             assert any(least <= z and q <= rate for least, rate, _ in made)
     # No coarser than it takes.
     near, far = (4.0, 0.01, 2), (8.0, 0.02, 1)
-    almost = (4.0 * (1 + 1e-7), 0.01, 3)
+    almost = (4.0 * (1 + 1e-7), 0.01 * (1 - 1e-7), 3)
     assert sorted(epsilon.fewer([near, far, almost], 2)) == [
         (4.0, 0.01, 5),
         far,
@@ -501,3 +507,96 @@ def test_arguments_are_by_name(tmp_path):
     assert arguments(replace(stated, origin={})) == {}
     with pytest.raises(ValueError, match="'arguments'"):
         arguments(replace(stated, origin={'arguments': [1]}))
+
+
+def promised(kind='privacy', **changes):
+    fields = {
+        **{'procedure': 'another', 'kind': kind, 'promise': 'it is so'},
+        **{'values': {}, 'origin': {}, 'history': {}, 'model': ''},
+        **{'data': '', 'spent': {}, 'budget': {}, **changes},
+    }
+    return SimpleNamespace(**fields)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'named'),
+    [
+        ({}, ''),
+        ({'values': {'ledger_head': ''}}, 'ledger'),
+        ({'values': {'ledger_head': None}}, ''),
+        ({'model': 'm'}, 'model'),
+        ({'data': 'd'}, ''),
+        ({'values': {'data_fields': ['x']}}, ''),
+        ({'data': 'd', 'values': {'data_fields': ['x']}}, 'data'),
+        ({'kind': 'removal'}, ''),
+        ({'kind': 'removal', 'values': {'request': {}}}, 'ledger data'),
+        ({'kind': 'measurement', 'values': {'request': {}}}, ''),
+        ({'values': {'witness_digest': '0' * 64}}, 'witness'),
+        ({'values': {'witness_digest': '0' * 63}}, ''),
+        ({'values': {'witness_digest': '0' * 65}}, ''),
+        ({'values': {'witness_digest': 10**63}}, ''),
+    ],
+)
+def test_a_promise_names_the_files_that_it_rests_on(changes, named):
+    found = checker._named(promised(**changes))
+    assert list(found) == ['ledger', 'model', 'data', 'witness']
+    assert [name for name in found if found[name]] == named.split()
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({}, [(HOLDS, 'a: 1 of 2 is spent')]),
+        ({'budget': {'a': 1.0}}, [(HOLDS, 'a: 1 of 1 is spent')]),
+        ({'budget': {'a': 0.9}}, [(FAILS, 'a: 1 of 0.9 is spent')]),
+        (
+            {'values': {'a': 1.1}},
+            [(FAILS, 'a: 1 is said to be'), (HOLDS, 'a: 1 of 2')],
+        ),
+        (
+            {'history': {'a': [1.0, 0.5]}},
+            [(HOLDS, 'a: 1 of 2'), (FAILS, 'a: its history ends at 0.5')],
+        ),
+        ({'history': {'a': [0.5, 1.0]}}, [(HOLDS, 'a: 1 of 2')]),
+        ({'history': {'a': []}}, [(HOLDS, 'a: 1 of 2')]),
+        (
+            {'values': {'seeded': True}},
+            [(HOLDS, 'a: 1 of 2'), (FAILS, 'the noise comes from a seed')],
+        ),
+        (
+            {'promise': f'{SEEDED}; with secret noise, it is so'},
+            [(HOLDS, 'a: 1 of 2'), (FAILS, 'the noise comes from a seed')],
+        ),
+    ],
+)
+def test_what_is_spent_is_compared_with_fields_and_budget(changes, said):
+    start = {'spent': {'a': 1.0}, 'budget': {'a': 2.0}}
+    for kind, what in (('privacy', 'private'), ('robustness', 'certified')):
+        each = promised(kind, **{**start, **changes})
+        found = [*checker._check_fields(each)]
+        assert [status for status, _ in found] == [s for s, _ in said]
+        for (_, text), (_, wanted) in zip(found, said, strict=True):
+            assert text.startswith(wanted)
+            assert 'a seed' not in text or text.endswith(f'nothing is {what}')
+
+
+@pytest.mark.parametrize('kind', ['accuracy', 'measurement'])
+def test_what_was_measured_is_not_checked(kind):
+    ((status, text),) = checker._BY_KIND[kind](promised(kind))
+    assert (status, 'run it again' in text) == (UNKNOWN, True)
+
+
+def test_promises_are_told_apart_by_their_number(tmp_path):
+    torch.save({'a': torch.ones(2)}, tmp_path / 'weights.pt')
+    state = fingerprint_model({'a': torch.ones(2)})
+    first = Guarantee('one', 'it is so', (), model=state)
+    other = Guarantee('two', 'it is so', (), model='0' * 64)
+    path = saved(tmp_path, first, other)
+    found = [str(e) for e in check_report(path, model=tmp_path / 'weights.pt')]
+    assert [text[:20] for text in found] == [
+        'holds        the rep',
+        'not checked  1. one:',
+        'not checked  2. two:',
+        'holds        1. one:',
+        'FAILS        2. two:',
+    ]

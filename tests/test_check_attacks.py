@@ -7,7 +7,10 @@ import copy
 import json
 import math
 import re
+from fractions import Fraction
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from auditing import (
@@ -22,17 +25,35 @@ from auditing import (
     removal,
     saved,
 )
+from procedures import cycle
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyg_trust.__main__ import main
-from pyg_trust.check import FAILS, UNKNOWN, check_report
-from pyg_trust.functional import wor_epsilon
+from pyg_trust.check import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    UNPROVED,
+    check_report,
+    checker,
+    epsilon,
+)
+from pyg_trust.check.removals import COVERED, NODES
+from pyg_trust.check.tensors import Tensor
+from pyg_trust.functional import gaussian_epsilon, wor_epsilon
+from pyg_trust.kernel.chain import Chain
+from pyg_trust.kernel.fields import AWAY
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
-from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
+from pyg_trust.report import (
+    Guarantee,
+    TrustReport,
+    fingerprint_data,
+    fingerprint_model,
+)
 from pyg_trust.transforms import PrivateAGP
 
 EPSILON = wor_epsilon(HISTORY, DELTA, 'pld_wor')
@@ -334,3 +355,341 @@ def test_what_procedures_report_is_not_called_false(tmp_path):
     whole['guarantees'][1]['promise'] = promise.replace('1,200', '9,200')
     path.write_text(forged(whole))
     assert any('its promise is' in text for text in failures(path))
+
+
+# By hand #####################################################################
+
+
+def held(lines, **header):
+    """A chain of a header and of what each line spends."""
+    bodies = [header, *(line if line else {'more': 1} for line in lines)]
+    return Chain(bodies, [f'l{i}' for i in range(len(bodies))], 0)
+
+
+def told_of(procedure, kind='privacy', **values):
+    return SimpleNamespace(
+        procedure=procedure, kind=kind, values=values, data='d', model=''
+    )
+
+
+def letters(found):
+    """H of holds, F of FAILS, p of not proved and c of not checked."""
+    names = {HOLDS: 'H', FAILS: 'F', UNPROVED: 'p', UNKNOWN: 'c'}
+    return ''.join(names[status] for status, _ in found)
+
+
+# Releases of mu .3 and .4, which are .5 together.
+SPENT = [{'spent': [2 / 0.3, 1.0]}, {'spent': [2 / 0.4, 1.0]}]
+PURE, COST = {'epsilon': 0.1}, gaussian_epsilon(0.5, DELTA)
+
+
+@pytest.mark.parametrize(
+    ('change', 'wanted'),
+    [
+        ({}, 'HHHH'),
+        # Sums are rounded: a mu may be off by 1e-9.
+        ({'mu': 0.6}, 'HHHH'),
+        ({'mu': 0.5 * (1 - 8e-10)}, 'HHHH'),
+        ({'mu': 0.5 * (1 - 1.2e-9)}, 'HHFHH'),
+        ({'mu': 0.45}, 'HHFHH'),
+        ({'epsilon': COST * (1 - 1e-9)}, 'HHFH'),
+        ({'releases': 3}, 'HFHH'),
+        ({'lines': [*SPENT, {}]}, 'HHHH'),
+        # What is pure adds to epsilon as it is.
+        ({'lines': [*SPENT, {'epsilon': 0.1}]}, 'HHFH'),
+        (
+            {'lines': [*SPENT, {'epsilon': 0.1}], 'epsilon': COST + 0.11},
+            'HHHH',
+        ),
+        ({'ledger_head': 'l1'}, 'HHHF'),
+        ({'ledger_head': None}, 'HHHp'),
+        ({'header': {'relation': 'node'}}, 'HFHHH'),
+        ({'header': {'relation': 'edge', 'max_degree': 4}}, 'HFHHH'),
+        ({'header': {'max_degree': 3, 'data': 'd', 'other': 1}}, 'HHHH'),
+        ({'header': {'mechanism': 'a'}}, 'c'),
+        ({'header': {'mechanism': 'a'}, 'ledger_head': None}, ''),
+        ({'procedure': 'private training'}, 'c'),
+        ({'kind': 'removal'}, 'c'),
+    ],
+)
+def test_a_ledger_of_sums_is_compared_field_by_field(change, wanted):
+    values = {'epsilon': COST, 'delta': DELTA, 'mu': 0.5, 'releases': 2}
+    values |= {'ledger_head': 'l2', 'relation': 'edge', 'max_degree': 3}
+    change = dict(change)
+    lines = held(
+        change.pop('lines', SPENT),
+        **{'mechanism': 'gaussian', **change.pop('header', {})},
+    )
+    lines.links[-1] = 'l2'
+    what = change.pop('procedure', 'private aggregation')
+    each = told_of(what, change.pop('kind', 'privacy'), **{**values, **change})
+    found = [*checker._check_ledger(each, (lines, None))]
+    assert letters(found) == wanted
+    for status, text in found:
+        if text.endswith('was made from'):
+            assert ('other or more' in text) == (status == FAILS)
+
+
+TRAINED = {'account': [[0.9, 0.25, 2]], 'steps': 2, 'ledger_head': 'l2'}
+STEPPED = [{'spent': [0.9, 0.25]}, {'spent': [0.9, 0.25]}]
+
+
+@pytest.mark.parametrize(
+    ('values', 'header', 'wanted'),
+    [
+        ({'mechanism': 'pld_wor'}, {}, 'HHHH'),
+        # The kernel has no proof of it.
+        ({'mechanism': 'rdp_fdp'}, {}, 'HHpH'),
+        ({'mechanism': 'rdp_fdp'}, {'occurrences': 2}, 'HHpH'),
+        ({'mechanism': 'rdp_fdp'}, {'occurrences': 3}, 'HFHpH'),
+        ({'mechanism': 'pld_group'}, {'terms': 3}, 'HFHHH'),
+        # A quarter of 8 roots, of 9 and of 20.
+        ({'mechanism': 'pld_group_wor'}, {'num_roots': 8}, 'HHHH'),
+        ({'mechanism': 'pld_group_wor'}, {'num_roots': 9}, 'HHHH'),
+        ({'mechanism': 'pld_group_wor'}, {'num_roots': 20}, 'HFHHH'),
+        (
+            {
+                'mechanism': 'pld_group_wor',
+                'account': [[0.9, 0.25, 2], [0.9, 1.0, 1]],
+            },
+            {'num_roots': 8},
+            'HHFHH',
+        ),
+        ({'mechanism': 'pld_wor', 'account': [[0.9, 0.2, 2]]}, {}, 'HHFHH'),
+        ({'mechanism': 'pld_wor', 'account': []}, {}, 'HHFHH'),
+    ],
+)
+def test_a_ledger_of_steps_is_compared_field_by_field(
+    monkeypatch, values, header, wanted
+):
+    monkeypatch.setattr(checker, 'proved', lambda *_: HOLDS)
+    lines = held(STEPPED, accountant=header)
+    given = {'epsilon': 1.0, 'delta': DELTA, 'units_per_row': 2}
+    given |= {'batch_size': 2, **TRAINED, **values}
+    each = told_of('private training', **given)
+    assert letters(checker._check_ledger(each, (lines, None))) == wanted
+    # Of a step without noise, or with no rate, nothing is said.
+    for spent in ([0.0, 0.25], [0.9, 0.0], [-1.0, 1.0]):
+        lines = held([{'spent': spent}], accountant=header)
+        with pytest.raises(ValueError, match='spent'):
+            [*checker._check_ledger(each, (lines, None))]
+
+
+ACCOUNT = {
+    **{'mechanism': 'pld_wor', 'account': [[4.0, 0.05, 6], [8.0, 1.0, 1]]},
+    **{'epsilon': 1.0, 'delta': DELTA, 'pure_epsilon': 0.25},
+}
+SEARCH = 'search for settings of private training'
+
+
+@pytest.mark.parametrize(
+    ('procedure', 'mechanism', 'wanted'),
+    [
+        ('private training', 'pld_wor', {HOLDS: 'H', FAILS: 'F'}),
+        ('private training', 'rdp_fdp', {HOLDS: 'p', FAILS: 'p'}),
+        # The epsilon of one run is less than that of a search.
+        (SEARCH, 'pld_wor', {HOLDS: 'p', FAILS: 'F', UNPROVED: 'p'}),
+        (SEARCH, 'rdp_fdp', {HOLDS: 'p', FAILS: 'p'}),
+    ],
+)
+def test_what_the_kernel_proves_is_said_of_training_alone(
+    monkeypatch, procedure, mechanism, wanted
+):
+    asked = []
+    each = told_of(procedure, **{**ACCOUNT, 'mechanism': mechanism})
+    for answer, letter in wanted.items():
+        monkeypatch.setattr(
+            epsilon, 'proved', lambda *of, _=answer: asked.append(of) or _
+        )
+        ((_, text),) = found = [*epsilon.check_epsilon(each)]
+        assert letters(found) == letter
+        assert '1 at delta 1e-05 is claimed of 7 recorded steps' in text
+        assert ('secret number of runs' in text) == (procedure == SEARCH)
+        unproved = procedure == SEARCH or mechanism == 'rdp_fdp'
+        assert text.endswith('no proof for this accountant') == unproved
+    lines = [(4.0, 0.05, 6), (8.0, 1.0, 1)]
+    known = [(each, lines, Fraction(3, 4), DELTA)] * len(wanted)
+    assert asked == known * (mechanism == 'pld_wor')
+
+
+def test_persons_together_are_proved_up_to_a_number(monkeypatch):
+    asked = []
+
+    def proved(each, lines, claimed, delta, units=1):
+        asked.append((claimed, units))
+        return HOLDS
+
+    monkeypatch.setattr(epsilon, 'proved', proved)
+    many = [[k, k + 0.5] for k in range(2, 12)]
+    each = told_of('private training', **ACCOUNT, together=many)
+    found = [*epsilon.check_epsilon(each)]
+    assert letters(found) == 'H' + 8 * 'H' + 2 * 'p'
+    # Everybody's share of what is pure is taken off.
+    first = [(Fraction(3, 4), 1)]
+    assert asked == first + [
+        (k + Fraction(1, 2) - k * Fraction(1, 4), k) for k in range(2, 10)
+    ]
+    for k in (1, 0, -3, 2.0):
+        each.values['together'] = [[k, 9.0]]
+        with pytest.raises(ValueError, match='together'):
+            [*epsilon.check_epsilon(each)]
+
+
+@pytest.mark.parametrize(
+    ('values', 'units', 'wanted'),
+    [
+        ({'mechanism': 'pld_wor'}, 1, ('wor',)),
+        ({'mechanism': 'rdp_wor'}, 1, ('wor',)),
+        ({'mechanism': 'pld_poisson', 'relation': 'a'}, 1, ('replace',)),
+        ({'mechanism': 'pld_poisson'}, 1, ('replace',)),
+        *(
+            ({'mechanism': 'pld_poisson', 'relation': about}, 1, ('withdraw',))
+            for about in AWAY
+        ),
+        ({'mechanism': 'pld_group', 'units_per_row': 3}, 1, (3, None)),
+        ({'mechanism': 'pld_group_wor', 'units_per_row': 3}, 1, (3, 20)),
+        ({'mechanism': 'pld_poisson', 'relation': AWAY[0]}, 2, (2, None)),
+        ({'mechanism': 'pld_wor'}, 2, (2, 20)),
+        ({'mechanism': 'pld_wor', 'batch_size': 1}, 2, (2, 1)),
+        ({'mechanism': 'pld_group', 'units_per_row': 3}, 2, (6, None)),
+    ],
+)
+def test_the_kernel_is_asked_for_the_law_of_the_mechanism(
+    monkeypatch, values, units, wanted
+):
+    lines = [(4.0, 0.05, 6), (8.0, 1.0, 1)]
+    each = told_of(
+        'private training', **{'units_per_row': 1, 'batch_size': 20, **values}
+    )
+    merged = [(4 + i / 9, 0.05, 1) for i in range(9)]
+    for answer in (HOLDS, FAILS, UNPROVED):
+
+        def alone(law, exact, claimed, delta, _=answer):
+            assert ((law,), claimed, delta) == (wanted, Fraction(1), DELTA)
+            return _
+
+        def group(exact, claimed, delta, size, drawn, _=answer):
+            assert (size, drawn) == wanted
+            assert (claimed, delta) == (Fraction(1), DELTA)
+            return _
+
+        monkeypatch.setattr(epsilon, '_judged', alone)
+        monkeypatch.setattr(epsilon, '_judged_group', group)
+        of = Fraction(1), DELTA, units
+        assert epsilon.proved(each, lines, *of) == answer
+        # What holds of more than was spent holds; nothing else is known.
+        less = HOLDS if answer == HOLDS else UNPROVED
+        assert epsilon.proved(each, merged, *of) == less
+    for name in ('units_per_row', 'batch_size') * (len(wanted) > 1):
+        each.values[name] = 0
+        with pytest.raises(ValueError, match=name):
+            epsilon.proved(each, lines, *of)
+        each.values[name] = 1
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'off', 'wanted'),
+    [
+        ({}, 1.0, 'H'),
+        ({'engine': False}, 1.0, 'H'),
+        # Its other steps are on no line here.
+        ({'engine': True}, 1.0, 'p'),
+        ({'engine': True}, 1 - 1e-6, 'F'),
+        ({}, 1 - 1e-6, 'F'),
+    ],
+)
+def test_releases_are_proved_by_their_mu(arguments, off, wanted):
+    each = told_of(
+        *('private aggregation', 'privacy'),
+        **{'epsilon': COST * off, 'delta': DELTA, 'mu': 0.5},
+    )
+    each.origin = {'arguments': arguments}
+    assert letters(epsilon.check_epsilon(each)) == wanted
+
+
+def graph(nodes, **fields):
+    edges = Tensor('torch.int64', np.zeros((2, 0), np.int64))
+    return {'edge_index': edges, 'num_nodes': nodes, **fields}
+
+
+GONE = 'Hdata: nothing that was removed is there'
+
+
+@pytest.mark.parametrize(
+    ('procedure', 'kind', 'graphs', 'said'),
+    [
+        (
+            NODES,
+            'removal',
+            {'0': graph(2)},
+            ['cthat the residual', GONE],
+        ),
+        (
+            COVERED,
+            'removal',
+            {'0': graph(2)},
+            ['cshift: the file', GONE],
+        ),
+        ('another', 'removal', {'0': graph(2)}, [GONE]),
+        ('another', 'removal', {'0': graph(4)}, ['Fdata: node 3 of graph 0']),
+        ('another', 'removal', {}, ['cdata: there is no graph 0', GONE]),
+        ('another', 'measurement', {'0': graph(4)}, []),
+        # Lists of another procedure, in which there are no names.
+        (NODES, 'removal', {'0': {'lists': {'a': 1}}}, ['cdata: they are of']),
+    ],
+)
+def test_what_is_said_of_a_removal_s_data(procedure, kind, graphs, said):
+    each = told_of(procedure, kind, request={'0': {'nodes': [3]}})
+    found = [*checker._check_data(each, graphs)]
+    assert letters(found) == ''.join(text[0] for text in said)
+    for (_, text), wanted in zip(found, said, strict=True):
+        assert text.startswith(wanted[1:])
+    del each.values['request']
+    assert not [*checker._check_data(each, graphs)]
+
+
+def test_labels_that_somebody_may_train_on_are_not_checked():
+    part = {'labels': [0]}
+    for request, status in (
+        ({'0': part, '1': {'nodes': [3]}}, 'cH'),
+        ({'0': {'changed_labels': [0]}, '1': {'nodes': [3]}}, 'cH'),
+        ({'0': {'changed_labels': [0], 'nodes': [3]}}, 'cH'),
+        ({'0': {'nodes': [3]}}, 'H'),
+    ):
+        each = told_of('another', 'removal', request=request)
+        graphs = {'0': graph(2), '1': graph(2)}
+        assert letters(checker._check_data(each, graphs)) == status
+
+
+def test_data_are_compared_by_the_fields_that_were_used(tmp_path):
+    data = cycle(6)
+    whole = {'edge_index': data.edge_index, 'x': data.x, 'y': data.y}
+    names = ['x', 'edge_index']
+
+    def found(fields=names, **changes):
+        torch.save({**whole, **changes}, tmp_path / 'data.pt')
+        promise = Guarantee(
+            *('measured', 'it is so', ()),
+            kind='measurement',
+            data=fingerprint_data(data, fields=tuple(names)),
+            values={'data_fields': fields},
+        )
+        found = check_report(
+            saved(tmp_path, promise), data=tmp_path / 'data.pt'
+        )
+        return [e.status for e in found if 'graphs are' in e.text], found
+
+    said, lines = found()
+    assert said == [HOLDS]
+    assert 'graphs are those' in lines[-1].text
+    assert found(y=data.y + 1)[0] == [HOLDS]
+    said, lines = found(x=data.x + 1)
+    assert said == [FAILS]
+    assert 'graphs are not those' in lines[-1].text
+    said, lines = found('x')
+    assert not said
+    assert "'data_fields' needs to be a list" in lines[-1].text
+    # Without names of fields nothing is compared, and that is said.
+    said, lines = found([])
+    assert not said
+    assert lines[-1].text == 'no guarantee speaks of a data'

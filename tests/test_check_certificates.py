@@ -8,11 +8,12 @@ import copy
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from auditing import forged, reworded
+from auditing import forged, privacy, reworded
 from guarantees import MADE
 from procedures import cycle
 from recount_renyi import fdp_again, select_again
@@ -285,6 +286,21 @@ def test_a_certificate_under_another_name_is_not_said_to_hold(
     assert {each.status for each in lines} == {UNKNOWN}
 
 
+@pytest.mark.parametrize('name', ['Certificate', 'AggregationReport'])
+def test_what_somebody_vouches_for_is_not_said_to_be_checked(
+    honest, tmp_path, name
+):
+    whole = honest(name)
+    parts(whole)[1]['vouched'] = 'me'
+    said = [e for e in found(tmp_path, reworded(whole)) if 'vouch' in e.text]
+    assert [e.status for e in said] == [UNKNOWN]
+    # In the first layout the sentence alone says so.
+    del parts(whole)[1]['vouched']
+    whole['schema_version'] = 1
+    said = [e for e in found(tmp_path, whole) if 'vouch' in e.text]
+    assert [e.status for e in said] == [UNKNOWN]
+
+
 def row(*votes, at=1):
     """Other votes in the first row."""
 
@@ -387,7 +403,6 @@ LIES = [
         'the witness is none: lost',
         UNPROVED,
     ),
-    ('Certificate', fields(vouched='me'), 'vouches for it', UNKNOWN),
 ]
 
 
@@ -803,6 +818,12 @@ def test_each_certificate_is_proved_from_the_file_of_its_digest(tmp_path):
     for wrong in (3, [first, 3]):
         with pytest.raises(TypeError, match="'witness'"):
             check_report(tmp_path / 'both.json', witness=wrong)
+    # Of a promise that is no certificate nothing is missing.
+    for reports, code in (((privacy(),), 1), ((privacy(), one), 0)):
+        TrustReport.of(*reports).save(tmp_path / 'both.json')
+        assert found(first)[0] == code
+    (said,) = check_report(tmp_path / 'both.json', witness=other)[-1:]
+    assert said.text.startswith(f'witness: {other.name} is that of another')
 
 
 def test_a_collective_certificate_is_found_among_witnesses(tmp_path):
@@ -866,3 +887,64 @@ def test_what_is_wrong_in_a_witness_by_one_bit_is_noticed(tmp_path):
     arrays['scores'][0, 0] = np.nextafter(arrays['scores'][0, 0], 9.0)
     np.savez(tmp_path / 'other.npz', **arrays)
     assert coded(tmp_path, whole, tmp_path / 'other.npz') == 1
+
+
+@pytest.mark.parametrize(
+    ('changes', 'wanted'),
+    [
+        ({}, [HOLDS, HOLDS]),
+        ({'num_robust': 4, 'num_broken': 0}, [HOLDS, HOLDS]),
+        # More than is proved, up to what is refuted.
+        ({'num_robust': 6}, [UNPROVED, HOLDS]),
+        ({'num_robust': 9}, [UNPROVED, HOLDS]),
+        ({'num_robust': 10}, [FAILS, HOLDS]),
+        ({'num_broken': 4}, [HOLDS, UNPROVED]),
+        ({'num_broken': 7}, [HOLDS, UNPROVED]),
+        ({'num_broken': 8}, [HOLDS, FAILS]),
+        # Whose logits they are is in no witness.
+        ({'model': 'PPNP'}, [HOLDS, HOLDS, UNKNOWN]),
+    ],
+)
+def test_what_is_claimed_of_targets_is_what_is_proved(
+    tmp_path, monkeypatch, changes, wanted
+):
+    report, witness = proved(tmp_path)
+    arrays = Witness.load(witness).arrays
+    whole = json.loads(TrustReport.of(report).to_json())
+    each = read_again(tmp_path, whole)
+    status = [1] * 5 + [0] * 4 + [-1] * 3
+    monkeypatch.setattr(certificates, 'prove', lambda *_: status)
+    each.values.update({'num_robust': 5, 'num_broken': 3, **changes})
+    said = [*certificates.check_witness(each, arrays)]
+    assert [status for status, _ in said] == wanted
+    robust, broken = each.values['num_robust'], each.values['num_broken']
+    assert f'5 of 12 are proved to stay, {robust} are' in said[0][1]
+    assert f'3 of 12 are proved to be broken, {broken} are' in said[1][1]
+    if 'model' not in changes:
+        said = certificates.check_witness(replace(each, model='m'), arrays)
+        assert [status for status, _ in said] == [*wanted, UNKNOWN]
+
+
+def test_a_witness_that_takes_minutes_is_not_proved(tmp_path, monkeypatch):
+    report, witness = proved(tmp_path)
+    arrays = Witness.load(witness).arrays
+    whole = json.loads(TrustReport.of(report).to_json())
+    monkeypatch.setattr(certificates, 'MOST', 0)
+    each = read_again(tmp_path, whole)
+    ((status, text),) = certificates.check_witness(each, arrays)
+    assert (status, 'takes minutes' in text) == (UNPROVED, True)
+
+
+def test_a_bound_of_all_together_is_proved_to_the_last_digit(
+    tmp_path, monkeypatch
+):
+    report, _ = MADE['CollectiveCertificate'](tmp_path)
+    whole = json.loads(TrustReport.of(report).to_json())
+    each, arrays = read_again(tmp_path, whole), report.proof.arrays
+    monkeypatch.setattr(certificates.collective, 'prove', lambda _: 2)
+    for more, rest in ((0, []), (1, [FAILS])):
+        each.values['num_targets'] += more
+        for off, wanted in ((0, HOLDS), (1e-9, HOLDS), (-1e-9, UNPROVED)):
+            each.values['bound'] = 2 + off
+            found = [*certificates.check_witness(each, arrays)]
+            assert [status for status, _ in found] == [wanted, *rest]

@@ -114,6 +114,11 @@ def tiny_bound(each):
         amounts[-1] = 1e-30
 
 
+def lower_end(each):
+    for amounts in each['history'].values():
+        amounts[-1] /= 2
+
+
 def huge_budget(each):
     each['values']['budget'] = 1e30
     each['budget'] = dict.fromkeys(each['budget'], 1e30)
@@ -135,6 +140,7 @@ REMOVALS = {
     'much noise': (put(release_std=1e3), FAILED),
     'a tiny bound': (tiny_bound, FAILED),
     'a huge budget': (huge_budget, FAILED),
+    'a history with a lower end': (lower_end, FAILED),
     'no limits': (no_limits, FAILED),
     'noise of another name': (put(noise='gaussian'), FAILED),
     'noise without a name': (drop_noise, FAILED),
@@ -366,6 +372,12 @@ def test_three_thousand_different_steps_are_checked_soon(tmp_path, honest):
     assert code == FAILED
 
 
+def test_all_of_a_budget_may_be_spent(tmp_path):
+    report = privacy()
+    whole = privacy(target_epsilon=report.values['epsilon'])
+    assert checked(tmp_path, as_json(whole)) == 0
+
+
 def test_infinite_budgets_are_texts_and_stay(tmp_path):
     whole = as_json(privacy(target_epsilon=None))
     assert whole['guarantees'][0]['budget']['epsilon'] == 'inf'
@@ -382,6 +394,9 @@ NO_COST = {
     'mu_aggregation': 0.0,
     'mu_head': 0.0,
 }
+
+
+PERSONS = ('declared_public', 'public_edges', 'joint')
 
 
 @pytest.mark.parametrize(
@@ -404,6 +419,19 @@ NO_COST = {
         # It tells of a ledger and names none.
         ({'ledger_head': ''}, OPEN),
         ({'sampling': 'poisson'}, FAILED),
+        # Whose records they are was compared with known units alone, and
+        # with the arguments of the run unless somebody vouched for it.
+        ({'unit': 'graphs', 'relation': 'replace-one-graph'}, FAILED),
+        ({'unit': None, 'relation': 'replace-one-graph'}, FAILED),
+        (
+            {
+                'vouched': 'pyg_trust',
+                'unit': 'persons, a row each',
+                'relation': 'replace-one-person',
+                'persons': dict.fromkeys(PERSONS, ()),
+            },
+            OPEN,
+        ),
         (
             {
                 'sample_rates': [[1.0, 6]],

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from auditing import forged
+from auditing import forged, reworded
 from forgetting import forgotten
 
 from pyg_trust.check import (
@@ -25,6 +25,7 @@ from pyg_trust.check import (
     removals,
 )
 from pyg_trust.check.__main__ import main
+from pyg_trust.check.answers import read_report
 from pyg_trust.functional import gaussian_epsilon
 from pyg_trust.kernel import chain, removal
 from pyg_trust.kernel.arrays import read_arrays
@@ -219,6 +220,8 @@ def test_shifts_are_shares_of_the_budget_over_noise():
     assert shifts == pytest.approx([0.75, 1.5])
     each = promised(removals.GRAPHS)
     assert removals._shifts(each) == (6.0, [0.25, 0.5])
+    one, _ = removals._shifts(promised(removals.NODES, num_train=1))
+    assert one == pytest.approx(120.0)
     for name in ('budget', 'release_std', 'lam', 'num_train'):
         with pytest.raises(ValueError, match=name):
             removals._shifts(promised(removals.NODES, **{name: 0}))
@@ -232,11 +235,13 @@ def test_shifts_are_shares_of_the_budget_over_noise():
         ([0.25, 0.5], 0.75, 1.5),
         ([0.25, 0.5], 0.8, 1.6),
         ([0.5, 0.25], 0.25, 0.75),
+        ([0.25, 0.5, 0.1], 0.1, 0.3),
     ],
 )
 def test_each_epsilon_is_of_its_shift(history, distance, last):
+    # A budget is searched for: its epsilon alone may be off, by 1e-9.
     every = 3 * math.hypot(*history)
-    for off in (1, 1 - 1e-6):
+    for off, wanted in ((1, 'hhh'), (1 - 8e-10, 'FFh'), (1 - 1.2e-9, 'FFF')):
         values = {
             'epsilon': gaussian_epsilon(last, 1e-5) * off,
             'epsilon_transcript': gaussian_epsilon(every, 1e-5) * off,
@@ -244,8 +249,10 @@ def test_each_epsilon_is_of_its_shift(history, distance, last):
         }
         values.update(history=history, distance_bound=distance)
         checks = removals.check_removal(promised(removals.NODES, **values))
-        wanted = HOLDS if off == 1 else FAILS
-        assert [status for status, _ in checks] == 3 * [wanted]
+        assert ''.join(status[0] for status, _ in checks) == wanted
+        values.update(mu=last, budget=3.0)
+        checks = removals.check_removal(promised(removals.COVERED, **values))
+        assert ''.join(status[0] for status, _ in checks) == wanted[1:]
     # Of graphs one has to measure, too.
     values = {name: 1e3 for name in values if 'epsilon' in name}
     *_, last = removals.check_removal(promised(removals.GRAPHS, **values))
@@ -287,6 +294,8 @@ def test_other_noise_than_of_weights_proves_nothing():
         ({'head': None}, 'hhhnh'),
         ({'history': [0.25, 0.5]}, 'hhhhF'),
         ({'history': None}, 'hhhh'),
+        ({'before': 'y'}, 'hhhhh'),
+        ({'before': 'x'}, 'hhhhFh'),
     ],
 )
 def test_a_ledger_of_removals_is_compared_line_by_line(change, wanted):
@@ -308,10 +317,13 @@ def test_a_ledger_of_removals_is_compared_line_by_line(change, wanted):
         request={'0': {'nodes': [1]}},
         history=held['history'],
         ledger_head=held['head'],
+        **{name: held[name] for name in ('before',) if name in held},
     )
     each.data = held['data']
-    found = removals.check_ledger(each, lines, held['budget'])
+    found = [*removals.check_ledger(each, lines, held['budget'])]
     assert ''.join(status[0] for status, _ in found) == wanted
+    if 'amounts' in found[-1][1]:
+        assert ('not those' in found[-1][1]) == (found[-1][0] == FAILS)
 
 
 def test_a_ledger_without_a_removal_is_anothers():
@@ -321,6 +333,49 @@ def test_a_ledger_without_a_removal_is_anothers():
     assert (status, 'another procedure' in text) == (UNKNOWN, True)
     del each.values['ledger_head']
     assert not [*removals.check_ledger(each, lines, 1.0)]
+    # An audit names who was removed, and is no removal.
+    each.kind, each.values['request'] = 'measurement', {'0': {'nodes': [1]}}
+    assert not [*removals.check_ledger(each, lines, 1.0)]
+
+
+def test_a_proof_of_another_kind_of_removal_proves_nothing(handed):
+    for kind, lists in ((removals.NODES, True), (removals.COVERED, False)):
+        ((status, said),) = removals.check_proof(promised(kind), {}, lists)
+        assert (status, 'they are of a' in said) == (UNKNOWN, True)
+
+
+def test_what_the_last_release_paid_has_to_cover_it(handed):
+    folder, *_ = handed
+    arrays = read_arrays(folder / 'proof.npz')
+    _, (each,) = read_report(folder / 'trust.json')
+    *others, last = each.values['history']
+    tiny = [1e-9] * len(others)
+    for history, wanted in (
+        ([*tiny, last], HOLDS),
+        ([*others, 1e-9], UNPROVED),
+    ):
+        each.values['history'] = history
+        *_, (status, _) = removals.check_proof(each, arrays, False)
+        assert status == wanted
+
+
+def test_without_a_ledger_some_releases_are_not_all(handed):
+    # The last alone was called all of them: no line seals how many there are.
+    folder, *_ = handed
+    whole = json.loads((folder / 'trust.json').read_text())
+    (each,) = whole['guarantees']
+    values = each['values']
+    last = values['history'][-1:]
+    assert len(values['history']) > 1
+    values.update(ledger_head=None, history=last)
+    values['epsilon_transcript'] = values['epsilon']
+    for amounts in each['history'].values():
+        del amounts[:-1]
+    (folder / 'one.json').write_text(forged(reworded(whole)))
+    files = {'data': folder / 'proof.npz', 'model': folder / 'weights.pt'}
+    for ledger in (None, folder / 'ledger.json'):
+        found = check_report(folder / 'one.json', ledger=ledger, **files)
+        assert statuses(found, 'ledger: ') - {HOLDS}
 
 
 # Damaged files ###############################################################

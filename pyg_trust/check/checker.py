@@ -149,9 +149,6 @@ def _check_witnesses(
         arrays = _read('witness', file, proofs.load)
         held[proofs.digest(arrays)] = Path(file).name, arrays
     named = [str(each.values.get('witness_digest', '')) for each in stated]
-    if not any(named):
-        yield Finding(UNKNOWN, 'no guarantee speaks of a witness')
-        return
     for number_, (each, digest) in enumerate(
         zip(stated, named, strict=True), 1
     ):
@@ -162,7 +159,7 @@ def _check_witnesses(
             text = 'witness: no file that was handed in has its digest'
             verdicts = iter([(UNPROVED, text)])
         yield from _findings(number_, each, verdicts)
-    for digest in held.keys() - set(named):
+    for digest in held.keys() - named:
         text = f'witness: {held[digest][0]} is that of another certificate'
         yield Finding(FAILS, text)
 
@@ -179,7 +176,7 @@ def _named(each: Stated) -> dict[str, bool]:
     values = each.values
     removed = each.kind == 'removal' and 'request' in values
     return {
-        'ledger': values.get('ledger_head') is not None,
+        'ledger': removed or values.get('ledger_head') is not None,
         'model': bool(each.model),
         'data': bool(each.data and values.get('data_fields')) or removed,
         'witness': is_digest(values.get('witness_digest')),
@@ -275,6 +272,9 @@ def _check_fields(each: Stated) -> Checks:
     about = each.procedure, each.values, arguments(each), each.history
     for text in contradictions(*about):
         yield FAILS, text
+    if (who := each.values.get('vouched')) or 'as says ' in each.promise:
+        yield UNKNOWN, f'it is no promise of pyg_trust: {who} vouches for it'
+        return
     yield from _BY_KIND[PROMISES[each.procedure].kind](each)
 
 
@@ -373,7 +373,7 @@ def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Checks:
         HOLDS if len(steps) == wanted else FAILS,
         f'ledger: {len(steps)} lines were paid for, {wanted} are claimed',
     )
-    delta = number('delta', values['delta'], above=0.0)
+    delta = number('delta', values['delta'])
     claimed = Fraction(number('epsilon', values['epsilon'])) - sum(
         Fraction(amount('epsilon', body.get('epsilon', 0))) for body in bodies
     )

@@ -10,7 +10,7 @@ from ..kernel.accounting import judge, judge_mu
 from ..kernel.claims import amount, count, number
 from ..kernel.fields import AWAY
 from ..kernel.groups import judge_group
-from .answers import HOLDS, UNKNOWN, UNPROVED, Checks, Stated, arguments
+from .answers import HOLDS, UNPROVED, Checks, Stated, arguments
 
 Lines = list[tuple[float, float, int]]
 
@@ -34,16 +34,9 @@ def check_epsilon(each: Stated) -> Checks:
     if each.procedure in SUMS:
         yield from _of_releases(each)
         return
-    if mechanism not in (*LAWS, *GROUPS, _EGOS):
-        yield (
-            UNKNOWN,
-            f'epsilon: {mechanism!r} is no accountant of pyg_trust: whoever '
-            'wrote it vouches for it',
-        )
-        return
     lines = account(each)
     claimed = number('epsilon', each.values['epsilon'])
-    delta = number('delta', each.values['delta'], above=0.0)
+    delta = number('delta', each.values['delta'])
     pure = amount('pure_epsilon', each.values['pure_epsilon'])
     searched = each.procedure != 'private training'
     status, unproved = UNPROVED, searched or mechanism == _EGOS
@@ -164,7 +157,7 @@ def _of_releases(each: Stated) -> Checks:
     # Gaussian releases compose to one, of which there is a closed form.
     values = each.values
     claimed = number('epsilon', values['epsilon'])
-    delta = number('delta', values['delta'], above=0.0)
+    delta = number('delta', values['delta'])
     mu = amount('mu', values['mu'])
     status = judge_mu(Fraction(mu) ** 2, claimed, delta)
     if status == HOLDS and arguments(each).get('engine'):

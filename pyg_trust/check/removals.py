@@ -33,7 +33,7 @@ def check_removal(each: Stated) -> Checks:
             room = 1 + 1e-9 * (mu == 'budget')
             moved = together([amount(mu, values[mu])])
             claimed = number(epsilon, values[epsilon]) * room
-            delta = number('delta', values['delta'], above=0.0)
+            delta = number('delta', values['delta'])
             yield judge_mu(moved, claimed, delta), f'{epsilon}: of its {mu}'
         return
     if each.procedure not in (*ROWS, GRAPHS):
@@ -74,7 +74,7 @@ def _shifts(each: Stated) -> tuple[float, list[float]]:
 def _epsilons(
     values: dict[str, Any], limit: float, shifts: list[float]
 ) -> Checks:
-    delta = number('delta', values['delta'], above=0.0)
+    delta = number('delta', values['delta'])
     std = number('release_std', values['release_std'], above=0.0)
     last = max(values['distance_bound'] / std, *shifts[-1:])
     for name, what, parts in (
@@ -83,7 +83,7 @@ def _epsilons(
         ('target_epsilon', 'the largest that the budget allows', [limit]),
     ):
         claimed = number(name, values[name])
-        shift = math.hypot(*parts, 0.0)
+        shift = math.hypot(*parts)
         # Budgets are searched for, from below, and kept to twelve digits.
         room = 1 + 1e-9 if name == 'target_epsilon' else 1.0
         yield (

@@ -262,8 +262,8 @@ def _training(v: Fields, arguments: Fields, history: Fields) -> Texts:
     rows = count('units_per_row', v['units_per_row'], 1)
     if rows > 1 and not MECHANISMS[mechanism]:
         yield f'units_per_row: {mechanism} counts one unit, {rows} are claimed'
-    if v['unit'] in _UNITS:
-        yield from _one_of('relation', about, _UNITS[v['unit']])
+    if not v.get('vouched'):
+        yield from _one_of('relation', about, _UNITS.get(v['unit'], ()))
     named = 'persons' in v or str(about).endswith('person')
     if named and not v.get('vouched'):
         run = _Whole(arguments['sampler'])
