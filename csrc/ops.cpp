@@ -221,13 +221,13 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "float weight, Tensor? place=None, bool add=True) -> ()");
 
   // Features of a changing graph by exact sums of integers (cpu/live.cpp). The
-  // state, 14 tensors: rows (int64 [3, n]: start, length, room), col (int32, a
+  // state, 13 tensors: rows (int64 [3, n]: start, length, room), col (int32, a
   // pool) and its lists of free blocks (int64 [41]); the same three of the rows
-  // of the other direction, or the same tensors; clock (int64 [4]: names, edits,
-  // broken, no slot left); alive and own loops (bool [2, n]); x (real [n, C]); sums (int64
-  // [levels kept, n, C]); of heavy senders slot (int32 [n]), owner (int32 [k])
-  // and what they send (int64 [k, C]); and float64 [6]: a, b, the grid, from
-  // where on a sender is heavy, along, self-loops. Names are below clock[0].
+  // of the other direction, or the same tensors; clock (int64 [3]: names, edits,
+  // broken); alive and own loops (bool [2, n]); x (real [n, C]); sums (int64
+  // [levels kept, n, C]); ranks (int8 [n]) and, for each rank of a receiver,
+  // the highest one of the senders that are in its sum (int8 [64], ascending);
+  // and float64 [5]: a, b, the grid, along, self-loops. Names are below clock[0].
   //
   // All sums from graph and features.
   m.def("live_build(Tensor(a!)[] state) -> ()");

@@ -861,8 +861,8 @@ def pull_rows(
 _LIVE = [
     [
         *2 * (torch.int64, torch.int32, torch.int64),
-        *(torch.int64, torch.bool, real, torch.int64, torch.int32),
-        *(torch.int32, torch.int64, torch.float64),
+        *(torch.int64, torch.bool, real, torch.int64),
+        *(torch.int8, torch.int8, torch.float64),
     ]
     for real in REAL
 ]
@@ -871,15 +871,15 @@ _LIVE = [
 class _Live(Constraint):
     """State of sums that are kept up to date, and its sizes."""
 
-    need = 'a list of 14 tensors'
+    need = 'a list of 13 tensors'
 
     def __init__(self, names: bool = False) -> None:
         self.names = names
 
     def check(self, name: str, value: Any, sizes: Sizes) -> list[Tensor]:
         check_instance(name, value, list)
-        if [type(part) for part in value] != 14 * [Tensor]:
-            raise TypeError(f"'{name}' needs 14 tensors, as 'Sums' has them")
+        if [type(part) for part in value] != 13 * [Tensor]:
+            raise TypeError(f"'{name}' needs 13 tensors, as 'Sums' has them")
         dtypes = [part.dtype for part in value]
         if dtypes not in _LIVE:
             raise TypeError(
@@ -912,7 +912,7 @@ def live_build(state: State) -> None:
     """Sum integers over the neighbours of all nodes, in place.
 
     Args:
-        state (list[Tensor]): 14 tensors, as ``csrc/ops.cpp`` lists them; of
+        state (list[Tensor]): 13 tensors, as ``csrc/ops.cpp`` lists them; of
             :class:`~pyg_trust.functional.sums.Sums`.
     """
     _ops.live_build.default(state)

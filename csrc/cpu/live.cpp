@@ -5,9 +5,9 @@
 // Addition of integers is associative: differences may be sent along edges in
 // any order, and the sums are those of a fresh start. S_0 .. S_{L-2} are kept.
 //
-// With L = 2, nodes of many receivers are "heavy": slot[u] is the row of `held`
-// with their q_0, which the sums of other nodes that are heavy have, and those
-// of light ones do not: there it is added where a sum is read.
+// With L = 2, S_0(v) is kept of the senders u that rank[u] <= limit[rank[v]]
+// says, and the rest is added where it is read. The rank of a node is the width
+// of its number of receivers in bits, and stays while that is little less.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -79,6 +79,23 @@ void to_grid(const int64_t* in, double scale, int64_t count, int64_t* out) {
   }
 }
 
+// to += rint(scale * in), of numbers.
+template <typename scalar_t>
+void add_grid(const scalar_t* in, double scale, int64_t count, int64_t* to) {
+  uint64_t wide = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    const double value = scale * static_cast<double>(in[c]);
+    const int64_t q = std::bit_cast<int64_t>(value + kMagic) - kMagicBits;
+    to[c] += q;
+    wide |= static_cast<uint64_t>(q + kHalf);
+  }
+  for (int64_t c = 0; wide >> 52 && c < count; ++c) {
+    const double value = scale * static_cast<double>(in[c]);
+    to[c] += std::llrint(value) -
+             (std::bit_cast<int64_t>(value + kMagic) - kMagicBits);
+  }
+}
+
 void add(int64_t* to, const int64_t* from, int64_t count) {
   for (int64_t c = 0; c < count; ++c)
     to[c] += from[c];
@@ -100,10 +117,11 @@ template <typename scalar_t>
 struct Live {
   Pool out, into;
   bool along;
-  int64_t *clock, names, columns, levels, stride, slots, *sums, *held;
-  int32_t *slot, *owner;
-  double a, b, grid, heavy;
-  bool any_heavy;
+  int64_t *clock, names, columns, levels, stride, *sums;
+  int8_t* rank;
+  const int8_t* limit;
+  double a, b, grid;
+  bool partial;
   scalar_t* x;
 
   explicit Live(const State& state)
@@ -114,20 +132,16 @@ struct Live {
         columns(state[kFeatures].size(1)),
         levels(state[kSums].size(0)),
         stride(state[kSums].size(1) * columns),
-        slots(state[kOwner].numel()),
         sums(state[kSums].mutable_data_ptr<int64_t>()),
-        held(state[kHeld].mutable_data_ptr<int64_t>()),
-        slot(state[kSlot].mutable_data_ptr<int32_t>()),
-        owner(state[kOwner].mutable_data_ptr<int32_t>()),
-        any_heavy(std::any_of(owner, owner + slots,
-                              [](int32_t u) { return u >= 0; })),
+        rank(state[kRank].mutable_data_ptr<int8_t>()),
+        limit(state[kLimit].const_data_ptr<int8_t>()),
+        partial(limit[0] < kEvery),
         x(state[kFeatures].mutable_data_ptr<scalar_t>()) {
     const auto* how = state[kHow].const_data_ptr<double>();
     a = how[0];
     b = how[1];
     grid = how[2];
-    heavy = how[3];
-    along = how[4] != 0;
+    along = how[3] != 0;
   }
 
   const Pool& sending() const { return along ? out : into; }
@@ -136,124 +150,110 @@ struct Live {
     return sums + level * stride + v * columns;
   }
 
-  // q_level of a node of this degree, of the columns from `first` on.
-  void sent(int64_t level,
-            int64_t v,
-            int64_t degree,
-            int64_t* to,
-            int64_t first,
-            int64_t count) const {
+  // q_level of a node of this degree from what is stored.
+  void sent(int64_t level, int64_t v, int64_t degree, int64_t* to) const {
     const double s = power(degree, b);
     if (level == 0)
-      to_grid(x + v * columns + first, s * grid, count, to);
+      to_grid(x + v * columns, s * grid, columns, to);
     else
-      to_grid(sum(level - 1, v) + first, power(degree, a) * s, count, to);
-  }
-  void sent(int64_t level, int64_t v, int64_t degree, int64_t* to) const {
-    sent(level, v, degree, to, 0, columns);
+      to_grid(sum(level - 1, v), power(degree, a) * s, columns, to);
   }
 
-  // The slots of heavy nodes in a row: how many are now in `found`.
-  int64_t heavy_in(const int32_t* row,
-                   const int32_t* end,
-                   std::vector<int32_t>& found) const {
-    if (std::ssize(found) < end - row)
-      found.resize(end - row);
-    int64_t many = 0;
-    for (; row < end; ++row) {
-      found[many] = slot[*row];
-      many += found[many] >= 0;
+  // The same of all that is received, of the columns from `first` on; `found`
+  // is work memory.
+  void sent_now(int64_t level,
+                int64_t v,
+                int64_t* to,
+                std::vector<int32_t>& found,
+                int64_t first,
+                int64_t count) const {
+    const double s = power(out.length[v], b);
+    if (level == 0) {
+      to_grid(x + v * columns + first, s * grid, count, to);
+      return;
     }
-    return many;
+    const int64_t* from = sum(level - 1, v) + first;
+    if (lacks(v)) {
+      std::copy_n(from, count, to);
+      add_rest(v, to, found, first, count);
+      from = to;
+    }
+    to_grid(from, power(out.length[v], a) * s, count, to);
   }
 
-  // Adds what heavy senders of v send on level 0; `found` is work memory.
-  void add_heavy(int64_t v, int64_t* to, std::vector<int32_t>& found) const {
-    const int64_t zero = 0;
-    const int64_t many =
-        heavy_in(receiving().begin(v), receiving().end(v), found);
-    Pull<int64_t> pull{};
-    pull.rows = {&zero, &many, found.data()};
-    pull.in = held;
-    pull.near = pull.add = true;
-    pull.columns = columns;
-    pull.z = to;
-    if (many)
-      kernels().pull_long(pull, 0, 1);
+  // Whether senders of v may not be in S_0(v).
+  bool lacks(int64_t v) const { return limit[rank[v]] < kEvery; }
+
+  // Adds q_0 of the senders of v that are not in S_0(v).
+  void add_rest(int64_t v,
+                int64_t* to,
+                std::vector<int32_t>& found,
+                int64_t first,
+                int64_t count) const {
+    found.clear();
+    const int8_t most = limit[rank[v]];
+    append(receiving(), v, found, [&](int64_t u) { return rank[u] > most; });
+    for (size_t k = 0; k < found.size(); ++k) {
+      if (k + 4 < found.size()) {
+        fetch(x + found[k + 4] * columns + first, count);
+        __builtin_prefetch(out.length + found[k + 4]);
+      }
+      const int64_t u = found[k];
+      add_grid(x + u * columns + first, power(out.length[u], b) * grid, count,
+               to);
+    }
   }
 
-  // Adds `sign` times a row to a level of the receivers in [low, high) of u, or
-  // of those that are light.
-  void send(int64_t level,
-            int64_t u,
-            const int64_t* what,
-            bool minus = false,
-            bool light = false,
-            int64_t low = 0,
-            int64_t high = INT32_MAX) const {
-    const auto gets = [&](int64_t v) { return !light || slot[v] < 0; };
+  // Appends the entries of a row that are as asked.
+  template <typename Is>
+  static void append(const Pool& rows,
+                     int64_t v,
+                     std::vector<int32_t>& found,
+                     const Is& is) {
+    const auto before = std::ssize(found);
+    const int32_t *at = rows.begin(v), *end = rows.end(v);
+    found.resize(before + (end - at));
+    int32_t* to = found.data() + before;
+    for (; at < end; ++at) {
+      *to = *at;
+      to += is(*at);
+    }
+    found.resize(to - found.data());
+  }
+
+  // Gives a node the rank of its present number of receivers, if that has
+  // become worth it.
+  void place(int64_t u) const {
+    const int64_t count = sending().length[u];
+    const auto now = static_cast<int8_t>(std::bit_width<uint64_t>(count));
+    const int8_t before = rank[u];
+    if (now == before || (now < before && 8 * count >= 3 << before))
+      return;
+    std::vector<int64_t> row(columns);
+    sent(0, u, out.length[u], row.data());
     const int32_t* end = sending().end(u);
-    const int32_t* at = std::lower_bound(sending().begin(u), end, low);
-    for (; at < end && *at < high; ++at) {
-      if (at + 6 < end && gets(at[6]))
-        fetch(sum(level, at[6]), columns);
-      if (!gets(*at))
+    for (const int32_t* at = sending().begin(u); at < end; ++at) {
+      const int8_t then = rank[*at];
+      const bool had = before <= limit[then];
+      const bool has = now <= limit[*at == u ? now : then];
+      if (has && !had)
+        add(sum(0, *at), row.data(), columns);
+      else if (had && !has)
+        subtract(sum(0, *at), row.data(), columns);
+    }
+    for (const int32_t* at = receiving().begin(u); at < receiving().end(u);
+         ++at) {
+      const bool had = rank[*at] <= limit[before];
+      const bool has = rank[*at] <= limit[now];
+      if (had == has || *at == u)
         continue;
-      if (minus)
-        subtract(sum(level, *at), what, columns);
+      sent(0, *at, out.length[*at], row.data());
+      if (has)
+        add(sum(0, u), row.data(), columns);
       else
-        add(sum(level, *at), what, columns);
+        subtract(sum(0, u), row.data(), columns);
     }
-  }
-
-  // The same of S_0 and of those that are heavy.
-  void send_heavy(int64_t u,
-                  const int64_t* what,
-                  int64_t low,
-                  int64_t high) const {
-    std::vector<int32_t> found;
-    const int32_t* end = sending().end(u);
-    const int32_t* at = std::lower_bound(sending().begin(u), end, low);
-    const int64_t many = heavy_in(at, std::lower_bound(at, end, high), found);
-    for (int64_t k = 0; k < many; ++k) {
-      if (k + 6 < many)
-        fetch(sum(0, owner[found[k + 6]]), columns);
-      add(sum(0, owner[found[k]]), what, columns);
-    }
-  }
-
-  void forget_slot(int64_t u) const {
-    std::fill_n(held + slot[u] * columns, columns, 0);
-    owner[slot[u]] = -1;
-    slot[u] = -1;
-  }
-
-  // Makes u heavy, or light again, if that has become worth it.
-  void weigh(int64_t u) const {
-    const auto count = static_cast<double>(sending().length[u]);
-    if (slot[u] >= 0 ? 2 * count > heavy : count <= heavy)
-      return;
-    std::vector<int64_t> room(columns), others(columns);
-    std::vector<int32_t> found;
-    sent(0, u, out.length[u], room.data());
-    if (slot[u] >= 0) {
-      send(0, u, room.data(), false, true);
-      forget_slot(u);
-      add_heavy(u, others.data(), found);
-      subtract(sum(0, u), others.data(), columns);
-      return;
-    }
-    const int32_t* end = owner + slots;
-    const int32_t* place = std::find(const_cast<const int32_t*>(owner), end, -1);
-    if (place == end) {
-      clock[kFull] = 1;  // it stays in the sums
-      return;
-    }
-    add_heavy(u, sum(0, u), found);
-    slot[u] = static_cast<int32_t>(place - owner);
-    owner[slot[u]] = static_cast<int32_t>(u);
-    std::copy_n(room.data(), columns, held + slot[u] * columns);
-    send(0, u, room.data(), true, true);
+    rank[u] = now;
   }
 
   // Sums of a level of the nodes in a list: kept, or times weight * r * 2^-f
@@ -282,15 +282,15 @@ struct Live {
     };
     for (int64_t first = 0; first < columns; first += kAtOnce) {
       const int64_t some = std::min(kAtOnce, columns - first);
-      by_tasks(names, [&](int64_t begin, int64_t end) {
+      by_tasks(names, [&, found = std::vector<int32_t>()](
+                          int64_t begin, int64_t end) mutable {
         for (int64_t v = begin; v < end; ++v)
-          // Heavy ones are in no sum that is kept.
-          if (named[v] && !z && level == 0 && slot[v] >= 0)
-            std::fill_n(&sent_rows[v * some], some, 0);
-          else if (named[v])
-            sent(level, v, out.length[v], &sent_rows[v * some], first, some);
+          if (named[v])
+            sent_now(level, v, &sent_rows[v * some], found, first, some);
       });
-      by_tasks(count, [&, sums = std::vector<int64_t>(task * some)](
+      by_tasks(count, [&, sums = std::vector<int64_t>(task * some),
+                       ends = std::vector<int64_t>(2 * task),
+                       found = std::vector<int32_t>()](
                           int64_t begin, int64_t end) mutable {
         Pull<int64_t> pull{};
         pull.rows = {rows.start, rows.length, rows.col};
@@ -298,6 +298,19 @@ struct Live {
         pull.in = sent_rows.get();
         pull.columns = some;
         pull.z = sums.data();
+        if (partial && !z) {
+          // Of those alone that are in the sums that are kept.
+          found.clear();
+          for (int64_t k = begin; k < end; ++k) {
+            const int8_t most = limit[rank[list[k]]];
+            ends[k - begin] = std::ssize(found);
+            append(rows, list[k], found,
+                   [&](int64_t u) { return rank[u] <= most; });
+            ends[task + k - begin] = std::ssize(found) - ends[k - begin];
+          }
+          pull.rows = {ends.data(), ends.data() + task, found.data()};
+          pull.list = nullptr;
+        }
         kernels().pull_long(pull, 0, end - begin);
         for (int64_t k = begin; k < end; ++k) {
           const int64_t v = list[k], *row = &sums[(k - begin) * some];
@@ -318,36 +331,12 @@ struct Live {
     std::vector<int64_t> every(names);
     std::iota(every.begin(), every.end(), 0);
     whole(level, every.data(), names, z, weight);
-    std::vector<int32_t> found;
-    for (int64_t s = 0; s < slots && !z; ++s)
-      if (owner[s] >= 0)
-        add_heavy(owner[s], sum(0, owner[s]), found);
-  }
-
-  // Adds heavy senders to S_0 of all nodes, or takes them away.
-  void heavy_everywhere(bool minus) const {
-    constexpr int64_t task = 4096;
-    parallel_tasks((names + task - 1) / task, names * columns, [&] {
-      return [&](int64_t k) {
-        for (int64_t s = 0; s < slots; ++s)
-          if (owner[s] >= 0)
-            send(0, owner[s], held + s * columns, minus, true, k * task,
-                 (k + 1) * task);
-      };
-    });
   }
 
   void build() const {
-    std::fill_n(slot, names, -1);
-    std::fill_n(owner, slots, -1);
-    std::fill_n(held, slots * columns, 0);
-    int64_t next = 0;
-    for (int64_t v = 0; levels == 1 && v < names && next < slots; ++v)
-      if (static_cast<double>(sending().length[v]) > heavy) {
-        slot[v] = static_cast<int32_t>(next);
-        owner[next] = static_cast<int32_t>(v);
-        sent(0, v, out.length[v], held + next++ * columns);
-      }
+    for (int64_t v = 0; v < names; ++v)
+      rank[v] = static_cast<int8_t>(
+          std::bit_width<uint64_t>(sending().length[v]));
     for (int64_t level = 0; level < levels; ++level)
       whole(level);
   }
@@ -361,7 +350,9 @@ struct Live {
     const std::vector<int64_t> named = senders;
     std::vector<int64_t> more(old.size()), receivers, next;
     std::vector<char> moved = changed;
-    const auto place = [&](int64_t u) {
+    std::vector<int32_t> kept;
+    std::vector<int64_t> from;
+    const auto at = [&](int64_t u) {
       return std::lower_bound(senders.begin(), senders.end(), u) -
              senders.begin();
     };
@@ -372,17 +363,22 @@ struct Live {
         const int64_t u = senders[j];
         int64_t* row = &more[j * columns];
         sent(level, u, out.length[u], row);
-        if (slot[u] >= 0)
-          std::copy_n(row, columns, held + slot[u] * columns);
         subtract(row, &old[j * columns], columns);
         moved[j] = std::any_of(row, row + columns, [](auto q) { return q; });
       }
-      int64_t work = 0;
-      for (size_t j = 0; j < senders.size(); ++j)
-        if (moved[j]) {
-          const int64_t u = senders[j], count = sending().length[u];
-          work += slot[u] >= 0 ? std::min(count, slots) : count;
-        }
+      // Who receives them: those of j are from[j] to from[j + 1].
+      kept.clear();
+      from.assign(1, 0);
+      for (size_t j = 0; j < senders.size(); ++j) {
+        const int64_t u = senders[j];
+        const auto least = static_cast<int8_t>(
+            std::lower_bound(limit, limit + kRanks, rank[u]) - limit);
+        if (moved[j])
+          append(sending(), u, kept,
+                 [&](int64_t v) { return rank[v] >= least; });
+        from.push_back(std::ssize(kept));
+      }
+      auto work = std::ssize(kept);
       if (work > names &&
           3 * work > std::accumulate(out.length, out.length + names,
                                      int64_t{0})) {
@@ -401,12 +397,12 @@ struct Live {
                         sending().end(senders[j]));
         tidy(next);
         other.resize(next.size() * columns);
-        size_t at = 0;
+        size_t i = 0;
         for (size_t j = 0; j < next.size(); ++j) {
-          while (at < named.size() && named[at] < next[j])
-            ++at;
-          const bool known = at < named.size() && named[at] == next[j];
-          sent(level + 1, next[j], known ? degrees[at] : out.length[next[j]],
+          while (i < named.size() && named[i] < next[j])
+            ++i;
+          const bool known = i < named.size() && named[i] == next[j];
+          sent(level + 1, next[j], known ? degrees[i] : out.length[next[j]],
                &other[j * columns]);
         }
       }
@@ -417,18 +413,21 @@ struct Live {
         return [&](int64_t k) {
           const int64_t low = k * wide, high = (k + 1) * wide;
           for (size_t j = 0; j < senders.size(); ++j) {
-            const int64_t u = senders[j], *what = &more[j * columns];
-            if (moved[j] && slot[u] >= 0)
-              send_heavy(u, what, low, high);
-            else if (moved[j])
-              send(level, u, what, false, false, low, high);
+            const int32_t* end = kept.data() + from[j + 1];
+            const int32_t* at =
+                std::lower_bound(end - (from[j + 1] - from[j]), end, low);
+            for (; at < end && *at < high; ++at) {
+              if (at + 6 < end)
+                fetch(sum(level, at[6]), columns);
+              add(sum(level, *at), &more[j * columns], columns);
+            }
           }
           for (const Arc& arc : arcs) {
             const int64_t u = along ? arc.row : arc.target;
             const int64_t v = along ? arc.target : arc.row;
-            if (v < low || v >= high || (slot[u] >= 0 && slot[v] < 0))
+            if (v < low || v >= high || rank[u] > limit[rank[v]])
               continue;
-            const int64_t* row = &old[place(u) * columns];
+            const int64_t* row = &old[at(u) * columns];
             if (arc.sign > 0)
               add(sum(level, v), row, columns);
             else
@@ -443,8 +442,8 @@ struct Live {
         moved.assign(senders.size(), 1);
       }
     }
-    for (size_t j = 0; j < named.size() && levels == 1; ++j)
-      weigh(named[j]);
+    for (size_t j = 0; j < named.size() && partial; ++j)
+      place(named[j]);
   }
 
   // z += weight * y_level of one node.
@@ -458,21 +457,19 @@ struct Live {
     const Pool& rows = receiving();
     if (level <= levels) {
       std::copy_n(sum(level - 1, v), columns, total);
-      if (any_heavy && slot[v] < 0)
-        add_heavy(v, total, found);
+      if (lacks(v))
+        add_rest(v, total, found, 0, columns);
     } else {
       std::fill_n(total, columns, 0);
       for (const int32_t* at = rows.begin(v); at < rows.end(v); ++at) {
-        if (levels && at + 4 < rows.end(v))
+        if (levels && at + 4 < rows.end(v)) {
           fetch(sum(levels - 1, at[4]), columns);
-        const int64_t u = *at, degree = out.length[u];
-        if (any_heavy && slot[u] < 0) {
-          std::copy_n(sum(0, u), columns, part);
-          add_heavy(u, part, found);
-          to_grid(part, power(degree, a) * power(degree, b), columns, part);
-        } else {
-          sent(levels, u, degree, part);
+          if (partial)
+            __builtin_prefetch(rows.begin(at[4]));
         }
+        if (partial && at + 8 < rows.end(v))
+          __builtin_prefetch(rows.start + at[8]);
+        sent_now(levels, *at, part, found, 0, columns);
         add(total, part, columns);
       }
     }
@@ -485,6 +482,7 @@ struct Live {
 void live_build(const State& state) {
   with_real(state[kFeatures], [&](auto zero) {
     const Live<decltype(zero)> live(state);
+    live.clock[kBroken] = 1;
     live.build();
     live.clock[kBroken] = 0;
   });
@@ -506,24 +504,15 @@ int64_t live_rows(const State& state,
     const Live<scalar_t> live(state);
     const auto* w = weights.const_data_ptr<double>();
     const int64_t top = weights.numel() - 1, columns = live.columns;
-    // With heavy nodes, many rows are read as all of them.
-    const bool some = list && live.any_heavy && 8 * list->numel() > names;
-    const bool all = !list || some;
+    const bool all = !list;
     const auto* nodes = list ? list->const_data_ptr<int64_t>() : nullptr;
     const int64_t count = all ? names : list->numel();
-    const int64_t size = some ? names * columns : 0;
-    const std::unique_ptr<double[]> every(new double[size]);
-    auto* to = some ? every.get() : z.mutable_data_ptr<double>();
-    // With all of them, the last level is read as a whole.
-    const bool heavy = all && live.levels == 1;
-    live.clock[kBroken] |= heavy;
-    if (heavy)
-      live.heavy_everywhere(false);
+    auto* to = z.mutable_data_ptr<double>();
     // Many rows are read together: what their neighbours send is made once.
     int64_t entries = 0;
     for (int64_t k = 0; !all && k < count; ++k)
       entries += live.receiving().length[nodes[k]];
-    const bool whole = all || (!live.any_heavy && 2 * entries > live.names);
+    const bool whole = all || 2 * entries > live.names;
     constexpr int64_t task = 8;
     parallel_tasks((count + task - 1) / task, count * columns * 16, [&] {
       std::vector<int64_t> total(columns), part(columns);
@@ -537,15 +526,8 @@ int64_t live_rows(const State& state,
           for (int64_t level = 1; level <= top; ++level) {
             if (w[level] == 0 || (whole && level > live.levels))
               continue;
-            if (!whole) {
-              live.level_row(level, v, w[level], total.data(), part.data(),
-                             found, row);
-              continue;
-            }
-            const double scale = power(live.out.length[v], live.a) / live.grid;
-            const int64_t* sum = live.sum(level - 1, v);
-            for (int64_t c = 0; c < columns; ++c)
-              row[c] += w[level] * (scale * static_cast<double>(sum[c]));
+            live.level_row(level, v, w[level], total.data(), part.data(),
+                           found, row);
           }
         }
       };
@@ -556,19 +538,12 @@ int64_t live_rows(const State& state,
       else
         live.whole(live.levels, nodes, count, to, w[top]);
     }
-    if (heavy) {
-      live.heavy_everywhere(true);
-      live.clock[kBroken] = 0;
-    }
-    for (int64_t k = 0; some && k < list->numel(); ++k)
-      std::copy_n(to + nodes[k] * columns, columns,
-                  z.mutable_data_ptr<double>() + k * columns);
   });
   return -1;
 }
 
 void live_mark(const State& state, const Tensor& nodes, const Tensor& mark) {
-  const bool along = state[kHow].const_data_ptr<double>()[4] != 0;
+  const bool along = state[kHow].const_data_ptr<double>()[3] != 0;
   const size_t at = along ? kRows : kBackRows;
   const Pool sending(state[at], state[at + kCol], state[at + kFree]);
   const auto* list = nodes.const_data_ptr<int64_t>();

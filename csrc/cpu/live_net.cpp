@@ -36,7 +36,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> live_net(
   const Pool into(state[kBackRows], state[kBackCol], state[kBackFree]);
   const auto* how = state[kHow].const_data_ptr<double>();
   const bool both = out.start == into.start;
-  const bool along = how[4] != 0, self_loops = how[5] != 0;
+  const bool along = how[3] != 0, self_loops = how[4] != 0;
   const int64_t before = state[kClock].const_data_ptr<int64_t>()[kNames];
   const int64_t count = events.size(1);
   const auto* kind = events.const_data_ptr<int64_t>();
@@ -154,13 +154,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> live_net(
   for (int64_t k = 0; k < count; ++k)
     if (kind[k] == kChangeNode || kind[k] == kAddNode)
       touched.push_back(kind[count + k]);
+  const Tensor none = lists({});
   const auto flips = [&](const auto& map) {
     std::vector<int64_t> found;
     for (const auto& [v, state] : map)
       if (state.was != state.is)
         found.push_back(v);
     touched.insert(touched.end(), found.begin(), found.end());
-    return lists(found);
+    return found.empty() ? none : lists(found);
   };
   const Tensor turned = flips(loops), moved = flips(lives);
   tidy(touched);

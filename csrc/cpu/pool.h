@@ -20,13 +20,15 @@ constexpr int64_t kEnd = 40;   // free[kEnd]: where the unused part begins
 // The tensors of an object of functional/sums.py, in this order.
 enum Part : size_t {
   kRows, kCol, kFree, kBackRows, kBackCol, kBackFree, kClock, kFlags,
-  kFeatures, kSums, kSlot, kOwner, kHeld, kHow
+  kFeatures, kSums, kRank, kLimit, kHow
 };
 using State = std::vector<torch::stable::Tensor>;
 
-// Of `clock`: names, edits so far, whether one broke off in the sums, and
-// whether a heavy sender found no slot.
-enum Clock : int64_t { kNames, kEdits, kBroken, kFull };
+// Of `clock`: names, edits so far, and whether one broke off in the sums.
+enum Clock : int64_t { kNames, kEdits, kBroken };
+
+constexpr int64_t kRanks = 64;  // of nodes, by their number of receivers
+constexpr int8_t kEvery = 127;  // a limit that no rank is above
 
 inline void tidy(std::vector<int64_t>& values) {
   std::sort(values.begin(), values.end());

@@ -19,12 +19,18 @@ depend on the order in which they were made. An edit sends the difference
 whatever the events, their batches, and the number of threads.
 
 **Work.** :math:`S_0, \ldots, S_{L-2}` are kept; the last level is computed
-when rows are read, so no row can be out of date. For :math:`L = 2` nodes with
-many receivers are *heavy*: they are in the sums of each other alone, and are
-added to that of a *light* node where it is read. So an edit changes few rows
-of sums for each node whose degree or features it changes, and a row is read
-from the sums of its neighbours and the heavy neighbours of light ones. Which
-nodes are heavy changes no bit.
+when rows are read, so no row can be out of date. For :math:`L = 2` a sum is
+kept of some senders alone, and what the others send is added where it is read.
+What :math:`u` sends changes as often as its edges, and :math:`S_0(v)` is read
+as often as the rows of its receivers: with :math:`r` rows read for each
+event, :math:`d` the numbers of receivers and :math:`\bar d` their mean,
+:math:`u` is kept in :math:`S_0(v)` if
+
+.. math:: 1 + d_u / \bar d \le r (1 + d_v),
+
+both rounded to powers of two. For each pair of neighbours the rarer work is
+done, so no other choice makes edits as cheap for what it saves readers. It
+changes no bit.
 
 **Error.** For :math:`R = \max_v p_v n_v`, :math:`n_v` the number of terms of
 :math:`S(v)`, an error of :math:`q_i` by :math:`e_i` units of the grid makes
@@ -66,13 +72,22 @@ BITS = 40
 BOUND = 16.0
 # Treat all rows as touched if more than this share of the entries is.
 WHOLE_ABOVE = 1 / 3
+# Rows of sums that an event may change, in the mean: about what a call costs.
+WRITES = 96
 
 _CUT, _JOIN, _GO, _COME, _CHANGE = range(5)
 _ROWS, _COL, _FREE, _BACK = 0, 1, 2, 3
-_CLOCK, _FLAGS, _X, _SUMS, _SLOT, _OWNER, _HELD, _HOW = range(6, 14)
-_NAMES, _EDITS, _BROKEN, _FULL = range(4)
+_CLOCK, _FLAGS, _X, _SUMS, _RANK, _LIMIT, _HOW = range(6, 13)
+_NAMES, _EDITS, _BROKEN = range(3)
 _NONE = torch.empty(0, dtype=torch.int64)
 _NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
+_KINDS = [torch.tensor([[kind]]) for kind in range(5)]
+_ALL = 127
+# As the state is made here, it is not checked at each edit, as `ops` does.
+_LIVE_ROWS, _LIVE_NET, _LIVE_EDIT = (
+    getattr(torch.ops.pyg_trust, name).default
+    for name in ('live_rows', 'live_net', 'live_edit')
+)
 _GONE = ': it never was, or was removed before'
 
 
@@ -106,10 +121,10 @@ class Sums:
         bound (float): :math:`B`, of all features that will ever come.
             (default: :obj:`16.0`)
         bits (int): :math:`f`. (default: :obj:`40`)
-        heavy (float or str): a node of more receivers is heavy; changes no
-            bit. :obj:`'auto'`: see :func:`heavy_above`, chosen again when all
+        reads (float, optional): :math:`r`; changes no bit. With infinity all
+            are kept. By default :func:`reads_of` chooses it, again when all
             sums are made and when the lists of neighbours need more memory.
-            (default: :obj:`'auto'`)
+            (default: :obj:`None`)
         directed (bool): whether an edge may go in one direction alone, if
             none does now. (default: :obj:`False`)
         gone (Tensor): int64: names that are there no more.
@@ -126,7 +141,7 @@ class Sums:
         *,
         bound: float = BOUND,
         bits: int = BITS,
-        heavy: float | str = 'auto',
+        reads: float | None = None,
         directed: bool = False,
         gone: Tensor = _NONE,
     ) -> None:
@@ -151,19 +166,18 @@ class Sums:
         if not self.undirected:
             back = _pooled(*transposed(*listed, False)[:2])
         kept = max(measure.levels - 1, 0)
-        self._auto = heavy == 'auto'
-        limit = math.inf if self._auto else float(heavy)
-        how = (measure.a, measure.b, 2.0**bits, limit)
+        self._reads = reads
+        how = (measure.a, measure.b, 2.0**bits)
         self._weights = torch.tensor(measure.weights, dtype=torch.float64)
         self._state = [
             *rows,
             *back,
-            torch.tensor([n, 0, 0, 0]),
+            torch.tensor([n, 0, 0]),
             flags,
             x.clone(memory_format=torch.contiguous_format),
             torch.empty((kept, n, x.size(1)), dtype=torch.int64),
-            torch.full((n,), -1, dtype=torch.int32),
-            *self._slots(0, x.size(1)),
+            torch.zeros(n, dtype=torch.int8),
+            torch.empty(0, dtype=torch.int8),
             torch.tensor(
                 [*how, measure.along, measure.self_loops], dtype=torch.float64
             ),
@@ -179,7 +193,7 @@ class Sums:
     @property
     def num_nodes(self) -> int:
         """The number of names, those of removed nodes included."""
-        return int(self._clock[_NAMES])
+        return self._state[_CLOCK].tolist()[_NAMES]
 
     @property
     def num_columns(self) -> int:
@@ -223,8 +237,8 @@ class Sums:
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the stored arrays by name, with their spare room."""
-        names = 'neighbours', 'in-neighbours', 'x', 'sums', 'heavy'
-        places = _COL, _BACK + _COL, _X, _SUMS, _HELD
+        names = 'neighbours', 'in-neighbours', 'x', 'sums'
+        places = _COL, _BACK + _COL, _X, _SUMS
         return {
             name: self._state[k] for name, k in zip(names, places, strict=True)
         }
@@ -318,22 +332,6 @@ class Sums:
             seeds = level.nonzero().view(-1)
         return found.nonzero().view(-1)
 
-    def level(self, level: int) -> Tensor:
-        """Return the stored sums, those of heavy nodes included: int64.
-
-        Args:
-            level (int): :math:`i`, at most :math:`L - 2`.
-        """
-        made = self._state[_SUMS][level, : self.num_nodes].clone()
-        slots, owner, held = self._state[_SLOT : _HELD + 1]
-        at = 0 if self.measure.along or self.undirected else _BACK
-        (start, length, _), col = self._state[at : at + 2]
-        for slot in (owner >= 0).nonzero().view(-1).tolist():
-            node = owner[slot]
-            reach = col[start[node] : start[node] + length[node]].long()
-            made[reach[slots[reach] < 0]] += held[slot]
-        return made
-
     def rows(self, nodes: Tensor | None = None) -> Tensor:
         """Compute rows of :math:`z`: ``[k, num_columns]``.
 
@@ -344,15 +342,16 @@ class Sums:
         Raises:
             ValueError: on a node that is not there.
         """
-        self.mend()
-        x, read = (
-            self._state[_X],
-            None if nodes is None else nodes.contiguous(),
-        )
-        count = self.num_nodes if read is None else read.numel()
+        count, _, broken = self._state[_CLOCK].tolist()
+        if broken:
+            self._build()
+        x, read = self._state[_X], nodes
+        if read is not None:
+            read = read.contiguous()
+            count = read.numel()
         z = torch.empty((count, x.size(1)), dtype=torch.float64)
         given = self._state, self._weights, read, z
-        if torch.ops.pyg_trust.live_rows.default(*given) >= 0:
+        if _LIVE_ROWS(*given) >= 0:
             ops.live_rows(*given)  # which says what is wrong
         return z.to(x.dtype)
 
@@ -371,8 +370,10 @@ class Sums:
             ValueError: if something is not there, or is there already, or
                 the range does not do.
         """
-        self.mend()
-        first = names = self.num_nodes
+        first, edits, broken = self._state[_CLOCK].tolist()
+        if broken:
+            self._build()
+        names = first
         events, named, values = [], [], []
         for step in steps:
             if step.gone.numel():
@@ -400,44 +401,29 @@ class Sums:
             return _NONE, first
         played = events[0] if len(events) == 1 else torch.cat(events, dim=1)
         most = self._most(names)
-        net = ops.live_net(self._state, played, most)
-        arcs, loops, lives, changed, at = net
+        net = _LIVE_NET if played.is_cpu else ops.live_net
+        arcs, loops, lives, changed, at = net(self._state, played, most)
         if at >= 0:
             self._refuse(played, at // 4, at % 4, names)
         # New names may be what makes them too many.
-        if most < self._most(first) and self.receiving.length.max() >= most:
+        if (
+            names > first
+            and most < self._most(first)
+            and self.receiving.length.max() >= most
+        ):
             raise self._too_many('a node', 'x', names)
         nodes, x = _NONE, self._state[_X][:0]
         if named:
             nodes, x = _last(torch.cat(named), torch.cat(values))
-        self._put(arcs, loops, lives, names, nodes, x, journal)
-        return changed, first
-
-    def mend(self) -> None:
-        """Compute the sums anew if an edit broke off among them."""
-        if self._clock[_BROKEN]:
-            self._build()
-
-    def _put(
-        self,
-        arcs: Tensor,
-        loops: Tensor,
-        lives: Tensor,
-        names: int,
-        nodes: Tensor,
-        x: Tensor,
-        journal: Journal | None,
-    ) -> None:
-        before, edits = self.num_nodes, int(self._clock[_EDITS])
-        if names > self._state[_SLOT].numel():
+        if names > self._state[_RANK].numel():
             self._grow(names)
-        old = self._state[_X][nodes] if nodes.numel() else x
+        old = self._state[_X][nodes] if named else x
 
         def back() -> None:
             self.mend()
-            if self._clock[_EDITS] != edits:
+            if self._state[_CLOCK].tolist()[_EDITS] != edits:
                 away = arcs * torch.tensor([[1], [1], [-1]])
-                self._edit(away, loops, lives, before, nodes, old, edits)
+                self._edit(away, loops, lives, first, nodes, old, edits)
 
         if journal is not None:
             journal.note(back)
@@ -446,60 +432,54 @@ class Sums:
         except BaseException:
             back()
             raise
+        return changed, first
+
+    def mend(self) -> None:
+        """Compute the sums anew if an edit broke off among them."""
+        if self._state[_CLOCK].tolist()[_BROKEN]:
+            self._build()
 
     def _edit(self, *args: Any) -> None:
-        if self._clock[_FULL]:
-            owner = self._state[_OWNER].numel()
-            self._slots_to(owner)
-        lack = ops.live_edit(self._state, *args)
+        lack = _LIVE_EDIT(self._state, *args)
         if lack:
             self._widen(lack)
-            ops.live_edit(self._state, *args)
-            self._limit()
+            _LIVE_EDIT(self._state, *args)
+            self._follow()
 
     def _build(self) -> None:
-        heavy = 0
-        if self.measure.levels == 2:
-            self._limit()
-            limit = float(self._state[_HOW][3])
-            heavy = int((self.sending.length > limit).sum())
-        self._slots_to(heavy)
+        # Limits are those of the sums, so none may be left if this breaks off.
+        self._state[_CLOCK][_BROKEN] = 1
+        self._now = self._wanted()
+        state = list(self._state)
+        mean, top = 0.0, 0
+        if self.num_nodes:
+            length = self.sending.length
+            mean, top = float(length.double().mean()), int(length.max())
+        limit = limits(self._now, mean)
+        state[_LIMIT] = limit.masked_fill(limit >= top.bit_length(), _ALL)
+        self._state = state
         ops.live_build(self._state)
 
-    def _limit(self) -> None:
-        # A node that is heavy by the old limit may stay so.
-        if self._auto and self.measure.levels == 2:
-            limit = math.inf  # an edge changes no more than two rows of sums
-            if self.measure.b > 0:
-                limit = heavy_above(self.sending.length)
-            self._state[_HOW][3] = limit
+    def _wanted(self) -> float:
+        if self.measure.levels != 2:
+            return math.inf
+        if self._reads is not None:
+            return self._reads
+        # For b = 0 an edge changes no more than two rows of sums.
+        length = self.sending.length
+        return reads_of(length) if self.measure.b > 0 else math.inf
+
+    def _follow(self) -> None:
+        # The graph has grown: other limits may be worth new sums.
+        wanted = self._wanted()
+        if not self._now / 4 < wanted < 4 * self._now:
+            self._build()
 
     # Memory #################################################################
-
-    @property
-    def _clock(self) -> Any:
-        return self._state[_CLOCK].numpy()
 
     def _open(self, at: int) -> OpenRows:
         start, length, _ = self._state[at][:, : self.num_nodes]
         return OpenRows(start, length, self._state[at + _COL])
-
-    @staticmethod
-    def _slots(count: int, columns: int) -> tuple[Tensor, Tensor]:
-        owner = torch.full((count,), -1, dtype=torch.int32)
-        return owner, torch.zeros((count, columns), dtype=torch.int64)
-
-    def _slots_to(self, count: int) -> None:
-        # With some to spare; the state is replaced as a whole.
-        state = list(self._state)
-        size = count + count // 2 + 16
-        owner, held = self._slots(size, self.num_columns)
-        some = min(state[_OWNER].numel(), size)
-        owner[:some] = state[_OWNER][:some]
-        held[:some] = state[_HELD][:some]
-        state[_OWNER], state[_HELD] = owner, held
-        self._state = state
-        self._clock[_FULL] = 0
 
     def _grow(self, names: int) -> None:
         # Rows of nothing, with some to spare.
@@ -512,15 +492,13 @@ class Sums:
             (_FLAGS, 1),
             (_X, 0),
             (_SUMS, 1),
-            (_SLOT, 0),
+            (_RANK, 0),
         ):
             old = state[k]
             if id(old) not in made:
                 shape = list(old.shape)
                 shape[dim] = size - shape[dim]
-                fill = -1 if k == _SLOT else 0
-                more = old.new_full(shape, fill)
-                made[id(old)] = torch.cat([old, more], dim)
+                made[id(old)] = torch.cat([old, old.new_zeros(shape)], dim)
             state[k] = made[id(old)]
         self._state = state
 
@@ -596,43 +574,57 @@ def check_measure(measure: Measure) -> None:
         )
 
 
-def heavy_above(length: Tensor, reads: float = 1.0) -> float:
-    r"""Choose from how many receivers on a node should be heavy.
+def limits(reads: float, mean: float) -> Tensor:
+    """Return up to which rank a sender is kept, for each rank of a receiver.
 
-    The power of two :math:`H` that minimises the rows of sums that an event
-    changes and :obj:`reads` times those that a row of :math:`z` is read from,
-    as both are expected of a random graph of these degrees, in which a node of
-    :math:`d` has :math:`h_d = \min(d p, m)` heavy neighbours, :math:`m` nodes
-    being heavy, with a share :math:`p` of all ends of edges. For each end of
-    an edge that comes (ends are uniform) or goes (edges are) an event changes
-    :math:`d` rows if the node is light, else :math:`h_d` and its own; a row is
-    read from one for each neighbour, and :math:`h_d` more where that is light.
+    Args:
+        reads (float): rows read for each event.
+        mean (float): the mean number of receivers.
+
+    Returns:
+        Tensor: int8, ``[64]``, ascending. The rank of a node is how many bits
+        its number of receivers has; 127 for all ranks.
+    """
+    if reads == math.inf:
+        return torch.full((64,), _ALL, dtype=torch.int8)
+    size = 0.75 * 2.0 ** torch.arange(64, dtype=torch.float64)
+    size[0] = 0
+    most = reads * (1 + size)
+    highest = torch.searchsorted(1 + size / max(mean, 1), most, right=True)
+    return (highest - 1).to(torch.int8)
+
+
+def reads_of(length: Tensor) -> float:
+    r"""Choose for how many reads an event the sums should be kept.
+
+    The largest power of two with which an event is expected to change no more
+    than :data:`WRITES` rows of sums, in a random graph of these degrees. The
+    ends of edges that come are uniform, those that go by degree. A node of
+    rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
+    :math:`l`, :math:`d_k` being the mean degree, :math:`n_l` the number, and
+    :math:`e_l` the share in all ends of nodes of a rank.
 
     Args:
         length (Tensor): int64, ``[num_nodes]``: the number of receivers of
             each node.
-        reads (float): rows read for each event. (default: :obj:`1.0`)
 
     Returns:
-        float: :math:`H`, the largest of equal cost; from the largest degree
-        on no node is heavy.
+        float: :math:`r`; infinity if all may be kept.
     """
-    count = length.bincount(minlength=1).double()
-    degree = torch.arange(count.numel(), dtype=torch.float64)
-    nodes = count / count.sum().clamp(min=1)
-    ends = degree * count
-    ends /= ends.sum().clamp(min=1)
-
-    def cost(limit: float) -> float:
-        heavy = degree > limit
-        met = (degree * ends[heavy].sum()).clamp(max=float(count[heavy].sum()))
-        rows = (1 + met).where(heavy, degree)
-        changed = ((nodes + ends) * rows).sum()
-        other = (ends * met)[~heavy].sum()
-        return float(changed + reads * (degree * nodes).sum() * (1 + other))
-
-    most = max(count.numel().bit_length(), 3)
-    return min((2.0**k for k in range(most, 2, -1)), key=cost)
+    size = length.double()
+    rank = torch.frexp(size)[1].long()
+    count = rank.bincount(minlength=64).double()
+    ends = rank.bincount(size, minlength=64)
+    share = ends / ends.sum().clamp(min=1)
+    often = count / count.sum().clamp(min=1) + share
+    met = (ends / count.clamp(min=1)).view(-1, 1) * share
+    met = often.view(-1, 1) * torch.minimum(met, count)
+    mean = float(ends.sum() / count.sum().clamp(min=1))
+    ranks = torch.arange(64).view(-1, 1)
+    for reads in (math.inf, *(2.0**k for k in range(16, -17, -1))):
+        if float(met[ranks <= limits(reads, mean)].sum()) <= WRITES:
+            break
+    return reads
 
 
 def _pooled(rowptr: Tensor, col: Tensor) -> list[Tensor]:
@@ -653,6 +645,8 @@ def _pooled(rowptr: Tensor, col: Tensor) -> list[Tensor]:
 
 def _events(kind: int, names: Tensor) -> Tensor:
     both = names.expand(2, -1) if names.dim() == 1 else names
+    if both.size(1) == 1 and both.is_cpu:
+        return torch.cat([_KINDS[kind], both])
     return torch.cat([both.new_full((1, both.size(1)), kind), both])
 
 

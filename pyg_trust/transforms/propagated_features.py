@@ -169,7 +169,7 @@ class PropagatedFeatures(EditedInPlace):
 
     @synchronized
     def __getstate__(self) -> dict[str, Any]:
-        # The pickle is a function of the present data: which nodes are heavy,
+        # The pickle is a function of the present data: what sums are kept,
         # spare room in the lists and residues would reveal the history.
         self._settle()
         live = self._live

@@ -85,14 +85,14 @@ class NodeState:
             gone = (~alive).nonzero().view(-1)
         self.levels: Sums | SeriesState
         if settings.theta is None:
-            # A removal reads more rows than it writes: no sender is heavy.
+            # A removal reads more rows than it writes: all sums are kept.
             self.levels = Sums(
                 graph,
                 x,
                 measure,
                 bound=settings.bound,
                 bits=settings.bits,
-                heavy=math.inf,
+                reads=math.inf,
                 directed=directed,
                 gone=gone,
             )

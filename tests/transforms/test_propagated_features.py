@@ -3,8 +3,14 @@ import contextlib
 import pytest
 import torch
 
-from pyg_trust import ops
-from pyg_trust.functional import Measure, appnp, propagate, sgc, single_target
+from pyg_trust.functional import (
+    Measure,
+    appnp,
+    propagate,
+    sgc,
+    single_target,
+    sums,
+)
 from pyg_trust.functional.incremental import SeriesState
 from pyg_trust.functional.sums import Sums
 from pyg_trust.graph import CSRGraph
@@ -113,13 +119,13 @@ def _missing(graph):
 @pytest.mark.parametrize(
     ('owner', 'name'),
     [
-        (ops, 'live_net'),
-        (ops, 'live_edit'),
+        (sums, '_LIVE_NET'),
+        (sums, '_LIVE_EDIT'),
         (Sums, '_grow'),
         (Sums, '_edit'),
         (Sums, '_check_features'),
         (Sums, '_widen'),
-        (Sums, '_slots_to'),
+        (Sums, '_follow'),
     ],
 )
 @pytest.mark.parametrize('kind', ['insert', 'remove', 'change', 'edge'])

@@ -11,12 +11,13 @@ from graphs import blocks
 from states import same
 from torch_geometric.data import Data
 
-from pyg_trust import noise, ops
+from pyg_trust import noise
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.files.seals import Seals
 from pyg_trust.functional import (
     Measure,
     propagate,
+    sums,
 )
 from pyg_trust.functional import heads as H
 from pyg_trust.functional import newton as N
@@ -651,12 +652,11 @@ def test_a_transcript_composes_and_says_more_than_a_release():
 
 STAGES = [
     (Sums, 'play'),
-    (Sums, '_put'),
     (Sums, '_edit'),
     (Sums, 'touched'),
     (Sums, 'rows'),
-    (ops, 'live_net'),
-    (ops, 'live_edit'),
+    (sums, '_LIVE_NET'),
+    (sums, '_LIVE_EDIT'),
     (NodeState, 'play'),
     (NodeState, 'follow'),
     (NodeState, '_wait'),
