@@ -494,6 +494,8 @@ class Book:
                 if inner is not None
             }
             live = self._live(grad, owner, inners.values(), lives)
+            if not live.rows.numel():
+                continue
             for inner, cluster in uses[key]:
                 width = 0 if inner is None else inner.size(1)
                 of = id(live), grad.size(1), width, grad.dtype, inner is None
@@ -756,20 +758,22 @@ class Book:
         scale = powers[0] if powers else torch.ones_like(top)
         weight = each / clip.grid(norm) * scale
         for to, mask in enumerate(wanted):
-            rows = mask.nonzero().view(-1)
+            rows, here = mask.nonzero().view(-1), live.rows
+            columns = [top * weight, weight, *powers[1:]]
+            if rows.numel() < len(mask):
+                here = here.index_select(0, rows)
+                columns = [v.index_select(1, rows) for v in columns]
             # Entries of the one factor, if there is another: copies have
             # none, and may be as large as products.
-            tops = (top * weight)[:, rows].amax(0)
+            tops = columns[0].amax(0)
             if not powers:
                 tops *= 2.0**-clip.INPUT_BITS
             for at in exact_blocks(tops):
-                here = rows[at]
-                grads = stack.taken(0, live.rows[here])
-                made = scaled(stack.picked(grads, 0), weight[:, here])
+                grads = stack.picked(stack.taken(0, here[at]), 0)
+                made = scaled(grads, columns[1][:, at])
                 if powers:
-                    inner = stack.taken(1, live.rows[here])
-                    inner = stack.picked(inner, 1)
-                    inner = scaled(inner, powers[1][:, here])
+                    inner = stack.picked(stack.taken(1, here[at]), 1)
+                    inner = scaled(inner, columns[2][:, at])
                     made = torch.bmm(made.mT, inner).long()
                 else:
                     made = made.sum(1).long()
