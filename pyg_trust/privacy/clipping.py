@@ -210,18 +210,13 @@ class _Stack:
             return values[0].unsqueeze(0)
         return torch.stack(values)
 
-    def places(self, side: int) -> Tensor | None:
-        # Which of them each pair has; None if they are in order.
+    def picked(self, values: Tensor, side: int) -> Tensor:
+        # Of each pair, what its gradient or its input has.
         known = [*(self.inners if side else self.grads)]
         places = [known.index(pair[side]) for pair in self.pairs]
         if places == [*range(len(known))]:
-            return None
-        return torch.tensor(places, device=self.live.owner.device)
-
-    def picked(self, values: Tensor, side: int) -> Tensor:
-        # Of each pair, what its gradient or its input has.
-        places = self.places(side)
-        return values if places is None else values.index_select(0, places)
+            return values
+        return values.index_select(0, values.new_tensor(places).long())
 
 
 class Book:
@@ -472,60 +467,46 @@ class Book:
 
     def _stacked(self, several: set[int]) -> list[_Stack]:
         # Put uses together that have the same live rows.
-        grads: dict[Any, tuple[Tensor, Tensor]] = {}
-        uses: dict[Any, list[tuple[Tensor | None, _Cluster]]] = {}
+        uses: dict[Any, list[tuple[_Cluster, int]]] = {}
         for base in self.bases:
             if self._params(base) & several:
                 continue
             for cluster in base.clusters:
-                inners = cluster.inputs or [None] * len(cluster.grads)
-                for grad, owner, inner in zip(
-                    cluster.grads, cluster.owners, inners, strict=True
-                ):
-                    key = _key(grad), id(owner)
-                    grads[key] = grad, owner
-                    uses.setdefault(key, []).append((inner, cluster))
+                for i, grad in enumerate(cluster.grads):
+                    key = _key(grad), id(cluster.owners[i])
+                    uses.setdefault(key, []).append((cluster, i))
         lives: dict[int, list[_Live]] = {}
         stacks: dict[Any, list[_Stack]] = {}
-        for key, (grad, owner) in grads.items():
-            inners = {
-                _key(inner): inner
-                for inner, _ in uses[key]
-                if inner is not None
-            }
-            live = self._live(grad, owner, inners.values(), lives)
-            if not live.rows.numel():
-                continue
-            for inner, cluster in uses[key]:
-                width = 0 if inner is None else inner.size(1)
-                of = id(live), grad.size(1), width, grad.dtype, inner is None
-                some = stacks.setdefault(of, [])
-                pair = key[0], None if inner is None else _key(inner)
-                stack = next((s for s in some if pair in s.pairs), None)
+        for some in uses.values():
+            live = self._live(some, lives)
+            for cluster, i in some if live.rows.numel() else ():
+                grad, inner = cluster.grads[i], cluster.inputs[i : i + 1]
+                pair = _key(grad), *map(_key, inner)
+                widths = [v.size(1) for v in (grad, *inner)]
+                of = id(live), grad.dtype, *widths
+                known = stacks.setdefault(of, [])
+                stack = next((s for s in known if pair in s.pairs), None)
                 if stack is None:
-                    most = max(1, _TOGETHER // max(1, grad.size(1) + width))
-                    if not some or len(some[-1].pairs) >= most:
-                        some.append(_Stack(live))
-                    stack = some[-1]
+                    most = max(1, _TOGETHER // max(1, sum(widths)))
+                    if not known or len(known[-1].pairs) >= most:
+                        known.append(_Stack(live))
+                    stack = known[-1]
                     stack.grads[pair[0]] = grad
-                    if inner is not None:
-                        stack.inners[pair[1]] = inner
+                    stack.inners.update(zip(pair[1:], inner, strict=True))
                     stack.pairs[pair] = []
                 stack.pairs[pair].append(cluster)
-                at = [*stack.pairs].index(pair)
-                cluster.places.append((stack, at))
-        return [stack for some in stacks.values() for stack in some]
+                cluster.places.append((stack, [*stack.pairs].index(pair)))
+        return [stack for known in stacks.values() for stack in known]
 
     def _live(
-        self,
-        grad: Tensor,
-        owner: Tensor,
-        inners: Iterable[Tensor],
-        lives: dict[int, list[_Live]],
+        self, uses: list[tuple[_Cluster, int]], lives: dict[int, list[_Live]]
     ) -> _Live:
-        # A row whose input is not finite counts, even with no gradient.
-        reach = grad.abs().sum(1)
-        for inner in inners:
+        # Of uses with the same gradients.
+        cluster, i = uses[0]
+        owner, reach = cluster.owners[i], cluster.grads[i].abs().sum(1)
+        inners = {_key(v): v for c, k in uses for v in c.inputs[k : k + 1]}
+        for inner in inners.values():
+            # A row whose input is not finite counts, even with no gradient.
             reach += 0 * inner.sum(1)
         mask = reach != 0
         known = lives.setdefault(id(owner), [])
@@ -620,7 +601,7 @@ class Book:
         # matrix.
         layout = stack.live.layout
         rows, cols = (side.size(2) for side in sides)
-        sides = [layout.filled(side) for side in sides]
+        sides = list(map(layout.filled, sides))
         square = terms.square()
         few = torch.zeros_like(square, dtype=torch.bool)
         parts = []
@@ -651,20 +632,26 @@ class Book:
             here = few[:, subgraphs]
             of = here.nonzero()
             for at in self._chunks(of, room, rows, cols):
-                pair, number = at.unbind(1)
-                each = []
-                for i, v in enumerate(part):
-                    places = stack.places(i)
-                    if len(at) == here.numel():
-                        each.append(stack.picked(v, i).flatten(0, 1))
-                    else:
-                        each.append(
-                            v[pair if places is None else places[pair], number]
-                        )
+                which, number = at.unbind(1)
+                if len(at) == here.numel():
+                    each = [
+                        stack.picked(v, i).flatten(0, 1)
+                        for i, v in enumerate(part)
+                    ]
+                else:
+                    each = [
+                        v[
+                            stack.picked(which.new_tensor(range(len(v))), i)[
+                                which
+                            ],
+                            number,
+                        ]
+                        for i, v in enumerate(part)
+                    ]
                 value = between(*each)[:, :rows, :cols].reshape(len(at), -1)
                 found = lengths(value)[0]
                 small = (room + 8) * math.sqrt(rows * cols) * tiny
-                to = pair, subgraphs[number]
+                to = which, subgraphs[number]
                 less = lost(min(room, _BLOCK) + 8, unit) * terms[to]
                 square[to] = found.square()
                 bound[to] = (found + less + small).square()
@@ -683,8 +670,9 @@ class Book:
             grad, inner = cluster.grads[0], cluster.inputs[0]
             layout = self._layout(cluster.owners[0])
             if cluster.filled is None:
-                cluster.filled = tuple(
-                    layout.filled(v.unsqueeze(0))[0] for v in (grad, inner)
+                cluster.filled = (
+                    layout.filled(grad.unsqueeze(0))[0],
+                    layout.filled(inner.unsqueeze(0))[0],
                 )
             made = grad.new_zeros(shape)
             for _, at, place in layout.rows(subgraphs):

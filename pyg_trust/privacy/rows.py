@@ -153,7 +153,7 @@ class RowTracker:
         """Return a tensor's rows and their dimension, if they are tracked."""
         found = self._rows.get(tensor)
         if found is None or found[0]._same is None:
-            return found  # type: ignore[no-any-return]
+            return found
         return found[0].find(), found[1]
 
     def set(self, tensor: Tensor, rows: Rows, axis: int) -> None:
