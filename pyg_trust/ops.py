@@ -1252,17 +1252,13 @@ def without_gradients(stops: Collection[Any]) -> Iterator[None]:
 def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
     columns, depth = weight.shape
     width = 128 // x.element_size()
-    count = -(-columns // width)
-    panels = x.new_zeros(count, depth, width)
     # Column j of panel p is row p * width + j of the weight.
-    whole = columns // width
-    panels[:whole] = (
-        weight[: whole * width].reshape(whole, width, depth).transpose(1, 2)
-    )
-    if whole < count:
-        rest = weight[whole * width :]
-        panels[whole, :, : rest.size(0)] = rest.t()
-    return _ops.row_linear(x.contiguous(), panels, columns)
+    more = -columns % width
+    if more:
+        weight = torch.cat([weight, weight.new_zeros(more, depth)])
+    count = len(weight) // width
+    panels = weight.reshape(count, width, depth).transpose(1, 2)
+    return _ops.row_linear(x.contiguous(), panels.contiguous(), columns)
 
 
 # Fake kernels ################################################################

@@ -13,7 +13,7 @@ from torch_geometric.data import HeteroData
 
 from pyg_trust import rng
 from pyg_trust._checks import check_tensor
-from pyg_trust.graph.ragged import pointer, ranges
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.unit import EdgeType, PrivacyUnit
 
 
@@ -111,6 +111,14 @@ class Ownership:
                 if here not in self.public or other in self.public:
                     listed = _listed(index[end], self.sizes[here])
                     self.at[e, end] = listed
+        # Edge types that lead where an earlier one does, whose mirror they
+        # are.
+        nth = {e: i for i, e in enumerate(self.edges)}
+        self.again = {
+            e
+            for e in self.edges.keys() - self.edge_owner.keys()
+            if nth.get(unit.mirrors.get(e, e), nth[e]) < nth[e]
+        }
 
 
 def expand(
@@ -139,10 +147,11 @@ def expand(
             'is in one subgraph (got one twice)'
         )
     sizes = ownership.sizes
-    claim = torch.full((ownership.num_names,), -1, dtype=torch.int64)
     of = torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
-    claim[persons] = of
-    # A copy is named by its subgraph, then by its row.
+    claim = torch.empty(0, dtype=torch.int64)
+    if ownership.edge_owner:
+        claim = torch.full((ownership.num_names,), -1)
+        claim[persons] = of
     none = torch.empty(0, dtype=torch.int64)
     keys = dict.fromkeys(sizes, none)
     for t, (start, rows) in ownership.held.items():
@@ -155,11 +164,18 @@ def expand(
     for hop in range(hops):
         near: dict[str, list[Tensor]] = {t: [] for t in ownership.public}
         for e, end in ownership.at:
-            other = e[2 - 2 * end]
-            if other in near:
-                at, edge = _edges_of(ownership, e, end, front, claim, True)
-                row = ownership.edges[e][1 - end][edge]
-                near[other].append(_key(at, row, sizes[other]))
+            here, other = e[2 * end], e[2 - 2 * end]
+            if (
+                other not in near
+                or e in ownership.again
+                or not front[here].numel()
+            ):
+                continue
+            subgraph = front[here] // max(sizes[here], 1)
+            at, edge = _edges_of(ownership, e, end, front, claim)
+            at, edge = _capped(ownership, e, end, at, edge)
+            row = ownership.edges[e][1 - end].index_select(0, edge)
+            near[other].append(_key(subgraph[at], row, sizes[other]))
         for e, (start, listed) in ownership.owned.items():
             if hop == 0:
                 at, which = _gather(start, persons)
@@ -179,16 +195,18 @@ def expand(
         out.n_id[t], out.batch[t] = key % size, key // size
     for e, index in ownership.edges.items():
         end = 0 if (e, 0) in ownership.at else 1
+        other = e[2 - 2 * end]
         at, edge = _edges_of(ownership, e, end, keys, claim)
-        ends = []
-        for t, row in zip(e[::2], index[:, edge], strict=True):
-            wanted = _key(at, row, sizes[t])
-            place = torch.searchsorted(keys[t], wanted)
-            known = torch.cat([keys[t], wanted.new_full((1,), -1)])
-            ends.append(torch.where(known[place] == wanted, place, -1))
-        inside = (ends[0] >= 0) & (ends[1] >= 0)
-        out.edge_index[e] = torch.stack(ends)[:, inside]
-        out.e_id[e] = edge[inside]
+        subgraph = out.batch[e[2 * end]].index_select(0, at)
+        row = index[1 - end].index_select(0, edge)
+        wanted = _key(subgraph, row, sizes[other])
+        place = torch.searchsorted(keys[other], wanted)
+        known = torch.cat([keys[other], wanted.new_full((1,), -1)])
+        inside = known.index_select(0, place) == wanted
+        ends = torch.stack([at, place] if end == 0 else [place, at])
+        if not bool(inside.all()):
+            ends, edge = ends[:, inside], edge[inside]
+        out.edge_index[e], out.e_id[e] = ends, edge
     return out
 
 
@@ -199,9 +217,11 @@ def _listed(of: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 def _gather(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     # Which row, and the places of what is listed for it.
-    count = start[rows + 1] - start[rows]
+    first = start.index_select(0, rows)
+    count = start.index_select(0, rows + 1) - first
     at = torch.arange(rows.numel()).repeat_interleave(count)
-    return at, ranges(start[rows], count)
+    shift = (first - pointer(count)[:-1]).index_select(0, at)
+    return at, shift + torch.arange(at.numel())
 
 
 def _key(subgraph: Tensor, row: Tensor, size: int) -> Tensor:
@@ -214,21 +234,18 @@ def _edges_of(
     end: int,
     keys: Mapping[str, Tensor],
     claim: Tensor,
-    capped: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    # Edges of copies, each with its subgraph; no edges of strangers.
+    # Edges of copies, each with the place of its copy; none of strangers.
     t = edge_type[2 * end]
     size = max(ownership.sizes[t], 1)
     start, listed = ownership.at[edge_type, end]
     at, which = _gather(start, keys[t] % size)
-    subgraph, edge = keys[t] // size, listed[which]
+    edge = listed.index_select(0, which)
     owner = ownership.edge_owner.get(edge_type)
     if owner is not None:
-        own = claim[owner[edge]] == subgraph[at]
+        own = claim[owner[edge]] == (keys[t] // size)[at]
         at, edge = at[own], edge[own]
-    if capped:
-        at, edge = _capped(ownership, edge_type, end, at, edge)
-    return subgraph[at], edge
+    return at, edge
 
 
 def _capped(

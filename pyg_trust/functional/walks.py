@@ -47,8 +47,9 @@ class DisjointWalks(NamedTuple):
         """Return the subgraphs :obj:`index`, int64, in this order."""
         check_tensor('index', index, torch.int64, ('num',))
         check_range('index', index, self.num_subgraphs, 'the subgraphs')
-        size = self.ptr.diff()[index]
-        entry = ranges(self.ptr[index], size)
+        start = self.ptr[index]
+        size = self.ptr[index + 1] - start
+        entry = ranges(start, size)
         return DisjointWalks(pointer(size), self.node[entry])
 
 

@@ -293,22 +293,28 @@ class UnitLoader(DrawnUnits):
         found = expand(self._ownership, *claims, self._hops)
         n_id, edges = found.n_id, found.edge_index
         # Roots come first.
-        later = (n_id[t] != claims.roots[found.batch[t]]).long()
-        order = later.argsort(stable=True)
-        for of in (n_id, found.batch):
-            of[t] = of[t][order]
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order))
+        later = n_id[t] != claims.roots[found.batch[t]]
+        if bool(later.any()):
+            order = later.long().argsort(stable=True)
+            place = torch.empty_like(order)
+            place[order] = torch.arange(len(order))
+            for of in (n_id, found.batch):
+                of[t] = of[t][order]
+            for e, ends in edges.items():
+                if t in e[::2]:
+                    edges[e] = torch.stack(
+                        [
+                            place[i] if of == t else i
+                            for i, of in zip(ends, e[::2], strict=True)
+                        ]
+                    )
         out, data = HeteroData(), self.tables
         for of in self._plain.node_types:
-            out[of].x = data[of].x[n_id[of]]
-            out[of].n_id, out[of].batch = n_id[of], found.batch[of]
+            store, x = out[of], data[of].x
+            store.x = x.index_select(0, n_id[of])
+            store.n_id, store.batch = n_id[of], found.batch[of]
         for e in self._plain.edge_types:
-            ends = [
-                place[i] if of == t else i
-                for i, of in zip(edges[e], e[::2], strict=True)
-            ]
-            out[e].edge_index = torch.stack(ends)
+            out[e].edge_index = edges[e]
         store = out[t]
         if self._plain.y is not None:
             store.y = data[t].y[claims.roots]

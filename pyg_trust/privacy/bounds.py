@@ -271,10 +271,9 @@ def _power(exponent: Tensor) -> Tensor:
 
 
 def scaled(rows: Tensor, each: Tensor) -> Tensor:
-    """Round rows times a number each: [n, length] and [n], to float64."""
+    """Round rows times a number each: [*, n, length], [*, n], to float64."""
     # A product of two types takes twenty times as long.
-    made = rows.to(torch.float64, copy=True)
-    return made.mul_(each.unsqueeze(1)).round_()
+    return (rows.double() * each.unsqueeze(-1)).round_()
 
 
 def exact_blocks(tops: Tensor) -> Iterator[slice]:

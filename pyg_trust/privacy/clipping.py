@@ -39,7 +39,6 @@ next power of two or three quarters of it, filled up with zeros.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -77,8 +76,8 @@ _CHUNK = 2**22
 _BLOCK = clip.BLOCK
 # Up to this many rows, rooms are exact.
 _EXACT = 8
-# Linear maps whose bounds are computed together.
-_TOGETHER = 8
+# How many numbers a row may have in maps that are computed together.
+_TOGETHER = 2**10
 # A generous bound of what float64 loses in sums of a step.
 _UP = 1 + 2.0**-30
 
@@ -95,16 +94,16 @@ class _Layout:
     size: int
     in_place: bool  # whether rows are so already
 
-    def filled(self, tensor: Tensor) -> Tensor:
+    def filled(self, stack: Tensor) -> Tensor:
         # Pad every subgraph to its room with zeros, in whole vectors: bits do
-        # not depend on the place in the batch.
-        length = tensor.size(1)
+        # not depend on the place in the batch. [num, rows, length].
+        num, _, length = stack.shape
         width = length + -length % VECTOR
-        begins = tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
+        begins = stack.is_contiguous() and stack.data_ptr() % 64 == 0
         if self.in_place and width == length and begins:
-            return tensor
-        made = tensor.new_zeros(self.size, width)
-        made[:, :length].index_copy_(0, self.place, tensor)
+            return stack
+        made = stack.new_zeros(num, self.size, width)
+        made[:, :, :length].index_copy_(1, self.place, stack)
         return made
 
     def rows(self, subgraphs: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -153,6 +152,8 @@ class _Cluster:
     grads: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     owners: list[Tensor] = field(default_factory=list)
+    # Where its rows are computed with those of others.
+    places: list[tuple['_Stack', int]] = field(default_factory=list)
     # Inputs and gradients of a linear map, in the rooms of its layout.
     filled: tuple[Tensor, Tensor] | None = None
 
@@ -165,18 +166,57 @@ class _Cluster:
 
 
 @dataclass(eq=False)
-class _Live:
-    # Rows that add something: their numbers, gradients, factors and largest
-    # entries; and their sum, once it is made.
-    rows: tuple[Tensor, ...]
-    sum: Tensor | None = None
-
-
-@dataclass(eq=False)
 class _Base:
     base: Tensor
     clusters: list[_Cluster]
     apart: bool
+
+
+@dataclass(eq=False)
+class _Live:
+    # Rows whose gradient is not zero, in the order of their rooms.
+    mask: Tensor
+    rows: Tensor
+    owner: Tensor
+    layout: _Layout
+    whole: bool  # whether these are all rows, as they are
+
+
+@dataclass(eq=False)
+class _Stack:
+    # Gradients of the same live rows, and inputs of linear maps with these, of
+    # one width each, that are computed together. Where no map is, rows are
+    # copies of a parameter.
+    live: _Live
+    grads: dict[Any, Tensor] = field(default_factory=dict)
+    inners: dict[Any, Tensor] = field(default_factory=dict)
+    # By the keys of gradient and input, the uses of their product.
+    pairs: dict[Any, list[_Cluster]] = field(default_factory=dict)
+    # Of each pair, [4, num_subgraphs]: as `Book.sizes` adds them up. Of
+    # copies: their sums, and more.
+    sizes: Any = None
+    # Largest entries, and the powers of two of inputs with their inverses.
+    scales: tuple[Tensor, ...] = ()
+
+    def taken(self, side: int, rows: Tensor | None = None) -> Tensor:
+        # Gradients (0) or inputs (1), [num, num_rows, width], of the live rows
+        # or of some of them.
+        values = [*(self.inners if side else self.grads).values()]
+        rows = self.live.rows if rows is None else rows
+        if rows.numel() < len(values[0]) or not self.live.whole:
+            # Takes a fifth of the time of an index in brackets.
+            values = [value.index_select(0, rows) for value in values]
+        if len(values) == 1:
+            return values[0].unsqueeze(0)
+        return torch.stack(values)
+
+    def picked(self, values: Tensor, side: int) -> Tensor:
+        # Of each pair, what its gradient or its input has.
+        known = [*(self.inners if side else self.grads)]
+        places = [known.index(pair[side]) for pair in self.pairs]
+        if places == [*range(len(known))]:
+            return values
+        return values.index_select(0, values.new_tensor(places).long())
 
 
 class Book:
@@ -205,9 +245,6 @@ class Book:
         self.recorder = recorder
         self.num_subgraphs = num_subgraphs
         self._layouts: dict[int, tuple[Tensor, _Layout]] = {}
-        self._lengths: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
-        self._powers: dict[Any, tuple[Tensor, Tensor]] = {}
-        self._live: tuple[Any, list[_Live]] = (None, [])
         # Gradients of all subgraphs, where they are few numbers.
         self._kept: tuple[Tensor, dict[int, Tensor]] | None = None
         for use in recorder.uses:
@@ -317,33 +354,26 @@ class Book:
         zero = torch.zeros(k, dtype=torch.float64, device=device)
         sizes = Sizes(*(zero.clone() for _ in range(5)))
         several = self._several
-        square, bound = zero.clone(), zero.clone()
-        alike: dict[int, list[_Cluster]] = {}
-        last: Any = None
+        self.stacks = self._stacked(several)
+        for stack in self.stacks:
+            (self._linear if stack.inners else self._copied)(stack, sizes)
+        # In the order of the model: floats are not added up in another one
+        # where other rows are live.
+        total = zero.new_zeros(4, k)
+        copies: dict[Any, Tensor] = {}
         for base in self.bases:
-            if self._params(base) & several:
-                continue
             for cluster in base.clusters:
-                if cluster.kind == LINEAR:
-                    at = id(cluster.owners[0])
-                    alike.setdefault(at, []).append(cluster)
+                if not cluster.places:
                     continue
-                key = [
-                    (_key(g), id(o))
-                    for g, o in zip(cluster.grads, cluster.owners, strict=True)
-                ]
-                if key != last:
-                    last, rows = key, self._rows(cluster)
-                square += rows[0]
-                bound += rows[1]
-                sizes.kappa += rows[2]
-                sizes.weight = torch.maximum(sizes.weight, rows[3])
-        for clusters in alike.values():
-            for first in range(0, len(clusters), _TOGETHER):
-                some = clusters[first : first + _TOGETHER]
-                for one, other in self._linear(some, sizes):
-                    square += one
-                    bound += other
+                key = tuple((id(stack), at) for stack, at in cluster.places)
+                if cluster.kind == LINEAR:
+                    stack, at = cluster.places[0]
+                    total += stack.sizes[at]
+                    continue
+                if key not in copies:
+                    copies[key] = self._rows(cluster)
+                total += copies[key]
+        square, bound, sizes.tau, sizes.kappa = total
         if several:
             for chunk, grads in self._gradients(several):
                 for value in grads.values():
@@ -377,7 +407,7 @@ class Book:
             for p in self.recorder.params
         }
         several = self._several
-        self._live = None, []
+        parts: dict[_Cluster, Tensor] = {}
         for base in self.bases:
             if self._params(base) & several:
                 continue
@@ -385,10 +415,15 @@ class Book:
                 n, base.base.numel(), dtype=torch.int64
             )
             for cluster in base.clusters:
-                part = _same_part(total, base.base, cluster.weight, n)
-                for to, value in self._integers(cluster, factors, norm, of):
-                    part[to] += value.view(part.shape[1:])
+                parts[cluster] = _same_part(
+                    total, base.base, cluster.weight, n
+                )
             out[id(base.base)] = _same_part(total, base.base, base.base, n)
+        for stack in self.stacks:
+            for to, uses, value in self._integers(stack, factors, norm, of):
+                for cluster in uses:
+                    part = parts[cluster][to]
+                    part += value.view(part.shape)
         if several:
             for chunk, grads in self._gradients(several):
                 own = chunk if of is None else chunk[chunk == of]
@@ -421,163 +456,211 @@ class Book:
             )
         return self._layouts[id(owner)][1]
 
-    def _length(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        # Upper bounds of norms, and the largest absolute entries.
-        key = _key(rows)
-        if key not in self._lengths:
-            self._lengths[key] = rows, *lengths(rows)
-        return self._lengths[key][1:]
-
-    def _scales(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        # The powers of two that rows are rounded to, and their inverses.
-        key = _key(rows)
-        if key not in self._powers:
-            self._powers[key] = scales(self._length(rows)[1])
-        return self._powers[key]
-
     def _by_owner(self, values: Tensor, owner: Tensor) -> Tensor:
-        # [..., num_rows] to [..., num_subgraphs]: one sum after another.
-        size = values.shape[:-1].numel() * self.num_subgraphs
-        total = values.new_zeros(size)
-        if values.dim() > 1:
-            first = torch.arange(len(values), device=owner.device)
-            owner = owner + self.num_subgraphs * first.view(-1, 1)
-        total.index_add_(0, owner.reshape(-1), values.reshape(-1))
+        # [*, num_rows] to [*, num_subgraphs]: one sum after another.
+        num = values.shape[:-1].numel()
+        first = torch.arange(num, device=owner.device).view(-1, 1)
+        total = values.new_zeros(num * self.num_subgraphs)
+        owner = owner + self.num_subgraphs * first
+        total.index_add_(0, owner.view(-1), values.reshape(-1))
         return total.view(*values.shape[:-1], -1).mul_(_UP)
 
-    def _rows(
-        self, cluster: _Cluster
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        # The squared norms, as computed, and upper bounds of them; what
-        # rounding the rows may add to kappa, and their weight.
-        kappa, terms, weight = torch.zeros(
-            *(3, self.num_subgraphs),
-            dtype=torch.float64,
-            device=cluster.weight.device,
+    def _stacked(self, several: set[int]) -> list[_Stack]:
+        # Put uses together that have the same live rows.
+        uses: dict[Any, list[tuple[_Cluster, int]]] = {}
+        for base in self.bases:
+            if self._params(base) & several:
+                continue
+            for cluster in base.clusters:
+                for i, grad in enumerate(cluster.grads):
+                    key = _key(grad), id(cluster.owners[i])
+                    uses.setdefault(key, []).append((cluster, i))
+        lives: dict[int, list[_Live]] = {}
+        stacks: dict[Any, list[_Stack]] = {}
+        for some in uses.values():
+            live = self._live(some, lives)
+            for cluster, i in some if live.rows.numel() else ():
+                grad, inner = cluster.grads[i], cluster.inputs[i : i + 1]
+                pair = _key(grad), *map(_key, inner)
+                widths = [v.size(1) for v in (grad, *inner)]
+                of = id(live), grad.dtype, *widths
+                known = stacks.setdefault(of, [])
+                stack = next((s for s in known if pair in s.pairs), None)
+                if stack is None:
+                    most = max(1, _TOGETHER // max(1, sum(widths)))
+                    if not known or len(known[-1].pairs) >= most:
+                        known.append(_Stack(live))
+                    stack = known[-1]
+                    stack.grads[pair[0]] = grad
+                    stack.inners.update(zip(pair[1:], inner, strict=True))
+                    stack.pairs[pair] = []
+                stack.pairs[pair].append(cluster)
+                cluster.places.append((stack, [*stack.pairs].index(pair)))
+        return [stack for known in stacks.values() for stack in known]
+
+    def _live(
+        self, uses: list[tuple[_Cluster, int]], lives: dict[int, list[_Live]]
+    ) -> _Live:
+        # Of uses with the same gradients.
+        cluster, i = uses[0]
+        owner, reach = cluster.owners[i], cluster.grads[i].abs().sum(1)
+        inners = {_key(v): v for c, k in uses for v in c.inputs[k : k + 1]}
+        for inner in inners.values():
+            # A row whose input is not finite counts, even with no gradient.
+            reach += 0 * inner.sum(1)
+        mask = reach != 0
+        known = lives.setdefault(id(owner), [])
+        for live in known:
+            if torch.equal(live.mask, mask):
+                return live
+        rows = mask.nonzero().view(-1)
+        if rows.numel() < len(owner):
+            owner = owner.index_select(0, rows)
+        layout = _layout(owner, self.num_subgraphs)
+        whole = layout.in_place and len(rows) == len(mask)
+        if not layout.in_place:
+            order = layout.place.argsort()
+            rows, owner, layout.place = (
+                v.index_select(0, order) for v in (rows, owner, layout.place)
+            )
+            layout.in_place = layout.size == len(rows)
+        known.append(_Live(mask, rows, owner, layout, whole))
+        return known[-1]
+
+    def _copied(self, stack: _Stack, sizes: Sizes) -> None:
+        # Sums of rows by subgraph, of their norms and of what rounding them
+        # may add to kappa.
+        live, k = stack.live, self.num_subgraphs
+        grads = stack.taken(0)
+        length, top = _lengths(grads)
+        rounded = (top > 0) * (0.51 * math.sqrt(grads.size(2)))
+        terms, kappa = self._by_owner(
+            torch.stack([length, rounded.double()]), live.owner
         )
-        total = terms.new_zeros(len(terms), cluster.weight.numel())
-        for grad, owner in zip(cluster.grads, cluster.owners, strict=True):
-            length, top = self._length(grad)
-            terms += self._by_owner(length, owner)
-            rounded = (top > 0) * (0.51 * math.sqrt(grad.size(1)))
-            kappa += self._by_owner(rounded.double(), owner)
-            largest = top * 2.0 ** (clip.INPUT_BITS - clip.GRID_BITS - 1)
-            weight.scatter_reduce_(0, owner, largest, 'amax')
-            total.index_add_(0, owner, grad.double())
+        largest = top * 2.0 ** (clip.INPUT_BITS - clip.GRID_BITS - 1)
+        sizes.weight.scatter_reduce_(0, live.owner, largest.amax(0), 'amax')
+        total = terms.new_zeros(len(grads), k, grads.size(2))
+        total.index_add_(1, live.owner, grads.double())
+        stack.scales = (top,)
+        stack.sizes = total, terms, kappa
+
+    def _rows(self, cluster: _Cluster) -> Tensor:
+        # The squared norms, as computed, and upper bounds of them; tau, and
+        # kappa.
+        total, terms, kappa, count = (
+            sum(values[1:], values[0])
+            for values in zip(
+                *(
+                    (*(v[at] for v in stack.sizes), stack.live.layout.count)
+                    for stack, at in cluster.places
+                ),
+                strict=True,
+            )
+        )
         found = lengths(total)[0]
         # The number of its own rows, whatever the number of others.
-        each = torch.cat(cluster.owners)
-        count = each.bincount(minlength=self.num_subgraphs)
         bound = found + count * 2.0**-52 * terms
-        return found.square(), bound.square(), kappa, weight
+        tau = torch.zeros_like(kappa)
+        return torch.stack([found.square(), bound.square(), tau, kappa])
 
-    def _linear(
-        self, clusters: list[_Cluster], sizes: Sizes
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _linear(self, stack: _Stack, sizes: Sizes) -> None:
         # The same, of linear maps of rows of the same subgraphs.
-        owner = clusters[0].owners[0]
-        layout = self._layout(owner)
-        grads = [cluster.grads[0] for cluster in clusters]
-        inners = [cluster.inputs[0] for cluster in clusters]
-        length, top = _stacked(map(self._length, grads))
-        others, tops = _stacked(map(self._length, inners))
-        scale, inverse = _stacked(map(self._scales, inners))
-        rows, cols = (
-            owner.new_tensor([v.size(1) for v in side]).double().view(-1, 1)
-            for side in (grads, inners)
-        )
-        out, width = rows.sqrt(), cols.sqrt()
-        tau = self._by_owner(length * scale, owner) * width / 2
-        rounded = 0.51 * out * others * inverse + out * width / 3
-        kappa = self._by_owner(rounded * (top > 0).double(), owner)
+        live = stack.live
+        sides = [stack.taken(side) for side in (0, 1)]
+        rows, cols = (side.size(2) for side in sides)
+        out, width = math.sqrt(rows), math.sqrt(cols)
+        length, top = (stack.picked(v, 0) for v in _lengths(sides[0]))
+        others, tops = (stack.picked(v, 1) for v in _lengths(sides[1]))
+        scale, inverse = scales(tops)
+        stack.scales = top, scale, inverse
         # Larger rows can't be rounded to integers: they count as infinite.
         weight = (top * scale).masked_fill(tops > clip.HUGE, torch.inf)
-        sizes.weight.scatter_reduce_(0, owner, weight.amax(0), 'amax')
-        for one, other in zip(tau, kappa, strict=True):
-            sizes.tau += one
-            sizes.kappa += other
-        # The sum of the norms of the rows' gradients.
-        terms = self._by_owner(length * others, owner)
-        unit, tiny = precision(grads[0].dtype)
-        # Products that underflow, of the one matrix times the other.
-        under = self._by_owner(others, owner).square() * rows
-        under += self._by_owner(length, owner).square() * cols
-        count = rows.clamp(max=_BLOCK) + cols.clamp(max=_BLOCK) + 16
-        more = 2 * tiny * under + lost(count, unit) * terms.square()
-        # Maps of the same rows, or with the same gradients, share these.
-        pairs = list(zip(grads, inners, strict=True))
-        uses = Counter(_key(side) for pair in pairs for side in pair)
-        rooms: dict[Any, dict[int, Tensor]] = {}
-        for i, pair in enumerate(pairs):
-            sides = []
-            for side in pair:
-                if _key(side) not in rooms:
-                    rooms[_key(side)] = {0: layout.filled(side)}
-                sides.append(rooms[_key(side)])
-            size = pair[0].size(1), pair[1].size(1)
-            yield self._norms(layout, size, sides, terms[i], more[i])
-            for side in pair:
-                uses[_key(side)] -= 1
-                if not uses[_key(side)]:
-                    del rooms[_key(side)]
+        sizes.weight.scatter_reduce_(0, live.owner, weight.amax(0), 'amax')
+        rounded = 0.51 * out * others * inverse + out * width / 3
+        # The last two: products that underflow, of one matrix times another.
+        tau, kappa, terms, *under = self._by_owner(
+            torch.stack(
+                [
+                    *(length * scale, rounded * (top > 0).double()),
+                    *(length * others, others, length),
+                ]
+            ),
+            live.owner,
+        )
+        unit, tiny = precision(sides[0].dtype)
+        count = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
+        more = under[0].square() * rows + under[1].square() * cols
+        more = 2 * tiny * more + lost(count, unit) * terms.square()
+        square, bound = self._norms(stack, sides, terms, more)
+        stack.sizes = torch.stack([square, bound, tau * width / 2, kappa], 1)
 
     def _norms(
-        self,
-        layout: _Layout,
-        size: tuple[int, int],
-        sides: list[dict[int, Tensor]],
-        terms: Tensor,
-        more: Tensor,
+        self, stack: _Stack, sides: list[Tensor], terms: Tensor, more: Tensor
     ) -> tuple[Tensor, Tensor]:
-        # Of one linear map, from both matrices: in their rooms at 0, and
-        # products by room. `more` is what is lost in a Gram matrix.
-        rows, cols = size
+        # Of linear maps, from both matrices. `more` is what is lost in a Gram
+        # matrix.
+        layout = stack.live.layout
+        rows, cols = (side.size(2) for side in sides)
+        sides = list(map(layout.filled, sides))
         square = terms.square()
         few = torch.zeros_like(square, dtype=torch.bool)
         parts = []
         for room, first, subgraphs in layout.classes:
             if room == 1:
                 continue
-            last = first + room * subgraphs.numel()
+            n = len(subgraphs)
+            last = first + room * n
             part = [
-                made[0][first:last].view(len(subgraphs), room, -1)
-                for made in sides
+                side[:, first:last].reshape(-1, n, room, side.size(2))
+                for side in sides
             ]
             parts.append((room, subgraphs, part))
             if room * (rows + cols) > rows * cols:
-                few[subgraphs] = True
+                few[:, subgraphs] = True
                 continue
-            for made, each in zip(sides, part, strict=True):
-                if room not in made:
-                    made[room] = products(each)
-            square[subgraphs] = gram(sides[0][room], sides[1][room])
+            made = [products(side.flatten(0, 1)) for side in part]
+            pair = [
+                stack.picked(v.view(-1, n, room, room), i).flatten(0, 1)
+                for i, v in enumerate(made)
+            ]
+            square[:, subgraphs] = gram(*pair).view(-1, n)
         several = layout.count > 1
         bound = torch.where(several, square.clamp(min=0) + more, square)
         few |= (square < 0.01 * terms.square()) & several
-        unit, tiny = precision(sides[0][0].dtype)
+        unit, tiny = precision(sides[0].dtype)
         for room, subgraphs, part in parts if bool(few.any()) else ():
-            here = few[subgraphs].nonzero().view(-1)
-            at = subgraphs[here]
-            every = at.numel() == subgraphs.numel()
-            for of, to in self._chunks(here, at, room, rows, cols):
-                whole = every and len(of) == len(at)
-                value = between(*(v if whole else v[of] for v in part))
-                value = value[:, :rows, :cols].reshape(len(to), -1)
+            here = few[:, subgraphs]
+            of = here.nonzero()
+            for at in self._chunks(of, room, rows, cols):
+                which, number = at.unbind(1)
+                if len(at) == here.numel():
+                    each = [
+                        stack.picked(v, i).flatten(0, 1)
+                        for i, v in enumerate(part)
+                    ]
+                else:
+                    each = [
+                        v[
+                            stack.picked(which.new_tensor(range(len(v))), i)[
+                                which
+                            ],
+                            number,
+                        ]
+                        for i, v in enumerate(part)
+                    ]
+                value = between(*each)[:, :rows, :cols].reshape(len(at), -1)
                 found = lengths(value)[0]
                 small = (room + 8) * math.sqrt(rows * cols) * tiny
+                to = which, subgraphs[number]
                 less = lost(min(room, _BLOCK) + 8, unit) * terms[to]
                 square[to] = found.square()
                 bound[to] = (found + less + small).square()
         return square, bound
 
-    def _chunks(
-        self, places: Tensor, subgraphs: Tensor, *size: int
-    ) -> Iterable[tuple[Tensor, Tensor]]:
+    def _chunks(self, places: Tensor, *size: int) -> Iterable[Tensor]:
         room, rows, cols = size
         most = max(1, _CHUNK // (rows * cols + room * (rows + cols)))
-        if not places.numel():
-            return ()
-        return zip(places.split(most), subgraphs.split(most), strict=True)
+        return places.split(most) if len(places) else ()
 
     def _each(self, cluster: _Cluster, subgraphs: Tensor) -> Tensor:
         # [len(subgraphs), *weight.shape]
@@ -587,7 +670,10 @@ class Book:
             grad, inner = cluster.grads[0], cluster.inputs[0]
             layout = self._layout(cluster.owners[0])
             if cluster.filled is None:
-                cluster.filled = layout.filled(grad), layout.filled(inner)
+                cluster.filled = (
+                    layout.filled(grad.unsqueeze(0))[0],
+                    layout.filled(inner.unsqueeze(0))[0],
+                )
             made = grad.new_zeros(shape)
             for _, at, place in layout.rows(subgraphs):
                 value = between(*(v[place] for v in cluster.filled))
@@ -647,63 +733,42 @@ class Book:
             yield chunk, out
 
     def _integers(
-        self, cluster: _Cluster, factors: Tensor, norm: float, of: int | None
-    ) -> Iterator[tuple[int, Tensor]]:
+        self, stack: _Stack, factors: Tensor, norm: float, of: int | None
+    ) -> Iterator[tuple[int, list[_Cluster], Tensor]]:
         # Sums of so few rows at a time that each of them is exact: 0 of all
         # of them, 1 of one subgraph's.
-        for i, (grad, owner) in enumerate(
-            zip(cluster.grads, cluster.owners, strict=True)
-        ):
-            # Often those of the map before: a bias, or another map of a sum.
-            key = _key(grad), id(owner)
-            if self._live[0] != key:
-                live = self._weighed(grad, owner, factors, norm, of)
-                self._live = key, live
-            for to, found in enumerate(self._live[1]):
-                rows, grads, weight, tops = found.rows
-                if not cluster.inputs:
-                    if found.sum is None:
-                        made, size = scaled(grads, weight), weight * tops + 1
-                        # Below 2^51, float64 adds them without error.
-                        few = float(size.sum()) <= 2.0**51
-                        found.sum = (
-                            made.sum(0).long() if few else made.long().sum(0)
-                        )
-                    yield to, found.sum
-                    continue
-                inner = cluster.inputs[i]
-                part = [inner, *self._scales(inner)]
-                if rows.numel() < len(owner):
-                    part = [value.index_select(0, rows) for value in part]
-                inner, scale, inverse = part
-                each = weight * scale
-                for at in exact_blocks(tops * each):
-                    alpha = scaled(grads[at], each[at])
-                    made = alpha.t() @ scaled(inner[at], inverse[at])
-                    yield to, made.long()
-
-    def _weighed(
-        self,
-        grad: Tensor,
-        owner: Tensor,
-        factors: Tensor,
-        norm: float,
-        of: int | None,
-    ) -> list['_Live']:
-        each, top = factors.index_select(0, owner), self._length(grad)[1]
-        columns = [grad, each / clip.grid(norm), top]
+        live, (top, *powers) = stack.live, stack.scales
+        each = factors.index_select(0, live.owner)
         # Zero times what is not finite is not zero: those are left out.
-        live = (each > 0) & (top > 0)
-        wanted = [live] if of is None else [live, live & (owner == of)]
-        made = []
-        for mask in wanted:
-            rows = mask.nonzero().view(-1)
-            part = columns
-            if rows.numel() < len(owner):
-                # Takes a fifth of the time of an index in brackets.
-                part = [value.index_select(0, rows) for value in columns]
-            made.append(_Live((rows, *part)))
-        return made
+        wanted = [each > 0]
+        if of is not None:
+            wanted.append(wanted[0] & (live.owner == of))
+        scale = powers[0] if powers else torch.ones_like(top)
+        weight = each / clip.grid(norm) * scale
+        for to, mask in enumerate(wanted):
+            rows, here = mask.nonzero().view(-1), live.rows
+            columns = [top * weight, weight, *powers[1:]]
+            if rows.numel() < len(mask):
+                here = here.index_select(0, rows)
+                columns = [v.index_select(1, rows) for v in columns]
+            # Entries of the one factor, if there is another: copies have
+            # none, and may be as large as products.
+            tops = columns[0].amax(0)
+            if not powers:
+                tops *= 2.0**-clip.INPUT_BITS
+            for at in exact_blocks(tops):
+                grads = stack.picked(stack.taken(0, here[at]), 0)
+                made = scaled(grads, columns[1][:, at])
+                if powers:
+                    inner = stack.picked(stack.taken(1, here[at]), 1)
+                    inner = scaled(inner, columns[2][:, at])
+                    made = torch.bmm(made.mT, inner).long()
+                else:
+                    made = made.sum(1).long()
+                for uses, value in zip(
+                    stack.pairs.values(), made, strict=True
+                ):
+                    yield to, uses, value
 
 
 def clipped_sum(
@@ -747,8 +812,10 @@ def _key(rows: Tensor) -> Any:
     return rows.data_ptr(), rows.shape, rows.stride()
 
 
-def _stacked(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
-    return map(torch.stack, zip(*pairs, strict=True))
+def _lengths(stack: Tensor) -> tuple[Tensor, ...]:
+    # Of rows of [num, num_rows, width].
+    found = lengths(stack.flatten(0, 1))
+    return tuple(value.view(stack.shape[:2]) for value in found)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -250,6 +250,8 @@ class Tape:
         self._modes = ExitStack()
         self._masks: list[Mask] | None = None
         self._returned: list[Tensor] = []
+        # The trained parameters of a recorded call.
+        self._params: dict[str, Tensor] = {}
         self._random_state = random_state(owner.device)
 
     def _on_call(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
@@ -271,10 +273,12 @@ class Tape:
                 tracker.set(value, tracker.known(rows), 0)
         self._random_state = random_state(self._owner.device)
         if gradients.chosen == 'bookkeeping':
-            frozen = [p for p in module.parameters() if not p.requires_grad]
+            named = dict(module.named_parameters())
+            self._params = {n: p for n, p in named.items() if p.requires_grad}
+            frozen = [p for p in named.values() if not p.requires_grad]
             constants = [*module.buffers(), *frozen]
             self._mode = Recorder(
-                gradients.parameters(), tracker, constants, gradients.rowwise
+                self._params, tracker, constants, gradients.rowwise
             )
         else:
             self._mode = KeepDraws(tracker, self._owner.device)
@@ -344,7 +348,7 @@ class Tape:
             output, grad_output, output_owner
         )
         gradients = self._gradients
-        params = gradients.parameters()
+        params = self._params or gradients.parameters()
         if not params:
             raise ValueError(
                 "'module' needs to have a parameter that requires a gradient"

@@ -6,13 +6,13 @@ records :mod:`pyg_trust.privacy.clipping` makes norms and clipped sums.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_trust.privacy import rowwise
 from pyg_trust.privacy.calls import Unsupported, Watch
@@ -23,6 +23,7 @@ from pyg_trust.privacy.rows import (
     Args,
     Conflict,
     Kwargs,
+    Notes,
     Rows,
     RowTracker,
     names,
@@ -115,28 +116,23 @@ class Recorder(Watch):
         self.problem: str | None = None
         #: The user's own rules that were followed.
         self.own: set[str] = set()
-        self._weights = WeakTensorKeyDictionary()
+        self._weights = Notes()
 
     def weight(self, tensor: Tensor) -> Weight | None:
         """Return the ``Weight`` of a tensor made of parameters, or None."""
         if id(tensor) in self.names:
             return Weight(tensor, frozenset([id(tensor)]))
-        return self._weights.get(tensor)
+        found: Weight | None = self._weights.get(tensor)
+        return found
 
     def call(
         self, func: Callable[..., Any], args: Args, kwargs: Kwargs
     ) -> Any:
         """Make a call; note uses of parameters, and follow other rows."""
-        if func in _SHAPES:
+        name = _name(func)
+        if name is None or self.problem is not None:
             return func(*args, **kwargs)
-        name = getattr(func, '__name__', '')
-        if name == '__get__':
-            name = getattr(getattr(func, '__self__', None), '__name__', '')
-            if name not in ('T', 'mT'):
-                return func(*args, **kwargs)
-        if self.problem is not None:
-            return func(*args, **kwargs)
-        tensors = list(tensors_of(args, kwargs))
+        tensors = tensors_of(args, kwargs)
         if torch.is_grad_enabled():
             weights = [
                 t
@@ -216,10 +212,10 @@ class Recorder(Watch):
                 continue
             base = found[0].base
             if name in _VIEWS and _same_memory(tensor, base):
-                self._weights[tensor] = found[0]
+                self._weights.set(tensor, found[0])
                 continue
             params = frozenset().union(*(w.params for w in found))
-            self._weights[tensor] = Weight(tensor, params)
+            self._weights.set(tensor, Weight(tensor, params))
 
     def alias(self, tensor: Tensor | None) -> Tensor | None:
         """Return a view of a parameter, whose uses count as recorded."""
@@ -325,6 +321,16 @@ class Recorder(Watch):
                     continue
                 seen.add(child)
                 todo.append(child)
+
+
+@cache
+def _name(func: Any) -> str | None:
+    # None for what returns no tensor but the one it is called on.
+    name: str = getattr(func, '__name__', '')
+    if name == '__get__':
+        name = getattr(getattr(func, '__self__', None), '__name__', '')
+        return name if name in ('T', 'mT') else None
+    return None if func in _SHAPES else name
 
 
 def _is_row(weight: Tensor, *sizes: Any) -> bool:

@@ -1,13 +1,13 @@
 """Track the subgraph of each row of a tensor through a forward pass."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import weakref
+from collections.abc import Iterable
+from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -54,6 +54,7 @@ _SCATTERS = names(
     """
 )
 _SPLITS = frozenset(('chunk', 'split', 'tensor_split', 'unbind'))
+_LISTS = (list, tuple)
 
 
 class Rows:
@@ -94,6 +95,32 @@ class Conflict(Exception):
     """Raised if rows of different subgraphs meet."""
 
 
+class Notes:
+    """What is known of tensors; keeps none of them alive.
+
+    As torch's WeakTensorKeyDictionary, which takes ten times as long.
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+
+    def get(self, tensor: Tensor) -> Any:
+        """Return what is known of a tensor, or None."""
+        found = self._at.get(id(tensor))
+        # Another tensor may have got the id of one that is gone.
+        if found is None or found[0]() is not tensor:
+            return None
+        return found[1]
+
+    def set(self, tensor: Tensor, value: Any) -> None:
+        """Note what is known of a tensor."""
+        self._at[id(tensor)] = weakref.ref(tensor), value
+
+    def drop(self, tensor: Tensor) -> None:
+        """Forget what is known of a tensor."""
+        self._at.pop(id(tensor), None)
+
+
 class RowTracker:
     """Tracker of which rows of a tensor come from which nodes.
 
@@ -104,8 +131,8 @@ class RowTracker:
 
     def __init__(self) -> None:
         self._known: dict[int, list[Rows]] = {}
-        self._rows = WeakTensorKeyDictionary()
-        self._written = WeakTensorKeyDictionary()
+        self._rows = Notes()
+        self._written = Notes()
         # Numbers of heads, and of rows of each, that were put after another.
         self._heads: set[tuple[int, int]] = set()
 
@@ -113,8 +140,11 @@ class RowTracker:
         """Return the rows of given subgraphs: one object for equal owners."""
         seen = self._known.setdefault(owner.numel(), [])
         for rows in seen:
+            if rows._owner is owner:
+                return rows
+        for rows in seen:
             assert rows._owner is not None
-            if rows._owner is owner or torch.equal(rows._owner, owner):
+            if torch.equal(rows._owner, owner):
                 return rows
         seen.append(Rows(owner.numel(), owner))
         return seen[-1]
@@ -122,12 +152,14 @@ class RowTracker:
     def get(self, tensor: Tensor) -> tuple[Rows, int] | None:
         """Return a tensor's rows and their dimension, if they are tracked."""
         found = self._rows.get(tensor)
-        return None if found is None else (found[0].find(), found[1])
+        if found is None or found[0]._same is None:
+            return found
+        return found[0].find(), found[1]
 
     def set(self, tensor: Tensor, rows: Rows, axis: int) -> None:
         """Record the rows of a tensor, if their number fits."""
         if 0 <= axis < tensor.dim() and tensor.size(axis) == rows.size:
-            self._rows[tensor] = (rows, axis)
+            self._rows.set(tensor, (rows, axis))
 
     def unify(self, rows: Iterable[Rows]) -> Rows | None:
         """Merge the owners of rows that an operation combines."""
@@ -176,10 +208,12 @@ class RowTracker:
             Conflict: if rows of different subgraphs meet.
         """
         if tensors is None:
-            tensors = list(tensors_of(args, kwargs))
-        # After a call of an unknown form, the result's rows are unknown.
-        with suppress(*FAILURES):
+            tensors = tensors_of(args, kwargs)
+        try:
             self._follow(name, args, kwargs, out, tensors)
+        except FAILURES:
+            # After a call of an unknown form, the result's rows are unknown.
+            return
 
     def _follow(
         self,
@@ -191,14 +225,14 @@ class RowTracker:
     ) -> None:
         if name == '__setitem__':
             self._write(*args)
-        results = [t for t in _flat(out) if isinstance(t, Tensor)]
-        if not results:
-            return
         tracked = [(t, *found) for t in tensors if (found := self.get(t))]
         if not tracked:
             return
-        base = name[:-1] if name.endswith('_') and name[-2] != '_' else name
-        if base in _POINTWISE or name in _POINTWISE:
+        results = [t for t in _flat(out) if isinstance(t, Tensor)]
+        if not results:
+            return
+        base, is_pointwise = _base(name)
+        if is_pointwise:
             self._align(tracked, results)
         elif base in _SCATTERS:
             self._scatter(args, kwargs, results[0])
@@ -381,8 +415,9 @@ class RowTracker:
         # The owners of a tensor are known once all its rows were written.
         found = self.get(value) if isinstance(value, Tensor) else None
         if not isinstance(index, slice) or found is None:
-            if self._written.pop(target, None) is not None:
-                self._rows.pop(target, None)
+            if self._written.get(target) is not None:
+                self._written.drop(target)
+                self._rows.drop(target)
             return
         rows, axis = found
         if axis != 0 or rows.owner is None or value.dim() != target.dim():
@@ -390,7 +425,7 @@ class RowTracker:
         owner = self._written.get(target)
         if owner is None:
             owner = rows.owner.new_full((target.size(0),), -1)
-            self._written[target] = owner
+            self._written.set(target, owner)
         owner[index] = rows.owner
         if bool((owner >= 0).all()):
             self.set(target, self.known(owner.clone()), 0)
@@ -509,17 +544,26 @@ class RowTracker:
             self.set(out, rows, 0)
 
 
-def tensors_of(args: Iterable[Any], kwargs: Kwargs) -> Iterator[Tensor]:
+def tensors_of(args: Iterable[Any], kwargs: Kwargs) -> list[Tensor]:
     """List the tensors among the arguments of a torch function."""
-    for value in (*args, *kwargs.values()):
+    found = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from (t for t in value if isinstance(t, Tensor))
+            found.append(value)
+        elif isinstance(value, _LISTS):
+            found += [t for t in value if isinstance(t, Tensor)]
+    return found
+
+
+@cache
+def _base(name: str) -> tuple[str, bool]:
+    # Without the mark of in-place variants, and whether it is pointwise.
+    base = name[:-1] if name.endswith('_') and name[-2] != '_' else name
+    return base, base in _POINTWISE or name in _POINTWISE
 
 
 def _flat(out: Any) -> tuple[Any, ...]:
-    return tuple(out) if isinstance(out, tuple | list) else (out,)
+    return tuple(out) if isinstance(out, _LISTS) else (out,)
 
 
 def _first(args: Args) -> Any:

@@ -12,6 +12,7 @@ backward, and functions that are not known here are named.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -77,13 +78,10 @@ def call(
     Returns:
         tuple[Any, bool]: the result, and whether it is such a function.
     """
-    inplace = name.endswith('_') and not name.endswith('__')
-    base = name[:-1] if inplace else name
-    known = base in BIT_LOCAL
-    if base in ('add', 'sub') and kwargs.get('alpha', 1) not in (1, -1):
-        known = False
-    plain = known and base not in _SPECIAL
-    if plain or not any(
+    base, inplace, known, special = _kind(name)
+    if kwargs and base in ('add', 'sub'):
+        known &= kwargs.get('alpha', 1) in (1, -1)
+    if (known and not special) or not any(
         t.is_floating_point() for t in tensors_of(args, kwargs)
     ):
         return func(*args, **kwargs), True
@@ -100,6 +98,13 @@ def call(
     if isinstance(out, tuple | list):
         made = tensors_of(tuple(out), {})
     return out, not any(t.is_floating_point() for t in made)
+
+
+@cache
+def _kind(name: str) -> tuple[str, bool, bool, bool]:
+    inplace = name.endswith('_') and not name.endswith('__')
+    base = name[:-1] if inplace else name
+    return base, inplace, base in BIT_LOCAL, base in _SPECIAL
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -76,8 +76,8 @@ def planted(monkeypatch, change):
     true = clipping.Book._integers
 
     def wrong(self, *args):
-        for to, value in true(self, *args):
-            yield to, change(value)
+        for *where, value in true(self, *args):
+            yield *where, change(value)
 
     monkeypatch.setattr(clipping.Book, '_integers', wrong)
 
@@ -97,10 +97,10 @@ def int32_total(monkeypatch):
 def one_unit_less(monkeypatch):
     true = clipping.Book._integers
 
-    def wrong(self, cluster, factors, *rest):
+    def wrong(self, stack, factors, *rest):
         factors = factors.clone()
         factors[17] = 0
-        yield from true(self, cluster, factors, *rest)
+        yield from true(self, stack, factors, *rest)
 
     monkeypatch.setattr(clipping.Book, '_integers', wrong)
 
