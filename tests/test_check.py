@@ -463,6 +463,9 @@ def test_a_rate_is_the_share_of_whole_numbers_that_it_is(tmp_path):
     ):
         ((z, found, n),) = epsilon._exact(stated, [(0.1, q, 5)], law)
         assert (z, found, n) == (Fraction(0.1), rate, 5)
+    other = replace(stated, values={**stated.values, 'batch_size': 1})
+    ((_, found, _),) = epsilon._exact(other, [(0.1, 1 / 7, 5)], 'wor')
+    assert found == Fraction(1, 7)
     for size in (0, -3, None, 3.0, True):
         other = replace(stated, values={**stated.values, 'batch_size': size})
         ((_, found, _),) = epsilon._exact(other, [(0.1, 1 / 7, 5)], 'wor')

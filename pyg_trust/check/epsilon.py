@@ -144,7 +144,7 @@ def _exact(
     parts = []
     for z, q, n in lines:
         rate = Fraction(q)
-        if law == 'wor' and type(size) is int and size > 0 and q < 1:
+        if law == 'wor' and type(size) is int and size > 0:
             # A share of whole numbers, which no double is.
             share = Fraction(size, max(size, round(size / q)))
             if math.isclose(share, q, rel_tol=1e-12):
