@@ -218,6 +218,15 @@ struct Kernels {
                             double* x,
                             double* residual,
                             int64_t n);
+  // to += rint(scale * in), in integers.
+  void (*add_grid_float)(const float* in,
+                         double scale,
+                         int64_t count,
+                         int64_t* to);
+  void (*add_grid_double)(const double* in,
+                          double scale,
+                          int64_t count,
+                          int64_t* to);
 };
 
 extern const Kernels kBaseKernels;

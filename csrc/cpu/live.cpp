@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "grid.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "pool.h"
@@ -33,11 +34,6 @@ namespace {
 
 using torch::stable::Tensor;
 
-// Doubles near this one are integers, which their last bits hold: it converts
-// integers below 2^51 by an addition, and rounds to nearest, ties to even.
-constexpr double kMagic = 6755399441055744.0;
-constexpr int64_t kMagicBits = std::bit_cast<int64_t>(kMagic);
-constexpr int64_t kHalf = int64_t{1} << 51;
 constexpr int64_t kAtOnce = 64;  // columns: work memory
 double power(int64_t degree, double e) {
   if (e == 0)
@@ -80,20 +76,11 @@ void to_grid(const int64_t* in, double scale, int64_t count, int64_t* out) {
 }
 
 // to += rint(scale * in), of numbers.
-template <typename scalar_t>
-void add_grid(const scalar_t* in, double scale, int64_t count, int64_t* to) {
-  uint64_t wide = 0;
-  for (int64_t c = 0; c < count; ++c) {
-    const double value = scale * static_cast<double>(in[c]);
-    const int64_t q = std::bit_cast<int64_t>(value + kMagic) - kMagicBits;
-    to[c] += q;
-    wide |= static_cast<uint64_t>(q + kHalf);
-  }
-  for (int64_t c = 0; wide >> 52 && c < count; ++c) {
-    const double value = scale * static_cast<double>(in[c]);
-    to[c] += std::llrint(value) -
-             (std::bit_cast<int64_t>(value + kMagic) - kMagicBits);
-  }
+void add_grid(const float* in, double scale, int64_t count, int64_t* to) {
+  kernels().add_grid_float(in, scale, count, to);
+}
+void add_grid(const double* in, double scale, int64_t count, int64_t* to) {
+  kernels().add_grid_double(in, scale, count, to);
 }
 
 void add(int64_t* to, const int64_t* from, int64_t count) {
@@ -288,9 +275,7 @@ struct Live {
           if (named[v])
             sent_now(level, v, &sent_rows[v * some], found, first, some);
       });
-      by_tasks(count, [&, sums = std::vector<int64_t>(task * some),
-                       ends = std::vector<int64_t>(2 * task),
-                       found = std::vector<int32_t>()](
+      by_tasks(count, [&, sums = std::vector<int64_t>(task * some)](
                           int64_t begin, int64_t end) mutable {
         Pull<int64_t> pull{};
         pull.rows = {rows.start, rows.length, rows.col};
@@ -298,19 +283,6 @@ struct Live {
         pull.in = sent_rows.get();
         pull.columns = some;
         pull.z = sums.data();
-        if (partial && !z) {
-          // Of those alone that are in the sums that are kept.
-          found.clear();
-          for (int64_t k = begin; k < end; ++k) {
-            const int8_t most = limit[rank[list[k]]];
-            ends[k - begin] = std::ssize(found);
-            append(rows, list[k], found,
-                   [&](int64_t u) { return rank[u] <= most; });
-            ends[task + k - begin] = std::ssize(found) - ends[k - begin];
-          }
-          pull.rows = {ends.data(), ends.data() + task, found.data()};
-          pull.list = nullptr;
-        }
         kernels().pull_long(pull, 0, end - begin);
         for (int64_t k = begin; k < end; ++k) {
           const int64_t v = list[k], *row = &sums[(k - begin) * some];
@@ -326,8 +298,43 @@ struct Live {
     }
   }
 
+  // S_0 of all nodes, from x: rows that are sent take twice the memory.
+  void first() const {
+    std::vector<double> scale(names);
+    for (int64_t v = 0; v < names; ++v)
+      scale[v] = power(out.length[v], b) * grid;
+    constexpr int64_t task = 64, soon = 8;
+    parallel_tasks((names + task - 1) / task, names * columns, [&] {
+      return [&, found = std::vector<int32_t>(),
+              ends = std::vector<size_t>(task)](int64_t k) mutable {
+        const int64_t begin = k * task, end = std::min(names, begin + task);
+        found.clear();
+        for (int64_t v = begin; v < end; ++v) {
+          const int8_t most = limit[rank[v]];
+          append(receiving(), v, found,
+                 [&](int64_t u) { return rank[u] <= most; });
+          ends[v - begin] = found.size();
+        }
+        size_t e = 0;
+        for (int64_t v = begin; v < end; ++v) {
+          std::fill_n(sum(0, v), columns, 0);
+          for (; e < ends[v - begin]; ++e) {
+            if (e + soon < found.size())
+              fetch(x + found[e + soon] * columns, columns);
+            add_grid(x + found[e] * columns, scale[found[e]], columns,
+                     sum(0, v));
+          }
+        }
+      };
+    });
+  }
+
   // Sums of a level of all nodes.
   void whole(int64_t level, double* z = nullptr, double weight = 0) const {
+    if (level == 0 && !z) {
+      first();
+      return;
+    }
     std::vector<int64_t> every(names);
     std::iota(every.begin(), every.end(), 0);
     whole(level, every.data(), names, z, weight);

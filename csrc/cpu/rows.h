@@ -3,6 +3,7 @@
 
 #include "flip.h"
 #include "gather.h"
+#include "grid.h"
 #include "kernels.h"
 #include "krylov.h"
 #include "loss.h"
@@ -530,5 +531,6 @@ inline void stay(uint64_t key,
                         loss_gradient,   magnitudes,                         \
                         dot,             subtract,                           \
                         turn,            reflect,                            \
-                        move,            advance_solution};                  \
+                        move,            advance_solution,                   \
+                        add_rounded<float>, add_rounded<double>};            \
   }

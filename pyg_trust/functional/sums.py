@@ -630,10 +630,8 @@ def reads_of(length: Tensor) -> float:
 def _pooled(rowptr: Tensor, col: Tensor) -> list[Tensor]:
     # Blocks of powers of two; -1 where nothing is.
     length = rowptr.diff()
-    room = torch.ones_like(length).mul_(4)
-    while bool((room < length).any()):
-        room = torch.where(room < length, 2 * room, room)
-    room[length == 0] = 0
+    bits = torch.frexp((length - 1).clamp_(min=3).double())[1]
+    room = (length > 0).long() << bits
     ends = pointer(room)
     start, size = ends[:-1], int(ends[-1])
     pool = torch.full((size + size // 8 + 64,), -1, dtype=torch.int32)
