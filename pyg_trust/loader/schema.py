@@ -163,15 +163,18 @@ class Schema:
                 rows = torch.cat([rows, more.nonzero().view(-1)])
             place[rows] = torch.arange(len(rows), device=rows.device)
             # Copies, of the width that this type has.
-            out[t].x = flat.x[rows, : self.widths[t]]
+            store, width = out[t], self.widths[t]
+            store.x = flat.x.index_select(0, rows)
+            if width < flat.x.size(1):
+                store.x = store.x[:, :width].contiguous()
             for name in ('n_id', 'batch'):
                 if name in flat:
-                    value = flat[name][rows]
+                    value = flat[name].index_select(0, rows)
                     first = self.first[t] if name == 'n_id' else 0
-                    out[t][name] = value - first
+                    store[name] = value - first
         for k, e in enumerate(self.edge_types):
             at = (flat.edge_type == k).nonzero().view(-1)
-            out[e].edge_index = place[flat.edge_index[:, at]]
+            out[e].edge_index = place[flat.edge_index.index_select(1, at)]
         for name in ('y', 'input_id', 'batch_size'):
             if name in flat:
                 out[self.target][name] = flat[name]

@@ -35,15 +35,17 @@ def noisy_sums(
     Returns:
         list[Tensor]: float64.
     """
-    made = release(
-        [total.cpu().numpy() for total in totals],
+    # All at once: every draw checks the table of the noise.
+    (made,) = release(
+        [torch.cat([total.cpu().reshape(-1) for total in totals]).numpy()],
         lambda count: cells_of(noise, (count,)).cpu().numpy(),
         multiplier,
         norm,
     )
+    parts = torch.from_numpy(made).split([t.numel() for t in totals])
     return [
-        torch.from_numpy(each).to(total.device)
-        for each, total in zip(made, totals, strict=True)
+        part.view(total.shape).to(total.device, copy=True)
+        for part, total in zip(parts, totals, strict=True)
     ]
 
 

@@ -213,3 +213,61 @@ def test_units_of_any_size_add_alone_what_they_add_beside_others(dtype):
         assert (many.tau, many.kappa) == (alone.tau, alone.kappa)
         for a, b in zip(many.integers, alone.integers, strict=True):
             assert (a == b).all()
+
+
+class Maps(nn.Module):
+    """Maps of the same rows with the same gradients, two of them alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(n, 4) for n in (6, 6, 3))
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x):
+        one, two, three = self.maps
+        return one(x) + two(x) + three(x[:, :3]) + self.last(one(x).tanh())
+
+
+def test_rows_that_add_nothing_are_left_out():
+    # In each unit other rows have a gradient; in some none, or all.
+    sizes = torch.tensor([1, 2, 3, 5, 9, 14, 40, 4, 4, 4])
+    owner = torch.arange(len(sizes)).repeat_interleave(sizes)
+    generator = torch.Generator().manual_seed(1)
+    owner = owner[torch.randperm(len(owner), generator=generator)]
+    x = torch.randn(len(owner), 6, generator=generator)
+    pull = torch.randn(len(owner), 4, generator=generator)
+    pull[(x[:, 0] > 0) & (owner != 8) | (owner == 9)] = 0
+    torch.manual_seed(0)
+    model = Maps()
+
+    def added(rows, pull, owner, count, of):
+        gradients = SubgraphGradients(model, 'bookkeeping')
+        gradients.rowwise = True
+        with gradients.record(owner, count) as tape:
+            out = model(rows)
+        return tape.clipped_sum(out, pull, C, of=of)
+
+    found = added(x, pull, owner, len(sizes), 0)
+    params = list(model.parameters())
+    for unit in range(len(sizes)):
+        here = owner == unit
+        loss = (model(x[here]) * pull[here]).sum()
+        each = torch.autograd.grad(loss, params)
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in each))
+        assert float(found.norms[unit]) == pytest.approx(norm, rel=1e-5)
+        many = added(x, pull, owner, len(sizes), unit).share
+        alone = added(x[here], pull[here], owner[here] * 0, 1, 0).share
+        for name in ('factor', 'n', 'tau', 'kappa', 'weight'):
+            assert getattr(many, name) == getattr(alone, name)
+        for a, b in zip(many.integers, alone.integers, strict=True):
+            assert (a == b).all()
+    # One whose gradient would be zero times infinity counts as zero, and
+    # others add what they did.
+    row = int(((owner == 6) & (x[:, 0] > 0)).nonzero()[0])
+    wild = x.clone()
+    wild[row, 1] = math.inf
+    after = added(wild, pull, owner, len(sizes), 4)
+    assert not after.norms[6].isfinite()
+    assert after.factors[6] == 0
+    others = torch.arange(len(sizes)) != 6
+    assert torch.equal(after.factors[others], found.factors[others])
