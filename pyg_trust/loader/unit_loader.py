@@ -115,10 +115,12 @@ class UnitLoader(DrawnUnits):
             ``relation='contents'``. (default: :obj:`0`)
         restarts (int): :math:`R`, the walks from each root.
             (default: :obj:`1`)
-        along (Sequence[tuple[str, str, str]]): edge types between rows of
-            persons that walks may use. (default: :obj:`()`)
-        max_joint (int): the most owners of a joint row that is used.
-            (default: :obj:`16`)
+        along (Sequence): edge types between rows of persons that walks may
+            use, and metapaths through public rows, as of
+            :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`:
+            their edges are not protected. (default: :obj:`()`)
+        max_joint (int): the most owners of a joint row that is used, and the
+            most persons who meet at a public row. (default: :obj:`16`)
         num_neighbors (dict, optional): by edge type, how many public rows a
             row brings in by edges of this type or of its mirror.
             (default: :obj:`None`)
@@ -156,7 +158,7 @@ class UnitLoader(DrawnUnits):
         hops: Natural = 2,
         walk_length: Natural = 0,
         restarts: Count = 1,
-        along: Sequence[EdgeType] = (),
+        along: Sequence[EdgeType | Sequence[EdgeType]] = (),
         max_joint: Count = 16,
         num_neighbors: Mapping[EdgeType, int] | None = None,
         num_steps: Count | None = None,
@@ -255,7 +257,7 @@ class UnitLoader(DrawnUnits):
             )
             wide = [unit.owners(t)[0].diff() > max_joint for t in unit.joint]
             self._declared |= {
-                'along': ['/'.join(e) for e in along],
+                'along': [_called(step) for step in along],
                 'max_joint': max_joint,
                 'left_out': sum(int(found.sum()) for found in wide),
             }
@@ -474,6 +476,12 @@ class UnitLoader(DrawnUnits):
 
 # The subgraphs on which a transform is tried.
 _SHOWN = 8
+
+
+def _called(step: Any) -> str:
+    # An edge type, or a metapath.
+    steps = [step] if isinstance(step[0], str) else step
+    return '+'.join(map('/'.join, steps))
 
 
 def _typed(batch: Any) -> HeteroData:

@@ -263,7 +263,7 @@ def test_one_person_s_contents_change_one_claim(block: int) -> None:
             'hops': rng.randint(0, 2),
             'walk_length': rng.randint(0, 3),
             'restarts': rng.randint(1, 2),
-            'along': (KNOWS,) if seed % 2 else (),
+            'along': ((KNOWS,), (), ((SEES, SEES),))[seed % 3],
             'max_joint': rng.randint(1, 3),
             'num_neighbors': {HAS: 1} if seed % 3 else None,
         }
@@ -276,7 +276,11 @@ def test_one_person_s_contents_change_one_claim(block: int) -> None:
         several += int(owner.bincount().max()) > 1
         joint += len(before['chat'].x)
         for person in range(n):
-            after = loader(held(data, person, seed), 1, **options)(index)
+            other = held(data, person, seed)
+            if seed % 3 == 2:
+                # What walks use is public.
+                other[SEES].edge_index = data[SEES].edge_index
+            after = loader(other, 1, **options)(index)
             changed = [
                 i for i in index if not equal(part(before, i), part(after, i))
             ]
@@ -497,6 +501,10 @@ def test_walks_are_of_contents_alone() -> None:
         (
             {'relation': 'contents', 'along': (SEES,)},
             "'along' needs edge types between rows that persons own",
+        ),
+        (
+            {'relation': 'contents', 'along': ((SEES, SEES, BY),)},
+            "'along' needs metapaths from rows of one person",
         ),
         ({'relation': 'contents', 'along': (('a', 'b', 'c'),)}, "'along'"),
         ({'relation': 'contents', 'batch_size': 13}, 'number of persons'),
