@@ -172,7 +172,10 @@ class PrivacyUnit:
     def _close(self, data: HeteroData) -> None:
         self._print = self._digest(data)
         #: A digest of graph and owners; of persons' edges, so private.
-        self.digest = fingerprint(
+        self.digest = self._seal()
+
+    def _seal(self) -> str:
+        return fingerprint(
             self._print,
             repr(
                 (
@@ -180,13 +183,23 @@ class PrivacyUnit:
                     sorted(self.joint),
                     sorted(self.public),
                     sorted(self.public_edges),
+                    self.on_removal,
                 )
             ),
+            self.n_id,
             *self._ptr.values(),
             *self._who.values(),
             *self._edge_owner.values(),
             repr([*self._ptr, *self._edge_owner]),
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if 'digest' in self.__dict__:
+            raise AttributeError(
+                f"'{name}' needs to stay as it was declared: a privacy unit "
+                'does not change; make a new PrivacyUnit'
+            )
+        super().__setattr__(name, value)
 
     # Who owns what #########################################################
 
@@ -485,6 +498,7 @@ class PrivacyUnit:
         names = self._names(persons)
         gone = self._cascade(names, self.on_removal)
         left, made = self._left(data, gone), copy.copy(self)
+        del made.__dict__['digest']
         made._sizes = {t: int(left[t].num_nodes) for t in left.node_types}
         made._edges = {e: left[e].edge_index for e in left.edge_types}
         place = torch.arange(self.num_names)
@@ -608,6 +622,11 @@ class PrivacyUnit:
                 "'data' needs to be the graph that the unit was made of: its "
                 'types, sizes or edges differ (what to_homogeneous() makes '
                 'has rows alone, and no persons)'
+            )
+        if self._seal() != self.digest:
+            raise ValueError(
+                "'unit' needs to stay as it was declared (its tensors were "
+                'written to): make a new PrivacyUnit'
             )
         if not torch.equal(self._ids(data), self.n_id):
             raise ValueError(

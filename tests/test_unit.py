@@ -547,6 +547,21 @@ def test_a_name_is_of_one_row(ids: list[int]) -> None:
         PrivacyUnit(data, **SHOP)
 
 
+def test_a_declaration_stays_as_it_is() -> None:
+    data = shop()
+    unit = PrivacyUnit(data, **SHOP)
+    for name, value in (('public', ('order',)), ('n_id', torch.arange(4))):
+        with pytest.raises(AttributeError, match='needs to stay as it was'):
+            setattr(unit, name, value)
+    for tensor in (unit.n_id, unit.owners('order')[1]):
+        kept = tensor.clone()
+        tensor[0] += 1
+        with pytest.raises(ValueError, match="'unit' needs to stay"):
+            unit.check(data)
+        tensor.copy_(kept)
+        unit.check(data)
+
+
 def test_names_do_not_change_after_the_declaration() -> None:
     data = shop()
     unit = PrivacyUnit(data, **SHOP)

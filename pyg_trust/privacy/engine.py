@@ -802,7 +802,9 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
         """
-        model = self._attached().model.module
+        training = self._attached()
+        training.loader.check_law()
+        model = training.model.module
         run = Run(
             loader=self._loader,
             model=model,
