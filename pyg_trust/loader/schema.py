@@ -256,7 +256,8 @@ class Schema:
         if self.y is not None:
             rest, dtype = self.y
             store.y = torch.zeros(store.batch_size, *rest, dtype=dtype)
-        return self.flat(out)
+        # Rows in the order that a transform returns them in.
+        return self.flat(self.typed(self.flat(out)))
 
     def _refuse(self, where: Any) -> None:
         raise ValueError(

@@ -266,6 +266,9 @@ def _change_units(
         drawn = value[torch.randperm(len(value), generator=generator)]
         if value.is_floating_point():
             drawn = torch.randn(value.shape, generator=generator).to(value)
+        elif torch.equal(drawn, value):
+            # Labels that were made up are all alike.
+            drawn = (value == 0).to(value)
         mine = half[rows].view(-1, *[1] * (value.dim() - 1))
         other[name] = torch.where(mine, value, drawn)
 

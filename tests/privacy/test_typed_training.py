@@ -848,6 +848,28 @@ def test_transforms_by_row_pass_and_others_do_not() -> None:
         attach(ready(sage(), data), data, loader={'transform': centred})
 
 
+@pytest.mark.parametrize(
+    ('target', 'options'), [('user', {}), ('user', WALKS), ('chat', WALKS)]
+)
+def test_transforms_keep_labels_apart(
+    target: str, options: dict[str, Any]
+) -> None:
+    def moved(batch: HeteroData) -> HeteroData:
+        batch[target].y = 2 - batch[target].y
+        batch['item'].x = batch['item'].x * 2
+        return batch
+
+    def shared(batch: HeteroData) -> HeteroData:
+        batch[target].y = batch[target].y + batch[target].y.sum()
+        return batch
+
+    data = labelled()
+    given = {**options, 'input_nodes': (target, None)}
+    attach(ready(sage(), data), data, {**given, 'transform': moved})
+    with pytest.raises(ValueError, match="the 'y' of one changes"):
+        attach(ready(sage(), data), data, {**given, 'transform': shared})
+
+
 def test_a_probe_reads_no_private_row() -> None:
     # What is chosen, and refused, is the same for other data of the persons.
     class Spy(nn.Module):
