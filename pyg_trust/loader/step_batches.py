@@ -177,6 +177,8 @@ class StepLoader(NodeLoader):
     sampling: str = WITHOUT_REPLACEMENT
     #: Whether neighbours exchange a unit for another, or lack one.
     form: str = 'replace'
+    #: The digest of the privacy unit, if units are persons; it is private.
+    owned_by: str = ''
     #: The steps between two sets of units, None if there is one.
     resample_every: int | None = None
 

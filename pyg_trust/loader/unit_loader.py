@@ -209,7 +209,7 @@ class UnitLoader(DrawnUnits):
             self._read, input_nodes = read.clone(), None
         rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, hops
-        self._declared = unit.summary()
+        self._declared, self.owned_by = unit.summary(), unit.digest
         sizes = {t: int(data[t].num_nodes) for t in data.node_types}
         transform = kwargs.get('transform')
         schema = partial(
