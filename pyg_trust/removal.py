@@ -124,6 +124,8 @@ class RemovalRequest:
     """
 
     parts: Mapping[int, Part] = field(default_factory=dict)
+    # The digest of the privacy unit that persons were named by.
+    _unit = ''
 
     def __init__(
         self,
@@ -155,6 +157,7 @@ class RemovalRequest:
         if unit is not None:
             rows = {*named['nodes'].get(0, ()), *_rows_of(unit, given)}
             named['nodes'][0] = tuple(sorted(rows))
+            object.__setattr__(self, '_unit', unit.digest)
         self._take(integers('graphs', graphs), named)
 
     def _take(
@@ -195,8 +198,10 @@ class RemovalRequest:
                 "'requests' needs to hold requests "
                 f'(got {type(requests).__name__})'
             )
+        units = set()
         for request in requests:
             check_instance('requests', request, RemovalRequest)
+            units |= {request._unit} - {''}
             for graph, part in request.parts.items():
                 if part.whole:
                     graphs.append(graph)
@@ -206,6 +211,7 @@ class RemovalRequest:
                         named[graph] = tuple(sorted(both))
         made = cls.__new__(cls)
         made._take(graphs, merged)
+        object.__setattr__(made, '_unit', '+'.join(sorted(units)))
         return made
 
     @classmethod

@@ -31,7 +31,7 @@ from pyg_trust._checks.couplings import Owners, check_values
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust._checks.tables import has_rows
 from pyg_trust.graph._marks import marked
-from pyg_trust.graph.ragged import pointer
+from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.removal import integers
 
 EdgeType = tuple[str, str, str]
@@ -172,7 +172,10 @@ class PrivacyUnit:
     def _close(self, data: HeteroData) -> None:
         self._print = self._digest(data)
         #: A digest of graph and owners; of persons' edges, so private.
-        self.digest = fingerprint(
+        self.digest = self._seal()
+
+    def _seal(self) -> str:
+        return fingerprint(
             self._print,
             repr(
                 (
@@ -180,13 +183,23 @@ class PrivacyUnit:
                     sorted(self.joint),
                     sorted(self.public),
                     sorted(self.public_edges),
+                    self.on_removal,
                 )
             ),
+            self.n_id,
             *self._ptr.values(),
             *self._who.values(),
             *self._edge_owner.values(),
             repr([*self._ptr, *self._edge_owner]),
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if 'digest' in self.__dict__:
+            raise AttributeError(
+                f"'{name}' needs to stay as it was declared: a privacy unit "
+                'does not change; make a new PrivacyUnit'
+            )
+        super().__setattr__(name, value)
 
     # Who owns what #########################################################
 
@@ -229,35 +242,46 @@ class PrivacyUnit:
 
     @validated
     def pairs(
-        self, along: Iterable[EdgeType] = (), max_joint: Count = 16
+        self,
+        along: Iterable[EdgeType | Sequence[EdgeType]] = (),
+        max_joint: Count = 16,
     ) -> Tensor:
         """Return the pairs of persons that share a row or an edge.
 
         Args:
-            along (Iterable[tuple[str, str, str]]): edge types that make pairs
-                of the owners of their ends. (default: :obj:`()`)
-            max_joint (int): the largest number of owners of a row that makes
-                pairs. (default: :obj:`16`)
+            along (Iterable): edge types that make pairs of the owners of
+                their ends, and metapaths, as lists of edge types, from rows
+                of one person through public rows, as of two users who see one
+                item. (default: :obj:`()`)
+            max_joint (int): the largest number of owners of a row, or of
+                persons who meet at a public row, that makes pairs. (default:
+                :obj:`16`)
 
         Returns:
             Tensor: int64, ``[2, k]``, the smaller name first, ascending.
 
         Raises:
-            ValueError: on an edge type that is unknown, or of public rows.
+            ValueError: on an edge type that is unknown, or of public rows, or
+                another metapath.
         """
         found = []
         for t in self.joint:
             few = self._ptr[t].diff() <= max_joint
             rows = few.nonzero().view(-1)
-            found.append(self._crossed(t, rows, t, rows))
-        for e in along:
-            source, target = self._edges[self.known(e, 'along')]
+            found.append(_crossed(self.owners(t), rows, self.owners(t), rows))
+        for step in along:
+            if step and not isinstance(step[0], str):
+                found.append(self._met(step, max_joint))
+                continue
+            e = self.known(step, 'along')
+            source, target = self._edges[e]
             if {e[0], e[2]} & set(self.public):
                 raise ValueError(
                     "'along' needs edge types between rows that persons own "
                     f'(got {e}, to public rows)'
                 )
-            found.append(self._crossed(e[0], source, e[2], target))
+            ends = self.owners(e[0]), self.owners(e[2])
+            found.append(_crossed(ends[0], source, ends[1], target))
         if not found:
             return torch.empty((2, 0), dtype=torch.int64)
         both = torch.cat(found, 1).sort(0).values
@@ -474,6 +498,7 @@ class PrivacyUnit:
         names = self._names(persons)
         gone = self._cascade(names, self.on_removal)
         left, made = self._left(data, gone), copy.copy(self)
+        del made.__dict__['digest']
         made._sizes = {t: int(left[t].num_nodes) for t in left.node_types}
         made._edges = {e: left[e].edge_index for e in left.edge_types}
         place = torch.arange(self.num_names)
@@ -597,6 +622,11 @@ class PrivacyUnit:
                 "'data' needs to be the graph that the unit was made of: its "
                 'types, sizes or edges differ (what to_homogeneous() makes '
                 'has rows alone, and no persons)'
+            )
+        if self._seal() != self.digest:
+            raise ValueError(
+                "'unit' needs to stay as it was declared (its tensors were "
+                'written to): make a new PrivacyUnit'
             )
         if not torch.equal(self._ids(data), self.n_id):
             raise ValueError(
@@ -838,18 +868,31 @@ class PrivacyUnit:
         other = self._ptr[b][others].repeat_interleave(first) + k
         return torch.equal(self._who[a][one], self._who[b][other])
 
-    def _crossed(self, a: str, rows: Tensor, b: str, others: Tensor) -> Tensor:
-        # All pairs of an owner of rows[i] and one of others[i].
-        first, second = self._ptr[a].diff()[rows], self._ptr[b].diff()[others]
-        count = first * second
-        pair = torch.arange(rows.numel()).repeat_interleave(count)
-        k = torch.arange(pair.numel()) - pointer(count)[pair]
-        return torch.stack(
-            [
-                self._who[a][self._ptr[a][rows][pair] + k // second[pair]],
-                self._who[b][self._ptr[b][others][pair] + k % second[pair]],
-            ]
-        )
+    def _met(self, path: Sequence[Any], max_joint: int) -> Tensor:
+        # Pairs of persons who meet at the last public row of a metapath.
+        first = self.known(path[0], 'along')
+        start = first[0 if first[2] in self.public else 2]
+        steps = path_steps(path, start, self._edges)
+        inner = {t for *_, t, _ in steps[:-1]}
+        one = {self.person, *self.owned}
+        if (
+            not {start, steps[-1][2]} <= one
+            or not inner
+            or not inner <= {*self.public}
+            or not {e for e, *_ in steps[1:-1]} <= {*self.public_edges}
+        ):
+            raise ValueError(
+                "'along' needs metapaths from rows of one person through "
+                f'public rows and edges to such rows (got {path})'
+            )
+        held = self.owners(start)
+        for *_, t, ends in steps[:-1]:
+            held = _carried(held, ends, self._sizes[t], max_joint)
+        _, t, last, ends = steps[-1]
+        size = self._sizes[t]
+        back = _carried(self.owners(last), ends.flip(0), size, max_joint)
+        rows = torch.arange(size)
+        return _crossed(held, rows, back, rows)
 
     def _digest(self, data: HeteroData) -> str:
         parts: list[Tensor | str | float | None] = []
@@ -951,6 +994,41 @@ def path_steps(
 
 def _row_of(ptr: Tensor) -> Tensor:
     return torch.arange(ptr.numel() - 1).repeat_interleave(ptr.diff())
+
+
+def _crossed(
+    one: tuple[Tensor, Tensor],
+    rows: Tensor,
+    other: tuple[Tensor, Tensor],
+    others: Tensor,
+) -> Tensor:
+    # All pairs of an owner of rows[i] and one of others[i].
+    (a, first), (b, second) = one, other
+    each = b.diff()[others]
+    count = a.diff()[rows] * each
+    pair = torch.arange(rows.numel()).repeat_interleave(count)
+    k = torch.arange(pair.numel()) - pointer(count)[pair]
+    each = each[pair]
+    return torch.stack(
+        [
+            first[a[rows][pair] + k // each],
+            second[b[others][pair] + k % each],
+        ]
+    )
+
+
+def _carried(
+    held: tuple[Tensor, Tensor], ends: Tensor, size: int, most: int
+) -> tuple[Tensor, Tensor]:
+    # The persons at the other ends of edges, if they are not too many.
+    ptr, who = held
+    count = ptr.diff()[ends[0]]
+    persons = who[ranges(ptr[ends[0]], count)]
+    both = torch.stack([ends[1].repeat_interleave(count), persons])
+    both = both.unique(dim=1)
+    few = both[0].bincount(minlength=size) <= most
+    both = both[:, few[both[0]]]
+    return pointer(both[0].bincount(minlength=size)), both[1]
 
 
 def _per_row(mask: Tensor, ptr: Tensor) -> Tensor:

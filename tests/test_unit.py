@@ -139,6 +139,56 @@ def test_pairs_share_a_row_or_an_edge(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize('seed', range(40))
+@pytest.mark.parametrize(
+    'path',
+    [(BUYS, BUYS), (BUYS, HAS), (HAS, LIKE, BUYS), (BUYS, LIKE, LIKE, BUYS)],
+)
+def test_pairs_meet_at_public_rows(path: Any, seed: int) -> None:
+    db = database(seed)
+    _, unit = declared(db)
+    most = 1 + seed % 4
+
+    def reached(first: str, steps: Any) -> set[tuple[int, int]]:
+        # Persons and the public rows where they are, by all walks.
+        here = {(o[0], i) for i, o in enumerate(db['owners'][first])}
+        for edges in steps:
+            here = {(p, j) for p, i in here for k, j in edges if k == i}
+            crowd = [len({p for p, j in here if j == i}) for i in range(3)]
+            here = {(p, j) for p, j in here if crowd[j] <= most}
+        return here
+
+    left = reached(path[0][0], [db['edges'][e] for e in path[:-1]])
+    right = reached(path[-1][0], [db['edges'][path[-1]]])
+    want = {
+        (min(p, q), max(p, q)) for p, i in left for q, j in right if i == j
+    }
+    want = {(p, q) for p, q in want if p < q}
+    alone = set(map(tuple, unit.pairs(max_joint=most).t().tolist()))
+    found = unit.pairs([list(path)], most).t().tolist()
+    assert set(map(tuple, found)) == want | alone
+
+
+def test_other_metapaths_make_no_pairs() -> None:
+    _, unit = declared(database(0))
+    for path in (
+        [BUYS],
+        [OF, OF],
+        [IN, IN],
+        [LIKE, LIKE],
+        [BUYS, LIKE],
+    ):
+        with pytest.raises(ValueError, match="'along' needs metapaths"):
+            unit.pairs([path])
+    for path, match in (
+        ([BUYS, IN], "'path' needs steps that follow"),
+        ([('a', 'b', 'c')], "'along' needs to be one of the edge types"),
+        ((), "'along' needs to be one of the edge types"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            unit.pairs([path])
+
+
 def test_sets_equal_the_oracle() -> None:
     file = ORACLE / 'ownership.json'
     if not file.exists():
@@ -495,6 +545,21 @@ def test_a_name_is_of_one_row(ids: list[int]) -> None:
     data['user'].n_id = torch.tensor(ids)
     with pytest.raises(ValueError, match='name each person once'):
         PrivacyUnit(data, **SHOP)
+
+
+def test_a_declaration_stays_as_it_is() -> None:
+    data = shop()
+    unit = PrivacyUnit(data, **SHOP)
+    for name, value in (('public', ('order',)), ('n_id', torch.arange(4))):
+        with pytest.raises(AttributeError, match='needs to stay as it was'):
+            setattr(unit, name, value)
+    for tensor in (unit.n_id, unit.owners('order')[1]):
+        kept = tensor.clone()
+        tensor[0] += 1
+        with pytest.raises(ValueError, match="'unit' needs to stay"):
+            unit.check(data)
+        tensor.copy_(kept)
+        unit.check(data)
 
 
 def test_names_do_not_change_after_the_declaration() -> None:

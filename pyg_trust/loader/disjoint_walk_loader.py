@@ -212,7 +212,7 @@ class DisjointWalkLoader(WholeUnitLoader):
             data = unit.table(data)
             del data.n_id
             self.unit, self.relation = 'persons, a row each', PERSON
-            self._declared = unit.summary()
+            self._declared, self.owned_by = unit.summary(), unit.digest
         # The seed is resolved after all checks.
         sampler = DisjointWalkSampler(
             data, walk_length, restarts, input_nodes, along=along, seed=0

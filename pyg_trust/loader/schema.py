@@ -17,6 +17,18 @@ _PERIOD = 8
 _EDGES = 0.6
 
 
+class FlatBatch(Data):
+    """A typed batch as one graph; those rows are of type 0 that a loss reads.
+
+    Others of the same type have a ``node_type`` beyond those of all types.
+    """
+
+    @property
+    def terms(self) -> Tensor:
+        """Subgraph of each row that the loss reads, int64."""
+        return self.batch[self.node_type == 0]
+
+
 class Schema:
     r"""Types of rows and edges of typed batches, and widths of features.
 
@@ -31,8 +43,10 @@ class Schema:
         target (str): the node type of labels and outputs.
         sizes (dict[str, int]): the number of rows of each table.
         several (bool): whether a subgraph may have several rows of
-            :obj:`target`. Its first is its root; others have a ``node_type``
-            beyond those of all types. (default: :obj:`False`)
+            :obj:`target`; those that the loss reads come first, as
+            ``root_mask`` says. (default: :obj:`False`)
+        by_row (bool): whether the loss reads any number of them, and not one
+            of each subgraph. (default: :obj:`False`)
 
     Raises:
         ValueError: if a type has no features ``x`` of one float type, in one
@@ -45,8 +59,9 @@ class Schema:
         target: str,
         sizes: dict[str, int],
         several: bool = False,
+        by_row: bool = False,
     ) -> None:
-        self.several = several
+        self.several, self.by_row = several or by_row, by_row
         rest = [t for t in data.node_types if t != target]
         self.target, self.node_types = target, [target, *rest]
         self.edge_types: list[EdgeType] = list(data.edge_types)
@@ -83,14 +98,14 @@ class Schema:
             first += sizes[t]
         self.num_rows = first
 
-    def flat(self, batch: HeteroData) -> Data:
+    def flat(self, batch: HeteroData) -> FlatBatch:
         """Return a typed batch as one graph.
 
         Raises:
             ValueError: if the batch has other types, widths or numbers of
                 rows.
         """
-        out, first = Data(), 0
+        out, first = FlatBatch(), 0
         parts: dict[str, list[Tensor]] = {}
         start = {}
         for k, t in enumerate(self.node_types):
@@ -107,9 +122,10 @@ class Schema:
             start[t], first = first, first + len(x)
             kind = owner.new_full(owner.shape, k).int()
             if t == self.target and self.several:
-                order = owner.argsort(stable=True)
-                later = owner[order].diff() == 0
-                kind[order[1:][later]] = len(self.node_types)
+                mask = store.get('root_mask')
+                if not _is_rows(mask) or mask.shape != owner.shape:
+                    self._refuse(t)
+                kind[~mask.bool()] = len(self.node_types)
             room = max(self.widths.values()) - self.widths[t]
             for name, value in (
                 ('x', torch.nn.functional.pad(x, (0, room))),
@@ -142,9 +158,10 @@ class Schema:
         out.input_id, out.batch_size = target.input_id, target.batch_size
         if self.y is not None:
             out.y = target.get('y')
-            if not _is_rows(out.y) or self.y != (
-                list(out.y.shape[1:]),
-                out.y.dtype,
+            if (
+                not _is_rows(out.y)
+                or self.y != (list(out.y.shape[1:]), out.y.dtype)
+                or len(out.y) != len(out.terms)
             ):
                 self._refuse(self.target)
         return out
@@ -160,7 +177,10 @@ class Schema:
             rows = (flat.node_type == k).nonzero().view(-1)
             if t == self.target and self.several:
                 more = flat.node_type == len(self.node_types)
+                roots = len(rows)
                 rows = torch.cat([rows, more.nonzero().view(-1)])
+                place_of = torch.arange(len(rows), device=rows.device)
+                out[t].root_mask = place_of < roots
             place[rows] = torch.arange(len(rows), device=rows.device)
             # Copies, of the width that this type has.
             store, width = out[t], self.widths[t]
@@ -180,13 +200,20 @@ class Schema:
                 out[self.target][name] = flat[name]
         return out
 
-    def made(self, count: int) -> Data:
+    def made(self, count: int, single: bool = False) -> FlatBatch:
         """Make up a flat batch of subgraphs, without data.
 
         Each has a row of the target type, or up to five where there may be
         several, and up to four of every other, and edges between some. Of
         eight in a row, one has no edge, and one no row of each other type.
+        With ``by_row``, the loss reads half of up to four rows.
+
+        Args:
+            count (int): the number of subgraphs.
+            single (bool): whether the loss reads one row of each.
+                (default: :obj:`False`)
         """
+        single |= not self.by_row
         generator = torch.Generator().manual_seed(_SEED)
         times = -(-count // _PERIOD)
         out, owners = HeteroData(), {}
@@ -199,7 +226,7 @@ class Schema:
                 # One subgraph has no such rows, another the most.
                 drawn[1 + k % (_PERIOD - 2)] = 0
                 drawn[0] = _ROWS
-                sizes = drawn + sizes if t == self.target else drawn
+                sizes = drawn + sizes * (single and t == self.target)
             owners[t] = torch.arange(_PERIOD).repeat_interleave(sizes)
             shape = len(owners[t]), self.widths[t]
             x = torch.randn(shape, generator=generator).to(self.dtype)
@@ -223,11 +250,17 @@ class Schema:
             )
             out[e].edge_index = edges[:, edges[0] < len(out[e[0]].x)]
         store = out[self.target]
-        store.input_id, store.batch_size = torch.arange(count), count
+        mask = store.batch.diff(prepend=store.batch.new_tensor([-1])) > 0
+        if not single:
+            mask = torch.rand(len(store.x), generator=generator) < 0.5
+        if self.several:
+            store.root_mask = mask
+        store.input_id, store.batch_size = torch.arange(count), int(mask.sum())
         if self.y is not None:
             rest, dtype = self.y
-            store.y = torch.zeros(count, *rest, dtype=dtype)
-        return self.flat(out)
+            store.y = torch.zeros(store.batch_size, *rest, dtype=dtype)
+        # Rows in the order that a transform returns them in.
+        return self.flat(self.typed(self.flat(out)))
 
     def _refuse(self, where: Any) -> None:
         raise ValueError(

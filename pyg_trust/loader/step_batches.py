@@ -177,6 +177,8 @@ class StepLoader(NodeLoader):
     sampling: str = WITHOUT_REPLACEMENT
     #: Whether neighbours exchange a unit for another, or lack one.
     form: str = 'replace'
+    #: The digest of the privacy unit, if units are persons; it is private.
+    owned_by: str = ''
     #: The steps between two sets of units, None if there is one.
     resample_every: int | None = None
 
@@ -227,6 +229,16 @@ class StepLoader(NodeLoader):
     @abstractmethod
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
+
+    def law(self) -> tuple[Any, ...]:
+        """Return what an account and a report take from this loader."""
+        batches = self.batch_sampler
+        return (
+            *(self.unit, self.relation, self.form, self.sampling, self.terms),
+            *(self.by_unit, self.resample_every, self.subgraphs_per_batch),
+            *(batches.batch_size, batches.rate, batches.count, batches.write),
+            repr(self.setting()),
+        )
 
     def public(self) -> tuple[Any, ...]:
         """Return the public part of the data, to tell data sets apart.

@@ -1,6 +1,7 @@
 """Batches of persons, each with all rows and edges that it owns."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -15,6 +16,7 @@ from pyg_trust._checks import (
     Rate,
     check_instance,
     check_integer,
+    check_tensor,
     validated,
 )
 from pyg_trust.functional.claims import Ownership, expand
@@ -68,11 +70,18 @@ class UnitLoader(DrawnUnits):
     leaves would re-route the walks of others. Protected is all else: features
     and labels, rows owned alone and how many, and other edges.
 
+    **Labels of other rows.** With ``input_nodes=('order', mask)`` the labels
+    are those of rows that persons own, as many as each has, or, with
+    ``relation='contents'``, of joint rows. All persons are drawn. The term of
+    a subgraph is the mean of those of its target rows, and zero if it has
+    none; the loss is computed by row as ever.
+
     Batches are :class:`~torch_geometric.data.HeteroData` that have every node
     and edge type, if need be without rows: ``x``, ``n_id`` and ``batch`` by
-    node type; ``y``, ``input_id`` and ``batch_size`` of the type of persons,
-    whose row :math:`i` is the root of subgraph :math:`i`; on walks, rows of
-    other persons follow, and ``y`` is of the roots. The loop is PyG's:
+    node type; ``y``, ``input_id`` and ``batch_size`` of the target type, that
+    of persons by default. Its first ``batch_size`` rows have the labels ``y``
+    (``root_mask`` where others follow); a person's row :math:`i` is the root
+    of subgraph :math:`i`. The loop is PyG's:
 
     .. code-block:: python
 
@@ -87,8 +96,8 @@ class UnitLoader(DrawnUnits):
             optimizer.step()
 
     In private training, rows are for the model alone: until ``backward()``
-    the batch has made-up rows in their place. The model returns a row per
-    person, or such rows by type.
+    the batch has made-up rows in their place, one target row for each
+    subgraph. The model returns a row per target row, or rows by type.
 
     Args:
         data (HeteroData): the graph that :obj:`unit` was declared for, on the
@@ -96,19 +105,22 @@ class UnitLoader(DrawnUnits):
         unit (PrivacyUnit): says who owns what; needs a table of persons with
             one row each.
         batch_size (int): :math:`m`, as of :class:`GraphLoader`.
-        input_nodes (Tensor, optional): the persons to train on, by their rows
-            or as a mask, which is public; by default all.
-            (default: :obj:`None`)
+        input_nodes (Tensor or tuple, optional): the persons to train on, by
+            their rows or as a mask, which is public; by default all. Or
+            another type that persons own and a mask of its rows, which is
+            private, or :obj:`None` for all. (default: :obj:`None`)
         hops (int): how many steps public rows are away at most.
             (default: :obj:`2`)
         walk_length (int): :math:`L`, the steps of a walk between persons, for
             ``relation='contents'``. (default: :obj:`0`)
         restarts (int): :math:`R`, the walks from each root.
             (default: :obj:`1`)
-        along (Sequence[tuple[str, str, str]]): edge types between rows of
-            persons that walks may use. (default: :obj:`()`)
-        max_joint (int): the most owners of a joint row that is used.
-            (default: :obj:`16`)
+        along (Sequence): edge types between rows of persons that walks may
+            use, and metapaths through public rows, as of
+            :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`:
+            their edges are not protected. (default: :obj:`()`)
+        max_joint (int): the most owners of a joint row that is used, and the
+            most persons who meet at a public row. (default: :obj:`16`)
         num_neighbors (dict, optional): by edge type, how many public rows a
             row brings in by edges of this type or of its mirror.
             (default: :obj:`None`)
@@ -141,12 +153,12 @@ class UnitLoader(DrawnUnits):
         data: HeteroData,
         unit: PrivacyUnit,
         batch_size: Count,
-        input_nodes: Tensor | None = None,
+        input_nodes: Tensor | tuple[str, Tensor | None] | None = None,
         *,
         hops: Natural = 2,
         walk_length: Natural = 0,
         restarts: Count = 1,
-        along: Sequence[EdgeType] = (),
+        along: Sequence[EdgeType | Sequence[EdgeType]] = (),
         max_joint: Count = 16,
         num_neighbors: Mapping[EdgeType, int] | None = None,
         num_steps: Count | None = None,
@@ -171,8 +183,11 @@ class UnitLoader(DrawnUnits):
         # Also refuses another graph, rows of several persons in their table,
         # and features along metapaths that are not a person's own.
         table = unit.table(data)
+        assert unit.person is not None
         target = unit.person
-        assert target is not None
+        if isinstance(input_nodes, tuple):
+            target, input_nodes = self._targets(unit, input_nodes, shared)
+        by_row = target != unit.person
         for t in data.node_types:
             of = data[t].get('own_of', unit.digest)
             if marked(data[t]) or of != unit.digest:
@@ -182,15 +197,32 @@ class UnitLoader(DrawnUnits):
                     'propagated): train on raw features'
                 )
         count = int(table.num_nodes or 0)
+        # The rows that a loss reads, where a person has any number of them;
+        # that there may be none is private.
+        self._read: Tensor | None = None
+        if by_row:
+            size = int(data[target].num_nodes)
+            read = (
+                torch.ones(size).bool() if input_nodes is None else input_nodes
+            )
+            check_tensor('input_nodes', read, torch.bool, (size,))
+            self._read, input_nodes = read.clone(), None
         rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, hops
-        self._declared = unit.summary()
+        self._declared, self.owned_by = unit.summary(), unit.digest
         sizes = {t: int(data[t].num_nodes) for t in data.node_types}
         transform = kwargs.get('transform')
-        self._plain = self.schema = Schema(data, target, sizes, shared)
+        schema = partial(
+            Schema,
+            target=target,
+            sizes=sizes,
+            several=shared,
+            by_row=by_row,
+        )
+        self._plain = self.schema = schema(data)
         if transform is not None:
             made = transform(self._plain.typed(self._plain.made(_SHOWN)))
-            self.schema = Schema(_typed(made), target, sizes, shared)
+            self.schema = schema(_typed(made))
         self._most = {
             unit.known(e, 'num_neighbors'): check_integer(
                 'num_neighbors', k, 0
@@ -225,13 +257,29 @@ class UnitLoader(DrawnUnits):
             )
             wide = [unit.owners(t)[0].diff() > max_joint for t in unit.joint]
             self._declared |= {
-                'along': ['/'.join(e) for e in along],
+                'along': [_called(step) for step in along],
                 'max_joint': max_joint,
                 'left_out': sum(int(found.sum()) for found in wide),
             }
         self._whose = self._find_owners(unit, sizes)
         count = self._claims.num_subgraphs
         self._open(count, batch_size, num_steps, seed, kwargs)
+
+    @staticmethod
+    def _targets(
+        unit: PrivacyUnit, given: tuple[Any, ...], shared: bool
+    ) -> tuple[str, Tensor | None]:
+        # The type of the rows that the loss reads, and which of them.
+        target, rows = given if len(given) == 2 else (given, None)
+        owned = unit.person, *unit.owned, *unit.joint
+        if target not in owned or (target in unit.joint and not shared):
+            raise ValueError(
+                "'input_nodes' needs to be rows of persons, or a type that "
+                'persons own and rows of it; one of joint rows with '
+                "relation='contents' alone, as a row of several persons is "
+                f'in no subgraph of one (got {target!r})'
+            )
+        return target, rows
 
     def _find_owners(self, unit: PrivacyUnit, sizes: dict[str, int]) -> Tensor:
         # The claim that has all owners of each row of all tables, else -1.
@@ -263,6 +311,7 @@ class UnitLoader(DrawnUnits):
             'hops': self._hops,
             **({'num_neighbors': most} if most else {}),
             **({'relation': self.relation, **self._law} if self._law else {}),
+            **({'target': self.schema.target} if self.schema.by_row else {}),
             'persons': self._declared,
         }
 
@@ -279,8 +328,15 @@ class UnitLoader(DrawnUnits):
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions and limits of a guarantee in one person."""
+        target = self.schema.target
+        by_row = (
+            f'protected is also which rows of {target} are training rows, and '
+            'how many a person has; the term of a subgraph is the mean of '
+            'those of its rows',
+        )
         return (
             *of_persons(self._declared, self._rate is None),
+            *(by_row if self.schema.by_row else ()),
             'the model passed its probe on rows that were made up; unless it '
             'is left unchecked, the loss sees rows that are made up in place '
             'of the private ones, and no number of them',
@@ -292,10 +348,14 @@ class UnitLoader(DrawnUnits):
         claims, t = self._claims.select(index), self.schema.target
         found = expand(self._ownership, *claims, self._hops)
         n_id, edges = found.n_id, found.edge_index
-        # Roots come first.
-        later = n_id[t] != claims.roots[found.batch[t]]
-        if bool(later.any()):
-            order = later.long().argsort(stable=True)
+        # Those that the loss reads come first.
+        if self._read is None:
+            first = n_id[t] == claims.roots[found.batch[t]]
+        else:
+            first = self._read[n_id[t]]
+        roots = int(first.sum())
+        if not bool(first[:roots].all()):
+            order = (~first).long().argsort(stable=True)
             place = torch.empty_like(order)
             place[order] = torch.arange(len(order))
             for of in (n_id, found.batch):
@@ -317,8 +377,10 @@ class UnitLoader(DrawnUnits):
             out[e].edge_index = edges[e]
         store = out[t]
         if self._plain.y is not None:
-            store.y = data[t].y[claims.roots]
-        store.input_id, store.batch_size = index, index.numel()
+            store.y = data[t].y[n_id[t][:roots]]
+        if self._plain.several:
+            store.root_mask = torch.arange(len(first)) < roots
+        store.input_id, store.batch_size = index, roots
         return self._finish(out)
 
     def flat(self, batch: Any) -> Data:
@@ -403,9 +465,15 @@ class UnitLoader(DrawnUnits):
         ):
             return None
         ends = owner[batch.edge_index]
-        roots = owner[batch.node_type == 0]
+        first = batch.node_type == 0
+        roots = owner[first]
         good = torch.equal(ends[0], ends[1])
-        good &= torch.equal(roots, torch.arange(number))
+        if self._read is None:
+            good &= torch.equal(roots, torch.arange(number))
+        else:
+            of = kind == 0
+            good &= torch.equal(first[of], self._read[node[of]])
+            good &= bool((roots.diff() >= 0).all())
         return number if good else None
 
     def _units(self, step: int) -> Tensor:
@@ -414,6 +482,12 @@ class UnitLoader(DrawnUnits):
 
 # The subgraphs on which a transform is tried.
 _SHOWN = 8
+
+
+def _called(step: Any) -> str:
+    # An edge type, or a metapath.
+    steps = [step] if isinstance(step[0], str) else step
+    return '+'.join(map('/'.join, steps))
 
 
 def _typed(batch: Any) -> HeteroData:

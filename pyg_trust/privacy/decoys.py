@@ -35,6 +35,8 @@ class Decoys:
         self.proved: Any = None
         #: Makes a batch of so many graphs up, if they are of a schema.
         self.make: Callable[[int], Data] | None = None
+        #: Whether a unit has any number of rows that the loss reads.
+        self.by_row = False
         self._levels: dict[str, str] = {}
         self._made: Data | None = None
         self._rows: dict[Any, Tensor] = {}

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -433,6 +434,15 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 "'isolation' can't be 'construction' with trust_loss=True: "
                 'the loss of a unit is then not known without the others'
             )
+        by_row = (
+            isinstance(data_loader, UnitLoader) and data_loader.schema.by_row
+        )
+        if trust_loss and by_row:
+            raise ValueError(
+                "'trust_loss' needs to be False where a person has several "
+                'rows of the target type: their terms are one, which no loss '
+                'on the rows of a batch makes them'
+            )
         account = self._account(data_loader)
         if target_epsilon is not None and target_delta is not None:
             account.get_epsilon(target_delta)
@@ -462,7 +472,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         if withdraws:  # How many come is private.
             step.decoys.num_units = data_loader.subgraphs_per_batch
         if isinstance(data_loader, UnitLoader):
-            step.decoys.make = data_loader.schema.made
+            step.decoys.make = partial(data_loader.schema.made, single=True)
+            step.decoys.by_row = by_row
         probe(step, data_loader, forward, criterion)
         step.fall_back(trust_loss)
         return step
@@ -791,7 +802,9 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             delta (float, optional): :math:`\delta`; by default that of the
                 budget. (default: :obj:`None`)
         """
-        model = self._attached().model.module
+        training = self._attached()
+        training.loader.check_law()
+        model = training.model.module
         run = Run(
             loader=self._loader,
             model=model,

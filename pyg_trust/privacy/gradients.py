@@ -549,6 +549,10 @@ class _Trial:
         self.params = {n: p for n, p in named if p.requires_grad}
         generator = torch.Generator().manual_seed(_SEED)
         self.places, self.cotangents, self.owners = [], [], []
+        terms = torch.arange(call.num_subgraphs, device=call.owner.device)
+        is_read: Any = getattr(self.module, 'is_read', None)
+        if is_read is not None:
+            terms = call.owner[is_read(call.bound.arguments)]
         with self._draws(call, range(call.num_subgraphs)):
             self.together = tensors_in(call.run())
         for place, out in enumerate(self.together):
@@ -556,8 +560,8 @@ class _Trial:
                 continue
             owner = call.owner
             rows = out.size(0) if out.dim() else None
-            if rows == call.num_subgraphs != owner.numel():
-                owner = torch.arange(call.num_subgraphs, device=owner.device)
+            if rows == len(terms) != owner.numel():
+                owner = terms
             elif rows != owner.numel():
                 raise ValueError(
                     "'module' needs to return a row for each node or each "

@@ -53,6 +53,7 @@ class PrivateLoader(Single):
         self._choose = choose
         self._group = group
         self._turn = 0
+        self._law = loader.law()
 
     def __iter__(self) -> Iterator[Data]:
         self.end_epoch()
@@ -102,6 +103,7 @@ class PrivateLoader(Single):
                 'the private loader needs the batches that its engine draws '
                 "('batch_sampler.choose' was exchanged)"
             )
+        self.check_law()
         mine = self._group.rank, self._group.size
         if (batches.rank, batches.num_ranks) != mine:
             raise RuntimeError(
@@ -109,6 +111,19 @@ class PrivateLoader(Single):
                 "engine gave it ('batch_sampler.rank' was changed)"
             )
         return batches.parts(step)
+
+    def check_law(self) -> None:
+        """Refuse a loader that draws other batches than it did at first.
+
+        Raises:
+            RuntimeError: if an attribute was changed.
+        """
+        if self.loader.law() != self._law:
+            raise RuntimeError(
+                'the private loader needs to draw as it did when it was made '
+                'private (its units, relation, sampling or arguments were '
+                'changed): the account and the report are of that'
+            )
 
     def __len__(self) -> int:
         return len(self.loader.batch_sampler)

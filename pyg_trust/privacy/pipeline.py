@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_trust.graph.ragged import pointer
+from pyg_trust.loader.schema import FlatBatch
 from pyg_trust.privacy.draws import DrawsBySubgraph, NoDropout
 from pyg_trust.privacy.flow import is_structure
 from pyg_trust.privacy.validation import (
@@ -171,7 +172,11 @@ def check_names(
         order, units = _other_order(owner, count)
         moved, owners = _moved(base, owner, order, units)
         found = _alike(probe, call, moved, owners, units)
-        want = out[order] if len(out) == len(owner) else out[units]
+        if isinstance(base, FlatBatch):
+            at = (base.node_type == 0).cumsum(0) - 1
+            want = out[at[order[base.node_type[order] == 0]]]
+        else:
+            want = out[order] if len(out) == len(owner) else out[units]
         error = (
             (found - want).abs().max() if found.numel() else out.new_zeros(())
         )
@@ -261,6 +266,9 @@ def _change_units(
         drawn = value[torch.randperm(len(value), generator=generator)]
         if value.is_floating_point():
             drawn = torch.randn(value.shape, generator=generator).to(value)
+        elif torch.equal(drawn, value):
+            # Labels that were made up are all alike.
+            drawn = (value == 0).to(value)
         mine = half[rows].view(-1, *[1] * (value.dim() - 1))
         other[name] = torch.where(mine, value, drawn)
 
@@ -305,6 +313,8 @@ def _rows_of(
     # The subgraph of each row of an attribute.
     if not _is_tensor(value) or value.dim() == 0:
         return None
+    if name == 'y' and isinstance(batch, FlatBatch):
+        return batch.terms
     edges = batch.get('edge_index')
     if batch.is_node_attr(name) and len(value) == len(owner):
         return owner

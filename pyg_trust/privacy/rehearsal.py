@@ -25,7 +25,8 @@ would be of rows that are made up. In other places it is a wrong constant.
 private. The loss then sees graphs that are made up, of a public number of
 nodes. Where it is private who is there at all, it sees a public number of them
 as well; each graph takes a place of its own, drawn at random, so that the
-place says nothing of the others.
+place says nothing of the others. So does each row, where a unit has any number
+of rows that the loss reads: the term of a unit is the mean of theirs.
 """
 
 import copy
@@ -60,7 +61,7 @@ from pyg_trust.privacy.flow import (
 )
 from pyg_trust.privacy.owners import facts
 from pyg_trust.privacy.rows import Args, Kwargs
-from pyg_trust.privacy.validation import BatchCall
+from pyg_trust.privacy.validation import BatchCall, terms_of
 
 # The subgraphs that a model is called with, to see what it returns.
 _FEW = 2
@@ -103,13 +104,15 @@ class Rehearsal:
         self._decoys = decoys
         self._out: Followed | None = None
         self._seen: list[str] = []
-        # The position of each graph, unless it is its number.
+        # The unit of each row of outputs; the place of each, unless it is its
+        # number.
+        self._terms = terms_of(self.batch, owner, count)
         self._at: Tensor | None = None
         self._marked: list[tuple[Any, Any, Tensor, Followed]] = []
         if by_unit:
             self._made = decoys.graphs(self.batch, count)
             self.shown = self._hidden(batch, decoys)
-            self.size = int(self.shown.batch_size)
+            self.size = int(self._made.batch_size)
         else:
             self._made = decoys.batch(self.batch, owner, count)
             # How many labels are ignored is public; nothing else is private
@@ -139,10 +142,12 @@ class Rehearsal:
                 level = decoys.level(self.batch, name, value, size)
             if name == 'input_id' or level == 'unit':
                 self._seen.append(name)
-                real = value if size != self.count else batch[name]
+                hidden = decoys.by_row or size != self.count
+                real = value if hidden else batch[name]
                 out[name] = follow(real, units, self.watch, name in NAMES)
                 # How many are left out is private where their number is.
                 is_label = name == 'y' and decoys.num_units is None
+                is_label &= not decoys.by_row
                 out[name]._memory.is_label = is_label
             else:
                 rows = torch.zeros(len(value), device=value.device).long()
@@ -246,22 +251,33 @@ class Rehearsal:
                 f'features are (got {list(out.shape[1:])}, and '
                 f'{list(shown.shape[1:])} on random features)'
             )
-        if self.size == self.count:
+        by_row, terms = self._decoys.by_row, self._terms
+        if self.size == self.count and not by_row:
             return self._again(grad, out, rows, {})
         found = torch.zeros_like(out)
-        places = _places(self.count, self.size)
+        places = _places(len(terms), self.size)
         self._at = places[0]
-        # Run each real graph at its own place, among made-up graphs.
-        for turn in range(int(places[1].max()) + 1 if self.count else 0):
+        # Run each real row at its own place, among made-up rows.
+        for turn in range(int(places[1].max()) + 1 if len(terms) else 0):
             here = (places[1] == turn).nonzero().view(-1).to(out.device)
             at = places[0].to(out.device)[here]
             values = {
-                name: _put(self._made[name], at, self.batch[name][here])
+                name: _put(
+                    self._made[name],
+                    at,
+                    self.batch[name][self._of(name, here)],
+                )
                 for name in self._seen
             }
             made = _put(shown._value, at, out[here])
             found[here] = self._again(grad, made, rows, values)[at]
-        return found
+        share = terms.bincount(minlength=1)[terms].to(found)
+        return found / share.view(-1, *[1] * (found.dim() - 1))
+
+    def _of(self, name: str, rows: Tensor) -> Tensor:
+        # Where an attribute has what is of some rows of outputs.
+        of_row = self._decoys.by_row and name == 'y'
+        return rows if of_row else self._terms[rows]
 
     def _again(
         self,
@@ -431,6 +447,25 @@ class Rehearsal:
         Returns:
             callable: maps the subgraph's outputs to the gradient by them.
         """
+        of = (self._terms == unit).nonzero().view(-1)
+        if not self._decoys.by_row:
+            return self._pull_row(grad, unit, scale)
+        each = [
+            self._pull_row(grad, row, scale / len(of)) for row in of.tolist()
+        ]
+
+        def pulled(out: Tensor) -> Tensor:
+            if not each:
+                return torch.zeros_like(out)
+            rows = zip(each, out.split(1), strict=True)
+            return torch.cat([pull(row) for pull, row in rows])
+
+        return pulled
+
+    def _pull_row(
+        self, grad: Tensor, unit: int, scale: float
+    ) -> Callable[[Tensor], Tensor]:
+        # Of a unit, or of a row where the loss reads any number of them.
         shown = self._out
         assert shown is not None
         rows = self._rows(shown)
@@ -441,7 +476,8 @@ class Rehearsal:
             made = self.batch[name]
             seen = name in self._seen
             if seen or (not self.by_unit and name not in NAMES):
-                own = made[unit : unit + 1] if seen else made[whose == unit]
+                one = self._of(name, torch.tensor([unit], device=made.device))
+                own = made[one] if seen else made[whose == unit]
                 made = self._made[name].clone()
                 if name == 'y' and not own.is_floating_point() and len(own):
                     made = own[:1].expand(len(whose), *own.shape[1:]).clone()

@@ -117,7 +117,7 @@ class TypedModel(nn.Module):
         batch: Tensor,
         form: Form,
     ) -> Tensor:
-        """Call the model; return a row for each subgraph, of its root."""
+        """Call the model; return the rows that the loss reads."""
         flat = Data(x=x, edge_index=edge_index, batch=batch)
         flat.node_type, flat.edge_type = node_type, edge_type
         args, kwargs = form.fill(self.schema.typed(flat))
@@ -127,12 +127,17 @@ class TypedModel(nn.Module):
             target = self.schema.target
             if target not in out:
                 raise ValueError(
-                    "'module' needs to return rows of the type of persons, "
+                    "'module' needs to return rows of the target type, "
                     f'{target!r} (got {list(out)})'
                 )
             out = out[target]
         roots = len((node_type == 0).nonzero())
         return out[:roots] if self.schema.several else out
+
+    @staticmethod
+    def is_read(arguments: dict[str, Any]) -> Tensor:
+        """Return a mask of the rows of which a call returns outputs."""
+        return arguments['node_type'] == 0
 
     def handed(self, out: Any) -> Any:
         """Return outputs as the model does."""
@@ -140,11 +145,11 @@ class TypedModel(nn.Module):
 
 
 class Target(dict[str, Tensor]):
-    """Outputs by type, of which the loss may read those of persons.
+    """Outputs by type, of which the loss may read those of the target type.
 
     Args:
-        target (str): the type of persons.
-        out (Tensor): a row for each of them.
+        target (str): the target type.
+        out (Tensor): a row for each unit that is shown.
     """
 
     def __init__(self, target: str, out: Tensor) -> None:

@@ -21,6 +21,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from pyg_trust.loader.schema import FlatBatch
 from pyg_trust.privacy.bounds import ClippedSum
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.rows import Args, Kwargs
@@ -413,7 +414,8 @@ def check_isolation(
         base = randomised(batch, names, generator)
         with torch.no_grad():
             out = _run(module, call, base)
-        check_output(out, owner.numel(), count, by_unit)
+        terms = terms_of(batch, owner, count)
+        check_output(out, owner.numel(), len(terms), by_unit)
         changed = [
             name
             for name, buffer in module.named_buffers()
@@ -424,7 +426,7 @@ def check_isolation(
                 "'module' needs to keep its buffers as they are in training, "
                 f'as they would carry data on (it changes {changed})'
             )
-        rows = _row_owner(out, owner, count)
+        rows = owner if out.size(0) == owner.numel() else terms
         for trial in range(5 if count > 1 else 0):
             # Half of the subgraphs against the others.
             half = torch.randperm(count, generator=generator) < count // 2
@@ -532,7 +534,8 @@ def check_gradients(
             if not found:
                 again = tape._masks is not None
                 weight = torch.randn(out.shape, generator=generator).to(out)
-            rows = _row_owner(out, owner, count)
+            rows = terms_of(batch, owner, count)
+            rows = owner if out.size(0) == owner.numel() else rows
             # Unclipped: rows that cancel are clipped to less than the norm.
             found.append(tape.clipped_sum(out, weight, math.inf, rows))
     short = found[0].norms < found[1].norms * (1 - 1e-3)
@@ -648,9 +651,16 @@ def check_output(
         )
 
 
-def _row_owner(out: Tensor, owner: Tensor, count: int) -> Tensor:
-    if out.size(0) == owner.numel():
-        return owner
+def terms_of(batch: Data, owner: Tensor, count: int) -> Tensor:
+    """Return the subgraph of each row of outputs, unless they are of nodes.
+
+    Args:
+        batch (Data): the batch.
+        owner (Tensor): int64, ``[num_nodes]``: the subgraph of each node.
+        count (int): the number of subgraphs.
+    """
+    if isinstance(batch, FlatBatch):
+        return batch.terms
     return torch.arange(count, device=owner.device)
 
 

@@ -58,6 +58,7 @@ from pyg_trust.privacy.validation import (
     randomised,
     same,
     snapshot,
+    terms_of,
 )
 
 REDUCTIONS = ('mean', 'sum')
@@ -252,6 +253,7 @@ class PrivateStep:
         self._total = total
         self._owner = owner
         self._count = count
+        self._terms = terms_of(self._plain, owner, count)
         self._versions = snapshot(batch)
         self._stage = 'delivered'
         if not isinstance(self.module, TypedModel):
@@ -324,7 +326,7 @@ class PrivateStep:
         assert plain is not None
         with self.gradients.record(self._owner, self._count) as tape:
             out = call(self.module, plain)
-        check_output(out, self._owner.numel(), self._count, self.by_unit)
+        self._check_output(out)
         self._check_buffers(before)
         if not out.requires_grad:
             raise ValueError(
@@ -344,7 +346,11 @@ class PrivateStep:
         # The subgraph of each row of the output.
         if out.size(0) == self._owner.numel():
             return self._owner
-        return torch.arange(self._count, device=self._owner.device)
+        return self._terms
+
+    def _check_output(self, out: Tensor) -> None:
+        size = len(self._terms)
+        check_output(out, self._owner.numel(), size, self.by_unit)
 
     def _probe(self, call: BatchCall) -> None:
         # A call with other arguments than those tested is tested first.
@@ -572,9 +578,9 @@ class PrivateStep:
                 # own.
                 order = self._owner.argsort(stable=True)
                 out = torch.empty_like(out).index_copy_(0, order, out)
-            elif sizes != [1] * self._count:
-                out = out[:0]
-            check_output(out, self._owner.numel(), self._count, self.by_unit)
+            elif sizes != self._terms.bincount(minlength=self._count).tolist():
+                out = out.new_empty(len(self._terms) + 1)
+            self._check_output(out)
             self._check_buffers(before)
             return out
         device = self._owner.device

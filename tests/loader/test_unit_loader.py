@@ -43,7 +43,9 @@ def part(batch: HeteroData, number: int) -> Part:
         place[t] = mine.cumsum(0) - 1
         found[t] = batch[t].x[mine]
         if 'y' in batch[t]:
-            found['y'] = batch[t].y[number]
+            read = batch[t].get('root_mask', torch.ones_like(mine))
+            found['y'] = batch[t].y[batch[t].batch[read] == number]
+            found['read'] = read[mine]
     for e in batch.edge_types:
         source, target = batch[e].edge_index
         mine = batch[e[0]].batch[source] == number
@@ -261,7 +263,7 @@ def test_one_person_s_contents_change_one_claim(block: int) -> None:
             'hops': rng.randint(0, 2),
             'walk_length': rng.randint(0, 3),
             'restarts': rng.randint(1, 2),
-            'along': (KNOWS,) if seed % 2 else (),
+            'along': ((KNOWS,), (), ((SEES, SEES),))[seed % 3],
             'max_joint': rng.randint(1, 3),
             'num_neighbors': {HAS: 1} if seed % 3 else None,
         }
@@ -274,7 +276,11 @@ def test_one_person_s_contents_change_one_claim(block: int) -> None:
         several += int(owner.bincount().max()) > 1
         joint += len(before['chat'].x)
         for person in range(n):
-            after = loader(held(data, person, seed), 1, **options)(index)
+            other = held(data, person, seed)
+            if seed % 3 == 2:
+                # What walks use is public.
+                other[SEES].edge_index = data[SEES].edge_index
+            after = loader(other, 1, **options)(index)
             changed = [
                 i for i in index if not equal(part(before, i), part(after, i))
             ]
@@ -282,6 +288,95 @@ def test_one_person_s_contents_change_one_claim(block: int) -> None:
     # Of the first databases, not of any four.
     assert block or several
     assert block or joint
+
+
+def labelled(data: HeteroData) -> HeteroData:
+    """Labels of orders and chats, and which of them are read."""
+    for t in ('order', 'chat'):
+        data[t].y = (data[t].x[:, 0] * 10).long() % 3
+        data[t].train_mask = data[t].x[:, 1] > -0.5
+    return data
+
+
+@pytest.mark.parametrize('target', ['chat', 'order'])
+@pytest.mark.parametrize(
+    'block',
+    [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 30))],
+)
+def test_one_person_changes_the_target_rows_of_one_claim(
+    block: int, target: str
+) -> None:
+    most = rows = 0
+    for seed in range(4 * block, 4 * block + 4):
+        rng = random.Random(f'targets {seed}')
+        n = rng.randint(3, 8)
+        options = {'hops': rng.randint(0, 2)}
+        if target == 'chat' or seed % 2:
+            options |= {
+                'relation': 'contents',
+                'walk_length': rng.randint(0, 3),
+                'restarts': rng.randint(1, 2),
+                'along': (KNOWS,) if seed % 2 else (),
+            }
+        data = shop(seed, n)
+
+        def made(data: HeteroData, options: Any = options) -> Any:
+            mask = labelled(data)[target].train_mask
+            given = loader(data, 1, input_nodes=(target, mask), **options)
+            index = list(range(given.num_subgraphs))
+            batch = given(index)
+            assert given.check_batch(batch, 0, len(index))[1] == len(index)
+            return batch, index
+
+        before, index = made(data)
+        store = before[target]
+        # All rows of the mask that entered are read, and they come first.
+        mask = data[target].train_mask[store.n_id]
+        assert store.root_mask.equal(mask)
+        assert store.batch_size == len(store.y) == int(mask.sum())
+        assert store.y.equal(data[target].y[store.n_id[: store.batch_size]])
+        rows += store.batch_size
+        most = max([most, *store.batch[mask].bincount().tolist()])
+        owner = before['user'].batch[before['user'].n_id.argsort()]
+        for person in range(n):
+            after, _ = made(held(data, person, seed))
+            changed = [
+                i for i in index if not equal(part(before, i), part(after, i))
+            ]
+            assert changed == [int(owner[person])]
+    assert block or (rows and most > (target == 'order'))
+
+
+def test_other_rows_than_those_of_the_mask_are_refused() -> None:
+    data = labelled(shop(3, 30))
+    made = loader(data, 9, input_nodes=('order', data['order'].train_mask))
+    batch = made(list(range(9)))
+    store = batch['order']
+    assert made.check_batch(batch, 0, 9)[1] == 9
+    read = store.root_mask.clone()
+    for mask, match in (
+        (~read, 'as the schema has it'),
+        (read.flip(0), 'whole, distinct'),
+        (read[:2], 'as the schema has it'),
+        (None, 'as the schema has it'),
+    ):
+        store.root_mask = mask
+        with pytest.raises(ValueError, match=match):
+            made.check_batch(batch, 0, 9)
+    for given, match in (
+        (('chat', None), "'input_nodes' needs to be rows of persons"),
+        (('item', None), "'input_nodes' needs to be rows of persons"),
+        (('basket', None), "'input_nodes' needs to be rows of persons"),
+        (('order',), "'input_nodes' needs to be rows of persons"),
+        (('order', torch.tensor([1])), "'input_nodes'"),
+        (('order', torch.ones(3).bool()), "'input_nodes'"),
+        ((['order'], None), "'input_nodes' needs to be rows of persons"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=match):
+            loader(data, 3, input_nodes=given)
+    assert made.setting()['target'] == 'order'
+    told = ' '.join(made.assumptions())
+    assert 'which rows of order are training rows, and how many' in told
 
 
 def test_a_claim_has_the_rows_that_it_owns_together() -> None:
@@ -406,6 +501,10 @@ def test_walks_are_of_contents_alone() -> None:
         (
             {'relation': 'contents', 'along': (SEES,)},
             "'along' needs edge types between rows that persons own",
+        ),
+        (
+            {'relation': 'contents', 'along': ((SEES, SEES, BY),)},
+            "'along' needs metapaths from rows of one person",
         ),
         ({'relation': 'contents', 'along': (('a', 'b', 'c'),)}, "'along'"),
         ({'relation': 'contents', 'batch_size': 13}, 'number of persons'),

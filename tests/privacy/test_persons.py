@@ -421,3 +421,11 @@ def test_weights_cover_persons_and_no_features(monkeypatch) -> None:
     assert 2 * one < two
     with pytest.raises(ValueError, match=r"'request' .*persons alone"):
         engine.covers(RemovalRequest(features=[0]), 1e-4)
+    # A person of another unit may be several of this one.
+    other = declared(data, same=torch.tensor([[], []]).long())
+    engine.covers(RemovalRequest(persons=[1], unit=other), 1e-4)
+    other = declared(shop(n=41))
+    asked = RemovalRequest(persons=[1], unit=other)
+    for request in (asked, RemovalRequest.batch([asked])):
+        with pytest.raises(ValueError, match='of the privacy unit that was'):
+            engine.covers(request, 1e-4)

@@ -164,7 +164,11 @@ def step(model: Any, batch: HeteroData, optimizer: Any) -> None:
 
 
 def alone(
-    model: nn.Module, made: UnitLoader, persons: list[int], norm: float
+    model: nn.Module,
+    made: UnitLoader,
+    persons: list[int],
+    norm: float,
+    target: str = 'user',
 ) -> list[Tensor]:
     """The clipped sum, each person run by itself in double precision."""
     model = copy.deepcopy(model).double()
@@ -173,8 +177,12 @@ def alone(
     for person in persons:
         batch = made([person])
         x = {t: v.double() for t, v in batch.x_dict.items()}
-        out = rows(model(x, batch.edge_index_dict))[:1]
-        loss = F.cross_entropy(out, batch['user'].y)
+        labels = batch[target].y
+        if not len(labels):
+            continue
+        out = model(x, batch.edge_index_dict)
+        out = rows(out) if target == 'user' else out[target]
+        loss = F.cross_entropy(out[: len(labels)], labels)
         found = torch.autograd.grad(loss, params, materialize_grads=True)
         size = math.sqrt(sum(float(g.square().sum()) for g in found))
         for one, grad in zip(total, found, strict=True):
@@ -244,6 +252,120 @@ def test_a_step_is_the_sum_of_claims_run_alone(
     for p, w in zip(model.parameters(), want, strict=True):
         assert float((p.grad * 4 - w).norm()) <= 5e-6 * 4 * 0.2
     assert engine._step.gradients.chosen == 'bookkeeping'
+
+
+TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
+    'joint rows': ('chat', WALKS),
+    'orders of a claim': ('order', WALKS),
+    'orders': ('order', {'batch_size': 9}),
+    'orders by coins': (
+        'order',
+        {
+            'sampling': 'poisson',
+            'relation': 'add_remove',
+            'sample_rate': 0.5,
+            'num_steps': 2,
+        },
+    ),
+}
+
+
+def labelled(seed: int = 3, n: int = 30) -> HeteroData:
+    """A shop with labels on orders and chats, of which most are read."""
+    data = shop(seed, n)
+    for t in ('order', 'chat'):
+        data[t].y = (data[t].x[:, 0] * 10).long() % 3
+        data[t].train_mask = data[t].x[:, 1] > -0.8
+    return data
+
+
+@pytest.mark.parametrize('isolation', ['followed', 'construction'])
+@pytest.mark.parametrize('case', TARGETS)
+def test_a_term_is_the_mean_of_the_rows_of_a_unit(
+    case: str, isolation: str
+) -> None:
+    torch.manual_seed(0)
+    target, options = TARGETS[case]
+    data = labelled()
+    options = {**options, 'input_nodes': (target, data[target].train_mask)}
+    model = ready(sage(), data)
+    plain = copy.deepcopy(model)
+    engine, (private, optimizer, loader) = attach(
+        model, data, isolation=isolation, loader=options
+    )
+    engine._noise = Silent()
+    batch = next(iter(loader))
+    out = private(batch.x_dict, batch.edge_index_dict)[target]
+    # As many rows are shown as units are drawn, or are on average.
+    shown = loader.loader.subgraphs_per_batch
+    assert len(out) == len(batch[target].y) == shown
+    F.cross_entropy(out, batch[target].y).backward()
+    optimizer.step()
+    # Afterwards, there are some with none, one and several.
+    mask = batch[target].root_mask._value
+    drawn = batch[target].input_id._value
+    count = batch[target].batch._value[mask].bincount(minlength=len(drawn))
+    assert int(count.min()) == 0 < int(count.max())
+    assert int(count.max()) > 1 or target == 'chat'
+    want = alone(plain, loader.loader, drawn.tolist(), 0.2, target)
+    for p, w in zip(model.parameters(), want, strict=True):
+        assert float((p.grad * shown - w).norm()) <= 3e-5 * shown * 0.2
+
+
+@pytest.mark.parametrize('isolation', ['followed', 'construction'])
+def test_persons_without_a_target_row_add_exactly_nothing(
+    isolation: str,
+) -> None:
+    torch.manual_seed(0)
+    data = labelled()
+    none = torch.zeros(len(data['order'].x), dtype=torch.bool)
+    model = ready(sage(), data)
+    engine, (private, optimizer, loader) = attach(
+        model, data, {'input_nodes': ('order', none)}, isolation=isolation
+    )
+    engine._noise = Silent()
+    for batch in loader:
+        out = private(batch.x_dict, batch.edge_index_dict)['order']
+        F.cross_entropy(out, batch['order'].y).backward()
+        optimizer.step()
+        assert not any(p.grad.any() for p in model.parameters())
+
+
+def test_losses_and_models_that_couple_target_rows_are_refused() -> None:
+    data = labelled()
+    options = {**WALKS, 'input_nodes': ('chat', None)}
+    with pytest.raises(ValueError, match="'trust_loss' needs to be False"):
+        attach(ready(sage(), data), data, options, trust_loss=True)
+    model = ready(sage(), data)
+    _, (private, _, loader) = attach(model, data, options)
+    batch = next(iter(loader))
+    out = private(batch.x_dict, batch.edge_index_dict)['chat']
+    with pytest.raises(ValueError, match='rows of one subgraph'):
+        F.cross_entropy(out - out.mean(0), batch['chat'].y).backward()
+
+
+def test_a_loader_draws_as_when_it_was_made_private() -> None:
+    engine, (_, _, loader) = attach(ready(sage(), shop()))
+    changes: tuple[tuple[Any, str, Any], ...] = (
+        (loader.loader, 'relation', 'replace-one-graph'),
+        (loader.loader, 'unit', 'graphs'),
+        (loader.loader, 'terms', 0),
+        (loader.loader, 'form', 'withdraw'),
+        (loader.loader, 'sampling', 'poisson'),
+        (loader.loader, 'subgraphs_per_batch', 1),
+        (loader.loader.batch_sampler, 'batch_size', 6),
+        (loader.loader.batch_sampler, 'rate', lambda step: 1.0),
+        (loader.loader.batch_sampler, 'count', lambda step: 6),
+    )
+    for place, name, value in changes:
+        kept = getattr(place, name)
+        setattr(place, name, value)
+        for ask in (lambda: engine.report(1e-5), lambda: next(iter(loader))):
+            with pytest.raises(RuntimeError, match='draw as it did'):
+                ask()
+        setattr(place, name, kept)
+    next(iter(loader))
+    engine.report(1e-5)
 
 
 def test_contents_cost_what_rows_on_walks_cost(
@@ -724,6 +846,28 @@ def test_transforms_by_row_pass_and_others_do_not() -> None:
     assert engine.steps == 2
     with pytest.raises(ValueError, match='treat subgraphs apart'):
         attach(ready(sage(), data), data, loader={'transform': centred})
+
+
+@pytest.mark.parametrize(
+    ('target', 'options'), [('user', {}), ('user', WALKS), ('chat', WALKS)]
+)
+def test_transforms_keep_labels_apart(
+    target: str, options: dict[str, Any]
+) -> None:
+    def moved(batch: HeteroData) -> HeteroData:
+        batch[target].y = 2 - batch[target].y
+        batch['item'].x = batch['item'].x * 2
+        return batch
+
+    def shared(batch: HeteroData) -> HeteroData:
+        batch[target].y = batch[target].y + batch[target].y.sum()
+        return batch
+
+    data = labelled()
+    given = {**options, 'input_nodes': (target, None)}
+    attach(ready(sage(), data), data, {**given, 'transform': moved})
+    with pytest.raises(ValueError, match="the 'y' of one changes"):
+        attach(ready(sage(), data), data, {**given, 'transform': shared})
 
 
 def test_a_probe_reads_no_private_row() -> None:
