@@ -652,10 +652,8 @@ class _Trial:
             grads = torch.stack([each[i] for each in self.alone])
             expected = torch.tensordot(factors.to(grads), grads, 1)
             wrong = (result.sums[name] - expected).norm()
-            limit = (
-                self.tolerance
-                * grads.reshape(len(grads), -1).norm(dim=1).sum()
-            )
+            limit = grads.reshape(len(grads), -1).norm(dim=1).sum()
+            limit *= self.tolerance
             least = self.tolerance * (limit + 1e-3 * scale)
             if not wrong <= least + result.rounding.sum():
                 return f"its sum for '{name}' differs from subgraphs run alone"
@@ -678,14 +676,14 @@ def _some(owner: Tensor, num_subgraphs: int) -> Tensor:
 
 def check_max_grad_norm(max_grad_norm: float) -> float:
     """Check a clipping norm: positive, where infinity clips nothing."""
-    if max_grad_norm != float('inf'):
-        max_grad_norm = check_number('max_grad_norm', max_grad_norm)
+    if max_grad_norm == float('inf'):
+        return max_grad_norm
+    max_grad_norm = check_number('max_grad_norm', max_grad_norm)
     if not max_grad_norm > 0:
         raise ValueError(
             f"'max_grad_norm' needs to be positive (got {max_grad_norm})"
         )
-    if max_grad_norm != float('inf'):
-        check_norm('max_grad_norm', max_grad_norm)
+    check_norm('max_grad_norm', max_grad_norm)
     return max_grad_norm
 
 
