@@ -270,7 +270,9 @@ class PrivacyUnit:
             rows = few.nonzero().view(-1)
             found.append(_crossed(self.owners(t), rows, self.owners(t), rows))
         for step in along:
-            if step and not isinstance(step[0], str):
+            if isinstance(step, list | tuple) and not isinstance(
+                [*step, ''][0], str
+            ):
                 found.append(self._met(step, max_joint))
                 continue
             e = self.known(step, 'along')
