@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -324,6 +325,13 @@ def three_classes(values):
     values['certified'] = {'0': 12}
 
 
+def staying(value):
+    def change(values):
+        values['certified'][next(iter(values['certified']))] = value
+
+    return change
+
+
 # Of each: what is said of it, and with which answer.
 LIES = [
     # Two other classes: as many votes as two runners-up have, and one more.
@@ -331,6 +339,7 @@ LIES = [
     ('SmoothedCertificate', row(297, 1, 2), 'other classes have votes', FAILS),
     ('SmoothedCertificate', row(45, at=4), 'different numbers of cel', FAILS),
     ('SmoothedCertificate', row(0, 0, at=4), 'nothing is there that', FAILS),
+    ('SmoothedCertificate', row(0, 0, at=6), 'nothing is there that', FAILS),
     ('SmoothedCertificate', row(0, at=4), 'different numbers of', FAILS),
     (
         'SmoothedCertificate',
@@ -354,6 +363,10 @@ LIES = [
             ('edges_added_1_deleted_1_', 'is no number of changes'),
             ('nodes_added_1_deleted_1', 'is no number of changes'),
         )
+    ),
+    *(
+        ('SmoothedCertificate', staying(bad), 'needs to be a count', FAILS)
+        for bad in (-1, True, 0.5)
     ),
     ('SmoothedCertificate', edges_alone, 'no noise on the features', FAILS),
     *(
@@ -948,3 +961,16 @@ def test_a_bound_of_all_together_is_proved_to_the_last_digit(
             each.values['bound'] = 2 + off
             found = [*certificates.check_witness(each, arrays)]
             assert [status for status, _ in found] == [wanted, *rest]
+
+
+@pytest.mark.parametrize(
+    ('bound', 'most'),
+    [(2.5, 10), (2.0, 10), (2 - 1e-7, 10), (2 - 1.5e-6, 11), (0.0, 12)],
+)
+def test_a_part_of_a_prediction_does_not_break(bound, most):
+    values = {'counted': 12, 'one_by_one': 0, 'num_targets': 12}
+    for guaranteed, wanted in ((most, HOLDS), (most + 1, FAILS)):
+        values |= {'guaranteed': guaranteed, 'bound': bound}
+        each = SimpleNamespace(values=values)
+        (status, _), (alone, _) = certificates._collective(each)
+        assert (status, alone) == (wanted, UNKNOWN)

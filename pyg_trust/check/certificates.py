@@ -180,13 +180,13 @@ def _smoothed_counts(
         limit = f'for up to {budget[0]} added and {budget[1]} deleted of the '
         limit += kind
         yield (
-            HOLDS if 0 <= claimed <= again else FAILS,
+            HOLDS if count(name, claimed) <= again else FAILS,
             f'{claimed} stay {limit}, {again} by the recorded votes',
         )
         if name in values['answered']:
             stated = count(name, values['answered'][name])
             yield (
-                HOLDS if 0 <= stated <= answer else FAILS,
+                HOLDS if stated <= answer else FAILS,
                 f'{stated} have an answer {limit}, {answer} by the recorded '
                 'votes',
             )
@@ -312,7 +312,7 @@ def _radii(each: Stated, vote: str, views: int, ties: str) -> Checks:
     for k, claimed in _kept(values):
         again = stay[bisect_right(radii, -k, key=lambda pair: pair[0])]
         yield (
-            HOLDS if 0 <= claimed <= again else FAILS,
+            HOLDS if claimed <= again else FAILS,
             f'{claimed} stay if {k} say anything else, {again} by the '
             'recorded votes',
         )
