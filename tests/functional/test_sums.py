@@ -669,18 +669,26 @@ def test_features_of_before_there_were_bounds_are_read():
     assert torch.equal(again.rows(), 2.0**30 * rows)
 
 
-def test_an_interrupt_at_any_line_leaves_all_of_an_edit_or_nothing():
+@pytest.mark.parametrize('grows', [False, True])
+def test_an_interrupt_at_any_line_leaves_all_of_an_edit_or_nothing(
+    grows, monkeypatch
+):
     x = torch.ones(1, 3).double()
+    # With so many more edges other sums are kept, which are made anew.
+    monkeypatch.setattr(kept_in, 'WRITES', 12)
+    reads = None if grows else 0.3
+    pairs = torch.combinations(torch.arange(10, 10 + 14 * grows)).t()
     edit = [
         Step(gone=torch.tensor([5]), cut=torch.tensor([[0], [7]])),
         Step(new=x, edges=torch.tensor([[40, 40], [3, 0]])),
-        Step(nodes=torch.tensor([9]), x=2 * x),
+        Step(nodes=torch.tensor([9]), x=2 * x, edges=pairs),
     ]
-    old, new = star(reads=0.3), star(reads=0.3)
+    old, new = star(reads=reads), star(reads=reads)
     new.play(edit)
+    assert (new._now != old._now) == grows
     line, seen = 0, set()
     while True:
-        state, left = star(reads=0.3), [line]
+        state, left = star(reads=reads), [line]
 
         def tracer(frame, event, argument, left=left):
             if not frame.f_code.co_filename.endswith('sums.py'):
