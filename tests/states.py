@@ -55,3 +55,30 @@ def without_root(report):
     The ledger holds that root too, so its head goes with it.
     """
     return dataclasses.replace(report, data='', ledger_head='')
+
+
+def level_of(state, level):
+    """The sums of a level, with what is added where they are read."""
+    n, measure = state.num_nodes, state.measure
+    made = state._state[9][level, :n].clone()
+    if measure.levels != 2:
+        return made
+    # The degrees by C's pow, as the sums have them.
+    degree = [float(d) for d in state.degree.tolist()]
+    root = [
+        1 / math.sqrt(d)
+        if d and measure.b == 0.5
+        else d**-measure.b
+        if d or not measure.b
+        else 0.0
+        for d in degree
+    ]
+    scale = torch.tensor(root, dtype=torch.float64) * 2.0**state.bits
+    q = (state.x.double() * scale.view(-1, 1)).round().long()
+    start, length, col = state.receiving
+    ranks, most = state._state[10], state._state[11]
+    for v in range(n):
+        row = col[start[v] : start[v] + length[v]].long()
+        rest = row[ranks[row] > most[int(ranks[v])]]
+        made[v] += q[rest].sum(0)
+    return made

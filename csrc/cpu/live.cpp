@@ -432,7 +432,8 @@ struct Live {
           for (const Arc& arc : arcs) {
             const int64_t u = along ? arc.row : arc.target;
             const int64_t v = along ? arc.target : arc.row;
-            if (v < low || v >= high || rank[u] > limit[rank[v]])
+            if (v < low || v >= high ||
+                (partial && rank[u] > limit[rank[v]]))
               continue;
             const int64_t* row = &old[at(u) * columns];
             if (arc.sign > 0)

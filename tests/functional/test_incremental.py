@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from states import level_of
 
 from pyg_trust import ops
 from pyg_trust.functional import Measure, appnp, ppr, sgc, single_target
@@ -217,12 +218,12 @@ def test_an_edit_is_undone_to_the_bit(data):
     edge_index = torch.tensor(sorted(edges), dtype=torch.int64).view(-1, 2)
     graph = CSRGraph.from_edge_index(edge_index.t(), n)
     measure = data.draw(st.sampled_from([sgc(2), ppr(0.2, levels=3)]))
-    heavy = data.draw(st.sampled_from([1, 3, math.inf]))
-    live = Sums(graph, torch.rand(n, 2), measure, heavy=heavy)
+    reads = data.draw(st.sampled_from([0.1, 0.5, math.inf]))
+    live = Sums(graph, torch.rand(n, 2), measure, reads=reads)
     for _ in range(3):
         journal = Journal()
         before = live.edge_index(), live.alive.clone(), live.x.clone()
-        levels = [live.level(k).clone() for k in range(measure.levels - 1)]
+        levels = [level_of(live, k) for k in range(measure.levels - 1)]
         for _ in range(data.draw(st.integers(1, 3))):
             alive = live.alive.nonzero().view(-1).tolist()
             held = live.edge_index().t().tolist()
@@ -243,7 +244,7 @@ def test_an_edit_is_undone_to_the_bit(data):
         assert all(map(torch.equal, before, after))
         assert journal.empty
         for k, level in enumerate(levels):
-            assert torch.equal(live.level(k), level)
+            assert torch.equal(level_of(live, k), level)
         step = Step(nodes=torch.arange(n), x=torch.rand(n, 2))
         live.play([step])
 

@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from states import level_of
 
 from pyg_trust.functional import Measure, sgc, single_target
 from pyg_trust.functional import sums as kept_in
@@ -28,33 +29,6 @@ MEASURES = {
 
 def edges_of(pairs):
     return torch.tensor(sorted(pairs), dtype=torch.int64).view(-1, 2).t()
-
-
-def level_of(state, level):
-    """The sums of a level, with what is added where they are read."""
-    n, measure = state.num_nodes, state.measure
-    made = state._state[9][level, :n].clone()
-    if measure.levels != 2:
-        return made
-    # The degrees by C's pow, as the sums have them.
-    degree = [float(d) for d in state.degree.tolist()]
-    root = [
-        1 / math.sqrt(d)
-        if d and measure.b == 0.5
-        else d**-measure.b
-        if d or not measure.b
-        else 0.0
-        for d in degree
-    ]
-    scale = torch.tensor(root, dtype=torch.float64) * 2.0**state.bits
-    q = (state.x.double() * scale.view(-1, 1)).round().long()
-    start, length, col = state.receiving
-    ranks, most = state._state[10], state._state[11]
-    for v in range(n):
-        row = col[start[v] : start[v] + length[v]].long()
-        rest = row[ranks[row] > most[int(ranks[v])]]
-        made[v] += q[rest].sum(0)
-    return made
 
 
 class World:
@@ -669,18 +643,26 @@ def test_features_of_before_there_were_bounds_are_read():
     assert torch.equal(again.rows(), 2.0**30 * rows)
 
 
-def test_an_interrupt_at_any_line_leaves_all_of_an_edit_or_nothing():
+@pytest.mark.parametrize('grows', [False, True])
+def test_an_interrupt_at_any_line_leaves_all_of_an_edit_or_nothing(
+    grows, monkeypatch
+):
     x = torch.ones(1, 3).double()
+    # With so many more edges other sums are kept, which are made anew.
+    monkeypatch.setattr(kept_in, 'WRITES', 12)
+    reads = None if grows else 0.3
+    pairs = torch.combinations(torch.arange(10, 10 + 14 * grows)).t()
     edit = [
         Step(gone=torch.tensor([5]), cut=torch.tensor([[0], [7]])),
         Step(new=x, edges=torch.tensor([[40, 40], [3, 0]])),
-        Step(nodes=torch.tensor([9]), x=2 * x),
+        Step(nodes=torch.tensor([9]), x=2 * x, edges=pairs),
     ]
-    old, new = star(reads=0.3), star(reads=0.3)
+    old, new = star(reads=reads), star(reads=reads)
     new.play(edit)
+    assert (new._now != old._now) == grows
     line, seen = 0, set()
     while True:
-        state, left = star(reads=0.3), [line]
+        state, left = star(reads=reads), [line]
 
         def tracer(frame, event, argument, left=left):
             if not frame.f_code.co_filename.endswith('sums.py'):

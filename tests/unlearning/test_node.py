@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import blocks
-from states import same
+from states import level_of, same
 from torch_geometric.data import Data
 
 from pyg_trust import noise
@@ -83,7 +83,7 @@ def seen(model):
     """All of a classifier that can be told apart, to the bit."""
     state = model.state_dict()
     data = model._model.data
-    held = {str(k): data.levels.level(k) for k in range(1)}
+    held = {str(k): level_of(data.levels, k) for k in range(1)}
     held |= {'Z': data.Z, 'names': data.names, 'place': data.place}
     held |= {'gradient': model._model.gradient.value}
     held |= {'factor': model._model.factor.lower, 'Y': data.Y}
