@@ -1,5 +1,6 @@
 """Epsilon in integers, against closed forms, definitions and faults."""
 
+import itertools
 import math
 import random
 import time
@@ -389,6 +390,13 @@ def test_losses_are_the_chords_and_the_hull_of_tangents(law, q, z):
         for e, want in zip(at, f, strict=True):
             found = true_delta(atoms(high), b, infinite, e)
             assert 0 <= found - want < mpmath.mpf(10) ** -38
+        # Before the first point all outputs of Q are below.
+        for e in (at[0] - Fraction(1, 9), at[0] - 3):
+            want = f[0] + g[0] - mpmath.exp(number(e))
+            found = true_delta(atoms(high), b, infinite, e)
+            assert 0 <= found - want < mpmath.mpf(10) ** -38
+            true = exact(law, number(e), *about[1:3])[0]
+            assert true_delta(atoms(low), b, Fraction(0), e) <= true
         # Tangents in the middle of all cells; the lower of two at a point.
         ends = list(pairwise(range(len(js))))
         lines = []
@@ -421,6 +429,72 @@ def test_losses_are_the_chords_and_the_hull_of_tangents(law, q, z):
             assert abs(found - want) < mpmath.mpf(10) ** -38
 
 
+def few_losses(seed):
+    """A symmetric pair with a few losses, and F and its fall."""
+    draw = random.Random(seed)
+    losses = [mpmath.mpf(draw.randrange(1, 500)) / 150 for _ in range(3)]
+    weights = [mpmath.mpf(draw.random()) for _ in losses]
+    ends = [(a, w) for a, w in zip(losses, weights, strict=True)]
+    ends += [(-a, w * mpmath.exp(-a)) for a, w in ends]
+    total = sum(w for _, w in ends)
+
+    def true(epsilon):
+        value = fall = mpmath.mpf(0)
+        for a, w in ends:
+            if a > epsilon:
+                value += w / total * (1 - mpmath.exp(epsilon - a))
+                fall += w / total * mpmath.exp(-a)
+        return value, fall
+
+    def law(num, b, q, z):
+        each = (x * intervals.ONE for x in true(mpmath.mpf(num) / 2**b))
+        made = [(int(mpmath.floor(x)), int(mpmath.ceil(x))) for x in each]
+        return made[0], made[1]
+
+    return true, law
+
+
+@pytest.mark.parametrize('seed', range(8))
+def test_pairs_with_few_losses_are_between_their_bounds(seed):
+    # Tangents that cross outside of their cells make the hull.
+    with mpmath.workprec(300):
+        true, law = few_losses(seed)
+        about = law, Fraction(1), Fraction(1), 16, intervals.ONE >> 24
+        high, low = kernel.above(*about), kernel.below(*about)
+        infinite = Fraction(high.infinite, intervals.ONE)
+        assert low.infinite == 0
+        for epsilon in (Fraction(n, 12) for n in range(-50, 50)):
+            least = true_delta(atoms(low), low.b, Fraction(0), epsilon)
+            most = true_delta(atoms(high), high.b, infinite, epsilon)
+            value, _ = true(number(epsilon))
+            tiny = mpmath.mpf(2) ** -140
+            assert least - tiny <= value <= most
+            assert epsilon or least > value / 9
+            assert most <= value + 0.2
+
+
+def test_masses_are_placed_where_they_are():
+    draw, r = random.Random(0), 8
+    places = list(range(-r, r + 1))
+    for k in (1, 2, 3):
+        side = range((r // 2 + 1) << k, (r << k) + 1, 1 << k)
+        places += [sign * j for j in side for sign in (-1, 1)]
+    for count in (1, 5, len(places)):
+        masses = {j: draw.randrange(1, 99) for j in draw.sample(places, count)}
+        found = kernel.placed(masses.items(), 5, r, 7)
+        assert (found.b, found.infinite) == (5, 7)
+        assert {len(m) for m in found.levels} == {2 * r + 1}
+        made = {}
+        for k, m in enumerate(found.levels):
+            for i, mass in enumerate(m):
+                if mass:
+                    made[(i - r) << k] = mass
+        assert made == masses
+        farthest = max(map(abs, masses))
+        assert r << len(found.levels) - 1 >= farthest
+        assert len(found.levels) == 1 or r << len(found.levels) - 2 < farthest
+
+
 EPSILONS = [Fraction(n, 7) for n in (0, 1, 3, 6, 12, 20, 40, 70)]
 
 
@@ -447,6 +521,37 @@ def test_every_sum_of_losses_by_enumeration(rounding, seed):
             off = (delta - true) * (1 if rounding else -1)
             assert off >= -(mpmath.mpf(10) ** -40)
             assert off <= true / 4 + mpmath.mpf(10) ** -40
+
+
+@pytest.mark.parametrize('rounding', [0, 1])
+@mpmath.workdps(60)
+def test_steps_are_added_as_often_as_they_are_counted(rounding):
+    # Cells of 1 / 16, wide enough for all sums: nothing is lost.
+    draw, kinds = random.Random(rounding), []
+    for cells in (range(-2, 3), range(-3, 2)):
+        level, none = [0] * 129, draw.randrange(intervals.ONE >> 9)
+        for i in cells:
+            level[64 + i] = draw.randrange(intervals.ONE >> 3)
+        kinds.append(kernel.Losses(4, [level], none))
+    for counts in (*itertools.product((0, 1, 2, 3, 6), (1, 2, 5)), (9, 1)):
+        steps = [(x, n) for x, n in zip(kinds, counts, strict=True) if n]
+        sums, infinite = {0: Fraction(1)}, Fraction(0)
+        for x, n in steps:
+            infinite += n * Fraction(x.infinite, intervals.ONE)
+            for _ in range(n):
+                made = {}
+                for (p, m), (q, w) in itertools.product(
+                    sums.items(), atoms(x)
+                ):
+                    made[p + q] = made.get(p + q, 0) + m * w
+                sums = made
+        found = kernel.composed(steps, 0, rounding)
+        assert found.b == 4
+        for epsilon in EPSILONS[:5]:
+            true = true_delta(sums.items(), 4, infinite, epsilon)
+            off = number(kernel.delta_of(found, epsilon, rounding)) - true
+            off *= 1 if rounding else -1
+            assert -(mpmath.mpf(10) ** -55) <= off < mpmath.mpf(10) ** -38
 
 
 @pytest.mark.parametrize('rounding', [0, 1])
