@@ -37,8 +37,8 @@ Rows whose gradient is zero are left out: most of a batch are too far from a
 root to have any. Numbers of a subgraph are computed in matrices of a shape
 that follows from how many others it has, never from other subgraphs: up to 8
 rows their own, then the next power of two or three quarters of it, filled up
-with zeros. Linear maps of the same rows are computed together; one that is used
-several times for the same rows and gradients is computed once.
+with zeros. Linear maps of the same rows are computed together; one that is
+used several times for the same rows and gradients is computed once.
 """
 
 import math
