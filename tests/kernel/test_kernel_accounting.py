@@ -467,7 +467,7 @@ def test_pairs_with_few_losses_are_between_their_bounds(seed):
             least = true_delta(atoms(low), low.b, Fraction(0), epsilon)
             most = true_delta(atoms(high), high.b, infinite, epsilon)
             value, _ = true(number(epsilon))
-            tiny = mpmath.mpf(2) ** -140
+            tiny = mpmath.mpf(2) ** -280
             assert least - tiny <= value <= most
             assert epsilon or least > value / 9
             assert most <= value + 0.2
