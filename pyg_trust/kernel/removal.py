@@ -578,6 +578,8 @@ def covered(
     nodes = {v for k in part if relation != 'edge' for v in part[k]}
     both = [e for u, v in part.get('edges', ()) for e in ((u, v), (v, u))]
     named = [*both, *part.get('directed_edges', ())]
+    if not {*nodes}.union(*named) <= {*range(n)}:
+        raise ValueError('the request names nodes that are not there')
     gone = np.isin(np.arange(n), [*nodes])
     cut = np.isin(ends[0] * n + ends[1], [u * n + v for u, v in named])
     units, grid = len(nodes), arrays['grid'].item()

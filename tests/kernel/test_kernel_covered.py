@@ -144,6 +144,23 @@ def test_what_another_relation_covers_is_refused(relation, part):
         removal.covered(arrays_of([[1], [0]], [True] * 2), about)
 
 
+@pytest.mark.parametrize(
+    ('relation', 'part'),
+    [
+        # Beside the numbers of a graph, 0 -> 3 would be taken for 1 -> 0.
+        ('edge', {'edges': [(0, 3)]}),
+        ('edge', {'directed_edges': [(2, -3)]}),
+        ('node', {'nodes': [3]}),
+        ('feature', {'labels': [-1]}),
+    ],
+)
+def test_names_beyond_the_graph_are_refused(relation, part):
+    about = {'request': {'0': part}, 'relation': relation}
+    about |= {'directed': False, 'max_degree': None}
+    with pytest.raises(ValueError, match='not there'):
+        removal.covered(arrays_of([[1], [0], [0]], [True] * 3), about)
+
+
 def sealed(salt, *parts):
     """A seal, from the digests that arrays and numbers have."""
     digest = hashlib.sha256()
