@@ -350,6 +350,27 @@ LIES = [
     ('SmoothedCertificate', fields(certified={}), 'nothing is certif', FAILS),
     ('SmoothedCertificate', fields(look=1), 'ended early has no', FAILS),
     *(
+        ('SmoothedCertificate', fields(alpha=alpha), 'are of level', FAILS)
+        for alpha in (0.0, -1e-9, 1.0)
+    ),
+    *(
+        (
+            'SmoothedCertificate',
+            fields(**{name: value}),
+            f"'{name}' needs to be a count (got {value})",
+            FAILS,
+        )
+        for name, value in (
+            ('targets', 0),
+            ('look', -1),
+            ('num_samples', 0),
+            ('num_classes', 0),
+            ('num_selection', 0),
+            ('num_abstained', -1),
+        )
+    ),
+    ('SmoothedCertificate', fields(num_abstained=1), 'are votes of 13', FAILS),
+    *(
         (
             'SmoothedCertificate',
             fields(certified={name: 0}, answered={}),
