@@ -768,7 +768,9 @@ def test_a_seal_is_that_of_its_format():
             group = f'{block // 1024} '.encode()
             root, part = root + group + hashlib.sha256(part).digest(), b''
     root = hashlib.sha256(root).hexdigest()
-    whole = 'state', root, '(5, 8)', False, 3, True, arrays['released']
+    names = 'weights a b bits self_loops along lam std'
+    about = digest(str(arrays['head']), *(arrays[k] for k in names.split()))
+    whole = 'state', root, '(5, 8)', False, 3, True, about, arrays['released']
     assert removal.sealed(arrays) == digest(*whole)
 
 
