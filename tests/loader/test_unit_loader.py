@@ -301,7 +301,7 @@ def labelled(data: HeteroData) -> HeteroData:
 @pytest.mark.parametrize('target', ['chat', 'order'])
 @pytest.mark.parametrize(
     'block',
-    [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 30))],
+    [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 10))],
 )
 def test_one_person_changes_the_target_rows_of_one_claim(
     block: int, target: str
