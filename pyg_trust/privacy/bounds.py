@@ -249,9 +249,13 @@ def precision(dtype: torch.dtype) -> tuple[float, float]:
     return info.eps / 2, info.tiny
 
 
-def lost(count: Any, unit: float) -> Any:
-    r"""Return :math:`\gamma_n`, the roundoff of summing :math:`n` products."""
-    return count * unit / (1 - count * unit)
+def lost(count: int, unit: float) -> float:
+    r"""Return :math:`\gamma_n`, the roundoff of summing :math:`n` products.
+
+    It is infinite from :math:`n u = 1`, as of 256 products in bfloat16.
+    """
+    less = 1 - count * unit
+    return count * unit / less if less > 0 else math.inf
 
 
 def scales(tops: Tensor) -> tuple[Tensor, Tensor]:

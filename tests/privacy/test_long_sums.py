@@ -130,3 +130,29 @@ def test_what_one_subgraph_adds_does_not_depend_on_the_others(method):
     ]
     apart = [sums[0][name] - sums[1][name] for name in sums[0]]
     assert exact_norm(apart) <= 2 * 2**clip.GRID_BITS
+
+
+class Pair(nn.Module):
+    """A wide layer and a narrow one, of other columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(300, 300, bias=False)
+        self.narrow = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        parts = self.wide(x[:, :300]), self.narrow(x[:, 300:])
+        return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize('times', [2.2, 2.6, 3.0])
+def test_bounds_of_bfloat16_are_not_negative(times):
+    # Of more products than 1 / u, the bound of what is lost is infinite.
+    model, x = Pair().bfloat16(), torch.ones(40, 316).bfloat16()
+    x[:, 300:] *= times
+    cotangent = torch.ones(40, 316).bfloat16()
+    cotangent[:, 300:] *= 3 * times
+    owner = torch.zeros(40, dtype=torch.long)
+    found = clipped(model, 'bookkeeping', owner, 1, cotangent, x)
+    added = [value.double() * found.grid for value in found.integers.values()]
+    assert exact_norm(added) <= 1
