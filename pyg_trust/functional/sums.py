@@ -598,7 +598,7 @@ def reads_of(length: Tensor) -> float:
     r"""Choose for how many reads an event the sums should be kept.
 
     The largest power of two with which an event is expected to change no more
-    than :data:`WRITES` rows of sums, in a random graph of these degrees. The
+    than 96 (``WRITES``) rows of sums, in a random graph of these degrees. The
     ends of edges that come are uniform, those that go by degree. A node of
     rank :math:`k` has :math:`\min(d_k e_l, n_l)` neighbours of rank
     :math:`l`, :math:`d_k` being the mean degree, :math:`n_l` the number, and
