@@ -35,8 +35,8 @@ order, threads or company. The bounds of norms that they rest on:
 
 Rows whose gradient is zero are left out: most of a batch are too far from a
 root to have any. Numbers of a subgraph are computed in matrices of a shape
-that follows from how many others it has, never from other subgraphs: up to 8
-rows their own, then the next power of two or three quarters of it, filled up
+that follows from how many other rows it has, never from other subgraphs: up to
+8 rows their own, then the next power of two or three quarters of it, filled up
 with zeros. Linear maps of the same rows are computed together; one that is
 used several times for the same rows and gradients is computed once.
 """
@@ -219,7 +219,8 @@ class _Stack:
         places = [known.index(pair[side]) for pair in self.pairs]
         if places == [*range(len(known))]:
             return values
-        return values.index_select(0, values.new_tensor(places).long())
+        index = torch.tensor(places, device=values.device)
+        return values.index_select(0, index)
 
 
 class Book:

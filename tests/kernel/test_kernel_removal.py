@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from forgetting import SETTINGS, forgotten
+from references import digest
 
 from pyg_trust.functional import make_measure
 from pyg_trust.functional.heads import Objective, targets
@@ -726,18 +727,6 @@ def test_what_remains_has_its_own_loops_and_new_numbers():
     assert found['proof'] is arrays
     with pytest.raises(ValueError, match='out of range'):
         removal.remaining({**arrays, 'bits': np.array(0)})
-
-
-def digest(*parts):
-    made = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, np.ndarray):
-            kind = f'torch.{part.dtype}'
-            head, content = ('tensor', kind, part.shape), part.tobytes()
-        else:
-            head, content = type(part).__name__, repr(part).encode()
-        made.update(repr((head, len(content))).encode() + content)
-    return made.hexdigest()
 
 
 def test_a_seal_is_that_of_its_format():
