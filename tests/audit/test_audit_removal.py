@@ -379,7 +379,7 @@ def test_twins_name_every_planted_fault(fault, named):
 
 
 def test_doing_nothing_fails_all_that_asks_about_forgetting():
-    report = audit(Nothing, (*CERTAIN, 'worlds'), worlds=20)
+    report = audit(Nothing, (*CERTAIN, 'worlds'), worlds=12)
     assert {'twins: features', 'twins: labels', 'twins: edges'} <= set(
         report.failed
     )
