@@ -488,6 +488,7 @@ struct Live {
 };
 
 void live_build(const State& state) {
+  check_flat(state, {});
   with_real(state[kFeatures], [&](auto zero) {
     const Live<decltype(zero)> live(state);
     live.clock[kBroken] = 1;
@@ -500,6 +501,7 @@ int64_t live_rows(const State& state,
                   const Tensor& weights,
                   const std::optional<Tensor>& list,
                   const Tensor& z) {
+  check_flat(state, {&weights, &z, list ? &*list : &z});
   const int64_t names = state[kClock].const_data_ptr<int64_t>()[kNames];
   const bool* alive = state[kFlags].const_data_ptr<bool>();
   for (int64_t k = 0; list && k < list->numel(); ++k) {
@@ -551,6 +553,7 @@ int64_t live_rows(const State& state,
 }
 
 void live_mark(const State& state, const Tensor& nodes, const Tensor& mark) {
+  check_flat(state, {&nodes, &mark});
   const bool along = state[kHow].const_data_ptr<double>()[3] != 0;
   const size_t at = along ? kRows : kBackRows;
   const Pool sending(state[at], state[at + kCol], state[at + kFree]);
@@ -569,6 +572,7 @@ int64_t live_edit(const State& state,
                   const Tensor& named,
                   const Tensor& values,
                   int64_t edits) {
+  check_flat(state, {&arcs, &loops, &nodes, &named, &values});
   const auto* given = arcs.const_data_ptr<int64_t>();
   const int64_t count = arcs.size(1);
   std::vector<Arc> there, back;

@@ -32,6 +32,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, int64_t> live_net(
     const State& state,
     const Tensor& events,
     double most) {
+  check_flat(state, {&events});
   const Pool out(state[kRows], state[kCol], state[kFree]);
   const Pool into(state[kBackRows], state[kBackCol], state[kBackFree]);
   const auto* how = state[kHow].const_data_ptr<double>();

@@ -6,10 +6,12 @@
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 namespace pyg_trust {
@@ -23,6 +25,18 @@ enum Part : size_t {
   kFeatures, kSums, kRank, kLimit, kHow
 };
 using State = std::vector<torch::stable::Tensor>;
+
+// Kernels go by first addresses alone. functional/sums.py comes here without
+// the checks of ops.py, so these are here.
+inline void check_flat(
+    const State& state,
+    std::initializer_list<const torch::stable::Tensor*> given) {
+  for (const auto& part : state)
+    STD_TORCH_CHECK(part.is_contiguous(), "'state' needs to be contiguous");
+  for (const auto* each : given)
+    STD_TORCH_CHECK(each->is_contiguous(),
+                    "what a living graph is given needs to be contiguous");
+}
 
 // Of `clock`: names, edits so far, and whether one broke off in the sums.
 enum Clock : int64_t { kNames, kEdits, kBroken };

@@ -31,14 +31,20 @@ debits counts: of this first, or of all nodes with another :math:`\rho` in
 :math:`T`.
 
 :math:`h` is at most :math:`(1 - \alpha)^{d(t, T)}`, along edges and fragile
-pairs, by a search; what that leaves open is bounded by policy iteration, with
-:math:`T` absorbing and the reward 1 there, for all nodes at once.
+pairs, and zero where no walk leads. What that leaves open is the largest value
+of a policy, with :math:`T` absorbing and the reward 1 there, for all nodes at
+once. By :mod:`pyg_trust.functional.policy` no graph makes more of it than
+:math:`V + \max_j (TV - V)_j / \alpha`, whatever :math:`V` is: few steps of
+policy iteration give a bound, and more of them a smaller one. A global budget
+is left out, which allows more graphs.
 """
 
 import copy
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +76,8 @@ from pyg_trust.certificates.votes import SmoothedCertificate
 from pyg_trust.functional.horizon import Horizon
 from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer
+from pyg_trust.graph.sparse import pick_rows
 from pyg_trust.report import fingerprint, fingerprint_data
 from pyg_trust.report.base import plain
 from pyg_trust.transforms.flip_bits import check_graph
@@ -80,6 +88,8 @@ _NUMBERS = {
     '_lower': torch.float64,
     '_fresh': torch.bool,
 }
+# The goals of policy iteration: its bounds are at most twice that too large.
+_FINE, _COARSE = 1e-6, 5e-3
 # Of products and sums of a few numbers in float64, rounded to nearest.
 _OUT = 1 + 2.0**-48
 
@@ -206,8 +216,8 @@ class CurrentCertificate:
             model (PageRankDiffusion or Tensor): the present model or logits.
             data (Data, optional): the present graph; :obj:`None` with logits.
             threat (ThreatModel): the same attacker, on the present graph.
-            solve (bool): whether to solve exactly where a search does not
-                decide. (default: :obj:`True`)
+            solve (bool): whether chances to meet what changed are solved to
+                1e-6, or coarsely, to .005. (default: :obj:`True`)
 
         Raises:
             TypeError, ValueError: as ``certify_pagerank``, or if there are
@@ -230,11 +240,7 @@ class CurrentCertificate:
         made._arguments = model, data, threat, alpha, options
         made._deployed, made._threat = now, threat
         made.root = _root(model, data, threat)
-        debit = _debit(self, now, threat, False)
-        open_now = (self._lower - debit).amin(1) <= self.certificate.tolerance
-        waits = open_now & (self.lower > self.certificate.tolerance)
-        if solve and bool(waits.any()):
-            debit = debit.minimum(_debit(self, now, threat, True))
+        debit = _debit(self, now, threat, _FINE if solve else _COARSE)
         # At the reference class there is nothing to lose.
         debit[torch.arange(len(debit)), self.certificate.reference] = 0
         made.debit = (self.debit + debit) * _OUT
@@ -460,22 +466,22 @@ def _down(value: Tensor) -> Tensor:
 
 
 def _debit(
-    held: CurrentCertificate, now: Deployed, threat: ThreatModel, solve: bool
+    held: CurrentCertificate, now: Deployed, threat: ThreatModel, tol: float
 ) -> Tensor:
     # What an update may take off, by target and class: [targets, C].
     was, reference = held._deployed, held.certificate.reference
     targets, before = held.targets, held._threat
     shape = held._lower.shape
-    never = torch.full(shape, math.inf, dtype=torch.float64)
+    found = torch.full(shape, math.inf, dtype=torch.float64)
     for name in ('alpha', 'K', 'normalization', 'self_loops'):
         if getattr(was, name) != getattr(now, name):
-            return never
+            return found
     old, new = was.perturbations(before), now.perturbations(threat)
     more = (before.global_budget, threat.global_budget)
     if more[0] is not None and (more[1] is None or more[1] > more[0]):
-        return never
+        return found
     if before.undirected != threat.undirected:
-        return never
+        return found
     n, m = old.num_nodes, new.num_nodes
     rows = changed_rows(old, new, threat.undirected, now.normalization)
     other = torch.zeros(m, dtype=torch.bool)
@@ -488,39 +494,45 @@ def _debit(
     error = (slack[1] - slack[0]).clamp(min=0) * _OUT
     extra = (error[reference][:, None] + error) * _OUT
 
-    def of(
-        touched: Tensor, first: Tensor, shift: Tensor, same: bool
-    ) -> Tensor:
-        h = _visits(old, new, touched, now, solve)[targets]
-        width = _range(first, now.logits, old, new, now.normalization)
+    def width(first: Tensor, same: bool) -> Tensor:
+        wide = _range(first, now.logits, old, new, now.normalization)
         if same and n == m and now.normalization == 'rw':
             # Walks that stop where they meet have the same reward.
-            width = width * ((1 - now.alpha) * _OUT)
-        taken = h[:, None] * width[reference] * _OUT
-        # Not even zero times infinity.
-        taken[h == 0] = 0
-        return (taken + shift + extra) * _OUT
+            wide = wide * ((1 - now.alpha) * _OUT)
+        return wide[reference]
 
     same = not bool(other.any())
     none = torch.zeros(shape, dtype=torch.float64)
-    whole = of(rows | other, was.logits, none, same)
-    if same:
-        return whole
-    # The gap of every class to the others moves by no more than this.
-    gap = now.logits[:n] - was.logits
-    if now.normalization == 'sym':
-        least = 1 / _smallest(old).sqrt()
-    else:
-        least = torch.ones(n, dtype=torch.float64)
-    off = 2.0**-50 * gap.abs().max()
-    falls = off + torch.stack(
-        [
-            ((gap - gap[:, [y]]) * least[:, None]).amax(0).clamp(min=0)
-            for y in range(shape[1])
-        ]
-    )
-    moved = of(rows, now.logits[:n], falls[reference] * _OUT**2, True)
-    return whole.minimum(moved)
+    # Where walks part, what that costs, and what is lost before.
+    ways = [(rows | other, width(was.logits, same), none)]
+    if not same:
+        # The gap of every class to the others moves by no more than this.
+        gap = now.logits[:n] - was.logits
+        if now.normalization == 'sym':
+            least = 1 / _smallest(old).sqrt()
+        else:
+            least = torch.ones(n, dtype=torch.float64)
+        off = 2.0**-50 * gap.abs().max()
+        falls = off + torch.stack(
+            [
+                ((gap - gap[:, [y]]) * least[:, None]).amax(0).clamp(min=0)
+                for y in range(shape[1])
+            ]
+        )
+        shift = falls[reference] * _OUT**2
+        ways.append((rows, width(now.logits[:n], True), shift))
+    floor = held.certificate.tolerance
+    for visits in (_near, partial(_solved, tol=tol)):
+        for touched, wide, shift in ways:
+            h = visits(new, touched, now)[targets]
+            taken = h[:, None] * wide * _OUT
+            # Not even zero times infinity.
+            taken[h == 0] = 0
+            found = found.minimum((taken + shift + extra) * _OUT)
+        lost = (held._lower - found).amin(1) <= floor
+        if not bool((lost & (held.lower > floor)).any()):
+            break
+    return found
 
 
 def changed_rows(
@@ -539,26 +551,20 @@ def changed_rows(
     rows = torch.zeros(m, dtype=torch.bool)
     rows[n:] = True
 
-    def keys(made: Perturbations, ends: Tensor, pairs: bool) -> Tensor:
-        row, col = ends
-        # Links into new nodes that may come are steps into T.
-        inside = (row < n) & ((col < n) | (not pairs or kind == 'sym'))
-        return (row * m + col)[inside]
+    def keys(made: Perturbations) -> Iterator[Tensor]:
+        graph = made.graph
+        into = kind == 'sym'
+        for row, col, marks, all_of in (
+            (graph.row, graph.col, made.removable.long(), True),
+            # Links into new nodes that may come are steps into T.
+            (*made.pairs, made.pairs.new_zeros(()), into),
+        ):
+            inside = (row < n) & ((col < n) | all_of)
+            yield ((row * m + col) * 2 + marks)[inside]
 
-    def ends(made: Perturbations) -> Tensor:
-        return torch.stack([made.graph.row, made.graph.col])
-
-    for one, two in (
-        (keys(old, ends(old), False), keys(new, ends(new), False)),
-        (
-            keys(old, ends(old)[:, old.removable], False),
-            keys(new, ends(new)[:, new.removable], False),
-        ),
-        (keys(old, old.pairs, True), keys(new, new.pairs, True)),
-    ):
-        both = torch.cat([one, two])
-        key, count = both.unique(return_counts=True)
-        rows[key[count == 1] // m] = True
+    for both in zip(keys(old), keys(new), strict=True):
+        key, count = torch.cat(both).unique(return_counts=True)
+        rows[key[count == 1] // 2 // m] = True
     budget = old.budget != new.budget[:n]
     if m > n and kind != 'sym':
         # A budget that was all there is grows by entries into T alone.
@@ -577,8 +583,8 @@ def changed_rows(
     if undirected:
         partners = rows.clone()
         for made in (old, new):
-            links = ends(made)[:, made.removable]
-            for row, col in (links, made.pairs):
+            ends = torch.stack([made.graph.row, made.graph.col])
+            for row, col in (ends[:, made.removable], made.pairs):
                 here = (row < n) & (col < n)
                 for one, two in ((row, col), (col, row)):
                     partners[two[here & rows[one]]] = True
@@ -607,87 +613,70 @@ def _range(
     kind: str,
 ) -> Tensor:
     # Of the rewards H_y - H_c, and zero, over old and new nodes: [C, C].
-    found = []
-    for y in range(second.size(1)):
-        high, low = torch.zeros(2, second.size(1), dtype=torch.float64)
-        for logits, made in ((first, old), (second, new)):
-            rho = logits[:, [y]] - logits
+    count = second.size(1)
+    high, low = torch.zeros(2, count, count, dtype=torch.float64)
+    for logits, made in ((first, old), (second, new)):
+        by_class = logits.t().contiguous()
+        size = _smallest(made)[: len(logits)]
+        if made is new and len(first) == len(logits):
+            size = size.minimum(_smallest(old))
+        for y in range(count):
+            rho = by_class[y] - by_class
             if kind == 'sym':
-                size = _smallest(made)[: rho.size(0)]
-                if made is new and first.size(0) == rho.size(0):
-                    size = size.minimum(_smallest(old))
-                rho = rho / size.sqrt()[:, None]
-            high = high.maximum(rho.amax(0))
-            low = low.minimum(rho.amin(0))
-        found.append(high - low)
-    return torch.stack(found) * _OUT**2
+                rho = rho / size.sqrt()
+            high[y] = high[y].maximum(rho.amax(1))
+            low[y] = low[y].minimum(rho.amin(1))
+    return (high - low) * _OUT**2
 
 
-def _visits(
-    old: Perturbations,
-    new: Perturbations,
-    touched: Tensor,
-    now: Deployed,
-    solve: bool,
-) -> Tensor:
-    # The largest chance to visit these before the stop: float64, [num_nodes].
-    if not bool(touched.any()):
-        return torch.zeros(touched.numel(), dtype=torch.float64)
-    steps = math.inf if now.K is None else now.K
-    if solve:
-        return _solved(new, touched, now)
-    far = _distances(old, new, touched)
+def _near(new: Perturbations, touched: Tensor, now: Deployed) -> Tensor:
+    # The largest chance to visit these before the stop, by the steps there in
+    # the union of the new graphs: rows elsewhere are as before.
+    n, graph = new.num_nodes, new.graph
+    ends = torch.cat([torch.stack([graph.row, graph.col]), new.pairs], 1)
+    back = CSRGraph.from_edge_index(ends.flip(0), n)
+    far = torch.full((n,), math.inf, dtype=torch.float64)
+    front, step = touched.nonzero().view(-1), 0
+    far[front] = 0
+    while front.numel() > 0:
+        step += 1
+        _, entries = pick_rows(back.rowptr, front)
+        reached = torch.zeros(n, dtype=torch.bool)
+        reached[back.col32[entries].long()] = True
+        if new.all_pairs:
+            reached |= new.budget > 0
+        front = (reached & far.isinf()).nonzero().view(-1)
+        far[front] = step
     h = torch.tensor(1 - now.alpha).double().nextafter(torch.tensor(2.0))
     h = h**far * (1 + 2.0**-40)
+    steps = math.inf if now.K is None else now.K
     return torch.where(far > steps, 0.0, h).clamp(max=1)
 
 
-def _distances(
-    old: Perturbations, new: Perturbations, touched: Tensor
+def _solved(
+    new: Perturbations, touched: Tensor, now: Deployed, tol: float
 ) -> Tensor:
-    # Steps to the nodes, in the union of all admissible graphs.
-    m = touched.numel()
-    rows, cols = [], []
-    anywhere = torch.zeros(m, dtype=torch.bool)
-    for made in (old, new):
-        rows += [made.graph.row, made.pairs[0]]
-        cols += [made.graph.col, made.pairs[1]]
-        if made.all_pairs:
-            anywhere[: made.num_nodes] |= made.budget > 0
-    row, col = torch.cat(rows), torch.cat(cols)
-    far = torch.full((m,), math.inf, dtype=torch.float64)
-    far[touched] = 0
-    reached, step = touched.clone(), 0
-    while True:
-        step += 1
-        new_ones = torch.zeros_like(reached)
-        new_ones[row[reached[col]]] = True
-        new_ones = (new_ones | anywhere) & ~reached
-        if not bool(new_ones.any()):
-            return far
-        far[new_ones] = step
-        reached |= new_ones
-
-
-def _solved(new: Perturbations, touched: Tensor, now: Deployed) -> Tensor:
-    # With these absorbing, by one edge to themselves.
-    graph, n = new.graph, new.num_nodes
+    # The same by policy iteration, and what it may be off: with these
+    # absorbing, by one edge to themselves.
+    graph, own = new.graph, touched.nonzero().view(-1)
+    rowptr = pointer(torch.where(touched, 1, graph.degree))
+    rest = torch.ones(int(rowptr[-1]), dtype=torch.bool)
+    rest[rowptr[own]] = False
     kept = ~touched[graph.row]
-    own = touched.nonzero().view(-1)
-    row = torch.cat([graph.row[kept], own])
-    col = torch.cat([graph.col[kept], own])
-    removable = torch.cat([new.removable[kept], own.new_zeros(len(own)) > 0])
-    order = (row * n + col).argsort()
+    col = torch.empty(rest.numel(), dtype=torch.int64)
+    col[rest], col[~rest] = graph.col[kept], own
+    removable = torch.zeros_like(rest)
+    removable[rest] = new.removable[kept]
     pairs = new.pairs[:, ~touched[new.pairs[0]]]
     made = Perturbations(
-        CSRGraph.from_edge_index(torch.stack([row, col])[:, order], n),
-        removable[order],
+        CSRGraph(rowptr, col),
+        removable,
         new.budget.masked_fill(touched, 0),
         None if new.all_pairs else pairs,
         all_pairs=new.all_pairs,
     )
     horizon = Horizon(now.alpha, now.K, 'rw')
-    found = horizon.maximize(made, touched.double()[None])
+    found = horizon.maximize(made, touched.double()[None], tol=tol)
     h = now.alpha * (found.value + found.high[:, None])[0] * _OUT
     h = np.nextafter(h.clamp(0, 1).numpy(), 2.0)
     return torch.from_numpy(h).masked_fill(touched, 1.0).clamp(max=1)

@@ -201,6 +201,12 @@ class GraphKeeper:
         left = sorted(touched & {*graphs})
         Y = _targets(graphs, old.classes)
         self._check_left(old, Y)
+        for i in left:
+            # A mark of nothing would tell what has come again.
+            marks = graphs[i].get('x_removed')
+            if marks is not None and not bool(marks.any()):
+                graphs[i] = copy.copy(graphs[i])
+                del graphs[i].x_removed
         # New salts for what has changed: the old digests can't be tested.
         prints = {i: content(graphs[i]) for i in left}
         lost = [i for i in old.graphs if i not in graphs]

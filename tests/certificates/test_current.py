@@ -3,6 +3,8 @@
 import copy
 import itertools
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,6 +24,9 @@ from pyg_trust.certificates import (
     current,
 )
 from pyg_trust.certificates.certificate import BROKEN
+from pyg_trust.certificates.deployed import Deployed
+from pyg_trust.functional.horizon import Horizon
+from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import PPNP
 from pyg_trust.report import fingerprint_data
@@ -196,12 +201,12 @@ def without_new(old, new, undirected, kind):
     return rows
 
 
-def of_the_clean_graph(new, touched, now):
+def of_the_clean_graph(new, touched, now, tol):
     clean = new.with_budget(torch.zeros_like(new.budget))
-    return SOLVED(clean, touched, now)
+    return SOLVED(clean, touched, now, tol)
 
 
-ROWS, SOLVED = current.changed_rows, current._solved
+ROWS, NEAR, SOLVED = current.changed_rows, current._near, current._solved
 
 
 @pytest.mark.parametrize(
@@ -225,6 +230,138 @@ def test_a_planted_debit_that_does_not_add_up_is_seen(monkeypatch):
     monkeypatch.setattr(CurrentCertificate, 'after', forgetting)
     with pytest.raises(AssertionError):
         follow(50, 10, False)
+
+
+def visits(B, touched, K):
+    """The exact chance to visit these before the stop, for every node."""
+    P = (1 - ALPHA) * B / np.maximum(B.sum(1, keepdims=True), 1)
+    P[touched] = 0
+    if K is None:
+        return np.linalg.solve(np.eye(len(B)) - P, touched * 1.0)
+    h = touched * 1.0
+    for _ in range(K):
+        h = np.where(touched, 1.0, P @ h)
+    return h
+
+
+def every_row(world):
+    """All pairs may flip, at most two at a node: as many graphs as few."""
+    world.fragile, world.local = world.pairs(), np.minimum(world.local, 1)
+    world.budget, world.limited = 2, True
+
+
+def check_visits(K, bounds, rounds=40):
+    """No graph of small worlds has a chance above a bound."""
+    for seed in range(rounds):
+        world = World(seed, seed % 2 > 0)
+        if seed % 3 == 0:
+            world.grow()
+        elif seed % 3 == 1:
+            every_row(world)
+        touched = world.draw.random(len(world.A)) < 0.3
+        touched[0] = seed % 4 > 0
+        if not touched.any():
+            continue
+        exact = np.max([visits(B, touched, K) for B in world.graphs()], 0)
+        now = Deployed.of_logits(world.logits(), ALPHA, world.threat().graph)
+        made = world.threat().perturbations
+        if seed % 3 == 1 and seed % 2 == 0:
+            made = ThreatModel(
+                world.threat().graph,
+                'both',
+                fixed='none',
+                local_budget=torch.from_numpy(world.local),
+            ).perturbations
+            assert made.all_pairs
+        now = replace(now, K=K)
+        for bound in bounds:
+            h = bound(made, torch.from_numpy(touched), now).numpy()
+            assert (h >= exact).all()
+            assert (h[touched] == 1).all()
+
+
+COARSE = partial(SOLVED, tol=current._COARSE)
+FINE = partial(SOLVED, tol=current._FINE)
+
+
+@pytest.mark.parametrize('K', [None, 1, 3])
+def test_chances_of_a_visit_hold_in_every_graph(K):
+    check_visits(K, (NEAR, COARSE, FINE))
+
+
+class OffByTheGap(Horizon):
+    side = 0
+
+    def maximize(self, *args, **kwargs):
+        found = super().maximize(*args, **kwargs)
+        return replace(found, high=self.side * found.low)
+
+
+class OnTheWrongSide(OffByTheGap):
+    side = 1
+
+
+def without_pairs(new, touched, now):
+    made = Perturbations(new.graph, new.removable, new.budget)
+    return NEAR(made, touched, now)
+
+
+def with_free_rows(new, touched, now, tol):
+    return SOLVED(new, touched & (new.graph.degree > 2), now, tol)
+
+
+@pytest.mark.parametrize('wrong', [OffByTheGap, OnTheWrongSide])
+def test_planted_faults_of_the_gap_are_seen(monkeypatch, wrong):
+    monkeypatch.setattr(current, 'Horizon', wrong)
+    with pytest.raises(AssertionError):
+        check_visits(None, (COARSE,))
+
+
+@pytest.mark.parametrize(
+    'bound',
+    [
+        without_pairs,
+        partial(of_the_clean_graph, tol=current._FINE),
+        partial(with_free_rows, tol=current._FINE),
+    ],
+)
+def test_planted_faults_of_chances_are_seen(bound):
+    with pytest.raises(AssertionError):
+        check_visits(None, (bound,))
+
+
+@pytest.mark.parametrize('how', [{}, {'undirected': True}, {'K': 4}])
+def test_a_coarse_solve_keeps_nearly_what_a_fine_one_keeps(how):
+    K, n = how.pop('K', None), 400
+    edges = ring(n, 300)
+    draw = torch.Generator().manual_seed(1)
+    now = Deployed.of_logits(torch.zeros(n, 2).double(), 0.15, edges_of(edges))
+    pairs = torch.randint(n, (2, 50), generator=draw)
+    threat = ThreatModel(edges_of(edges), local_budget=1, **how)
+    if not how:
+        threat = explicit(edges, pairs)
+    touched = torch.rand(n, generator=draw) < 0.02
+    coarse, fine = (
+        each(threat.perturbations, touched, replace(now, K=K))
+        for each in (COARSE, FINE)
+    )
+    assert (coarse >= fine - 2 * current._FINE).all()
+    assert (coarse <= fine + 2 * current._COARSE).all()
+    assert (fine < NEAR(threat.perturbations, touched, now)).sum() > n / 2
+
+
+def edges_of(edges):
+    return CSRGraph.from_edge_index(edges, 400)
+
+
+def explicit(edges, pairs):
+    key = edges[0] * 400 + edges[1]
+    new = (pairs[0] * 400 + pairs[1]).unique()
+    new = new[~torch.isin(new, key) & (new // 400 != new % 400)]
+    fragile = torch.cat(
+        [edges[:, ::3], torch.stack([new // 400, new % 400])], 1
+    )
+    return ThreatModel(edges_of(edges), fragile, local_budget=2)
 
 
 def ring(n, chords=0, seed=0):

@@ -521,6 +521,52 @@ def test_a_node_of_too_many_neighbours_is_refused():
     )
 
 
+def strided(tensor):
+    """The same numbers, with others between."""
+    wide = torch.full((*tensor.shape, 2), 1, dtype=tensor.dtype)
+    wide[..., 0] = tensor
+    return wide[..., 0]
+
+
+def test_strides_are_read_or_refused():
+    held, other = star(), star()
+    steps = (
+        {
+            'edges': edges_of({(3, 5)}),
+            'cut': edges_of({(0, 1)}),
+        },
+        {'new': torch.rand(2, 3).double()},
+        {'nodes': torch.tensor([4, 2]), 'x': torch.rand(2, 3).double()},
+        {'gone': torch.tensor([7, 9])},
+    )
+    for step in steps:
+        held.play([Step(**step)])
+        other.play([Step(**{name: strided(a) for name, a in step.items()})])
+    at = torch.tensor([3, 1, 4])
+    assert torch.equal(held.rows(strided(at)), other.rows(at))
+    assert torch.equal(held.rows(), other.rows())
+    state, none = held._state, torch.zeros(0, dtype=torch.int64)
+    arcs, rows = torch.zeros((3, 2), dtype=torch.int64), torch.zeros(2, 3)
+    z, weights = rows.double(), held._weights
+    edit = [arcs, none, none, 42, at[:2], z, 9]
+    calls = [(kept_in._LIVE_NET, [arcs, 99.0], (0,))]
+    calls += [(kept_in._LIVE_ROWS, [weights, at[:2], z], (0, 1, 2))]
+    calls += [(kept_in._LIVE_EDIT, edit, (0, 4, 5))]
+    before = [part.clone() for part in state]
+    for op, given, places in calls:
+        for place in places:
+            bad = list(given)
+            bad[place] = strided(bad[place])
+            with pytest.raises(RuntimeError, match='contiguous'):
+                op(state, *bad)
+        for part in (0, 8, 9):
+            bad = list(state)
+            bad[part] = strided(bad[part])
+            with pytest.raises(RuntimeError, match="'state'"):
+                op(bad, *given)
+    assert all(map(torch.equal, state, before))
+
+
 def test_rows_of_no_node_are_none():
     state = star(60)
     assert state.rows(torch.empty(0, dtype=torch.int64)).shape[0] == 0
@@ -722,7 +768,12 @@ def test_long_rows_are_summed_as_integers(bound):
     # A change of nearly all makes the sums anew.
     new = -x[:1500]
     state.play([Step(nodes=torch.arange(1500), x=new)])
-    fresh = Sums(graph, torch.cat([new, x[1500:]]), measure, bound=bound)
+    now = torch.cat([new, x[1500:]])
+    # Differences of a few are added to what is as large.
+    for v in range(1990, 2000):
+        now[v] /= 3
+        state.play([Step(nodes=torch.tensor([v]), x=now[[v]])])
+    fresh = Sums(graph, now, measure, bound=bound)
     assert torch.equal(level_of(state, 0), level_of(fresh, 0))
     assert torch.equal(state.rows(), fresh.rows())
 

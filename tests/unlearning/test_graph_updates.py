@@ -244,6 +244,56 @@ def test_what_came_and_went_is_in_no_file():
     assert model.graphs[2].n_id[-1] == n + 1
 
 
+@pytest.mark.parametrize('how', ['again', 'gone'])
+def test_no_mark_tells_of_features_that_were_gone(how):
+    graphs = random_graphs(12)
+    model, plain = make(graphs), make(graphs)
+    model.remove(RemovalRequest(features={2: [1]}))
+    assert model.graphs[2].x_removed.tolist()[:3] == [False, True, False]
+    if how == 'again':
+        rows = torch.tensor([1]), graphs[2].x[[1]]
+        model.update(Update(graph=2, features=rows))
+    else:
+        for each in (model, plain):
+            each.remove(RemovalRequest(nodes={2: [1]}))
+    held, other = (each.state_dict()['graphs'][2] for each in (model, plain))
+    assert held.keys() == other.keys()
+    assert torch.equal(held['x'], other['x'])
+    assert model.verify().ok
+
+
+@pytest.mark.parametrize('num_classes', [None, 2])
+def test_a_class_or_all_graphs_may_be_replaced_at_once(num_classes):
+    graphs, new = random_graphs(16), random_graphs(16, seed=5)
+    one, other = ([int(data.y) for data in each] for each in (graphs, new))
+    first = [i for i, y in enumerate(one) if y == 1]
+    kept = [data for data in graphs if int(data.y) == 0]
+    come = [data for data in new if int(data.y) == 1]
+    assert {0, 1} <= {*one} & {*other}
+    for gone, added, left in (
+        (range(16), new, new),
+        (first, come, kept + come),
+    ):
+        model = make(graphs, num_classes=num_classes)
+        gone = RemovalRequest(graphs=gone)
+        model.update(Update(graphs=added, remove=gone))
+        fresh = make(left, num_classes=num_classes)._model.train
+        held = model._model.train
+        torch.testing.assert_close(held.Z, fresh.Z, rtol=0, atol=1e-13)
+        assert torch.equal(held.Y, fresh.Y)
+        assert model.verify().ok
+        # What comes in an update is none of what goes in it.
+        name = 16 + len(added)
+        gone = RemovalRequest(graphs=[name])
+        with pytest.raises(ValueError, match=f'graph {name} is not there'):
+            model.update(Update(graphs=new[:1], remove=gone))
+        report = model.update([Update(graphs=new[:1]), gone])
+        assert report.request == {str(name): {'whole': True}}
+        assert [*model.graphs] == [*held.graphs]
+        model.update(Update(graphs=new[:1]))
+        assert [*model.graphs][-1] == name + 1
+
+
 def test_lines_name_what_went_changed_and_came_again():
     graphs = random_graphs(12)
     model = make(graphs)
