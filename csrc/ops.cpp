@@ -294,10 +294,9 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "quasi_newton(Tensor grad, Tensor inverse, Tensor past, int count) "
       "-> Tensor");
 
-  // x W', each number by one chain of fused multiply-adds over k ascending:
-  // the bits of a row are those of the row alone. CPU only.
-  // x: real [R, K]; panels: real [P, K, 128 bytes], 128 bytes of columns of
-  // W' side by side, zeros beside the last; columns: int, those of W'.
-  // Returns real [R, columns].
-  m.def("row_linear(Tensor x, Tensor panels, int columns) -> Tensor");
+  // x W' + b, each number by one chain of fused multiply-adds over k ascending,
+  // to which b is added: the bits of a row are those of the row alone. CPU only.
+  // x: real [R, K]; weight: real [C, K], of any strides; bias: real [C].
+  // Returns real [R, C].
+  m.def("row_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
 }

@@ -1171,36 +1171,49 @@ def quasi_newton(
     return _ops.quasi_newton.default(grad, inverse, past, count)
 
 
-def row_linear(x: Tensor, weight: Tensor) -> Tensor:
-    r"""Compute ``x @ weight.T``, with each row's bits independent of others.
+def row_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    r"""Compute ``F.linear``, with each row's bits independent of others.
 
     Every number is one chain :math:`y \leftarrow \mathrm{fma}(x_{rk},
     w_{jk}, y)` over :math:`k` ascending, from 0, whatever the batch, the
-    threads and the instruction set. Products of BLAS round the same row
-    otherwise in a batch of another size. There is a gradient by both; that by
-    :obj:`x` is of the same kind.
+    threads and the instruction set, to which the bias is added. Products of
+    BLAS round the same row otherwise in a batch of another size. There is a
+    gradient by each; that by :obj:`x` is of the same kind.
 
     Args:
         x (Tensor): float32 or float64, ``[num_rows, K]``, on the CPU.
         weight (Tensor): of the same dtype, ``[num_columns, K]``.
+        bias (Tensor, optional): of the same dtype, ``[num_columns]``.
+            (default: :obj:`None`)
 
     Returns:
         Tensor: ``[num_rows, num_columns]``.
     """
     check_dtype('x', x, REAL)
     check_dtype('weight', weight, x.dtype)
+    given = [('x', x), ('weight', weight)]
+    if bias is not None:
+        check_dtype('bias', bias, x.dtype)
+        given.append(('bias', bias))
     if x.dim() != 2 or weight.dim() != 2 or x.size(1) != weight.size(1):
         raise ValueError(
             "'x' and 'weight' need to be matrices with as many columns (got "
             f'the shapes {list(x.shape)} and {list(weight.shape)})'
         )
-    for name, tensor in (('x', x), ('weight', weight)):
-        if tensor.device.type != 'cpu':
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"'bias' needs to have a number for each of {len(weight)} rows of "
+            f"'weight' (got the shape {list(bias.shape)})"
+        )
+    for name, tensor in given:
+        if not tensor.is_cpu:
             raise ValueError(
                 f"'{name}' needs to be on the CPU, where sums have one order "
                 f'(got {tensor.device})'
             )
-    return _RowLinear.apply(x, weight)
+    return _RowLinear.apply(x, weight, bias)
 
 
 _stops: ContextVar[Collection[Any]] = ContextVar('_stops', default=())
@@ -1208,23 +1221,26 @@ _stops: ContextVar[Collection[Any]] = ContextVar('_stops', default=())
 
 class _RowLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _rows_times(x, weight)
+        return _rows_times(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        needed = ctx.needs_input_grad
+        (grad,), needed = grads, ctx.needs_input_grad
         return (
-            _rows_times(grads[0], weight.t()) if needed[0] else None,
-            None if not needed[1] or _ends(ctx) else grads[0].t() @ x,
+            _rows_times(grad, weight.t()) if needed[0] else None,
+            grad.t() @ x if needed[1] and not _ends(ctx, 1) else None,
+            grad.sum(0) if needed[2] and not _ends(ctx, 2) else None,
         )
 
 
-def _ends(ctx: Any) -> bool:
-    # Whether nobody asks for what would come to the weight.
-    stops, (node, _) = _stops.get(), ctx.next_functions[1]
+def _ends(ctx: Any, place: int) -> bool:
+    # Whether nobody asks for what would come to this argument.
+    stops, (node, _) = _stops.get(), ctx.next_functions[place]
     return node in stops or (
         bool(stops)
         and bool(node.next_functions)
@@ -1234,7 +1250,7 @@ def _ends(ctx: Any) -> bool:
 
 @contextlib.contextmanager
 def without_gradients(stops: Collection[Any]) -> Iterator[None]:
-    """Skip gradients of weights of :func:`row_linear` in a block.
+    """Skip gradients of parameters of :func:`row_linear` in a block.
 
     Torch skips unneeded gradients by itself only in its own operations.
 
@@ -1249,16 +1265,12 @@ def without_gradients(stops: Collection[Any]) -> Iterator[None]:
         _stops.reset(token)
 
 
-def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
-    columns, depth = weight.shape
-    width = 128 // x.element_size()
-    # Column j of panel p is row p * width + j of the weight.
-    more = -columns % width
-    if more:
-        weight = torch.cat([weight, weight.new_zeros(more, depth)])
-    count = len(weight) // width
-    panels = weight.reshape(count, width, depth).transpose(1, 2)
-    return _ops.row_linear(x.contiguous(), panels.contiguous(), columns)
+def _rows_times(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    if bias is not None:
+        bias = bias.contiguous()
+    return _ops.row_linear.default(x.contiguous(), weight, bias)
 
 
 # Fake kernels ################################################################
@@ -1362,7 +1374,7 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
     'push_rows': _pushed,
     'push_sparse': _sparse,
     'quasi_newton': lambda a: torch.empty_like(a.grad),
-    'row_linear': lambda a: a.x.new_empty(a.x.size(0), a.columns),
+    'row_linear': lambda a: a.x.new_empty(a.x.size(0), a.weight.size(0)),
 }
 
 

@@ -152,6 +152,7 @@ entry(
     names={'x': "'(x|weight)'", 'weight': "'(x|weight)'"},
     x=tensor(rows=False, empty=True, finite=False),
     weight=tensor(rows=False, empty=True, finite=False),
+    bias=values(torch.ones(3), 'bias', torch.ones(4).long()),
 )
 entry('ops.cost_nodes', lambda: {'num_nodes': N}, num_nodes=integer(1))
 entry(
