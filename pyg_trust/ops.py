@@ -1273,6 +1273,117 @@ def _rows_times(
     return _ops.row_linear.default(x.contiguous(), weight, bias)
 
 
+class _Matrices(Constraint):
+    """Constraint of a list of matrices with as many rows, on the CPU."""
+
+    need = 'a list of float32 or float64 matrices'
+
+    def __init__(self, width: str = '') -> None:
+        # Without a name, each has a width of its own.
+        self.form = Form(None, 'n', width or 'columns', host=True)
+        self.alike = bool(width)
+
+    def check(self, name: str, value: Any, sizes: Any = None) -> Any:
+        if not isinstance(value, list):
+            raise TypeError(
+                f"'{name}' needs to be {self.need} "
+                f'(got {type(value).__name__})'
+            )
+        if 'n' not in sizes:  # they lead
+            if not value:
+                raise ValueError(f"'{name}' needs to have a matrix (got none)")
+            check_dtype(name, value[0], REAL)
+            sizes['dtype'] = value[0].dtype
+        return [
+            self.form.check(name, tensor, sizes if self.alike else {**sizes})
+            for tensor in value
+        ]
+
+
+class ClipUses(NamedTuple):
+    r"""Rows of gradients, and of inputs of linear maps with the same rows.
+
+    Args:
+        grads (list[Tensor]): float32 or float64, ``[n, d]`` each, on the CPU.
+        inners (list[Tensor]): of the same dtype, ``[n, w]`` each; empty where
+            each gradient is that of copies of a parameter.
+        rows (Tensor): int64, ``[m]``, the rows that count, below ``n``.
+        owner (Tensor): int64, ``[m]``, the unit of each.
+        pairs (Tensor): int64, ``[num_pairs, 2]``: the places of a gradient
+            and, if there are any, of its input.
+    """
+
+    grads: Annotated[list[Tensor], _Matrices('d')]
+    inners: Annotated[list[Tensor], _Matrices('w')]
+    rows: Annotated[Tensor, Form(_LONG, 'm')]
+    owner: Annotated[Tensor, Form(_LONG, 'm')]
+    pairs: Annotated[Tensor, Form(_LONG, 'num_pairs', 2)]
+
+
+Using = Annotated[ClipUses, Parts(ClipUses)]
+
+
+@_op('grad', host=True)
+def clip_rows(
+    grad: Annotated[Tensor, Form(None, 'n', 'd')],
+    inners: Annotated[list[Tensor], _Matrices()],
+) -> Tensor:
+    r"""Find rows whose gradient is not zero, or an input of which not finite.
+
+    Args:
+        grad (Tensor): float32 or float64, ``[n, d]``, on the CPU.
+        inners (list[Tensor]): of the same dtype, with ``n`` rows each.
+
+    Returns:
+        Tensor: int64, ascending.
+    """
+    return _ops.clip_rows.default(grad, inners)
+
+
+@_op()
+def clip_sizes(uses: Using, units: Natural) -> tuple[Tensor, ...]:
+    r"""Bound what clipped gradients of units are made of.
+
+    See :mod:`pyg_trust.kernel.clip` for the symbols. What a unit has depends
+    on its own rows alone, in their order.
+
+    Args:
+        uses (ClipUses): the rows.
+        units (int): how many units there are, more than any owner.
+
+    Returns:
+        tuple[Tensor, ...]: float64. ``[5, num_pairs, units]``, sums over rows
+        of :math:`2^{-k} |\gamma|`, :math:`\kappa / g'`, :math:`|\gamma| |a|`,
+        :math:`|a|` and :math:`|\gamma|`; ``[units]``, the largest
+        :math:`2^{-k} |\gamma|_\infty`; ``[num_inners, m]``, :math:`2^{-k}` of
+        the inputs; and ``[num_grads, units, d]``, the sums of copies.
+    """
+    return _ops.clip_sizes.default(*uses, units)
+
+
+@_op()
+def clip_sums(
+    uses: Using,
+    scale: Annotated[Tensor, Form(_DOUBLE, 'num_inners', 'm')],
+    each: Annotated[Tensor, Form(_DOUBLE, 'units')],
+    only: Annotated[int, Int(-1)] = -1,
+) -> Tensor:
+    r"""Sum clipped gradients in the integers of :mod:`pyg_trust.kernel.clip`.
+
+    Args:
+        uses (ClipUses): the rows.
+        scale (Tensor): ``[num_inners, m]``, as :func:`clip_sizes` returns it.
+        each (Tensor): ``[units]``, the factor of each unit over the grid;
+            units with zero are left out, whatever their rows are.
+        only (int): the one unit that is summed; -1 for all. (default:
+            :obj:`-1`)
+
+    Returns:
+        Tensor: int64, ``[num_pairs, d, w]``; of copies ``[num_pairs, d, 1]``.
+    """
+    return _ops.clip_sums.default(*uses, scale, each, only)
+
+
 # Fake kernels ################################################################
 
 
@@ -1309,6 +1420,21 @@ def _netted(a: Any) -> tuple[Any, ...]:
     return of(3, arcs), *(of(count) for count in rest), at
 
 
+def _width(a: Any) -> int:
+    return a.inners[0].size(1) if a.inners else 1
+
+
+def _bounds(a: Any) -> tuple[Tensor, ...]:
+    of = functools.partial(a.rows.new_empty, dtype=_DOUBLE)
+    copies = 0 if a.inners else len(a.grads)
+    return (
+        of(5, len(a.pairs), a.units),
+        of(a.units),
+        of(len(a.inners), len(a.rows)),
+        of(copies, a.units, a.grads[0].size(1)),
+    )
+
+
 def _flips(a: Any) -> tuple[Tensor, ...]:
     (count,) = _new()
     return (
@@ -1336,6 +1462,11 @@ def _gradient(a: Any) -> tuple[Tensor, Tensor]:
 
 # The results of each op, from the arguments of its schema (csrc/ops.cpp).
 _RESULTS: dict[str, Callable[[Any], Any]] = {
+    'clip_rows': lambda a: a.grad.new_empty(_new(), dtype=_LONG),
+    'clip_sizes': _bounds,
+    'clip_sums': lambda a: a.pairs.new_empty(
+        len(a.pairs), a.grads[0].size(1), _width(a)
+    ),
     'disjoint_walks': lambda a: tuple(a.roots.new_empty(k) for k in _new(2)),
     'flip_bits': lambda a: (
         a.rowptr.new_empty((a.rowptr.numel() - 1) * a.num_samples + 1),

@@ -28,10 +28,6 @@ namespace {
 
 using torch::stable::Tensor;
 
-// So many columns of the weights lie side by side, the last ones padded.
-template <typename scalar_t>
-constexpr int64_t kPanel = 128 / sizeof(scalar_t);
-
 // Rows that a thread takes at a time: they and a panel stay in its cache.
 constexpr int64_t kTask = 96;
 
@@ -222,6 +218,16 @@ Tensor row_linear(const Tensor& x,
 }
 
 }  // namespace
+
+void rows_times(const double* x,
+                const double* panels,
+                int64_t depth,
+                int64_t columns,
+                double* y,
+                int64_t rows) {
+  run(x, panels, depth, columns, y, rows, false);
+}
+
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {

@@ -62,7 +62,8 @@ inline void strip(const scalar_t* x,
   int64_t r = 0;
   for (; r + PYG_TRUST_ROWS <= rows; r += PYG_TRUST_ROWS)
     chains<scalar_t, PYG_TRUST_ROWS, kVectors>(x + r * depth, panel, depth,
-                                               columns, y + r * pitch, pitch, biased);
+                                               columns, y + r * pitch, pitch,
+                                               biased);
   for (; r + 3 <= rows; r += 3)
     chains<scalar_t, 3, kVectors>(x + r * depth, panel, depth, columns,
                                   y + r * pitch, pitch, biased);
