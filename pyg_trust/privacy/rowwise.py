@@ -107,6 +107,13 @@ def _kind(name: str) -> tuple[str, bool, bool, bool]:
     return base, inplace, base in BIT_LOCAL, base in _SPECIAL
 
 
+@cache
+def is_plain(name: str) -> bool:
+    """Return whether a function, called as it is, works row by row."""
+    _, _, known, special = _kind(name)
+    return known and not special
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``F.linear`` row by row.
 
