@@ -294,10 +294,35 @@ STABLE_TORCH_LIBRARY(pyg_trust, m) {
       "quasi_newton(Tensor grad, Tensor inverse, Tensor past, int count) "
       "-> Tensor");
 
-  // x W', each number by one chain of fused multiply-adds over k ascending:
-  // the bits of a row are those of the row alone. CPU only.
-  // x: real [R, K]; panels: real [P, K, 128 bytes], 128 bytes of columns of
-  // W' side by side, zeros beside the last; columns: int, those of W'.
-  // Returns real [R, columns].
-  m.def("row_linear(Tensor x, Tensor panels, int columns) -> Tensor");
+  // x W' + b, each number by one chain of fused multiply-adds over k ascending,
+  // to which b is added: the bits of a row are those of the row alone. CPU only.
+  // x: real [R, K]; weight: real [C, K], of any strides; bias: real [C].
+  // Returns real [R, C].
+  m.def("row_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+
+  // Rows of a gradient that are not zero, or have an input that is not finite.
+  // CPU only, as the next two.
+  // grad: real [n, d]; inners: I of real [n, w]. Returns int64 [m].
+  m.def("clip_rows(Tensor grad, Tensor[] inners) -> Tensor");
+
+  // Bounds of what the rows `rows` of pairs of a gradient and an input, linear
+  // maps, add to each of `units` units; without inputs each gradient is one of
+  // copies of a parameter. A row's unit is in `owner`.
+  // grads: G of real [n, d]; inners; rows, owner: int64 [m]; pairs: int64
+  // [P, 2].
+  // Returns, in float64, sums [5, P, units]: what tau is of, kappa, products of
+  // the lengths, lengths of inputs, lengths of gradients; the weight [units];
+  // of the inputs 2^-k [I, m]; and the sums of the rows of copies
+  // [P, units, d].
+  m.def(
+      "clip_sizes(Tensor[] grads, Tensor[] inners, Tensor rows, Tensor owner, "
+      "Tensor pairs, int units) -> (Tensor, Tensor, Tensor, Tensor)");
+
+  // The sums in integers of the same, each unit's gradients times `each`;
+  // units with zero, or others than `only` if that is not negative, are left
+  // out. scale: float64 [I, m]; each: float64 [units].
+  // Returns int64 [P, d, w], of copies [P, d, 1].
+  m.def(
+      "clip_sums(Tensor[] grads, Tensor[] inners, Tensor rows, Tensor owner, "
+      "Tensor pairs, Tensor scale, Tensor each, int only) -> Tensor");
 }

@@ -1171,36 +1171,49 @@ def quasi_newton(
     return _ops.quasi_newton.default(grad, inverse, past, count)
 
 
-def row_linear(x: Tensor, weight: Tensor) -> Tensor:
-    r"""Compute ``x @ weight.T``, with each row's bits independent of others.
+def row_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    r"""Compute ``F.linear``, with each row's bits independent of others.
 
     Every number is one chain :math:`y \leftarrow \mathrm{fma}(x_{rk},
     w_{jk}, y)` over :math:`k` ascending, from 0, whatever the batch, the
-    threads and the instruction set. Products of BLAS round the same row
-    otherwise in a batch of another size. There is a gradient by both; that by
-    :obj:`x` is of the same kind.
+    threads and the instruction set, to which the bias is added. Products of
+    BLAS round the same row otherwise in a batch of another size. There is a
+    gradient by each; that by :obj:`x` is of the same kind.
 
     Args:
         x (Tensor): float32 or float64, ``[num_rows, K]``, on the CPU.
         weight (Tensor): of the same dtype, ``[num_columns, K]``.
+        bias (Tensor, optional): of the same dtype, ``[num_columns]``.
+            (default: :obj:`None`)
 
     Returns:
         Tensor: ``[num_rows, num_columns]``.
     """
     check_dtype('x', x, REAL)
     check_dtype('weight', weight, x.dtype)
+    given = [('x', x), ('weight', weight)]
+    if bias is not None:
+        check_dtype('bias', bias, x.dtype)
+        given.append(('bias', bias))
     if x.dim() != 2 or weight.dim() != 2 or x.size(1) != weight.size(1):
         raise ValueError(
             "'x' and 'weight' need to be matrices with as many columns (got "
             f'the shapes {list(x.shape)} and {list(weight.shape)})'
         )
-    for name, tensor in (('x', x), ('weight', weight)):
-        if tensor.device.type != 'cpu':
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"'bias' needs to have a number for each of {len(weight)} rows of "
+            f"'weight' (got the shape {list(bias.shape)})"
+        )
+    for name, tensor in given:
+        if not tensor.is_cpu:
             raise ValueError(
                 f"'{name}' needs to be on the CPU, where sums have one order "
                 f'(got {tensor.device})'
             )
-    return _RowLinear.apply(x, weight)
+    return _RowLinear.apply(x, weight, bias)
 
 
 _stops: ContextVar[Collection[Any]] = ContextVar('_stops', default=())
@@ -1208,23 +1221,26 @@ _stops: ContextVar[Collection[Any]] = ContextVar('_stops', default=())
 
 class _RowLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _rows_times(x, weight)
+        return _rows_times(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        needed = ctx.needs_input_grad
+        (grad,), needed = grads, ctx.needs_input_grad
         return (
-            _rows_times(grads[0], weight.t()) if needed[0] else None,
-            None if not needed[1] or _ends(ctx) else grads[0].t() @ x,
+            _rows_times(grad, weight.t()) if needed[0] else None,
+            grad.t() @ x if needed[1] and not _ends(ctx, 1) else None,
+            grad.sum(0) if needed[2] and not _ends(ctx, 2) else None,
         )
 
 
-def _ends(ctx: Any) -> bool:
-    # Whether nobody asks for what would come to the weight.
-    stops, (node, _) = _stops.get(), ctx.next_functions[1]
+def _ends(ctx: Any, place: int) -> bool:
+    # Whether nobody asks for what would come to this argument.
+    stops, (node, _) = _stops.get(), ctx.next_functions[place]
     return node in stops or (
         bool(stops)
         and bool(node.next_functions)
@@ -1234,7 +1250,7 @@ def _ends(ctx: Any) -> bool:
 
 @contextlib.contextmanager
 def without_gradients(stops: Collection[Any]) -> Iterator[None]:
-    """Skip gradients of weights of :func:`row_linear` in a block.
+    """Skip gradients of parameters of :func:`row_linear` in a block.
 
     Torch skips unneeded gradients by itself only in its own operations.
 
@@ -1249,16 +1265,123 @@ def without_gradients(stops: Collection[Any]) -> Iterator[None]:
         _stops.reset(token)
 
 
-def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
-    columns, depth = weight.shape
-    width = 128 // x.element_size()
-    # Column j of panel p is row p * width + j of the weight.
-    more = -columns % width
-    if more:
-        weight = torch.cat([weight, weight.new_zeros(more, depth)])
-    count = len(weight) // width
-    panels = weight.reshape(count, width, depth).transpose(1, 2)
-    return _ops.row_linear(x.contiguous(), panels.contiguous(), columns)
+def _rows_times(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    if bias is not None:
+        bias = bias.contiguous()
+    return _ops.row_linear.default(x.contiguous(), weight, bias)
+
+
+class _Matrices(Constraint):
+    """Constraint of a list of matrices with as many rows, on the CPU."""
+
+    need = 'a list of float32 or float64 matrices'
+
+    def __init__(self, width: str = '') -> None:
+        # Without a name, each has a width of its own.
+        self.form = Form(None, 'n', width or 'columns', host=True)
+        self.alike = bool(width)
+
+    def check(self, name: str, value: Any, sizes: Any = None) -> Any:
+        if not isinstance(value, list):
+            raise TypeError(
+                f"'{name}' needs to be {self.need} "
+                f'(got {type(value).__name__})'
+            )
+        if 'n' not in sizes:  # they lead
+            if not value:
+                raise ValueError(f"'{name}' needs to have a matrix (got none)")
+            check_dtype(name, value[0], REAL)
+            sizes['dtype'] = value[0].dtype
+        return [
+            self.form.check(name, tensor, sizes if self.alike else {**sizes})
+            for tensor in value
+        ]
+
+
+class ClipUses(NamedTuple):
+    r"""Rows of gradients, and of inputs of linear maps with the same rows.
+
+    Args:
+        grads (list[Tensor]): float32 or float64, ``[n, d]`` each, on the CPU.
+        inners (list[Tensor]): of the same dtype, ``[n, w]`` each; empty where
+            each gradient is that of copies of a parameter.
+        rows (Tensor): int64, ``[m]``, the rows that count, below ``n``.
+        owner (Tensor): int64, ``[m]``, the unit of each.
+        pairs (Tensor): int64, ``[num_pairs, 2]``: the places of a gradient
+            and, if there are any, of its input.
+    """
+
+    grads: Annotated[list[Tensor], _Matrices('d')]
+    inners: Annotated[list[Tensor], _Matrices('w')]
+    rows: Annotated[Tensor, Form(_LONG, 'm')]
+    owner: Annotated[Tensor, Form(_LONG, 'm')]
+    pairs: Annotated[Tensor, Form(_LONG, 'num_pairs', 2)]
+
+
+Using = Annotated[ClipUses, Parts(ClipUses)]
+
+
+@_op('grad', host=True)
+def clip_rows(
+    grad: Annotated[Tensor, Form(None, 'n', 'd')],
+    inners: Annotated[list[Tensor], _Matrices()],
+) -> Tensor:
+    r"""Find rows whose gradient is not zero, or an input of which not finite.
+
+    Args:
+        grad (Tensor): float32 or float64, ``[n, d]``, on the CPU.
+        inners (list[Tensor]): of the same dtype, with ``n`` rows each.
+
+    Returns:
+        Tensor: int64, ascending.
+    """
+    return _ops.clip_rows.default(grad, inners)
+
+
+@_op()
+def clip_sizes(uses: Using, units: Natural) -> tuple[Tensor, ...]:
+    r"""Bound what clipped gradients of units are made of.
+
+    See :mod:`pyg_trust.kernel.clip` for the symbols. What a unit has depends
+    on its own rows alone, in their order.
+
+    Args:
+        uses (ClipUses): the rows.
+        units (int): how many units there are, more than any owner.
+
+    Returns:
+        tuple[Tensor, ...]: float64. ``[5, num_pairs, units]``, sums over rows
+        of :math:`2^{-k} |\gamma|`, :math:`\kappa / g'`, :math:`|\gamma| |a|`,
+        :math:`|a|` and :math:`|\gamma|`; ``[units]``, the largest
+        :math:`2^{-k} |\gamma|_\infty`; ``[num_inners, m]``, :math:`2^{-k}` of
+        the inputs; and ``[num_grads, units, d]``, the sums of copies.
+    """
+    return _ops.clip_sizes.default(*uses, units)
+
+
+@_op()
+def clip_sums(
+    uses: Using,
+    scale: Annotated[Tensor, Form(_DOUBLE, 'num_inners', 'm')],
+    each: Annotated[Tensor, Form(_DOUBLE, 'units')],
+    only: Annotated[int, Int(-1)] = -1,
+) -> Tensor:
+    r"""Sum clipped gradients in the integers of :mod:`pyg_trust.kernel.clip`.
+
+    Args:
+        uses (ClipUses): the rows.
+        scale (Tensor): ``[num_inners, m]``, as :func:`clip_sizes` returns it.
+        each (Tensor): ``[units]``, the factor of each unit over the grid;
+            units with zero are left out, whatever their rows are.
+        only (int): the one unit that is summed; -1 for all. (default:
+            :obj:`-1`)
+
+    Returns:
+        Tensor: int64, ``[num_pairs, d, w]``; of copies ``[num_pairs, d, 1]``.
+    """
+    return _ops.clip_sums.default(*uses, scale, each, only)
 
 
 # Fake kernels ################################################################
@@ -1297,6 +1420,21 @@ def _netted(a: Any) -> tuple[Any, ...]:
     return of(3, arcs), *(of(count) for count in rest), at
 
 
+def _width(a: Any) -> int:
+    return a.inners[0].size(1) if a.inners else 1
+
+
+def _bounds(a: Any) -> tuple[Tensor, ...]:
+    of = functools.partial(a.rows.new_empty, dtype=_DOUBLE)
+    copies = 0 if a.inners else len(a.grads)
+    return (
+        of(5, len(a.pairs), a.units),
+        of(a.units),
+        of(len(a.inners), len(a.rows)),
+        of(copies, a.units, a.grads[0].size(1)),
+    )
+
+
 def _flips(a: Any) -> tuple[Tensor, ...]:
     (count,) = _new()
     return (
@@ -1324,6 +1462,11 @@ def _gradient(a: Any) -> tuple[Tensor, Tensor]:
 
 # The results of each op, from the arguments of its schema (csrc/ops.cpp).
 _RESULTS: dict[str, Callable[[Any], Any]] = {
+    'clip_rows': lambda a: a.grad.new_empty(_new(), dtype=_LONG),
+    'clip_sizes': _bounds,
+    'clip_sums': lambda a: a.pairs.new_empty(
+        len(a.pairs), a.grads[0].size(1), _width(a)
+    ),
     'disjoint_walks': lambda a: tuple(a.roots.new_empty(k) for k in _new(2)),
     'flip_bits': lambda a: (
         a.rowptr.new_empty((a.rowptr.numel() - 1) * a.num_samples + 1),
@@ -1362,7 +1505,7 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {
     'push_rows': _pushed,
     'push_sparse': _sparse,
     'quasi_newton': lambda a: torch.empty_like(a.grad),
-    'row_linear': lambda a: a.x.new_empty(a.x.size(0), a.columns),
+    'row_linear': lambda a: a.x.new_empty(a.x.size(0), a.weight.size(0)),
 }
 
 

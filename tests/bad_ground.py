@@ -45,6 +45,7 @@ from pyg_trust import (
     files,
     ledger,
     noise,
+    ops,
     report,
     rng,
 )
@@ -152,6 +153,65 @@ entry(
     names={'x': "'(x|weight)'", 'weight': "'(x|weight)'"},
     x=tensor(rows=False, empty=True, finite=False),
     weight=tensor(rows=False, empty=True, finite=False),
+    bias=values(torch.ones(3), 'bias', torch.ones(4).long()),
+)
+
+
+def clip_uses(**other: Any) -> ops.ClipUses:
+    """Two rows of a gradient and an input."""
+    given = {
+        'grads': [torch.ones(3, 2)],
+        'inners': [torch.ones(3, 4)],
+        'rows': torch.tensor([0, 2]),
+        'owner': torch.tensor([0, 1]),
+        'pairs': torch.tensor([[0, 0]]),
+    }
+    return ops.ClipUses(**{**given, **other})
+
+
+USES = values(
+    3,
+    None,
+    (1, 2),
+    *(
+        clip_uses(**{name: wrong})
+        for name, wrongs in {
+            'grads': (3, [], [3], [torch.ones(3)], [torch.ones(3, 2).long()]),
+            'inners': (None, [torch.ones(2, 4)], [torch.ones(3, 4).double()]),
+            'rows': (None, torch.ones(2), torch.ones(2, 2).long()),
+            'owner': ('0', torch.zeros(3).long()),
+            'pairs': (None, torch.zeros(1, 3).long(), torch.zeros(1, 2)),
+        }.items()
+        for wrong in wrongs
+    ),
+)
+INSIDE = {'uses': "'(uses|grads|inners|rows|owner|pairs|n)'"}
+entry(
+    'ops.clip_rows',
+    lambda: {'grad': torch.ones(3, 2), 'inners': [torch.ones(3, 4)]},
+    names={'grad': "'(grad|inners)'"},
+    grad=tensor(rows=False, finite=False),
+    inners=values(3, None, [3], [torch.ones(2, 4)], [torch.ones(3).long()]),
+)
+entry(
+    'ops.clip_sizes',
+    lambda: {'uses': clip_uses(), 'units': 2},
+    names=INSIDE,
+    uses=USES,
+    units=integer(0),
+)
+entry(
+    'ops.clip_sums',
+    lambda: {
+        'uses': clip_uses(),
+        'scale': torch.ones(1, 2).double(),
+        'each': torch.ones(2).double(),
+    },
+    names={**INSIDE, 'uses': "'(uses|grads|inners|rows|owner|pairs|scale)'"},
+    uses=USES,
+    scale=values(3, None, torch.ones(1, 2), torch.ones(1, 3).double()),
+    each=values(3, None, torch.ones(2), torch.ones(1, 2).double()),
+    only=integer(-1),
 )
 entry('ops.cost_nodes', lambda: {'num_nodes': N}, num_nodes=integer(1))
 entry(
@@ -328,7 +388,7 @@ entry(
     follow=FOLLOW,
     back=FLAG,
 )
-for name in ('PushGraph', 'PolicyThreat', 'PolicyFlips'):
+for name in ('ClipUses', 'PushGraph', 'PolicyThreat', 'PolicyFlips'):
     EXEMPT[f'ops.{name}'] = 'a bundle of tensors, checked where it is used'
 
 entry(

@@ -240,6 +240,19 @@ extern const Kernels kAvx512Kernels;
 // ATEN_CPU_CAPABILITY (torch's own) is 'default' or 'avx2'.
 const Kernels& kernels();
 
+// Of a matrix on the right of rows, so many columns lie side by side, the last
+// ones padded (row_linear.cpp).
+template <typename scalar_t>
+constexpr int64_t kPanel = 128 / sizeof(scalar_t);
+
+// y = x times the matrix in `panels`, each number by one chain.
+void rows_times(const double* x,
+                const double* panels,
+                int64_t depth,
+                int64_t columns,
+                double* y,
+                int64_t rows);
+
 // Calls run(begin, end) for ranges of the rows [0, n), in parallel. What the
 // last rows of a range fetch ahead is for the next one, which mostly another
 // thread runs: ranges are long where there are many for each thread.

@@ -1,12 +1,12 @@
 // Linear maps of rows whose bits are those of each row alone.
 //
 // y[r][j] = fma(x[r][K-1], w[j][K-1], ... fma(x[r][0], w[j][0], 0)): one chain
-// for each number, over k ascending, each step rounded once. It does not
-// depend on how many rows or columns there are beside it, on the instruction
-// set or on the threads: blocks are made over rows and columns alone, and the
-// last columns go through the same chains beside columns of zeros. Matrix
-// products of BLAS promise nothing of the kind: they round the same row
-// otherwise in a batch of another size.
+// for each number, over k ascending, each step rounded once, and then b[j] is
+// added. It does not depend on how many rows or columns there are beside it, on
+// the instruction set or on the threads: blocks are made over rows and columns
+// alone, and the last columns go through the same chains beside columns of
+// zeros. Matrix products of BLAS promise nothing of the kind: they round the
+// same row otherwise in a batch of another size.
 #include "dispatch.h"
 #include "kernels.h"
 #include "parallel.h"
@@ -14,8 +14,10 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 
 #ifdef PYG_TRUST_X86
 #include <immintrin.h>
@@ -24,9 +26,7 @@
 namespace pyg_trust {
 namespace {
 
-// So many columns of the weights lie side by side, the last ones padded.
-template <typename scalar_t>
-constexpr int64_t kPanel = 128 / sizeof(scalar_t);
+using torch::stable::Tensor;
 
 // Rows that a thread takes at a time: they and a panel stay in its cache.
 constexpr int64_t kTask = 96;
@@ -155,34 +155,62 @@ void run(const scalar_t* x,
          int64_t depth,
          int64_t columns,
          scalar_t* y,
-         int64_t rows) {
+         int64_t rows,
+         bool biased) {
 #ifdef PYG_TRUST_X86
   static const bool fused = __builtin_cpu_supports("fma");
   if (kernels().level == 2 && fused)
-    return avx512::row_linear(x, panels, depth, columns, y, rows);
+    return avx512::row_linear(x, panels, depth, columns, y, rows, biased);
   if (kernels().level == 1 && fused)
-    return avx2::row_linear(x, panels, depth, columns, y, rows);
+    return avx2::row_linear(x, panels, depth, columns, y, rows, biased);
 #endif
-  plain::row_linear(x, panels, depth, columns, y, rows);
+  plain::row_linear(x, panels, depth, columns, y, rows, biased);
 }
 
-torch::stable::Tensor row_linear(const torch::stable::Tensor& x,
-                                 const torch::stable::Tensor& panels,
-                                 int64_t columns) {
+// Column j of panel p is row p * kPanel + j of the weight, and zero beyond.
+template <typename scalar_t>
+void pack(const Tensor& weight, const scalar_t* bias, scalar_t* to) {
+  constexpr int64_t width = kPanel<scalar_t>;
+  const scalar_t* from = weight.const_data_ptr<scalar_t>();
+  const int64_t columns = weight.size(0), depth = weight.size(1);
+  const int64_t row = weight.stride(0), step = weight.stride(1);
+  const int64_t length = (depth + (bias != nullptr)) * width;
+  for (int64_t first = 0; first < columns; first += width, to += length) {
+    if (first + width > columns)
+      std::fill(to, to + length, scalar_t(0));
+    for (int64_t j = 0; j < width && first + j < columns; ++j) {
+      const scalar_t* at = from + (first + j) * row;
+      for (int64_t k = 0; k < depth; ++k)
+        to[k * width + j] = at[k * step];
+      if (bias != nullptr)
+        to[depth * width + j] = bias[first + j];
+    }
+  }
+}
+
+Tensor row_linear(const Tensor& x,
+                  const Tensor& weight,
+                  const std::optional<Tensor>& bias) {
   const int64_t rows = x.size(0), depth = x.size(1);
-  torch::stable::Tensor out = torch::stable::new_empty(x, {rows, columns});
+  const int64_t columns = weight.size(0);
+  const bool biased = bias.has_value();
+  Tensor out = torch::stable::new_empty(x, {rows, columns});
   with_real(x, [&](auto number) {
     using scalar_t = decltype(number);
+    constexpr int64_t width = kPanel<scalar_t>;
+    Tensor room = torch::stable::new_empty(
+        x, {(columns + width - 1) / width, depth + biased, width});
+    scalar_t* panels = room.mutable_data_ptr<scalar_t>();
+    pack(weight, biased ? bias->const_data_ptr<scalar_t>() : nullptr, panels);
     const scalar_t* in = x.const_data_ptr<scalar_t>();
-    const scalar_t* weights = panels.const_data_ptr<scalar_t>();
     scalar_t* y = out.mutable_data_ptr<scalar_t>();
     const int64_t work = rows * depth * (columns + 15) / 16;
     parallel_tasks((rows + kTask - 1) / kTask, work, [&] {
       return [=](int64_t task) {
         const int64_t first = task * kTask;
         const int64_t count = rows - first < kTask ? rows - first : kTask;
-        run(in + first * depth, weights, depth, columns, y + first * columns,
-            count);
+        run<scalar_t>(in + first * depth, panels, depth, columns,
+                      y + first * columns, count, biased);
       };
     });
   });
@@ -190,6 +218,16 @@ torch::stable::Tensor row_linear(const torch::stable::Tensor& x,
 }
 
 }  // namespace
+
+void rows_times(const double* x,
+                const double* panels,
+                int64_t depth,
+                int64_t columns,
+                double* y,
+                int64_t rows) {
+  run(x, panels, depth, columns, y, rows, false);
+}
+
 }  // namespace pyg_trust
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_trust, CPU, m) {

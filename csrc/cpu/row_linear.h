@@ -6,14 +6,16 @@
 
 namespace PYG_TRUST_SET {
 
-// `kRows` rows from `x` on, times `kVectors` vectors of columns of a panel.
+// `kRows` rows from `x` on, times `kVectors` vectors of columns of a panel,
+// plus its last row if it is `biased`.
 template <typename scalar_t, int kRows, int kVectors>
 inline void chains(const scalar_t* x,
                    const scalar_t* panel,
                    int64_t depth,
                    int64_t columns,
                    scalar_t* y,
-                   int64_t pitch) {
+                   int64_t pitch,
+                   bool biased) {
   constexpr int64_t lanes = PYG_TRUST_BYTES / sizeof(scalar_t);
   using vector_t = decltype(set1(scalar_t(0)));
   vector_t sum[kRows][kVectors];
@@ -30,8 +32,11 @@ inline void chains(const scalar_t* x,
         sum[r][v] = fma(value, weight[v], sum[r][v]);
     }
   }
+  const auto one = set1(scalar_t(1));
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) {
+      if (biased)  // a sum that is rounded once
+        sum[r][v] = fma(one, sum[r][v], load(panel + v * lanes));
       const int64_t rest = columns - v * lanes;
       scalar_t* to = y + r * pitch + v * lanes;
       if (rest >= lanes) {
@@ -52,17 +57,19 @@ inline void strip(const scalar_t* x,
                   int64_t columns,
                   scalar_t* y,
                   int64_t pitch,
-                  int64_t rows) {
+                  int64_t rows,
+                  bool biased) {
   int64_t r = 0;
   for (; r + PYG_TRUST_ROWS <= rows; r += PYG_TRUST_ROWS)
     chains<scalar_t, PYG_TRUST_ROWS, kVectors>(x + r * depth, panel, depth,
-                                               columns, y + r * pitch, pitch);
+                                               columns, y + r * pitch, pitch,
+                                               biased);
   for (; r + 3 <= rows; r += 3)
     chains<scalar_t, 3, kVectors>(x + r * depth, panel, depth, columns,
-                                  y + r * pitch, pitch);
+                                  y + r * pitch, pitch, biased);
   for (; r < rows; ++r)
     chains<scalar_t, 1, kVectors>(x + r * depth, panel, depth, columns,
-                                  y + r * pitch, pitch);
+                                  y + r * pitch, pitch, biased);
 }
 
 template <typename scalar_t>
@@ -71,17 +78,20 @@ void row_linear(const scalar_t* x,
                 int64_t depth,
                 int64_t columns,
                 scalar_t* y,
-                int64_t rows) {
+                int64_t rows,
+                bool biased) {
   constexpr int64_t lanes = PYG_TRUST_BYTES / sizeof(scalar_t);
   constexpr int64_t panel = kPanel<scalar_t>;
   for (int64_t first = 0; first < columns; first += panel) {
     const int64_t end = columns < first + panel ? columns : first + panel;
     for (int64_t j = first; j < end; j += 2 * lanes) {
-      const scalar_t* at = panels + first * depth + (j - first);
+      const scalar_t* at = panels + first * (depth + biased) + (j - first);
       if (end - j > lanes)
-        strip<scalar_t, 2>(x, at, depth, end - j, y + j, columns, rows);
+        strip<scalar_t, 2>(x, at, depth, end - j, y + j, columns, rows,
+                            biased);
       else
-        strip<scalar_t, 1>(x, at, depth, end - j, y + j, columns, rows);
+        strip<scalar_t, 1>(x, at, depth, end - j, y + j, columns, rows,
+                            biased);
     }
   }
 }

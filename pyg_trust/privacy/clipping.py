@@ -51,6 +51,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops
+from pyg_trust._checks import REAL
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.kernel import clip
 from pyg_trust.privacy.bounds import (
@@ -177,8 +178,8 @@ class _Base:
 
 @dataclass(eq=False)
 class _Live:
-    # Rows whose gradient is not zero, in the order of their rooms.
-    mask: Tensor
+    # Rows whose gradient is not zero, as found, and in the order of rooms.
+    found: Tensor
     rows: Tensor
     owner: Tensor
     layout: _Layout
@@ -198,8 +199,32 @@ class _Stack:
     # Of each pair, [4, num_subgraphs]: as `Book.sizes` adds them up. Of
     # copies: their sums, and more.
     sizes: Any = None
-    # Largest entries, and the powers of two of inputs with their inverses.
+    # Largest entries, and the powers of two of inputs with their inverses; on
+    # the CPU the powers of each input alone.
     scales: tuple[Tensor, ...] = ()
+
+    @property
+    def native(self) -> bool:
+        # Whether the library has kernels for it.
+        return _is_native(next(iter(self.grads.values())))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        # Of gradients, and of inputs.
+        sides = self.grads.values(), self.inners.values()
+        return tuple(v.size(1) for side in sides for v in [*side][:1])
+
+    def uses(self) -> ops.ClipUses:
+        # What the library reads.
+        live, known = self.live, [[*self.grads], [*self.inners]]
+        pairs = [[*map(list.index, known, pair)] for pair in self.pairs]
+        return ops.ClipUses(
+            [*self.grads.values()],
+            [*self.inners.values()],
+            live.rows,
+            live.owner,
+            torch.tensor([[*pair, 0][:2] for pair in pairs]),
+        )
 
     def taken(self, side: int, rows: Tensor | None = None) -> Tensor:
         # Gradients (0) or inputs (1), [num, num_rows, width], of the live rows
@@ -507,34 +532,41 @@ class Book:
     ) -> _Live:
         # Of uses with the same gradients.
         cluster, i = uses[0]
-        owner, reach = cluster.owners[i], cluster.grads[i].abs().sum(1)
+        owner, grad = cluster.owners[i], cluster.grads[i]
         inners = {_key(v): v for c, k in uses for v in c.inputs[k : k + 1]}
-        for inner in inners.values():
-            # A row whose input is not finite counts, even with no gradient.
-            reach += 0 * inner.sum(1)
-        mask = reach != 0
+        # A row whose input is not finite counts, even with no gradient.
+        if _is_native(grad):
+            found = rows = ops.clip_rows(grad, [*inners.values()])
+        else:
+            reach = grad.abs().sum(1)
+            for inner in inners.values():
+                reach += 0 * inner.sum(1)
+            found = rows = reach.nonzero().view(-1)
         known = lives.setdefault(id(owner), [])
         for live in known:
-            if torch.equal(live.mask, mask):
+            if torch.equal(live.found, found):
                 return live
-        rows = mask.nonzero().view(-1)
         if rows.numel() < len(owner):
             owner = owner.index_select(0, rows)
         layout = _layout(owner, self.num_subgraphs)
-        whole = layout.in_place and len(rows) == len(mask)
+        whole = layout.in_place and len(rows) == len(grad)
         if not layout.in_place:
             order = layout.place.argsort()
             rows, owner, layout.place = (
                 v.index_select(0, order) for v in (rows, owner, layout.place)
             )
             layout.in_place = layout.size == len(rows)
-        known.append(_Live(mask, rows, owner, layout, whole))
+        known.append(_Live(found, rows, owner, layout, whole))
         return known[-1]
 
     def _copied(self, stack: _Stack, sizes: Sizes) -> None:
         # Sums of rows by subgraph, of their norms and of what rounding them
         # may add to kappa.
         live, k = stack.live, self.num_subgraphs
+        if stack.native:
+            values, total = self._native(stack, sizes)
+            stack.sizes = total, values[4], values[1]
+            return
         grads = stack.taken(0)
         length, top = _lengths(grads)
         rounded = (top > 0) * (0.51 * math.sqrt(grads.size(2)))
@@ -569,44 +601,57 @@ class Book:
 
     def _linear(self, stack: _Stack, sizes: Sizes) -> None:
         # The same, of linear maps of rows of the same subgraphs.
-        live = stack.live
-        sides = [stack.taken(side) for side in (0, 1)]
-        rows, cols = (side.size(2) for side in sides)
+        bounds = self._native if stack.native else self._bounds
+        # The last two: products that underflow, of one matrix times another.
+        tau, kappa, terms, *under = bounds(stack, sizes)[0]
+        rows, cols = stack.widths
+        unit, tiny = precision(next(iter(stack.grads.values())).dtype)
+        count = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
+        more = under[0].square() * rows + under[1].square() * cols
+        more = 2 * tiny * more + lost(count, unit) * terms.square()
+        square, bound = self._norms(stack, terms, more)
+        tau = tau * (math.sqrt(cols) / 2)
+        stack.sizes = torch.stack([square, bound, tau, kappa], 1)
+
+    def _native(self, stack: _Stack, sizes: Sizes) -> tuple[Tensor, Tensor]:
+        # By the library: what `_bounds` returns, and sums of copies.
+        found, weight, scale, total = ops.clip_sizes(
+            stack.uses(), self.num_subgraphs
+        )
+        stack.scales = (scale,)
+        sizes.weight = torch.maximum(sizes.weight, weight)
+        return found.mul_(_UP), total
+
+    def _bounds(self, stack: _Stack, sizes: Sizes) -> tuple[Tensor]:
+        # What tau is of, kappa, products of lengths, and lengths.
+        live, (rows, cols) = stack.live, stack.widths
         out, width = math.sqrt(rows), math.sqrt(cols)
-        length, top = (stack.picked(v, 0) for v in _lengths(sides[0]))
-        others, tops = (stack.picked(v, 1) for v in _lengths(sides[1]))
+        length, top = (stack.picked(v, 0) for v in _lengths(stack.taken(0)))
+        others, tops = (stack.picked(v, 1) for v in _lengths(stack.taken(1)))
         scale, inverse = scales(tops)
         stack.scales = top, scale, inverse
         # Larger rows can't be rounded to integers: they count as infinite.
         weight = (top * scale).masked_fill(tops > clip.HUGE, torch.inf)
         sizes.weight.scatter_reduce_(0, live.owner, weight.amax(0), 'amax')
         rounded = 0.51 * out * others * inverse + out * width / 3
-        # The last two: products that underflow, of one matrix times another.
-        tau, kappa, terms, *under = self._by_owner(
-            torch.stack(
-                [
-                    *(length * scale, rounded * (top > 0).double()),
-                    *(length * others, others, length),
-                ]
-            ),
-            live.owner,
+        values = torch.stack(
+            [
+                *(length * scale, rounded * (top > 0).double()),
+                *(length * others, others, length),
+            ]
         )
-        unit, tiny = precision(sides[0].dtype)
-        count = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
-        more = under[0].square() * rows + under[1].square() * cols
-        more = 2 * tiny * more + lost(count, unit) * terms.square()
-        square, bound = self._norms(stack, sides, terms, more)
-        stack.sizes = torch.stack([square, bound, tau * width / 2, kappa], 1)
+        return (self._by_owner(values, live.owner),)
 
     def _norms(
-        self, stack: _Stack, sides: list[Tensor], terms: Tensor, more: Tensor
+        self, stack: _Stack, terms: Tensor, more: Tensor
     ) -> tuple[Tensor, Tensor]:
         # Of linear maps, from both matrices. `more` is what is lost in a Gram
         # matrix.
-        layout = stack.live.layout
-        rows, cols = (side.size(2) for side in sides)
-        sides = list(map(layout.filled, sides))
+        layout, (rows, cols) = stack.live.layout, stack.widths
         square = terms.square()
+        if all(room == 1 for room, *_ in layout.classes):
+            return square, square
+        sides = [layout.filled(stack.taken(side)) for side in (0, 1)]
         few = torch.zeros_like(square, dtype=torch.bool)
         parts = []
         for room, first, subgraphs in layout.classes:
@@ -741,6 +786,16 @@ class Book:
     ) -> Iterator[tuple[int, list[_Cluster], Tensor]]:
         # Sums of so few rows at a time that each of them is exact: 0 of all
         # of them, 1 of one subgraph's.
+        if stack.native:
+            each = factors / clip.grid(norm)
+            for to, unit in enumerate((-1,) if of is None else (-1, of)):
+                (scale,) = stack.scales
+                made = ops.clip_sums(stack.uses(), scale, each, unit)
+                for uses, value in zip(
+                    stack.pairs.values(), made, strict=True
+                ):
+                    yield to, uses, value
+            return
         live, (top, *powers) = stack.live, stack.scales
         each = factors.index_select(0, live.owner)
         # Zero times what is not finite is not zero: those are left out.
@@ -814,6 +869,11 @@ def clipped_sum(
 def _key(rows: Tensor) -> Any:
     # Of a tensor that lives on: views of the same numbers are the same rows.
     return rows.data_ptr(), rows.shape, rows.stride()
+
+
+def _is_native(rows: Tensor) -> bool:
+    # Whether the library has kernels for it.
+    return rows.is_cpu and rows.dtype in REAL
 
 
 def _lengths(stack: Tensor) -> tuple[Tensor, ...]:

@@ -116,14 +116,12 @@ class Recorder(Watch):
         self.problem: str | None = None
         #: The user's own rules that were followed.
         self.own: set[str] = set()
+        self._own = {id(p): Weight(p, frozenset([id(p)])) for p in self.params}
         self._weights = Notes()
 
     def weight(self, tensor: Tensor) -> Weight | None:
         """Return the ``Weight`` of a tensor made of parameters, or None."""
-        if id(tensor) in self.names:
-            return Weight(tensor, frozenset([id(tensor)]))
-        found: Weight | None = self._weights.get(tensor)
-        return found
+        return self._own.get(id(tensor)) or self._weights.get(tensor)
 
     def call(
         self, func: Callable[..., Any], args: Args, kwargs: Kwargs
@@ -155,7 +153,7 @@ class Recorder(Watch):
         self, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs
     ) -> Any:
         """Compute a function's result, row by row if ``rowwise`` is set."""
-        if not self.rowwise:
+        if not self.rowwise or (not kwargs and rowwise.is_plain(name)):
             return func(*args, **kwargs)
         out, known = rowwise.call(func, name, args, kwargs)
         if not known:
@@ -219,12 +217,11 @@ class Recorder(Watch):
 
     def alias(self, tensor: Tensor | None) -> Tensor | None:
         """Return a view of a parameter, whose uses count as recorded."""
-        if tensor is None or self.weight(tensor) is None:
-            return tensor
-        if not tensor.requires_grad:
+        if tensor is None or not self.trained(tensor):
             return tensor
         alias = tensor.view_as(tensor)
-        self.stops.add(get_gradient_edge(alias).node)
+        assert alias.grad_fn is not None
+        self.stops.add(alias.grad_fn)
         return alias
 
     def rows_of(self, tensor: Tensor) -> tuple[Rows, int]:

@@ -151,10 +151,11 @@ class RowTracker:
 
     def get(self, tensor: Tensor) -> tuple[Rows, int] | None:
         """Return a tensor's rows and their dimension, if they are tracked."""
-        found = self._rows.get(tensor)
-        if found is None or found[0]._same is None:
-            return found
-        return found[0].find(), found[1]
+        noted = self._rows._at.get(id(tensor))  # `Notes.get`, in line
+        if noted is None or noted[0]() is not tensor:
+            return None
+        found: tuple[Rows, int] = noted[1]
+        return found if found[0]._same is None else (found[0].find(), found[1])
 
     def set(self, tensor: Tensor, rows: Rows, axis: int) -> None:
         """Record the rows of a tensor, if their number fits."""
@@ -228,7 +229,9 @@ class RowTracker:
         tracked = [(t, *found) for t in tensors if (found := self.get(t))]
         if not tracked:
             return
-        results = [t for t in _flat(out) if isinstance(t, Tensor)]
+        results = [out]
+        if not isinstance(out, Tensor):
+            results = [t for t in _flat(out) if isinstance(t, Tensor)]
         if not results:
             return
         base, is_pointwise = _base(name)

@@ -107,6 +107,13 @@ def _kind(name: str) -> tuple[str, bool, bool, bool]:
     return base, inplace, base in BIT_LOCAL, base in _SPECIAL
 
 
+@cache
+def is_plain(name: str) -> bool:
+    """Return whether a function, called as it is, works row by row."""
+    _, _, known, special = _kind(name)
+    return known and not special
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``F.linear`` row by row.
 
@@ -116,10 +123,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         bias (Tensor, optional): is added. (default: :obj:`None`)
     """
     wide = weight if weight.dim() == 2 else weight.unsqueeze(0)
-    out = ops.row_linear(x.reshape(-1, x.size(-1)), wide)
-    out = out.view(*x.shape[:-1], wide.size(0))
+    fits = bias is not None and bias.shape == weight.shape[:-1]
+    rows = x if x.dim() == 2 else x.reshape(-1, x.size(-1))
+    out = ops.row_linear(rows, wide, bias if fits else None)
+    if x.dim() != 2:
+        out = out.view(*x.shape[:-1], wide.size(0))
     out = out if weight.dim() == 2 else out.squeeze(-1)
-    return out if bias is None else out + bias
+    return out if fits or bias is None else out + bias
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor | None:

@@ -20,7 +20,18 @@ from pyg_trust.privacy.bounds import exact_blocks, gram, products
 C, UNITS = 1.0, 2400
 
 
-def step(model, x, owner, rowwise=False):
+@pytest.fixture(params=['library', 'torch'])
+def way(request, monkeypatch):
+    """Each of the two ways to make the integers: torch's is a GPU's."""
+    if request.param == 'torch':
+        with_torch(monkeypatch)
+
+
+def with_torch(monkeypatch):
+    monkeypatch.setattr(clipping, '_is_native', lambda rows: False)
+
+
+def step(model, x, owner, rowwise=False, pull=3.0, units=UNITS, of=None):
     """The clipped sum, and the integers of the kernel for the same rows."""
     gradients = SubgraphGradients(model, 'bookkeeping')
     gradients.rowwise = rowwise
@@ -33,9 +44,9 @@ def step(model, x, owner, rowwise=False):
 
     clipping.Book.sums = keep
     try:
-        with gradients.record(owner, UNITS) as tape:
+        with gradients.record(owner, units) as tape:
             out = model(x)
-        found = tape.clipped_sum(out, torch.ones_like(out) * 3, C)
+        found = tape.clipped_sum(out, torch.ones_like(out) * pull, C, of=of)
     finally:
         clipping.Book.sums = true
     wanted = 0
@@ -45,6 +56,7 @@ def step(model, x, owner, rowwise=False):
             t[0].double().numpy() for t in (cluster.grads, cluster.inputs)
         )
         c = kept['factors'][cluster.owners[0]].numpy()
+        gamma, a, c = (v[c > 0] for v in (gamma, a, c))
         alpha, inner = references.rows(gamma, a, c, C)
         # Python's own integers.
         whole = [v.astype(np.int64).astype(object) for v in (alpha, inner)]
@@ -67,9 +79,52 @@ def agrees(**more):
     return found.integers['weight'].tolist() == wanted.tolist()
 
 
-def test_the_fast_sum_is_that_of_whole_numbers():
+def test_the_fast_sum_is_that_of_whole_numbers(way):
     assert agrees()
     assert agrees(rowwise=True)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('shape', [(1, 1), (16, 4), (37, 21), (70, 130)])
+def test_sums_and_bounds_of_both_ways(dtype, shape, monkeypatch):
+    # Rows of zeros, tiny, large and infinite ones, and units of any size.
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([1, 2, 3, 9, 40, 0, 200, 1, 5, 1, 150])
+    owner = torch.arange(len(sizes)).repeat_interleave(sizes)
+    model = nn.Linear(*shape, bias=False).to(dtype)
+    x = torch.randn(len(owner), shape[0], generator=generator).to(dtype)
+    pull = torch.randn(len(owner), shape[1], generator=generator).to(dtype)
+    x *= 10.0 ** torch.randint(-9, 9, (len(x), 1), generator=generator)
+    x[::7], pull[::5] = 0, 0
+    x[owner == 7] = 1e-42 if dtype == torch.float32 else 1e-310
+    for wild, (of, value) in enumerate([(8, math.inf), (9, math.nan)]):
+        (x if wild else pull)[owner == of] = value
+    many = {'pull': pull, 'units': len(sizes)}
+    ways = []
+    for change in (lambda patch: None, with_torch):
+        change(monkeypatch)
+        found, wanted = step(model, x, owner, **many)
+        assert found.integers['weight'].tolist() == wanted.tolist()
+        one, _ = step(model, x, owner, of=4, **many)
+        here = owner == 4
+        alone, only = step(model, x[here], owner[here] * 0, pull=pull[here])
+        assert alone.factors[0] == one.factors[4]
+        assert (one.share.integers[0] == only.astype(np.int64)).all()
+        ways.append((found, one.share))
+        for unit in range(len(sizes)):
+            here = owner == unit
+            true = (pull[here].double().t() @ x[here].double()).norm()
+            share = step(model, x, owner, of=unit, **many)[0].share
+            assert not float(true) > share.n
+        assert found.factors[[8, 9]].tolist() == [0, 0]
+    (left, one), (right, other) = ways
+    assert torch.allclose(left.factors, right.factors, rtol=1e-5, atol=0)
+    assert torch.allclose(
+        left.rounding, right.rounding, rtol=1e-5, atol=0, equal_nan=True
+    )
+    for name in ('n', 'tau', 'kappa', 'weight'):
+        bound = pytest.approx(getattr(other, name), rel=1e-5)
+        assert getattr(one, name) == bound
 
 
 def planted(monkeypatch, change):
@@ -83,6 +138,7 @@ def planted(monkeypatch, change):
 
 
 def large_blocks(monkeypatch):
+    with_torch(monkeypatch)
     monkeypatch.setattr(clipping, 'exact_blocks', lambda tops: [slice(None)])
 
 
@@ -186,7 +242,7 @@ def test_products_have_their_bits_whoever_else_has_as_many_rows():
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-def test_units_of_any_size_add_alone_what_they_add_beside_others(dtype):
+def test_units_of_any_size_add_alone_what_they_add_beside_others(way, dtype):
     # By Gram matrices, by gradients, and where rows cancel.
     sizes = torch.tensor([*range(1, 34), 40, 300, 3, 17])
     owner = torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -228,7 +284,7 @@ class Maps(nn.Module):
         return one(x) + two(x) + three(x[:, :3]) + self.last(one(x).tanh())
 
 
-def test_rows_that_add_nothing_are_left_out():
+def test_rows_that_add_nothing_are_left_out(way):
     # In each unit other rows have a gradient; in some none, or all.
     sizes = torch.tensor([1, 2, 3, 5, 9, 14, 40, 4, 4, 4])
     owner = torch.arange(len(sizes)).repeat_interleave(sizes)

@@ -215,8 +215,11 @@ def test_row_linear_is_a_product(dtype, shape):
     num, depth, columns = shape
     x = torch.randn(num, depth, dtype=dtype)
     w = torch.randn(columns, depth, dtype=dtype)
-    out = ops.row_linear(x, w)
+    out, bias = ops.row_linear(x, w), torch.randn(columns, dtype=dtype)
     assert out.dtype == dtype
+    # Any strides of the weight, and a bias that is added once, at the end.
+    assert out.equal(ops.row_linear(x, w.t().contiguous().t()))
+    assert (out + bias).equal(ops.row_linear(x, w, bias))
     wanted = x.double() @ w.double().t()
     torch.testing.assert_close(out.double(), wanted, rtol=0, atol=1e-4)
     # One chain, each step rounded once: fractions of float64 for float32.
@@ -230,22 +233,26 @@ def test_row_linear_is_a_product(dtype, shape):
 def test_row_linear_has_gradients():
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     w = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(ops.row_linear, (x, w))
+    assert torch.autograd.gradcheck(ops.row_linear, (x, w, b))
 
 
 @pytest.mark.parametrize(
-    ('x', 'w', 'message'),
+    ('x', 'w', 'b', 'message'),
     [
-        (torch.ones(2, 3), torch.ones(4, 2), 'as many columns'),
-        (torch.ones(3), torch.ones(4, 3), 'as many columns'),
-        (torch.ones(2, 3).long(), torch.ones(4, 3), "'x'"),
-        (torch.ones(2, 3), torch.ones(4, 3).double(), "'weight'"),
-        (torch.ones(2, 3, device='meta'), torch.ones(4, 3), 'on the CPU'),
+        (torch.ones(2, 3), torch.ones(4, 2), None, 'as many columns'),
+        (torch.ones(3), torch.ones(4, 3), None, 'as many columns'),
+        (torch.ones(2, 3).long(), torch.ones(4, 3), None, "'x'"),
+        (torch.ones(2, 3), torch.ones(4, 3).double(), None, "'weight'"),
+        (torch.ones(2, 3, device='meta'), torch.ones(4, 3), None, 'the CPU'),
+        (torch.ones(2, 3), torch.ones(4, 3), torch.ones(3), "'bias'"),
+        (torch.ones(2, 3), torch.ones(4, 3), torch.ones(4).long(), "'bias'"),
     ],
 )
-def test_row_linear_refuses(x, w, message):
+def test_row_linear_refuses(x, w, b, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        ops.row_linear(x, w)
+        ops.row_linear(x, w, b)
 
 
 def test_norms_hang_on_no_place_in_the_memory_of_a_batch():
