@@ -184,6 +184,7 @@ entry(
     along=values((('a', 'b', 'c'),), 3, (3,)),
     num_neighbors=values(3, {BY: -1}, {BY: 'a'}, {'a': 1}),
     num_steps=integer(1, none=True),
+    resample_every=values(0, 1, 1.5),
     sample_rate=values('a', True, 0.5),
 )
 entry(

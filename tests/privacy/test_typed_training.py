@@ -433,6 +433,50 @@ def test_contents_cost_what_rows_on_walks_cost(
             run(**options)
 
 
+@pytest.mark.parametrize('sampling', ['poisson', 'without_replacement'])
+def test_fresh_claims_pay_for_each_partition_and_resume(
+    sampling: str,
+) -> None:
+    data = shop(4, 40)
+    options = {**WALKS, 'resample_every': 2, 'sampling': sampling}
+
+    def run(steps: int, state: Any = None, **more: Any) -> Any:
+        torch.manual_seed(0)
+        model = ready(sage(), data)
+        engine, training = attach(model, data, {**options, **more})
+        if state is not None:
+            engine.load_state_dict(state)
+        claims = []
+        while engine.steps < steps:
+            for batch in training.loader:
+                step(training.model, batch, training.optimizer)
+                claims.append(batch['user'].n_id.tolist())
+                if engine.steps == steps:
+                    break
+        return engine, training.loader.loader, claims
+
+    engine, made, claims = run(6)
+    counts = [made.num_subgraphs_at(i) for i in range(6)]
+    assert len({*counts}) > 1
+    spent = [
+        rate
+        for _, rate, count in engine.accountant.history
+        for _ in range(count)
+    ]
+    for i, rate in enumerate(spent):
+        assert 4 / counts[i] <= rate <= 4 / counts[i] + 1 / 4096
+    report = engine.report(1e-4)
+    # Several together are counted where it is known how.
+    assert bool(report.together) == (sampling == 'poisson')
+    # A resumed run goes on with the claims of its step.
+    half, _, first = run(3)
+    again, _, rest = run(6, half.state_dict())
+    assert again.get_epsilon(1e-4) == report.epsilon
+    assert [first, rest] == [claims[:3], claims[3:]]
+    with pytest.raises(ValueError, match='setting'):
+        run(6, half.state_dict(), resample_every=3)
+
+
 @pytest.mark.parametrize('count', [0, 1, 2])
 @pytest.mark.parametrize('persons', [1, 12])
 def test_hgt_of_few_edges_is_followed(count: int, persons: int) -> None:
