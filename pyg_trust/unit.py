@@ -524,6 +524,23 @@ class PrivacyUnit:
         made._close(left)
         return left, made
 
+    def _agrees(self, other: 'PrivacyUnit') -> bool:
+        # Whether both are declared alike for one graph, of which persons whom
+        # only one of them has were removed.
+        return self._among(other).digest == other._among(self).digest
+
+    def _among(self, other: 'PrivacyUnit') -> 'PrivacyUnit':
+        # The unit that is left if persons go whom another does not have.
+        gone = (~torch.isin(self.n_id, other.n_id)).nonzero().view(-1)
+        if not gone.numel():
+            return self
+        bare = HeteroData()
+        for t, size in self._sizes.items():
+            bare[t].num_nodes = size
+        for e, index in self._edges.items():
+            bare[e].edge_index = index
+        return self._rest(bare, gone)[1]
+
     @validated
     def split(
         self, ratio: Sequence[float], *, seed: int | None = None
