@@ -165,8 +165,8 @@ def test_persons_of_another_unit_are_refused() -> None:
     model.remove(RemovalRequest(persons=[0], unit=declared(data)))
     before = model.outputs
     order = data.clone()
-    order[BY].edge_index = order[BY].edge_index.clone()
-    order[BY].edge_index[1, :2] = order[BY].edge_index[1, :2].flip(0)
+    rows, owners = data[BY].edge_index
+    order[BY].edge_index = torch.stack([rows, owners.flip(0)])
     order[REV].edge_index = order[BY].edge_index.flip(0)
     names = data.clone()
     names['user'].n_id = torch.arange(N).flip(0)
