@@ -196,6 +196,11 @@ entry(
     step=integer(0),
     count=integer(1, none=True),
 )
+entry(
+    'loader.UnitLoader.own_view',
+    lambda: (loader(), {'persons': torch.tensor([0, 2])}),
+    persons=values(3, 'a', torch.zeros(4), torch.tensor([4])),
+)
 for name in ('num_subgraphs_at', 'sample_rate_at'):
     entry(
         f'loader.UnitLoader.{name}',

@@ -313,8 +313,8 @@ def of_persons(
         'the owners of all rows and edges are those that the privacy unit was '
         'told, and one person has one name',
         f'not used are edges {unread}',
-        f'what a trained model predicts for a person reads what that person '
-        f'owns{read}',
+        'the weights are private; the prediction for a person reads what that '
+        f'person owns{read}',
         'no feature was computed beforehand from several persons '
         '(vocabularies, category codes, embeddings, scaling); C, the noise, '
         'the number of steps and the hyper-parameters were chosen without '

@@ -628,6 +628,72 @@ def test_walks_are_of_contents_alone() -> None:
             UnitLoader(data, declared(data), **{'batch_size': 4, **options})
 
 
+@pytest.mark.parametrize('relation', ['replace', 'contents'])
+def test_a_person_s_own_view_has_all_that_it_owns(relation: str) -> None:
+    data = shop(3, 30)
+    unit = declared(data)
+    made = loader(data, relation=relation, max_joint=2)
+    persons = torch.tensor([7, 2, 29, 11, 0])
+    view = made.own_view(persons)
+    assert view['user'].n_id.equal(persons)
+    assert view['user'].batch_size == 5
+    assert view['user'].y.equal(data['user'].y[persons])
+    ptr = unit.owners('chat')[0].diff()
+    wide = 0
+    for i, person in enumerate(persons.tolist()):
+        rows = unit.rows(person)
+        for t in ('user', 'order', 'chat'):
+            mine = view[t].n_id[view[t].batch == i]
+            # Of joint rows also those of many, if any were trained on.
+            want = rows[t] if t != 'chat' or made._law else rows[t][:0]
+            assert mine.equal(want)
+            wide += int((ptr[mine] > 2).sum()) if t == 'chat' else 0
+        # No edge of it is of somebody else.
+        for e in (BY, HAS, OF, KNOWS):
+            source, target = view[e].edge_index
+            assert view[e[0]].batch[source].equal(view[e[2]].batch[target])
+    assert bool(wide) == (relation == 'contents')
+    # Others' rows are in no view: all that they own may be another.
+    other = made.own_view(torch.tensor([7]))
+    assert equal(part(view, 0), part(other, 0))
+    after = loader(held(data, 4, 1), relation=relation).own_view(persons)
+    shared = {*unit.rows(4)['chat'].tolist()}
+    for i, person in enumerate(persons.tolist()):
+        meets = bool(shared & {*unit.rows(person)['chat'].tolist()})
+        same = equal(part(view, i), part(after, i))
+        assert same or (meets and relation == 'contents')
+    assert len(made.own_view()['user'].x) == 30
+    with pytest.raises(ValueError, match="'persons'"):
+        made.own_view(torch.tensor([30]))
+
+
+def test_a_view_of_one_is_a_batch_of_one() -> None:
+    data = labelled(shop(3, 30))
+    mask = data['order'].train_mask
+    for options in ({}, {'input_nodes': ('order', mask)}):
+        made = loader(data, num_neighbors={HAS: 1}, seed=2, **options)
+        for person in range(30):
+            view = made.own_view(torch.tensor([person]))
+            batch = made([person])
+            for t in data.node_types:
+                order = view[t].n_id.argsort(stable=True)
+                want = batch[t].n_id.sort().values
+                assert view[t].n_id[order].equal(want)
+        view = made.own_view(mask.new_ones(30))
+        if options:
+            # A prediction for each order, whatever it was used for.
+            assert bool(view['order'].root_mask.all())
+            assert view['order'].y.equal(data['order'].y[view['order'].n_id])
+            assert view['order'].batch_size == len(mask)
+
+    def doubled(batch: HeteroData) -> HeteroData:
+        batch['item'].x = batch['item'].x * 2
+        return batch
+
+    plain, twice = loader(data), loader(data, transform=doubled)
+    assert twice.own_view()['item'].x.equal(plain.own_view()['item'].x * 2)
+
+
 def test_workers_make_the_same_batches() -> None:
     data = shop()
     alone = loader(data, num_steps=5)
