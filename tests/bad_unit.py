@@ -123,6 +123,22 @@ entry(
     lambda: (unit(), {'ratio': [0.5, 0.5], 'seed': 0}),
     ratio=values([], [0.0], [0.9, 0.2], [-1], ['a'], 0.5),
 )
+ROWS = values(3, 'a', torch.zeros(4), torch.tensor([4]))
+entry(
+    'unit.PrivacyUnit.check_apart',
+    lambda: (
+        unit(),
+        {
+            'node_type': 'user',
+            'one': torch.tensor([0]),
+            'other': torch.tensor([1]),
+        },
+    ),
+    Row('one person', {'one': torch.tensor([1])}, "'one' and 'other'"),
+    node_type=values(3, None, 'nobody'),
+    one=ROWS,
+    other=ROWS,
+)
 EXEMPT['unit.Cascade'] = 'a result'
 EXEMPT['unit.path_steps'] = 'an inner step of what checks its arguments'
 
@@ -199,7 +215,7 @@ entry(
 entry(
     'loader.UnitLoader.own_view',
     lambda: (loader(), {'persons': torch.tensor([0, 2])}),
-    persons=values(3, 'a', torch.zeros(4), torch.tensor([4])),
+    persons=ROWS,
 )
 for name in ('num_subgraphs_at', 'sample_rate_at'):
     entry(
