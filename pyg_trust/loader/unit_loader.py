@@ -69,7 +69,8 @@ class UnitLoader(DrawnUnits):
     one person's contents change one clipped gradient, by at most :math:`2C`.
     The pairs are public and fixed, and so is the selection: a person who
     leaves would re-route the walks of others. Protected is all else: features
-    and labels, rows owned alone and how many, and other edges.
+    and labels, other edges, and, of the rows owned alone, how many they are
+    but for those with edges of :obj:`along`.
 
     **Labels of other rows.** With ``input_nodes=('order', mask)`` the labels
     are those of rows that persons own, as many as each has, or, with

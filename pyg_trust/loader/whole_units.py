@@ -297,13 +297,15 @@ def of_persons(
     read, unread = ', and public rows', 'between persons'
     unread += f', and rows of several: {joint}' if joint else ''
     if 'along' in declared:
-        along = f', but those of {", ".join(declared["along"])}'
+        along = ', '.join(declared['along'])
+        alone = f' (not counting rows with edges of {along})' * bool(along)
         what = (
             f'protected are the contents of one person: its rows of {owned}, '
-            'how many it owns alone, features and labels of these and of rows '
-            f'that it shares ({joint or "none"}), and edges'
-            f'{along * bool(declared["along"])}{count}, nor is who shares '
-            'such a row or edge with whom, which walks take as fixed'
+            f'how many it owns alone{alone}, features and labels of these and '
+            f'of rows that it shares ({joint or "none"}), and edges'
+            f'{f", but those of {along}" * bool(along)}{count}, nor is who '
+            'shares such a row or edge with whom, and by which rows, which '
+            'walks take as fixed'
         )
         read = ', rows that it shares with others, and public rows'
         unread = 'and rows of persons of several walks, and rows of more than '

@@ -412,10 +412,13 @@ def test_contents_cost_what_rows_on_walks_cost(
     made = report.guarantee()
     assert "any one person's contents" in made.promise
     assert made.not_covered[-1] == (
-        'who shares chat, user/knows/user with whom, which walks take as '
+        'who shares chat, user/knows/user with whom, and by which rows: '
         'fixed and public'
     )
-    assert 'many it owns alone' in report.explain()
+    assert (
+        'how many it owns alone (not counting rows with edges of '
+        'user/knows/user), features'
+    ) in report.explain()
     assert [k for k, _ in report.together] == [2, 5]
     # Removal leaves with whom one shared rows; no ledger is of both promises.
     request = RemovalRequest(persons=[1], unit=declared(data))
