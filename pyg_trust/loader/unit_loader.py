@@ -76,7 +76,8 @@ class UnitLoader(DrawnUnits):
     are those of rows that persons own, as many as each has, or, with
     ``relation='contents'``, of joint rows. All persons are drawn. The term of
     a subgraph is the mean of those of its target rows, and zero if it has
-    none; the loss is computed by row as ever.
+    none; the loss is computed by row as ever. A row with the label -100, which
+    losses ignore, is no target row.
 
     Batches are :class:`~torch_geometric.data.HeteroData` that have every node
     and edge type, if need be without rows: ``x``, ``n_id`` and ``batch`` by
@@ -220,6 +221,10 @@ class UnitLoader(DrawnUnits):
                 torch.ones(size).bool() if input_nodes is None else input_nodes
             )
             check_tensor('input_nodes', read, torch.bool, (size,))
+            y = data[target].get('y')
+            if isinstance(y, Tensor) and y.shape == read.shape:
+                # Losses of torch ignore such labels: these rows have no term.
+                read = read & (y.is_floating_point() | (y != _IGNORED))
             self._read, input_nodes = read.clone(), None
         rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, hops
@@ -563,6 +568,8 @@ class UnitLoader(DrawnUnits):
         return number if good else None
 
 
+# The label that losses of torch ignore by default.
+_IGNORED = -100
 # The subgraphs on which a transform is tried.
 _SHOWN = 8
 

@@ -331,6 +331,35 @@ def test_persons_without_a_target_row_add_exactly_nothing(
         assert not any(p.grad.any() for p in model.parameters())
 
 
+@pytest.mark.parametrize('name', ['joint rows', 'orders'])
+def test_rows_with_ignored_labels_have_no_term(name: str) -> None:
+    torch.manual_seed(0)
+    data = labelled()
+    target, options = TARGETS[name]
+    y = data[target].y.clone()
+    y[torch.arange(len(y)) % 3 == 0] = -100
+    data[target].y = y
+    model = ready(sage(), data)
+    plain = copy.deepcopy(model)
+    given = {**options, 'input_nodes': (target, None)}
+    engine, (private, optimizer, loader) = attach(model, data, given)
+    engine._noise = Silent()
+    batch = next(iter(loader))
+    out = private(batch.x_dict, batch.edge_index_dict)[target]
+    F.cross_entropy(
+        out[: batch[target].batch_size], batch[target].y
+    ).backward()
+    optimizer.step()
+    # As if the mask had left them out, and as each unit run alone has it.
+    assert torch.equal(loader.loader._read, y != -100)
+    persons = batch[target].input_id.tolist()
+    want = alone(plain, loader.loader, persons, 0.2, target)
+    size = given['batch_size']
+    for p, w in zip(model.parameters(), want, strict=True):
+        assert float((p.grad * size - w).norm()) <= 5e-6 * size * 0.2
+    assert (batch[target].y >= 0).all()
+
+
 def test_losses_and_models_that_couple_target_rows_are_refused() -> None:
     data = labelled()
     options = {**WALKS, 'input_nodes': ('chat', None)}
