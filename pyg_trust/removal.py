@@ -9,7 +9,7 @@ and naming node 3 again is an error.
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -124,7 +124,8 @@ class RemovalRequest:
     """
 
     parts: Mapping[int, Part] = field(default_factory=dict)
-    # The digest of the privacy unit that persons were named by.
+    # The privacy units that persons were named by, and their digest.
+    _units: ClassVar[tuple[Any, ...]] = ()
     _unit = ''
 
     def __init__(
@@ -157,8 +158,17 @@ class RemovalRequest:
         if unit is not None:
             rows = {*named['nodes'].get(0, ()), *_rows_of(unit, given)}
             named['nodes'][0] = tuple(sorted(rows))
-            object.__setattr__(self, '_unit', unit.digest)
+            self._name_by({unit.digest: unit})
         self._take(integers('graphs', graphs), named)
+
+    def _name_by(self, units: Mapping[str, Any]) -> None:
+        found = tuple(unit for unit in units.values() if unit is not None)
+        object.__setattr__(self, '_units', found)
+        object.__setattr__(self, '_unit', '+'.join(sorted(units)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and files have no tables of other persons.
+        return {**self.__dict__, '_units': ()}
 
     def _take(
         self, graphs: Iterable[int], named: dict[str, dict[int, Any]]
@@ -198,10 +208,11 @@ class RemovalRequest:
                 "'requests' needs to hold requests "
                 f'(got {type(requests).__name__})'
             )
-        units = set()
+        units: dict[str, Any] = {}
         for request in requests:
             check_instance('requests', request, RemovalRequest)
-            units |= {request._unit} - {''}
+            units |= dict.fromkeys({request._unit} - {''})
+            units |= {unit.digest: unit for unit in request._units}
             for graph, part in request.parts.items():
                 if part.whole:
                     graphs.append(graph)
@@ -211,7 +222,7 @@ class RemovalRequest:
                         named[graph] = tuple(sorted(both))
         made = cls.__new__(cls)
         made._take(graphs, merged)
-        object.__setattr__(made, '_unit', '+'.join(sorted(units)))
+        made._name_by(units)
         return made
 
     @classmethod

@@ -22,6 +22,7 @@ from pyg_trust._checks import (
     Natural,
     check_choice,
     check_integer,
+    check_nodes,
     check_number,
     check_range,
     check_tensor,
@@ -525,6 +526,60 @@ class PrivacyUnit:
         return left, made
 
     @validated
+    def check_apart(self, node_type: str, one: Tensor, other: Tensor) -> None:
+        """Refuse two groups of rows if a person has rows in both.
+
+        What was trained on one group of rows has seen all that their owners
+        have: to stop early, to choose settings or to take as non-members,
+        rows have to be of other persons.
+
+        Args:
+            node_type (str): their type; of a public one nobody has rows.
+            one (Tensor): rows, int64 or a mask.
+            other (Tensor): rows, int64 or a mask.
+
+        Raises:
+            ValueError: if a person has rows in both groups.
+        """
+        check_choice('node_type', node_type, self._sizes)
+        size = self._sizes[node_type]
+        groups = [
+            check_nodes(name, rows, size)
+            for name, rows in (('one', one), ('other', other))
+        ]
+        if node_type not in self._ptr:
+            return
+        ptr, who = self.owners(node_type)
+        first, second = (
+            who[ranges(ptr[rows], ptr[rows + 1] - ptr[rows])]
+            for rows in groups
+        )
+        if bool(torch.isin(first, second).any()):
+            raise ValueError(
+                f"'one' and 'other' need to be rows of {node_type!r} of "
+                'different persons (got some of one person in both, who is '
+                'then known from training): unit.split(ratio, seed=...) '
+                'divides rows by persons'
+            )
+
+    def _agrees(self, other: 'PrivacyUnit') -> bool:
+        # Whether both are declared alike for one graph, of which persons whom
+        # only one of them has were removed.
+        return self._among(other).digest == other._among(self).digest
+
+    def _among(self, other: 'PrivacyUnit') -> 'PrivacyUnit':
+        # The unit that is left if persons go whom another does not have.
+        gone = (~torch.isin(self.n_id, other.n_id)).nonzero().view(-1)
+        if not gone.numel():
+            return self
+        bare = HeteroData()
+        for t, size in self._sizes.items():
+            bare[t].num_nodes = size
+        for e, index in self._edges.items():
+            bare[e].edge_index = index
+        return self._rest(bare, gone)[1]
+
+    @validated
     def split(
         self, ratio: Sequence[float], *, seed: int | None = None
     ) -> list[dict[str, Tensor]]:
@@ -532,7 +587,7 @@ class PrivacyUnit:
 
         Joint rows of persons in different parts, and public rows, are in
         none. What is tuned or audited on a part has seen no person of another
-        one; a split of rows does not give that.
+        one; a split of rows does not give that (:meth:`check_apart`).
 
         Args:
             ratio (Sequence[float]): the share of persons in each part.

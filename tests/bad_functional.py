@@ -1239,6 +1239,12 @@ entry(
     roots=ROOTS,
 )
 entry(
+    'functional.DisjointWalks.of_nodes',
+    lambda: (walks(), {'num_nodes': 9}),
+    Row('too few', {'num_nodes': 1}, "'num_nodes'"),
+    num_nodes=integer(1),
+)
+entry(
     'functional.DisjointWalks.select',
     lambda: (walks(), {'index': torch.tensor([0])}),
     index=tensor(rows=False, low=0, high=N),

@@ -525,8 +525,11 @@ def declared(function: Callable[..., Any], name: str) -> Kind | None:
 KEPT = {
     ('CSRGraph', '_cache'),
     ('DisjointWalkSampler', '_last'),
-    ('DisjointWalkLoader', '_subgraph'),
-    ('DisjointWalkLoader', '_num_subgraphs'),
+}
+KEPT |= {
+    (f'{kind}Loader', name)
+    for kind in ('DisjointWalk', 'Unit', 'Graph')
+    for name in ('_known', '_counts')
 }
 
 

@@ -766,6 +766,8 @@ entry(
     },
     Row('both', {'others': torch.tensor([2, 3])}, "'members'"),
     Row('twice', {'others': torch.tensor([3, 3])}, "'others'"),
+    Row('a type alone', {'node_type': 'user'}, "'node_type'"),
+    unit=values(3, 'a'),
     names={'probability': "'(probability|y|members|others)'"},
     probability=tensor(),
     y=tensor(low=0, high=1),

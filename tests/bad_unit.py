@@ -123,6 +123,22 @@ entry(
     lambda: (unit(), {'ratio': [0.5, 0.5], 'seed': 0}),
     ratio=values([], [0.0], [0.9, 0.2], [-1], ['a'], 0.5),
 )
+ROWS = values(3, 'a', torch.zeros(4), torch.tensor([4]))
+entry(
+    'unit.PrivacyUnit.check_apart',
+    lambda: (
+        unit(),
+        {
+            'node_type': 'user',
+            'one': torch.tensor([0]),
+            'other': torch.tensor([1]),
+        },
+    ),
+    Row('one person', {'one': torch.tensor([1])}, "'one' and 'other'"),
+    node_type=values(3, None, 'nobody'),
+    one=ROWS,
+    other=ROWS,
+)
 EXEMPT['unit.Cascade'] = 'a result'
 EXEMPT['unit.path_steps'] = 'an inner step of what checks its arguments'
 
@@ -184,6 +200,7 @@ entry(
     along=values((('a', 'b', 'c'),), 3, (3,)),
     num_neighbors=values(3, {BY: -1}, {BY: 'a'}, {'a': 1}),
     num_steps=integer(1, none=True),
+    resample_every=values(0, 1, 1.5),
     sample_rate=values('a', True, 0.5),
 )
 entry(
@@ -194,6 +211,11 @@ entry(
     batch=values(3, None),
     step=integer(0),
     count=integer(1, none=True),
+)
+entry(
+    'loader.UnitLoader.own_view',
+    lambda: (loader(), {'persons': torch.tensor([0, 2])}),
+    persons=ROWS,
 )
 for name in ('num_subgraphs_at', 'sample_rate_at'):
     entry(

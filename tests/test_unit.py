@@ -713,6 +713,8 @@ def test_nobody_is_in_two_parts_of_a_split(seed: int) -> None:
                 if mask[i]:
                     assert not inside.isdisjoint(owners) or t == 'chat'
     assert not persons[0] & persons[1]
+    for t in parts[0]:
+        unit.check_apart(t, parts[0][t], parts[1][t].nonzero().view(-1))
     for t in ('profile', 'order'):
         assert bool((parts[0][t] ^ parts[1][t]).all())
     for i, owners in enumerate(db['owners']['chat']):
@@ -720,3 +722,24 @@ def test_nobody_is_in_two_parts_of_a_split(seed: int) -> None:
             assert bool(part['chat'][i]) == (set(owners) <= inside)
     with pytest.raises(ValueError, match='positive shares of at most 1'):
         unit.split([0.9, 0.2])
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_rows_of_one_person_are_not_apart(seed: int) -> None:
+    db = database(seed)
+    _, unit = declared(db)
+    rng = random.Random(seed)
+    refused = 0
+    for t, owners in db['owners'].items():
+        for _ in range(20):
+            size = len(owners)
+            groups = [rng.sample(range(size), min(size, 2)) for _ in range(2)]
+            one, two = ({p for i in g for p in owners[i]} for g in groups)
+            given = [torch.tensor(g, dtype=torch.int64) for g in groups]
+            if one & two:
+                refused += 1
+                with pytest.raises(ValueError, match=r'unit\.split\(ratio'):
+                    unit.check_apart(t, *given)
+            else:
+                unit.check_apart(t, *given)
+    assert refused

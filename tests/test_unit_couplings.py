@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from pyg_trust._checks.tables import follows, tells_counts, tells_neighbors
+from pyg_trust._checks.tables import (
+    follows,
+    lags,
+    tells_counts,
+    tells_neighbors,
+)
 from pyg_trust.unit import PrivacyUnit
 
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
@@ -53,6 +58,12 @@ def buyers(data: HeteroData) -> Tensor:
     owner, item = data[BY].edge_index[1], data[HAS].edge_index[1]
     pairs = torch.stack([item, owner]).unique(dim=1)
     return pairs[0].bincount(minlength=ITEMS).float()
+
+
+def calendar() -> Tensor:
+    """A temperature by day, 100 days for one person after the other."""
+    days = torch.rand(100, generator=torch.Generator().manual_seed(7))
+    return days.repeat(ORDERS // 100)
 
 
 def over(index: Tensor, value: Tensor, size: int, how: str) -> Tensor:
@@ -171,6 +182,13 @@ COUPLED: dict[str, tuple[str, Column]] = {
     ),
     'the row before': ('order', lambda d: d['order'].x[:, 0].roll(1)),
     'five rows before': ('order', lambda d: d['order'].x[:, 1].roll(5)),
+    'nine rows before': ('order', lambda d: d['order'].x[:, 1].roll(9)),
+    'a hundred rows before': (
+        'order',
+        lambda d: d['order'].x[:, 2].roll(137),
+    ),
+    'the label of long before': ('order', lambda d: d['order'].y.roll(43)),
+    'another user far before': ('user', lambda d: d['user'].x[:, 1].roll(31)),
     'the label of the row before': (
         'order',
         lambda d: d['order'].y.roll(1),
@@ -274,6 +292,7 @@ HONEST: dict[str, tuple[str, Column]] = {
     'a day of the week': ('order', lambda d: torch.arange(ORDERS) % 7),
     'a constant': ('order', lambda d: torch.ones(ORDERS)),
     'a time that grows': ('order', lambda d: torch.arange(ORDERS) * 0.5),
+    'a calendar of each person': ('order', lambda d: calendar()),
 }
 
 
@@ -380,8 +399,85 @@ def test_rows_of_large_tables_are_compared(monkeypatch) -> None:
 TELLING = [
     case
     for case, (table, _) in COUPLED.items()
-    if table != 'user' and case != 'the label of the row before'
+    if table != 'user' and 'label of the row' not in case
 ]
+
+
+@pytest.mark.parametrize('kind', ['real', 'code', 'bit', 'rare bit'])
+@pytest.mark.parametrize('n', [60, 400, 3000, 100_000])
+def test_lags_of_any_length_are_found(kind: str, n: int) -> None:
+    draw = torch.Generator().manual_seed(n)
+    value = torch.rand(n, generator=draw)
+    column = {
+        'real': value,
+        'code': (value * 20).floor(),
+        'bit': (value < 0.3).double(),
+        'rare bit': (value < 0.03).double(),
+    }[kind]
+    table = torch.cat(
+        [column[:, None].double(), torch.rand(n, 2, generator=draw)], 1
+    )
+    assert not lags([table], 9) or kind != 'real'
+    rows = {'bit': 200, 'rare bit': 1100}.get(kind, 30)
+    for k in (9, 10, n // 7, n // 2, n - rows):
+        if not 9 <= k <= n - rows:
+            continue
+        found = lags([table, column.roll(k)[:, None]], 9)
+        assert k in found, (k, found)
+        assert len(found) <= 16
+
+
+def ordered(data: HeteroData, *columns: Tensor) -> None:
+    x = [data['order'].x.double(), *(c.view(ORDERS, -1) for c in columns)]
+    data['order'].x = torch.cat([each.double() for each in x], 1)
+    declared(data)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_columns_by_position_and_copies_are_no_lags(seed: int) -> None:
+    data = shop(seed)
+    draw = torch.Generator().manual_seed(seed)
+    day = torch.arange(ORDERS)
+    bit = (torch.rand(ORDERS, generator=draw) < 0.02).double()
+    grows = torch.rand(ORDERS, generator=draw).sort().values
+    # Made and due; a calendar of weeks, and one of each person, twice.
+    ordered(data, day, day + 30, day // 4, day // 4 + 14, day * 0.1)
+    ordered(data, calendar(), calendar(), calendar() > 0.5)
+    ordered(data, day % 100, (day + 13) % 100)
+    # Equal columns, rare words, times and codes of items.
+    ordered(data, bit, bit, 1 - bit, grows, grows, grows + 1)
+    data = shop(seed)
+    price = data['item'].x[item_of(data)]
+    ordered(data, price, price, item_of(data), age(data), age(data))
+    # The same rows for each person.
+    data = shop(seed)
+    data[BY].edge_index[1] = torch.arange(ORDERS) // 5
+    same = torch.rand(5, 3, generator=draw).repeat(N, 1)
+    ordered(data, same, same.flip(1), torch.eye(5).repeat(N, 1))
+
+
+@pytest.mark.slow
+def test_tables_of_chance_are_taken() -> None:
+    # Tables of columns of all kinds, some of them alike.
+    for seed in range(60):
+        data, draw = shop(seed), torch.Generator().manual_seed(seed)
+        value = torch.rand(ORDERS, 8, generator=draw)
+        kinds = torch.randint(6, (8,), generator=draw).tolist()
+        parts = []
+        for c, kind in enumerate(kinds):
+            x = value[:, c]
+            levels = 2 + int(value[0, c] * 30)
+            parts.append(
+                (
+                    x,
+                    (x * levels).floor(),
+                    (x < value[1, c] / 4).double(),
+                    x.sort().values,
+                    (x * levels).floor().sort().values,
+                    (x * 2).floor().cumsum(0),
+                )[kind]
+            )
+        ordered(data, *parts, *parts[:2])
 
 
 @pytest.mark.parametrize('case', TELLING)

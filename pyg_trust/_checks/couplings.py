@@ -16,6 +16,7 @@ from torch_geometric.data import HeteroData
 from pyg_trust._checks.tables import (
     columns,
     follows,
+    lags,
     shares_rows,
     tells_counts,
     tells_neighbors,
@@ -25,8 +26,9 @@ EdgeType = tuple[str, str, str]
 
 # Rows back in which a lagged column is searched for.
 _LAGS = 8
-# Larger tables are tested on this many rows.
-_MOST = 2**16
+# Larger tables are tested on this many rows; for lags of any length, on this
+# many numbers.
+_MOST, _CELLS = 2**16, 2**22
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,16 @@ def _check_order(data: HeteroData, owners: Owners, node_type: str) -> None:
         c = follows([x for _, x in given], later[strange], before[strange])
         if c is not None:
             _refuse(node_type, names[c], f'holds another, {where}')
+    for order, where in _sequences(data, node_type) if names else ():
+        # Some columns are lags of any length: all rows, if they are few.
+        order = order[: _CELLS // len(names)]
+        table, of = [x[order] for _, x in given], who[order]
+        for k in lags(table, _LAGS + 1):
+            later = torch.arange(k, len(order))
+            later = later[of[later] != of[later - k]]
+            c = follows(table, later, later - k, tries=len(order))
+            if c is not None:
+                _refuse(node_type, names[c], f'holds another, {k} {where}')
     for e in data.edge_types:
         if node_type not in e[::2] or not {*owners.public} & {*e[::2]}:
             continue
@@ -239,12 +251,7 @@ def _orders(
 ) -> Iterator[tuple[Tensor, Tensor, str]]:
     # Rows and those before them: in the table, in time, at a public row.
     n = int(data[node_type].num_nodes)
-    tables = [(torch.arange(n), 'rows before')]
-    time = data[node_type].get('time')
-    if isinstance(time, Tensor) and time.numel() == n:
-        order = time.flatten().argsort(stable=True)
-        tables.append((order, 'rows before in time'))
-    for order, where in tables:
+    for order, where in _sequences(data, node_type):
         order = order[:_MOST]
         for k in range(1, min(_LAGS, n - 8) + 1):
             yield order[k:], order[:-k], f'{k} {where}'
@@ -260,6 +267,17 @@ def _orders(
             one_each = one.bincount(minlength=n)[one] == 1
             some = one_each.nonzero().view(-1)[:_MOST]
             yield one[some], other[some], f'at the edges {e}'
+
+
+def _sequences(
+    data: HeteroData, node_type: str
+) -> Iterator[tuple[Tensor, str]]:
+    # Rows in the order of the table, and in time.
+    n = int(data[node_type].num_nodes)
+    yield torch.arange(n), 'rows before'
+    time = data[node_type].get('time')
+    if isinstance(time, Tensor) and time.numel() == n:
+        yield time.flatten().argsort(stable=True), 'rows before in time'
 
 
 def _grouped(

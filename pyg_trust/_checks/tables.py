@@ -1,7 +1,7 @@
 """Detection of table columns and rows that contain other persons' data."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,9 +16,22 @@ from pyg_trust._checks.degrees import (
     one_for_each,
 )
 
-# Rows tried first for sums, and how many have to tell; the longest period of
-# a column by position.
-_TRIED, _FEW, _PERIODS = 256, 5, 64
+# Rows tried first for sums, and how many have to tell.
+_TRIED, _FEW = 256, 5
+# Rows in a row that are searched for elsewhere, one for columns of many
+# values; how many such places; how often one may be found, and how many have
+# to agree on a lag; the most lags that are tried.
+_WINDOWS, _PLACES, _RARE, _VOTES, _CANDIDATES = (
+    (1, 8, 32, 128, 512),
+    16,
+    64,
+    3,
+    16,
+)
+# How often a value changes in such rows.
+_MOVES = 8
+# Hashes are polynomials of an odd number; so many of their bits come first.
+_BASE, _ODD, _BITS = 0x9E3779B97F4A7C15, -0x61C8864680B583EB, 20
 # Logarithm of the number of orders of which one comes by chance.
 _CHANCE = 14
 # Above this many rows, rows of equal sums are searched first.
@@ -130,16 +143,121 @@ def _summed(
     return z, mask.double(), x[rows].double()
 
 
-def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
+def lags(given: list[Tensor], least: int) -> list[int]:
+    """Return lags at which a column may hold another's earlier values.
+
+    Some short runs of rows of each column are searched for in all others, by
+    hashes; a lag is returned if several runs are that far from where they are
+    found. Time is linear in the size of the table.
+
+    Args:
+        given (list[Tensor]): matrices with a row for each row of the table.
+        least (int): the least lag.
+    """
+    blocks = [x for each in given for x in each.split(_BLOCK, dim=1)]
+    n, width = len(blocks[0]), sum(x.size(1) for x in blocks)
+    windows = [w for w in _WINDOWS if n - w >= least]
+    sought = [_Sought(blocks, w, least) for w in windows]
+    found, first = [torch.empty((2, 0), dtype=torch.float64)], 0
+    for x in blocks:
+        hashes = _hashes(x)
+        for w, runs in zip(windows, sought, strict=True):
+            if runs.keys.numel():
+                found.append(runs.lags(hashes(w), first, width))
+        first += x.size(1)
+    lag, weight = torch.cat(found, 1)
+    lag, back, votes = lag.long().unique(
+        return_inverse=True, return_counts=True
+    )
+    # Rows that are found in many places tell least.
+    total = torch.zeros(len(lag), dtype=torch.float64)
+    total = total.index_add(0, back, weight) * (votes >= _VOTES)
+    best = total.argsort(descending=True, stable=True)[:_CANDIDATES]
+    return lag[best[total[best] > 0]].tolist()
+
+
+class _Sought:
+    # Some runs of so many rows of each column, by their hashes.
+    def __init__(self, blocks: list[Tensor], window: int, least: int) -> None:
+        end = len(blocks[0]) - window
+        tail = torch.arange(max(least, end - _PLACES + 1), end + 1)
+        more = torch.linspace(least, end, _PLACES).long()
+        self.at, self.least = torch.cat([tail, more]).unique(), least
+        near = self.at[:, None] + torch.arange(window)
+        size = len(self.at)
+        parts = []
+        for x in blocks:
+            rows = x[near.flatten()].view(size, window, -1)
+            found = torch.stack([_hashes(each)(window)[0] for each in rows])
+            if window == 1:
+                # Columns of many values.
+                kinds = found.sort(0).values.diff(dim=0) != 0
+                good = (4 * kinds.sum(0) >= 3 * (size - 1)).expand_as(found)
+            else:
+                moves = (rows[:, 1:] != rows[:, :-1]).sum(1)
+                good = moves >= min(_MOVES, window // 2)
+            parts.append(torch.where(good, found, 0))
+        keys = torch.cat(parts, 1).flatten()
+        self.keys, back = keys.unique(return_inverse=True)
+        # One of the places that have such rows.
+        self.place = torch.empty_like(self.keys)
+        self.place[back] = torch.arange(len(back))
+        self.place = self.place[self.keys != 0]
+        self.keys = self.keys[self.keys != 0]
+        self.here = torch.zeros(2**_BITS, dtype=torch.bool)
+        self.here[_start(self.keys)] = True
+
+    def lags(self, have: Tensor, first: int, width: int) -> Tensor:
+        # How far runs are from where columns, from a first one on, have them,
+        # and one over how often that is.
+        row, column = self.here[_start(have)].nonzero(as_tuple=True)
+        value = have[row, column]
+        key = torch.searchsorted(self.keys, value)
+        key = key.clamp(max=len(self.keys) - 1)
+        place = self.place[key]
+        lag = self.at[place // width] - row
+        same = (self.keys[key] == value) & (column + first != place % width)
+        often = key[same].bincount(minlength=len(self.keys))[key]
+        good = same & (often <= _RARE) & (lag >= self.least)
+        return torch.stack([lag.double(), 1.0 / often])[:, good]
+
+
+def _start(hashes: Tensor) -> Tensor:
+    return hashes >> (63 - _BITS) & (2**_BITS - 1)
+
+
+def _hashes(x: Tensor) -> Callable[[int], Tensor]:
+    # Hashes of so many rows from each one on, for rising powers of two.
+    bits = (x.double() + 0.0).contiguous().view(torch.int64)
+    bits = (bits ^ bits >> 29) * _ODD
+    held = [bits ^ bits >> 32]
+    base, size = _BASE, 1
+
+    def hashes(window: int) -> Tensor:
+        nonlocal base, size
+        while size < window:
+            power = (base + 2**63) % 2**64 - 2**63
+            held[0] = held[0][:-size] + held[0][size:] * power
+            base, size = base * base % 2**64, 2 * size
+        return held[0] * _ODD
+
+    return hashes
+
+
+def follows(
+    given: list[Tensor], later: Tensor, before: Tensor, tries: int = 1
+) -> int | None:
     """Return a column that holds another one's previous value.
 
-    Or its change since then. Periodic columns depend on the position alone,
-    and pass.
+    Or its change since then. Columns of periodic values or steps depend on the
+    position alone, and pass.
 
     Args:
         given (list[Tensor]): matrices with a row for each row of the table.
         later (Tensor): int64, ``[k]``: rows.
         before (Tensor): int64, ``[k]``: the row before each, of a stranger.
+        tries (int): how many such lists were looked through.
+            (default: :obj:`1`)
 
     Returns:
         int or None: the column, counted through all matrices.
@@ -149,7 +267,7 @@ def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
     now = torch.cat([x[later[:64]] for x in given], 1).double()
     then = torch.cat([x[before[:64]] for x in given], 1).double()
     width = now.size(1)
-    chance = _CHANCE + 2 * math.log(width)
+    chance = _CHANCE + 2 * math.log(width) + math.log(tries)
     place = [(i, j) for i, x in enumerate(given) for j in range(x.size(1))]
     # Columns that are alike have like products with a random vector.
     seed = torch.Generator().manual_seed(0)
@@ -192,7 +310,10 @@ def follows(given: list[Tensor], later: Tensor, before: Tensor) -> int | None:
             for a in like.nonzero().view(-1).tolist():
                 own = column(a)
                 alike = bool(((own[later] - value).abs() <= size).all())
-                if alike and not _repeats(own):
+                # What does not change from row to row is of both, as the
+                # price of one item is.
+                stays = torch.equal(own[later], own[before])
+                if alike and not stays and not _repeats(own):
                     return a
     return None
 
@@ -205,10 +326,24 @@ def _num_orders(value: Tensor) -> float:
 
 
 def _repeats(value: Tensor) -> bool:
-    return any(
-        torch.equal(value[k:], value[:-k])
-        for k in range(1, min(_PERIODS, len(value) // 2) + 1)
-    )
+    # Whether values, or the steps between them, are periodic.
+    step = value.diff()
+    step = (step / (1e-6 * step.abs().amax().clamp(min=1e-300))).round()
+    return any(_period(each) <= len(each) // 2 for each in (value, step))
+
+
+def _period(value: Tensor) -> int:
+    # The least period, by the borders of Knuth, Morris and Pratt.
+    few = value[:_LARGE].tolist()
+    border, k = [0] * len(few), 0
+    for i in range(1, len(few)):
+        while k and few[i] != few[k]:
+            k = border[k - 1]
+        k += few[i] == few[k]
+        border[i] = k
+    period = len(few) - k
+    whole = torch.equal(value[period:], value[: len(value) - period])
+    return period if whole else len(value)
 
 
 def shares_rows(

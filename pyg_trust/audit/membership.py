@@ -17,6 +17,7 @@ from pyg_trust._checks import (
 from pyg_trust.functional.attacks import auc_interval
 from pyg_trust.report import Report, provenance
 from pyg_trust.report.charts import Chart
+from pyg_trust.unit import PrivacyUnit
 
 ATTACKS = ('loss', 'confidence')
 
@@ -70,6 +71,8 @@ def membership_inference(
     members: Tensor,
     others: Tensor,
     *,
+    unit: PrivacyUnit | None = None,
+    node_type: str | None = None,
     attack: Annotated[str, OneOf(ATTACKS)] = 'loss',
     level: Fraction = 0.95,
 ) -> MembershipReport:
@@ -93,12 +96,19 @@ def membership_inference(
         y (Tensor): the classes, int64, ``[num_nodes]``.
         members (Tensor): nodes that were in the training, int64 or a mask.
         others (Tensor): nodes that never were, int64 or a mask.
+        unit (PrivacyUnit, optional): the privacy unit, if nodes are rows of
+            persons, none of whom may be in both groups: whoever has rows in
+            training is a member with all others. (default: :obj:`None`)
+        node_type (str, optional): the type of these rows, with a
+            :obj:`unit`. (default: :obj:`None`)
         attack (str): :obj:`'loss'` or :obj:`'confidence'`.
             (default: :obj:`'loss'`)
         level (float): the confidence of the interval. (default: :obj:`0.95`)
 
     Raises:
-        ValueError: if a node is in both groups, a group has fewer than two
+        ValueError: if a node, or a person of :obj:`unit`, is in both groups
+            (:meth:`PrivacyUnit.split <pyg_trust.unit.PrivacyUnit.split>`
+            divides rows by persons), a group has fewer than two
             nodes, or an argument is out of range.
     """
     shape = ('num_nodes', 'num_classes')
@@ -121,6 +131,13 @@ def membership_inference(
             "'members' and 'others' need to be different nodes "
             f'(got node {int(both[0])} in both)'
         )
+    if (unit is None) != (node_type is None):
+        raise ValueError(
+            "'node_type' needs to be given exactly with a 'unit' (got "
+            f'{node_type!r})'
+        )
+    if unit is not None and node_type is not None:
+        unit.check_apart(node_type, groups['members'], groups['others'])
     if attack == 'loss':
         named = torch.cat(list(groups.values()))
         low, high = int(y[named].min()), int(y[named].max())

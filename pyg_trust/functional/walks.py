@@ -43,6 +43,22 @@ class DisjointWalks(NamedTuple):
         """Root of each subgraph, in the order of their draws."""
         return self.node[self.ptr[:-1]]
 
+    @validated
+    def of_nodes(self, num_nodes: Count) -> Tensor:
+        """Return the subgraph of each node, int64, -1 of a node in none.
+
+        Args:
+            num_nodes (int): the number of nodes of the graph.
+
+        Raises:
+            ValueError: if it is less than the subgraphs need.
+        """
+        check_range('num_nodes', self.node, num_nodes, 'the nodes')
+        out = self.node.new_full((num_nodes,), -1)
+        index = torch.arange(self.num_subgraphs, device=out.device)
+        out[self.node] = index.repeat_interleave(self.ptr.diff())
+        return out
+
     def select(self, index: Tensor) -> 'DisjointWalks':
         """Return the subgraphs :obj:`index`, int64, in this order."""
         check_tensor('index', index, torch.int64, ('num',))

@@ -171,7 +171,7 @@ def protected_unit(relation: str) -> str:
 def _declared(of: dict[str, Any]) -> list[str]:
     named = ', '.join([*of['declared_public'], *of['public_edges']])
     shared = ', '.join([*of['joint'], *of.get('along', [])]) or 'rows'
-    by = f'who shares {shared} with whom, which walks take as fixed and public'
+    by = f'who shares {shared} with whom, and by which rows: fixed and public'
     return [f'DECLARED PUBLIC: {named or "nothing"}', *[by] * ('along' in of)]
 
 

@@ -241,8 +241,6 @@ class DisjointWalkLoader(WholeUnitLoader):
             kwargs['transform'] = _MarkRoots(kwargs.get('transform'))
         self.resample_every = resample_every
         self.sampling = sampling
-        self._num_subgraphs: dict[int, int] = {}
-        self._subgraph: tuple[int, Tensor] | None = None
         batches = StepBatches(
             batch_size,
             num_steps,
@@ -252,15 +250,6 @@ class DisjointWalkLoader(WholeUnitLoader):
             self.sample_rate_at if sampling == POISSON else None,
         )
         super().__init__(data, sampler, batches, sampler.roots, **kwargs)
-
-    @validated
-    def num_subgraphs_at(self, step: Natural) -> int:
-        """Return the number of subgraphs that a step draws from."""
-        number = self._number(step)
-        if number not in self._num_subgraphs:
-            walks = self.node_sampler.partition(number)
-            self._num_subgraphs[number] = walks.num_subgraphs
-        return self._num_subgraphs[number]
 
     def draw(self, step: int) -> DisjointWalks:
         """Draw the subgraphs of a step.
@@ -295,22 +284,12 @@ class DisjointWalkLoader(WholeUnitLoader):
             return super().assumptions()
         return of_persons(self._declared)
 
-    def _units(self, step: int) -> Tensor:
-        number = self._number(step)
-        if self._subgraph is None or self._subgraph[0] != number:
-            walks = self.node_sampler.partition(number)
-            known = walks.node.new_full(
-                (self.node_sampler.graph.num_nodes,), -1
-            )
-            index = torch.arange(walks.num_subgraphs, device=walks.node.device)
-            known[walks.node] = index.repeat_interleave(walks.ptr.diff())
-            self._subgraph = number, known
-        return self._subgraph[1]
+    def _find_units(self, number: int) -> Tensor:
+        walks = self.node_sampler.partition(number)
+        return walks.of_nodes(self.node_sampler.graph.num_nodes)
 
-    def _number(self, step: int) -> int:
-        # The number of the partition that a step draws from.
-        every = self.resample_every
-        return 0 if every is None else step // every
+    def _count_units(self, number: int) -> int:
+        return self.node_sampler.partition(number).num_subgraphs
 
     def _select(self, step: int, index: Tensor) -> DisjointWalks:
         walks = self.node_sampler.partition(self._number(step))

@@ -227,5 +227,5 @@ class GraphLoader(DrawnUnits):
         out.num_nodes = out.batch_size = 0
         return out
 
-    def _units(self, step: int) -> Tensor:
+    def _find_units(self, number: int) -> Tensor:
         return self._unit

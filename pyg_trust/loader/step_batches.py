@@ -208,6 +208,11 @@ class StepLoader(NodeLoader):
             if value is not None:
                 check_integer(name, value, 1)
 
+    def _number(self, step: int) -> int:
+        # The number of the partition that a step draws from.
+        every = self.resample_every
+        return 0 if every is None else step // every
+
     def most_at(self, step: int) -> int:
         """Return the most units that a batch of a step can have.
 

@@ -20,10 +20,41 @@ class WholeUnitLoader(StepLoader):
     """Base of loaders of disjoint units, each of which comes whole."""
 
     _sizes: tuple[Tensor, Tensor] | None = None
+    _known: tuple[int, Tensor] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._counts: dict[int, int] = {}
+        super().__init__(*args, **kwargs)
 
     @abstractmethod
+    def _count_units(self, number: int) -> int:
+        """Return the number of units of a partition."""
+
+    @abstractmethod
+    def _find_units(self, number: int) -> Tensor:
+        """Return the unit of every node, ``[num_nodes]``, or -1.
+
+        Args:
+            number (int): the number of the partition.
+        """
+
     def _units(self, step: int) -> Tensor:
-        """Return the unit of every node, ``[num_nodes]``, or -1."""
+        number = self._number(step)
+        if self._known is None or self._known[0] != number:
+            self._known = number, self._find_units(number)
+        return self._known[1]
+
+    @validated
+    def num_subgraphs_at(self, step: Natural) -> int:
+        """Return the number of units, from which a step draws.
+
+        Args:
+            step (int): the step, counted from 0 through all epochs.
+        """
+        number = self._number(step)
+        if number not in self._counts:
+            self._counts[number] = self._count_units(number)
+        return self._counts[number]
 
     def _is_consistent(self, batch: Data, units: Tensor) -> bool:
         """Return whether the batch's other attributes name the same units."""
@@ -152,11 +183,11 @@ class DrawnUnits(WholeUnitLoader):
             self.form = 'withdraw'
         self.sampling, self._rate = sampling, sample_rate
 
-    def _check_size(self, count: int, batch_size: int) -> None:
+    def _check_size(self, count: int, batch_size: int, what: str = '') -> None:
         if batch_size > count and self._rate is None:
             raise ValueError(
                 f"'batch_size' needs to be at most {count}, the number of "
-                f'{self.noun}s (got {batch_size})'
+                f'{self.noun}s{what} (got {batch_size})'
             )
 
     def _open(
@@ -166,6 +197,7 @@ class DrawnUnits(WholeUnitLoader):
         num_steps: int | None,
         seed: int | None,
         kwargs: dict[str, Any],
+        sampler: BaseSampler | None = None,
     ) -> None:
         # Draw from so many units.
         self.check_kwargs(kwargs, num_steps=num_steps)
@@ -178,25 +210,19 @@ class DrawnUnits(WholeUnitLoader):
             batch_size,
             num_steps,
             self.num_subgraphs_at,
-            lambda step, index: index.tolist(),
+            self._write,
             rng.derive(rng.resolve(seed), 1),
             self.sample_rate_at if self.sampling == POISSON else None,
         )
         super().__init__(
             Data(num_nodes=count),
-            _NoSampler(),
+            sampler or _NoSampler(),
             batches,
             torch.arange(count),
             **kwargs,
         )
 
-    @validated
-    def num_subgraphs_at(self, step: Natural) -> int:
-        """Return the number of units, from which every step draws.
-
-        Args:
-            step (int): the step, counted from 0 through all epochs.
-        """
+    def _count_units(self, number: int) -> int:
         return self._num_units
 
     @validated
@@ -209,6 +235,9 @@ class DrawnUnits(WholeUnitLoader):
         if self._rate is not None:
             return float(self._rate)
         return super().sample_rate_at(step)
+
+    def _write(self, step: int, index: Tensor) -> list[int]:
+        return index.tolist()
 
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
@@ -268,13 +297,15 @@ def of_persons(
     read, unread = ', and public rows', 'between persons'
     unread += f', and rows of several: {joint}' if joint else ''
     if 'along' in declared:
-        along = f', but those of {", ".join(declared["along"])}'
+        along = ', '.join(declared['along'])
+        alone = f' (not counting rows with edges of {along})' * bool(along)
         what = (
             f'protected are the contents of one person: its rows of {owned}, '
-            'how many it owns alone, features and labels of these and of rows '
-            f'that it shares ({joint or "none"}), and edges'
-            f'{along * bool(declared["along"])}{count}, nor is who shares '
-            'such a row or edge with whom, which walks take as fixed'
+            f'how many it owns alone{alone}, features and labels of these and '
+            f'of rows that it shares ({joint or "none"}), and edges'
+            f'{f", but those of {along}" * bool(along)}{count}, nor is who '
+            'shares such a row or edge with whom, and by which rows, which '
+            'walks take as fixed'
         )
         read = ', rows that it shares with others, and public rows'
         unread = 'and rows of persons of several walks, and rows of more than '
@@ -284,8 +315,8 @@ def of_persons(
         'the owners of all rows and edges are those that the privacy unit was '
         'told, and one person has one name',
         f'not used are edges {unread}',
-        f'what a trained model predicts for a person reads what that person '
-        f'owns{read}',
+        'the weights are private; the prediction for a person reads what that '
+        f'person owns{read}',
         'no feature was computed beforehand from several persons '
         '(vocabularies, category codes, embeddings, scaling); C, the noise, '
         'the number of steps and the hyper-parameters were chosen without '

@@ -386,6 +386,9 @@ def _together(
     # Several persons are in as many units: the account of egos counts them.
     if ACCOUNTANTS.is_own(account.mechanism()):
         return ()
+    if loader.resample_every and loader.sampling != 'poisson':
+        # The account of several is of one number of units.
+        return ()
     # How many persons there are is private where one more is a neighbour.
     known = loader.form != 'withdraw'
     return tuple(

@@ -4,6 +4,7 @@ from statistics import NormalDist
 
 import pytest
 import torch
+from shops import BY, declared, shop
 from sklearn.metrics import roc_auc_score
 
 from pyg_trust import rng
@@ -128,3 +129,23 @@ def test_attack_refuses(match, change):
     }
     with pytest.raises(ValueError, match=match):
         membership_inference(**{**args, **change})
+
+
+def test_a_person_in_training_is_no_member_of_the_others() -> None:
+    data = shop(2, 30)
+    unit = declared(data)
+    owner = data[BY].edge_index[1]
+    size = owner.numel()
+    probability = torch.full((size, 2), 0.5)
+    y = torch.zeros(size).long()
+    # By rows, as if one had never seen those of the same person.
+    rows = torch.arange(size) % 2 == 0
+    given = probability, y, rows, ~rows
+    assert membership_inference(*given).num_others == int((~rows).sum())
+    with pytest.raises(ValueError, match='of different persons') as caught:
+        membership_inference(*given, unit=unit, node_type='order')
+    assert 'unit.split(ratio, seed=...)' in str(caught.value)
+    one, two = (part['order'] for part in unit.split([0.5, 0.5], seed=0))
+    membership_inference(
+        probability, y, one, two, unit=unit, node_type='order'
+    )

@@ -267,11 +267,15 @@ def test_one_person_s_contents_change_one_claim(block: int) -> None:
             'max_joint': rng.randint(1, 3),
             'num_neighbors': {HAS: 1} if seed % 3 else None,
         }
+        # Of the first partition, or of a later one.
+        number = seed % 2 * 3 if options['walk_length'] else 0
+        options['resample_every'] = 1 if number else None
         data = shop(seed, n)
         made = loader(data, 1, **options)
-        index = list(range(made.num_subgraphs))
+        count = made.num_subgraphs_at(number)
+        index = [number * n + i for i in range(count)]
         before = made(index)
-        assert made.check_batch(before, 0, len(index))[1] == len(index)
+        assert made.check_batch(before, number, count)[1] == count
         owner = before['user'].batch[before['user'].n_id.argsort()]
         several += int(owner.bincount().max()) > 1
         joint += len(before['chat'].x)
@@ -282,7 +286,9 @@ def test_one_person_s_contents_change_one_claim(block: int) -> None:
                 other[SEES].edge_index = data[SEES].edge_index
             after = loader(other, 1, **options)(index)
             changed = [
-                i for i in index if not equal(part(before, i), part(after, i))
+                i
+                for i in range(count)
+                if not equal(part(before, i), part(after, i))
             ]
             assert changed == [int(owner[person])]
     # Of the first databases, not of any four.
@@ -450,6 +456,86 @@ def test_the_rate_of_walks_is_that_of_the_walks_loader() -> None:
     assert (made.form, made.terms) == (plain.form, plain.terms)
 
 
+def resampled(data: HeteroData, **options: Any) -> UnitLoader:
+    return loader(
+        data,
+        **{
+            'relation': 'contents',
+            'walk_length': 2,
+            'restarts': 2,
+            'along': (KNOWS,),
+            'resample_every': 2,
+            'num_steps': 5,
+            **options,
+        },
+    )
+
+
+@pytest.mark.parametrize('sampling', ['poisson', 'without_replacement'])
+def test_claims_are_drawn_anew_every_so_many_steps(sampling: str) -> None:
+    data = shop(4, 40)
+    pairs = declared(data).pairs((KNOWS,))
+    plain = DisjointWalkLoader(
+        Data(edge_index=torch.cat([pairs, pairs.flip(0)], 1), num_nodes=40),
+        4,
+        2,
+        2,
+        resample_every=2,
+        seed=5,
+        num_steps=5,
+        sampling=sampling,
+    )
+    made = resampled(data, seed=5, sampling=sampling)
+    other = resampled(data, seed=5, sampling=sampling, num_workers=2)
+    counts, step = set(), 0
+    for _ in range(2):
+        for batch, again in zip(made, other, strict=True):
+            walks = plain.node_sampler.partition(step // 2)
+            assert made.num_subgraphs_at(step) == walks.num_subgraphs
+            assert made.sample_rate_at(step) == plain.sample_rate_at(step)
+            assert made.most_at(step) == plain.most_at(step)
+            drawn = made.batch_sampler.index(step)
+            assert batch['user'].input_id.equal(drawn)
+            for i, claim in enumerate(drawn.tolist()):
+                person = batch['user'].n_id[batch['user'].batch == i]
+                start, end = walks.ptr[claim : claim + 2].tolist()
+                assert {*person.tolist()} == {*walks.node[start:end].tolist()}
+                assert equal(part(batch, i), part(again, i))
+            made.check_batch(batch, step, len(drawn))
+            if len(drawn) > 1 and step:
+                # Claims of the partition before, or of the next, are others.
+                for there in (step - 2, step + 2):
+                    if there >= 0:
+                        with pytest.raises(ValueError, match='whole, distin'):
+                            made.check_batch(batch, there, len(drawn))
+            counts.add(walks.num_subgraphs)
+            step += 1
+    assert len(counts) > 1
+    assert (made.law()[2], made.law()[4]) == (plain.law()[2], plain.law()[4])
+    assert made.resample_every == 2
+
+
+def test_a_batch_is_of_one_partition() -> None:
+    made = resampled(shop(4, 40))
+    with pytest.raises(ValueError, match='claims of one partition'):
+        made([0, 41])
+    assert made([])['user'].batch_size == 0
+
+
+def test_two_draws_of_walks_are_of_one_data_set() -> None:
+    data = shop(4, 40)
+    one, two = resampled(data, seed=1), resampled(data, seed=2)
+    assert one.num_subgraphs != two.num_subgraphs
+    assert one.fingerprint() == two.fingerprint()
+    assert one.setting() == two.setting()
+    assert one.setting()['resample_every'] == 2
+    assert one.setting()['num_claims'] == 40
+    # Processes have to agree on all partitions, not on the first one.
+    assert one.layout() != two.layout()
+    two._known = one._known
+    assert one.layout() != two.layout()
+
+
 def some_owners(made: UnitLoader) -> None:
     # A chat comes with any one of its owners.
     made._ownership.count['chat'].fill_(1)
@@ -457,9 +543,10 @@ def some_owners(made: UnitLoader) -> None:
 
 def two_claims(made: UnitLoader) -> None:
     # The last claim has a person of the first, too.
-    ptr, node = made._claims
+    ptr, node = made._claims(0)
     ptr[-1] += 1
-    made._claims = DisjointWalks(ptr, torch.cat([node, node[:1]]))
+    walks = DisjointWalks(ptr, torch.cat([node, node[:1]]))
+    made._walks._last = (0, walks)
 
 
 def all_owned(made: UnitLoader) -> None:
@@ -517,12 +604,94 @@ def test_walks_are_of_contents_alone() -> None:
             },
             'number of claims',
         ),
+        ({'resample_every': 2}, "'resample_every' needs walks"),
+        (
+            {'relation': 'contents', 'resample_every': 2},
+            "'resample_every' needs walks",
+        ),
+        ({'resample_every': 0}, "'resample_every'"),
+        ({'resample_every': 1.5}, "'resample_every'"),
+        (
+            {
+                'relation': 'contents',
+                'batch_size': 5,
+                'walk_length': 2,
+                'resample_every': 1,
+            },
+            'at most 4, the number of claims that every partition is sure',
+        ),
         ({'num_neighbors': {('a', 'b', 'c'): 1}}, "'num_neighbors'"),
         ({'num_neighbors': {HAS: -1}}, "'num_neighbors'"),
         ({'num_neighbors': {HAS: 0.5}}, "'num_neighbors'"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):
             UnitLoader(data, declared(data), **{'batch_size': 4, **options})
+
+
+@pytest.mark.parametrize('relation', ['replace', 'contents'])
+def test_a_person_s_own_view_has_all_that_it_owns(relation: str) -> None:
+    data = shop(3, 30)
+    unit = declared(data)
+    made = loader(data, relation=relation, max_joint=2)
+    persons = torch.tensor([7, 2, 29, 11, 0])
+    view = made.own_view(persons)
+    assert view['user'].n_id.equal(persons)
+    assert view['user'].batch_size == 5
+    assert view['user'].y.equal(data['user'].y[persons])
+    ptr = unit.owners('chat')[0].diff()
+    wide = 0
+    for i, person in enumerate(persons.tolist()):
+        rows = unit.rows(person)
+        for t in ('user', 'order', 'chat'):
+            mine = view[t].n_id[view[t].batch == i]
+            # Of joint rows also those of many, if any were trained on.
+            want = rows[t] if t != 'chat' or made._law else rows[t][:0]
+            assert mine.equal(want)
+            wide += int((ptr[mine] > 2).sum()) if t == 'chat' else 0
+        # No edge of it is of somebody else.
+        for e in (BY, HAS, OF, KNOWS):
+            source, target = view[e].edge_index
+            assert view[e[0]].batch[source].equal(view[e[2]].batch[target])
+    assert bool(wide) == (relation == 'contents')
+    # Others' rows are in no view: all that they own may be another.
+    other = made.own_view(torch.tensor([7]))
+    assert equal(part(view, 0), part(other, 0))
+    after = loader(held(data, 4, 1), relation=relation).own_view(persons)
+    shared = {*unit.rows(4)['chat'].tolist()}
+    for i, person in enumerate(persons.tolist()):
+        meets = bool(shared & {*unit.rows(person)['chat'].tolist()})
+        same = equal(part(view, i), part(after, i))
+        assert same or (meets and relation == 'contents')
+    assert len(made.own_view()['user'].x) == 30
+    with pytest.raises(ValueError, match="'persons'"):
+        made.own_view(torch.tensor([30]))
+
+
+def test_a_view_of_one_is_a_batch_of_one() -> None:
+    data = labelled(shop(3, 30))
+    mask = data['order'].train_mask
+    for options in ({}, {'input_nodes': ('order', mask)}):
+        made = loader(data, num_neighbors={HAS: 1}, seed=2, **options)
+        for person in range(30):
+            view = made.own_view(torch.tensor([person]))
+            batch = made([person])
+            for t in data.node_types:
+                order = view[t].n_id.argsort(stable=True)
+                want = batch[t].n_id.sort().values
+                assert view[t].n_id[order].equal(want)
+        view = made.own_view(mask.new_ones(30))
+        if options:
+            # A prediction for each order, whatever it was used for.
+            assert bool(view['order'].root_mask.all())
+            assert view['order'].y.equal(data['order'].y[view['order'].n_id])
+            assert view['order'].batch_size == len(mask)
+
+    def doubled(batch: HeteroData) -> HeteroData:
+        batch['item'].x = batch['item'].x * 2
+        return batch
+
+    plain, twice = loader(data), loader(data, transform=doubled)
+    assert twice.own_view()['item'].x.equal(plain.own_view()['item'].x * 2)
 
 
 def test_workers_make_the_same_batches() -> None:

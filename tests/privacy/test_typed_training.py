@@ -331,6 +331,35 @@ def test_persons_without_a_target_row_add_exactly_nothing(
         assert not any(p.grad.any() for p in model.parameters())
 
 
+@pytest.mark.parametrize('name', ['joint rows', 'orders'])
+def test_rows_with_ignored_labels_have_no_term(name: str) -> None:
+    torch.manual_seed(0)
+    data = labelled()
+    target, options = TARGETS[name]
+    y = data[target].y.clone()
+    y[torch.arange(len(y)) % 3 == 0] = -100
+    data[target].y = y
+    model = ready(sage(), data)
+    plain = copy.deepcopy(model)
+    given = {**options, 'input_nodes': (target, None)}
+    engine, (private, optimizer, loader) = attach(model, data, given)
+    engine._noise = Silent()
+    batch = next(iter(loader))
+    out = private(batch.x_dict, batch.edge_index_dict)[target]
+    F.cross_entropy(
+        out[: batch[target].batch_size], batch[target].y
+    ).backward()
+    optimizer.step()
+    # As if the mask had left them out, and as each unit run alone has it.
+    assert torch.equal(loader.loader._read, y != -100)
+    persons = batch[target].input_id.tolist()
+    want = alone(plain, loader.loader, persons, 0.2, target)
+    size = given['batch_size']
+    for p, w in zip(model.parameters(), want, strict=True):
+        assert float((p.grad * size - w).norm()) <= 5e-6 * size * 0.2
+    assert (batch[target].y >= 0).all()
+
+
 def test_losses_and_models_that_couple_target_rows_are_refused() -> None:
     data = labelled()
     options = {**WALKS, 'input_nodes': ('chat', None)}
@@ -412,10 +441,13 @@ def test_contents_cost_what_rows_on_walks_cost(
     made = report.guarantee()
     assert "any one person's contents" in made.promise
     assert made.not_covered[-1] == (
-        'who shares chat, user/knows/user with whom, which walks take as '
+        'who shares chat, user/knows/user with whom, and by which rows: '
         'fixed and public'
     )
-    assert 'many it owns alone' in report.explain()
+    assert (
+        'how many it owns alone (not counting rows with edges of '
+        'user/knows/user), features'
+    ) in report.explain()
     assert [k for k, _ in report.together] == [2, 5]
     # Removal leaves with whom one shared rows; no ledger is of both promises.
     request = RemovalRequest(persons=[1], unit=declared(data))
@@ -431,6 +463,50 @@ def test_contents_cost_what_rows_on_walks_cost(
     ):
         with pytest.raises(ValueError, match='ledger'):
             run(**options)
+
+
+@pytest.mark.parametrize('sampling', ['poisson', 'without_replacement'])
+def test_fresh_claims_pay_for_each_partition_and_resume(
+    sampling: str,
+) -> None:
+    data = shop(4, 40)
+    options = {**WALKS, 'resample_every': 2, 'sampling': sampling}
+
+    def run(steps: int, state: Any = None, **more: Any) -> Any:
+        torch.manual_seed(0)
+        model = ready(sage(), data)
+        engine, training = attach(model, data, {**options, **more})
+        if state is not None:
+            engine.load_state_dict(state)
+        claims = []
+        while engine.steps < steps:
+            for batch in training.loader:
+                step(training.model, batch, training.optimizer)
+                claims.append(batch['user'].n_id.tolist())
+                if engine.steps == steps:
+                    break
+        return engine, training.loader.loader, claims
+
+    engine, made, claims = run(6)
+    counts = [made.num_subgraphs_at(i) for i in range(6)]
+    assert len({*counts}) > 1
+    spent = [
+        rate
+        for _, rate, count in engine.accountant.history
+        for _ in range(count)
+    ]
+    for i, rate in enumerate(spent):
+        assert 4 / counts[i] <= rate <= 4 / counts[i] + 1 / 4096
+    report = engine.report(1e-4)
+    # Several together are counted where it is known how.
+    assert bool(report.together) == (sampling == 'poisson')
+    # A resumed run goes on with the claims of its step.
+    half, _, first = run(3)
+    again, _, rest = run(6, half.state_dict())
+    assert again.get_epsilon(1e-4) == report.epsilon
+    assert [first, rest] == [claims[:3], claims[3:]]
+    with pytest.raises(ValueError, match='setting'):
+        run(6, half.state_dict(), resample_every=3)
 
 
 @pytest.mark.parametrize('count', [0, 1, 2])

@@ -1,10 +1,11 @@
 """Shards of typed graphs: a person who goes leaves no bit in any table."""
 
+import pickle
 from typing import Any
 
 import pytest
 import torch
-from shops import BY, OF, declared, shop
+from shops import BY, CLICK, OF, REV, declared, shop
 from torch import nn
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GraphSAGE, HeteroConv, SAGEConv, to_hetero
@@ -134,6 +135,72 @@ def test_removals_one_by_one_end_where_all_at_once_do() -> None:
     assert model.n_id.tolist() == [i for i in range(N) if i not in gone]
 
 
+@pytest.mark.parametrize('how', ['drop', 'keep'])
+def test_persons_of_what_remains_are_those_of_the_model(how: str) -> None:
+    data = graph()
+    given: dict[str, Any] = {'on_removal': {'chat': how}}
+    model = unlearner(data, how=how, make=Rows, epochs=1)
+    first = declared(data, **given)
+    model.remove(RemovalRequest(persons=[0, 7], unit=first))
+    # Of the graph of before, of what the model has, and of one person less.
+    model.remove(RemovalRequest(persons=[9], unit=first))
+    later = declared(twin(data, [0, 7, 9], how), **given)
+    assert later.n_id.tolist()[:2] == [1, 2]
+    model.remove(RemovalRequest(persons=[0], unit=later))
+    ahead = twin(data, [0, 7, 9, 2, 3, 4], how)
+    fewer = declared(ahead, **given)
+    row = ahead['user'].n_id.tolist().index(20)
+    both = [
+        RemovalRequest(persons=[row], unit=fewer),
+        RemovalRequest(persons=[21], unit=first),
+    ]
+    model.remove(RemovalRequest.batch(both))
+    gone = [0, 1, 7, 9, 20, 21]
+    assert model.n_id.tolist() == [i for i in range(N) if i not in gone]
+
+
+def test_persons_of_another_unit_are_refused() -> None:
+    data = graph()
+    model = unlearner(data, make=Rows, epochs=1)
+    model.remove(RemovalRequest(persons=[0], unit=declared(data)))
+    before = model.outputs
+    order = data.clone()
+    rows, owners = data[BY].edge_index
+    order[BY].edge_index = torch.stack([rows, owners.flip(0)])
+    order[REV].edge_index = order[BY].edge_index.flip(0)
+    names = data.clone()
+    names['user'].n_id = torch.arange(N).flip(0)
+    shifted = data.clone()
+    shifted['user'].n_id = torch.arange(N) + 1
+    fewer = twin(data, [3, 8], 'drop')
+    del fewer['user'].n_id
+    good = RemovalRequest(persons=[5], unit=declared(data))
+    others = [
+        RemovalRequest(persons=[5], unit=unit)
+        for unit in (
+            declared(data, on_removal={'chat': 'keep'}),
+            declared(data, edge_owner={CLICK: (data[CLICK].by + 1) % N}),
+            declared(order),
+            declared(names),
+            declared(shifted),
+            # Who are named anew, from 0.
+            declared(fewer),
+        )
+    ]
+    others.append(RemovalRequest.batch([good, others[0]]))
+    # What a file has of it tells of no graph.
+    others.append(pickle.loads(pickle.dumps(good)))
+    assert good._units
+    assert others[-1] == good
+    for request in others:
+        for call in (model.remove, model.plan, model.update):
+            with pytest.raises(ValueError, match="unlearner's 'unit'"):
+                call(request)
+    assert torch.equal(model.outputs, before)
+    model.remove(good)
+    model.remove(RemovalRequest(nodes=[6]))
+
+
 def test_a_kept_row_enters_the_shard_of_who_is_left() -> None:
     """It was in no shard: its owners are of two."""
     data = graph()
@@ -147,9 +214,15 @@ def test_a_kept_row_enters_the_shard_of_who_is_left() -> None:
             if len(owners) != 2 or len(homes) != 2 or -1 in homes:
                 continue
             person, other = owners.tolist()
-            request = RemovalRequest(persons=[person], unit=declared(data))
             dropped, kept = (
-                unlearner(data, how=how, **given).remove(request).shards
+                unlearner(data, how=how, **given)
+                .remove(
+                    RemovalRequest(
+                        persons=[person],
+                        unit=declared(data, on_removal={'chat': how}),
+                    )
+                )
+                .shards
                 for how in ('drop', 'keep')
             )
             assert dropped == (int(shard[person]),)

@@ -142,14 +142,30 @@ class Persons:
         )
 
 
-def removed_names(updates: Iterable[Update]) -> list[int]:
+def removed_names(updates: Iterable[Update], unit: PrivacyUnit) -> list[int]:
     """Return the persons that updates remove.
 
+    Args:
+        updates (Iterable[Update]): the updates.
+        unit (PrivacyUnit): that of the data at present.
+
     Raises:
-        ValueError: if the updates do anything else.
+        ValueError: if the updates do anything else, or name persons of
+            another unit.
     """
     names: list[int] = []
     for each in updates:
+        asked = each.remove
+        if asked is not None and asked._unit not in ('', unit.digest):
+            named_by = asked._units
+            known = len(named_by) == asked._unit.count('+') + 1
+            if not known or not all(map(unit._agrees, named_by)):
+                raise ValueError(
+                    "'request' needs to name persons of the unlearner's "
+                    "'unit', or of one that is declared alike for what "
+                    'remains (got one of another graph or declaration, or a '
+                    'copy of a request)'
+                )
         part = each.part
         names += part.nodes
         came = (each.nodes, each.features, each.labels)

@@ -170,7 +170,9 @@ class Removing(Waiting, Building):
             for each in shard.values():
                 check_integer('shard', each, 0, self.num_shards - 1)
         typed = 'persons' in state.data
-        gone = removed_names(updates) if typed else []
+        gone: list[int] = []
+        if typed:
+            gone = removed_names(updates, state.data.persons.unit)
         change = played(
             state.data,
             updates,
