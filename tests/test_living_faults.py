@@ -7,8 +7,8 @@ that has to fail. The other faults are here:
   the old row, 3 a changed degree is sent from one end alone, 5 a node gets
   another rank and its sums stay as they are, 6 sums in float64, 9 freed room
   is not overwritten: of ``csrc``, planted by hand; ``functional/test_sums.py``
-  fails under each, for 6 by ``test_the_largest_numbers_do_not_overflow`` and
-  for 9 by ``test_room_that_is_free_names_nobody``;
+  fails under each, for 6 by ``test_long_rows_are_summed_as_integers`` and for
+  9 by ``test_room_that_is_free_names_nobody``;
 * 7 the clock of a cached row: rows are computed when they are read, and none
   is cached;
 * 10 the old n in lambda n, 15 debits that do not add up, 16 new nodes that

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import together
 from shops import HAS, KNOWS, SEES, SOLD, declared, shop
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -963,3 +964,45 @@ def test_a_probe_reads_no_private_row() -> None:
         attach(model, data)
         sizes.append(model.seen)
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize('name', ['joint rows', 'orders'])
+def test_processes_and_workers_train_on_target_rows_as_one(
+    name: str, tmp_path: Path
+) -> None:
+    target, options = TARGETS[name]
+    data = labelled()
+
+    def train(path: Path, **more: Any) -> None:
+        torch.manual_seed(0)
+        model = ready(sage(), data)
+        given = {**options, 'num_steps': 2, 'input_nodes': (target, None)}
+        engine, (private, optimizer, loader) = attach(
+            model, data, {**given, **more}
+        )
+        for batch in loader:
+            out = private(batch.x_dict, batch.edge_index_dict)[target]
+            F.cross_entropy(out, batch[target].y).backward()
+            optimizer.step()
+        report = engine.report(1e-4)
+        found = model.state_dict(), report.epsilon, report.processes
+        torch.save(found, path)
+
+    def there(rank: int) -> None:
+        train(tmp_path / f'{rank}.pt')
+
+    together(2, tmp_path, there)
+    train(tmp_path / 'alone.pt')
+    train(tmp_path / 'workers.pt', num_workers=2)
+    one, *others = (
+        torch.load(tmp_path / f'{each}.pt')
+        for each in ('alone', 'workers', '0', '1')
+    )
+    assert [each[2] for each in others] == [1, 2, 2]
+    assert {each[1] for each in others} == {one[1]}
+    workers, first, second = (each[0] for each in others)
+    for key, value in one[0].items():
+        assert torch.equal(workers[key], value)
+        assert torch.equal(first[key], second[key])
+        # Parts of a batch round as they are multiplied.
+        assert torch.allclose(first[key], value, atol=1e-6)
