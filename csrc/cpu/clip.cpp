@@ -32,7 +32,7 @@ const double kHuge = std::ldexp(1, 400), kTiny = std::ldexp(1, -300);
 // and no power of two apart in memory.
 constexpr int64_t kBlock = 120;
 // Columns of gradients that a task takes.
-constexpr int64_t kStrip = 64;
+constexpr int64_t kStrip = 128;
 // Added to a number below 2^51, it leaves the nearest integer in the last bits.
 constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
 
