@@ -171,30 +171,42 @@ class Schema:
 
         Roots come before other rows of the target type.
         """
-        out = HeteroData()
-        place = torch.empty_like(flat.node_type, dtype=torch.int64)
+        out, node_type = HeteroData(), flat.node_type
+        # By index, as rows of all types may come in any order.
+        rows = [(node_type == k).nonzero() for k in range(len(self.widths))]
+        if self.several:
+            more = (node_type == len(self.node_types)).nonzero()
+            roots, rows[0] = len(rows[0]), torch.cat([rows[0], more])
+        order = torch.cat(rows).view(-1)
+        sizes = [len(each) for each in rows]
+        made = [torch.arange(n, device=order.device) for n in sizes]
+        place = torch.empty_like(order)
+        place[order] = torch.cat(made)
+        parts = {
+            name: flat[name].index_select(0, order).split(sizes)
+            for name in ('n_id', 'batch')
+            if name in flat
+        }
         for k, t in enumerate(self.node_types):
-            rows = (flat.node_type == k).nonzero().view(-1)
+            store = out[t]
             if t == self.target and self.several:
-                more = flat.node_type == len(self.node_types)
-                roots = len(rows)
-                rows = torch.cat([rows, more.nonzero().view(-1)])
-                place_of = torch.arange(len(rows), device=rows.device)
-                out[t].root_mask = place_of < roots
-            place[rows] = torch.arange(len(rows), device=rows.device)
-            # Copies, of the width that this type has.
-            store, width = out[t], self.widths[t]
-            store.x = flat.x.index_select(0, rows)
-            if width < flat.x.size(1):
-                store.x = store.x[:, :width].contiguous()
-            for name in ('n_id', 'batch'):
-                if name in flat:
-                    value = flat[name].index_select(0, rows)
-                    first = self.first[t] if name == 'n_id' else 0
-                    store[name] = value - first
-        for k, e in enumerate(self.edge_types):
-            at = (flat.edge_type == k).nonzero().view(-1)
-            out[e].edge_index = place[flat.edge_index.index_select(1, at)]
+                store.root_mask = made[k] < roots
+            # A copy, of the width that this type has.
+            store.x = flat.x.index_select(0, rows[k].view(-1))
+            if self.widths[t] < flat.x.size(1):
+                store.x = store.x[:, : self.widths[t]].contiguous()
+            if 'n_id' in parts:
+                store.n_id = parts['n_id'][k] - self.first[t]
+            if 'batch' in parts:
+                store.batch = parts['batch'][k]
+        kinds = range(len(self.edge_types))
+        edges = [(flat.edge_type == k).nonzero() for k in kinds]
+        if edges:
+            at = torch.cat(edges).view(-1)
+            ends = place[flat.edge_index.index_select(1, at)]
+            split = ends.split([len(each) for each in edges], 1)
+            for e, pair in zip(self.edge_types, split, strict=True):
+                out[e].edge_index = pair.contiguous()
         for name in ('y', 'input_id', 'batch_size'):
             if name in flat:
                 out[self.target][name] = flat[name]
