@@ -275,12 +275,9 @@ class Tape:
         if gradients.chosen == 'bookkeeping':
             named = dict(module.named_parameters())
             self._params = {n: p for n, p in named.items() if p.requires_grad}
-            constants: list[Tensor] = [
-                p for p in named.values() if not p.requires_grad
-            ]
-            for part in module.modules():
-                held = part._buffers.values()
-                constants += [b for b in held if b is not None]
+            held = (part._buffers.values() for part in module.modules())
+            constants = [b for some in held for b in some if b is not None]
+            constants += [p for p in named.values() if not p.requires_grad]
             self._mode = Recorder(
                 self._params, tracker, constants, gradients.rowwise
             )
