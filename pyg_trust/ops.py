@@ -1315,9 +1315,20 @@ class ClipUses(NamedTuple):
 
     grads: Annotated[list[Tensor], _Matrices('d')]
     inners: Annotated[list[Tensor], _Matrices('w')]
-    rows: Annotated[Tensor, Form(_LONG, 'm')]
+    rows: Annotated[Tensor, Form(_LONG, 'm', below='n: the rows')]
     owner: Annotated[Tensor, Form(_LONG, 'm')]
     pairs: Annotated[Tensor, Form(_LONG, 'num_pairs', 2)]
+
+    def check(self, units: int) -> None:
+        """Refuse units and places that do not exist.
+
+        Args:
+            units (int): how many units there are.
+        """
+        check_range('owner', self.owner, units, 'the units')
+        for side, known in enumerate((self.grads, self.inners)):
+            what = f'the {("grads", "inners")[side]}'
+            check_range('pairs', self.pairs[:, side], len(known) or 1, what)
 
 
 Using = Annotated[ClipUses, Parts(ClipUses)]
@@ -1358,6 +1369,7 @@ def clip_sizes(uses: Using, units: Natural) -> tuple[Tensor, ...]:
         :math:`2^{-k} |\gamma|_\infty`; ``[num_inners, m]``, :math:`2^{-k}` of
         the inputs; and ``[num_grads, units, d]``, the sums of copies.
     """
+    uses.check(units)
     return _ops.clip_sizes.default(*uses, units)
 
 
@@ -1381,6 +1393,12 @@ def clip_sums(
     Returns:
         Tensor: int64, ``[num_pairs, d, w]``; of copies ``[num_pairs, d, 1]``.
     """
+    uses.check(len(each))
+    if len(scale) != len(uses.inners):
+        raise ValueError(
+            f"'scale' needs to have a row for each of 'inners', "
+            f'{len(uses.inners)} (got {len(scale)})'
+        )
     return _ops.clip_sums.default(*uses, scale, each, only)
 
 

@@ -169,6 +169,11 @@ def clip_uses(**other: Any) -> ops.ClipUses:
     return ops.ClipUses(**{**given, **other})
 
 
+def places(*given: Any) -> torch.Tensor:
+    """Places, of which some are out of range."""
+    return torch.tensor(given)
+
+
 USES = values(
     3,
     None,
@@ -178,9 +183,17 @@ USES = values(
         for name, wrongs in {
             'grads': (3, [], [3], [torch.ones(3)], [torch.ones(3, 2).long()]),
             'inners': (None, [torch.ones(2, 4)], [torch.ones(3, 4).double()]),
-            'rows': (None, torch.ones(2), torch.ones(2, 2).long()),
-            'owner': ('0', torch.zeros(3).long()),
-            'pairs': (None, torch.zeros(1, 3).long(), torch.zeros(1, 2)),
+            'rows': (
+                None,
+                torch.ones(2),
+                torch.ones(2, 2).long(),
+                places(0, 3),
+            ),
+            'owner': ('0', torch.zeros(3).long(), places(0, 2), places(-1, 0)),
+            'pairs': (
+                *(None, torch.zeros(1, 3).long(), torch.zeros(1, 2)),
+                *(places([0, 1]), places([1, 0]), places([0, -1])),
+            ),
         }.items()
         for wrong in wrongs
     ),
@@ -209,7 +222,10 @@ entry(
     },
     names={**INSIDE, 'uses': "'(uses|grads|inners|rows|owner|pairs|scale)'"},
     uses=USES,
-    scale=values(3, None, torch.ones(1, 2), torch.ones(1, 3).double()),
+    scale=values(
+        *(3, None, torch.ones(1, 2), torch.ones(1, 3).double()),
+        torch.ones(2, 2).double(),
+    ),
     each=values(3, None, torch.ones(2), torch.ones(1, 2).double()),
     only=integer(-1),
 )
