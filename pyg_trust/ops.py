@@ -1289,7 +1289,7 @@ class _Matrices(Constraint):
                 f"'{name}' needs to be {self.need} "
                 f'(got {type(value).__name__})'
             )
-        if 'n' not in sizes:  # they lead
+        if 'n' not in sizes:  # The first list sets rows and dtype.
             if not value:
                 raise ValueError(f"'{name}' needs to have a matrix (got none)")
             check_dtype(name, value[0], REAL)
@@ -1339,7 +1339,7 @@ def clip_rows(
     grad: Annotated[Tensor, Form(None, 'n', 'd')],
     inners: Annotated[list[Tensor], _Matrices()],
 ) -> Tensor:
-    r"""Find rows whose gradient is not zero, or an input of which not finite.
+    r"""Find rows whose gradient is not zero or whose input is not finite.
 
     Args:
         grad (Tensor): float32 or float64, ``[n, d]``, on the CPU.

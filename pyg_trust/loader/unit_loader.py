@@ -69,8 +69,8 @@ class UnitLoader(DrawnUnits):
     one person's contents change one clipped gradient, by at most :math:`2C`.
     The pairs are public and fixed, and so is the selection: a person who
     leaves would re-route the walks of others. Protected is all else: features
-    and labels, other edges, and, of the rows owned alone, how many they are
-    but for those with edges of :obj:`along`.
+    and labels, other edges, and how many rows each owns alone, not counting
+    rows with edges of :obj:`along`.
 
     **Labels of other rows.** With ``input_nodes=('order', mask)`` the labels
     are those of rows that persons own, as many as each has, or, with
@@ -98,7 +98,7 @@ class UnitLoader(DrawnUnits):
             F.cross_entropy(out, batch['author'].y).backward()
             optimizer.step()
 
-    Predict from :meth:`own_view`, which is of all persons that you ask for.
+    Predict from :meth:`own_view`, of all persons or of some.
 
     In private training, rows are for the model alone: until ``backward()``
     the batch has made-up rows in their place, one target row for each
@@ -401,15 +401,14 @@ class UnitLoader(DrawnUnits):
 
     @validated
     def own_view(self, persons: Tensor | None = None) -> HeteroData:
-        """Return the input that a trained model predicts for persons from.
+        """Return the input from which a trained model predicts for persons.
 
         A person's subgraph is as in training that of this person alone, with
         all rows that it owns; with ``relation='contents'`` also those that it
-        shares with others, each owner with a copy. (A claim lacks many, and
-        .06 to .08 of accuracy were lost on DBLP where predictions lacked
-        them, too.) Without that relation joint rows are left out: no weight
-        was trained on one. Rows of the target type have a prediction each:
-        row :math:`i` of the table of persons is that of ``persons[i]``.
+        shares with others, each owner with a copy. (On DBLP, predictions
+        without shared rows lost .06 to .08 of accuracy.) Without that
+        relation joint rows are left out: no weight was trained on one. Rows
+        of the target type have a prediction each: row :math:`i` of the table of persons is that of ``persons[i]``.
 
         Nothing covers a prediction: give it to the person alone.
 

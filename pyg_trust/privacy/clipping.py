@@ -601,9 +601,12 @@ class Book:
 
     def _linear(self, stack: _Stack, sizes: Sizes) -> None:
         # The same, of linear maps of rows of the same subgraphs.
-        bounds = self._native if stack.native else self._bounds
+        if stack.native:
+            found, _ = self._native(stack, sizes)
+        else:
+            found = self._bounds(stack, sizes)
         # The last two: products that underflow, of one matrix times another.
-        tau, kappa, terms, *under = bounds(stack, sizes)[0]
+        tau, kappa, terms, *under = found
         rows, cols = stack.widths
         unit, tiny = precision(next(iter(stack.grads.values())).dtype)
         count = min(rows, _BLOCK) + min(cols, _BLOCK) + 16
@@ -622,7 +625,7 @@ class Book:
         sizes.weight = torch.maximum(sizes.weight, weight)
         return found.mul_(_UP), total
 
-    def _bounds(self, stack: _Stack, sizes: Sizes) -> tuple[Tensor]:
+    def _bounds(self, stack: _Stack, sizes: Sizes) -> Tensor:
         # What tau is of, kappa, products of lengths, and lengths.
         live, (rows, cols) = stack.live, stack.widths
         out, width = math.sqrt(rows), math.sqrt(cols)
@@ -640,7 +643,7 @@ class Book:
                 *(length * others, others, length),
             ]
         )
-        return (self._by_owner(values, live.owner),)
+        return self._by_owner(values, live.owner)
 
     def _norms(
         self, stack: _Stack, terms: Tensor, more: Tensor
@@ -787,14 +790,12 @@ class Book:
         # Sums of so few rows at a time that each of them is exact: 0 of all
         # of them, 1 of one subgraph's.
         if stack.native:
-            each = factors / clip.grid(norm)
+            each, known = factors / clip.grid(norm), stack.uses()
+            (scale,) = stack.scales
             for to, unit in enumerate((-1,) if of is None else (-1, of)):
-                (scale,) = stack.scales
-                made = ops.clip_sums(stack.uses(), scale, each, unit)
-                for uses, value in zip(
-                    stack.pairs.values(), made, strict=True
-                ):
-                    yield to, uses, value
+                made = ops.clip_sums(known, scale, each, unit)
+                pairs = zip(stack.pairs.values(), made, strict=True)
+                yield from ((to, uses, value) for uses, value in pairs)
             return
         live, (top, *powers) = stack.live, stack.scales
         each = factors.index_select(0, live.owner)

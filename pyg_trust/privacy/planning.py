@@ -409,8 +409,9 @@ def search(
             and a score, the higher the better. The score has to be a function
             of the weights and of public data: an accuracy on private rows is
             a release of its own, that nothing here accounts for. So are
-            later rows of persons who train: score on other persons, who let
-            you (:meth:`PrivacyUnit.split <pyg_trust.unit.PrivacyUnit.split>`).
+            all rows of persons who train, later ones too: score on other
+            persons, who agreed
+            (:meth:`PrivacyUnit.split <pyg_trust.unit.PrivacyUnit.split>`).
         candidates (sequence): the settings, chosen without looking at private
             data.
         bound (Accountant): a bound of what a run may spend with any settings

@@ -116,12 +116,14 @@ class Recorder(Watch):
         self.problem: str | None = None
         #: The user's own rules that were followed.
         self.own: set[str] = set()
-        self._own = {id(p): Weight(p, frozenset([id(p)])) for p in self.params}
+        self._trained = {
+            id(p): Weight(p, frozenset([id(p)])) for p in self.params
+        }
         self._weights = Notes()
 
     def weight(self, tensor: Tensor) -> Weight | None:
         """Return the ``Weight`` of a tensor made of parameters, or None."""
-        return self._own.get(id(tensor)) or self._weights.get(tensor)
+        return self._trained.get(id(tensor)) or self._weights.get(tensor)
 
     def call(
         self, func: Callable[..., Any], args: Args, kwargs: Kwargs

@@ -387,7 +387,7 @@ def _together(
     if ACCOUNTANTS.is_own(account.mechanism()):
         return ()
     if loader.resample_every and loader.sampling != 'poisson':
-        # The account of several is of one number of units.
+        # Partitions differ in size, and a group's account takes one size.
         return ()
     # How many persons there are is private where one more is a neighbour.
     known = loader.form != 'withdraw'

@@ -26,6 +26,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_trust.functional.claims import _listed
 from pyg_trust.functional.walks import DisjointWalks
 from pyg_trust.loader import DisjointWalkLoader, UnitLoader
+from pyg_trust.loader.schema import Schema
 
 Part = dict[Any, Tensor]
 
@@ -864,3 +865,57 @@ def test_wrong_arguments() -> None:
     unit = declared(data, same=torch.tensor([[1], [5]]))
     with pytest.raises(ValueError, match='one row each'):
         UnitLoader(data, unit, 4)
+
+
+@pytest.mark.parametrize('several', [False, True])
+@pytest.mark.parametrize('seed', range(5))
+def test_types_are_told_apart_in_any_order(seed: int, several: bool) -> None:
+    draw, data = random.Random(seed), shop(seed)
+    schema = Schema(data, 'order', dict.fromkeys(data.node_types, 50), several)
+    types, kinds = schema.node_types, schema.edge_types
+    # Some types have no row, and some kinds no edge.
+    here = [k for k in range(len(types) + several) if draw.random() < 0.7]
+    rows = [draw.choice(here or [0]) for _ in range(30)]
+    of = [0 if k == len(types) else k for k in rows]
+    flat = Data(x=torch.rand(30, 4), num_nodes=30)
+    flat.node_type = torch.tensor(rows).int()
+    flat.n_id, flat.batch = torch.arange(200, 230), torch.arange(30) // 3
+    places: list[list[int]] = [[] for _ in types]
+    for wanted in (range(len(types)), [len(types)]):
+        for i, k in enumerate(rows):
+            if k in wanted:
+                places[of[i]].append(i)
+    edges = []
+    for e, (a, _, b) in enumerate(kinds):
+        for u in places[types.index(a)][:4]:
+            for v in places[types.index(b)][-3:]:
+                edges.append((e, u, v))
+    draw.shuffle(edges)
+    flat.edge_type = torch.tensor([e for e, *_ in edges]).int()
+    flat.edge_index = torch.tensor([pair for _, *pair in edges])
+    flat.edge_index = flat.edge_index.long().view(-1, 2).t().contiguous()
+    before = flat.clone()
+    made = schema.typed(flat)
+    for k, t in enumerate(types):
+        at, store = torch.tensor(places[k]).long(), made[t]
+        assert store.x.equal(flat.x[at, : WIDTHS[t]])
+        assert store.n_id.equal(flat.n_id[at] - schema.first[t])
+        assert store.batch.equal(flat.batch[at])
+        if t == 'order' and several:
+            assert store.root_mask.tolist() == [rows[i] == 0 for i in at]
+        # A model that writes to one type leaves the others alone.
+        for name in ('x', 'n_id', 'batch'):
+            store[name].add_(1)
+    for e, (a, _, b) in enumerate(kinds):
+        ends = [places[types.index(t)] for t in (a, b)]
+        assert made[kinds[e]].edge_index.t().tolist() == [
+            [ends[0].index(u), ends[1].index(v)]
+            for kind, u, v in edges
+            if kind == e
+        ]
+        made[kinds[e]].edge_index.add_(1)
+    assert all(flat[key].equal(before[key]) for key in ('x', 'n_id', 'batch'))
+    assert flat.edge_index.equal(before.edge_index)
+    for name in ('n_id', 'batch'):
+        del flat[name]
+        assert name not in schema.typed(flat)['user']

@@ -1,6 +1,8 @@
 """Shards of typed graphs: a person who goes leaves no bit in any table."""
 
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -157,6 +159,20 @@ def test_persons_of_what_remains_are_those_of_the_model(how: str) -> None:
     model.remove(RemovalRequest.batch(both))
     gone = [0, 1, 7, 9, 20, 21]
     assert model.n_id.tolist() == [i for i in range(N) if i not in gone]
+
+
+def test_a_removal_keeps_nothing_of_the_unit_that_named_the_person() -> None:
+    # A unit has the owners of all rows: a line that kept it would, too.
+    data = graph()
+    model = unlearner(data)
+    unit = declared(data)
+    request = RemovalRequest(persons=[3], unit=unit)
+    held = weakref.ref(unit), weakref.ref(request)
+    model.remove(request)
+    del unit, request
+    gc.collect()
+    assert [each() for each in held] == [None, None]
+    assert model.ledger.entries[-1].request  # names, without a unit
 
 
 def test_persons_of_another_unit_are_refused() -> None:
