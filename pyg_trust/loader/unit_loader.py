@@ -408,7 +408,8 @@ class UnitLoader(DrawnUnits):
         shares with others, each owner with a copy. (On DBLP, predictions
         without shared rows lost .06 to .08 of accuracy.) Without that
         relation joint rows are left out: no weight was trained on one. Rows
-        of the target type have a prediction each: row :math:`i` of the table of persons is that of ``persons[i]``.
+        of the target type have a prediction each: row :math:`i` of the table
+        of persons is that of ``persons[i]``.
 
         Nothing covers a prediction: give it to the person alone.
 
