@@ -1319,12 +1319,8 @@ class ClipUses(NamedTuple):
     owner: Annotated[Tensor, Form(_LONG, 'm')]
     pairs: Annotated[Tensor, Form(_LONG, 'num_pairs', 2)]
 
-    def check(self, units: int) -> None:
-        """Refuse units and places that do not exist.
-
-        Args:
-            units (int): how many units there are.
-        """
+    def _check(self, units: int) -> None:
+        # Refuse units and places that do not exist.
         check_range('owner', self.owner, units, 'the units')
         for side, known in enumerate((self.grads, self.inners)):
             what = f'the {("grads", "inners")[side]}'
@@ -1369,7 +1365,7 @@ def clip_sizes(uses: Using, units: Natural) -> tuple[Tensor, ...]:
         :math:`2^{-k} |\gamma|_\infty`; ``[num_inners, m]``, :math:`2^{-k}` of
         the inputs; and ``[num_grads, units, d]``, the sums of copies.
     """
-    uses.check(units)
+    uses._check(units)
     return _ops.clip_sizes.default(*uses, units)
 
 
@@ -1393,7 +1389,7 @@ def clip_sums(
     Returns:
         Tensor: int64, ``[num_pairs, d, w]``; of copies ``[num_pairs, d, 1]``.
     """
-    uses.check(len(each))
+    uses._check(len(each))
     if len(scale) != len(uses.inners):
         raise ValueError(
             f"'scale' needs to have a row for each of 'inners', "

@@ -466,7 +466,7 @@ def check_range(
     Private entries are left out of the error's text.
     """
     if value.numel() > 0:
-        low, high = int(value.min()), int(value.max())
+        low, high = torch.stack(value.aminmax()).tolist()
         if low < 0 or high >= size:
             got = '(got others)' if private else f'(got {low} to {high})'
             raise ValueError(

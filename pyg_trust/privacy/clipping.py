@@ -44,6 +44,7 @@ used several times for the same rows and gradients is computed once.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -214,6 +215,7 @@ class _Stack:
         sides = self.grads.values(), self.inners.values()
         return tuple(v.size(1) for side in sides for v in [*side][:1])
 
+    @cached_property
     def uses(self) -> ops.ClipUses:
         # What the library reads.
         live, known = self.live, [[*self.grads], [*self.inners]]
@@ -619,7 +621,7 @@ class Book:
     def _native(self, stack: _Stack, sizes: Sizes) -> tuple[Tensor, Tensor]:
         # By the library: what `_bounds` returns, and sums of copies.
         found, weight, scale, total = ops.clip_sizes(
-            stack.uses(), self.num_subgraphs
+            stack.uses, self.num_subgraphs
         )
         stack.scales = (scale,)
         sizes.weight = torch.maximum(sizes.weight, weight)
@@ -790,7 +792,7 @@ class Book:
         # Sums of so few rows at a time that each of them is exact: 0 of all
         # of them, 1 of one subgraph's.
         if stack.native:
-            each, known = factors / clip.grid(norm), stack.uses()
+            each, known = factors / clip.grid(norm), stack.uses
             (scale,) = stack.scales
             for to, unit in enumerate((-1,) if of is None else (-1, of)):
                 made = ops.clip_sums(known, scale, each, unit)

@@ -86,6 +86,8 @@ class Pins:
                 return name
             now = p.detach()
             kept = kept.to(now.device)
+            if now.is_cpu and torch.equal(now, kept):
+                continue
             moved = (now != kept) & ~(now.isnan() & kept.isnan())
             names.append(name)
             flags.append(moved.any())
