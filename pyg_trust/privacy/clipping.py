@@ -271,6 +271,7 @@ class Book:
         if recorder.problem is not None:
             raise Unsupported(recorder.problem)
         recorder.check_complete(outputs)
+        recorder.check_hooks()
         self.recorder = recorder
         self.num_subgraphs = num_subgraphs
         self._layouts: dict[int, tuple[Tensor, _Layout]] = {}
@@ -339,6 +340,11 @@ class Book:
     def _add(self, cluster: _Cluster, use: Use, grad: Tensor) -> None:
         owner = use.rows.owner
         assert owner is not None
+        if grad.size(use.axis) != len(owner):
+            raise Unsupported(
+                f'{self._name(use.base)}: the rows that use it were taken for '
+                'others'
+            )
         if use.kind == LINEAR:
             assert use.input is not None
             shape = [1] * (grad.dim() - 1)
