@@ -340,11 +340,6 @@ class Book:
     def _add(self, cluster: _Cluster, use: Use, grad: Tensor) -> None:
         owner = use.rows.owner
         assert owner is not None
-        if grad.size(use.axis) != len(owner):
-            raise Unsupported(
-                f'{self._name(use.base)}: the rows that use it were taken for '
-                'others'
-            )
         if use.kind == LINEAR:
             assert use.input is not None
             shape = [1] * (grad.dim() - 1)
