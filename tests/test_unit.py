@@ -560,6 +560,13 @@ def test_a_declaration_stays_as_it_is() -> None:
             unit.check(data)
         tensor.copy_(kept)
         unit.check(data)
+    # A removal takes edges by their places, which are others now.
+    same = data.clone()
+    for edge_type in data.edge_types:
+        index = data[edge_type].edge_index
+        index.copy_(index.flip(1))
+    with pytest.raises(ValueError, match="'unit' needs to stay"):
+        unit.check(same)
 
 
 def test_names_do_not_change_after_the_declaration() -> None:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from pyg_trust.privacy.rows import Args, Kwargs
 # Names that PyG has for how many subgraphs there are.
 _COUNTS = ('batch_size', 'num_graphs')
 NODE, EDGE, INDEX = 'node', 'edge', 'index'
+# Functions that return sizes, and no tensor.
+_SHAPES: frozenset[Any] = frozenset([Tensor.dim, Tensor.size, Tensor.numel])
 
 Leaf = Callable[[str, Any], Any]
 
@@ -42,6 +45,22 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         """Call a torch function; subclasses may replace its result."""
         return func(*args, **kwargs)
+
+
+@cache
+def name_of(func: Any) -> str | None:
+    """Return a function's name; None if it has nothing to do with rows.
+
+    Args:
+        func (callable): a torch function.
+    """
+    name: str = getattr(func, '__name__', '')
+    of = getattr(getattr(func, '__self__', None), '__name__', '')
+    if name == '__get__':
+        return of if of in ('T', 'mT') else None
+    if name == '__set__':
+        return 'set_' if of == 'data' else None
+    return None if func in _SHAPES else name
 
 
 class Call:

@@ -273,6 +273,7 @@ class Book:
         if recorder.problem is not None:
             raise Unsupported(recorder.problem)
         recorder.check_complete(outputs)
+        recorder.check_hooks()
         self.recorder = recorder
         self.num_subgraphs = num_subgraphs
         self._layouts: dict[int, tuple[Tensor, _Layout]] = {}

@@ -12,8 +12,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_trust import rng
-from pyg_trust.privacy.calls import Unsupported, Watch
-from pyg_trust.privacy.rows import Args, Conflict, Kwargs, Rows, RowTracker
+from pyg_trust.privacy.calls import Unsupported, Watch, name_of
+from pyg_trust.privacy.rows import (
+    Args,
+    Conflict,
+    Kwargs,
+    Rows,
+    RowTracker,
+    tensors_of,
+)
 
 _DROPOUT = (F.dropout, torch.dropout)
 _DROPOUTS = frozenset(
@@ -142,11 +149,13 @@ class KeepDraws(Watch):
         dropped = self.draws.drop(func, args, kwargs)
         if dropped is not None:
             return dropped
+        tensors = tensors_of(args, kwargs)
+        versions = [t._version for t in tensors]
         out = func(*args, **kwargs)
-        name = getattr(func, '__name__', '')
-        if name != '__get__':
+        name = name_of(func)
+        if name is not None:
             try:
-                self.tracker.follow(name, args, kwargs, out)
+                self.tracker.follow(name, args, kwargs, out, tensors, versions)
             except Conflict:
                 self.draws.complete = False
         return out

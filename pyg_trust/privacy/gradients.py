@@ -1,3 +1,4 @@
+# Longer than 700 lines because a tape and what it is checked by are one.
 r"""Gradients per subgraph, clipped and summed, for any PyG model.
 
 A batch of node-disjoint subgraphs is one graph without edges between them. If
@@ -18,7 +19,7 @@ counts as zero. :class:`SubgraphGradients` computes it.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Annotated, Any
@@ -166,7 +167,9 @@ class SubgraphGradients:
                 two subgraphs.
             RuntimeError: if the module is called again.
         """
-        tape = Tape(self, check_owner(owner, num_subgraphs), num_subgraphs)
+        # A module that writes into 'batch' does not change this one.
+        owner = check_owner(owner, num_subgraphs).clone()
+        tape = Tape(self, owner, num_subgraphs)
         with ExitStack() as stack:
             stack.callback(tape._stop)
             before = self.module.register_forward_pre_hook(
@@ -250,6 +253,10 @@ class Tape:
         self._modes = ExitStack()
         self._masks: list[Mask] | None = None
         self._returned: list[Tensor] = []
+        # The arguments as they were before the call, and the parameters as
+        # they were after it.
+        self._given: list[tuple[Tensor, int]] = []
+        self._weights: list[tuple[Tensor, int]] = []
         # The trained parameters of a recorded call.
         self._params: dict[str, Tensor] = {}
         self._random_state = random_state(owner.device)
@@ -264,9 +271,14 @@ class Tape:
         if gradients.chosen is None:
             gradients._choose(call)
         self._call = call
+        self._given = _versions(value for _, value in call.leaves())
         if gradients.chosen == 'functorch':
             return
         tracker = RowTracker()
+        # Where rows of nodes are as many as edges, either may be meant.
+        tracker.known(call.owner)
+        if call.edges is not None and call.edges.size(1) == len(call.owner):
+            tracker.known(call.owner[call.edges[0]])
         for name, value in call.leaves():
             rows = call.rows(name, value)
             if rows is not None:
@@ -288,6 +300,7 @@ class Tape:
     def _on_return(self, module: nn.Module, args: Args, output: Any) -> None:
         self._stop()
         self._returned = tensors_in(output)
+        self._weights = _versions(module.parameters())
         if isinstance(self._mode, Recorder):
             self._gradients.own_rules |= self._mode.own
             self._gradients.foreign |= self._mode.foreign
@@ -368,6 +381,7 @@ class Tape:
                     of,
                 )
                 return ClippedSum.of(clipped, params, method, reason)
+            self._check_weights()
             if method == 'functorch':
                 if not all(torch.equal(o, self._owner) for o in owners):
                     raise Unsupported(
@@ -375,7 +389,7 @@ class Tape:
                     )
                 clipped = fallbacks.functorch(
                     params,
-                    self._call,
+                    self._unchanged(),
                     grads,
                     max_grad_norm,
                     automatic,
@@ -390,6 +404,7 @@ class Tape:
                 ) from error
             reason = f'not {method!r}: {error}'
             method = 'vjp'
+            self._check_weights()
         # A gradient that is not finite is searched for in smaller groups.
         gradients.together |= method != 'loop'
         chunk_size = 0 if method == 'loop' else gradients.chunk_size
@@ -470,10 +485,9 @@ class Tape:
         # The subgraphs of a group, without the others, with the same masks
         # of dropout.
         places, masks = self._places(outputs), self._masks
-        assert self._call is not None
         assert places is not None
         assert masks is not None
-        call, _ = self._call.extract(group)
+        call, _ = self._unchanged().extract(group)
         number = self._numbers(group)
         again = UseDraws(masks, number >= 0) if masks else nullcontext()
         with torch.enable_grad(), again:
@@ -490,6 +504,23 @@ class Tape:
                     f'{list(out.shape)} and {list(part.grads[-1].shape)})'
                 )
         return part
+
+    def _check_weights(self) -> None:
+        if _changed(self._weights):
+            raise ValueError(
+                "'module' needs to keep its parameters until its gradients "
+                'are summed (one was changed in place)'
+            )
+
+    def _unchanged(self) -> Call:
+        # The call, which is about to be made again.
+        assert self._call is not None
+        if _changed(self._given):
+            raise ValueError(
+                "'module' needs to keep its arguments, as it is called again "
+                'with them (one was changed in place)'
+            )
+        return self._call
 
     def _numbers(self, group: Tensor) -> Tensor:
         # The place of each subgraph in a group, -1 for those outside.
@@ -517,12 +548,12 @@ class Tape:
                 'gradient is not finite, and its subgraph is found by a '
                 'second call)'
             )
-        assert self._call is not None
+        call = self._unchanged()
         outside = (number < 0).nonzero().view(-1)
-        leaf = self._call.without(outside, _SEED)
+        leaf = call.without(outside, _SEED)
         with torch.random.fork_rng(), torch.enable_grad():
             set_random_state(self._random_state, self._owner.device)
-            returned = tensors_in(self._call.run(leaf))
+            returned = tensors_in(call.run(leaf))
         return Part([returned[i] for i in places], grads, numbers)
 
 
@@ -686,6 +717,14 @@ def check_max_grad_norm(max_grad_norm: float) -> float:
         )
     check_norm('max_grad_norm', max_grad_norm)
     return max_grad_norm
+
+
+def _changed(given: list[tuple[Tensor, int]]) -> bool:
+    return any(tensor._version != version for tensor, version in given)
+
+
+def _versions(values: Iterable[Any]) -> list[tuple[Tensor, int]]:
+    return [(v, v._version) for v in values if isinstance(v, Tensor)]
 
 
 def _as_list(name: str, value: Tensor | Sequence[Tensor]) -> list[Tensor]:

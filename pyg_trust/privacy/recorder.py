@@ -6,7 +6,6 @@ records :mod:`pyg_trust.privacy.clipping` makes norms and clipped sums.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from pyg_trust.privacy import rowwise
-from pyg_trust.privacy.calls import Unsupported, Watch
+from pyg_trust.privacy.calls import Unsupported, Watch, name_of
 from pyg_trust.privacy.draws import Masks
 from pyg_trust.privacy.layer_rules import LAYER_RULES
 from pyg_trust.privacy.rows import (
@@ -37,8 +36,6 @@ _VIEWS = names(
     """
 )
 LINEAR, ROWS = 'linear', 'rows'
-# Functions that return sizes, and no tensor.
-_SHAPES: frozenset[Any] = frozenset([Tensor.dim, Tensor.size, Tensor.numel])
 
 
 @dataclass(eq=False)
@@ -129,7 +126,7 @@ class Recorder(Watch):
         self, func: Callable[..., Any], args: Args, kwargs: Kwargs
     ) -> Any:
         """Make a call; note uses of parameters, and follow other rows."""
-        name = _name(func)
+        name = name_of(func)
         if name is None or self.problem is not None:
             return func(*args, **kwargs)
         tensors = tensors_of(args, kwargs)
@@ -144,9 +141,10 @@ class Recorder(Watch):
         dropped = self.draws.drop(func, args, kwargs)
         if dropped is not None:
             return dropped
+        versions = [t._version for t in tensors]
         out = self.compute(func, name, args, kwargs)
         try:
-            self.tracker.follow(name, args, kwargs, out, tensors)
+            self.tracker.follow(name, args, kwargs, out, tensors, versions)
         except Conflict as error:
             self.problem = f"in '{name}', {error}"
         return out
@@ -183,7 +181,10 @@ class Recorder(Watch):
         try:
             copies = name == 'expand' and _is_row(*args)
             if len(weights) == len(tensors) and base == name and not copies:
+                versions = [w._version for w in weights]
                 out = func(*args, **kwargs)
+                if versions != [w._version for w in weights]:
+                    self._note_problem(weights, f"'{name}' writes into it")
                 self.derive(name, out, weights)
                 return out
             if name in LAYER_RULES:
@@ -196,13 +197,16 @@ class Recorder(Watch):
             )
         except (Unsupported, Conflict, *FAILURES) as error:
             # A call with wrong arguments fails again below.
-            what = sorted(
-                self.names[p]
-                for w in weights
-                for p in self.weight(w).params  # type: ignore[union-attr]
-            )
-            self.problem = f'{", ".join(what)}: {error}'
+            self._note_problem(weights, error)
         return func(*args, **kwargs)
+
+    def _note_problem(self, weights: list[Tensor], error: object) -> None:
+        what = sorted(
+            self.names[p]
+            for w in weights
+            for p in self.weight(w).params  # type: ignore[union-attr]
+        )
+        self.problem = f'{", ".join(what)}: {error}'
 
     def derive(self, name: str, out: Any, weights: list[Tensor]) -> None:
         """Note that a result is made of parameters alone."""
@@ -299,6 +303,14 @@ class Recorder(Watch):
         full = full.view(*[1] * (dim - full.dim()), *full.shape)
         self.uses.append(Use(full, found.base, ROWS, edge, rows, axis))
 
+    def check_hooks(self) -> None:
+        """Check that no parameter has a hook, which changes its gradient."""
+        for param in self.params:
+            if param._backward_hooks:
+                raise Unsupported(
+                    f'{self.names[id(param)]}: it has a hook on its gradient'
+                )
+
     def check_complete(self, outputs: Iterable[Tensor]) -> None:
         """Check that every use of a parameter by the outputs is recorded."""
         params = {id(p) for p in self.params}
@@ -320,16 +332,6 @@ class Recorder(Watch):
                     continue
                 seen.add(child)
                 todo.append(child)
-
-
-@cache
-def _name(func: Any) -> str | None:
-    # None for what returns no tensor but the one it is called on.
-    name: str = getattr(func, '__name__', '')
-    if name == '__get__':
-        name = getattr(getattr(func, '__self__', None), '__name__', '')
-        return name if name in ('T', 'mT') else None
-    return None if func in _SHAPES else name
 
 
 def _is_row(weight: Tensor, *sizes: Any) -> bool:

@@ -1,7 +1,9 @@
+# Longer than 700 lines because one table says what each function does to rows,
+# also where it writes in place.
 """Track the subgraph of each row of a tensor through a forward pass."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -22,19 +24,18 @@ _POINTWISE = names(
     """
     abs add addcdiv addcmul alpha_dropout celu ceil clamp clamp_max
     clamp_min clip clone contiguous copysign cos cosh detach div divide
-    dropout elu empty_like eq erf erfc exp expm1 float floor fmod full_like
-    ge gelu gt half hardsigmoid hardswish hardtanh isfinite isinf isnan
-    isneginf isposinf le leaky_relu lerp log log10 log1p log2 logical_and
-    logical_not logical_or logical_xor logit logsigmoid lt masked_fill
-    maximum minimum mish mul multiply nan_to_num ne neg negative ones_like
-    pow prelu rand_like randn_like reciprocal relu relu6 round rrelu rsqrt
-    rsub selu sgn sigmoid sign silu sin sinh softplus softshrink softsign
-    sqrt square sub subtract tan tanh tanhshrink threshold to true_divide
-    trunc type_as where xlogy zeros_like double type masked_fill_ fill_
-    zero_ copy_ bool long int bfloat16 hardshrink floor_divide remainder
-    dropout_ relu_ __radd__ __rsub__ __rmul__ __rdiv__ __rtruediv__
-    __rpow__ __pow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__
-    __or__ __invert__ requires_grad_ feature_alpha_dropout
+    dropout elu eq erf erfc exp expm1 float floor fmod ge gelu gt half
+    hardsigmoid hardswish hardtanh isfinite isinf isnan isneginf isposinf le
+    leaky_relu lerp log log10 log1p log2 logical_and logical_not logical_or
+    logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul
+    multiply nan_to_num ne neg negative pow prelu reciprocal relu relu6 round
+    rrelu rsqrt rsub selu sgn sigmoid sign silu sin sinh softplus softshrink
+    softsign sqrt square sub subtract tan tanh tanhshrink threshold to
+    true_divide trunc type_as where xlogy double type masked_fill_ copy_ bool
+    long int bfloat16 hardshrink floor_divide remainder dropout_ relu_
+    __radd__ __rsub__ __rmul__ __rdiv__ __rtruediv__ __rpow__ __pow__ __eq__
+    __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __invert__
+    requires_grad_ feature_alpha_dropout
     """
 )
 _REDUCTIONS = names(
@@ -45,6 +46,8 @@ _REDUCTIONS = names(
     gumbel_softmax glu layer_norm rms_norm
     """
 )
+# Write the same number everywhere.
+_FILLS = ('fill_', 'zero_')
 _VIEWS = frozenset(
     ('view', 'reshape', 'flatten', 'unflatten', 'view_as', 'reshape_as')
 )
@@ -119,6 +122,10 @@ class Notes:
     def drop(self, tensor: Tensor) -> None:
         """Forget what is known of a tensor."""
         self._at.pop(id(tensor), None)
+
+    def tensors(self) -> list[Tensor]:
+        """List the tensors of which something is known."""
+        return [t for ref, _ in self._at.values() if (t := ref()) is not None]
 
 
 class RowTracker:
@@ -200,21 +207,43 @@ class RowTracker:
         kwargs: Kwargs,
         out: Any,
         tensors: list[Tensor] | None = None,
+        versions: Sequence[int] = (),
     ) -> None:
         """Record the rows of a function's result.
 
-        ``tensors`` are those among the arguments, if they are known.
+        Args:
+            name (str): the name of the function.
+            args (tuple): its positional arguments.
+            kwargs (dict): its named arguments.
+            out (Any): its result.
+            tensors (list[Tensor], optional): the tensors among the arguments.
+                (default: :obj:`None`)
+            versions (Sequence[int]): the versions of :obj:`tensors` before
+                the call, which tell what it wrote into. (default: :obj:`()`)
 
         Raises:
             Conflict: if rows of different subgraphs meet.
         """
         if tensors is None:
             tensors = tensors_of(args, kwargs)
+        written = [
+            t
+            for t, version in zip(tensors, versions, strict=False)
+            if t._version != version
+        ]
+        if not written and _writes(name):
+            written = tensors[:1]
         try:
-            self._follow(name, args, kwargs, out, tensors)
+            if not written:
+                self._follow(name, args, kwargs, out, tensors)
+            elif not self._kept(name, args, kwargs, tensors, written):
+                self._forget(written)
         except FAILURES:
             # After a call of an unknown form, the result's rows are unknown.
-            return
+            self._forget(written)
+        except Conflict:
+            self._forget(written)
+            raise
 
     def _follow(
         self,
@@ -224,8 +253,6 @@ class RowTracker:
         out: Any,
         tensors: list[Tensor],
     ) -> None:
-        if name == '__setitem__':
-            self._write(*args)
         tracked = [(t, *found) for t in tensors if (found := self.get(t))]
         if not tracked:
             return
@@ -238,7 +265,7 @@ class RowTracker:
         if is_pointwise:
             self._align(tracked, results)
         elif base in _SCATTERS:
-            self._scatter(args, kwargs, results[0])
+            self._scatter(args, kwargs, results[0], self.get(args[0]))
         elif name == 'index_select':
             self._index_select(args, kwargs, results[0])
         elif name in ('cat', 'concat', 'concatenate'):
@@ -250,16 +277,74 @@ class RowTracker:
         elif len(tracked) == 1 or tracked[0][0] is _first(args):
             self._single(name, base, args, kwargs, tracked[0], results)
 
+    def _kept(
+        self,
+        name: str,
+        args: Args,
+        kwargs: Kwargs,
+        tensors: list[Tensor],
+        written: list[Tensor],
+    ) -> bool:
+        # Follow a function that writes into its first argument; return
+        # whether rows of all that share this memory are still known.
+        target, (base, is_pointwise) = _first(args), _base(name)
+        memory = {_memory(tensor) for tensor in written}
+        if 'out' in kwargs or memory != {_memory(target)}:
+            return False
+        if name == 'copy_':
+            return self._overwrite(*args[:2])
+        if name == '__setitem__':
+            return self._write(*args)
+        if base in _SCATTERS:
+            into = self.get(target)
+            self._forget(written)
+            self._scatter(args, kwargs, target, into)
+            return True
+        if name in _FILLS:
+            # A number is of nobody, and a tensor of somebody.
+            self._rows.drop(target)
+            return len(tensors) == 1
+        tracked = [(t, *found) for t in tensors if (found := self.get(t))]
+        return is_pointwise and self._align(tracked, [target])
+
+    def _overwrite(self, target: Tensor, value: Tensor) -> bool:
+        # Return whether rows are known of all that share its memory.
+        old, new = self.get(target), self.get(value)
+        if new is None:
+            return False
+        rows, axis = new
+        axis += target.dim() - value.dim()
+        if old is None or old[0] is not rows or old[1] != axis:
+            self._forget([target])
+            self.set(target, rows, axis)
+        return True
+
+    def _forget(self, written: list[Tensor]) -> None:
+        # What is in their memory may be of other subgraphs now.
+        memory = {_memory(tensor) for tensor in written}
+        for tensor in self._rows.tensors():
+            if _memory(tensor) in memory:
+                self._rows.drop(tensor)
+        for tensor in self._written.tensors():
+            if _memory(tensor) in memory:
+                self._written.drop(tensor)
+
     def _align(
         self, tracked: list[tuple[Tensor, Rows, int]], results: list[Tensor]
-    ) -> None:
-        # Broadcasting aligns dimensions at the end.
+    ) -> bool:
+        # Broadcasting aligns dimensions at the end. Return whether none of
+        # the rows contradict each other.
+        axes = {axis - t.dim() for t, _, axis in tracked}
+        if len(axes) != 1:
+            return not axes
+        axis = axes.pop()
+        rows = self.unify(r for _, r, _ in tracked)
+        if rows is None:
+            return False
         for out in results:
-            axes = {axis - t.dim() for t, _, axis in tracked}
-            if len(axes) == 1 and -(axis := axes.pop()) <= out.dim():
-                rows = self.unify(r for _, r, _ in tracked)
-                if rows is not None:
-                    self.set(out, rows, axis + out.dim())
+            if -axis <= out.dim():
+                self.set(out, rows, axis + out.dim())
+        return True
 
     def _single(
         self,
@@ -414,24 +499,42 @@ class RowTracker:
                     return
                 at, new = at + 1, new + 1
 
-    def _write(self, target: Tensor, index: Any, value: Any) -> None:
-        # The owners of a tensor are known once all its rows were written.
-        found = self.get(value) if isinstance(value, Tensor) else None
-        if not isinstance(index, slice) or found is None:
-            if self._written.get(target) is not None:
-                self._written.drop(target)
+    def _write(self, target: Tensor, index: Any, value: Any) -> bool:
+        # Return whether the target's rows are as they were, or known.
+        whole = isinstance(index, slice) and index == slice(None)
+        if not isinstance(value, Tensor):
+            if whole:
                 self._rows.drop(target)
-            return
+            return True
+        if whole:
+            return self._overwrite(target, value)
+        found, old = self.get(value), self.get(target)
+        if old is not None:
+            part = target.detach()[index]
+            self._getitem(target, *old, index, part)
+            place = self.get(part)
+            if found is None or place is None:
+                return False
+            (rows, axis), (other, at) = found, place
+            return (
+                axis - value.dim() == at - part.dim()
+                and self.unify([rows, other]) is not None
+            )
+        # The owners of a tensor are known once all its rows were written.
+        owner = self._written.get(target)
+        self._forget([target])
+        if not isinstance(index, slice) or found is None:
+            return True
         rows, axis = found
         if axis != 0 or rows.owner is None or value.dim() != target.dim():
-            return
-        owner = self._written.get(target)
+            return True
         if owner is None:
             owner = rows.owner.new_full((target.size(0),), -1)
-            self._written.set(target, owner)
+        self._written.set(target, owner)
         owner[index] = rows.owner
         if bool((owner >= 0).all()):
             self.set(target, self.known(owner.clone()), 0)
+        return True
 
     def _index_select(self, args: Args, kwargs: Kwargs, out: Tensor) -> None:
         source = _arg(args, kwargs, 0, 'input')
@@ -445,7 +548,13 @@ class RowTracker:
         elif rows.owner is not None:
             self.set(out, self.known(rows.owner[index]), axis)
 
-    def _scatter(self, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    def _scatter(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        out: Tensor,
+        into: tuple[Rows, int] | None,
+    ) -> None:
         index = _arg(args, kwargs, 2, 'index')
         src = _arg(args, kwargs, 3, 'src', None)
         if src is None:
@@ -472,20 +581,29 @@ class RowTracker:
         owner = rows.owner
         if owner is None or index.numel() != owner.numel():
             return
-        # A row that receives nothing takes the owner of its first use.
         size = out.size(dim)
-        for other in self._candidates(size):
-            assert other._owner is not None
-            if torch.equal(other._owner[index], owner):
-                self.set(out, other, dim)
-                return
         target = owner.new_full((size,), -1)
         target[index] = owner
-        if torch.equal(target[index], owner) and bool((target >= 0).all()):
+        if not torch.equal(target[index], owner):
+            return
+        if into is not None:
+            # Its other rows stay as they are.
+            rows, axis = into
+            if axis == dim and rows.owner is not None:
+                same = torch.equal(rows.owner[index], owner)
+                self.set(out, rows if same else Rows(size), dim)
+            return
+        if bool((target >= 0).all()):
             self.set(out, self.known(target), dim)
-
-    def _candidates(self, size: int) -> list[Rows]:
-        return list(self._known.get(size, []))
+            return
+        # A row that receives nothing is that of the one known tensor in
+        # which the others are whose they are.
+        known = [
+            other
+            for other in self._known.get(size, [])
+            if torch.equal(other._owner[index], owner)  # type: ignore[index]
+        ]
+        self.set(out, known[0] if len(known) == 1 else Rows(size), dim)
 
     def _cat(
         self,
@@ -543,8 +661,11 @@ class RowTracker:
         if tensor is args[0] and axis != tensor.dim() - 1:
             self.set(out, rows, axis - tensor.dim() + out.dim())
         elif args[0].layout != torch.strided and axis == 0:
-            # Sums over neighbours, who belong to the same subgraph.
-            self.set(out, rows, 0)
+            # Sums over neighbours, if they belong to the same subgraph.
+            to, source = args[0].detach().to_sparse_coo()._indices()
+            owner = rows.owner
+            if owner is not None and torch.equal(owner[to], owner[source]):
+                self.set(out, rows, 0)
 
 
 def tensors_of(args: Iterable[Any], kwargs: Kwargs) -> list[Tensor]:
@@ -563,6 +684,21 @@ def _base(name: str) -> tuple[str, bool]:
     # Without the mark of in-place variants, and whether it is pointwise.
     base = name[:-1] if name.endswith('_') and name[-2] != '_' else name
     return base, base in _POINTWISE or name in _POINTWISE
+
+
+@cache
+def _writes(name: str) -> bool:
+    # By its name alone: not all in-place functions change versions.
+    if name == '__setitem__':
+        return True
+    return name[-1:] == '_' != name[-2:-1] and name != 'requires_grad_'
+
+
+def _memory(tensor: Tensor) -> Any:
+    # What is empty has no memory to share.
+    if tensor.layout != torch.strided or tensor.numel() == 0:
+        return 'none', id(tensor)
+    return tensor.untyped_storage().data_ptr()
 
 
 def _flat(out: Any) -> tuple[Any, ...]:

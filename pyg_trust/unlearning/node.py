@@ -51,7 +51,12 @@ from pyg_trust.unlearning.node_checks import (
     proved_by_kernel,
     still_named,
 )
-from pyg_trust.unlearning.node_data import encode, read_classes, read_features
+from pyg_trust.unlearning.node_data import (
+    check_places,
+    encode,
+    read_classes,
+    read_features,
+)
 from pyg_trust.unlearning.node_parts import Change, Edit, Settings
 from pyg_trust.unlearning.node_solving import Model, NodeSolver
 from pyg_trust.unlearning.node_state import NodeState
@@ -292,13 +297,15 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 may lose its last one. (default: :obj:`None`)
 
         Raises:
-            TypeError, ValueError: on a graph that is weighted or has
+            TypeError, ValueError: on a graph whose ``n_id`` names nodes
+                otherwise than by their positions; that is weighted or has
                 duplicate edges, or is directed where the measure needs an
                 undirected one; features that are missing or not finite;
                 labels that are missing or negative; masks that are empty, of
                 another size, or overlap; or fewer than two classes.
         """
         graph = CSRGraph.from_data(data).to('cpu')
+        check_places(data, graph.num_nodes)
         if graph.is_weighted:
             raise ValueError(
                 "'data' needs to be unweighted (got an 'edge_weight')"

@@ -1,7 +1,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from pyg_trust.privacy import SubgraphGradients
 from pyg_trust.privacy.draws import DrawsBySubgraph, KeepDraws
 from pyg_trust.privacy.rows import Conflict, RowTracker
 
@@ -144,3 +146,291 @@ def test_a_subgraph_draws_what_it_would_alone_and_never_twice():
     for one, both in zip(alone, rows, strict=True):
         assert torch.equal(one, both[[1, 3]])
     assert other == whole
+
+
+def gathered(x, at):
+    return x.gather(0, at.view(-1, 1).expand_as(x))
+
+
+def each_row(x, back, write):
+    out = x.clone()
+    for i, row in enumerate(gathered(x, back)):
+        write(out, i, row)
+    return out
+
+
+def exchanged(x, back):
+    out = x.clone()
+    out.data = gathered(x, back)
+    return out
+
+
+def put_into(x, write):
+    out = x.clone()
+    write(out)
+    return out
+
+
+# Ways to put rows `x[order]` back, of which not all are known; `back` is the
+# inverse of the order.
+BACK = {
+    'index': lambda x, back: x[back],
+    'empty_like': lambda x, back: put_into(
+        torch.empty_like(x), lambda out: out.__setitem__(back.argsort(), x)
+    ),
+    'zeros_like': lambda x, back: torch.zeros_like(x) + gathered(x, back),
+    'setitem': lambda x, back: put_into(
+        x, lambda out: out.__setitem__(back.argsort(), x)
+    ),
+    'ellipsis': lambda x, back: put_into(
+        x, lambda out: out.__setitem__(..., x[back])
+    ),
+    'index_put_': lambda x, back: put_into(
+        x, lambda out: out.index_put_((back.argsort(),), x)
+    ),
+    'index_copy_': lambda x, back: put_into(
+        x, lambda out: out.index_copy_(0, back.argsort(), x)
+    ),
+    'copy_': lambda x, back: put_into(
+        x, lambda out: out.copy_(gathered(x, back))
+    ),
+    'copy_ of known rows': lambda x, back: put_into(
+        x, lambda out: out.copy_(x[back])
+    ),
+    'through a view': lambda x, back: put_into(
+        x, lambda out: out.view(-1).copy_(gathered(x, back).view(-1))
+    ),
+    'masked_scatter_': lambda x, back: put_into(
+        x,
+        lambda out: out.masked_scatter_(
+            torch.ones_like(x).bool(), gathered(x, back)
+        ),
+    ),
+    'put_': lambda x, back: put_into(
+        x, lambda out: out.put_(torch.arange(x.numel()), gathered(x, back))
+    ),
+    '_foreach_copy_': lambda x, back: put_into(
+        x, lambda out: torch._foreach_copy_([out], [gathered(x, back)])
+    ),
+    'out=': lambda x, back: put_into(
+        x, lambda out: torch.sin(gathered(x, back), out=out)
+    ),
+    'data': exchanged,
+    'detach': lambda x, back: put_into(
+        x, lambda out: out.data.copy_(gathered(x, back))
+    ),
+    'row by row': lambda x, back: each_row(
+        x, back, lambda out, i, row: out.__setitem__(i, row)
+    ),
+    'select': lambda x, back: each_row(
+        x, back, lambda out, i, row: out.select(0, i).copy_(row)
+    ),
+    'zero_': lambda x, back: x.clone().zero_() + gathered(x, back),
+    'sparse': lambda x, back: (
+        torch.sparse_coo_tensor(
+            torch.stack([torch.arange(len(x)), back]),
+            torch.ones(len(x), dtype=x.dtype),
+            (len(x), len(x)),
+            check_invariants=True,
+        )
+        @ x
+    ),
+}
+
+
+class There(nn.Module):
+    """A layer on rows that were put into another order, and back."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.layer = nn.Linear(4, 3, dtype=torch.float64)
+        self.way = BACK.get(way, way)
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.layer(self.way(x[order], order.argsort()))
+
+
+def alone(model, x, owner, cotangent):
+    """The norms of the gradients of subgraphs that are run by themselves."""
+    norms = []
+    for i in owner.unique():
+        out = model(x[owner == i])
+        found = torch.autograd.grad(
+            out, list(model.parameters()), cotangent[owner == i]
+        )
+        norms.append(torch.cat([g.flatten() for g in found]).norm())
+    return torch.stack(norms)
+
+
+def norms_of(gradients, model, inputs, owner, cotangent):
+    with gradients.record(owner, int(owner.max()) + 1) as tape:
+        out = model(*inputs)
+    return tape.clipped_sum(out, cotangent, 1.0)
+
+
+@pytest.mark.parametrize('way', BACK)
+def test_what_is_written_in_place_is_of_whom_it_is(way):
+    torch.manual_seed(0)
+    model, owner = There(way), torch.tensor([0, 1, 0, 2, 2, 1, 2])
+    x = torch.randn(7, 4, dtype=torch.float64)
+    cotangent = torch.randn(7, 3, dtype=torch.float64)
+    want = alone(model, x, owner, cotangent)
+    # What was chosen for an earlier batch, in which rows kept their order.
+    gradients = SubgraphGradients(model)
+    gradients.chosen = 'bookkeeping'
+    got = norms_of(gradients, model, (x,), owner, cotangent)
+    torch.testing.assert_close(got.norms, want)
+
+
+def test_what_is_known_of_rows_stays_where_it_is_written_to():
+    def written(x):
+        out = x.relu()
+        out[:, 0] *= 2
+        out[:, 1] = x[:, 2]
+        out[1:3] = x[1:3]
+        out[torch.tensor([0, 3])] = x[torch.tensor([0, 3])]
+        out[out > 3] = 3.0
+        return out.masked_fill_(x < 0, 0.0).add_(x)
+
+    owner, axis = follow(written, torch.randn(4, 6))
+    assert torch.equal(owner, OWNER)
+    assert axis == 0
+
+
+class Twice(nn.Module):
+    """A weight that is written to between two uses of it."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+        self.write = write
+
+    def forward(self, x):
+        weight = self.weight * 1
+        first = F.linear(x, weight)
+        self.write(weight, self.weight)
+        return first + F.linear(x, weight)
+
+
+@pytest.mark.parametrize(
+    'write',
+    [
+        lambda made, weight: made.__setitem__(0, 0.0),
+        lambda made, weight: made.__setitem__(0, weight[1]),
+        lambda made, weight: torch.ops.aten.mul_.Tensor(made, 2),
+    ],
+)
+def test_a_weight_that_is_written_to_is_none(write):
+    torch.manual_seed(0)
+    model, owner = Twice(write), torch.tensor([0, 0, 1])
+    x = torch.randn(3, 4, dtype=torch.float64)
+    want = alone(model, x, owner, x)
+    for method in ('auto', 'bookkeeping'):
+        gradients = SubgraphGradients(model, method)
+        gradients.chosen = 'bookkeeping'
+        if method == 'auto':
+            got = norms_of(gradients, model, (x,), owner, x)
+            torch.testing.assert_close(got.norms, want)
+            continue
+        with pytest.raises(ValueError, match='writes into it'):
+            norms_of(gradients, model, (x,), owner, x)
+
+
+class Heard(nn.Module):
+    """What nodes hear along edges; some hear nothing."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.edge = nn.Linear(dim, 4, dtype=torch.float64)
+        self.node = nn.Linear(4, 2, dtype=torch.float64)
+
+    def forward(self, edge_attr, edge_index, num_nodes):
+        out = self.edge(edge_attr)
+        out = out.new_zeros(num_nodes, 4).index_add_(0, edge_index[1], out)
+        return self.node(out)
+
+
+def test_who_hears_nothing_is_not_whom_an_edge_is_of():
+    # As many edges as nodes: the owners of both agree on those who hear.
+    torch.manual_seed(0)
+    model, owner = Heard(3), torch.tensor([0, 0, 1, 1])
+    edges = torch.tensor([[0, 3, 3, 3], [0, 3, 3, 3]])
+    values = torch.randn(4, 3, dtype=torch.float64)
+    cotangent = torch.randn(4, 2, dtype=torch.float64)
+    want = []
+    for nodes, some in (([0, 1], [0]), ([2, 3], [1, 2, 3])):
+        out = model(values[some], edges[:, some] - nodes[0], 2)
+        params = list(model.parameters())
+        found = torch.autograd.grad(out, params, cotangent[nodes])
+        want.append(torch.cat([g.flatten() for g in found]).norm())
+    gradients = SubgraphGradients(model)
+    gradients.chosen = 'bookkeeping'
+    inputs = values, edges, 4
+    got = norms_of(gradients, model, inputs, owner, cotangent)
+    torch.testing.assert_close(got.norms, torch.stack(want))
+
+
+class Writes(nn.Module):
+    """A model that writes into what it gets."""
+
+    def __init__(self, into):
+        super().__init__()
+        self.layer = nn.Linear(4, 4, dtype=torch.float64)
+        self.into = into
+
+    def forward(self, x, batch):
+        out = self.layer(x.mul_(2) if self.into == 'x' else x)
+        if self.into == 'batch':
+            batch.zero_()
+        return out
+
+
+@pytest.mark.parametrize('into', ['x', 'batch'])
+def test_a_model_that_writes_into_its_arguments_is_not_called_again(into):
+    torch.manual_seed(0)
+    model, owner = Writes(into), torch.tensor([0, 0, 1])
+    x = torch.randn(3, 4, dtype=torch.float64)
+    made = x * 2 if into == 'x' else x
+    want = [
+        torch.cat([made[o].t() @ x[o], x[o].sum(0)[None]]).norm()
+        for o in (owner == 0, owner == 1)
+    ]
+    # The tensor that the model gets is the one that owners are read of.
+    given = owner.clone()
+    gradients = SubgraphGradients(model, 'bookkeeping')
+    got = norms_of(gradients, model, (x.clone(), given), given, x)
+    torch.testing.assert_close(got.norms, torch.stack(want))
+    for method in ('vjp', 'loop', 'functorch'):
+        gradients = SubgraphGradients(model, method)
+        with pytest.raises(ValueError, match='needs to keep its arguments'):
+            norms_of(gradients, model, (x.clone(), owner.clone()), owner, x)
+
+
+@pytest.mark.parametrize('method', ['vjp', 'loop', 'functorch'])
+def test_weights_that_moved_since_the_call_are_refused(method):
+    torch.manual_seed(0)
+    model, owner = Writes(None), torch.tensor([0, 0, 1])
+    x = torch.randn(3, 4, dtype=torch.float64)
+    with SubgraphGradients(model, method).record(owner, 2) as tape:
+        out = model(x, owner)
+    with torch.no_grad():
+        model.layer.weight.mul_(3)
+    with pytest.raises(ValueError, match='needs to keep its parameters'):
+        tape.clipped_sum(out, x, 1.0)
+
+
+def test_hooks_on_parameters_count_as_where_subgraphs_are_alone():
+    torch.manual_seed(0)
+    model, owner = Writes(None), torch.tensor([0, 0, 1])
+    model.layer.weight.register_hook(lambda grad: 3 * grad)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    want = [
+        torch.cat([3 * x[o].t() @ x[o], x[o].sum(0)[None]]).norm()
+        for o in (owner == 0, owner == 1)
+    ]
+    got = norms_of(SubgraphGradients(model), model, (x, owner), owner, x)
+    torch.testing.assert_close(got.norms, torch.stack(want))
+    gradients = SubgraphGradients(model, 'bookkeeping')
+    with pytest.raises(ValueError, match='has a hook on its gradient'):
+        norms_of(gradients, model, (x, owner), owner, x)

@@ -105,6 +105,21 @@ def test_a_classifier_of_persons_forgets_rows_alone() -> None:
     assert model.verify().ok
 
 
+@pytest.mark.parametrize('as_list', [False, True])
+def test_a_classifier_refuses_persons_who_are_named_otherwise(as_list) -> None:
+    # It names nodes by their places: person 4 would be somebody else.
+    data = shop()
+    data['user'].n_id = torch.arange(N) + 5
+    unit, rows = table(data)
+    assert RemovalRequest(persons=[4], unit=unit) == RemovalRequest(nodes=[9])
+    if as_list:
+        rows.n_id = rows.n_id.tolist()
+    with pytest.raises(ValueError, match="'data' needs to name its nodes by"):
+        NodeClassifier('sgc', levels=0, seed=0).fit(rows)
+    rows.n_id = [*range(N)] if as_list else torch.arange(N).int()
+    NodeClassifier('sgc', levels=0, seed=0).fit(rows)
+
+
 def test_a_request_of_persons_is_of_their_rows() -> None:
     data = shop()
     unit, _ = table(data)

@@ -217,6 +217,29 @@ def test_persons_of_another_unit_are_refused() -> None:
     model.remove(RemovalRequest(nodes=[6]))
 
 
+def test_what_the_caller_writes_into_its_graph_changes_nothing() -> None:
+    data = graph()
+    unit, given = declared(data), ready(data)
+    model = ShardedUnlearner(
+        Typed,
+        SHARDS,
+        unit=unit,
+        aggregator='mean',
+        num_classes=3,
+        epochs=4,
+        seed=1,
+    ).fit(given)
+    for made in (data, given):
+        for store in made.stores:
+            for value in store.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+    model.remove(RemovalRequest(persons=[4], unit=declared(graph())))
+    twin_of = unlearner(twin(graph(), [4], 'drop'))
+    assert torch.equal(model.outputs, twin_of.outputs)
+    assert model.verify().ok
+
+
 def test_a_kept_row_enters_the_shard_of_who_is_left() -> None:
     """It was in no shard: its owners are of two."""
     data = graph()

@@ -1,5 +1,6 @@
 """Typed graphs of a sharded unlearner, which are divided by person."""
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,9 @@ class Persons:
                         'take it off first'
                     )
             graph[e].edge_index = data[e].edge_index.cpu().clone()
-        return table, cls(graph, unit)
+        # Not the caller's tensors, which the caller may write to.
+        edges = {id(unit._edges): dict(graph.edge_index_dict)}
+        return table, cls(graph, copy.deepcopy(unit, edges))
 
     @property
     def person(self) -> str:

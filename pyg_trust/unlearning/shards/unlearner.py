@@ -214,8 +214,9 @@ class ShardedUnlearner(Removing):
             training persons own with all public rows, and
             ``RemovalRequest(persons=[...], unit=unit)`` removes rows and edges
             of all types. A unit of another graph or declaration is refused;
-            removals of persons make no other. Partitions are by hash, and
-            states are kept in memory alone. (default: :obj:`None`)
+            removals of persons make no other. Partitions are by hash, states
+            are kept in memory alone, and the order of rows and edges counts,
+            as these have no names. (default: :obj:`None`)
         seed (int, optional): the seed of everything, the keys of hashes
             included, and named in reports; by default from the operating
             system. Shard :math:`i` has the seed :math:`f(\text{seed}, i)`.
