@@ -28,7 +28,7 @@ from pyg_trust.functional.walks import (
 )
 from pyg_trust.graph._marks import marked
 from pyg_trust.kernel.fields import CONTENTS
-from pyg_trust.loader.schema import Schema
+from pyg_trust.loader.schema import Schema, is_rows
 from pyg_trust.loader.step_batches import Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits, of_persons
 from pyg_trust.sampler import DisjointWalkSampler
@@ -76,8 +76,8 @@ class UnitLoader(DrawnUnits):
     are those of rows that persons own, as many as each has, or, with
     ``relation='contents'``, of joint rows. All persons are drawn. The term of
     a subgraph is the mean of those of its target rows, and zero if it has
-    none; the loss is computed by row as ever. A row with the label -100, which
-    losses ignore, is no target row.
+    none; the loss is computed by row as ever. A row whose labels are all -100,
+    which losses ignore, is no target row.
 
     Batches are :class:`~torch_geometric.data.HeteroData` that have every node
     and edge type, if need be without rows: ``x``, ``n_id`` and ``batch`` by
@@ -222,9 +222,9 @@ class UnitLoader(DrawnUnits):
             )
             check_tensor('input_nodes', read, torch.bool, (size,))
             y = data[target].get('y')
-            if isinstance(y, Tensor) and y.shape == read.shape:
+            if is_rows(y) and len(y) == size and not y.is_floating_point():
                 # Losses of torch ignore such labels: these rows have no term.
-                read = read & (y.is_floating_point() | (y != _IGNORED))
+                read = read & (y[:, None].flatten(1) != _IGNORED).any(1)
             self._read, input_nodes = read.clone(), None
         rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, hops
