@@ -587,7 +587,9 @@ class PrivacyUnit:
 
         Joint rows of persons in different parts, and public rows, are in
         none. What is tuned or audited on a part has seen no person of another
-        one; a split of rows does not give that (:meth:`check_apart`).
+        one; a split of rows does not give that (:meth:`check_apart`). Walks of
+        ``relation='contents'`` go through all parts, and read who is there:
+        make such a loader of a part alone, by :meth:`within`.
 
         Args:
             ratio (Sequence[float]): the share of persons in each part.
