@@ -427,6 +427,36 @@ def test_lags_of_any_length_are_found(kind: str, n: int) -> None:
         assert len(found) <= 16
 
 
+@pytest.mark.parametrize('lag', [1, 5, 23])
+def test_joint_rows_hold_no_row_of_strangers(lag: int) -> None:
+    """What a co-owner has before is of the row, too."""
+    data = shop()
+    user = torch.arange(ORDERS) * 7 // 100 % N
+    more = (torch.arange(ORDERS) * 13 % N) // 3
+    of = torch.stack([torch.arange(ORDERS).repeat(2), torch.cat([user, more])])
+    sets = [{*pair} for pair in zip(user.tolist(), more.tolist(), strict=True)]
+    value = data['order'].x[:, 0].clone()
+    value[:lag] = 0
+    value[lag:] = data['order'].x[:-lag, 0]
+    own = [i >= lag and sets[i - lag] <= sets[i] for i in range(ORDERS)]
+    column = torch.where(torch.tensor(own), value, 0)
+    for held, match in ((column, None), (value, 'holds another')):
+        given = data.clone()
+        planted(given, 'order', held, 'x')
+
+        def make() -> PrivacyUnit:
+            return PrivacyUnit(
+                given, 'user', joint={'order': of}, public=('item',)
+            )
+
+        if match is None:
+            make()
+            continue
+        with pytest.raises(ValueError, match=match):
+            make()
+    assert lag > 5 or column.any()
+
+
 def ordered(data: HeteroData, *columns: Tensor) -> None:
     x = [data['order'].x.double(), *(c.view(ORDERS, -1) for c in columns)]
     data['order'].x = torch.cat([each.double() for each in x], 1)
