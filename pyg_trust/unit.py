@@ -839,8 +839,8 @@ class PrivacyUnit:
             wrong = (count != 1).nonzero().view(-1)
             need = 'one owner, by one edge'
         else:
-            both = torch.stack([rows, who]).unique(dim=1)
-            rows, who = both
+            both = (rows * self.num_names + who).unique()
+            rows, who = both // self.num_names, both % self.num_names
             count = torch.bincount(rows, minlength=n)
             wrong = (count == 0).nonzero().view(-1)
             need = 'an owner'

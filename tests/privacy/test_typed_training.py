@@ -386,6 +386,7 @@ def test_a_loader_draws_as_when_it_was_made_private() -> None:
         (loader.loader, 'form', 'withdraw'),
         (loader.loader, 'sampling', 'poisson'),
         (loader.loader, 'subgraphs_per_batch', 1),
+        (loader.loader, 'transform', lambda batch: batch),
         (loader.loader.batch_sampler, 'batch_size', 6),
         (loader.loader.batch_sampler, 'rate', lambda step: 1.0),
         (loader.loader.batch_sampler, 'count', lambda step: 6),
