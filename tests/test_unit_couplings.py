@@ -94,6 +94,10 @@ def before(data: HeteroData, value: Tensor, by: Tensor) -> Tensor:
     return out
 
 
+def before_all(value: Tensor) -> Tensor:
+    return value.cumsum(0) - value
+
+
 def rank(by: Tensor) -> Tensor:
     # How many rows before have the same 'by'.
     groups = by.tolist()
@@ -196,6 +200,18 @@ COUPLED: dict[str, tuple[str, Column]] = {
     'the change since the row before': (
         'order',
         lambda d: d['order'].x[:, 0] - d['order'].x[:, 0].roll(1),
+    ),
+    'the row before, on another scale': (
+        'order',
+        lambda d: 3 - 0.1 * d['order'].x[:, 0].roll(1).float(),
+    ),
+    'a label before of the item, standardised': (
+        'order',
+        lambda d: 2.5 * before(d, 2 * d['order'].y + 1, item_of(d)) - 0.7,
+    ),
+    'the sum of all rows before': (
+        'order',
+        lambda d: before_all(d['order'].x[:, 0].double()),
     ),
     'the row before of the item': (
         'order',
@@ -469,6 +485,7 @@ def test_columns_by_position_and_copies_are_no_lags(seed: int) -> None:
     ordered(data, day, day + 30, day // 4, day // 4 + 14, day * 0.1)
     ordered(data, calendar(), calendar(), calendar() > 0.5)
     ordered(data, day % 100, (day + 13) % 100)
+    ordered(data, grows, 2 * grows + 1, grows.square(), day, day**2, 3 - day)
     # Equal columns, rare words, times and codes of items.
     ordered(data, bit, bit, 1 - bit, grows, grows, grows + 1)
     data = shop(seed)
