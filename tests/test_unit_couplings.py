@@ -94,6 +94,12 @@ def before(data: HeteroData, value: Tensor, by: Tensor) -> Tensor:
     return out
 
 
+def decided(data: HeteroData) -> Tensor:
+    # The answer, yes or no, of the row before.
+    data['order'].y = data['order'].y.bool()
+    return data['order'].y.roll(1).double()
+
+
 def before_all(value: Tensor) -> Tensor:
     return value.cumsum(0) - value
 
@@ -197,6 +203,7 @@ COUPLED: dict[str, tuple[str, Column]] = {
         'order',
         lambda d: d['order'].y.roll(1),
     ),
+    'the label of the row before, yes or no': ('order', decided),
     'the change since the row before': (
         'order',
         lambda d: d['order'].x[:, 0] - d['order'].x[:, 0].roll(1),

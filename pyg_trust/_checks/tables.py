@@ -447,7 +447,7 @@ def _sums(x: Tensor) -> Tensor:
 def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
     """Iterate over the numbers that a node type has for each of its rows.
 
-    Masks and names (``n_id``) are left out. Wide sparse attributes come in
+    Masks, but for labels, and names (``n_id``) are left out. Wide sparse attributes come in
     blocks of columns.
 
     Yields:
@@ -456,6 +456,8 @@ def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
     for key, value in store.items():
         if key == 'n_id' or not _in_rows(store, key, value):
             continue
+        if value.dtype == torch.bool and key == 'y':
+            value = value.byte()
         if value.dtype == torch.bool or value.is_complex():
             continue
         if value.layout == torch.strided:
