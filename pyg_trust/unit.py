@@ -283,8 +283,10 @@ class PrivacyUnit:
                     "'along' needs edge types between rows that persons own "
                     f'(got {e}, to public rows)'
                 )
-            ends = self.owners(e[0]), self.owners(e[2])
-            found.append(_crossed(ends[0], source, ends[1], target))
+            one, other = self.owners(e[0]), self.owners(e[2])
+            few = one[0].diff()[source] <= max_joint
+            few &= other[0].diff()[target] <= max_joint
+            found.append(_crossed(one, source[few], other, target[few]))
         if not found:
             return torch.empty((2, 0), dtype=torch.int64)
         both = torch.cat(found, 1).sort(0).values

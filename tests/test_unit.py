@@ -133,6 +133,8 @@ def test_pairs_share_a_row_or_an_edge(seed: int) -> None:
         pairs |= {(min(ends), max(ends))} if len(set(ends)) == 2 else set()
     assert set(map(tuple, unit.pairs([KNOWS]).t().tolist())) == pairs
     few = unit.pairs(max_joint=2).t().tolist()
+    # No edge of a row of more makes any, either.
+    assert unit.pairs([OF], 2).t().tolist() == few
     sizes = [set(o) for o in db['owners']['chat'] if len(o) == 2]
     assert sorted(map(set, few), key=sorted) == sorted(
         map(set, {tuple(sorted(s)) for s in sizes}), key=sorted

@@ -447,8 +447,8 @@ def _sums(x: Tensor) -> Tensor:
 def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
     """Iterate over the numbers that a node type has for each of its rows.
 
-    Masks, but for labels, and names (``n_id``) are left out. Wide sparse attributes come in
-    blocks of columns.
+    Masks that are no labels and names (``n_id``) are left out. Wide sparse
+    attributes come in blocks of columns.
 
     Yields:
         tuple[str, Tensor]: the attribute and its matrix, dense.
