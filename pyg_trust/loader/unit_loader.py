@@ -293,9 +293,8 @@ class UnitLoader(DrawnUnits):
         self.resample_every, self._walks = resample_every, walks
         count = self._claims(0).num_subgraphs
         self._open(count, batch_size, num_steps, seed, kwargs, walks)
-        if resample_every is not None:
-            # Of each partition there are others.
-            self._num_units = self._most
+        # Claims are drawn, and other ones in another process.
+        self._num_units = self._most
         # Claims of later partitions are numbered on from those of the first.
         self.__dict__['dataset'] = range(2**62)
 
@@ -348,8 +347,11 @@ class UnitLoader(DrawnUnits):
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
         most = {'/'.join(e): k for e, k in self._capped.items()}
+        known = super().setting()
+        if self._law:
+            known['num_roots'] = known.pop('num_claims')
         return {
-            **super().setting(),
+            **known,
             'hops': self._hops,
             **({'num_neighbors': most} if most else {}),
             **({'relation': self.relation, **self._law} if self._law else {}),

@@ -590,14 +590,18 @@ def test_a_batch_is_of_one_partition() -> None:
     assert made([])['user'].batch_size == 0
 
 
-def test_two_draws_of_walks_are_of_one_data_set() -> None:
+@pytest.mark.parametrize('every', [None, 2])
+def test_two_draws_of_walks_are_of_one_data_set(every: int | None) -> None:
     data = shop(4, 40)
-    one, two = resampled(data, seed=1), resampled(data, seed=2)
+    one, two = (
+        resampled(data, seed=seed, resample_every=every) for seed in (1, 2)
+    )
     assert one.num_subgraphs != two.num_subgraphs
     assert one.fingerprint() == two.fingerprint()
     assert one.setting() == two.setting()
-    assert one.setting()['resample_every'] == 2
-    assert one.setting()['num_claims'] == 40
+    assert one.setting().get('resample_every') == every
+    assert one.setting()['num_roots'] == 40
+    assert f'({one.num_subgraphs} claims,' in repr(one)
     # Processes have to agree on all partitions, not on the first one.
     assert one.layout() != two.layout()
     two._known = one._known
