@@ -283,8 +283,10 @@ class PrivacyUnit:
                     "'along' needs edge types between rows that persons own "
                     f'(got {e}, to public rows)'
                 )
-            ends = self.owners(e[0]), self.owners(e[2])
-            found.append(_crossed(ends[0], source, ends[1], target))
+            one, other = self.owners(e[0]), self.owners(e[2])
+            few = one[0].diff()[source] <= max_joint
+            few &= other[0].diff()[target] <= max_joint
+            found.append(_crossed(one, source[few], other, target[few]))
         if not found:
             return torch.empty((2, 0), dtype=torch.int64)
         both = torch.cat(found, 1).sort(0).values
@@ -587,7 +589,9 @@ class PrivacyUnit:
 
         Joint rows of persons in different parts, and public rows, are in
         none. What is tuned or audited on a part has seen no person of another
-        one; a split of rows does not give that (:meth:`check_apart`).
+        one; a split of rows does not give that (:meth:`check_apart`). Walks of
+        ``relation='contents'`` go through all parts, and read who is there:
+        make such a loader of a part alone, by :meth:`within`.
 
         Args:
             ratio (Sequence[float]): the share of persons in each part.
@@ -839,8 +843,8 @@ class PrivacyUnit:
             wrong = (count != 1).nonzero().view(-1)
             need = 'one owner, by one edge'
         else:
-            both = torch.stack([rows, who]).unique(dim=1)
-            rows, who = both
+            both = (rows * self.num_names + who).unique()
+            rows, who = both // self.num_names, both % self.num_names
             count = torch.bincount(rows, minlength=n)
             wrong = (count == 0).nonzero().view(-1)
             need = 'an owner'

@@ -133,6 +133,16 @@ def test_pairs_share_a_row_or_an_edge(seed: int) -> None:
         pairs |= {(min(ends), max(ends))} if len(set(ends)) == 2 else set()
     assert set(map(tuple, unit.pairs([KNOWS]).t().tolist())) == pairs
     few = unit.pairs(max_joint=2).t().tolist()
+    # No edge of a row of more makes any, either.
+    wide = [len(o) > 1 for o in db['owners']['chat']]
+    one = {
+        tuple(sorted((db['owners']['profile'][i][0], q)))
+        for i, j in db['edges'][IN]
+        for q in db['owners']['chat'][j]
+        if not wide[j]
+    }
+    found = unit.pairs([IN], max_joint=1).t().tolist()
+    assert set(map(tuple, found)) == {(p, q) for p, q in one if p < q}
     sizes = [set(o) for o in db['owners']['chat'] if len(o) == 2]
     assert sorted(map(set, few), key=sorted) == sorted(
         map(set, {tuple(sorted(s)) for s in sizes}), key=sorted

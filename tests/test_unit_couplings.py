@@ -94,6 +94,16 @@ def before(data: HeteroData, value: Tensor, by: Tensor) -> Tensor:
     return out
 
 
+def decided(data: HeteroData) -> Tensor:
+    # The answer, yes or no, of the row before.
+    data['order'].y = data['order'].y.bool()
+    return data['order'].y.roll(1).double()
+
+
+def before_all(value: Tensor) -> Tensor:
+    return value.cumsum(0) - value
+
+
 def rank(by: Tensor) -> Tensor:
     # How many rows before have the same 'by'.
     groups = by.tolist()
@@ -193,9 +203,22 @@ COUPLED: dict[str, tuple[str, Column]] = {
         'order',
         lambda d: d['order'].y.roll(1),
     ),
+    'the label of the row before, yes or no': ('order', decided),
     'the change since the row before': (
         'order',
         lambda d: d['order'].x[:, 0] - d['order'].x[:, 0].roll(1),
+    ),
+    'the row before, on another scale': (
+        'order',
+        lambda d: 3 - 0.1 * d['order'].x[:, 0].roll(1).float(),
+    ),
+    'a label before of the item, standardised': (
+        'order',
+        lambda d: 2.5 * before(d, 2 * d['order'].y + 1, item_of(d)) - 0.7,
+    ),
+    'the sum of all rows before': (
+        'order',
+        lambda d: before_all(d['order'].x[:, 0].double()),
     ),
     'the row before of the item': (
         'order',
@@ -427,6 +450,31 @@ def test_lags_of_any_length_are_found(kind: str, n: int) -> None:
         assert len(found) <= 16
 
 
+@pytest.mark.parametrize('lag', [1, 5, 23])
+def test_joint_rows_hold_no_row_of_strangers(lag: int) -> None:
+    """What a co-owner has before is of the row, too."""
+    data = shop()
+    user = torch.arange(ORDERS) * 7 // 100 % N
+    more = (torch.arange(ORDERS) * 13 % N) // 3
+    of = torch.stack([torch.arange(ORDERS).repeat(2), torch.cat([user, more])])
+    sets = [{*pair} for pair in zip(user.tolist(), more.tolist(), strict=True)]
+    value = data['order'].x[:, 0].clone()
+    value[:lag] = 0
+    value[lag:] = data['order'].x[:-lag, 0]
+    own = [i >= lag and sets[i - lag] <= sets[i] for i in range(ORDERS)]
+    column = torch.where(torch.tensor(own), value, 0)
+
+    def declare(held: Tensor) -> None:
+        given = data.clone()
+        planted(given, 'order', held, 'x')
+        PrivacyUnit(given, 'user', joint={'order': of}, public=('item',))
+
+    declare(column)
+    with pytest.raises(ValueError, match='holds another'):
+        declare(value)
+    assert lag > 5 or column.any()
+
+
 def ordered(data: HeteroData, *columns: Tensor) -> None:
     x = [data['order'].x.double(), *(c.view(ORDERS, -1) for c in columns)]
     data['order'].x = torch.cat([each.double() for each in x], 1)
@@ -444,6 +492,7 @@ def test_columns_by_position_and_copies_are_no_lags(seed: int) -> None:
     ordered(data, day, day + 30, day // 4, day // 4 + 14, day * 0.1)
     ordered(data, calendar(), calendar(), calendar() > 0.5)
     ordered(data, day % 100, (day + 13) % 100)
+    ordered(data, grows, 2 * grows + 1, grows.square(), day, day**2, 3 - day)
     # Equal columns, rare words, times and codes of items.
     ordered(data, bit, bit, 1 - bit, grows, grows, grows + 1)
     data = shop(seed)

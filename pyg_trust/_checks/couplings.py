@@ -21,6 +21,7 @@ from pyg_trust._checks.tables import (
     tells_counts,
     tells_neighbors,
 )
+from pyg_trust.graph.ragged import ranges
 
 EdgeType = tuple[str, str, str]
 
@@ -59,6 +60,31 @@ class Owners:
         if ptr.numel() == who.numel() + 1:
             return who
         return torch.where(ptr.diff() == 1, who[ptr[:-1]], -1)
+
+    def parts(self, node_type: str, later: Tensor, before: Tensor) -> Tensor:
+        """Return a mask of pairs of rows of which the second has a stranger.
+
+        Args:
+            node_type (str): the type of the rows.
+            later (Tensor): int64, ``[k]``: rows.
+            before (Tensor): int64, ``[k]``: other rows, with owners that the
+                first ones may not have.
+        """
+        ptr, who = self.ptr[node_type], self.who[node_type]
+        if node_type not in self.joint:
+            return who[later] != who[before]
+        width = int(who.max()) + 1 if who.numel() else 1
+
+        def owned(rows: Tensor) -> tuple[Tensor, Tensor]:
+            count = ptr[rows + 1] - ptr[rows]
+            pair = torch.arange(len(rows)).repeat_interleave(count)
+            # Ascending, as the owners of a row are.
+            return pair, pair * width + who[ranges(ptr[rows], count)]
+
+        held, (pair, key) = owned(later)[1], owned(before)
+        place = torch.searchsorted(held, key).clamp(max=len(held) - 1)
+        out = torch.zeros(len(later), dtype=torch.bool)
+        return out.index_fill(0, pair[held[place] != key], True)
 
     def strange(
         self, edge_type: EdgeType, index: Tensor, node_type: str, at: Tensor
@@ -123,13 +149,13 @@ def check_values(data: HeteroData, owners: Owners, *, distinct: bool) -> None:
                     copied[t] = list(_copied(data, owners, t))
                 for edges in seen:
                     _check_edges(data, owners, e, t, other, edges, copied[t])
-    own = [t for t in owners.ptr if t not in owners.joint]
-    for t in own:
+    for t in owners.ptr:
         _check_order(data, owners, t)
     tables = {
         t: x
-        for t in own
-        if isinstance(x := data[t].get('x'), Tensor)
+        for t in owners.ptr
+        if t not in owners.joint
+        and isinstance(x := data[t].get('x'), Tensor)
         and x.layout == torch.strided
         and x.dim() == 2
     }
@@ -211,21 +237,22 @@ def _copied(
 
 def _check_order(data: HeteroData, owners: Owners, node_type: str) -> None:
     # Columns of a type against rows before, which are another person's.
-    store, who = data[node_type], owners.who[node_type]
+    store = data[node_type]
     given = [(k, x) for k, x in columns(store) if _is_dense(store[k])]
     names = [key for key, x in given for _ in range(x.size(1))]
     for later, before, where in _orders(data, owners, node_type):
-        strange = who[later] != who[before]
+        strange = owners.parts(node_type, later, before)
         c = follows([x for _, x in given], later[strange], before[strange])
         if c is not None:
             _refuse(node_type, names[c], f'holds another, {where}')
     for order, where in _sequences(data, node_type) if names else ():
         # Some columns are lags of any length: all rows, if they are few.
         order = order[: _CELLS // len(names)]
-        table, of = [x[order] for _, x in given], who[order]
+        table = [x[order] for _, x in given]
         for k in lags(table, _LAGS + 1):
             later = torch.arange(k, len(order))
-            later = later[of[later] != of[later - k]]
+            strange = owners.parts(node_type, order[later], order[later - k])
+            later = later[strange]
             c = follows(table, later, later - k, tries=len(order))
             if c is not None:
                 _refuse(node_type, names[c], f'holds another, {k} {where}')

@@ -249,8 +249,9 @@ def follows(
 ) -> int | None:
     """Return a column that holds another one's previous value.
 
-    Or its change since then. Columns of periodic values or steps depend on the
-    position alone, and pass.
+    Or its change since then, or a linear map of the value. Columns of periodic
+    values or steps depend on the position alone, and pass; so do maps of what
+    goes on by such a map itself.
 
     Args:
         given (list[Tensor]): matrices with a row for each row of the table.
@@ -272,7 +273,6 @@ def follows(
     # Columns that are alike have like products with a random vector.
     seed = torch.Generator().manual_seed(0)
     draw = torch.randn(later.numel(), dtype=torch.float64, generator=seed)
-    product = torch.full((width,), torch.nan, dtype=torch.float64)
 
     def column(c: int) -> Tensor:
         i, j = place[c]
@@ -284,11 +284,13 @@ def follows(
         most = other.abs().amax(0) * size.sum() * 1e-6
         return 1e-9 * (size @ other.abs()) + since * most
 
-    for since in (False, True):
+    # What was there, what came since, and what came since as a sum so far.
+    for since, at in ((False, later), (True, later), (True, before)):
         other = now - then if since else then
         few = draw[: len(now)]
-        mine, theirs = few @ now, few @ other
+        mine, theirs = few @ (now if at is later else then), few @ other
         off = far(other, since)
+        product = torch.full((width,), torch.nan, dtype=torch.float64)
         for b in range(width):
             like = (mine - theirs[b]).abs() <= off[b]
             like[b] = False
@@ -304,18 +306,70 @@ def follows(
             if min(_num_orders(value), _num_orders(strange)) <= chance:
                 continue
             for a in (like & product.isnan()).nonzero().view(-1).tolist():
-                product[a] = draw @ column(a)[later]
+                product[a] = draw @ column(a)[at]
             like &= (product - draw @ value).abs() <= far(value, since)
             size = 1e-6 * value.abs().amax() if since else 0
             for a in like.nonzero().view(-1).tolist():
                 own = column(a)
-                alike = bool(((own[later] - value).abs() <= size).all())
+                alike = bool(((own[at] - value).abs() <= size).all())
                 # What does not change from row to row is of both, as the
                 # price of one item is.
                 stays = torch.equal(own[later], own[before])
                 if alike and not stays and not _repeats(own):
                     return a
+    return _mapped(now, then, column, later, before, chance + math.log(2))
+
+
+def _mapped(
+    now: Tensor,
+    then: Tensor,
+    column: Callable[[int], Tensor],
+    later: Tensor,
+    before: Tensor,
+    chance: float,
+) -> int | None:
+    # A column that is on a line with another one's previous value, given some
+    # rows of all of them.
+    near = _centred(now).t() @ _centred(then)
+    near = (1 - near.abs() <= 1e-8).fill_diagonal_(False)
+    seed = torch.Generator().manual_seed(1)
+    draw = torch.randn(later.numel(), dtype=torch.float64, generator=seed)
+    product: dict[int, float] = {}
+    for b in near.any(0).nonzero().view(-1).tolist():
+        base = column(b)
+        value = base[before]
+        if _num_orders(value) <= chance or _on_line(base[later], value):
+            continue
+        mine = abs(float(draw @ _centred(value)))
+        for a in near[:, b].nonzero().view(-1).tolist():
+            if a not in product:
+                product[a] = abs(float(draw @ _centred(column(a)[later])))
+            # A constant column has no line.
+            if not abs(product[a] - mine) <= 1e-4:
+                continue
+            own = column(a)
+            goes_on = _on_line(own[later], own[before])
+            alike = not goes_on and _on_line(own[later], value)
+            few = alike and _num_orders(own[later]) <= chance
+            if alike and not few and not _repeats(own):
+                return a
     return None
+
+
+def _centred(value: Tensor) -> Tensor:
+    # With a mean of 0 and a length of 1; NaN if it is constant.
+    value = value - value.mean(0)
+    return value / value.square().sum(0).sqrt()
+
+
+def _on_line(x: Tensor, y: Tensor) -> bool:
+    # Whether one is a linear map of the other, to rounding.
+    one, two = _centred(x), _centred(y)
+    off = torch.minimum((one - two).abs().amax(), (one + two).abs().amax())
+    size = sum(
+        v.abs().amax() / (v - v.mean()).square().sum().sqrt() for v in (x, y)
+    )
+    return bool(off <= 1e-6 * size)
 
 
 def _num_orders(value: Tensor) -> float:
@@ -393,8 +447,8 @@ def _sums(x: Tensor) -> Tensor:
 def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
     """Iterate over the numbers that a node type has for each of its rows.
 
-    Masks and names (``n_id``) are left out. Wide sparse attributes come in
-    blocks of columns.
+    Masks that are no labels and names (``n_id``) are left out. Wide sparse
+    attributes come in blocks of columns.
 
     Yields:
         tuple[str, Tensor]: the attribute and its matrix, dense.
@@ -402,6 +456,8 @@ def columns(store: Any) -> Iterator[tuple[str, Tensor]]:
     for key, value in store.items():
         if key == 'n_id' or not _in_rows(store, key, value):
             continue
+        if value.dtype == torch.bool and key == 'y':
+            value = value.byte()
         if value.dtype == torch.bool or value.is_complex():
             continue
         if value.layout == torch.strided:

@@ -137,6 +137,12 @@ def membership_inference(
             f'{node_type!r})'
         )
     if unit is not None and node_type is not None:
+        size = unit._sizes.get(node_type, num_nodes)
+        if num_nodes != size:
+            raise ValueError(
+                f"'probability' needs a row for each of {node_type!r}, in the "
+                f'order of the table (got {num_nodes})'
+            )
         unit.check_apart(node_type, groups['members'], groups['others'])
     if attack == 'loss':
         named = torch.cat(list(groups.values()))

@@ -16,6 +16,9 @@ from pyg_trust._checks import check_tensor
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.unit import EdgeType, PrivacyUnit
 
+# Numbers that a hash takes.
+_POSITIVE = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class TypedSubgraphs:
@@ -50,9 +53,9 @@ class Ownership:
         num_neighbors (dict, optional): by edge type, how many public rows a
             row brings in by its edges of this type, or of its mirror. Those
             with the least keyed hash of the names of both ends come. A public
-            row is named by ``n_id``, or else its place; another by its first
-            owner, and its place among the rows of this owner: no name moves
-            with rows of others. (default: :obj:`None`)
+            row is named by ``n_id``, or else its place; another by its
+            owners, and its place among the rows that they own together: no
+            name moves with rows of others. (default: :obj:`None`)
         seed (int): the key of these hashes. (default: :obj:`0`)
     """
 
@@ -84,18 +87,22 @@ class Ownership:
                     self.names[t] = names
                 continue
             ptr, who = unit.owners(t)
-            if self.most:
-                first = who[ptr[:-1]]
-                start, order = _listed(first, self.num_names)
-                place = torch.empty_like(order)
-                place[order] = torch.arange(size) - start[first[order]]
-                word = rng.derive_each(seed, unit.n_id[first]) ^ place
-                self.names[t] = rng.derive_each(seed, word)
             count = ptr.diff()
+            rows = torch.arange(size).repeat_interleave(count)
+            if self.most:
+                whose, word = who, rng.derive_each(seed, unit.n_id[who])
+                if t in unit.joint:
+                    word = torch.zeros_like(count).index_add(0, rows, word)
+                    word &= _POSITIVE
+                    whose = word.unique(return_inverse=True)[1]
+                start, order = _listed(whose, max(self.num_names, size))
+                place = torch.empty_like(order)
+                place[order] = torch.arange(size) - start[whose[order]]
+                word = word ^ place
+                self.names[t] = rng.derive_each(seed, word)
             if t in unit.joint and max_joint is not None:
                 count = torch.where(count <= max_joint, count, -1)
             self.count[t] = count
-            rows = torch.arange(size).repeat_interleave(ptr.diff())
             start, order = _listed(who, self.num_names)
             self.held[t] = start, rows[order]
         self.owned = {
@@ -177,13 +184,12 @@ def expand(
             row = ownership.edges[e][1 - end].index_select(0, edge)
             near[other].append(_key(subgraph[at], row, sizes[other]))
         for e, (start, listed) in ownership.owned.items():
-            if hop == 0:
+            # An edge of a row that somebody owns is of this owner as well.
+            if hop == 0 and e[0] in near and e[2] in near:
                 at, which = _gather(start, persons)
                 at, edge = _capped(ownership, e, 0, at, listed[which])
-                for end in (0, 1):
-                    if e[2 * end] in near:
-                        t, row = e[2 * end], ownership.edges[e][end][edge]
-                        near[t].append(_key(of[at], row, sizes[t]))
+                for t, ends in zip(e[::2], ownership.edges[e], strict=True):
+                    near[t].append(_key(of[at], ends[edge], sizes[t]))
         front = dict.fromkeys(sizes, none)
         for t, found in near.items():
             new = torch.cat([none, *found]).unique()

@@ -242,6 +242,7 @@ class StepLoader(NodeLoader):
             *(self.unit, self.relation, self.form, self.sampling, self.terms),
             *(self.by_unit, self.resample_every, self.subgraphs_per_batch),
             *(batches.batch_size, batches.rate, batches.count, batches.write),
+            self.transform,
             repr(self.setting()),
         )
 

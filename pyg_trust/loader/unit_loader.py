@@ -28,7 +28,7 @@ from pyg_trust.functional.walks import (
 )
 from pyg_trust.graph._marks import marked
 from pyg_trust.kernel.fields import CONTENTS
-from pyg_trust.loader.schema import Schema
+from pyg_trust.loader.schema import Schema, is_rows
 from pyg_trust.loader.step_batches import Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits, of_persons
 from pyg_trust.sampler import DisjointWalkSampler
@@ -76,8 +76,8 @@ class UnitLoader(DrawnUnits):
     are those of rows that persons own, as many as each has, or, with
     ``relation='contents'``, of joint rows. All persons are drawn. The term of
     a subgraph is the mean of those of its target rows, and zero if it has
-    none; the loss is computed by row as ever. A row with the label -100, which
-    losses ignore, is no target row.
+    none; the loss is computed by row as ever. A row whose labels are all -100,
+    which losses ignore, is no target row.
 
     Batches are :class:`~torch_geometric.data.HeteroData` that have every node
     and edge type, if need be without rows: ``x``, ``n_id`` and ``batch`` by
@@ -222,9 +222,9 @@ class UnitLoader(DrawnUnits):
             )
             check_tensor('input_nodes', read, torch.bool, (size,))
             y = data[target].get('y')
-            if isinstance(y, Tensor) and y.shape == read.shape:
+            if is_rows(y) and len(y) == size and not y.is_floating_point():
                 # Losses of torch ignore such labels: these rows have no term.
-                read = read & (y.is_floating_point() | (y != _IGNORED))
+                read = read & (y[:, None].flatten(1) != _IGNORED).any(1)
             self._read, input_nodes = read.clone(), None
         rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, hops
@@ -293,9 +293,8 @@ class UnitLoader(DrawnUnits):
         self.resample_every, self._walks = resample_every, walks
         count = self._claims(0).num_subgraphs
         self._open(count, batch_size, num_steps, seed, kwargs, walks)
-        if resample_every is not None:
-            # Of each partition there are others.
-            self._num_units = self._most
+        # Claims are drawn, and other ones in another process.
+        self._num_units = self._most
         # Claims of later partitions are numbered on from those of the first.
         self.__dict__['dataset'] = range(2**62)
 
@@ -348,8 +347,11 @@ class UnitLoader(DrawnUnits):
     def setting(self) -> dict[str, Any]:
         """Return the public arguments, by name; seeds are secret."""
         most = {'/'.join(e): k for e, k in self._capped.items()}
+        known = super().setting()
+        if self._law:
+            known['num_roots'] = known.pop('num_claims')
         return {
-            **super().setting(),
+            **known,
             'hops': self._hops,
             **({'num_neighbors': most} if most else {}),
             **({'relation': self.relation, **self._law} if self._law else {}),

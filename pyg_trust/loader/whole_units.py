@@ -264,7 +264,7 @@ class DrawnUnits(WholeUnitLoader):
         return isinstance(index, Tensor) and torch.equal(index, units)
 
     def __repr__(self) -> str:
-        count = 'some' if self._rate is not None else self._num_units
+        count = 'some' if self._rate is not None else self.num_subgraphs
         return (
             f'{type(self).__name__}({count} {self.noun}s, '
             f'batch_size={self.subgraphs_per_batch}, num_steps={len(self)})'

@@ -121,8 +121,8 @@ class PrivateLoader(Single):
         if self.loader.law() != self._law:
             raise RuntimeError(
                 'the private loader needs to draw as it did when it was made '
-                'private (its units, relation, sampling or arguments were '
-                'changed): the account and the report are of that'
+                'private (its units, relation, sampling, transform or '
+                'arguments were changed): account and report are of that'
             )
 
     def __len__(self) -> int:

@@ -149,3 +149,9 @@ def test_a_person_in_training_is_no_member_of_the_others() -> None:
     membership_inference(
         probability, y, one, two, unit=unit, node_type='order'
     )
+    # Rows of orders are no users, though there are as many numbers.
+    named = [rows.nonzero().view(-1)[:4] for rows in (rows, ~rows)]
+    with pytest.raises(ValueError, match="'probability' needs a row for each"):
+        membership_inference(
+            probability, y, *named, unit=unit, node_type='user'
+        )

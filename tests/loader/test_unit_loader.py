@@ -10,6 +10,8 @@ from shops import (
     CLICK,
     HAS,
     IN,
+    INTO,
+    ITEMS,
     KNOWS,
     OF,
     REV,
@@ -206,6 +208,71 @@ def test_those_who_leave_take_no_neighbour_of_others_along() -> None:
     one, two = before(persons), after(list(range(10)))
     for i in range(10):
         assert equal(part(one, i), part(two, i))
+
+
+def test_an_edge_is_also_of_who_has_its_ends() -> None:
+    # A person pays for another's order of an item: the edge is of both, and
+    # brings the item into no subgraph of one.
+    data = shop(1)
+    pays = ('order', 'paid', 'item')
+    order, item = data[HAS].edge_index
+    of = data[BY].edge_index[1][order]
+    data[pays].edge_index = torch.stack([order, item])
+    payer = (of + 1) % 12
+    payer[::3] = of[::3]
+    brought = 0
+    for most in ({}, {'num_neighbors': {pays: 1}}):
+        made = UnitLoader(
+            data,
+            declared(data, edge_owner={CLICK: data[CLICK].by, pays: payer}),
+            4,
+            **most,
+            seed=0,
+        )
+        alone = data.clone()
+        alone[pays].edge_index = data[pays].edge_index[:, of == payer]
+        other = UnitLoader(
+            alone,
+            declared(
+                alone,
+                edge_owner={
+                    CLICK: data[CLICK].by,
+                    pays: payer[of == payer],
+                },
+            ),
+            4,
+            **most,
+            seed=0,
+        )
+        one, two = made(list(range(12))), other(list(range(12)))
+        for i in range(12):
+            assert equal(part(one, i), part(two, i))
+        brought += one[pays].edge_index.size(1)
+    assert brought
+
+
+def test_no_view_moves_with_rows_that_others_alone_share() -> None:
+    # Of persons 0 and 1, who share a chat, the first has others before it.
+    def view(*others: int) -> Part:
+        data = shop(1)
+        of = [[i, 0] for i in range(len(others))]
+        of += [[i, p] for i, p in enumerate(others)]
+        of += [[len(others), 0], [len(others), 1]]
+        about = ('chat', 'about', 'item')
+        data['chat'].x = torch.ones(len(others) + 1, 2)
+        data[OF].edge_index = torch.tensor(of).t()
+        data[INTO].edge_index = data[OF].edge_index.flip(0)
+        chats = torch.arange(len(others) + 1).repeat_interleave(ITEMS)
+        items = torch.arange(ITEMS).repeat(len(others) + 1)
+        data[about].edge_index = torch.stack([chats, items])
+        made = loader(
+            data, relation='contents', hops=1, num_neighbors={about: 1}
+        )
+        return part(made.own_view(torch.tensor([1])), 0)
+
+    first = view()
+    for others in ((2,), (2, 3), (0, 4, 5)):
+        assert equal(first, view(*others))
 
 
 # Walks between persons #######################################################
@@ -523,14 +590,18 @@ def test_a_batch_is_of_one_partition() -> None:
     assert made([])['user'].batch_size == 0
 
 
-def test_two_draws_of_walks_are_of_one_data_set() -> None:
+@pytest.mark.parametrize('every', [None, 2])
+def test_two_draws_of_walks_are_of_one_data_set(every: int | None) -> None:
     data = shop(4, 40)
-    one, two = resampled(data, seed=1), resampled(data, seed=2)
+    one, two = (
+        resampled(data, seed=seed, resample_every=every) for seed in (1, 2)
+    )
     assert one.num_subgraphs != two.num_subgraphs
     assert one.fingerprint() == two.fingerprint()
     assert one.setting() == two.setting()
-    assert one.setting()['resample_every'] == 2
-    assert one.setting()['num_claims'] == 40
+    assert one.setting().get('resample_every') == every
+    assert one.setting()['num_roots'] == 40
+    assert f'({one.num_subgraphs} claims,' in repr(one)
     # Processes have to agree on all partitions, not on the first one.
     assert one.layout() != two.layout()
     two._known = one._known

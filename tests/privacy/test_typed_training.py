@@ -178,7 +178,7 @@ def alone(
     for person in persons:
         batch = made([person])
         x = {t: v.double() for t, v in batch.x_dict.items()}
-        labels = batch[target].y
+        labels = batch[target].y.flatten()
         if not len(labels):
             continue
         out = model(x, batch.edge_index_dict)
@@ -332,14 +332,17 @@ def test_persons_without_a_target_row_add_exactly_nothing(
         assert not any(p.grad.any() for p in model.parameters())
 
 
+@pytest.mark.parametrize('column', [False, True])
 @pytest.mark.parametrize('name', ['joint rows', 'orders'])
-def test_rows_with_ignored_labels_have_no_term(name: str) -> None:
+def test_rows_with_ignored_labels_have_no_term(
+    name: str, column: bool
+) -> None:
     torch.manual_seed(0)
     data = labelled()
     target, options = TARGETS[name]
     y = data[target].y.clone()
     y[torch.arange(len(y)) % 3 == 0] = -100
-    data[target].y = y
+    data[target].y = y[:, None] if column else y
     model = ready(sage(), data)
     plain = copy.deepcopy(model)
     given = {**options, 'input_nodes': (target, None)}
@@ -347,9 +350,9 @@ def test_rows_with_ignored_labels_have_no_term(name: str) -> None:
     engine._noise = Silent()
     batch = next(iter(loader))
     out = private(batch.x_dict, batch.edge_index_dict)[target]
-    F.cross_entropy(
-        out[: batch[target].batch_size], batch[target].y
-    ).backward()
+    labels = batch[target].y
+    labels = labels.squeeze(1) if column else labels
+    F.cross_entropy(out[: batch[target].batch_size], labels).backward()
     optimizer.step()
     # As if the mask had left them out, and as each unit run alone has it.
     assert torch.equal(loader.loader._read, y != -100)
@@ -383,6 +386,7 @@ def test_a_loader_draws_as_when_it_was_made_private() -> None:
         (loader.loader, 'form', 'withdraw'),
         (loader.loader, 'sampling', 'poisson'),
         (loader.loader, 'subgraphs_per_batch', 1),
+        (loader.loader, 'transform', lambda batch: batch),
         (loader.loader.batch_sampler, 'batch_size', 6),
         (loader.loader.batch_sampler, 'rate', lambda step: 1.0),
         (loader.loader.batch_sampler, 'count', lambda step: 6),
