@@ -19,6 +19,7 @@ from pyg_trust.report import TrustReport
 from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unit import PrivacyUnit
 
+pytestmark = pytest.mark.usefixtures('couplings_once')
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
 KNOWS, IN = ('user', 'knows', 'user'), ('item', 'in', 'item')
 PATHS = [[BY], [BY, HAS], [BY, HAS, IN]]
