@@ -59,7 +59,7 @@ def path(size, value, label):
 class Removal:
     """Certified removal: the state is saved after every request."""
 
-    NUM_GRAPHS = 10 * int(sys.argv[3])  # a kill removes four, nine at most
+    NUM_GRAPHS = 100
 
     def __init__(self, folder):
         self.file = folder / 'classifier.pt'
@@ -499,6 +499,8 @@ def child(procedure, pipe):
 def main():
     name, folder, kills, seed = sys.argv[1:]
     torch.set_num_threads(1)
+    # A kill comes after three removals or so, nine at most.
+    Removal.NUM_GRAPHS = 10 * int(kills)
     source = random.Random(int(seed))
     procedure = PROCEDURES[name](Path(folder))
     procedure.start()
