@@ -3,7 +3,8 @@
 Environment variables: ``FORCE_CUDA=1`` builds the CUDA sources without a GPU
 in the machine (a toolkit is needed), ``FORCE_CUDA=0`` leaves them out,
 ``TORCH_CUDA_ARCH_LIST`` names the architectures, ``MAX_JOBS`` the number of
-compilers that run side by side.
+compilers that run side by side, ``PYG_TRUST_O=0`` compiles the C++ sources
+without optimisation, to see whether they link.
 """
 
 import os
@@ -87,7 +88,8 @@ def build() -> dict[str, Any]:
     # on how many columns go through a kernel together.
     exact = '-ffp-contract=off'
     maps = prefix_maps()
-    cxx = [*DEFINES, '-std=c++20', '-O3', '-g0', '-Wall', '-Wno-psabi']
+    level = os.environ.get('PYG_TRUST_O', '3')
+    cxx = [*DEFINES, '-std=c++20', f'-O{level}', '-g0', '-Wall', '-Wno-psabi']
     cxx += [exact, *maps]
     flags = {'cxx': cxx}
     options: dict[str, Any] = {'include_dirs': [str(CSRC)]}

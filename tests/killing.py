@@ -59,7 +59,7 @@ def path(size, value, label):
 class Removal:
     """Certified removal: the state is saved after every request."""
 
-    NUM_GRAPHS = 400
+    NUM_GRAPHS = 100
 
     def __init__(self, folder):
         self.file = folder / 'classifier.pt'
@@ -239,8 +239,6 @@ class Columns:
             appnp(0.1),
             columns=2,
         )
-        while True:
-            time.sleep(1)
 
     def check(self, acknowledged):
         result = self.folder / 'z.npy'
@@ -351,8 +349,6 @@ class Fitting:
     def work(self, acknowledge):
         noise.source = lambda seed=None, kind='system': Seen(acknowledge)
         self.model().fit(self.data())
-        while True:
-            time.sleep(1)
 
     # Weights have four rows, then five; the sums one for each node.
     ROWS = (4, NUM_NODES, 5)
@@ -493,6 +489,9 @@ PROCEDURES = {
 def child(procedure, pipe):
     try:
         procedure.work(lambda n: os.write(pipe, n.to_bytes(4, 'big')))
+        os.close(pipe)  # nobody waits for more
+        while True:
+            time.sleep(1)
     finally:
         os._exit(1)  # it never ends by itself
 
@@ -500,6 +499,8 @@ def child(procedure, pipe):
 def main():
     name, folder, kills, seed = sys.argv[1:]
     torch.set_num_threads(1)
+    # A kill comes after three removals or so, nine at most.
+    Removal.NUM_GRAPHS = 10 * int(kills)
     source = random.Random(int(seed))
     procedure = PROCEDURES[name](Path(folder))
     procedure.start()

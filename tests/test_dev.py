@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 
 import pytest
 from package import EXAMPLES
@@ -71,10 +72,10 @@ def test_the_time_is_said_before_anything_is_done(env, monkeypatch):
     monkeypatch.delenv('CI', raising=False)
     monkeypatch.setattr(dev.os, 'cpu_count', lambda: 2)
     quick = dev.estimate(env)
-    assert quick.startswith('about 18 minutes')
+    assert quick.startswith('about 16 minutes')
     assert 'after 3 or more of installing' in quick
     monkeypatch.setenv('CI', '1')
-    assert dev.estimate(env).startswith('about 28 minutes')
+    assert dev.estimate(env).startswith('about 24 minutes')
     env.stamp.touch()
     monkeypatch.setattr(env, 'has_sparse', lambda: True)
     assert 'install' not in dev.estimate(env)
@@ -99,3 +100,36 @@ def test_a_build_that_takes_long_says_so_every_minute(env, monkeypatch, capfd):
     assert asked == [0, 60, 60, 60]
     said = capfd.readouterr().out.splitlines()
     assert said == ['==> torch-sparse compiles, 2 minutes so far'] * 3
+
+
+@pytest.mark.parametrize('can', [True, False])
+def test_headers_are_compiled_once_where_a_compiler_can(
+    env, monkeypatch, tmp_path, can
+):
+    dev = sys.modules[type(env).__module__]
+    (tmp_path / 'torch').write_text('-I/of/torch')
+    compiler = tmp_path / 'compiler'
+    # What follows -o is the last argument.
+    body = 'for last; do :; done; echo "$@" > "$last"' if can else 'exit 1'
+    compiler.write_text(f'#!/bin/sh\n{body}\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv('CXX', str(compiler))
+    builds, run = [], dev.subprocess.Popen
+
+    def begun(command, **options):
+        if 'wheel' not in command:
+            return run(command, **options)
+        builds.append((command[-1], options['env']))
+        return None
+
+    monkeypatch.setattr(dev.subprocess, 'Popen', begun)
+    wheels = dev.Wheels(env)
+    wheels.first.join()
+    assert [name for name, _ in builds] == [*dev.SPARSE]
+    for _, given in builds:
+        assert ('-include' in given['CXXFLAGS']) is can
+        assert given['CFLAGS'] == given['CXXFLAGS']
+    if can:
+        told = Path(f'{wheels.header}.gch').read_text()
+        assert '-I/of/torch' in told
+        assert all(flag in told for flag in wheels.FLAGS)

@@ -259,7 +259,7 @@ def test_private_graph(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('real', [False, True])
 def test_private_proteins(real, request, tmp_path):
-    arguments = ['--epsilons', '8', '--steps', '60']
+    arguments = ['--epsilons', '8', '--steps', '20' if real else '60']
     if real:
         shared = request.getfixturevalue('shared')
         source = shared / 'data/TU/PROTEINS'

@@ -161,8 +161,8 @@ def test_an_import_adds_a_second_to_that_of_pyg_at_most():
         'import time, torch_geometric.transforms; t = time.process_time(); '
         'import pyg_trust.transforms; print(time.process_time() - t)'
     )
-    taken = [
-        float(subprocess.check_output([sys.executable, '-c', code]))
+    # A machine that is busy may take longer, but not each time.
+    assert any(
+        float(subprocess.check_output([sys.executable, '-c', code])) < 1
         for _ in range(3)
-    ]
-    assert min(taken) < 1
+    )

@@ -6,8 +6,6 @@ import needs
 import pytest
 import warm
 
-RACES = 50
-
 
 @pytest.mark.slow
 @needs.fork
@@ -15,6 +13,8 @@ RACES = 50
 @pytest.mark.parametrize('procedure', ['plain', 'removal', 'shards'])
 def test_races(procedure, kind, tmp_path):
     script = Path(__file__).with_name('racing.py')
-    done = warm.run(script, procedure, kind, tmp_path, str(RACES))
+    # The second of two processes is the later one in every race.
+    races = 20 if kind == 'processes' and procedure != 'plain' else 50
+    done = warm.run(script, procedure, kind, tmp_path, str(races))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f'{RACES} races\n'
+    assert done.stdout == f'{races} races\n'

@@ -625,16 +625,17 @@ def same_graphs(one: HeteroData, two: HeteroData) -> bool:
     )
 
 
+@pytest.mark.usefixtures('couplings_once')
 @pytest.mark.parametrize('how', ['drop', 'keep'])
 def test_a_shard_without_a_person_never_had_it(how: str) -> None:
-    """Fifty persons one by one, in random order; with two, the weights."""
+    """Half of fifty persons, each alone; with two, the weights."""
     twins = oracle('erase_twin')
     everybody = list(range(50))
     full = twins.make(everybody)
     unit, owners = of_chats(full, how), twins.owners(full)
     shard = [twins.shard_of(p, 4) for p in everybody]
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
-    for i, person in enumerate(order.tolist()):
+    for i, person in enumerate(order[:25].tolist()):
         left = unit.without(full, [person])
         again = of_chats(left, how)
         for k in range(4):

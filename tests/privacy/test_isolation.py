@@ -14,6 +14,7 @@ from torch_geometric.nn import GCNConv, global_add_pool
 from pyg_trust.kernel import clip
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
 from pyg_trust.privacy import (
+    PoissonAccountant,
     PrivacyEngine,
     alone,
     clipping,
@@ -583,6 +584,13 @@ class Fussy(Pooled):
         return super().forward(x, edge_index, batch)
 
 
+@pytest.fixture
+def unproved(monkeypatch):
+    """Epsilon at a rate of 1e-9 takes seconds, and is not looked at."""
+    monkeypatch.setattr(PoissonAccountant, 'epsilon_of', lambda *_: 0.5)
+
+
+@pytest.mark.usefixtures('unproved')
 @pytest.mark.parametrize('isolation', ['followed', 'construction'])
 def test_which_steps_had_no_unit_is_not_in_the_report(isolation):
     # Whether a graph is there is private, and so is whether a batch is empty.
@@ -595,6 +603,7 @@ def test_which_steps_had_no_unit_is_not_in_the_report(isolation):
     assert training.report.isolation == wanted[isolation]
 
 
+@pytest.mark.usefixtures('unproved')
 def test_which_steps_had_no_unit_is_not_told_of_models_without_checks():
     class Noisy(Pooled):
         def forward(self, x, edge_index, batch):

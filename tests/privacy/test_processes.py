@@ -58,7 +58,8 @@ def test_bytes_of_a_key_never_repeat():
 
 @pytest.mark.slow
 def test_noise_is_added_once(trained):
-    # 12,000 numbers of noise alone; a right one fails once in a billion.
+    # 3,000 numbers of noise alone; a right one fails once in a billion, and
+    # twice the variance is 38 standard deviations of it away.
     _, found = trained
     assert all(one['noise'] > 1e-9 for one in found)
 

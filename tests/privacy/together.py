@@ -18,7 +18,7 @@ from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.spending import Spending
 
-WIDTH = 2000
+WIDTH = 500
 SIZES = {'noise': (WIDTH, 8), 'law': (12, 2), 'killed': (12, 4)}
 
 

@@ -9,6 +9,7 @@ from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 
+pytestmark = pytest.mark.usefixtures('couplings_once')
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
 IN = ('user', 'in', 'chat')
 N = 40
