@@ -362,7 +362,11 @@ class Book:
                 if size == 1 and grad.size(d + 1) != 1
             ]
             if dims:
-                grad = grad.sum(dims)
+                # Last in memory: elsewhere, the order in which a row's numbers
+                # are added depends on how many other rows there are.
+                last = [*range(-len(dims), 0)]
+                grad = grad.movedim(dims, last).contiguous()
+                grad = grad.flatten(-len(dims)).sum(-1)
             cluster.grads.append(
                 grad.reshape(grad.size(0), use.weight.numel())
             )

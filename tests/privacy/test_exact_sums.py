@@ -340,3 +340,34 @@ def integers_of(model, x, cotangent):
     with gradients.record(owner, len(x) // 2) as tape:
         out = model(x)
     return tape.clipped_sum(out, cotangent, 0.5)
+
+
+class Scaled(nn.Module):
+    """One number for all columns of a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def test_columns_of_a_row_are_added_up_as_if_it_were_alone():
+    # Where rows lie beside each other in memory, torch adds up the columns of
+    # several rows at a time, and of what is left in another order.
+    def integer(rows, owner):
+        # A gradient in columns, as one that comes back through a transpose.
+        x, cotangent = (v.t().contiguous().t() for v in rows)
+        gradients = SubgraphGradients(Scaled(), 'bookkeeping')
+        with gradients.record(owner, 2) as tape:
+            out = gradients.module(x)
+        found = tape.clipped_sum(out, cotangent, 1.0, of=0)
+        return int(found.share.integers[0].item())
+
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randn(2, 70, 300, generator=generator)
+        owner = torch.randint(2, (70,), generator=generator)
+        alone = integer(rows[:, owner == 0], owner[owner == 0])
+        assert integer(rows, owner) == alone
