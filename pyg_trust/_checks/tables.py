@@ -297,17 +297,19 @@ def follows(
             if not like.any():
                 continue
             base = column(b)
-            strange, value = base[before], base[before]
+            strange = value = base[before]
             if since:
                 value = base[later] - strange
+            for a in (like & product.isnan()).nonzero().view(-1).tolist():
+                product[a] = draw @ column(a)[at]
+            like &= (product - draw @ value).abs() <= far(value, since)
+            if not like.any():
+                continue
             # A change tells of a stranger whose value varies.
             if any(each.max() == each.min() for each in (value, strange)):
                 continue
             if min(_num_orders(value), _num_orders(strange)) <= chance:
                 continue
-            for a in (like & product.isnan()).nonzero().view(-1).tolist():
-                product[a] = draw @ column(a)[at]
-            like &= (product - draw @ value).abs() <= far(value, since)
             size = 1e-6 * value.abs().amax() if since else 0
             for a in like.nonzero().view(-1).tolist():
                 own = column(a)
@@ -338,15 +340,18 @@ def _mapped(
     for b in near.any(0).nonzero().view(-1).tolist():
         base = column(b)
         value = base[before]
-        if _num_orders(value) <= chance or _on_line(base[later], value):
-            continue
         mine = abs(float(draw @ _centred(value)))
+        found = []
         for a in near[:, b].nonzero().view(-1).tolist():
             if a not in product:
                 product[a] = abs(float(draw @ _centred(column(a)[later])))
-            # A constant column has no line.
-            if not abs(product[a] - mine) <= 1e-4:
-                continue
+            if abs(product[a] - mine) <= 1e-4:
+                found.append(a)
+        # What goes on by itself tells of nobody.
+        few = not found or _num_orders(value) <= chance
+        if few or _on_line(base[later], value):
+            continue
+        for a in found:
             own = column(a)
             goes_on = _on_line(own[later], own[before])
             alike = not goes_on and _on_line(own[later], value)

@@ -89,7 +89,7 @@ class Schema:
             )
         self.dtype = dtypes.pop()
         y = data[target].get('y')
-        self.y = (list(y.shape[1:]), y.dtype) if is_rows(y) else None
+        self.y = (list(y.shape[1:]), y.dtype) if _is_rows(y) else None
         first = 0
         #: The number of the first row of each table among all rows.
         self.first: dict[str, int] = {}
@@ -112,7 +112,7 @@ class Schema:
             store = batch[t]
             x, n_id, owner = (store.get(k) for k in ('x', 'n_id', 'batch'))
             if (
-                not all(map(is_rows, (x, n_id, owner)))
+                not all(map(_is_rows, (x, n_id, owner)))
                 or x.shape != (len(n_id), self.widths[t])
                 or owner.shape != n_id.shape
                 or (x.dtype, n_id.dtype) != (self.dtype, torch.int64)
@@ -123,7 +123,7 @@ class Schema:
             kind = owner.new_full(owner.shape, k).int()
             if t == self.target and self.several:
                 mask = store.get('root_mask')
-                if not is_rows(mask) or mask.shape != owner.shape:
+                if not _is_rows(mask) or mask.shape != owner.shape:
                     self._refuse(t)
                 kind[~mask.bool()] = len(self.node_types)
             room = max(self.widths.values()) - self.widths[t]
@@ -136,7 +136,7 @@ class Schema:
                 parts.setdefault(name, []).append(value)
         for k, e in enumerate(self.edge_types):
             edges = batch[e].get('edge_index')
-            if not is_rows(edges) or edges.dtype != torch.int64:
+            if not _is_rows(edges) or edges.dtype != torch.int64:
                 self._refuse(e)
             ends = [edges[i] + start[t] for i, t in enumerate(e[::2])]
             for end, t in zip(edges, e[::2], strict=True):
@@ -159,7 +159,7 @@ class Schema:
         if self.y is not None:
             out.y = target.get('y')
             if (
-                not is_rows(out.y)
+                not _is_rows(out.y)
                 or self.y != (list(out.y.shape[1:]), out.y.dtype)
                 or len(out.y) != len(out.terms)
             ):
@@ -288,8 +288,7 @@ def _tiled(values: Tensor, size: int, times: int) -> Tensor:
     return values.repeat(times) + more
 
 
-def is_rows(value: Any) -> bool:
-    """Tell whether a value is a strided tensor with rows."""
+def _is_rows(value: Any) -> bool:
     return (
         isinstance(value, Tensor)
         and value.layout == torch.strided

@@ -28,7 +28,7 @@ from pyg_trust.functional.walks import (
 )
 from pyg_trust.graph._marks import marked
 from pyg_trust.kernel.fields import CONTENTS
-from pyg_trust.loader.schema import Schema, is_rows
+from pyg_trust.loader.schema import Schema
 from pyg_trust.loader.step_batches import Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits, of_persons
 from pyg_trust.sampler import DisjointWalkSampler
@@ -222,7 +222,12 @@ class UnitLoader(DrawnUnits):
             )
             check_tensor('input_nodes', read, torch.bool, (size,))
             y = data[target].get('y')
-            if is_rows(y) and len(y) == size and not y.is_floating_point():
+            if (
+                isinstance(y, Tensor)
+                and y.layout == torch.strided
+                and y.shape[:1] == read.shape
+                and not y.is_floating_point()
+            ):
                 # Losses of torch ignore such labels: these rows have no term.
                 read = read & (y[:, None].flatten(1) != _IGNORED).any(1)
             self._read, input_nodes = read.clone(), None
