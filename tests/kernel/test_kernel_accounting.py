@@ -222,19 +222,16 @@ def test_claims_of_the_fast_code_are_proved(law, lines, delta):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('law', 'more'), [('wor', 1), ('replace', 1.01), ('withdraw', 1.01)]
-)
-def test_small_rates_of_many_steps_are_proved(law, more):
+@pytest.mark.parametrize('law', ['wor', 'replace', 'withdraw'])
+def test_small_rates_of_many_steps_are_proved(law):
     # The fast code's step is 4e-5 wide, 500,000 of them: on levels, 12,000.
-    # A hundredth more is proved on coarse cells, by the same sums of levels.
     lines, delta = [(1.0, Fraction(1, 1000), 10_000)], 1e-5
     if law == 'wor':
         claim = wor_epsilon([(1.0, 0.001, 10_000)], delta)
     else:
         claim = poisson_epsilon([(1.0, 0.001, 10_000)], delta, law)
     start = time.process_time()
-    assert kernel.judge(law, lines, claim * more, delta) == 'holds'
+    assert kernel.judge(law, lines, claim, delta) == 'holds'
     assert time.process_time() - start < 60
     assert kernel.judge(law, lines, claim * 0.95, delta) == 'FAILS'
 
