@@ -249,9 +249,9 @@ def follows(
 ) -> int | None:
     """Return a column that holds another one's previous value.
 
-    Or its change since then, or a linear map of the value. Columns of periodic
-    values or steps depend on the position alone, and pass; so do maps of what
-    goes on by such a map itself.
+    Or its change since then, the sum of all that came before, or a linear map
+    of the value. Columns of periodic values or steps depend on the position
+    alone, and pass; so do maps of what goes on by such a map itself.
 
     Args:
         given (list[Tensor]): matrices with a row for each row of the table.
