@@ -253,6 +253,13 @@ class UnitLoader(DrawnUnits):
             )
             for e, k in (num_neighbors or {}).items()
         }
+        for e, k in self._capped.items():
+            other = self._capped.get(unit.mirrors.get(e, e), k)
+            if other != k:
+                raise ValueError(
+                    "'num_neighbors' needs one number for an edge type and "
+                    f'its mirror (got {k} and {other} for {e})'
+                )
         self._pairs = torch.empty((2, 0), dtype=torch.int64)
         if shared:
             self._pairs = unit.pairs(along, max_joint)

@@ -171,6 +171,9 @@ def test_each_row_brings_in_so_many_others() -> None:
         return [{*rows.n_id[rows.batch == i].tolist()} for i in range(12)]
 
     every, none = items(), items(num_neighbors={HAS: 0})
+    with pytest.raises(ValueError, match="'num_neighbors' needs one number"):
+        items(num_neighbors={HAS: 1, SOLD: 2})
+    assert items(num_neighbors={HAS: 0, SOLD: 0}) == none
     left_out = 0
     for k in range(1, 4):
         for p, kept in enumerate(items(num_neighbors={HAS: k})):
