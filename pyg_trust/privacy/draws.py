@@ -20,6 +20,7 @@ from pyg_trust.privacy.rows import (
     Rows,
     RowTracker,
     tensors_of,
+    version_of,
 )
 
 _DROPOUT = (F.dropout, torch.dropout)
@@ -150,7 +151,7 @@ class KeepDraws(Watch):
         if dropped is not None:
             return dropped
         tensors = tensors_of(args, kwargs)
-        versions = [t._version for t in tensors]
+        versions = [version_of(t) for t in tensors]
         out = func(*args, **kwargs)
         name = name_of(func)
         if name is not None:

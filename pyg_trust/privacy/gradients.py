@@ -58,7 +58,7 @@ from pyg_trust.privacy.draws import (
 )
 from pyg_trust.privacy.fallbacks import Part
 from pyg_trust.privacy.recorder import Recorder
-from pyg_trust.privacy.rows import Args, Kwargs, RowTracker
+from pyg_trust.privacy.rows import Args, Kwargs, RowTracker, version_of
 
 METHODS = ('auto', 'bookkeeping', 'functorch', 'vjp', 'loop')
 _SEED = 0
@@ -492,6 +492,8 @@ class Tape:
         again = UseDraws(masks, number >= 0) if masks else nullcontext()
         with torch.enable_grad(), again:
             returned = tensors_in(call.run())
+        # What the module itself writes, as an embedding of bounded norms.
+        self._weights = _versions(call.module.parameters())
         part = Part([returned[i] for i in places], [], [])
         for out, grad, owner in zip(part.outputs, grads, owners, strict=True):
             here = (number[owner] >= 0).nonzero().view(-1)
@@ -554,6 +556,7 @@ class Tape:
         with torch.random.fork_rng(), torch.enable_grad():
             set_random_state(self._random_state, self._owner.device)
             returned = tensors_in(call.run(leaf))
+        self._weights = _versions(call.module.parameters())
         return Part([returned[i] for i in places], grads, numbers)
 
 
@@ -720,11 +723,11 @@ def check_max_grad_norm(max_grad_norm: float) -> float:
 
 
 def _changed(given: list[tuple[Tensor, int]]) -> bool:
-    return any(tensor._version != version for tensor, version in given)
+    return any(version_of(tensor) != version for tensor, version in given)
 
 
 def _versions(values: Iterable[Any]) -> list[tuple[Tensor, int]]:
-    return [(v, v._version) for v in values if isinstance(v, Tensor)]
+    return [(v, version_of(v)) for v in values if isinstance(v, Tensor)]
 
 
 def _as_list(name: str, value: Tensor | Sequence[Tensor]) -> list[Tensor]:

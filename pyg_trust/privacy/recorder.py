@@ -27,6 +27,7 @@ from pyg_trust.privacy.rows import (
     RowTracker,
     names,
     tensors_of,
+    version_of,
 )
 
 _VIEWS = names(
@@ -141,7 +142,7 @@ class Recorder(Watch):
         dropped = self.draws.drop(func, args, kwargs)
         if dropped is not None:
             return dropped
-        versions = [t._version for t in tensors]
+        versions = [version_of(t) for t in tensors]
         out = self.compute(func, name, args, kwargs)
         try:
             self.tracker.follow(name, args, kwargs, out, tensors, versions)

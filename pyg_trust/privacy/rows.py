@@ -229,7 +229,7 @@ class RowTracker:
         written = [
             t
             for t, version in zip(tensors, versions, strict=False)
-            if t._version != version
+            if version_of(t) != version
         ]
         if not written and _writes(name):
             written = tensors[:1]
@@ -305,7 +305,14 @@ class RowTracker:
             self._rows.drop(target)
             return len(tensors) == 1
         tracked = [(t, *found) for t in tensors if (found := self.get(t))]
-        return is_pointwise and self._align(tracked, [target])
+        if not is_pointwise:
+            return False
+        if tracked and self.get(target) is None:
+            # It may be a part of known rows, and get others.
+            parts = self._rows.tensors()
+            if any(_memory(tensor) in memory for tensor in parts):
+                return False
+        return self._align(tracked, [target])
 
     def _overwrite(self, target: Tensor, value: Tensor) -> bool:
         # Return whether rows are known of all that share its memory.
@@ -405,6 +412,10 @@ class RowTracker:
                 shift = base == 'unbind' and at < axis
                 for out in results:
                     self.set(out, rows, axis - shift)
+        elif base == 'select':
+            at = _arg(args, kwargs, 1, 'dim') % dim
+            if at != axis:
+                self.set(results[0], rows, axis - (at < axis))
         elif base == '__getitem__':
             self._getitem(tensor, rows, axis, args[1], results[0])
 
@@ -694,11 +705,24 @@ def _writes(name: str) -> bool:
     return name[-1:] == '_' != name[-2:-1] and name != 'requires_grad_'
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written into; 0 if nobody counts."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        # Of inference mode, which is written into nowhere else.
+        return 0
+
+
 def _memory(tensor: Tensor) -> Any:
     # What is empty has no memory to share.
-    if tensor.layout != torch.strided or tensor.numel() == 0:
-        return 'none', id(tensor)
-    return tensor.untyped_storage().data_ptr()
+    try:
+        if tensor.layout != torch.strided or tensor.numel() == 0:
+            return 'none', id(tensor)
+        return tensor.untyped_storage().data_ptr()
+    except FAILURES:
+        # Of vmap, or not initialized: any of them may share it.
+        return 'unknown'
 
 
 def _flat(out: Any) -> tuple[Any, ...]:

@@ -219,6 +219,9 @@ BACK = {
     'detach': lambda x, back: put_into(
         x, lambda out: out.data.copy_(gathered(x, back))
     ),
+    'a part of it': lambda x, back: put_into(
+        x * 0, lambda out: out.narrow(0, 0, len(out)).add_(x[back])
+    ),
     'row by row': lambda x, back: each_row(
         x, back, lambda out, i, row: out.__setitem__(i, row)
     ),
@@ -291,6 +294,7 @@ def test_what_is_known_of_rows_stays_where_it_is_written_to():
         out[1:3] = x[1:3]
         out[torch.tensor([0, 3])] = x[torch.tensor([0, 3])]
         out[out > 3] = 3.0
+        out.select(1, 3).add_(x[:, 3])
         return out.masked_fill_(x < 0, 0.0).add_(x)
 
     owner, axis = follow(written, torch.randn(4, 6))
@@ -434,3 +438,55 @@ def test_hooks_on_parameters_count_as_where_subgraphs_are_alone():
     gradients = SubgraphGradients(model, 'bookkeeping')
     with pytest.raises(ValueError, match='has a hook on its gradient'):
         norms_of(gradients, model, (x, owner), owner, x)
+
+
+class Calls(nn.Module):
+    """A layer, and something before it whose tensors have no memory."""
+
+    def __init__(self, before, layer=None):
+        super().__init__()
+        self.layer = layer or nn.Linear(4, 3)
+        self.before = before
+
+    def forward(self, x):
+        return self.layer(self.before(x))
+
+
+with torch.inference_mode():
+    CONSTANT = torch.arange(4.0)
+
+
+@pytest.mark.parametrize(
+    'model',
+    [
+        lambda: Calls(torch.relu, nn.LazyLinear(3)),
+        lambda: Calls(
+            lambda x: torch.vmap(lambda c: (c * x).relu_().clone().mul_(c))(
+                torch.arange(1.0, 3.0)
+            ).sum(0)
+        ),
+        lambda: Calls(lambda x: (x + CONSTANT).relu_()),
+    ],
+    ids=['lazy', 'vmap', 'inference'],
+)
+def test_tensors_without_memory_or_versions_are_followed(model):
+    # Or at least let be: such models were trained before.
+    torch.manual_seed(0)
+    model, owner = model(), torch.tensor([0, 1, 0, 2, 2])
+    x, cotangent = torch.randn(5, 4), torch.randn(5, 3)
+    got = norms_of(SubgraphGradients(model), model, (x,), owner, cotangent)
+    want = alone(model, x, owner, cotangent)
+    torch.testing.assert_close(got.norms, want, check_dtype=False)
+
+
+@pytest.mark.parametrize('method', ['vjp', 'loop'])
+def test_a_module_may_write_into_its_own_weights(method):
+    # An embedding of bounded norms: whoever is called again keeps them.
+    torch.manual_seed(0)
+    layer = nn.Embedding(5, 4, max_norm=0.5)
+    model, owner = Calls(lambda x: x, layer), torch.tensor([0, 0, 1])
+    z, cotangent = torch.tensor([0, 3, 3]), torch.randn(3, 4)
+    with SubgraphGradients(model, method).record(owner, 2) as tape:
+        out = model(z)
+    once, twice = (tape.clipped_sum(out, cotangent, 1.0) for _ in range(2))
+    assert torch.equal(once.norms, twice.norms)
