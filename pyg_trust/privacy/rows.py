@@ -534,15 +534,18 @@ class RowTracker:
         # The owners of a tensor are known once all its rows were written.
         owner = self._written.get(target)
         self._forget([target])
-        if not isinstance(index, slice) or found is None:
+        some = isinstance(index, Tensor) and index.dim() == 1
+        if found is None or not (some or isinstance(index, slice)):
             return True
         rows, axis = found
         if axis != 0 or rows.owner is None or value.dim() != target.dim():
             return True
         if owner is None:
             owner = rows.owner.new_full((target.size(0),), -1)
-        self._written.set(target, owner)
         owner[index] = rows.owner
+        if some and not torch.equal(owner[index], rows.owner):
+            return True
+        self._written.set(target, owner)
         if bool((owner >= 0).all()):
             self.set(target, self.known(owner.clone()), 0)
         return True

@@ -23,6 +23,21 @@ def follow(function, *inputs):
     return None if found is None else (found[0].owner, found[1])
 
 
+def by_type(x, mask):
+    """What models with a layer for each type of rows do."""
+    out = torch.empty_like(x)
+    for some in (mask, ~mask):
+        out[some] = x[some].relu()
+    return out
+
+
+def twice(x):
+    """One row has the values of two; nobody says which come last."""
+    out = torch.empty_like(x)
+    out[torch.tensor([0, 1, 2, 3, 3])] = x[torch.tensor([0, 1, 2, 3, 0])]
+    return out
+
+
 SAME = {
     'arithmetic': lambda x: 2 * x.relu() + x.exp() / 3 - 1,
     'broadcast': lambda x: x.view(4, 1, 6) * x.view(4, 2, 3).repeat(1, 1, 2),
@@ -48,6 +63,7 @@ SAME = {
         x.index_select(0, EDGES[0]),
     ),
     'index_add': lambda x: x.new_zeros(4, 6).index_add_(0, torch.arange(4), x),
+    'mask by mask': lambda x: by_type(x, torch.tensor([True, False] * 2)),
 }
 
 
@@ -105,6 +121,7 @@ def test_rows_go_where_they_are_sent(function, owner, axis):
         lambda x: torch.cat([x, torch.zeros(1, 6)]),
         lambda x: x[torch.tensor([[0, 1], [2, 3]])],
         lambda x: x.view(4, 1, 6) + x.view(1, 4, 6),
+        twice,
     ],
 )
 def test_what_moves_or_mixes_rows_is_not_known(function):
