@@ -63,6 +63,13 @@ class PrivateLoader(Single):
         self._step.reset()
         iterator: Iterator[Data] | None = None
         for step in range(first, first + batches.num_steps):
+            if step != self._position():
+                raise RuntimeError(
+                    'the private loader needs to draw the batch of the next '
+                    'step on the account, which went elsewhere within an '
+                    'epoch (was a checkpoint loaded?): iterate over the '
+                    'loader anew'
+                )
             if not self._allowed(step):
                 return
             batches.forget(self._position())

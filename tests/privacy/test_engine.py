@@ -517,6 +517,41 @@ def test_checkpoints_never_take_back_what_was_spent(private):
         setup.engine.load_state_dict(early, rewind=True)
 
 
+def test_an_epoch_goes_on_where_the_account_is(private):
+    # Else a batch of one partition is paid at the rate of another.
+    options = {'resample_every': 2, 'batch_size': 6, 'num_steps': 8}
+    setup = private(loader=options)
+    setup.train(5)
+    state = copy.deepcopy(setup.engine.state_dict())
+    other = private(loader=options)
+
+    def step(batch):
+        other.loss(batch).backward()
+        other.optimizer.step()
+        other.optimizer.zero_grad()
+
+    loader = other.loader
+    batches = iter(loader)
+    step(next(batches))
+    other.engine.load_state_dict(state)
+    with pytest.raises(RuntimeError, match='iterate over the loader anew'):
+        next(batches)
+    # Nor does a batch go by without its step.
+    batches = iter(loader)
+    next(batches)
+    other.engine.load_state_dict(state, rewind=True)
+    with pytest.raises(RuntimeError, match='iterate over the loader anew'):
+        next(batches)
+    # Weights alone may go back between two steps.
+    batches = iter(loader)
+    step(next(batches))
+    other.engine.load_state_dict(state, rewind=True)
+    batch = next(batches)
+    assert batch.n_id[:6].equal(loader.loader.draw(6).roots)
+    step(batch)
+    assert other.engine.steps == 7
+
+
 # The ledger
 
 
