@@ -229,7 +229,8 @@ class UnitLoader(DrawnUnits):
                 and not y.is_floating_point()
             ):
                 # Losses of torch ignore such labels: these rows have no term.
-                read = read & (y[:, None].flatten(1) != _IGNORED).any(1)
+                y = y[:, None].flatten(1).long()
+                read = read & (y != _IGNORED).any(1)
             self._read, input_nodes = read.clone(), None
         rows = root_index(input_nodes, count, name='input_nodes')
         self.tables, self._hops = data, hops

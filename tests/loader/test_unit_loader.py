@@ -620,6 +620,16 @@ def test_two_draws_of_walks_are_of_one_data_set(every: int | None) -> None:
     assert one.layout() != two.layout()
 
 
+def test_a_class_of_bytes_is_not_the_ignored_label() -> None:
+    # As bytes, 156 and -100 are one.
+    data = shop()
+    size = int(data['order'].num_nodes)
+    data['order'].y = torch.full((size,), 156, dtype=torch.uint8)
+    assert loader(data, input_nodes=('order', None))._read.all()
+    data['order'].y = data['order'].y.long() - 256
+    assert not loader(data, input_nodes=('order', None))._read.any()
+
+
 def some_owners(made: UnitLoader) -> None:
     # A chat comes with any one of its owners.
     made._ownership.count['chat'].fill_(1)
