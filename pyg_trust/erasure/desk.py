@@ -160,6 +160,8 @@ class ErasureDesk:
         self._places[name] = place
         with self._store.change():
             for batch, _ in self._missing(name) if fresh else ():
+                # Who is not forgotten everywhere may be in the new fit.
+                self._sql(queries.ASK_ANEW, batch)
                 self._sql(queries.SUPERSEDE, batch)
 
     @validated
@@ -393,9 +395,11 @@ class ErasureDesk:
         row, waiting = self._planned(name, now)
         if not row['starts_now'] or row['needs_confirmation'] > confirm:
             return
-        named = [number for number, request in waiting if request is not None]
         with self._store.change():
-            for number in {number for number, _ in waiting} - {*named}:
+            # Others may have cancelled, held or done some meanwhile.
+            still = {each[0] for each in self._sql(queries.WAITING, name)}
+            named = [n for n, r in waiting if r is not None and n in still]
+            for number in {n for n, _ in waiting if n in still} - {*named}:
                 self._end_task(number, name, 'not in it')
             self._complete()
             batch = self._begin(name, named, row['mode']) if named else ''
@@ -448,6 +452,13 @@ class ErasureDesk:
         how, is_done = '', place.ledger.refers_to(batch)
         if not is_done:
             (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
+            if mode != 'again':
+                # Held after the process died: nothing has gone yet.
+                with self._store.change():
+                    self._sql(queries.LEAVE_HALTED, batch)
+                    if not self._one(queries.TAKEN, batch):
+                        self._drop(batch)
+                        return
             named = [
                 (number, request)
                 for number, names in self._sql(queries.TASKS, batch)

@@ -1,0 +1,111 @@
+"""What changes while a desk is at work, dead, or at a new fit."""
+
+import contextlib
+
+import pytest
+from desks import fitted, nodes, opened
+
+from pyg_trust.unlearning import NodeClassifier
+
+
+def cancels(desk, number):
+    desk.cancel(number, 'withdrawn')
+
+
+def holds(desk, number):
+    desk.hold(number, 'legal claims')
+
+
+def does(desk, number):
+    desk.done(number, 'scores')
+
+
+@pytest.mark.parametrize(
+    ('act', 'status', 'mode'),
+    [
+        (cancels, 'cancelled', ''),
+        (holds, 'pending', ''),
+        (does, 'completed', 'by its owner'),
+    ],
+)
+def test_what_another_desk_says_after_the_plan_counts(
+    tmp_path, act, status, mode
+):
+    desk = opened(tmp_path, model := fitted())
+    number = desk.add(nodes(3)).subject_request_id
+    other = desk.add(nodes(5)).subject_request_id
+    planned = desk._planned
+
+    def meanwhile(name, now):
+        found = planned(name, now)
+        with contextlib.closing(opened(tmp_path)) as second:
+            act(second, number)
+        return found
+
+    desk._planned = meanwhile
+    assert [r.subject_request_id for r in desk.run()] == [other]
+    # It says of the model what the model does.
+    assert 5 not in model.nodes
+    assert 3 in model.nodes
+    report = desk.report(number)
+    assert report.request_status == status
+    assert [task['mode'] for task in report.tasks] == [mode]
+
+
+@pytest.mark.parametrize('others', [True, False])
+def test_who_is_held_after_a_crash_is_not_removed(tmp_path, others):
+    desk = opened(tmp_path, model := fitted())
+    model.save(tmp_path / 'scores.pt')
+    number = desk.add(nodes(3)).subject_request_id
+    if others:
+        desk.add(nodes(4))
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    desk._perform = dies
+    with pytest.raises(KeyboardInterrupt):
+        desk.run()
+    desk.close()
+    model = NodeClassifier(lam=0.1, seed=0)
+    model.load(tmp_path / 'scores.pt')
+    desk = opened(tmp_path, model)
+    desk.hold(number, 'legal claims')
+    assert len(desk.run()) == others
+    assert 3 in model.nodes
+    assert (4 in model.nodes) != others
+    (task,) = desk.report(number).tasks
+    assert (task['state'], task['reference']) == ('pending', None)
+    # What is not held any more goes, and once.
+    desk.resume(number)
+    (report,) = desk.run()
+    assert 3 not in model.nodes
+    assert report.tasks[0]['reference'] == model.ledger.entries[-1].reference
+
+
+def test_a_new_fit_forgets_who_is_not_forgotten_everywhere(tmp_path):
+    desk = opened(tmp_path, fitted())
+    desk.recipient('partner')
+    one, two = (desk.add(nodes(v)).subject_request_id for v in (3, 5))
+    desk.run()
+    desk.done(two, 'partner')
+    desk.close()
+    (tmp_path / 'scores.pt').unlink()
+    # Fitted again without whose request is complete: 3 may be in it.
+    desk, fresh = opened(tmp_path), fitted()
+    fresh.remove(nodes(5))
+    place = {'save': tmp_path / 'scores.pt', 'fresh': True}
+    desk.register('scores', fresh, **place)
+    assert desk.report(one).tasks[1]['state'] == 'pending'
+    desk.run()
+    assert 3 not in fresh.nodes
+    report = desk.done(one, 'partner')
+    assert report.request_status == 'completed'
+    line = fresh.ledger.entries[-1]
+    assert report.tasks[1]['reference'] == line.reference
+    # Registered again, nothing is asked again.
+    desk.close()
+    desk = opened(tmp_path)
+    desk.register('scores', fresh, **place)
+    assert desk.run() == ()
+    assert fresh.ledger.entries[-1] == line
