@@ -99,10 +99,18 @@ class Place:
     def catch_up(self) -> None:
         """Load the saved state, if another object has continued this one."""
         found = None if self.save is None else commit.peek(self.save)
-        lines = (found or {}).get(self._ledger, {}).get('entries', ())
+        lines = (found or {}).get(self._ledger, {}).get('entries', [])
         mine = self.ledger.state_dict()['entries']
-        if len(lines) > len(mine) and lines[: len(mine)] == mine:
+        if not found or lines[: len(mine)] != mine:
+            return
+        if len(lines) > len(mine) or self._is_behind(found['lineage']):
             self.model.load(self.save)
+
+    def _is_behind(self, names: list[str]) -> bool:
+        # Whether the saved state has changes without a line: additions.
+        held: dict[str, Any] = getattr(self.model, 'state_dict', dict)()
+        mine = list(held.get('lineage', names))
+        return len(names) > len(mine) and names[: len(mine)] == mine
 
     def forget(
         self, requests: list[RemovalRequest], reference: str, promised: Store

@@ -3,9 +3,11 @@
 import contextlib
 
 import pytest
+import torch
 from desks import fitted, nodes, opened
 
 from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.update import Update
 
 
 def cancels(desk, number):
@@ -109,3 +111,26 @@ def test_a_new_fit_forgets_who_is_not_forgotten_everywhere(tmp_path):
     desk.register('scores', fresh, **place)
     assert desk.run() == ()
     assert fresh.ledger.entries[-1] == line
+
+
+def test_additions_that_another_object_saved_are_taken_over(tmp_path):
+    model = fitted()
+    model.save(tmp_path / 'scores.pt')
+    desk = opened(tmp_path, model)
+    other = NodeClassifier(lam=0.1, seed=0)
+    other.load(tmp_path / 'scores.pt')
+    # They wait for a release, so that no line of the ledger has them.
+    other.update(Update(edges=torch.tensor([[0], [12]])))
+    other.save(tmp_path / 'scores.pt')
+    assert len(other.ledger.entries) == len(model.ledger.entries)
+    desk.add(nodes(3))
+    assert len(desk.run()) == 1
+    assert 3 not in model.nodes
+    edges = model.graph.to_edge_index()[0].t().tolist()
+    assert [0, 12] in edges
+    # What this object has not saved yet is not turned back.
+    model.update(Update(edges=torch.tensor([[0], [14]])))
+    desk.add(nodes(5))
+    assert len(desk.run()) == 1
+    edges = model.graph.to_edge_index()[0].t().tolist()
+    assert [0, 14] in edges
