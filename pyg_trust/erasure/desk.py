@@ -530,6 +530,9 @@ class ErasureDesk:
     def _repeat(self, name: str) -> None:
         # A model that was restored forgets again.
         missing, lost = {}, []
+        if self._missing(name):
+            # Another object may have done them, and saved the model.
+            self._places[name].catch_up()
         for batch, stated in self._missing(name):
             missing[batch] = dict(self._sql(queries.TASKS, batch))
             if None in missing[batch].values() and not stated:

@@ -134,3 +134,22 @@ def test_additions_that_another_object_saved_are_taken_over(tmp_path):
     assert len(desk.run()) == 1
     edges = model.graph.to_edge_index()[0].t().tolist()
     assert [0, 14] in edges
+
+
+def test_what_another_desk_has_done_is_not_done_again(tmp_path):
+    fitted().save(tmp_path / 'scores.pt')
+    desks = []
+    for _ in range(2):
+        model = NodeClassifier(lam=0.1, seed=0)
+        model.load(tmp_path / 'scores.pt')
+        desks.append(opened(tmp_path, model))
+    one, two = desks
+    one.recipient('partner')
+    open_, closed = (one.add(nodes(v)).subject_request_id for v in (3, 5))
+    one.done(closed, 'partner')
+    assert len(one.run()) == 1
+    # The names of one of them are gone: it could not be repeated.
+    assert two.run() == ()
+    for number in (open_, closed):
+        assert one.report(number).tasks[1]['mode'] == 'now'
+    assert {3, 5}.isdisjoint(two._places['scores'].model.nodes.tolist())
