@@ -532,7 +532,7 @@ class ErasureDesk:
         missing, lost = {}, []
         if self._missing(name):
             # Another object may have done them, and saved the model.
-            self._places[name].catch_up()
+            self._places[name].catch_up(whole=True)
         for batch, stated in self._missing(name):
             missing[batch] = dict(self._sql(queries.TASKS, batch))
             if None in missing[batch].values() and not stated:

@@ -4,9 +4,10 @@ import contextlib
 
 import pytest
 import torch
-from desks import fitted, nodes, opened
+from desks import fitted, graph, nodes, opened
+from torch_geometric.nn import GCN
 
-from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 from pyg_trust.update import Update
 
 
@@ -136,14 +137,36 @@ def test_additions_that_another_object_saved_are_taken_over(tmp_path):
     assert [0, 14] in edges
 
 
-def test_what_another_desk_has_done_is_not_done_again(tmp_path):
-    fitted().save(tmp_path / 'scores.pt')
-    desks = []
-    for _ in range(2):
-        model = NodeClassifier(lam=0.1, seed=0)
-        model.load(tmp_path / 'scores.pt')
-        desks.append(opened(tmp_path, model))
-    one, two = desks
+def scores(folder):
+    model = NodeClassifier(lam=0.1, seed=0)
+    if not (folder / 'scores.pt').exists():
+        fitted().save(folder / 'scores.pt')
+    model.load(folder / 'scores.pt')
+    return model, opened(folder, model)
+
+
+def shards(folder):
+    model = ShardedUnlearner(
+        lambda: GCN(4, 4, 1, 2),
+        2,
+        epochs=1,
+        num_classes=2,
+        aggregator='majority',
+        folder=folder / 'shards',
+        seed=0,
+    )
+    if (folder / 'shards').exists():
+        model.load()
+    else:
+        model.fit(graph())
+    desk = opened(folder)
+    desk.register('scores', model)
+    return model, desk
+
+
+@pytest.mark.parametrize('kind', [scores, shards])
+def test_what_another_desk_has_done_is_not_done_again(tmp_path, kind):
+    (_, one), (model, two) = kind(tmp_path), kind(tmp_path)
     one.recipient('partner')
     open_, closed = (one.add(nodes(v)).subject_request_id for v in (3, 5))
     one.done(closed, 'partner')
@@ -152,4 +175,4 @@ def test_what_another_desk_has_done_is_not_done_again(tmp_path):
     assert two.run() == ()
     for number in (open_, closed):
         assert one.report(number).tasks[1]['mode'] == 'now'
-    assert {3, 5}.isdisjoint(two._places['scores'].model.nodes.tolist())
+    assert [bool(e.reference) for e in model.ledger.entries] == [0, 1]
