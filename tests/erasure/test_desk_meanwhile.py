@@ -7,6 +7,7 @@ import torch
 from desks import fitted, graph, nodes, opened
 from torch_geometric.nn import GCN
 
+from pyg_trust.removal import RemovalRequest, still_removed
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 from pyg_trust.update import Update
 
@@ -176,3 +177,15 @@ def test_what_another_desk_has_done_is_not_done_again(tmp_path, kind):
     for number in (open_, closed):
         assert one.report(number).tasks[1]['mode'] == 'now'
     assert [bool(e.reference) for e in model.ledger.entries] == [0, 1]
+
+
+@pytest.mark.parametrize('kind', [scores, shards])
+def test_a_label_that_is_gone_is_done(tmp_path, kind):
+    model, desk = kind(tmp_path)
+    model.remove(RemovalRequest(labels=[3]))
+    gone = desk.add(RemovalRequest(labels=[3])).subject_request_id
+    rest = desk.add(RemovalRequest(labels=[3, 5])).subject_request_id
+    assert {r.subject_request_id for r in desk.run()} == {gone, rest}
+    assert desk.report(gone).tasks[0]['mode'] == 'removed before'
+    done = still_removed(line.request for line in model.ledger.entries)
+    assert done == RemovalRequest(labels=[3, 5])
