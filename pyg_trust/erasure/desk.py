@@ -145,7 +145,8 @@ class ErasureDesk:
                 of its release, with or without the people removed since.
                 (default: :obj:`None`)
             fresh (bool): whether the model was fitted again, without anybody
-                whose request is complete. (default: :obj:`False`)
+                whose request is complete; others are removed from it again.
+                (default: :obj:`False`)
 
         Raises:
             TypeError: if the model can't remove by a reference.
@@ -290,6 +291,9 @@ class ErasureDesk:
         self, subject_request_id: str, reason: str, *, paused: bool = False
     ) -> ErasureReport:
         """Hold a request for an exception of article 17(3), or pause it.
+
+        A removal that a model is working on is finished, unless the process
+        died before the model had removed anything.
 
         Args:
             subject_request_id (str): the id of the request.
@@ -452,13 +456,8 @@ class ErasureDesk:
         how, is_done = '', place.ledger.refers_to(batch)
         if not is_done:
             (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
-            if mode != 'again':
-                # Held after the process died: nothing has gone yet.
-                with self._store.change():
-                    self._sql(queries.LEAVE_HALTED, batch)
-                    if not self._one(queries.TAKEN, batch):
-                        self._drop(batch)
-                        return
+            # Held since the process died: nothing has gone yet.
+            self._sql(queries.LEAVE_HALTED, batch)
             named = [
                 (number, request)
                 for number, names in self._sql(queries.TASKS, batch)

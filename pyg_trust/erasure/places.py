@@ -110,14 +110,13 @@ class Place:
         mine = self.ledger.state_dict()['entries']
         if not found or lines[: len(mine)] != mine:
             return
-        if len(lines) > len(mine) or self._is_behind(found['lineage']):
+        # Additions have no lines.
+        state: dict[str, Any] = getattr(self.model, 'state_dict', dict)()
+        there = found['lineage']
+        own = state.get('lineage', there)
+        is_behind = there != own and there[: len(own)] == own
+        if len(lines) > len(mine) or is_behind:
             self.model.load(self.save)
-
-    def _is_behind(self, names: list[str]) -> bool:
-        # Whether the saved state has changes without a line: additions.
-        held: dict[str, Any] = getattr(self.model, 'state_dict', dict)()
-        mine = list(held.get('lineage', names))
-        return len(names) > len(mine) and names[: len(mine)] == mine
 
     def forget(
         self, requests: list[RemovalRequest], reference: str, promised: Store
