@@ -286,9 +286,10 @@ def test_what_is_reached_is_counted(tmp_path):
 def test_the_desk_is_no_ticket_system():
     # With its check; were it longer, it would do others' work. Beyond its 900
     # are 27 lines against names in free gaps of the file, and for backups that
-    # come back in any order, which attacks had found.
+    # come back in any order, and 16 for what others do meanwhile: cancel, hold
+    # or do, add to a model, fit it again. Attacks had found all that.
     desk = Modules(ROOT / 'erasure')
-    assert len(set().union(*desk.lines.values())) <= 927
+    assert len(set().union(*desk.lines.values())) <= 943
 
 
 def test_no_file_of_the_kernel_is_long():

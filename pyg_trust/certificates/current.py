@@ -395,7 +395,7 @@ def certified_after(
 
     Raises:
         ValueError: on another model or graph, or if something differs that
-            has no noise.
+            has no noise, as self-loops.
     """
     # Refuses other radii, which are added to below.
     certificate.certified(edges=edges, features=features)
@@ -417,12 +417,18 @@ def certified_after(
             "'now' needs the nodes of 'before', and to differ by edges and "
             'features alone'
         )
-    n, graphs = int(before.num_nodes), []
+    n, graphs, loops = int(before.num_nodes), [], []
     for data in (before, now):
         row, col = data.edge_index
+        loops.append(row[row == col].unique())
         if not certificate.noise.directed:
             row, col = torch.minimum(row, col), torch.maximum(row, col)
         graphs.append((row * n + col).unique())
+    if not torch.equal(*loops):
+        raise ValueError(
+            "'now' has other self-loops, which have no noise: they stay in "
+            'each copy, so that no vote tells of them'
+        )
     come = int((~torch.isin(graphs[1], graphs[0])).sum())
     gone = int((~torch.isin(graphs[0], graphs[1])).sum())
     changes['edges'] = come, gone

@@ -145,7 +145,8 @@ class ErasureDesk:
                 of its release, with or without the people removed since.
                 (default: :obj:`None`)
             fresh (bool): whether the model was fitted again, without anybody
-                whose request is complete. (default: :obj:`False`)
+                whose request is complete; others are removed from it again.
+                (default: :obj:`False`)
 
         Raises:
             TypeError: if the model can't remove by a reference.
@@ -160,6 +161,8 @@ class ErasureDesk:
         self._places[name] = place
         with self._store.change():
             for batch, _ in self._missing(name) if fresh else ():
+                # Who is not forgotten everywhere may be in the new fit.
+                self._sql(queries.ASK_ANEW, batch)
                 self._sql(queries.SUPERSEDE, batch)
 
     @validated
@@ -289,6 +292,9 @@ class ErasureDesk:
     ) -> ErasureReport:
         """Hold a request for an exception of article 17(3), or pause it.
 
+        A removal that a model is working on is finished, unless the process
+        died before the model had removed anything.
+
         Args:
             subject_request_id (str): the id of the request.
             reason (str): the ground; leave out names, as it is kept.
@@ -393,9 +399,11 @@ class ErasureDesk:
         row, waiting = self._planned(name, now)
         if not row['starts_now'] or row['needs_confirmation'] > confirm:
             return
-        named = [number for number, request in waiting if request is not None]
         with self._store.change():
-            for number in {number for number, _ in waiting} - {*named}:
+            # Others may have cancelled, held or done some meanwhile.
+            still = {each[0] for each in self._sql(queries.WAITING, name)}
+            named = [n for n, r in waiting if r is not None and n in still]
+            for number in {n for n, _ in waiting if n in still} - {*named}:
                 self._end_task(number, name, 'not in it')
             self._complete()
             batch = self._begin(name, named, row['mode']) if named else ''
@@ -448,6 +456,8 @@ class ErasureDesk:
         how, is_done = '', place.ledger.refers_to(batch)
         if not is_done:
             (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
+            # Held since the process died: nothing has gone yet.
+            self._sql(queries.LEAVE_HALTED, batch)
             named = [
                 (number, request)
                 for number, names in self._sql(queries.TASKS, batch)
@@ -519,6 +529,9 @@ class ErasureDesk:
     def _repeat(self, name: str) -> None:
         # A model that was restored forgets again.
         missing, lost = {}, []
+        if self._missing(name):
+            # Another object may have done them, and saved the model.
+            self._places[name].catch_up(whole=True)
         for batch, stated in self._missing(name):
             missing[batch] = dict(self._sql(queries.TASKS, batch))
             if None in missing[batch].values() and not stated:

@@ -96,12 +96,26 @@ class Place:
             check_instance('names', found, RemovalRequest)
         return found
 
-    def catch_up(self) -> None:
-        """Load the saved state, if another object has continued this one."""
+    def catch_up(self, whole: bool = False) -> None:
+        """Load the saved state, if another object has continued this one.
+
+        Args:
+            whole (bool): whether to load from a folder, too: else a removal
+                does, if it meets another state there. (default: :obj:`False`)
+        """
+        if whole and self.save is None and hasattr(self.model, 'load'):
+            self.model.load()
         found = None if self.save is None else commit.peek(self.save)
-        lines = (found or {}).get(self._ledger, {}).get('entries', ())
+        lines = (found or {}).get(self._ledger, {}).get('entries', [])
         mine = self.ledger.state_dict()['entries']
-        if len(lines) > len(mine) and lines[: len(mine)] == mine:
+        if not found or lines[: len(mine)] != mine:
+            return
+        # Additions have no lines.
+        state: dict[str, Any] = getattr(self.model, 'state_dict', dict)()
+        there = found['lineage']
+        own = state.get('lineage', there)
+        is_behind = there != own and there[: len(own)] == own
+        if len(lines) > len(mine) or is_behind:
             self.model.load(self.save)
 
     def forget(

@@ -25,8 +25,11 @@ TAKE = """UPDATE task SET state = 'in_progress', mode = ?, batch = ?
     WHERE request = ? AND place = ?"""
 BEGIN = """UPDATE request SET status = 'in_progress'
     WHERE id = ? AND status = 'pending'"""
-UNDO = """UPDATE task SET state = 'pending', mode = '', batch = NULL
-    WHERE batch = ?"""
+UNDO = """UPDATE task SET state = 'pending', mode = '', batch = NULL,
+    finished = NULL WHERE batch = ?"""
+LEAVE_HALTED = f"""{UNDO} AND mode != 'again'
+    AND request IN (SELECT id FROM request WHERE halted != '')"""
+ASK_ANEW = f'{UNDO} AND request IN (SELECT id FROM request {OPEN})'
 REFUSE = """UPDATE task SET state = 'refused', note = ?
     WHERE request = ? AND place = ?"""
 REFUSE_EXACT = f"""UPDATE task SET state = 'refused', note = ?

@@ -601,6 +601,33 @@ def test_edges_that_a_set_would_hide_are_refused(kind):
             certified_after(found, model, data, now)
 
 
+class SelfLoops(torch.nn.Module):
+    """Another class for a node with a self-loop."""
+
+    def forward(self, x, edge_index):
+        own = edge_index[0][edge_index[0] == edge_index[1]]
+        has = torch.zeros(x.size(0)).index_fill(0, own, 1.0)
+        return torch.stack([0.5 - has, has], 1)
+
+
+@pytest.mark.parametrize('came', [True, False])
+def test_self_loops_have_no_noise_and_may_not_differ(came):
+    plain = Data(x=torch.ones(12, 1), edge_index=ring(12, 4), num_nodes=12)
+    looped = plain.clone()
+    own = torch.tensor([[3], [3]])
+    looped.edge_index = torch.cat([plain.edge_index, own], 1)
+    before, now = (plain, looped) if came else (looped, plain)
+    noise = BitFlips(edges=(0.1, 0.3))
+    model = SelfLoops().eval()
+    found = certify(model, before, noise, num_samples=500)
+    assert found.certified(edges=(1, 1))[3]
+    # The class of this node is another one, in every copy.
+    of = [int(model(d.x, d.edge_index)[3].argmax()) for d in (before, now)]
+    assert of == [1 - came, came]
+    with pytest.raises(ValueError, match='self-loops'):
+        certified_after(found, model, before, now)
+
+
 @pytest.mark.parametrize('change', ['not a number', 'one column'])
 def test_features_without_noise_may_not_differ(change):
     torch.manual_seed(0)

@@ -154,7 +154,7 @@ def _removed(now: Data, part: Part) -> Data:
         if missing.numel():
             raise ValueError(
                 f'the label of node {int(now.n_id[missing[0]])} is not there: '
-                'the node was never in training, or its label was removed'
+                'it never was in training, or was removed before'
             )
         now = _labelled(now, rows, torch.full_like(rows, -1))
     rest = Part(
