@@ -31,6 +31,13 @@ def by_type(x, mask):
     return out
 
 
+def column(x):
+    """A column is a part of the same rows."""
+    out = x.clone()
+    out.select(1, 3).add_(x[:, 3])
+    return out
+
+
 def twice(x):
     """One row has the values of two; nobody says which come last."""
     out = torch.empty_like(x)
@@ -63,6 +70,7 @@ SAME = {
         x.index_select(0, EDGES[0]),
     ),
     'index_add': lambda x: x.new_zeros(4, 6).index_add_(0, torch.arange(4), x),
+    'a column': column,
     'mask by mask': lambda x: by_type(x, torch.tensor([True, False] * 2)),
 }
 
@@ -311,7 +319,6 @@ def test_what_is_known_of_rows_stays_where_it_is_written_to():
         out[1:3] = x[1:3]
         out[torch.tensor([0, 3])] = x[torch.tensor([0, 3])]
         out[out > 3] = 3.0
-        out.select(1, 3).add_(x[:, 3])
         return out.masked_fill_(x < 0, 0.0).add_(x)
 
     owner, axis = follow(written, torch.randn(4, 6))
