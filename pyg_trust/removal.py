@@ -127,6 +127,8 @@ class RemovalRequest:
     # The privacy units that persons were named by, and their digest.
     _units: ClassVar[tuple[Any, ...]] = ()
     _unit = ''
+    # Whether persons have other names than their positions.
+    _renamed = False
 
     def __init__(
         self,
@@ -156,15 +158,17 @@ class RemovalRequest:
         if directed:
             named['directed_edges'] = named.pop('edges')
         if unit is not None:
-            rows = {*named['nodes'].get(0, ()), *_rows_of(unit, given)}
+            names = {*_rows_of(unit, given)}
+            rows = names.union(named['nodes'].get(0, ()))
             named['nodes'][0] = tuple(sorted(rows))
-            self._name_by({unit.digest: unit})
+            self._name_by({unit.digest: unit}, names != {*given})
         self._take(integers('graphs', graphs), named)
 
-    def _name_by(self, units: Mapping[str, Any]) -> None:
+    def _name_by(self, units: Mapping[str, Any], renamed: bool) -> None:
         found = tuple(unit for unit in units.values() if unit is not None)
         object.__setattr__(self, '_units', found)
         object.__setattr__(self, '_unit', '+'.join(sorted(units)))
+        object.__setattr__(self, '_renamed', renamed)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and files have no tables of other persons.
@@ -209,8 +213,10 @@ class RemovalRequest:
                 f'(got {type(requests).__name__})'
             )
         units: dict[str, Any] = {}
+        renamed = False
         for request in requests:
             check_instance('requests', request, RemovalRequest)
+            renamed |= request._renamed
             units |= dict.fromkeys({request._unit} - {''})
             units |= {unit.digest: unit for unit in request._units}
             for graph, part in request.parts.items():
@@ -222,7 +228,7 @@ class RemovalRequest:
                         named[graph] = tuple(sorted(both))
         made = cls.__new__(cls)
         made._take(graphs, merged)
-        made._name_by(units)
+        made._name_by(units, renamed)
         return made
 
     @classmethod

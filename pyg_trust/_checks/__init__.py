@@ -466,7 +466,7 @@ def check_range(
     Private entries are left out of the error's text.
     """
     if value.numel() > 0:
-        low, high = torch.stack(value.aminmax()).tolist()
+        low, high = map(int, value.aminmax())
         if low < 0 or high >= size:
             got = '(got others)' if private else f'(got {low} to {high})'
             raise ValueError(

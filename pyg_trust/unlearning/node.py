@@ -51,12 +51,7 @@ from pyg_trust.unlearning.node_checks import (
     proved_by_kernel,
     still_named,
 )
-from pyg_trust.unlearning.node_data import (
-    check_places,
-    encode,
-    read_classes,
-    read_features,
-)
+from pyg_trust.unlearning.node_data import encode, read_classes, read_features
 from pyg_trust.unlearning.node_parts import Change, Edit, Settings
 from pyg_trust.unlearning.node_solving import Model, NodeSolver
 from pyg_trust.unlearning.node_state import NodeState
@@ -297,15 +292,13 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 may lose its last one. (default: :obj:`None`)
 
         Raises:
-            TypeError, ValueError: on a graph whose ``n_id`` names nodes
-                otherwise than by their positions; that is weighted or has
+            TypeError, ValueError: on a graph that is weighted or has
                 duplicate edges, or is directed where the measure needs an
                 undirected one; features that are missing or not finite;
                 labels that are missing or negative; masks that are empty, of
                 another size, or overlap; or fewer than two classes.
         """
         graph = CSRGraph.from_data(data).to('cpu')
-        check_places(data, graph.num_nodes)
         if graph.is_weighted:
             raise ValueError(
                 "'data' needs to be unweighted (got an 'edge_weight')"
@@ -732,6 +725,12 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         given = Update.of(update)
         if not given:
             raise ValueError("'update' needs to hold an update (got none)")
+        if any(each.remove and each.remove._renamed for each in given):
+            raise ValueError(
+                "'persons' need 'n_id' of their unit to be positions, by "
+                'which a NodeClassifier names nodes (got others): request '
+                'their positions as nodes'
+            )
         for each in (*given, None):
             if each is not None and each.remove and each.only_removes:
                 removals.append(each.remove)

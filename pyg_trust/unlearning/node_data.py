@@ -14,29 +14,6 @@ from pyg_trust._checks import (
 )
 
 
-def check_places(data: Data, num_nodes: int) -> None:
-    """Refuse nodes that have other names than their positions.
-
-    A request by these names, as one of persons of a privacy unit has them,
-    would remove other nodes.
-
-    Args:
-        data (Data): the graph.
-        num_nodes (int): how many nodes it has.
-    """
-    names = data.get('n_id', range(num_nodes))
-    if isinstance(names, Tensor):
-        if torch.equal(names.cpu().long(), torch.arange(num_nodes)):
-            return
-    elif [*names] == [*range(num_nodes)]:
-        return
-    raise ValueError(
-        "'data' needs to name its nodes by their positions (got other names "
-        "in 'n_id'): take it off, also where a privacy unit is declared, and "
-        'request removals by positions'
-    )
-
-
 def read_features(data: Data) -> Tensor:
     """Read the features of a graph, to the CPU: ``[num_nodes, d]``."""
     x = data.get('x')

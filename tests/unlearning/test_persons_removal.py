@@ -1,5 +1,7 @@
 """Persons of several rows who are forgotten: equal to never having been."""
 
+import copy
+
 import pytest
 import torch
 from torch_geometric.data import HeteroData
@@ -8,6 +10,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
+from pyg_trust.update import Update
 
 pytestmark = pytest.mark.usefixtures('couplings_once')
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
@@ -106,19 +109,25 @@ def test_a_classifier_of_persons_forgets_rows_alone() -> None:
     assert model.verify().ok
 
 
-@pytest.mark.parametrize('as_list', [False, True])
-def test_a_classifier_refuses_persons_who_are_named_otherwise(as_list) -> None:
+def test_a_classifier_refuses_persons_who_are_named_otherwise() -> None:
     # It names nodes by their places: person 4 would be somebody else.
     data = shop()
     data['user'].n_id = torch.arange(N) + 5
     unit, rows = table(data)
-    assert RemovalRequest(persons=[4], unit=unit) == RemovalRequest(nodes=[9])
-    if as_list:
-        rows.n_id = rows.n_id.tolist()
-    with pytest.raises(ValueError, match="'data' needs to name its nodes by"):
-        NodeClassifier('sgc', levels=0, seed=0).fit(rows)
-    rows.n_id = [*range(N)] if as_list else torch.arange(N).int()
-    NodeClassifier('sgc', levels=0, seed=0).fit(rows)
+    asked = RemovalRequest(persons=[4], unit=unit)
+    assert asked == RemovalRequest(nodes=[9])
+    model = NodeClassifier('sgc', levels=0, seed=0).fit(rows)
+    other = RemovalRequest(nodes=[1])
+    for given in (
+        *(asked, [asked], [other, asked], asked | other, copy.copy(asked)),
+        Update(remove=asked),
+    ):
+        for call in (model.plan, model.update):
+            with pytest.raises(ValueError, match="'persons' need 'n_id'"):
+                call(given)
+    with pytest.raises(ValueError, match="'persons' need 'n_id'"):
+        model.remove([other, asked])
+    assert model.remove(RemovalRequest(nodes=[4])).request['nodes'] == [4]
 
 
 def test_a_request_of_persons_is_of_their_rows() -> None:
