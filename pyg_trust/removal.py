@@ -170,6 +170,15 @@ class RemovalRequest:
         object.__setattr__(self, '_unit', '+'.join(sorted(units)))
         object.__setattr__(self, '_renamed', renamed)
 
+    def _check_positions(self) -> None:
+        # For those who name nodes by position.
+        if self._renamed:
+            raise ValueError(
+                "'persons' need 'n_id' of their unit to be positions, by "
+                'which nodes are named here (got others): request their '
+                'positions as nodes'
+            )
+
     def __getstate__(self) -> dict[str, Any]:
         # Copies and files have no tables of other persons.
         return {**self.__dict__, '_units': ()}

@@ -4,10 +4,11 @@ import datetime
 
 import torch
 from torch_geometric.data import Data
+from torch_geometric.nn import GCN
 
 from pyg_trust.erasure import ErasureDesk, Policy
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 
 NOON = datetime.datetime(2026, 3, 10, 12, tzinfo=datetime.timezone.utc)
 DAY = 86400
@@ -36,6 +37,19 @@ def graph(n=24, seed=0):
 
 def fitted(n=24, seed=0, **kwargs):
     return NodeClassifier(lam=0.1, seed=seed, **kwargs).fit(graph(n))
+
+
+def sharded(folder):
+    """An unlearner in a folder, before it is fitted or loaded."""
+    return ShardedUnlearner(
+        lambda: GCN(4, 4, 1, 2),
+        2,
+        epochs=1,
+        num_classes=2,
+        aggregator='majority',
+        folder=folder / 'shards',
+        seed=0,
+    )
 
 
 def opened(folder, model=None, clock=None, policy=ALL, **kwargs):

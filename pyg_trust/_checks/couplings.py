@@ -62,13 +62,13 @@ class Owners:
         return torch.where(ptr.diff() == 1, who[ptr[:-1]], -1)
 
     def parts(self, node_type: str, later: Tensor, before: Tensor) -> Tensor:
-        """Return a mask of pairs of rows of which the second has a stranger.
+        """Return a mask of the pairs whose earlier row has another owner.
 
         Args:
             node_type (str): the type of the rows.
-            later (Tensor): int64, ``[k]``: rows.
-            before (Tensor): int64, ``[k]``: other rows, with owners that the
-                first ones may not have.
+            later (Tensor): int64, ``[k]``: the later row of each pair.
+            before (Tensor): int64, ``[k]``: the earlier one; it counts if one
+                of its owners does not own the later row.
         """
         ptr, who = self.ptr[node_type], self.who[node_type]
         if node_type not in self.joint:

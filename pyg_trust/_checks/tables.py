@@ -251,7 +251,8 @@ def follows(
 
     Or its change since then, the sum of all that came before, or a linear map
     of the value. Columns of periodic values or steps depend on the position
-    alone, and pass; so do maps of what goes on by such a map itself.
+    alone, and pass. So does a column whose next value is a linear map of its
+    own last one: it tells nothing of others.
 
     Args:
         given (list[Tensor]): matrices with a row for each row of the table.

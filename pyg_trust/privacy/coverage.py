@@ -419,6 +419,7 @@ class Coverage:
                 'the noise comes from an explicit seed: the model is not '
                 'private, so it covers nothing'
             )
+        request._check_positions()
         seal, fit = self._edges_seal, f'mu = {self.limit:.4g}'
         if seal is None:
             raise ValueError(

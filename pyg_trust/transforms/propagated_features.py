@@ -384,6 +384,8 @@ class PropagatedFeatures(EditedInPlace):
     def _step(self, update: Update, names: int, come: Tensor) -> Step:
         # Of what is there, with `names` and edges that came before it.
         live, part = self._live, update.part
+        if update.remove is not None:
+            update.remove._check_positions()
         nodes, new = update.nodes, None
         trained = 0 if nodes is None else nodes.num_train
         if part.labels or update.labels is not None or trained:

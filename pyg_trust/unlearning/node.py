@@ -725,13 +725,9 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         given = Update.of(update)
         if not given:
             raise ValueError("'update' needs to hold an update (got none)")
-        if any(each.remove and each.remove._renamed for each in given):
-            raise ValueError(
-                "'persons' need 'n_id' of their unit to be positions, by "
-                'which a NodeClassifier names nodes (got others): request '
-                'their positions as nodes'
-            )
         for each in (*given, None):
+            if each is not None and each.remove:
+                each.remove._check_positions()
             if each is not None and each.remove and each.only_removes:
                 removals.append(each.remove)
                 continue

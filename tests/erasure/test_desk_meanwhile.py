@@ -4,11 +4,10 @@ import contextlib
 
 import pytest
 import torch
-from desks import fitted, graph, nodes, opened
-from torch_geometric.nn import GCN
+from desks import fitted, graph, nodes, opened, sharded
 
 from pyg_trust.removal import RemovalRequest, still_removed
-from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
+from pyg_trust.unlearning import NodeClassifier
 from pyg_trust.update import Update
 
 
@@ -147,15 +146,7 @@ def scores(folder):
 
 
 def shards(folder):
-    model = ShardedUnlearner(
-        lambda: GCN(4, 4, 1, 2),
-        2,
-        epochs=1,
-        num_classes=2,
-        aggregator='majority',
-        folder=folder / 'shards',
-        seed=0,
-    )
+    model = sharded(folder)
     if (folder / 'shards').exists():
         model.load()
     else:

@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from desks import ALL, fitted, graph, nodes, opened
-from torch_geometric.nn import GCN
+from desks import ALL, fitted, graph, nodes, opened, sharded
 
 from pyg_trust.erasure import check_erasure, queries
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier
-from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
+from pyg_trust.unlearning import NodeClassifier
 
 NAMES = ('scores', 'shards', 'private')
 
@@ -18,15 +17,7 @@ def blank(folder):
     """The three models, before they are fitted or loaded."""
     return (
         NodeClassifier(lam=0.1, seed=0),
-        ShardedUnlearner(
-            lambda: GCN(4, 4, 1, 2),
-            2,
-            epochs=1,
-            num_classes=2,
-            aggregator='majority',
-            folder=folder / 'shards',
-            seed=0,
-        ),
+        sharded(folder),
         PrivateNodeClassifier('node', 0.2, 1e-3, steps=2, num_classes=2),
     )
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
+from pyg_trust.functional import sgc
+from pyg_trust.graph import CSRGraph
+from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.transforms import MetapathFeatures
+from pyg_trust.transforms import MetapathFeatures, PropagatedFeatures
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 from pyg_trust.update import Update
@@ -128,6 +131,13 @@ def test_a_classifier_refuses_persons_who_are_named_otherwise() -> None:
     with pytest.raises(ValueError, match="'persons' need 'n_id'"):
         model.remove([other, asked])
     assert model.remove(RemovalRequest(nodes=[4])).request['nodes'] == [4]
+    live = PropagatedFeatures(CSRGraph.from_data(rows), rows.x, sgc(2))
+    with pytest.raises(ValueError, match="'persons' need 'n_id'"):
+        live.update([other, asked])
+    private = PrivateNodeClassifier('node', 1.0, 1e-3, steps=1, num_classes=2)
+    private.fit(rows)
+    with pytest.raises(ValueError, match="'persons' need 'n_id'"):
+        private.plan(asked, rows)
 
 
 def test_a_request_of_persons_is_of_their_rows() -> None:
