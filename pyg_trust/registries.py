@@ -53,10 +53,10 @@ _HOMES = {
     'AGGREGATORS': 'nn.shard_aggregator',
     'CERTIFICATES': 'certificates.certify',
     'LAYER_RULES': 'privacy.layer_rules',
-    'MEASURES': 'functional.measures',
+    'MEASURES': 'agp.measures',
     'NOISES': 'noise',
     'PARTITIONS': 'transforms.shards',
-    'WAVELETS': 'functional.wavelets',
+    'WAVELETS': 'scattering.wavelets',
 }
 
 Entry = TypeVar('Entry')

@@ -23,7 +23,7 @@ from bad_table import EXEMPT, FOLDER, entry
 from torch_geometric.data import Data
 
 from pyg_trust import account, noise, privacy, transforms
-from pyg_trust.functional import sgc
+from pyg_trust.agp.measures import sgc
 from pyg_trust.removal import RemovalRequest
 
 MU = number(0, closed='low')
@@ -34,26 +34,26 @@ LEDGER = values(3, ['a'])
 # Functions ###################################################################
 
 entry(
-    'functional.gaussian_epsilon',
+    'privacy.gaussian_epsilon',
     lambda: {'mu': 1.0, 'delta': 1e-3},
 )
 entry(
-    'functional.gaussian_mu_for',
+    'privacy.gaussian_mu_for',
     lambda: {'epsilon': 1.0, 'delta': 1e-3},
 )
 entry(
-    'functional.gaussian_mu',
+    'privacy.gaussian_mu',
     lambda: {'sensitivities': [1.0, 2.0], 'stds': [1.0, 1.0]},
     names={'sensitivities': "'(sensitivities|stds)'"},
     sensitivities=values(3, None, 'a', [1.0], [[1.0, 2.0]], [-1.0, 1.0]),
     stds=values(3, None, 'a', [1.0], [0.0, 1.0], [math.nan, 1.0]),
 )
 entry(
-    'functional.contraction_mu',
+    'privacy.contraction_mu',
     lambda: {'c': 0.5, 'hops': 2, 'ratio': 1.0},
 )
 entry(
-    'functional.hop_sensitivity',
+    'privacy.hop_sensitivity',
     lambda: {'relation': 'node_incident', 'max_degree': 3},
     Row('of edges', {'relation': 'edge'}, "'max_degree'"),
     Row('incident', {'num_classes': 3}, "'num_classes'"),
@@ -61,14 +61,14 @@ entry(
     max_degree=integer(1),
 )
 entry(
-    'functional.messages',
+    'privacy.messages',
     lambda: {'x': torch.rand(6, 2)},
     x=values(3, None, torch.rand(6), torch.ones(6, 2).int()),
     between=choice(),
     degree_channel=number(0, 1, closed='low'),
 )
 entry(
-    'functional.class_messages',
+    'privacy.class_messages',
     lambda: {'probabilities': torch.eye(2).double()},
     probabilities=values(
         3,
@@ -81,21 +81,21 @@ entry(
     ),
 )
 entry(
-    'functional.energy_weights',
+    'privacy.energy_weights',
     lambda: {'graph': csr()},
 )
 entry(
-    'functional.choose_receivers',
+    'privacy.choose_receivers',
     lambda: {'train': torch.ones(6, dtype=torch.bool), 'share': 0.5},
     train=values(3, None, 'a', torch.ones(6), torch.ones(6, 1).bool()),
 )
 entry(
-    'functional.received_lists',
+    'privacy.received_lists',
     lambda: {'graph': csr(), 'receivers': torch.ones(6, dtype=torch.bool)},
     receivers=values(3, None, 'a', torch.ones(6), torch.ones(5).bool()),
 )
 entry(
-    'functional.private_propagate',
+    'privacy.private_propagate',
     lambda: {
         'graph': csr(),
         'x': torch.rand(6, 2),
@@ -113,12 +113,12 @@ entry(
     dtype=values(None, 'a', torch.int64, torch.float16),
 )
 entry(
-    'functional.column_norms',
+    'privacy.column_norms',
     lambda: {'graph': csr(), 'measure': sgc(2)},
     own=values(3, None, 'a'),
 )
 entry(
-    'functional.scaled_propagate',
+    'privacy.scaled_propagate',
     lambda: {
         'graph': csr(),
         'x': torch.rand(6, 2),

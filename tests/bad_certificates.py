@@ -26,7 +26,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import certificates, transforms, unlearning
-from pyg_trust import functional as F
+from pyg_trust import certificates as F
 from pyg_trust.nn import PPNP
 
 N = 6
@@ -68,9 +68,9 @@ def regions() -> Any:
 
 # The mathematics #############################################################
 
-EXEMPT['functional.FlipRegions'] = RESULT
-EXEMPT['functional.CertifiedVotes'] = RESULT
-EXEMPT['functional.CollectiveVotes'] = RESULT
+EXEMPT['certificates.FlipRegions'] = RESULT
+EXEMPT['certificates.CertifiedVotes'] = RESULT
+EXEMPT['certificates.CollectiveVotes'] = RESULT
 for name in ('flip_regions', 'min_probability_table'):
     entry(
         f'functional.{name}',
@@ -87,20 +87,20 @@ for name in ('flip_regions', 'min_probability_table'):
         p_plus=P,
         p_minus=P,
     )
-EXEMPT['functional.joint_regions'] = (
-    'takes any number of regions by position: tests/functional'
+EXEMPT['certificates.joint_regions'] = (
+    'takes any number of regions by position: tests/certificates'
 )
 entry(
-    'functional.worst_case_probability',
+    'certificates.worst_case_probability',
     lambda: {'p': double(0.2, 0.9), 'regions': regions()},
     p=tensor(rows=False, low=0, high=1, batched=True, dtypes=(torch.float32,)),
 )
 entry(
-    'functional.min_probability',
+    'certificates.min_probability',
     lambda: {'regions': regions()},
 )
 entry(
-    'functional.certified',
+    'certificates.certified',
     lambda: {
         'lower': double(0.7, 0.9),
         'upper': double(0.2, 0.1)[:, None],
@@ -111,7 +111,7 @@ entry(
     upper=tensor(low=0, high=1, none=True),
 )
 entry(
-    'functional.clopper_pearson',
+    'certificates.clopper_pearson',
     lambda: {
         'counts': torch.tensor([2, 5]),
         'num_samples': 9,
@@ -135,7 +135,7 @@ def votes() -> torch.Tensor:
 
 
 entry(
-    'functional.certified_votes',
+    'certificates.certified_votes',
     lambda: {'votes': votes(), 'num_classes': 3},
     names={'num_classes': "'(num_classes|votes)'"},
     votes=VOTES,
@@ -143,12 +143,12 @@ entry(
     ties=choice(),
 )
 entry(
-    'functional.certified_mean',
+    'certificates.certified_mean',
     lambda: {'probability': torch.full((3, 2, 2), 0.5)},
     probability=tensor(rows=False, columns=True, low=0, high=1),
 )
 entry(
-    'functional.survives_votes',
+    'certificates.survives_votes',
     lambda: {
         'votes': votes(),
         'num_classes': 3,
@@ -159,13 +159,13 @@ entry(
     views=tensor(rows=False, low=0, high=2),
 )
 entry(
-    'functional.collective_votes',
+    'certificates.collective_votes',
     lambda: {'votes': votes(), 'num_classes': 3, 'corrupted': 1},
     votes=VOTES,
     corrupted=integer(0, 3),
 )
 entry(
-    'functional.group_probability_bound',
+    'certificates.group_probability_bound',
     lambda: {'p': 0.9, 'rows': 1, 'epsilon': 0.1},
     Row('lengths', {'epsilon': [0.1, 0.2]}, "'epsilon'"),
     epsilon=values('a', None, -0.1, float('nan'), True),

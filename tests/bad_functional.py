@@ -22,13 +22,14 @@ from bad_inputs import (
 )
 from bad_table import EXEMPT, FOLDER, entry
 
-from pyg_trust import functional as F
-from pyg_trust.functional.estimates import Plan
-from pyg_trust.functional.halo import HaloGraph
-from pyg_trust.functional.perturbations import Policy
-from pyg_trust.functional.policy import WorstCase
-from pyg_trust.functional.walks import DisjointWalks
+from pyg_trust import agp as F
+from pyg_trust import certificates, sampler
+from pyg_trust.agp.estimates import Plan
+from pyg_trust.agp.halo import HaloGraph
+from pyg_trust.certificates.perturbations import Policy
+from pyg_trust.certificates.policy import WorstCase
 from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler.walks import DisjointWalks
 
 G = torch.Generator().manual_seed(0)
 N = 6
@@ -43,9 +44,9 @@ def rand(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=G, dtype=torch.float64)
 
 
-def perturbations() -> F.Perturbations:
+def perturbations() -> certificates.Perturbations:
     graph = csr()
-    return F.Perturbations(
+    return certificates.Perturbations(
         graph,
         torch.ones(graph.num_edges, dtype=torch.bool),
         graph.degree - 1,
@@ -64,23 +65,23 @@ def shard() -> torch.Tensor:
 SLACK = number(0, 1, closed='low')
 
 entry(
-    'functional.mean_probability',
+    'unlearning.mean_probability',
     lambda: {'outputs': rand(2, 5, 3)},
     outputs=OUTPUTS,
 )
 entry(
-    'functional.majority_vote',
+    'unlearning.majority_vote',
     lambda: {'outputs': rand(2, 5, 3)},
     outputs=OUTPUTS,
 )
 entry(
-    'functional.weighted_log_probability',
+    'unlearning.weighted_log_probability',
     lambda: {'outputs': rand(2, 5, 3), 'weight': rand(2)},
     outputs=OUTPUTS,
     weight=tensor(finite=False),
 )
 entry(
-    'functional.attention',
+    'unlearning.attention',
     lambda: {
         'outputs': rand(2, 5, 3),
         'weight': rand(2, 3, 4),
@@ -93,7 +94,7 @@ entry(
     vector=tensor(rows=False, finite=False),
 )
 entry(
-    'functional.fuse',
+    'unlearning.fuse',
     lambda: {
         'values': rand(2, 5, 3),
         'score': rand(5, 2),
@@ -105,7 +106,7 @@ entry(
     mask=tensor(columns=True, none=True),
 )
 entry(
-    'functional.info_nce',
+    'unlearning.info_nce',
     lambda: {
         'whole': rand(5, 3),
         'part': rand(5, 3),
@@ -118,7 +119,7 @@ entry(
     other_part=tensor(columns=True, finite=False),
 )
 entry(
-    'functional.reconstruction_loss',
+    'unlearning.reconstruction_loss',
     lambda: {
         'embedding': rand(5, 3),
         'neighbor': rand(5, 3),
@@ -129,19 +130,19 @@ entry(
     stranger=tensor(columns=True, finite=False),
 )
 entry(
-    'functional.auc_interval',
+    'audit.auc_interval',
     lambda: {'positive': rand(5), 'negative': rand(6)},
     positive=tensor(rows=False, empty=True, finite=False),
     negative=tensor(rows=False, empty=True, finite=False),
 )
 entry(
-    'functional.permutation_test',
+    'audit.permutation_test',
     lambda: {'one': rand(5), 'other': rand(6), 'draws': 3},
     one=tensor(rows=False, empty=True),
     other=tensor(rows=False, empty=True),
 )
 entry(
-    'functional.holm',
+    'audit.holm',
     lambda: {'p_values': [0.1, 0.2]},
     p_values=values('a', 3, [2.0], [-0.1], ['a'], None),
 )
@@ -155,7 +156,7 @@ def reward(count: int = 2) -> torch.Tensor:
 
 
 entry(
-    'functional.Perturbations',
+    'certificates.Perturbations',
     lambda: {
         'graph': csr(),
         'removable': torch.ones(14, dtype=torch.bool),
@@ -171,20 +172,20 @@ entry(
     all_pairs=FLAG,
 )
 entry(
-    'functional.Perturbations.with_budget',
+    'certificates.Perturbations.with_budget',
     lambda: (perturbations(), {'budget': torch.zeros(N).long()}),
     budget=tensor(low=0),
 )
 entry(
-    'functional.Perturbations.column_blocks',
+    'certificates.Perturbations.column_blocks',
     lambda: (perturbations(), {'num_columns': 3}),
 )
 entry(
-    'functional.Perturbations.clean_policy',
+    'certificates.Perturbations.clean_policy',
     lambda: (perturbations(), {'num_columns': 3}),
 )
 entry(
-    'functional.Policy.from_flips',
+    'certificates.Policy.from_flips',
     lambda: {
         'perturbations': perturbations(),
         'flips': [torch.tensor([[0], [1]])],
@@ -200,7 +201,7 @@ def policy() -> Policy:
 
 
 entry(
-    'functional.Policy.solve',
+    'certificates.Policy.solve',
     lambda: (
         policy(),
         {
@@ -217,7 +218,7 @@ entry(
     back=FLAG,
 )
 entry(
-    'functional.Policy.edges',
+    'certificates.Policy.edges',
     lambda: (policy(), {'column': 1}),
     column=integer(0, 1),
 )
@@ -228,7 +229,7 @@ def prices(size: int) -> torch.Tensor:
 
 
 entry(
-    'functional.Policy.total',
+    'certificates.Policy.total',
     lambda: (
         policy(),
         {
@@ -240,7 +241,7 @@ entry(
     of_pairs=tensor(finite=False),
 )
 entry(
-    'functional.policy_iteration',
+    'certificates.policy_iteration',
     lambda: {
         'perturbations': perturbations(),
         'reward': reward(),
@@ -264,7 +265,7 @@ entry(
     tol=NOT_NEGATIVE,
 )
 entry(
-    'functional.policy_value',
+    'certificates.policy_value',
     lambda: {'policy': policy(), 'reward': reward(), 'alpha': 0.2},
     reward=COLUMNS,
 )
@@ -272,11 +273,11 @@ entry(
 
 def worst() -> WorstCase:
     logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
-    return F.worst_case_margins(logits, perturbations(), 0.2)
+    return certificates.worst_case_margins(logits, perturbations(), 0.2)
 
 
 entry(
-    'functional.WorstCase.flips',
+    'certificates.WorstCase.flips',
     lambda: (worst(), {'c1': 0, 'c2': 1}),
     Row('the same', {'c2': 0}, "'c2'"),
     c1=integer(0, 1),
@@ -286,7 +287,7 @@ LOGITS = tensor(
     columns=False, dtypes=(torch.int64, torch.bool, torch.complex64)
 )
 entry(
-    'functional.worst_case_margins',
+    'certificates.worst_case_margins',
     lambda: {
         'logits': rand(N, 2),
         'perturbations': perturbations(),
@@ -298,12 +299,12 @@ entry(
     start=tensor(columns=True, none=True, finite=False),
 )
 entry(
-    'functional.robust_margins',
+    'certificates.robust_margins',
     lambda: {'logits': rand(N, 2), 'worst': worst(), 'alpha': 0.2},
     logits=tensor(columns=True),
 )
 entry(
-    'functional.diffuse',
+    'certificates.diffuse',
     lambda: {'graph': csr(), 'x': rand(N, 2), 'alpha': 0.2},
     Row(
         'directed',
@@ -318,18 +319,18 @@ entry(
     tol=number(0, none=True),
 )
 entry(
-    'functional.diffusion_error',
+    'certificates.diffusion_error',
     lambda: {'alpha': 0.2, 'degree': 3, 'dtype': torch.float32},
     degree=integer(0),
     dtype=values(torch.float16, torch.int64, 'float32', None, 3),
 )
 TARGETS = tensor(rows=False, low=0, high=N - 1)
 entry(
-    'functional.clip_budget',
+    'certificates.clip_budget',
     lambda: {'perturbations': perturbations(), 'budget': 1},
 )
 entry(
-    'functional.pagerank_bounds',
+    'certificates.pagerank_bounds',
     lambda: {
         'perturbations': perturbations(),
         'targets': torch.tensor([0, 3]),
@@ -345,7 +346,7 @@ def budget_arguments() -> dict[str, Any]:
         'perturbations': perturbations(),
         'reward': reward(),
         'targets': targets,
-        'upper': F.pagerank_bounds(perturbations(), targets, 0.2),
+        'upper': certificates.pagerank_bounds(perturbations(), targets, 0.2),
         'global_budget': 2,
         'alpha': 0.2,
     }
@@ -361,7 +362,7 @@ BUDGET = {
     'cost': choice(),
 }
 entry(
-    'functional.dual_bound',
+    'certificates.dual_bound',
     lambda: {
         **budget_arguments(),
         'start': reward(),
@@ -374,7 +375,7 @@ entry(
     normalization=choice(),
 )
 entry(
-    'functional.refine_pagerank_bounds',
+    'certificates.refine_pagerank_bounds',
     lambda: {
         name: value
         for name, value in budget_arguments().items()
@@ -384,13 +385,13 @@ entry(
     **{k: v for k, v in BUDGET.items() if k not in ('reward', 'cost')},
 )
 entry(
-    'functional.linear_program',
+    'certificates.linear_program',
     lambda: {
         'perturbations': perturbations(),
         'reward': rand(N),
         'target': 1,
         'undirected': True,
-        'upper': F.pagerank_bounds(
+        'upper': certificates.pagerank_bounds(
             perturbations(), torch.tensor([1]), 0.2, cost='visits'
         )[0],
         'global_budget': 2,
@@ -402,7 +403,7 @@ entry(
     undirected=values(3, 'yes', None, 1.0),
 )
 entry(
-    'functional.single_flip_margins',
+    'certificates.single_flip_margins',
     lambda: {
         'logits': rand(N, 2),
         'perturbations': perturbations(),
@@ -416,7 +417,7 @@ entry(
     reference=tensor(low=0, high=1),
 )
 entry(
-    'functional.budget_attacks',
+    'certificates.budget_attacks',
     lambda: {
         **budget_arguments(),
         'multiplier': torch.zeros(2, dtype=torch.float64),
@@ -441,7 +442,7 @@ def weighted() -> CSRGraph:
 
 SEVERAL = "'(nodes|score)'"
 entry(
-    'functional.sweep_cut',
+    'agp.sweep_cut',
     lambda: {
         'graph': csr(),
         'nodes': torch.arange(3),
@@ -456,7 +457,7 @@ entry(
     score=tensor(finite=False),
 )
 entry(
-    'functional.uniform_signal',
+    'agp.uniform_signal',
     lambda: {'seeds': torch.tensor([0, 2]), 'num_nodes': N},
     Row('twice', {'seeds': torch.tensor([1, 1])}, "'seeds'"),
     seeds=tensor(rows=False, low=0, high=N - 1, empty=True),
@@ -476,46 +477,46 @@ Q = number(0, 1, closed='high')
 EPSILON = NOT_NEGATIVE
 
 entry(
-    'functional.clip_factors',
+    'privacy.clip_factors',
     lambda: {'norms': rand(4), 'max_grad_norm': 1.0},
     norms=tensor(rows=False, finite=False),
     max_grad_norm=number(0, math.inf, closed='high'),
 )
 entry(
-    'functional.lam_from_opacus',
+    'privacy.lam_from_opacus',
     lambda: {'noise_multiplier': 2.0},
 )
-entry('functional.lam_to_opacus', lambda: {'lam': 2.0}, lam=LAM)
+entry('privacy.lam_to_opacus', lambda: {'lam': 2.0}, lam=LAM)
 entry(
-    'functional.gaussian_profile',
+    'privacy.gaussian_profile',
     lambda: {'epsilon': 1.0, 'lam': 2.0},
     lam=LAM,
 )
 entry(
-    'functional.wor_profile',
+    'privacy.wor_profile',
     lambda: {'epsilon': 1.0, 'q': 0.1, 'lam': 2.0},
     lam=LAM,
 )
 entry(
-    'functional.rdp_gaussian',
+    'privacy.rdp_gaussian',
     lambda: {'orders': [2.0, 3.0], 'lam': 2.0},
     orders=ORDERS,
     lam=LAM,
 )
 MULTIPLIER = number(0)
 entry(
-    'functional.poisson_profile',
+    'privacy.poisson_profile',
     lambda: {'epsilon': 1.0, 'q': 0.1, 'noise_multiplier': 2.0},
     form=choice(),
 )
 entry(
-    'functional.rdp_poisson',
+    'privacy.rdp_poisson',
     lambda: {'orders': [2.0, 3.0], 'q': 0.1, 'noise_multiplier': 2.0},
     orders=ORDERS,
     form=choice(),
 )
 entry(
-    'functional.poisson_epsilon',
+    'privacy.poisson_epsilon',
     lambda: {'history': [(2.0, 0.1, 3)], 'delta': 1e-5},
     names=HISTORY_NAMES,
     history=HISTORY,
@@ -523,13 +524,13 @@ entry(
     occurrences=COUNT,
 )
 entry(
-    'functional.calibrate_poisson',
+    'privacy.calibrate_poisson',
     lambda: {'epsilon': 1.0, 'delta': 1e-5, 'q': 0.1, 'steps': 3, 'tol': 0.1},
     form=choice(),
 )
 GROUP = {'num_roots': COUNT, 'occurrences': COUNT}
 entry(
-    'functional.group_wor_profile',
+    'privacy.group_wor_profile',
     lambda: {
         'epsilon': 1.0,
         'm': 2,
@@ -543,7 +544,7 @@ entry(
     **GROUP,
 )
 entry(
-    'functional.group_wor_epsilon',
+    'privacy.group_wor_epsilon',
     lambda: {
         'history': [(2.0, 0.1, 3)],
         'delta': 1e-5,
@@ -557,7 +558,7 @@ entry(
     **GROUP,
 )
 entry(
-    'functional.rdp_group_wor',
+    'privacy.rdp_group_wor',
     lambda: {
         'orders': [2.0, 3.0],
         'q': 0.1,
@@ -581,7 +582,7 @@ for name in ('rdp_coupled', 'rdp_wang', 'rdp_wor', 'rdp_wor_profile'):
         lam=LAM,
     )
 entry(
-    'functional.rdp_epsilon',
+    'privacy.rdp_epsilon',
     lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'delta': 1e-5},
     orders=ORDERS,
     rdp=values(
@@ -590,7 +591,7 @@ entry(
 )
 RDP = values(3, None, 'rdp', [], [0.1], [[0.1, 0.2]], [0.1, np.nan], [-1, 1])
 entry(
-    'functional.rdp_delta',
+    'privacy.rdp_delta',
     lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'epsilon': 1.0},
     orders=ORDERS,
     rdp=RDP,
@@ -600,14 +601,14 @@ LAW = {
     'shape': values('a', None, True, -1.0, np.nan, 11.0),
 }
 entry(
-    'functional.rdp_select',
+    'privacy.rdp_select',
     lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'mean': 3.0},
     orders=ORDERS,
     rdp=RDP,
     **LAW,
 )
 entry(
-    'functional.draw_runs',
+    'privacy.draw_runs',
     lambda: {'uniform': 0.5, 'mean': 3.0},
     **LAW,
 )
@@ -621,7 +622,7 @@ for name in ('wor_epsilon_rdp', 'wor_epsilon_pld', 'wor_epsilon'):
         **more,
     )
 entry(
-    'functional.calibrate_wor',
+    'privacy.calibrate_wor',
     lambda: {
         'epsilon': 1.0,
         'delta': 1e-5,
@@ -633,7 +634,7 @@ entry(
     method=choice(),
 )
 entry(
-    'functional.max_steps',
+    'privacy.max_steps',
     lambda: {
         'epsilon': 1.0,
         'delta': 1e-5,
@@ -648,11 +649,11 @@ entry(
     history=HISTORY,
 )
 entry(
-    'functional.fdp_terms',
+    'privacy.fdp_terms',
     lambda: {'K': 2, 'layers': 2},
 )
 entry(
-    'functional.fdp_sensitivity',
+    'privacy.fdp_sensitivity',
     lambda: {'K': 2, 'layers': 2, 'max_grad_norm': 1.0},
 )
 FDP = {
@@ -661,7 +662,7 @@ FDP = {
     'terms': COUNT,
 }
 entry(
-    'functional.rdp_fdp',
+    'privacy.rdp_fdp',
     lambda: {
         'orders': [2.0],
         'num_nodes': 100,
@@ -674,7 +675,7 @@ entry(
     **FDP,
 )
 entry(
-    'functional.fdp_epsilon',
+    'privacy.fdp_epsilon',
     lambda: {
         'num_nodes': 100,
         'm': 10,
@@ -688,7 +689,7 @@ entry(
     **FDP,
 )
 entry(
-    'functional.calibrate_fdp',
+    'privacy.calibrate_fdp',
     lambda: {
         'epsilon': 1.0,
         'delta': 1e-5,
@@ -701,7 +702,7 @@ entry(
     **FDP,
 )
 entry(
-    'functional.private_quantile',
+    'privacy.private_quantile',
     lambda: {
         'values': [1.0, 2.0],
         'share': 0.5,
@@ -719,7 +720,7 @@ entry(
 # Measures
 
 entry(
-    'functional.Measure',
+    'agp.Measure',
     lambda: {'a': 0.5, 'b': 0.5, 'weights': (0.5, 0.5)},
     weights=values(
         3,
@@ -735,21 +736,19 @@ entry(
     ),
     name=values(3, None, ['a']),
 )
-entry('functional.transition', lambda: {'levels': 2}, levels=integer(0))
+entry('agp.transition', lambda: {'levels': 2}, levels=integer(0))
 for name in ('pagerank', 'ppr', 'single_target'):
     entry(f'functional.{name}', lambda: {'alpha': 0.2}, alpha=SHARE)
-entry('functional.appnp', lambda: {'alpha': 0.2}, alpha=SHARE, self_loops=FLAG)
-entry('functional.hkpr', lambda: {'t': 2.0}, t=POSITIVE)
-entry('functional.heat', lambda: {'t': 2.0}, t=POSITIVE, self_loops=FLAG)
+entry('agp.appnp', lambda: {'alpha': 0.2}, alpha=SHARE, self_loops=FLAG)
+entry('agp.hkpr', lambda: {'t': 2.0}, t=POSITIVE)
+entry('agp.heat', lambda: {'t': 2.0}, t=POSITIVE, self_loops=FLAG)
 entry(
-    'functional.katz',
+    'agp.katz',
     lambda: {'beta': 0.1, 'graph': csr()},
 )
+entry('agp.sgc', lambda: {'levels': 2}, levels=integer(0), self_loops=FLAG)
 entry(
-    'functional.sgc', lambda: {'levels': 2}, levels=integer(0), self_loops=FLAG
-)
-entry(
-    'functional.make_measure',
+    'agp.make_measure',
     lambda: {'measure': 'katz', 'graph': csr(), 'beta': 0.1},
     Row('no beta', {'beta': None}, "'beta'"),
     Row('foreign', {'t': 2.0}, "'t'"),
@@ -779,19 +778,19 @@ def gram_matrix() -> torch.Tensor:
 
 
 entry(
-    'functional.gaussian_budget',
+    'unlearning.gaussian_budget',
     lambda: {'epsilon': 1.0, 'delta': 1e-4},
 )
 entry(
-    'functional.shift_epsilon',
+    'unlearning.shift_epsilon',
     lambda: {'m': 0.3, 'delta': 1e-4},
 )
 entry(
-    'functional.removal_budget',
+    'unlearning.removal_budget',
     lambda: {'epsilon': 1.0, 'delta': 1e-4, 'noise_std': 0.1},
 )
 entry(
-    'functional.minimize',
+    'unlearning.minimize',
     lambda: {**newton(), 'K': gram_matrix(), 'W': newton()['B']},
     Row('labels', {'Y': torch.zeros(4, 1).double()}, "'Y'"),
     Z=tensor(rows=False, dtypes=(torch.int64, torch.bool, torch.float32)),
@@ -801,7 +800,7 @@ entry(
     K=tensor(none=True),
 )
 entry(
-    'functional.hessian_solve',
+    'unlearning.hessian_solve',
     lambda: {
         'Z': newton()['Z'],
         'curvature': torch.full((4, 1), 0.2, dtype=torch.float64),
@@ -830,11 +829,11 @@ for name in ('tight_bound', 'paper_bound'):
         **(more if name == 'paper_bound' else {}),
     )
 entry(
-    'functional.node_removal_bound',
+    'unlearning.node_removal_bound',
     lambda: {'n': 10, 'lam': 0.1, 'radius': 1.0},
 )
 entry(
-    'functional.feature_removal_bound',
+    'unlearning.feature_removal_bound',
     lambda: {
         'n': 10,
         'num_nodes': 5,
@@ -851,7 +850,7 @@ EDGES = edge_indices(N)
 SHARDS = {'num_nodes': COUNT, 'num_shards': integer(1, N), 'slack': SLACK}
 PARTITION = tensor(low=0, high=2)
 entry(
-    'functional.training_graph',
+    'unlearning.training_graph',
     lambda: {
         'edge_index': undirected(),
         'index': torch.tensor([0, 1, 2]),
@@ -862,18 +861,18 @@ entry(
     index=tensor(rows=False, low=0, high=N - 1),
 )
 entry(
-    'functional.shard_sizes',
+    'unlearning.shard_sizes',
     lambda: {'shard': shard(), 'num_shards': 3},
     shard=tensor(rows=False, high=2),
 )
 entry(
-    'functional.shard_limits',
+    'unlearning.shard_limits',
     lambda: {'num_nodes': N, 'num_shards': 3},
     names={'num_nodes': "'num_(nodes|shards)'"},
     **SHARDS,
 )
 entry(
-    'functional.check_partition',
+    'unlearning.check_partition',
     lambda: {'shard': shard(), 'num_shards': 3, 'num_nodes': N},
     Row('an empty shard', {'num_shards': 4}, "'shard'"),
     names={'num_nodes': "'num_(nodes|shards)'|'shard'"},
@@ -882,7 +881,7 @@ entry(
     num_nodes=integer(1, none=True),
 )
 entry(
-    'functional.partition_from_lists',
+    'unlearning.partition_from_lists',
     lambda: {
         'shards': [torch.tensor([0, 2]), torch.tensor([1])],
         'index': torch.tensor([0, 1, 2]),
@@ -895,47 +894,47 @@ entry(
     names={'index': "'(index|shards)'"},
 )
 entry(
-    'functional.random_partition',
+    'unlearning.random_partition',
     lambda: {'num_nodes': N, 'num_shards': 3, 'seed': 0},
     names={'num_nodes': "'num_(nodes|shards)'"},
     num_nodes=COUNT,
     num_shards=integer(1, N),
 )
 entry(
-    'functional.hash_partition',
+    'unlearning.hash_partition',
     lambda: {'n_id': torch.arange(N), 'num_shards': 2, 'seed': 0},
     Row('twice', {'n_id': torch.zeros(N).long()}, "'n_id'"),
     n_id=tensor(rows=False, low=0),
     num_shards=integer(1, N),
 )
 entry(
-    'functional.round_partition',
+    'unlearning.round_partition',
     lambda: {'score': rand(N, 3)},
     score=tensor(rows=False),
     slack=SLACK,
 )
 entry(
-    'functional.metis_partition',
+    'unlearning.metis_partition',
     lambda: {'edge_index': undirected(), 'num_nodes': N, 'num_shards': 2},
     names={'num_nodes': "'num_(nodes|shards)'"},
     edge_index=EDGES,
     **SHARDS,
 )
 entry(
-    'functional.blpa',
+    'unlearning.blpa',
     lambda: {'edge_index': undirected(), 'num_nodes': N, 'num_shards': 2},
     names={'num_nodes': "'num_(nodes|shards)'"},
     edge_index=EDGES,
     **SHARDS,
 )
 entry(
-    'functional.bekm',
+    'unlearning.bekm',
     lambda: {'embedding': rand(N, 2), 'num_shards': 2},
     embedding=tensor(rows=False),
     num_shards=integer(1, N),
 )
 entry(
-    'functional.partition_losses',
+    'unlearning.partition_losses',
     lambda: {
         'assign': rand(N, 3),
         'edge_index': undirected(),
@@ -947,7 +946,7 @@ entry(
     y=tensor(low=0, high=1),
 )
 entry(
-    'functional.partition_quality',
+    'unlearning.partition_quality',
     lambda: {
         'shard': shard(),
         'num_shards': 3,
@@ -971,17 +970,17 @@ PROPAGATE = (
     Row('directed', {'graph': directed(), 'measure': F.sgc(2)}, "'graph'"),
 )
 entry(
-    'functional.plan_memory',
+    'agp.plan_memory',
     lambda: {'num_nodes': N, 'num_edges': 14, 'num_columns': 3},
     Row('too little', {'memory': 10}, "'memory'"),
     Row('too many', {'memory': 10, 'columns': 2}, "'columns'"),
     memory=values(0, -1, 2.5, 'lots', True),
     itemsize=values(0, 2, 4.0, 'four', None),
 )
-EXEMPT['functional.MemoryPlan'] = 'what plan_memory returns'
-EXEMPT['functional.HaloGraph'] = 'checked where it is used'
+EXEMPT['agp.MemoryPlan'] = 'what plan_memory returns'
+EXEMPT['agp.HaloGraph'] = 'checked where it is used'
 entry(
-    'functional.propagate_halo',
+    'agp.propagate_halo',
     lambda: {
         'graph': HaloGraph(csr().rowptr, csr().col, 0, N),
         'x': rand(N, 2),
@@ -1002,7 +1001,7 @@ entry(
     ),
 )
 entry(
-    'functional.propagate_to',
+    'agp.propagate_to',
     lambda: {
         'out': f'{FOLDER}/z.npy',
         'graph': csr(),
@@ -1026,7 +1025,7 @@ entry(
     memory=values(0, -1, 2.5, 'lots', True),
 )
 entry(
-    'functional.propagate',
+    'agp.propagate',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -1058,13 +1057,13 @@ entry(
     ),
 )
 entry(
-    'functional.chebyshev',
+    'agp.polynomials',
     lambda: {'measure': F.ppr(0.2), 'tol': 0.1},
     Row('a + b', {'measure': F.Measure(0, 0, (1.0,))}, "'tol'"),
 )
-EXEMPT['functional.Chebyshev'] = 'made by chebyshev'
+EXEMPT['agp.Chebyshev'] = 'made by chebyshev'
 entry(
-    'functional.query',
+    'agp.query',
     lambda: {
         'graph': csr(),
         'signals': torch.tensor([0, 2]),
@@ -1077,7 +1076,7 @@ entry(
     dtype=values(3, None, 'float32', torch.int64, torch.float16, float),
 )
 entry(
-    'functional.variance_bound',
+    'agp.variance_bound',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -1089,7 +1088,7 @@ entry(
     eps=EPS,
 )
 entry(
-    'functional.prune_bound',
+    'agp.prune_bound',
     lambda: {'graph': csr(), 'measure': F.ppr(0.2), 'eps': 0.1},
     *PROPAGATE,
     eps=EPS,
@@ -1101,10 +1100,10 @@ ERROR = {
     'failure': UNIT,
     'bound': choice(),
 }
-entry('functional.eps_for', lambda: {'delta': 0.1, 'levels': 3}, **ERROR)
-entry('functional.plan', lambda: {'delta': 0.1, 'levels': 3}, **ERROR)
+entry('agp.eps_for', lambda: {'delta': 0.1, 'levels': 3}, **ERROR)
+entry('agp.plan', lambda: {'delta': 0.1, 'levels': 3}, **ERROR)
 entry(
-    'functional.propagate_median',
+    'agp.propagate_median',
     lambda: {
         'graph': csr(),
         'x': rand(N),
@@ -1124,11 +1123,11 @@ entry(
 
 J = integer(1)
 entry(
-    'functional.num_paths',
+    'scattering.num_paths',
     lambda: {'J': 3, 'L': 2},
 )
 entry(
-    'functional.scattering_path',
+    'scattering.scattering_path',
     lambda: {'index': 0, 'num_features': 2, 'J': 3, 'Q': 2, 'L': 2},
     index=integer(0, 15),
 )
@@ -1143,15 +1142,15 @@ for name in ('itersine', 'monic_cubic'):
         J=integer(3),
     )
 WAVELET = choice()
-EXEMPT['functional.Wavelet.frame_bound'] = 'asked by frame_bound alone'
+EXEMPT['scattering.Wavelet.frame_bound'] = 'asked by frame_bound alone'
 entry(
-    'functional.frame_bound',
+    'scattering.frame_bound',
     lambda: {'wavelet': 'geometric', 'J': 4},
     wavelet=WAVELET,
     J=J,
 )
 entry(
-    'functional.frame_bounds',
+    'scattering.frame_bounds',
     lambda: {'bank': rand(3, N, N)},
     bank=tensor(rows=False, columns=True, batched=True),
 )
@@ -1163,13 +1162,13 @@ def adjacency() -> torch.Tensor:
 
 ADJ = tensor(columns=True, batched=True)
 entry(
-    'functional.lazy_walk',
+    'scattering.lazy_walk',
     lambda: {'adj': adjacency(), 'wavelet': 'geometric'},
     adj=ADJ,
     wavelet=WAVELET,
 )
 entry(
-    'functional.wavelet_bank',
+    'scattering.wavelet_bank',
     lambda: {'adj': adjacency(), 'wavelet': 'itersine', 'J': 4},
     adj=ADJ,
     wavelet=WAVELET,
@@ -1183,7 +1182,7 @@ PTR = either(
     ),
 )
 entry(
-    'functional.scattering_transform',
+    'scattering.scattering_transform',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -1199,7 +1198,7 @@ entry(
     low_pass=choice(),
 )
 entry(
-    'functional.graph_fourier',
+    'scattering.graph_fourier',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -1214,7 +1213,7 @@ entry(
 
 
 def walks() -> DisjointWalks:
-    return F.disjoint_walks(csr(), 2, seed=0)
+    return sampler.disjoint_walks(csr(), 2, seed=0)
 
 
 ROOTS = tensor(
@@ -1228,7 +1227,7 @@ ROOTS = tensor(
 TWICE = Row('twice', {'roots': torch.tensor([0, 0])}, "'roots'")
 MASK = Row('a short mask', {'roots': torch.ones(3).bool()}, "'roots'")
 entry(
-    'functional.disjoint_walks',
+    'sampler.disjoint_walks',
     lambda: {
         'graph': csr(),
         'walk_length': 2,
@@ -1239,28 +1238,28 @@ entry(
     roots=ROOTS,
 )
 entry(
-    'functional.DisjointWalks.of_nodes',
+    'sampler.DisjointWalks.of_nodes',
     lambda: (walks(), {'num_nodes': 9}),
     Row('too few', {'num_nodes': 1}, "'num_nodes'"),
     num_nodes=integer(1),
 )
 entry(
-    'functional.DisjointWalks.select',
+    'sampler.DisjointWalks.select',
     lambda: (walks(), {'index': torch.tensor([0])}),
     index=tensor(rows=False, low=0, high=N),
 )
 entry(
-    'functional.max_size',
+    'sampler.max_size',
     lambda: {'walk_length': 2, 'restarts': 2},
     walk_length=integer(0),
     restarts=COUNT,
 )
 entry(
-    'functional.min_subgraphs',
+    'sampler.min_subgraphs',
     lambda: {'num_roots': 5, 'walk_length': 2},
 )
 entry(
-    'functional.check_walks',
+    'sampler.check_walks',
     lambda: {
         'walks': walks(),
         'num_nodes': N,
@@ -1285,7 +1284,7 @@ entry(
     size=integer(1, none=True),
     roots=ROOTS,
 )
-EXEMPT['functional.AUC'] = RESULT = 'a result, that only the package makes'
+EXEMPT['audit.AUC'] = RESULT = 'a result, that only the package makes'
 for name in (
     'BudgetBound',
     'DisjointWalks',
@@ -1299,4 +1298,4 @@ for name in (
     'WorstCase',
 ):
     EXEMPT[f'functional.{name}'] = RESULT
-EXEMPT['functional.Policy'] = 'made by its from_flips and by solvers'
+EXEMPT['certificates.Policy'] = 'made by its from_flips and by solvers'

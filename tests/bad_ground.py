@@ -42,6 +42,7 @@ from bad_table import EXEMPT, FOLDER, NAMED, entry
 from torch_geometric.data import Data
 
 from pyg_trust import (
+    agp,
     files,
     ledger,
     noise,
@@ -49,7 +50,7 @@ from pyg_trust import (
     report,
     rng,
 )
-from pyg_trust import functional as F
+from pyg_trust import certificates as F
 from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals, sealed
 from pyg_trust.graph import LastGraph
@@ -1192,7 +1193,7 @@ for name in ('', '.__getitem__', '.fact', '.name_of', '.is_own', '.note'):
 entry('testing.make_graph', lambda: {'name': 'path'}, name=choice())
 entry(
     'testing.dense_operator',
-    lambda: {'graph': csr(), 'measure': F.ppr(0.2)},
+    lambda: {'graph': csr(), 'measure': agp.ppr(0.2)},
 )
 entry(
     'utils.local_cluster',

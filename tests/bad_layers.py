@@ -45,6 +45,7 @@ from bad_table import EXEMPT, entry
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
+from pyg_trust import agp as F
 from pyg_trust import (
     certificates,
     loader,
@@ -52,8 +53,7 @@ from pyg_trust import (
     sampler,
     transforms,
 )
-from pyg_trust import functional as F
-from pyg_trust.functional.walks import DisjointWalks
+from pyg_trust.sampler.walks import DisjointWalks
 
 # Layers ######################################################################
 

@@ -33,10 +33,10 @@ from bad_table import EXEMPT, entry
 from torch_geometric.data import Data, HeteroData, TemporalData
 
 from pyg_trust import loader, transforms, unlearning
-from pyg_trust.functional import Measure, katz, sgc
-from pyg_trust.functional.incremental import bare
-from pyg_trust.functional.sums import Sums
+from pyg_trust.agp.measures import Measure, katz, sgc
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning.incremental import bare
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import Update
 
 # Ops #########################################################################

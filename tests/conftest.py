@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pyg_trust import account, unit
-from pyg_trust.functional import propagation
+from pyg_trust.agp import propagation
 
 
 def pytest_collection_modifyitems(config, items):

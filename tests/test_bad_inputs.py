@@ -153,7 +153,7 @@ def test_functions_declared_to_check_inside_are_tried_here() -> None:
 def test_a_function_that_is_declared_and_checks_nothing_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    key = 'functional.propagate_to'
+    key = 'agp.propagate_to'
 
     def nothing(**arguments: Any) -> None:
         return None

@@ -17,7 +17,7 @@ import pytest
 import pyg_trust
 
 ROOT = Path(pyg_trust.__file__).parent
-KERNEL = ROOT / 'kernel'
+KERNEL = ROOT / 'verify'
 ALLOWED = {'numpy', 'scipy', 'mpmath', *sys.stdlib_module_names}
 APART = ('claims', 'fields', 'sentences', 'chain')
 

@@ -10,7 +10,7 @@ import torch
 from heads import digest, problem
 
 from pyg_trust import ops
-from pyg_trust.functional import heads as H
+from pyg_trust.unlearning import heads as H
 
 UNIT = 2.0**-53
 

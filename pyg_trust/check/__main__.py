@@ -5,7 +5,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from ..kernel.claims import visible
+from ..verify.claims import visible
 from .answers import FAILS, HOLDS
 from .checker import check_report
 

@@ -8,7 +8,7 @@ from torch_geometric.transforms import BaseTransform
 from pyg_trust import rng
 from pyg_trust._checks import Count, validated
 from pyg_trust._checks.graphs import check_data
-from pyg_trust.functional.partition import check_edges
+from pyg_trust.unlearning.partition import check_edges
 
 
 @validated

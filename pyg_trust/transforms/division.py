@@ -18,7 +18,7 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.functional.voting import strays
+from pyg_trust.certificates.voting import strays
 from pyg_trust.graph import sparse_rows
 from pyg_trust.unit import PrivacyUnit
 

@@ -10,8 +10,8 @@ from torch_geometric.data import HeteroData
 from torch_geometric.typing import EdgeType
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.functional.recommend import Lists, Row
 from pyg_trust.removal import Part, RemovalRequest
+from pyg_trust.unlearning.similar import Lists, Row
 
 # Where PyG's data sets keep ratings.
 _RATINGS = ('edge_weight', 'edge_attr', 'rating', 'weight')

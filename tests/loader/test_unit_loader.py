@@ -26,10 +26,10 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import unit
-from pyg_trust.functional.claims import _listed
-from pyg_trust.functional.walks import DisjointWalks
 from pyg_trust.loader import DisjointWalkLoader, UnitLoader
+from pyg_trust.loader.claims import _listed
 from pyg_trust.loader.schema import Schema
+from pyg_trust.sampler.walks import DisjointWalks
 
 pytestmark = pytest.mark.usefixtures('couplings_once')
 Part = dict[Any, Tensor]

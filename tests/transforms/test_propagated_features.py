@@ -3,18 +3,13 @@ import contextlib
 import pytest
 import torch
 
-from pyg_trust.functional import (
-    Measure,
-    appnp,
-    propagate,
-    sgc,
-    single_target,
-    sums,
-)
-from pyg_trust.functional.incremental import SeriesState
-from pyg_trust.functional.sums import Sums
+from pyg_trust.agp.measures import Measure, appnp, sgc, single_target
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms import PropagatedFeatures
+from pyg_trust.unlearning import sums
+from pyg_trust.unlearning.incremental import SeriesState
+from pyg_trust.unlearning.sums import Sums
 
 
 def growing(n=50, m=120, seed=0, directed=False):
