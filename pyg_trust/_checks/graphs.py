@@ -197,10 +197,10 @@ def warn_user(message: str) -> None:
     """Warn at the line of the user's code that called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals['__name__'].startswith(
-        'pyg_trust'
+        ('pyg_trust', 'torch_geometric')
     ):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level - 1)
+    warnings.warn(message, stacklevel=level)
 
 
 def warn_of_delta(delta: float | None, count: int, what: str) -> None:
