@@ -30,6 +30,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.couplings import Owners, check_values
 from pyg_trust._checks.fingerprints import fingerprint
+from pyg_trust._checks.graphs import check_edges, plain_index
 from pyg_trust._checks.tables import has_rows
 from pyg_trust.graph._marks import marked
 from pyg_trust.graph.ragged import pointer, ranges
@@ -143,9 +144,15 @@ class PrivacyUnit:
         self.public_edges = tuple((a, b, c) for a, b, c in public_edges)
         self._declared(data)
         self._sizes = {t: int(data[t].num_nodes) for t in data.node_types}
-        self._edges = {e: data[e].edge_index for e in data.edge_types}
-        for edge_type, index in self._edges.items():
-            check_tensor(_named(edge_type), index, torch.int64, (2, 'k'))
+        self._edges = {
+            e: check_edges(
+                _named(e),
+                data[e].get('edge_index'),
+                (self._sizes[e[0]], self._sizes[e[2]]),
+                (e[0], e[2]),
+            )
+            for e in data.edge_types
+        }
         if (person is None) == (num_persons is None):
             raise ValueError(
                 "'num_persons' needs to be given exactly where no 'person' is "
@@ -505,7 +512,10 @@ class PrivacyUnit:
         left, made = self._left(data, gone), copy.copy(self)
         del made.__dict__['digest']
         made._sizes = {t: int(left[t].num_nodes) for t in left.node_types}
-        made._edges = {e: left[e].edge_index for e in left.edge_types}
+        made._edges = {
+            e: plain_index(_named(e), left[e].edge_index)
+            for e in left.edge_types
+        }
         place = torch.arange(self.num_names)
         if self.person is not None:
             keep = _kept(self.num_names, gone.rows.get(self.person))
@@ -685,7 +695,10 @@ class PrivacyUnit:
                 'has rows alone, and no persons)'
             )
         known = self._edges.items()
-        same = all(torch.equal(v, data[e].edge_index.cpu()) for e, v in known)
+        same = all(
+            torch.equal(v, plain_index(_named(e), data[e].edge_index).cpu())
+            for e, v in known
+        )
         if not same or self._seal() != self.digest:
             raise ValueError(
                 "'unit' needs to stay as it was declared (its tensors were "
@@ -817,6 +830,7 @@ class PrivacyUnit:
     ) -> tuple[Tensor, Tensor]:
         what, n = f'{name}[{node_type!r}]', self._sizes[node_type]
         if isinstance(by, Tensor):
+            by = plain_index(what, by, 1 if name == 'owned' else 2)
             shape = (n,) if name == 'owned' else (2, 'k')
             check_tensor(what, by, torch.int64, shape)
             rows, who = (
@@ -865,6 +879,7 @@ class PrivacyUnit:
         made = {}
         for e, who in given.items():
             size = self._edges[self.known(e, 'edge_owner')].size(1)
+            who = plain_index('edge_owner', who, 1)
             check_tensor('edge_owner', who, torch.int64, (size,))
             check_range('edge_owner', who, self.num_names, 'the persons')
             made[e] = self._one[who]

@@ -451,6 +451,18 @@ def test_a_row_needs_one_owner(rows: list[int]) -> None:
         PrivacyUnit(data, **SHOP)
 
 
+@pytest.mark.parametrize('bad', [-1, 10**6])
+@pytest.mark.parametrize('end', [0, 1])
+def test_a_foreign_key_names_a_row_that_exists(bad: int, end: int) -> None:
+    data = shop()
+    edges = data['order', 'by', 'user'].edge_index.clone()
+    edges[end, 0] = bad
+    data['order', 'by', 'user'].edge_index = edges
+    named = f'the rows of .{("order", "user")[end]}'
+    with pytest.raises(ValueError, match=named):
+        PrivacyUnit(data, **SHOP)
+
+
 def test_near_mirrors_are_refused() -> None:
     data = shop()
     index = data['item', 'rev_has', 'order'].edge_index

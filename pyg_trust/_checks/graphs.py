@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from pyg_trust._checks import (
@@ -41,6 +42,58 @@ def check_index(name: str, index: Tensor, dim: int) -> None:
             f"'{name}' needs to have {dim} dimensions "
             f'(got the shape {list(index.shape)})'
         )
+
+
+def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
+    """Return an index as a plain int64 tensor, of any type PyG takes.
+
+    Args:
+        name (str): the name of the argument.
+        index (Tensor): int64 or int32, or an ``EdgeIndex``.
+        dim (int): the number of its dimensions. (default: :obj:`2`)
+
+    Raises:
+        TypeError, ValueError: on another type or shape.
+    """
+    if isinstance(index, EdgeIndex):
+        index = index.as_tensor()
+    if isinstance(index, Tensor) and index.dtype == torch.int32:
+        index = index.long()
+    check_index(name, index, dim)
+    return index
+
+
+def check_edges(
+    name: str,
+    edge_index: Any,
+    num_nodes: int | tuple[int, int],
+    types: tuple[str, str] | None = None,
+) -> Tensor:
+    """Return edges as int64, ``[2, num_edges]``; refuse ends not in the graph.
+
+    Args:
+        name (str): the name of the argument.
+        edge_index (Tensor): the edges, int64 or int32, or an ``EdgeIndex``.
+        num_nodes (int or tuple[int, int]): the number of nodes, or of the
+            sources and of the targets.
+        types (tuple[str, str], optional): the node types of sources and
+            targets. (default: :obj:`None`)
+
+    Raises:
+        TypeError, ValueError: on another type or shape, or an end outside of
+            its range.
+    """
+    edge_index = plain_index(name, edge_index)
+    if edge_index.size(0) != 2:
+        raise ValueError(
+            f"'{name}' needs to have the shape [2, num_edges] "
+            f'(got {list(edge_index.shape)})'
+        )
+    sizes = (num_nodes,) * 2 if isinstance(num_nodes, int) else num_nodes
+    for k, size in enumerate(sizes):
+        what = 'the nodes' if types is None else f'the rows of {types[k]!r}'
+        check_range(f'{name}[{k}]', edge_index[k], size, what)
+    return edge_index
 
 
 def check_weight(name: str, weight: Tensor, num_edges: int) -> None:

@@ -13,6 +13,7 @@ from torch_geometric.data import HeteroData
 
 from pyg_trust import rng
 from pyg_trust._checks import check_tensor
+from pyg_trust._checks.graphs import plain_index
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.unit import EdgeType, PrivacyUnit
 
@@ -69,7 +70,10 @@ class Ownership:
     ) -> None:
         self.num_names = unit.num_names
         self.sizes = {t: int(data[t].num_nodes) for t in data.node_types}
-        self.edges = {e: data[e].edge_index for e in data.edge_types}
+        self.edges = {
+            e: plain_index(f'data[{e}].edge_index', data[e].edge_index)
+            for e in data.edge_types
+        }
         self.edge_owner = unit.edge_owner
         self.public = frozenset(unit.public)
         self.count: dict[str, Tensor] = {}

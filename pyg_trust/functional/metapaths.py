@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from pyg_trust._checks.graphs import check_edges
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.unit import EdgeType, path_steps
 
@@ -42,8 +43,8 @@ def metapath_features(
         Tensor: ``[num_rows, num_columns]`` of :obj:`node_type`.
 
     Raises:
-        ValueError: on an edge type or features that are missing, or steps
-            that do not follow each other.
+        ValueError: on an edge type or features that are missing, steps that
+            do not follow each other, or edges of rows that do not exist.
 
     Source: mean aggregation of "Simple and Efficient Heterogeneous Graph
     Neural Network" (Yang et al. 2023).
@@ -56,7 +57,13 @@ def metapath_features(
                 f'the path (got {list(x_dict)})'
             )
     x = x_dict[steps[-1][2]]
-    for _, receiver, _, (target, source) in reversed(steps):
+    for e, receiver, sender, ends in reversed(steps):
+        target, source = check_edges(
+            f'edge_index_dict[{e}]',
+            ends,
+            (x_dict[receiver].size(0), x_dict[sender].size(0)),
+            (receiver, sender),
+        )
         x = _means(x, source, target, x_dict[receiver].size(0))
     return x
 
