@@ -28,7 +28,7 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
     settings = data.settings
     if model.B is not None or (settings.theta, settings.pairs) != (None, None):
         return None
-    degree, col = data.graph.entries()
+    ids, (degree, col) = data.ids.n_id, data.graph.entries()
     labels = torch.where(data.place >= 0, data.y[data.place], -1)
     held = {
         'col': col,
@@ -44,6 +44,7 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
     return {
         **{name: np.ascontiguousarray(t) for name, t in held.items()},
         **settings.arrays(std),
+        **({} if ids is None else {'ids': ids.numpy()}),
         'rowptr': np.concatenate([[0], degree.cumsum(0)]),
         'classes': np.array(data.classes),
         'directed': np.array(not data.graph.undirected),
@@ -138,7 +139,7 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
 
 def still_named(model: Model) -> tuple[str, ...]:
     """List the items that the ledger says are removed but the data contain."""
-    data, gone = model.data, _gone(model)
+    data, gone, ids = model.data, _gone(model), model.data.ids
     held = {
         'node': (gone.nodes, lambda v: bool(data.graph.alive[v])),
         'the feature row of node': (
@@ -148,20 +149,21 @@ def still_named(model: Model) -> tuple[str, ...]:
         'the label of node': (gone.labels, data.trains),
     }
     found = [
-        f'{what} {v}'
+        f'{what} {int(ids.of(torch.tensor(v)))}'
         for what, (names, there) in held.items()
         for v in names
         if there(v)
     ]
-    left = _there(data.graph, {*gone.directed_edges} - _came(data))
-    return (*found, *(f'edge {u} -> {v}' for u, v in sorted(left)))
+    arcs = _there(data.graph, {*gone.directed_edges} - _came(data))
+    left = ids.of(torch.tensor(sorted(arcs), dtype=torch.int64)).tolist()
+    return (*found, *(f'edge {u} -> {v}' for u, v in left))
 
 
 def _gone(model: Model) -> Part:
     # All items that the ledger says are removed, edges by direction.
     lines = (line.request for line in model.ledger.entries)
     found = still_removed(lines)
-    return Part() if found is None else found.parts[0]
+    return Part() if found is None else model.data.ids.part(found.parts[0])
 
 
 def _arcs_of(edges: Tensor, graph: Sums) -> set[Arc]:
