@@ -872,7 +872,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         self, model: Model, edits: list[Edit], reference: str
     ) -> tuple[Model, NodeUnlearnReport]:
         data, B = model.data, model.B
-        request = data.ids.line(named(model, edits))
+        request = named(model, edits)
         change, problem, start = self._followed(model)
         goal = self._goal(data)
         step = self._step(model, problem, start, goal)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import removal
-from pyg_trust.removal import Part, still_removed
+from pyg_trust.removal import Part
 from pyg_trust.unlearning.certified import proved
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_solving import Model
@@ -124,14 +124,17 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
     for name, pairs in (('edges', both), ('directed_edges', one)):
         held = sorted(e for e in pairs if nodes.isdisjoint(e))
         made[name] = [list(e) for e in held]
-    past = _gone(model)
-    arcs = _there(graph, {*past.directed_edges} & _came(data))
-    anew = {
-        'directed_edges': [list(arc) for arc in sorted(arcs)],
-        'features': sorted(changed['features'] & {*past.features}),
-        'labels': sorted(changed['labels'] & {*past.labels}),
-    }
-    found: dict[str, Any] = {k: v for k, v in made.items() if v}
+    past, ids = model.ledger.removed, data.ids
+    came = sorted(_there(graph, _came(data)))
+    arcs = {(u, v) for u, v in ids.of(_pairs(came)).tolist()}
+    anew: dict[str, list[Any]] = {}
+    anew['directed_edges'] = sorted(arcs & past.of('directed_edges'))
+    for kind, items in changed.items():
+        rows = torch.tensor(sorted(items), dtype=torch.int64)
+        anew[kind] = sorted({*ids.of(rows).tolist()} & past.of(kind))
+    anew['directed_edges'] = [list(arc) for arc in anew['directed_edges']]
+    # In ids, as in the ledger.
+    found = ids.line({k: v for k, v in made.items() if v})
     if any(anew.values()):
         found['again'] = {k: v for k, v in anew.items() if v}
     return found
@@ -155,14 +158,13 @@ def still_named(model: Model) -> tuple[str, ...]:
         if there(v)
     ]
     arcs = _there(data.graph, {*gone.directed_edges} - _came(data))
-    left = ids.of(torch.tensor(sorted(arcs), dtype=torch.int64)).tolist()
+    left = ids.of(_pairs(sorted(arcs))).tolist()
     return (*found, *(f'edge {u} -> {v}' for u, v in left))
 
 
 def _gone(model: Model) -> Part:
     # All items that the ledger says are removed, edges by direction.
-    lines = (line.request for line in model.ledger.entries)
-    found = still_removed(lines)
+    found = model.ledger.removed.request()
     return Part() if found is None else model.data.ids.part(found.parts[0])
 
 
@@ -179,6 +181,9 @@ def _came(data: NodeState) -> set[Arc]:
 
 def _there(graph: Sums, arcs: set[Arc]) -> set[Arc]:
     listed = sorted(arcs)
-    edges = torch.tensor(listed, dtype=torch.int64).view(-1, 2).t()
-    mask = graph.has_edges(edges).tolist()
+    mask = graph.has_edges(_pairs(listed).t()).tolist()
     return {arc for arc, has in zip(listed, mask, strict=True) if has}
+
+
+def _pairs(arcs: Sequence[Arc]) -> Tensor:
+    return torch.tensor(arcs, dtype=torch.int64).view(-1, 2)

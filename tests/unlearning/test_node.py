@@ -855,7 +855,7 @@ def test_nodes_have_the_ids_of_the_data(tmp_path):
     state = two.state_dict()
     state['data']['n_id'] = state['data']['n_id'].flip(0)
     with pytest.raises(ValueError, match='do not match its ledger'):
-        make(seed=1).load_state_dict(state)
+        NodeClassifier(seed=1, lam=0.02).load_state_dict(state)
     for wrong, said in ((ids.float(), 'int64'), (ids * 0, 'each id once')):
         renamed.n_id = wrong
         with pytest.raises((TypeError, ValueError), match=said):
