@@ -359,7 +359,8 @@ def checker_wheel(folder: Path) -> Path:
     about = f'{name}.dist-info'
     files = {
         'pyg_trust_check/__init__.py': '"""Checks trust reports."""\n\n'
-        'from .check import check_report  # noqa: F401\n',
+        'from .check import check_report  # noqa: F401\n\n'
+        f'__version__ = {version!r}\n',
         'pyg_trust_check/__main__.py': '"""The command line."""\n\n'
         'import sys\n\nfrom .check.__main__ import main\n\n'
         'sys.exit(main())\n',

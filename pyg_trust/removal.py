@@ -8,6 +8,7 @@ and naming node 3 again is an error.
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -289,41 +290,59 @@ class RemovalRequest:
         return {str(g): part.to_dict() for g, part in self.parts.items()}
 
 
-def still_removed(
-    lines: Iterable[Mapping[str, Any]],
-) -> RemovalRequest | None:
-    """Collect the items that a ledger's lines removed and did not add again.
+class Removed:
+    """Items that the lines of a ledger removed and did not add again.
 
-    Edges are collected by direction.
-
-    Args:
-        lines (list[dict]): their requests, the oldest first; with what has
-            come ``'again'`` in an entry of a part.
+    A line costs what it names, however many came before.
     """
-    check_instance('lines', lines, Iterable)
-    held: dict[str, dict[str, set[Any]]] = {}
-    for line in lines:
-        check_instance('lines', line, Mapping)
+
+    def __init__(self) -> None:
+        #: By graph and kind of item; edges by direction.
+        self.parts: dict[int, dict[str, set[Any]]] = {}
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add the request of the next line.
+
+        Args:
+            line (dict): the request, with what has come ``'again'`` in an
+                entry of a part.
+        """
+        check_instance('line', line, Mapping)
         # Requests of node classifiers are of one graph.
-        for name, part in (
-            line if all(map(str.isdigit, line)) else {'0': line}
-        ).items():
-            items = held.setdefault(name, {})
-            for kind, new in _named_items(part).items():
-                items[kind] = items.get(kind, set()) | new
-            again = part.get('again', {})
-            if isinstance(again, list):
-                # Node classifiers record directed edges.
-                again = {'directed_edges': again}
-            for kind, new in _named_items(again).items():
-                items[kind] = items.get(kind, set()) - new
-    named: dict[str, Any] = {}
-    for name, items in held.items():
-        kept = {k: sorted(v) for k, v in items.items() if v}
-        if kept:
-            whole = kept.pop('whole', False)
-            named[name] = {'whole': True} if whole else kept
-    return RemovalRequest.from_dict(named) if named else None
+        parts = line if all(map(str.isdigit, line)) else {'0': line}
+        read = []
+        try:
+            for name, part in parts.items():
+                again = part.get('again', {})
+                if isinstance(again, list):
+                    # Node classifiers record directed edges.
+                    again = {'directed_edges': again}
+                gone, come = _named_items(part), _named_items(again)
+                read.append((int(name), gone, come))
+        except (AttributeError, TypeError):
+            raise ValueError(
+                "'line' needs to be the request of a ledger's line, as "
+                f'RemovalRequest.to_dict() returns it (got {line!r})'
+            ) from None
+        for graph, gone, come in read:
+            items = self.parts.setdefault(graph, {})
+            for kind, new in gone.items():
+                items.setdefault(kind, set()).update(new)
+                items[kind].difference_update(come[kind])
+
+    def of(self, kind: str, graph: int = 0) -> AbstractSet[Any]:
+        """Return the items of a kind that a graph has lost."""
+        return self.parts.get(graph, {}).get(kind, frozenset())
+
+    def request(self) -> RemovalRequest | None:
+        """Return all items as one request; :obj:`None` without any."""
+        named: dict[str, Any] = {}
+        for graph, items in self.parts.items():
+            kept = {k: sorted(v) for k, v in items.items() if v}
+            if kept:
+                whole = {'whole': True} if 'whole' in kept else kept
+                named[str(graph)] = whole
+        return RemovalRequest.from_dict(named) if named else None
 
 
 def _named_items(part: Mapping[str, Any]) -> dict[str, set[Any]]:

@@ -1,9 +1,11 @@
-"""Fixtures that several test modules share."""
+"""The tiers of the tests, and fixtures that several modules share."""
 
+import contextlib
 import hashlib
 import math
 import os
 import pickle
+import time
 from pathlib import Path
 
 # Two workers with two threads each share two cores: a thread that waits for
@@ -12,21 +14,82 @@ from pathlib import Path
 os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
 
 import pytest
+import tiers
 import torch
 
 from pyg_trust import account, unit
 from pyg_trust.functional import propagation
 
 
+def pytest_addoption(parser):
+    """Which tests run, and for how long: tiers.py."""
+    group = parser.getgroup('tiers', tiers.__doc__)
+    group.addoption('--tier', choices=tiers.LIMITS, default='local')
+    group.addoption(
+        '--touched',
+        action='store_true',
+        help='what a change concerns, and the tier ci leaves out',
+    )
+    group.addoption(
+        '--budget', type=float, metavar='SECONDS', help='then skip the rest'
+    )
+    group.addoption(
+        '--costs', action='store_true', help='measure, and write costs.csv'
+    )
+
+
+def pytest_configure(config):
+    """Tells the tier to tests that count, draw or kill."""
+    tier = config.option.tier
+    config.late = time.monotonic() + (config.option.budget or math.inf)
+    os.environ['PYG_TRUST_TIER'] = tier
+    with contextlib.suppress(ImportError):
+        from hypothesis import settings
+
+        examples = tiers.EXAMPLES[tier]
+        settings.register_profile(tier, max_examples=examples, deadline=None)
+        settings.load_profile(tier)
+    whole = tier == 'deep' and not (
+        config.option.touched
+        or config.option.budget
+        or config.option.keyword
+        or config.option.markexpr
+        or config.args_source is config.ArgsSource.ARGS
+    )
+    if whole or config.option.costs:
+        config.pluginmanager.register(tiers.Recorder(whole))
+
+
+def pytest_report_header(config):
+    """Names the tier."""
+    others = ' '.join(tiers.LIMITS)
+    return f'tier: {config.option.tier} (--tier, one of {others})'
+
+
 def pytest_collection_modifyitems(config, items):
-    """Tests marked slow run where CI or FULL_TEST is set, or by -m slow."""
-    asked = any(os.environ.get(name) for name in ('CI', 'FULL_TEST'))
-    if asked or 'slow' in config.option.markexpr:
-        return
-    skip = pytest.mark.skip(reason='slow: set CI=1')
-    for item in items:
-        if item.get_closest_marker('slow'):
-            item.add_marker(skip)
+    """Leaves out what the tier leaves out."""
+    commit = ''.join(tiers.git('rev-parse', 'HEAD'))
+    kept = tiers.chosen(items, config.option.tier, commit)
+    if config.option.touched:
+        kept -= tiers.chosen(items, 'ci', commit)
+        kept -= {i.nodeid for i in items if not tiers.touched(i.path)}
+    root = config.invocation_params.dir.relative_to(config.rootpath)
+    named = tuple(str(root / arg) for arg in config.args if '::' in arg)
+    out = [
+        item
+        for item in items
+        if item.nodeid not in kept and not item.nodeid.startswith(named or '?')
+    ]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        out = {id(item) for item in out}
+        items[:] = [item for item in items if id(item) not in out]
+
+
+def pytest_runtest_setup(item):
+    """Skips what is left when the time is over."""
+    if time.monotonic() > item.config.late:
+        pytest.skip(f'the {item.config.option.budget:.0f} seconds are over')
 
 
 @pytest.fixture(scope='session')

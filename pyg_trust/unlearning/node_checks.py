@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_trust.functional.sums import Sums
 from pyg_trust.kernel import removal
-from pyg_trust.removal import Part, still_removed
+from pyg_trust.removal import Part
 from pyg_trust.unlearning.certified import proved
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_solving import Model
@@ -123,12 +123,12 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
     for name, pairs in (('edges', both), ('directed_edges', one)):
         held = sorted(e for e in pairs if nodes.isdisjoint(e))
         made[name] = [list(e) for e in held]
-    past = _gone(model)
-    arcs = _there(graph, {*past.directed_edges} & _came(data))
+    past = model.ledger.removed
+    arcs = _there(graph, _came(data) & past.of('directed_edges'))
     anew = {
         'directed_edges': [list(arc) for arc in sorted(arcs)],
-        'features': sorted(changed['features'] & {*past.features}),
-        'labels': sorted(changed['labels'] & {*past.labels}),
+        'features': sorted(changed['features'] & past.of('features')),
+        'labels': sorted(changed['labels'] & past.of('labels')),
     }
     found: dict[str, Any] = {k: v for k, v in made.items() if v}
     if any(anew.values()):
@@ -159,8 +159,7 @@ def still_named(model: Model) -> tuple[str, ...]:
 
 def _gone(model: Model) -> Part:
     # All items that the ledger says are removed, edges by direction.
-    lines = (line.request for line in model.ledger.entries)
-    found = still_removed(lines)
+    found = model.ledger.removed.request()
     return Part() if found is None else found.parts[0]
 
 

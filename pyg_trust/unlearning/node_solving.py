@@ -73,9 +73,10 @@ class Model(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
-        lines = self.ledger.entries
+        last = self.ledger.last
         # Lines of version 0.1 stand for the data alone.
-        return bool(lines) and lines[-1].data in (self.sealed, self.seals.root)
+        known = (self.sealed, self.seals.root)
+        return last is not None and last.data in known
 
 
 class NodeSolver(CertifiedClassifier[Model]):

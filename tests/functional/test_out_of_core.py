@@ -25,7 +25,6 @@ from pyg_trust.graph._columns import matrix_checksum
 from pyg_trust.testing import dense_operator, make_graph
 from pyg_trust.transforms import AGP
 
-pytestmark = pytest.mark.sparse
 MEASURE = appnp(0.1)
 
 
