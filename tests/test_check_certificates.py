@@ -816,11 +816,11 @@ def test_an_exact_certificate_is_proved_from_its_witness(tmp_path):
     whole = json.loads(TrustReport.of(report).to_json())
     assert coded(tmp_path, whole, witness) == 0
     # Not handed in; that of other logits; damaged.
-    assert coded(tmp_path, whole) == 2
+    assert coded(tmp_path, whole) == 3
     assert coded(tmp_path, whole, proved(tmp_path, 1)[1]) == 1
     content = witness.read_bytes()
     witness.write_bytes(content[: len(content) // 2])
-    assert coded(tmp_path, whole, witness) == 2
+    assert coded(tmp_path, whole, witness) == 3
 
 
 def test_each_certificate_is_proved_from_the_file_of_its_digest(tmp_path):

@@ -1,6 +1,7 @@
 """Command line of the checker: ``python -m pyg_trust_check``."""
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 
@@ -8,20 +9,42 @@ from ..kernel.claims import visible
 from .answers import FAILS, HOLDS
 from .checker import check_report
 
+# The package that this file is part of: pyg_trust, or the checker alone.
+_PACKAGE = str(__package__).partition('.')[0]
+_EXIT = """exit status:
+  0  everything holds
+  1  something FAILS
+  2  the command is used wrongly, or a file can't be read
+  3  nothing fails, and something is not proved or not checked"""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command.
 
+    Args:
+        arguments (list of str, optional): the words of the command line; by
+            default those of this process. (default: :obj:`None`)
+
     Returns:
-        int: 0 if everything holds; 1 if something does not; 2 if something
-        is not proved or could not be checked, or the command can't be run.
+        int: 0 if everything holds; 1 if something fails; 2 if a file can't be
+        read; 3 if something is not proved or was not checked.
+
+    Raises:
+        SystemExit: with the status 2, if the command is used wrongly.
     """
-    parser = argparse.ArgumentParser(prog='python -m pyg_trust')
+    parser = argparse.ArgumentParser(prog=f'python -m {_PACKAGE}')
+    version = importlib.import_module(_PACKAGE).__version__
+    parser.add_argument(
+        '--version', action='version', version=f'{_PACKAGE} {version}'
+    )
     commands = parser.add_subparsers(dest='command', required=True)
     check = commands.add_parser(
-        'check', help='check a trust report, and the files that belong to it'
+        'check',
+        help='check a trust report, and the files that belong to it',
+        epilog=_EXIT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    check.add_argument('report', type=Path, help='trust.json')
+    check.add_argument('report', type=Path, help='the report, trust.json')
     check.add_argument('--ledger', type=Path, help='the privacy ledger')
     check.add_argument('--model', type=Path, help='weights by torch.save')
     check.add_argument('--data', type=Path, help='remaining data, likewise')
@@ -45,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     sys.stdout.write(''.join(f'{finding}\n' for finding in findings))
     statuses = {finding.status for finding in findings}
-    return 1 if FAILS in statuses else 2 * (statuses != {HOLDS})
+    return 1 if FAILS in statuses else 3 * (statuses != {HOLDS})
 
 
 if __name__ == '__main__':

@@ -96,6 +96,25 @@ def weighted_log_probability(outputs: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum('s,snc->nc', weight, outputs.log_softmax(-1))
 
 
+def on_simplex(weight: Tensor) -> Tensor:
+    r"""Return the closest weights that sum to 1 and are not negative.
+
+    By `Duchi et al. 2008 <https://doi.org/10.1145/1390156.1390191>`_: a
+    number is subtracted from all weights, and what falls below 0 becomes 0.
+    Weights that all moved by the same step keep their proportions, however
+    large the step is.
+
+    Args:
+        weight (Tensor): ``[num_shards]``, finite.
+    """
+    check_tensor('weight', weight, None, ('num_shards',), finite=True)
+    ordered = weight.sort(descending=True).values
+    excess = ordered.cumsum(0) - 1
+    count = torch.arange(1, weight.numel() + 1, device=weight.device)
+    shift = (excess / count)[int((ordered * count > excess).sum()) - 1]
+    return (weight - shift).clamp(min=0)
+
+
 def attention(
     outputs: Tensor, weight: Tensor, bias: Tensor, vector: Tensor
 ) -> tuple[Tensor, Tensor]:

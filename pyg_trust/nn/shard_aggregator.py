@@ -158,8 +158,8 @@ class LBAggregator(ShardAggregator):
         0, \; \sum_i a_i = 1
 
     (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
-    2022) by Adam, with :math:`a` clamped and normalised after every step, and
-    keeps the best epoch. See
+    2022) by Adam, with :math:`a` projected onto these constraints after every
+    step, and keeps the best epoch. See
     :func:`pyg_trust.functional.aggregate.weighted_log_probability` for what is
     wrong in the public code.
 
@@ -210,8 +210,7 @@ class LBAggregator(ShardAggregator):
                 objective(nodes).backward()
                 optimizer.step()
                 with torch.no_grad():
-                    weight.clamp_(min=0)
-                    weight /= weight.sum()
+                    weight.copy_(aggregate.on_simplex(weight))
             with torch.no_grad():
                 loss = float(objective(everyone))
             if loss < best:

@@ -12,6 +12,7 @@ from pyg_trust.functional.aggregate import (
     fuse,
     info_nce,
     mean_probability,
+    on_simplex,
     reconstruction_loss,
     weighted_log_probability,
 )
@@ -214,3 +215,19 @@ def test_reconstruction_pulls_neighbours_together():
 def test_shapes_have_to_fit(match, run):
     with pytest.raises(ValueError, match=match):
         run(logits())
+
+
+def test_projection_is_the_closest_point_of_the_simplex():
+    gen = rng.generator(4)
+    for shards, scale in ((1, 1.0), (4, 0.1), (9, 10.0), (50, 1.0)):
+        weight = scale * torch.randn(shards, generator=gen).double()
+        found = on_simplex(weight)
+        assert bool((found >= 0).all())
+        assert float(found.sum()) == pytest.approx(1)
+        # The shift by bisection: a second way to the same point.
+        low, high = float(weight.min()) - 1, float(weight.max())
+        for _ in range(100):
+            middle = (low + high) / 2
+            over = float((weight - middle).clamp(min=0).sum()) > 1
+            low, high = (middle, high) if over else (low, middle)
+        torch.testing.assert_close(found, (weight - low).clamp(min=0))

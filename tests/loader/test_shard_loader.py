@@ -160,3 +160,56 @@ def test_a_shard_of_its_own():
 def test_loader_refuses(error, match, run):
     with pytest.raises(error, match=match):
         run(make_data())
+
+
+class Transposed(Data):
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        if key == 'xt':
+            return 1
+        return super().__cat_dim__(key, value, *args, **kwargs)
+
+
+def test_attributes_follow_their_nodes_edges_and_pairs():
+    # As PyG says it: the right rows come from Data.subgraph and from sets.
+    gen = torch.Generator().manual_seed(3)
+    n = 20
+    edge_index = torch.randint(n, (2, 60), generator=gen)
+    pairs = torch.randint(n, (2, 60), generator=gen)
+    adj = torch.sparse_coo_tensor(edge_index, torch.rand(60), (n, n))
+    data = Transposed(
+        x=torch.rand(n, 3),
+        xt=torch.rand(5, n),
+        names=[f'node {i}' for i in range(n)],
+        edge_index=edge_index,
+        edge_attr=torch.rand(60, 2),
+        kinds=[f'edge {i}' for i in range(60)],
+        edge_label_index=pairs,
+        edge_label=torch.arange(60),
+        neg_edge_index=pairs[:, :7],
+        face=torch.randint(n, (3, 9), generator=gen),
+        adj=adj.coalesce().to_sparse_csr(),
+        title='a graph',
+    )
+    shard = torch.arange(n) % 3 - 1
+    loader = ShardLoader(data, shard)
+    for batch in loader:
+        inside = shard == int(batch.shard_id)
+        wanted = data.subgraph(inside)
+        assert type(wanted) is Transposed
+        for key in ('x', 'xt', 'edge_index', 'edge_attr'):
+            assert torch.equal(batch[key], wanted[key]), key
+        names = [f'node {i}' for i in inside.nonzero().view(-1).tolist()]
+        assert batch.names[0] == names
+        both = inside[edge_index].all(0).nonzero().view(-1).tolist()
+        assert batch.kinds[0] == [f'edge {i}' for i in both]
+        for key, label in (('edge_label_index', 'edge_label'), ('face', '')):
+            kept = inside[data[key]].all(0)
+            assert torch.equal(batch.n_id[batch[key]], data[key][:, kept])
+            if label:
+                assert torch.equal(batch[label], data[label][kept])
+        assert batch.neg_edge_index.size(1) == int(
+            inside[data.neg_edge_index].all(0).sum()
+        )
+        part = data.adj.to_dense()[inside][:, inside]
+        assert torch.equal(batch.adj.to_dense(), part)
+        assert batch.title == ['a graph']

@@ -99,6 +99,18 @@ def test_attention_finds_who_knows():
         assert accuracy(fitted, data) > 0.75
 
 
+@pytest.mark.parametrize(('shards', 'lr'), [(20, 0.1), (50, 0.03)])
+def test_lbaggr_learns_where_a_step_is_longer_than_its_weights(shards, lr):
+    gen = rng.generator(0)
+    y = torch.randint(CLASSES, (NODES,), generator=gen)
+    outputs = torch.randn(shards, NODES, CLASSES, generator=gen)
+    outputs[0] = 10 * torch.eye(CLASSES)[y]
+    fitted = LBAggregator(lr=lr).fit(outputs, y, torch.arange(NODES), seed=0)
+    assert float(fitted.weight.sum()) == pytest.approx(1)
+    assert int(fitted.weight.argmax()) == 0
+    assert float(fitted.weight[0]) > 2 / shards
+
+
 def test_lbaggr_finds_the_good_one():
     gen = rng.generator(0)
     y = torch.randint(CLASSES, (NODES,), generator=gen)
