@@ -51,7 +51,7 @@ _HOMES = {
     'ACCOUNTANTS': 'privacy.accountant',
     'ATTACKS': 'audit.attacks',
     'AGGREGATORS': 'nn.shard_aggregator',
-    'CERTIFICATES': 'certificates.certify',
+    'CERTIFICATES': 'certificates.any_model',
     'LAYER_RULES': 'privacy.layer_rules',
     'MEASURES': 'agp.measures',
     'NOISES': 'noise',

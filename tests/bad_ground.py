@@ -1047,11 +1047,6 @@ entry(
     named=values(3, None, 'a', {}, {'a': {}}, {'0': 3}, {'0': {'a': [1]}}),
 )
 entry(
-    'removal.still_removed',
-    lambda: {'lines': [{'nodes': [1]}, {'0': {'edges': [[0, 1]]}}]},
-    lines=values(3, None, [3]),
-)
-entry(
     'removal.remove_from_data',
     lambda: {'data': plain_data(), 'part': Part(nodes=(0,))},
     Row('unknown', {'part': Part(nodes=(9,))}, 'node 9'),

@@ -21,16 +21,6 @@ def test_public_names_exist_and_are_documented(name):
         assert getattr(module, public).__doc__, public
 
 
-# The most names of a package: more belong into its modules.
-@pytest.mark.parametrize(
-    ('package', 'limit'),
-    [('agp', 20), ('privacy', 24), ('unlearning', 16)],
-)
-def test_packages_export_the_names_that_most_users_need(package, limit):
-    module = importlib.import_module(f'pyg_trust.{package}')
-    assert len(module.__all__) <= limit
-
-
 def test_version():
     assert re.fullmatch(r'\d+\.\d+\.\d+(\.dev\d+)?', pyg_trust.__version__)
     from importlib.metadata import version
@@ -139,7 +129,7 @@ def names_of_the_last_release():
 def test_names_of_the_last_release_work_and_warn(package, name, place):
     module = importlib.import_module(f'pyg_trust.{package}')
     home, _, new = place.partition(':')
-    assert name not in module.__all__
+    assert name not in getattr(module, '__all__', ())
     with pytest.warns(DeprecationWarning, match=f'pyg_trust.{home}$') as said:
         found = getattr(module, name)
     # Whoever imports it is told, and not this package.

@@ -39,8 +39,6 @@ from bad_table import EXEMPT, TABLE, kind_of
 import pyg_trust
 from pyg_trust._checks import declared
 
-pytestmark = pytest.mark.sparse
-
 FOUND = entry_points()
 
 

@@ -11,8 +11,6 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import UNDIRECTED, make_graph
 
-pytestmark = pytest.mark.sparse
-
 EDGES = torch.tensor([[3, 0, 0, 2], [0, 2, 1, 2]])
 WEIGHTS = torch.tensor([1.5, 2.0, 3.0, 4.0])
 ADJ = torch.tensor(

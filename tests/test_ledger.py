@@ -2,10 +2,14 @@ import copy
 import json
 import math
 import os
+import pickle
+import sys
+import tracemalloc
 
 import pytest
 import torch
 
+from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals
 from pyg_trust.ledger import (
     BudgetExceededError,
@@ -326,3 +330,49 @@ def test_amounts_are_rounded_up():
         (1.1e300, 53, 1.1e300),
     ):
         assert coarse(amount, bits) == found
+
+
+def test_a_line_costs_as_much_as_the_first():
+    # The most bytes that a line takes, and the functions it calls.
+    def cost(ledger, lineage, number):
+        line = {'nodes': [number]}, '', f'{number:032x}'
+        calls = []
+        tracemalloc.start()
+        sys.setprofile(lambda *event: calls.append(event[1]))
+        made = ledger.copy()
+        made.record('retrain', 0.0, *line)
+        assert made.refers_to(line[-1])
+        assert number in made.removed.of('nodes')
+        names = lineage.next()
+        sys.setprofile(None)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return made, names, (len(calls), peak - 8 * len(calls))
+
+    ledger, lineage = RemovalLedger(0.0), Lineage().next()
+    ledger.record('fit', 0.0)
+    costs = []
+    for number in range(1, 1000):
+        ledger, lineage, found = cost(ledger, lineage, number)
+        costs.append(found)
+    # A table grows by a copy now and then.
+    assert sorted(costs[-50:])[25][0] <= costs[10][0] + 5
+    assert sorted(each[1] for each in costs[-50:])[25] < costs[10][1] + 2000
+
+
+def test_copies_of_a_ledger_go_their_own_ways():
+    ledger = filled()
+    one, two = ledger.copy(), copy.deepcopy(ledger)
+    one.record('step', 0.5, {'3': {'nodes': [2]}}, '', A)
+    two.record('step', 0.6, {'3': {'nodes': [1], 'again': {'nodes': [1]}}})
+    assert [len(each.entries) for each in (ledger, one, two)] == [2, 3, 3]
+    assert ledger.removed.of('nodes', 3) == {1}
+    assert one.removed.of('nodes', 3) == {1, 2}
+    assert two.removed.of('nodes', 3) == set()
+    assert not ledger.refers_to(A)
+    assert not two.refers_to(A)
+    assert not ledger.has(one.head)
+    assert not ledger.has(two.head)
+    again = pickle.loads(pickle.dumps(one))
+    assert again.state_dict() == one.state_dict()
+    assert again.removed.request() == one.removed.request()

@@ -303,42 +303,6 @@ def test_the_quickstart_passes_every_room_once(part):
 
 
 CONTRIBUTING = (ROOT / 'CONTRIBUTING.md').read_text()
-# The floors of its table, as numbers of FLOORS.
-NAMES = {
-    'about all of it': (4, 5),
-    'procedures': (3,),
-    "PyG's forms": (2,),
-    'mathematics': (1,),
-    'ground': (0,),
-    'what is proved': (-1,),
-}
-
-
-def floors_of(text):
-    """The rooms that the table of CONTRIBUTING.md puts on each floor."""
-    rows = re.findall(r'^\| ([^|]+) \| ([^|]+) \|', text, re.MULTILINE)
-    return {
-        floor: sorted(re.findall(r'`([^`]+)`', rooms))
-        for floor, rooms in rows
-        if floor in NAMES
-    }
-
-
-def test_every_room_stands_on_its_floor_in_the_table():
-    there = {
-        f'{path.name}/' if path.is_dir() else path.name
-        for path in PACKAGE.iterdir()
-        if (path / '__init__.py').exists()
-        or (path.suffix == '.py' and path.name[0] != '_')
-    } | {'__main__.py'}
-    assert floors_of(CONTRIBUTING) == {
-        name: sorted(
-            room
-            for room in there
-            if FLOORS.get(room.rstrip('/').removesuffix('.py'), 0) in floors
-        )
-        for name, floors in NAMES.items()
-    }
 
 
 def test_every_file_that_contributing_names_is_there():

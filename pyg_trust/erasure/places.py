@@ -13,7 +13,7 @@ from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
-from pyg_trust.removal import RemovalRequest, still_removed
+from pyg_trust.removal import RemovalRequest
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
 Store = Callable[[str], object]
@@ -226,7 +226,7 @@ class Place:
             RemovalRequest: the remaining request; :obj:`None` if nothing is
             left.
         """
-        done = still_removed(line.request for line in self.ledger.entries)
+        done = self.ledger.removed.request()
         if done is None:
             return request
         kept = [

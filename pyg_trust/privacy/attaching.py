@@ -18,7 +18,12 @@ from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loss_checks import check_criterion
 from pyg_trust.privacy.pipeline import check_transform
 from pyg_trust.privacy.typed import PROBED, TypedCall, TypedModel
-from pyg_trust.privacy.validation import Criterion, Forward, find_call
+from pyg_trust.privacy.validation import (
+    Criterion,
+    Forward,
+    check_autocast,
+    find_call,
+)
 from pyg_trust.privacy.wrappers import (
     PrivateModule,
     PrivateOptimizer,
@@ -71,6 +76,12 @@ def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
             'DistributedDataParallel, which adds up gradients without noise): '
             "pass 'module.module'; the engine synchronizes the processes"
         )
+    if hasattr(module, '_orig_mod'):
+        raise TypeError(
+            "'module' needs to be the model itself (got one that "
+            "torch.compile made): pass 'module._orig_mod'"
+        )
+    check_autocast(next(module.parameters(), torch.empty(0)).device)
     check_optimizer(optimizer)
     check_types(module)
     if loader.batch_sampler.choose is not None:
@@ -201,8 +212,11 @@ def probe(
         )
     device = step.parameters[0].device
     batch, owner = batch.to(device), owner.to(device)
-    # Show decoys: no private row may reach 'forward', or stay in a model.
-    shown = step.decoys.batch(batch, owner, count)
+    # Show decoys: no private row may reach 'forward', or stay in a model. Rows
+    # of typed batches are made up already.
+    shown = batch
+    if not isinstance(loader, UnitLoader):
+        shown = step.decoys.batch(batch, owner, count)
     if isinstance(step.module, TypedModel):
         call = find_call(
             step.module.model,
@@ -211,7 +225,7 @@ def probe(
             TypedCall,
         )
     else:
-        call = find_call(step.module, shown, forward)
+        call = find_call(step.module, shown, forward, by_unit=loader.by_unit)
     step.probe(call, batch, owner)
     if criterion is not None:
         with torch.no_grad():

@@ -60,6 +60,8 @@ class Model(NamedTuple):
         """Digest of the saved state, recorded in the ledger."""
         held = [self.weight] if self.B is None else [self.weight, self.B]
         directed = not self.data.graph.undirected
+        if self.data.ids.n_id is not None:
+            held.append(self.data.ids.n_id)
         return sealed(
             self.seals.root,
             str(self.data.classes),
@@ -73,9 +75,10 @@ class Model(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
-        lines = self.ledger.entries
+        last = self.ledger.last
         # Lines of version 0.1 stand for the data alone.
-        return bool(lines) and lines[-1].data in (self.sealed, self.seals.root)
+        known = (self.sealed, self.seals.root)
+        return last is not None and last.data in known
 
 
 class NodeSolver(CertifiedClassifier[Model]):

@@ -114,7 +114,8 @@ class _Held(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        return self.content == self.ledger.entries[-1].data
+        last = self.ledger.last
+        return last is not None and last.data == self.content
 
     def recorded(
         self, action: str, named: dict[str, Any], reference: str = ''

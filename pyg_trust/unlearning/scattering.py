@@ -33,7 +33,7 @@ from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
-from pyg_trust.removal import MODES, RemovalRequest, still_removed
+from pyg_trust.removal import MODES, RemovalRequest
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.scattering.wavelets import WAVELETS
 from pyg_trust.transforms import GraphEmbedding
@@ -105,10 +105,10 @@ class Model(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
-        lines = self.ledger.entries
+        last = self.ledger.last
         # Lines of version 0.1 stand for the graphs alone.
         known = (self.sealed, self.train.seals.root)
-        return not lines or lines[-1].data in known
+        return last is None or last.data in known
 
 
 class Step(NamedTuple):
@@ -854,7 +854,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
 def _past(model: Model) -> RemovalRequest | None:
     # The items that are gone, by the ledger.
-    return still_removed(line.request for line in model.ledger.entries)
+    return model.ledger.removed.request()
 
 
 def _largest(one: Tensor, two: Tensor) -> float:

@@ -18,7 +18,6 @@ from pyg_trust.loader.claims import Ownership, TypedSubgraphs, expand
 from pyg_trust.sampler.walks import disjoint_walks
 from pyg_trust.unit import PrivacyUnit
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 Found = tuple[list[tuple[str, int]], dict[str, list[tuple[int, int]]]]
 
 

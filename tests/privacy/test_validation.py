@@ -297,17 +297,32 @@ def test_pooling_per_subgraph(private):
         def forward(self, x, edge_index, batch):
             return global_mean_pool(self.conv(x, edge_index), batch)
 
-    refused(private, "'forward' needs to be given", net=Pooled())
-    setup = private(
-        net=Pooled(),
-        forward=lambda model, b: model(b.x, b.edge_index, b.batch),
-    )
+    class Unknown(Pooled):
+        def forward(self, x, edge_index, batch, mood):
+            return super().forward(x, edge_index, batch)
+
+    refused(private, "'forward' needs to be given", net=Unknown())
+    setup = private(net=Pooled())
     for batch in setup.loader:
         out = setup.model(batch.x, batch.edge_index, batch.batch)
         assert out.shape == (8, 3)
         F.cross_entropy(out, batch.y[:8]).backward()
         setup.optimizer.step()
     assert setup.engine.steps == len(setup.loader)
+
+
+def test_compiled_models_and_autocast_are_refused_by_name(private):
+    setup = private()
+    fast = torch.compile(setup.model, backend='eager')
+    for batch in setup.loader:
+        with pytest.raises(TypeError, match='without torch'):
+            fast(batch.x, batch.edge_index)
+        break
+    net = torch.compile(Net(nn.Identity()), backend='eager')
+    with pytest.raises(TypeError, match='compile made'):
+        private(net=net)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        refused(private, 'without autocast', net=Net(nn.Identity()))
 
 
 def test_model_of_a_data_object(private):

@@ -20,8 +20,6 @@ from pyg_trust.unlearning.partition import (
 )
 from pyg_trust.unlearning.partition_methods import partition_quality
 
-pytestmark = pytest.mark.sparse
-
 NODES, SHARDS = 90, 4
 WITHOUT_METIS = [method for method in PARTITIONS if method != 'metis']
 

@@ -75,7 +75,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pyg_trust.privacy.exact import clip
+from . import clip
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

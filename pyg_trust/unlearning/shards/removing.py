@@ -14,7 +14,7 @@ from pyg_trust._checks import (
     check_integer,
 )
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.removal import RemovalRequest, still_removed
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning.partition import shard_sizes
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.packing import described
@@ -177,7 +177,7 @@ class Removing(Waiting, Building):
             state.data,
             updates,
             lambda names: self._homes(names, state.partition, shard),
-            still_removed(entry.request for entry in state.ledger.entries),
+            state.ledger.removed.request(),
             light=light,
         )
         if typed:
