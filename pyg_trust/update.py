@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.removal import Part, RemovalRequest
+from pyg_trust.removal import NotThere, Part, RemovalRequest
 
 _NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 
@@ -326,17 +326,14 @@ def rows_of(n_id: Tensor, names: Tensor) -> Tensor:
         names (Tensor): int64: the names to find.
 
     Raises:
-        ValueError: on a name that is not there.
+        NotThere: on a name that is not there.
     """
     order = n_id.argsort()
     place = torch.searchsorted(n_id[order], names)
     rows = order[place.clamp(max=n_id.numel() - 1)]
     missing = names[n_id[rows] != names]
     if missing.numel() > 0:
-        raise ValueError(
-            f'node {int(missing[0])} is not there: it never was, or was '
-            'removed before'
-        )
+        raise NotThere(RemovalRequest(nodes=missing))
     return rows
 
 

@@ -1,10 +1,8 @@
 """The tiers of the tests, and fixtures that several modules share."""
 
 import contextlib
-import hashlib
 import math
 import os
-import pickle
 import time
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 import tiers
 import torch
 
-from pyg_trust import account, unit
+from pyg_trust import account
 from pyg_trust.functional import propagation
 
 
@@ -27,11 +25,9 @@ def pytest_addoption(parser):
     group.addoption('--tier', choices=tiers.LIMITS, default='local')
     group.addoption(
         '--touched',
-        action='store_true',
-        help='what a change concerns, and the tier ci leaves out',
-    )
-    group.addoption(
-        '--budget', type=float, metavar='SECONDS', help='then skip the rest'
+        type=float,
+        metavar='SECONDS',
+        help='for so long all tests of the rooms that a change touches, too',
     )
     group.addoption(
         '--costs', action='store_true', help='measure, and write costs.csv'
@@ -41,7 +37,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Tells the tier to tests that count, draw or kill."""
     tier = config.option.tier
-    config.late = time.monotonic() + (config.option.budget or math.inf)
+    config.late = time.monotonic() + (config.option.touched or 0)
     os.environ['PYG_TRUST_TIER'] = tier
     with contextlib.suppress(ImportError):
         from hypothesis import settings
@@ -50,9 +46,7 @@ def pytest_configure(config):
         settings.register_profile(tier, max_examples=examples, deadline=None)
         settings.load_profile(tier)
     whole = tier == 'deep' and not (
-        config.option.touched
-        or config.option.budget
-        or config.option.keyword
+        config.option.keyword
         or config.option.markexpr
         or config.args_source is config.ArgsSource.ARGS
     )
@@ -70,26 +64,27 @@ def pytest_collection_modifyitems(config, items):
     """Leaves out what the tier leaves out."""
     commit = ''.join(tiers.git('rev-parse', 'HEAD'))
     kept = tiers.chosen(items, config.option.tier, commit)
-    if config.option.touched:
-        kept -= tiers.chosen(items, 'ci', commit)
-        kept -= {i.nodeid for i in items if not tiers.touched(i.path)}
     root = config.invocation_params.dir.relative_to(config.rootpath)
     named = tuple(str(root / arg) for arg in config.args if '::' in arg)
-    out = [
-        item
-        for item in items
-        if item.nodeid not in kept and not item.nodeid.startswith(named or '?')
-    ]
+    ours, last, out = [], [], []
+    for item in items:
+        item.touched = False
+        if item.nodeid in kept or (named and item.nodeid.startswith(named)):
+            ours.append(item)
+        elif config.option.touched and tiers.touched(item.path):
+            item.touched = True
+            last.append(item)
+        else:
+            out.append(item)
     if out:
         config.hook.pytest_deselected(items=out)
-        out = {id(item) for item in out}
-        items[:] = [item for item in items if id(item) not in out]
+    items[:] = ours + last
 
 
 def pytest_runtest_setup(item):
-    """Skips what is left when the time is over."""
-    if time.monotonic() > item.config.late:
-        pytest.skip(f'the {item.config.option.budget:.0f} seconds are over')
+    """Skips what a change touches when the time for it is over."""
+    if item.touched and time.monotonic() > item.config.late:
+        pytest.skip(f'{item.config.option.touched:.0f} seconds are over')
 
 
 @pytest.fixture(scope='session')
@@ -106,27 +101,6 @@ def shared() -> Path:
 def no_releases_before(monkeypatch):
     """Tests release the same small graphs: each as in a process of its own."""
     monkeypatch.setattr(account, '_RELEASED', {})
-
-
-_ACCEPTED = set()
-
-
-@pytest.fixture
-def couplings_once(monkeypatch):
-    """Tables that were searched for couplings once are not searched again.
-
-    A unit and a loader search the same tables, and tests make the same
-    tables. The search is for test_unit_couplings.py.
-    """
-    search = unit.check_values
-
-    def check_values(*given, **options):
-        found = hashlib.sha256(pickle.dumps((given, options))).digest()
-        if found not in _ACCEPTED:
-            search(*given, **options)
-            _ACCEPTED.add(found)
-
-    monkeypatch.setattr(unit, 'check_values', check_values)
 
 
 @pytest.fixture

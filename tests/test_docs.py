@@ -59,6 +59,22 @@ def test_mathematics_belongs_to_a_capability():
     assert not odd
 
 
+@pytest.mark.sources('docs/', 'pyg_trust/', 'examples/tutorials/')
+def test_the_pages_are_made_without_a_warning(tmp_path):
+    for module in ('sphinx', 'sphinx_gallery', 'sphinx_rtd_theme'):
+        pytest.importorskip(module)
+    done = subprocess.run(
+        [
+            *(sys.executable, '-m', 'sphinx', '-q', '-n', '-W'),
+            *('--keep-going', '-d', tmp_path / 'trees'),
+            *(ROOT / 'docs', tmp_path / 'pages'),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 def snippets(text):
     return re.findall(r'```python\n(.*?)```', text, re.DOTALL)
 

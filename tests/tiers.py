@@ -8,6 +8,8 @@ Rows that a tier leaves out come round: which are taken depends on the commit.
 A test that is named (file.py::test) always runs. costs.csv has what costs
 0.3 s or more: functions, dear rows of cheap functions, and fixtures that tests
 share. The deep run fails where a test that is not listed costs 0.5 s or more.
+For ``--touched=SECONDS`` all tests of the rooms run, too, that differ from
+what landed last.
 
 Two marks, for the tier ci: ``sentinel`` takes a test whatever it costs
 (``sentinel(rows=3)`` three rows of it), ``sources('csrc', ...)`` takes it if
@@ -31,6 +33,11 @@ LIMITS = {'local': 0.5, 'ci': 2.0, 'deep': math.inf}
 EXAMPLES = {'local': 10, 'ci': 50, 'deep': 1000}  # of hypothesis
 LISTED, DEAR = 0.3, 0.5
 FIXTURE = ' (fixture)'
+
+
+def deep():
+    """Whether all of it runs: tests that repeat something repeat it more."""
+    return os.environ.get('PYG_TRUST_TIER') == 'deep'
 
 
 def git(*arguments):

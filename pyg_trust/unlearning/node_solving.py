@@ -60,6 +60,8 @@ class Model(NamedTuple):
         """Digest of the saved state, recorded in the ledger."""
         held = [self.weight] if self.B is None else [self.weight, self.B]
         directed = not self.data.graph.undirected
+        if self.data.ids.n_id is not None:
+            held.append(self.data.ids.n_id)
         return sealed(
             self.seals.root,
             str(self.data.classes),

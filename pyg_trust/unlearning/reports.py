@@ -1,7 +1,7 @@
 """Reports of the classifiers with certified removal, and of recommenders."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyg_trust.kernel.sentences import outwards
@@ -54,6 +54,8 @@ class RemovalReport(Verifiable):
         history (tuple[float, ...]): the bounds of all releases since the fit.
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
+        skipped (dict): the items of the request that were not there, by
+            graph; with ``missing='skip'`` alone.
         verification (VerificationReport, optional): the findings that
             :meth:`verified` adds.
     """
@@ -76,6 +78,7 @@ class RemovalReport(Verifiable):
     weights: str = ''
     history: tuple[float, ...] = ()
     ledger_head: str = ''
+    skipped: dict[str, Any] = field(default_factory=dict)
     verification: 'VerificationReport | None' = None
 
     def _stated(

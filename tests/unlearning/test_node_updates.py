@@ -597,7 +597,10 @@ BAD = {
         Update(edges=blocks().edge_index[:, :1]),
         'there already',
     ),
-    'an edge of nobody': (Update(edges=pairs((3, N))), "'edges'"),
+    'an edge of nobody': (
+        Update(edges=pairs((3, N))),
+        f'node {N} is not there',
+    ),
     'an edge of somebody who went': (Update(edges=pairs((3, 50))), '50'),
     'features of somebody who went': (
         Update(features=(torch.tensor([50]), rows(1))),
