@@ -224,7 +224,7 @@ class CSRGraph(Views):
         rowptr, col, repeats = _sources.rows_from_edges(
             source,
             n,
-            folder=None if folder is None else Path(folder),
+            folder=None if folder is None else Path(folder).absolute(),
             memory=_storage.parse_memory(memory),
             duplicates=duplicates,
             undirected=undirected,
