@@ -158,7 +158,7 @@ class RemovalRequest:
         named = {
             'nodes': _per_graph('nodes', nodes, integers),
             'features': _per_graph('features', features, integers),
-            'edges': _per_graph('edges', edges, _pairs),
+            'edges': _per_graph('edges', edges, pairs_of),
             'labels': _per_graph('labels', labels, integers),
         }
         if directed:
@@ -496,6 +496,7 @@ class NodeIds:
         if nodes is None:
             return torch.arange(num_rows)
         if not isinstance(nodes, Tensor):
+            nodes = [*nodes] if isinstance(nodes, Iterable) else nodes
             integers(name, nodes)
             nodes = torch.tensor([int(v) for v in nodes], dtype=torch.int64)
         nodes = nodes.detach().cpu()
@@ -556,14 +557,17 @@ class NodeIds:
 
 
 def requested(
-    request: Any, first: str = 'nodes', **named: Any
+    request: Any, first: str = 'nodes', kind: str = '', **named: Any
 ) -> RemovalRequest:
     """Build the request of a call of ``remove``.
 
     Args:
         request (RemovalRequest, list or Tensor, optional): a request, a list
             of requests, or ids of what :obj:`first` names.
-        first (str): what ids without a name are. (default: :obj:`'nodes'`)
+        first (str): the argument for ids without a name.
+            (default: :obj:`'nodes'`)
+        kind (str): the kind of these ids, by default :obj:`first`.
+            (default: :obj:`''`)
         **named (Any): the ids by kind, as :class:`RemovalRequest` takes them;
             :obj:`None` where the caller gave none.
 
@@ -585,7 +589,7 @@ def requested(
     if request is None and not given:
         raise ValueError(
             f"'request' needs to name something to remove: remove({first}="
-            f'[3]) or remove(RemovalRequest({first}=[3]))'
+            f'[3]) or remove(RemovalRequest({kind or first}=[3]))'
         )
     if request is None:
         return RemovalRequest(**given)
@@ -596,15 +600,15 @@ def requested(
         return RemovalRequest.batch(request)
     if whole or isinstance(request, Tensor):
         try:
-            return RemovalRequest(**{first: request})
+            return RemovalRequest(**{kind or first: request})
         except (TypeError, ValueError) as error:
             raise type(error)(
-                str(error).replace(f"'{first}'", "'request'")
+                str(error).replace(f"'{kind or first}'", "'request'")
             ) from None
     raise TypeError(
         "'request' needs to be a RemovalRequest, or a list or tensor of ids "
         f'(got {type(request).__name__}): remove({first}=[3]) or '
-        f'remove(RemovalRequest({first}=[3]))'
+        f'remove(RemovalRequest({kind or first}=[3]))'
     )
 
 
@@ -944,7 +948,13 @@ def _rows_of(unit: Any, persons: tuple[int, ...]) -> list[int]:
     return unit.names(persons)
 
 
-def _pairs(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
+def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
+    """Convert edges to distinct pairs of integers, ascending.
+
+    Args:
+        name (str): the name of the argument.
+        values (Tensor or Iterable): pairs, or a tensor ``[2, num_edges]``.
+    """
     if isinstance(values, Tensor):
         if values.dim() != 2 or values.size(0) != 2:
             raise ValueError(

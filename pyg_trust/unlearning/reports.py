@@ -486,6 +486,7 @@ class RecommenderReport(Verifiable):
         column_distance (float, optional): in closed form, a bound of the
             distance of each column of the weights to that of the exact ones
             of what remains. (default: :obj:`None`)
+        skipped (dict): as in :class:`RemovalReport`.
         verification (RecommenderVerifyReport, optional): the findings that
             :meth:`verified` adds.
     """
@@ -503,6 +504,7 @@ class RecommenderReport(Verifiable):
     origin: dict[str, Any]
     residual_bound: float | None = None
     column_distance: float | None = None
+    skipped: dict[str, Any] = field(default_factory=dict)
     verification: 'RecommenderVerifyReport | None' = None
 
     @property
