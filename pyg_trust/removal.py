@@ -24,8 +24,8 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
-MODES = ('delete', 'mask')
 MISSING = ('raise', 'skip')
+NOT_THERE = ' is not there: it never was, or was removed before'
 
 _NAMED = ('nodes', 'features', 'edges', 'directed_edges', 'labels')
 
@@ -366,10 +366,7 @@ def _described(missing: RemovalRequest) -> str:
         names[kind] = f'edge {item[0]} -> {item[1]}'
     more = f' (as are {len(items) - 1} more)' * (len(items) > 1)
     of = f'graph {graph}: ' * bool(graph and kind != 'whole')
-    return (
-        f'{of}{names[kind]} is not there: it never was, or was removed before'
-        f'{more}'
-    )
+    return f'{of}{names[kind]}{NOT_THERE}{more}'
 
 
 class NodeIds:
@@ -720,7 +717,7 @@ def _named_items(part: Mapping[str, Any]) -> dict[str, set[Any]]:
     return {**found, 'directed_edges': arcs, 'whole': whole}
 
 
-def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
+def remove_from_data(data: Data, part: Part) -> Data:
     r"""Return the graph after a removal; :obj:`data` stays unchanged.
 
     ``data.n_id`` holds the original names of the nodes (a tensor or a list),
@@ -728,25 +725,21 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     ``data.x_removed``, which marks nodes without features. Named edges are
     removed in both directions.
 
-    With ``mode='delete'`` a removed node is gone, and what depends on the
-    number of nodes or on degrees can be computed anew. ``mode='mask'`` is the
-    paper's: the node stays as an isolated one with the name -1 and the
-    features 0, so that its former existence can be seen. What changes is
-    copied, so that no tensor of the result holds what was removed. Attributes
-    of the whole graph are kept as they are.
+    A removed node is gone, and what depends on the number of nodes or on
+    degrees can be computed anew. What changes is copied, so that no tensor of
+    the result holds what was removed. Attributes of the whole graph are kept
+    as they are.
 
     Args:
         data (Data): the graph, with an ``edge_index``.
         part (Part): the items to remove.
-        mode (str): :obj:`'delete'` or :obj:`'mask'`.
-            (default: :obj:`'delete'`)
 
     Raises:
-        ValueError: if something named is not there (never was, or was removed
-            before), if there are no features to remove, or if no node would
+        NotThere: if something named is not there (never was, or was removed
+            before).
+        ValueError: if there are no features to remove, or if no node would
             remain.
     """
-    check_choice('mode', mode, MODES)
     check_instance('part', part, Part)
     if part.whole:
         raise ValueError(
@@ -766,12 +759,8 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     shape = (2, 'num_edges')
     check_tensor('data.edge_index', data.edge_index, torch.int64, shape)
     check_range('data.edge_index', data.edge_index, n, 'the nodes')
-    n_id = data.get('n_id')
-    if n_id is None:
-        n_id = torch.arange(n)
-    elif not isinstance(n_id, Tensor):
-        n_id = torch.tensor(_integers_in_order('data.n_id', n_id, n))
-    place = {name: i for i, name in enumerate(n_id.tolist()) if name >= 0}
+    n_id = NodeIds.of_data(data).of(torch.arange(n))
+    place = {name: i for i, name in enumerate(n_id.tolist())}
     _check_named(part, place)
     nodes = _find(part.nodes, place)
     featureless = _find(part.features, place)
@@ -780,8 +769,7 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
             'the request would leave no node: request the whole graph instead'
         )
     out = copy.copy(data)
-    out.n_id = n_id.clone()
-    out.num_nodes = n
+    out.n_id, out.num_nodes = n_id, n
 
     if part.edges or part.directed_edges:
         key = out.edge_index[0] * n + out.edge_index[1]
@@ -816,16 +804,9 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     if part.features:
         _remove_features(out, featureless, n)
     if part.nodes:
-        if mode == 'delete':
-            keep = torch.ones(n, dtype=torch.bool)
-            keep[nodes] = False
-            return out.subgraph(keep)
-        gone = torch.zeros(n, dtype=torch.bool)
-        gone[nodes] = True
-        row, col = out.edge_index
-        out = _keep_edges(out, ~(gone[row] | gone[col]))
-        _remove_features(out, nodes, n)
-        out.n_id[nodes] = -1
+        keep = torch.ones(n, dtype=torch.bool)
+        keep[nodes] = False
+        return out.subgraph(keep)
     return out
 
 

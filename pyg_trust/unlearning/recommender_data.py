@@ -13,6 +13,7 @@ from pyg_trust._checks import check_instance, check_integer
 from pyg_trust._checks.graphs import plain_index
 from pyg_trust.functional.recommend import Lists, Row
 from pyg_trust.removal import (
+    NOT_THERE,
     Item,
     NodeIds,
     NotThere,
@@ -275,4 +276,4 @@ def _lacking(item: Item, offset: int) -> str:
         which = f'item {what - offset}' if what >= offset else f'user {what}'
     else:
         which = f'interaction ({min(what)}, {max(what) - offset})'
-    return f'{which} is not there: it never was, or was removed before'
+    return which + NOT_THERE

@@ -361,7 +361,6 @@ class UnlearnReport(RemovalReport):
     of the residual.
 
     Args:
-        mode (str): :obj:`'delete'` or :obj:`'mask'`.
         seeded (bool): whether the noise came from an explicit seed, and hides
             nothing from anybody who knows or guesses the seed.
         accounting (str): the method that computed the bound.
@@ -376,7 +375,6 @@ class UnlearnReport(RemovalReport):
             those that the accounting computes and the request allows.
     """
 
-    mode: str
     seeded: bool
     accounting: str
     graphs_embedded: int
