@@ -1,10 +1,8 @@
 """The tiers of the tests, and fixtures that several modules share."""
 
 import contextlib
-import hashlib
 import math
 import os
-import pickle
 import time
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 import tiers
 import torch
 
-from pyg_trust import account, unit
+from pyg_trust import account
 from pyg_trust.functional import propagation
 
 
@@ -103,27 +101,6 @@ def shared() -> Path:
 def no_releases_before(monkeypatch):
     """Tests release the same small graphs: each as in a process of its own."""
     monkeypatch.setattr(account, '_RELEASED', {})
-
-
-_ACCEPTED = set()
-
-
-@pytest.fixture
-def couplings_once(monkeypatch):
-    """Tables that were searched for couplings once are not searched again.
-
-    A unit and a loader search the same tables, and tests make the same
-    tables. The search is for test_unit_couplings.py.
-    """
-    search = unit.check_values
-
-    def check_values(*given, **options):
-        found = hashlib.sha256(pickle.dumps((given, options))).digest()
-        if found not in _ACCEPTED:
-            search(*given, **options)
-            _ACCEPTED.add(found)
-
-    monkeypatch.setattr(unit, 'check_values', check_values)
 
 
 @pytest.fixture

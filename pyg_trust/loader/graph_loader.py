@@ -1,6 +1,6 @@
 """Batches of whole graphs as a PyG loader, for graph classification."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -226,6 +226,12 @@ class GraphLoader(DrawnUnits):
         out.ptr, out.input_id, out.n_id = torch.zeros(1).long(), index, index
         out.num_nodes = out.batch_size = 0
         return out
+
+    def features(self) -> Iterator[tuple[str, Any]]:
+        """Yield the features of all graphs' nodes."""
+        rows = [graph.get('x') for graph in self.graphs]
+        if all(isinstance(x, Tensor) for x in rows):
+            yield 'x', torch.cat([x[:, :64] for x in rows if x.dim() == 2])
 
     def _find_units(self, number: int) -> Tensor:
         return self._unit

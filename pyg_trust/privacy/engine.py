@@ -22,6 +22,7 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
+from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
 from pyg_trust.functional.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
@@ -474,6 +475,11 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         if isinstance(data_loader, UnitLoader):
             step.decoys.make = partial(data_loader.schema.made, single=True)
             step.decoys.by_row = by_row
+        for name, x in data_loader.features():
+            warn_of_scaled(name, x)
+        if data_loader.form != 'withdraw':  # Else the number is private.
+            count = data_loader.data.num_nodes or 1
+            warn_of_delta(target_delta, count, data_loader.protected)
         probe(step, data_loader, forward, criterion)
         step.fall_back(trust_loss)
         return step
