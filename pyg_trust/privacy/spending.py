@@ -75,7 +75,7 @@ class Spending(Single):
         self._key: bytes | None = None
         self._noise_kind = kind
         self._noise = self._source(_NOISE)
-        self._ledger_path = ledger
+        self._ledger_path = None if ledger is None else Path(ledger).absolute()
         self._ledger_head = ledger_head
         self._process = os.getpid()
         self._leaks: list[str] = []
