@@ -47,7 +47,7 @@ torch.zeros(1, device="cuda").add_(1).item()
 '
 push='
 import torch
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust.graph import CSRGraph
 n, m = SIZE
 edges = torch.randint(0, n, (2, m), generator=torch.Generator().manual_seed(0))
@@ -61,7 +61,7 @@ torch.cuda.synchronize()
 '
 sparse='
 import torch
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust.graph import CSRGraph
 edges = torch.randint(0, 500, (2, 3000))
 graph = CSRGraph.from_edge_index(

@@ -413,7 +413,7 @@ class PrivacyLedger:
                     f"'head' needs a ledger that goes on from it, and {path} "
                     'is empty or not there'
                 )
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         check_plain('header', header)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -376,3 +376,24 @@ def test_copies_of_a_ledger_go_their_own_ways():
     again = pickle.loads(pickle.dumps(one))
     assert again.state_dict() == one.state_dict()
     assert again.removed.request() == one.removed.request()
+
+
+def test_lines_that_updates_made_are_read():
+    # As updates write them: what went, what came again, what was replaced.
+    went = {'nodes': [5], 'changed_features': [6], 'features': []}
+    went['again'] = [[8, 9]]
+    came = {'new_nodes': 2, 'edges': [], 'changed_labels': [3]}
+    for lines in ([{'0': went}, {'0': came}], [went, came]):
+        ledger = RemovalLedger(0.0)
+        ledger.record('fit', 0.0, {'edges': [[8, 9], [1, 2]]})
+        for line in lines:
+            ledger.record('retrain', 0.0, line)
+        arcs = {(9, 8), (1, 2), (2, 1)}
+        assert ledger.removed.of('directed_edges') == arcs
+        assert ledger.removed.of('nodes') == {5}
+        assert ledger.removed.of('features') == set()
+    before = ledger.state_dict()
+    for bad in ({'0': 3}, {'nodes': 5}):
+        with pytest.raises(ValueError, match='to_dict'):
+            ledger.record('retrain', 0.0, bad)
+    assert ledger.state_dict() == before

@@ -21,6 +21,7 @@ import json
 import re
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -153,8 +154,9 @@ class ErasureDesk:
             ValueError: if the name is taken, the model has no state, not one
                 place to keep it, or covers less than ``coverage_epsilon``.
         """
-        file, most = None if save is None else Path(save), self.policy
-        place = Place(model, file, names, data, most.coverage_epsilon)
+        most = self.policy.coverage_epsilon
+        file = None if save is None else Path(save).absolute()
+        place = Place(model, file, names, data, most)
         if name in self._places:
             raise ValueError(f"'name' is taken: {name!r} is registered")
         self._add_place(name, True)
@@ -205,7 +207,7 @@ class ErasureDesk:
         """Store a request; it is on disk when the call returns.
 
         The same request a second time changes nothing, and gets the same
-        answer.
+        answer; once it is closed and its names are deleted, its id is refused.
 
         Args:
             request (RemovalRequest): the items to forget, in names of the
@@ -221,8 +223,9 @@ class ErasureDesk:
                 noise would do. (default: :obj:`False`)
 
         Raises:
-            ValueError: on another regulation, or content for the same id; a
-                time in the future; or if nothing is registered.
+            ValueError: on another regulation, or content for the same id; the
+                id of a closed request, whose names are deleted; a time in the
+                future; or if nothing is registered.
         """
         number, now = fields.read_id(subject_request_id), self._now()
         came = now if received_time is None else received_time
@@ -238,6 +241,16 @@ class ErasureDesk:
         content['received'] = fields.written(came)
         with self._store.change():
             known = self._request(number)
+            if known and known['names'] is None:
+                # It is closed: the tombstone can tell, as long as it stays.
+                kept = self._one(queries.TOMBSTONE, number)
+                if not kept:
+                    raise ValueError(
+                        f"'subject_request_id' {number} is of a request that "
+                        f'is closed ({known["status"]}): report() returns its '
+                        'evidence, and a new request needs a new id'
+                    )
+                (known['names'],) = kept
             if not known:
                 values = (number, *content.values(), fields.written(due))
                 self._sql(queries.NEW_REQUEST, *values)
@@ -247,9 +260,8 @@ class ErasureDesk:
                         'a model or recipient needs to be registered first: '
                         'the request would reach nobody'
                     )
-            # A complete request has no names.
             if any(
-                known.get(name) not in (None, value)
+                known.get(name, value) != value
                 for name, value in content.items()
                 if name != 'received' or received_time is not None
             ):
@@ -363,7 +375,9 @@ class ErasureDesk:
 
         Args:
             confirm (bool): whether to carry out batches beyond ``max_share``,
-                too. (default: :obj:`False`)
+                too: without, a warning names them, and
+                ``status().unconfirmed`` lists their requests.
+                (default: :obj:`False`)
 
         Returns:
             tuple[ErasureReport]: the reports of requests that became complete.
@@ -397,7 +411,19 @@ class ErasureDesk:
             with self._store.change():
                 self._sql(queries.REFUSE_EXACT, note, name)
         row, waiting = self._planned(name, now)
-        if not row['starts_now'] or row['needs_confirmation'] > confirm:
+        if not row['starts_now']:
+            return
+        if row['needs_confirmation'] and not confirm:
+            with self._store.change():
+                for number, _ in waiting:
+                    self._sql(queries.ASK_TO_CONFIRM, number, name)
+            warnings.warn(
+                f'{len(waiting)} requests wait to be confirmed: together they '
+                f'name {row["share"]:.1%} of {name!r}, and max_share of the '
+                f'policy is {self.policy.max_share:.1%}. The first is due on '
+                f'{row["due"]}. Look at them, then call run(confirm=True)',
+                stacklevel=4,
+            )
             return
         with self._store.change():
             # Others may have cancelled, held or done some meanwhile.
@@ -572,6 +598,8 @@ class ErasureDesk:
             self._sql('INSERT INTO tombstone VALUES (?, ?, ?)', *values)
         finished = fields.written(end)
         self._sql(queries.CLOSE, status, reason, finished, until, number)
+        # The error of a model may quote what was named.
+        self._sql(queries.FORGET_NOTES, number)
 
     # What can be seen #######################################################
 
@@ -611,6 +639,7 @@ class ErasureDesk:
             tuple(number for (number,) in overdue),
             tuple(self._sql(queries.REFUSED)),
             tuple(self._sql(queries.HALTED)),
+            tuple(self._sql(queries.UNCONFIRMED)),
             first,
             **{name: self._one(queries.COUNT, name)[0] for name in names},
         )

@@ -72,6 +72,13 @@ COMPLETE = f"""SELECT id FROM request {OPEN} AND NOT EXISTS
     (SELECT 1 FROM task WHERE request = id AND state != 'done')"""
 CLOSE = """UPDATE request SET status = ?, reason = ?, finished = ?,
     until = ?, halted = '', names = NULL WHERE id = ?"""
+TOMBSTONE = 'SELECT names FROM tombstone WHERE request = ?'
+FORGET_NOTES = """UPDATE task SET note = ''
+    WHERE request = ? AND state != 'done'"""
+UNCONFIRMED = f"""SELECT request, place FROM task JOIN request ON id = request
+    {OPEN} AND state = 'pending' AND mode = 'unconfirmed'"""
+ASK_TO_CONFIRM = """UPDATE task SET mode = 'unconfirmed'
+    WHERE request = ? AND place = ? AND state = 'pending'"""
 EXPIRED = """DELETE FROM tombstone WHERE until < ? AND NOT EXISTS
     (SELECT 1 FROM task WHERE task.request = tombstone.request
     AND state = 'in_progress')"""

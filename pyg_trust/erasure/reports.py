@@ -70,6 +70,9 @@ class DeskStatus(Report):
             refused the request.
         halted (tuple[tuple[str, str], ...]): pairs of an id and ``'held'`` or
             ``'paused'``.
+        unconfirmed (tuple[tuple[str, str], ...]): pairs of an id and a model
+            whose next batch names more than ``max_share`` of the model, and
+            waits for ``run(confirm=True)``.
         next_due (str, optional): the earliest date of an open request.
         pending (int): the number of requests that no model has begun; a
             recipient may have.
@@ -82,6 +85,7 @@ class DeskStatus(Report):
     overdue: tuple[str, ...]
     refused: tuple[tuple[str, str], ...]
     halted: tuple[tuple[str, str], ...]
+    unconfirmed: tuple[tuple[str, str], ...]
     next_due: str | None
     pending: int
     in_progress: int

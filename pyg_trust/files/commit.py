@@ -262,6 +262,7 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
     check_instance('place', place, str, Path)
     # Resolve links, so that each file has one lock.
     place = Path(place).resolve()
+    files.check_folder(place)
     path = place.with_name(f'.{place.name}.lock')
     try:
         file = _locked(path)

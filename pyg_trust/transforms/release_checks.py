@@ -49,7 +49,8 @@ class Releasing(NoCopies):
         seed: int | None,
     ) -> None:
         check_ledger(ledger, ledger_head)
-        self.ledger, self.ledger_head = ledger, ledger_head
+        self.ledger = None if ledger is None else Path(ledger).absolute()
+        self.ledger_head = ledger_head
         self.seed = None if seed is None else rng.resolve(seed)
         self._owner = os.getpid()
         self._account: ReleaseAccount | None = None

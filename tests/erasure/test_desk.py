@@ -26,6 +26,7 @@ from desks import (
 
 from pyg_trust.erasure import ErasureDesk, Policy, check_erasure, fields
 from pyg_trust.files.commit import StaleStateError
+from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import (
@@ -147,9 +148,61 @@ def test_the_same_request_twice_is_one(tmp_path):
             desk.add(**{'request': nodes(3), **given, **other})
     assert desk.status().pending == 1
     desk.run()
-    # What it named is gone, and the answer is the same.
-    assert desk.add(nodes(3), **given).request_status == 'completed'
+    # What it named is gone: nobody can tell whether it is the same.
+    for request in (nodes(3), nodes(4)):
+        with pytest.raises(ValueError, match=r'closed \(completed\).*new id'):
+            desk.add(request, **given)
+    assert desk.report(number).request_status == 'completed'
     assert desk.status().completed == 1
+
+
+def test_a_tombstone_tells_an_id_that_was_used_before(tmp_path):
+    clock, number = Clock(), str(uuid.uuid4())
+    desk = opened(tmp_path, fitted(), clock, Policy(backup_days=9))
+    given = {'subject_request_id': number}
+    desk.add(nodes(3), **given)
+    desk.run()
+    assert desk.add(nodes(3), **given).request_status == 'completed'
+    with pytest.raises(ValueError, match='other content'):
+        desk.add(nodes(4), **given)
+    clock.now += 10 * DAY
+    desk.run()
+    with pytest.raises(ValueError, match='is closed'):
+        desk.add(nodes(3), **given)
+
+
+def test_paths_are_those_of_the_call(tmp_path, monkeypatch):
+    (tmp_path / 'elsewhere').mkdir()
+    monkeypatch.chdir(tmp_path)
+    model = fitted()
+    desk = ErasureDesk('desk.db', policy=ALL)
+    desk.register('scores', model, save='scores.pt')
+    desk.add(nodes(3))
+    monkeypatch.chdir('elsewhere')
+    assert len(desk.run()) == 1
+    served = NodeClassifier(lam=0.1, seed=0)
+    served.load(tmp_path / 'scores.pt')
+    assert 3 not in served.nodes
+    monkeypatch.chdir(tmp_path)
+    ledger = PrivacyLedger('spent', {})
+    monkeypatch.chdir('elsewhere')
+    ledger.record(1.0, 0.5)
+    assert not any((tmp_path / 'elsewhere').iterdir())
+
+
+def test_an_error_of_a_model_goes_with_its_request(tmp_path):
+    class Failing(Slow):
+        def remove(self, request, *, reference='', on_report=None):
+            raise ValueError('no row of Erika Mustermann')
+
+    desk = opened(tmp_path)
+    desk.register('scores', Failing(0.0))
+    number = desk.add(nodes(3)).subject_request_id
+    desk.run()
+    assert b'Mustermann' in all_bytes(tmp_path)
+    (task,) = desk.cancel(number, 'withdrawn').tasks
+    assert task['note'] == ''
+    assert b'Mustermann' not in all_bytes(tmp_path)
 
 
 def test_batches_wait_for_the_latest_start(tmp_path):
@@ -316,9 +369,16 @@ def test_too_large_a_share_needs_to_be_confirmed(tmp_path):
     (row,) = desk.plan().models
     assert row['share'] == pytest.approx(2 / 24)
     assert row['needs_confirmation']
-    assert desk.run() == ()
+    assert desk.status().unconfirmed == ()
+    with pytest.warns(
+        UserWarning, match=r'name 8.3% of .scores.*confirm=True'
+    ):
+        assert desk.run() == ()
     assert 1 in model.nodes
+    (waits,) = desk.status().unconfirmed
+    assert waits[1] == 'scores'
     assert len(desk.run(confirm=True)) == 1
+    assert desk.status().unconfirmed == ()
 
 
 def test_other_models(tmp_path):

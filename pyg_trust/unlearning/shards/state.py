@@ -11,7 +11,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer
-from pyg_trust._checks.states import check_settings, check_state, reading
+from pyg_trust._checks.states import (
+    check_settings,
+    check_state,
+    kind_of,
+    reading,
+)
 from pyg_trust.distributed import check_same, from_first
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
@@ -396,6 +401,7 @@ class Stateful:
         self._check_untyped('be saved')
         return {
             'format': FORMAT,
+            'class': kind_of(self),
             'config': self._config(),
             'seed': state.seed,
             'seeded': state.seeded,
@@ -432,7 +438,7 @@ class Stateful:
         self, packed: dict[str, Any], progress_bar: bool | None
     ) -> State:
         self._check_untyped('load a state')
-        check_state(packed, ('config',), (1, 2, FORMAT))
+        check_state(packed, ('config',), (1, 2, FORMAT), self)
         self._choose_products()
         if packed['config'].get('version') != self.recipe.version:
             raise ValueError(
