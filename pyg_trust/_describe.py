@@ -18,14 +18,15 @@ def described(made: Any, *first: str, **values: Any) -> str:
         **values (Any): what to show in place of an attribute.
     """
     given = [text(values.pop(n, getattr(made, n, None))) for n in first]
+    # How a progress is shown changes no result.
     parameters = inspect.signature(type(made).__init__).parameters
     for name, p in list(parameters.items())[1:]:
-        if name in first or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+        if name in (*first, 'progress_bar') or 'VAR' in p.kind.name:
             continue
         value = values.pop(name, getattr(made, name, p.default))
         if value is not p.default and text(value) != text(p.default):
             given.append(f'{name}={text(value)}')
-    given += [f'{n}={text(v)}' for n, v in values.items() if v is not None]
+    given += [f'{n}={text(v)}' for n, v in values.items()]
     return f'{type(made).__name__}({", ".join(given)})'
 
 

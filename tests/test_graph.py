@@ -271,7 +271,7 @@ def test_repr_and_device():
 @pytest.mark.parametrize(
     ('error', 'match', 'args', 'kwargs'),
     [
-        (TypeError, "'edge_index'.*int64.*int32", (EDGES.int(), 5), {}),
+        (TypeError, "'edge_index'.*int64.*int16", (EDGES.short(), 5), {}),
         (TypeError, "'edge_index'.*tensor.*list", ([[0], [1]], 5), {}),
         (ValueError, "'edge_index'.*2 dim", (EDGES[0], 5), {}),
         (ValueError, r"'edge_index'.*\[2, num_edges\]", (EDGES.t(), 5), {}),

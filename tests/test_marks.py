@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import DataLoader
 
 from pyg_trust.graph._marks import mark, marked
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
@@ -93,6 +94,15 @@ def test_a_mark_that_names_nothing_is_refused(bad):
     data.propagated = bad
     with pytest.raises(TypeError, match='needs to hold names of attr'):
         PrivateAGP(mu=1.0, delta=1e-3)(data)
+
+
+def test_batches_of_marked_graphs_are_marked():
+    graphs = [AGP('sgc')(graph()) for _ in range(3)]
+    graphs[1] = AGP('sgc', attr='x', out='z')(graphs[1])
+    graphs[0].z = graphs[2].z = graphs[1].z
+    batch = next(iter(DataLoader(graphs, 3)))
+    assert marked(batch) == ('x', 'z')
+    assert AGP('sgc', out='h')(batch).propagated == ('x', 'z', 'h')
 
 
 def rows_alone(data):

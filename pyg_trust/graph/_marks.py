@@ -27,17 +27,19 @@ def marked(data: Data | BaseStorage) -> tuple[str, ...]:
     Raises:
         TypeError: if ``data.propagated`` does not hold names.
     """
-    names = data.get('propagated', ())
-    if isinstance(names, str):
-        names = (names,)
-    if not isinstance(names, tuple | list) or not all(
-        isinstance(name, str) for name in names
-    ):
-        raise TypeError(
-            "'data.propagated' needs to hold names of attributes (got "
-            f'{type(names).__name__})'
-        )
-    return tuple(names)
+    names, todo = [], [data.get('propagated', ())]
+    while todo:
+        value = todo.pop(0)
+        if isinstance(value, str):
+            names.append(value)
+        elif isinstance(value, tuple | list):
+            todo[:0] = value  # a batch has the names of each graph
+        else:
+            raise TypeError(
+                "'data.propagated' needs to hold names of attributes (got "
+                f'{type(value).__name__})'
+            )
+    return tuple(dict.fromkeys(names))
 
 
 def mark(data: Data | BaseStorage, attr: str) -> None:

@@ -34,9 +34,9 @@ def edge_attributes(data: Data) -> dict[str, int]:
     """
     size, pairs = data.edge_index.size(1), pair_attributes(data)
     others = {name for group in pairs.values() for name in group}
-    dims = {'edge_index': 1}
+    dims, matrices = {'edge_index': 1}, adjacencies(data)
     for name, value in data.to_dict().items():
-        if name in (*dims, *_NO_EDGES, *pairs, *others):
+        if name in (*dims, *_NO_EDGES, *pairs, *others, *matrices):
             continue
         dim = _dim(data, name, value, size)
         # PyG's rule where a graph has as many edges as nodes.
@@ -55,7 +55,8 @@ def node_attributes(data: Data) -> dict[str, int]:
         dict[str, int]: for each its dimension of nodes.
     """
     pairs = pair_attributes(data)
-    taken = {*edge_attributes(data), *pairs, 'propagated', 'own_of'}
+    taken = {*edge_attributes(data), *pairs, *adjacencies(data)}
+    taken |= {'propagated', 'own_of'}
     taken.update(name for group in pairs.values() for name in group)
     dims = {}
     for name, value in data.to_dict().items():
@@ -107,11 +108,14 @@ def pair_attributes(data: Data) -> dict[str, list[str]]:
 
 
 def adjacencies(data: Data) -> list[str]:
-    """Return the names of sparse matrices that repeat the edges."""
+    """Return the names of matrices that repeat the edges."""
+    size = (data.num_nodes, data.num_nodes)
     return [
         name
         for name, value in data.to_dict().items()
-        if 'adj' in name and is_sparse(value)
+        if 'adj' in name
+        and (isinstance(value, Tensor) or is_sparse(value))
+        and tuple(getattr(value, 'sizes', value.size)()) == size
     ]
 
 
@@ -210,6 +214,8 @@ def _cut(adj: Any, node: Tensor) -> Any:
     node = node.to(adj.device() if callable(adj.device) else adj.device)
     if not isinstance(adj, Tensor):
         return adj.index_select(0, node).index_select(1, node)
+    if adj.layout == torch.strided:
+        return adj[node][:, node]
     out = adj.to_sparse_coo().index_select(0, node).index_select(1, node)
     with quiet_sparse():
         return out.coalesce().to_sparse(layout=adj.layout)
@@ -224,7 +230,7 @@ def _increment(data: Data, name: str, value: Any) -> Any:
 def _dim(data: Data, name: str, value: Any, size: int) -> int | None:
     # The dimension in which an attribute has so many rows.
     if isinstance(value, Tensor | np.ndarray):
-        if value.ndim == 0 or (is_sparse(value) and 'adj' in name):
+        if value.ndim == 0:
             return None
         dim = data.__cat_dim__(name, value)
         if not isinstance(dim, int) or not -value.ndim <= dim < value.ndim:

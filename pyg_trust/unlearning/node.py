@@ -548,8 +548,14 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             TypeError: on another request.
             ValueError, BudgetExceededError: as :meth:`update`.
         """
-        named = {'nodes': nodes, 'edges': edges, 'features': features}
-        asked = requested(request, labels=labels, persons=persons, **named)
+        asked = requested(
+            request,
+            nodes=nodes,
+            edges=edges,
+            features=features,
+            labels=labels,
+            persons=persons,
+        )
 
         def remove(request: RemovalRequest) -> NodeUnlearnReport:
             report = self._updated(_whole(request), True, reference)
