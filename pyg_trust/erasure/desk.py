@@ -25,6 +25,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,7 @@ from pyg_trust.erasure.reports import (
 )
 from pyg_trust.erasure.store import Store
 from pyg_trust.files import commit
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest
 
 # A shorter removal is not waited for.
@@ -85,11 +87,12 @@ class ErasureDesk:
 
     Args:
         path (str or Path): the path of the file, created if it does not exist.
-        zone (str): the controller's time zone. (default: :obj:`'UTC'`)
+        zone (str, optional): the controller's time zone; by default that of
+            the file, and UTC for a new one. (default: :obj:`None`)
         clock (Callable): returns the time in seconds since 1970.
             (default: :func:`time.time`)
-        policy (Policy, optional): the rules of the desk.
-            (default: :obj:`None`)
+        policy (Policy, optional): the rules of the desk, which the file
+            keeps; by default those of the file. (default: :obj:`None`)
 
     Raises:
         ValueError: if the zone is unknown, or the file is of another program
@@ -101,27 +104,35 @@ class ErasureDesk:
         self,
         path: str | Path,
         *,
-        zone: str = 'UTC',
+        zone: str | None = None,
         clock: Callable[[], float] = time.time,
         policy: Policy | None = None,
     ) -> None:
-        self.zone = fields.find_zone(zone)
-        self.policy = Policy() if policy is None else policy
+        if zone is not None:
+            fields.find_zone(zone)
         self._clock = clock
         self._places: dict[str, Place] = {}
         self._finished: list[str] = []
         self.path = Path(path).absolute()
         self._store = Store(self.path)
         self._sql, self._one = self._store.rows, self._store.one
+        held = {'zone': zone or 'UTC', 'policy': json.dumps(asdict(Policy()))}
         with self._store.change():
-            self._sql("INSERT OR IGNORE INTO setting VALUES ('zone', ?)", zone)
-        (known,) = self._one("SELECT value FROM setting WHERE name = 'zone'")
-        if known != zone:
+            for name, value in held.items():
+                self._sql(queries.NEW_SETTING, name, value)
+            if policy is not None:
+                text = json.dumps(asdict(policy))
+                self._sql(queries.SET_POLICY, text)
+        (known,) = self._one(queries.SETTING, 'zone')
+        if zone not in (None, known):
             self.close()
             raise ValueError(
                 f"'zone' needs to be {known!r}, by which the dates in "
                 f'{self.path} were made (got {zone!r})'
             )
+        self.zone = fields.find_zone(known)
+        (text,) = self._one(queries.SETTING, 'policy')
+        self.policy = Policy(**json.loads(text))
 
     def close(self) -> None:
         """Close the file."""
@@ -701,6 +712,13 @@ class ErasureDesk:
         self._sql(queries.FORGET_NOTES, number)
 
     # What can be seen #######################################################
+
+    def ledgers(self) -> dict[str, RemovalLedger]:
+        """Return the ledgers of the registered models, by name.
+
+        :func:`check_erasure` reads ``json.dumps(ledger.state_dict())``.
+        """
+        return {name: each.ledger for name, each in self._places.items()}
 
     @validated
     def report(self, subject_request_id: str) -> ErasureReport:

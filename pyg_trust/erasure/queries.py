@@ -1,6 +1,9 @@
 """SQL statements of a desk; the tables are in ``store.py``."""
 
 OPEN = "WHERE status IN ('pending', 'in_progress')"
+NEW_SETTING = 'INSERT OR IGNORE INTO setting VALUES (?, ?)'
+SET_POLICY = "UPDATE setting SET value = ? WHERE name = 'policy'"
+SETTING = 'SELECT value FROM setting WHERE name = ?'
 NEW_PLACE = 'INSERT OR IGNORE INTO place VALUES (?, ?)'
 KIND = 'SELECT is_model FROM place WHERE name = ?'
 REQUEST = 'SELECT * FROM request WHERE id = ?'
