@@ -167,14 +167,14 @@ def check_group(group: Group, loader: StepLoader) -> None:
     if group.size == 1:
         return
     group.agree(
-        "'data_loader' (its data, arguments, steps and subgraphs; give a "
-        "DisjointWalkLoader the same 'seed' in all processes)",
-        (
-            loader.fingerprint(),
-            loader.setting(),
-            loader.batch_sampler.num_steps,
-            loader.layout(),
-        ),
+        {
+            "the data of 'data_loader'": loader.fingerprint(),
+            "an argument of 'data_loader'": loader.setting(),
+            "'num_steps' of 'data_loader'": loader.batch_sampler.num_steps,
+            "the 'seed' of 'data_loader', which makes subgraphs,": (
+                loader.layout()
+            ),
+        }
     )
     whole = isinstance(loader, WholeUnitLoader)
     if not whole and loader.subgraphs_per_batch < group.size:

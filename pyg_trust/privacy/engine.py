@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_trust._checks import (
+    NUMBERS,
     Count,
     Fraction,
     Number,
@@ -23,6 +24,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
+from pyg_trust._checks.identity import fingerprint_any
 from pyg_trust.functional.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
@@ -282,6 +284,18 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         """
         self._check_free(module, optimizer, data_loader)
         check_multiplier(noise_multiplier, data_loader.terms)
+        self._agree(
+            module,
+            optimizer,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            loss_reduction=loss_reduction,
+            max_physical_batch_size=max_physical_batch_size,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            clipping=clipping,
+            isolation=isolation,
+        )
         step = self._prepare(
             module,
             optimizer,
@@ -365,6 +379,16 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 raise TypeError(
                     f"'make_private_with_epsilon' takes no argument '{name}'"
                 )
+        self._agree(
+            module,
+            optimizer,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            max_grad_norm=max_grad_norm,
+            steps=steps,
+            epochs=epochs,
+            **kwargs,
+        )
         if steps is None:
             assert epochs is not None
             steps = epochs * data_loader.batch_sampler.num_steps
@@ -497,6 +521,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             adaptive = max_grad_norm
             size = data_loader.subgraphs_per_batch
         multiplier = float(noise_multiplier)
+        self._check_budget(data_loader, multiplier)
         if adaptive is not None:
             check_grid(
                 'noise_std', 2 * adaptive.count_std(multiplier, size), 1
@@ -517,6 +542,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 data_loader.check_batch,
                 self._choose,
                 group,
+                self._digests,
             ),
         )
         # From here on nothing is refused, and an interrupt falls between two
@@ -533,7 +559,40 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         step.pins.hold_layers()
         step.pins.hold()
         self._training, self._step = training, step
+        self._start = self.steps
         return training
+
+    def _agree(self, module: nn.Module, optimizer: Any, **given: Any) -> None:
+        # All that decides what is spent, and how weights move.
+        self._group.agree(
+            {
+                **{
+                    name: value if isinstance(value, NUMBERS) else repr(value)
+                    for name, value in given.items()
+                    if not callable(value)
+                },
+                'seed': self._seed,
+                'accountant': self._kind,
+                'noise': self._noise_kind,
+                'module': [
+                    (name, list(p.shape), str(p.dtype), p.requires_grad)
+                    for name, p in module.named_parameters()
+                ],
+                'optimizer': str(optimizer),
+            }
+        )
+
+    def _digests(self) -> dict[str, str]:
+        training = self._attached()
+        return {
+            "the weights of 'module'": fingerprint_any(
+                training.model.state_dict()
+            ),
+            "the state of 'optimizer'": fingerprint_any(
+                training.optimizer.state_dict()
+            ),
+            'the number of steps': str(self.steps),
+        }
 
     def _check_free(self, module: Any, optimizer: Any, loader: Any) -> None:
         if self._training is not None:
@@ -822,5 +881,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             noise=self._noise_kind,
             has_ledger=self._ledger is not None,
             names_ledger=self._ledger_path is not None,
+            own_steps=self.steps - self._start,
+            continued=self._continued,
         )
         return describe(self, run, delta)

@@ -266,6 +266,9 @@ class Run(NamedTuple):
         noise (str): the kind of the noise.
         has_ledger (bool): whether this process writes the ledger.
         names_ledger (bool): whether there is one.
+        own_steps (int): the steps that this process took on its weights.
+        continued (int, optional): the steps of the checkpoint that these
+            weights were loaded from.
     """
 
     loader: StepLoader
@@ -278,6 +281,8 @@ class Run(NamedTuple):
     noise: str
     has_ledger: bool
     names_ledger: bool
+    own_steps: int
+    continued: int | None
 
 
 def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
@@ -320,6 +325,17 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
         notes.append(
             'in exact arithmetic a gradient is what the kernels of this '
             'machine compute of it, by a way that does not depend on values'
+        )
+    if run.own_steps < engine.steps:
+        of = (
+            'weights that start from those of the call of make_private'
+            if run.continued is None
+            else f'weights of a checkpoint of {run.continued} steps'
+        )
+        notes.append(
+            f'of the {engine.steps} steps on the account this process took '
+            f'{run.own_steps}, on {of}; the others count, as weights of '
+            'earlier runs may have been seen'
         )
     if run.processes > 1:
         notes.append(
@@ -469,7 +485,9 @@ def _arithmetic(engine: Any, run: Run, why: tuple[str, ...]) -> str:
 
 
 def _isolation(engine: Any, run: Run) -> str:
-    step, steps = run.step, engine.steps - run.releases
+    step = run.step
+    steps = run.own_steps if run.continued is None else engine.steps
+    steps -= run.releases
     alone = step.constructed + step.checked
     if step.disagrees:
         return 'not'
@@ -493,8 +511,8 @@ def _checks(engine: Any, run: Run) -> tuple[str, ...]:
         'before the first step the model ran on random features: a change of '
         'one subgraph moved the gradient of no other',
     ]
-    if not engine.steps:
-        return tuple(lines)
+    if not run.own_steps:
+        return (*lines, 'this process has taken no private step')
     lines.append(
         'at every step of this process the clipped sum was finite and of the '
         'units that were drawn'

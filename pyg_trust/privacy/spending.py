@@ -11,6 +11,8 @@ import numpy as np
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import Fraction, Natural, check_ledger, validated
+from pyg_trust._checks.graphs import warn_user
+from pyg_trust.kernel.sentences import outwards
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -85,6 +87,9 @@ class Spending(Single):
         ) = None
         self._target: tuple[float, float] | tuple[None, None] = (None, None)
         self._group = Group()
+        # The steps on the account before these weights, and those of the
+        # checkpoint that was loaded.
+        self._start, self._continued = 0, None
         # How batches are drawn, and which data are neighbours.
         self._law = '', ''
         # Set by make_private.
@@ -214,20 +219,47 @@ class Spending(Single):
                 return True
             if planned and rate >= highest and at == spent:
                 return False
+        return self._left(rate, self._noise_multiplier) > 0
+
+    def _left(self, rate: float, multiplier: float) -> int:
+        # How many steps the budget allows, which is kept.
+        epsilon, delta = self._target
+        assert epsilon is not None
+        assert delta is not None
         left = self.accountant.remaining_steps(
-            epsilon,
-            delta,
-            noise_multiplier=self._noise_multiplier,
-            sample_rate=rate,
+            epsilon, delta, noise_multiplier=multiplier, sample_rate=rate
         )
         self._limit = (
             rate,
-            spent,
-            spent + left,
+            self.steps,
+            self.steps + left,
             _lines(self.accountant),
             self.accountant.pure_epsilon,
         )
-        return left > 0
+        return left
+
+    def _check_budget(self, loader: StepLoader, multiplier: float) -> None:
+        # Refuse a training of no step, as its weights would be untrained.
+        epsilon, delta = self._target
+        rate = self._rate(loader, self.steps)
+        if epsilon is not None and self._left(rate, multiplier) < 1:
+            self._limit = None
+            steps, spent = self.steps, self.get_epsilon(delta)
+            self.close()
+            self._accountant = self._ledger = None
+            raise BudgetExceededError(
+                f'no step fits the budget of epsilon {epsilon:g} at delta '
+                f'{delta:g}: {steps} steps on the account have spent '
+                f"{outwards(spent)}; choose a larger 'target_epsilon' or "
+                "'noise_multiplier', or a new ledger for other data"
+            )
+        if self.steps:
+            warn_user(
+                f'the account holds {self.steps} steps of earlier runs, which '
+                'stay spent; weights are not restored by a ledger: load them '
+                'by engine.load_state_dict(state), or train from new weights '
+                'with what is left'
+            )
 
     def _check_left(self, ahead: Accountant, what: str) -> None:
         # Refuse if the account would be `ahead`, and above the budget.
