@@ -81,12 +81,11 @@ from pyg_trust.functional.voting import (
     collective_votes,
 )
 from pyg_trust.functional.walks import disjoint_walks
-from pyg_trust.functional.wavelets import Wavelet, frame_bound, wavelet_bank
+from pyg_trust.functional.wavelets import frame_bound, wavelet_bank
 
 __all__ = [
     'Measure',
     'Perturbations',
-    'Wavelet',
     'appnp',
     'bekm',
     'blpa',

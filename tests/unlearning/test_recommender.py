@@ -532,7 +532,7 @@ def test_repeated_interactions_and_too_popular_items_are_refused(monkeypatch):
     assert recommend.MOST_USERS * 2**recommend.BITS == 2**52
     monkeypatch.setattr(recommend, 'MOST_USERS', 3)
     liked = torch.tensor([[0, 1, 2], [1, 1, 1]])
-    with pytest.raises(ValueError, match='fewer than 3 users'):
+    with pytest.raises(ValueError, match='at most 3 users'):
         lists_of(liked, 3, 2)
     assert lists_of(liked[:, :2], 3, 2).length.tolist() == [1, 1, 0]
 
