@@ -555,7 +555,6 @@ entry(
     names={**DATA_NAMES, 'data': "'(data|num_nodes|edge_index)|node 0"},
     data=DATA,
     part=instance(),
-    mode=choice(),
 )
 
 entry(

@@ -543,8 +543,7 @@ def liked_file() -> Path:
     return path
 
 
-NO_NAMES = values(3, None, 'a', [0.5], [-1], [99], [True], [[0]])
-NO_PAIRS = values(3, None, 'a', [(0.5, 1)], [(0, 3)], [(-1, 0)], [(0, 1, 2)])
+NO_NAMES = values('a', [0.5], [-1], [99], [[0]])
 entry(
     'unlearning.Recommender',
     lambda: {'method': 'paths', 'exponents': (0.5, 0.5, 0.5)},
@@ -586,10 +585,8 @@ for name in ('plan', 'remove'):
     entry(
         f'unlearning.Recommender.{name}',
         lambda: (liked(), {'users': [0]}),
-        Row('nothing', {'users': []}, "'users', 'items' or 'interactions'"),
+        Row('nothing', {'users': []}, 'something to remove'),
         users=NO_NAMES,
-        items=NO_NAMES,
-        interactions=NO_PAIRS,
         **(
             {'reference': values(3, ['a'], 'a' * 31)}
             if name == 'remove'
