@@ -320,7 +320,7 @@ entry(
     features=choice(),
     theta=values(0.5, 'a'),
     encoder=values(3, 'a', [1]),
-    encoder_is_public=values(3, None, 'a'),
+    start_is_public=values(3, None, 'a'),
     tol=POSITIVE,
     max_pending=integer(0),
     seed=SEED,
@@ -461,7 +461,7 @@ entry(
     epsilon=POSITIVE,
     on_exceed=choice(),
     encoder=values(3, 'a', [1]),
-    encoder_is_public=values(3, None, 'a'),
+    start_is_public=values(3, None, 'a'),
     tol=POSITIVE,
     max_pending=integer(0),
     seed=SEED,
@@ -543,7 +543,8 @@ def liked_file() -> Path:
     return path
 
 
-NO_NAMES = values('a', [0.5], [-1], [99], [[0]])
+NO_NAMES = values('a', [0.5], [-1], [99], [True], [[0]])
+NO_PAIRS = values(3, 'a', [(0.5, 1)], [(0, 99)], [(-1, 0)], [(0, 1, 2)])
 entry(
     'unlearning.Recommender',
     lambda: {'method': 'paths', 'exponents': (0.5, 0.5, 0.5)},
@@ -585,8 +586,16 @@ for name in ('plan', 'remove'):
     entry(
         f'unlearning.Recommender.{name}',
         lambda: (liked(), {'users': [0]}),
-        Row('nothing', {'users': []}, 'something to remove'),
+        Row('nothing', {'users': []}, 'name something to remove'),
+        Row('a part', {'users': None, 'interactions': [(0, 3)]}, r'\(0, 3\)'),
+        names={
+            'users': "'users|user 99",
+            'items': "'items|item 99",
+            'interactions': r"'interactions|interaction \(0, 99\)",
+        },
         users=NO_NAMES,
+        items=NO_NAMES,
+        interactions=NO_PAIRS,
         **(
             {'reference': values(3, ['a'], 'a' * 31)}
             if name == 'remove'

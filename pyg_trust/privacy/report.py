@@ -33,6 +33,10 @@ from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 
+NOISELESS = (
+    'NOT PRIVATE: this run added no noise (noise_multiplier=0), to debug a '
+    'training'
+)
 # Numbers of persons together that reports have a line for.
 _TOGETHER = (2, 5)
 APART = (
@@ -149,6 +153,8 @@ class PrivacyReport(Report):
 
     def guarantee(self) -> Guarantee:
         """State the differential privacy of the released weights."""
+        if not self.noise_multiplier:
+            raise ValueError(f'{NOISELESS}: there is no guarantee to state')
         values = self.numbers()
         values['checked'] = values.pop('isolation')
         if not self.persons:
@@ -195,6 +201,8 @@ class PrivacyReport(Report):
 
     def explain(self) -> str:
         """Explain the guarantee in words."""
+        if not self.noise_multiplier:
+            return f'{NOISELESS}; epsilon is infinite.'
         rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'
         lines = [
             *([SEEDED + '.'] if self.seeded else []),
@@ -361,7 +369,9 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
         noise_std=run.gradient_multiplier * engine.max_grad_norm,
         arithmetic=_arithmetic(engine, run, why),
         isolation=isolation,
-        rho=clip.noise_grid(
+        rho=0.0
+        if engine.noiseless
+        else clip.noise_grid(
             run.gradient_multiplier,
             engine.max_grad_norm,
             sum(p.numel() for p in step.parameters),

@@ -109,6 +109,7 @@ class NodeState:
             self.levels = SeriesState(
                 self.graph, x, measure, settings.alpha, settings.theta
             )
+        self.graph.ids = self.ids
         self.pending = Pending(n, {})
         self.names = (y >= 0).nonzero().view(-1)
         self.place = torch.full((n,), -1)
@@ -201,14 +202,6 @@ class NodeState:
         )
         if missing != Part():
             raise NotThere(self.ids.request(missing))
-        if self.ids.n_id is not None and edit.edges.numel():
-            # Sums would name rows.
-            for u, v in edit.edges[:, self.graph.has_edges(edit.edges)].t():
-                u, v = self.ids.of(torch.stack([u, v])).tolist()
-                raise ValueError(
-                    f'edge {u} -> {v} is there already: an edge can be there '
-                    'once'
-                )
 
     def play(self, edit: Edit) -> None:
         """Apply an edit to graph and features; leave the training rows."""

@@ -903,7 +903,7 @@ def test_data_that_can_not_be_promised_anything_are_refused():
         ({'release_std': 0.0}, "'release_std'"),
         ({'epsilon': 0.0}, "'epsilon'"),
         ({'delta': 1.0}, "'delta'"),
-        ({'encoder': torch.nn.Identity()}, 'encoder_is_public=True'),
+        ({'encoder': torch.nn.Identity()}, 'start_is_public=True'),
         ({'features': 'push'}, "features='push' needs"),
         (
             {'features': 'push', 'measure': 'heat', 't': 1.0},
@@ -937,7 +937,7 @@ def test_encoders_are_public_frozen_and_work_row_by_row():
 
     def fitted(encoder):
         return NodeClassifier(
-            encoder=encoder, encoder_is_public=True, lam=0.02, seed=0
+            encoder=encoder, start_is_public=True, lam=0.02, seed=0
         ).fit(data)
 
     linear = torch.nn.Linear(6, 4).double().eval()
@@ -1299,3 +1299,32 @@ def test_the_size_of_the_rows_is_followed_from_above_and_back():
         model.remove(RemovalRequest(nodes=there))
     exact = float(state.Z.square().sum())
     assert exact * (1 - 1e-12) <= state.square
+
+
+def test_another_encoder_of_the_class_is_refused(tmp_path):
+    def classifier(seed):
+        torch.manual_seed(seed)
+        encoder = torch.nn.Linear(6, 4).double().eval()
+        return NodeClassifier(encoder=encoder, start_is_public=True)
+
+    classifier(0).fit(blocks()).save(tmp_path / 'a.pt')
+    classifier(0).load(tmp_path / 'a.pt')
+    with pytest.raises(ValueError, match="'encoder'"):
+        classifier(1).load(tmp_path / 'a.pt')
+    with pytest.warns(DeprecationWarning, match="'start_is_public' now"):
+        NodeClassifier(encoder=torch.nn.Identity(), encoder_is_public=True)
+
+
+def test_labels_and_masks_come_as_in_data_sets():
+    data, plain = blocks(), make()
+    data.y, data.train_mask = data.y.view(-1, 1), data.train_mask.view(-1, 1)
+    assert torch.equal(make(data).weight, plain.weight)
+    train = blocks().train_mask.nonzero().view(-1).tolist()
+    listed = NodeClassifier('sgc', lam=0.02, seed=0).fit(blocks(), train)
+    assert torch.equal(listed.weight, plain.weight)
+    data.train_mask = data.train_mask.repeat(1, 3)
+    with pytest.raises(ValueError, match=r'3 splits.*train_mask\[:, 0\]'):
+        make(data)
+    made = NodeClassifier('sgc', lam=0.02, seed=0)
+    made.fit(data, data.train_mask[:, 0])
+    assert torch.equal(made.weight, plain.weight)
