@@ -31,7 +31,7 @@ LEDGER = values(3, ['a'])
 # Functions ###################################################################
 
 entry(
-    'functional.hop_sensitivity',
+    'privacy.hop_sensitivity',
     lambda: {'relation': 'node_incident', 'max_degree': 3},
     Row('of edges', {'relation': 'edge'}, "'max_degree'"),
     Row('incident', {'num_classes': 3}, "'num_classes'"),
@@ -39,7 +39,7 @@ entry(
     max_degree=integer(1),
 )
 entry(
-    'functional.private_propagate',
+    'privacy.private_propagate',
     lambda: {
         'graph': csr(),
         'x': torch.rand(6, 2),

@@ -32,9 +32,9 @@ from bad_table import entry
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import transforms, unlearning
-from pyg_trust.functional import Measure, katz, sgc
-from pyg_trust.functional.sums import Sums
+from pyg_trust.agp.measures import Measure, katz, sgc
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import Update
 
 # Ops #########################################################################
