@@ -7,12 +7,9 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust import registries
+from pyg_trust.agp.measures import Measure, make_measure
 from pyg_trust.certificates import ThreatModel, certifies, certify
-from pyg_trust.certificates.certify import _route
-from pyg_trust.functional import (
-    Measure,
-    make_measure,
-)
+from pyg_trust.certificates.any_model import _route
 from pyg_trust.nn import MajorityAggregator, ShardAggregator, make_aggregator
 from pyg_trust.registries import (
     AGGREGATORS,
