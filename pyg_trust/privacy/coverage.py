@@ -19,18 +19,15 @@ from pyg_trust._checks import check_instance, validated
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, editing, synchronized
-from pyg_trust.functional.forgetting import node_shift
-from pyg_trust.functional.private_accounting import (
-    gaussian_epsilon,
-    gaussian_mu_for,
-)
 from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel.removal import covered
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
+from pyg_trust.privacy.forgotten import node_shift
+from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import Guarantee, Report, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.transforms.aggregation_report import Relation
+from pyg_trust.verify.removal import covered
 
 # By relation: the items that a request may name, and the reason for the limit.
 _TAKES = {
@@ -162,7 +159,7 @@ class Coverage:
     r"""Base: removals that the noise of a release covers.
 
     Weights stay as they are: what was released is nearly as likely without
-    the few people who ask (:mod:`pyg_trust.functional.forgetting`). Their rows
+    the few people who ask (:mod:`pyg_trust.privacy.forgotten`). Their rows
     are deleted, and a ledger counts how many were covered.
     """
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_tensor
-from pyg_trust.functional.rows import stacked
 from pyg_trust.removal import (
     NotThere,
     Part,
     RemovalRequest,
     remove_from_data,
 )
+from pyg_trust.unlearning.rows import stacked
 from pyg_trust.unlearning.shards.graph import MASKS, without_features
 from pyg_trust.unlearning.shards.products import rows_of_nonzeros, select_rows
 from pyg_trust.update import NewNodes, Update, rows_of, with_edges
