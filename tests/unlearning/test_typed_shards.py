@@ -348,7 +348,6 @@ def test_a_report_tells_the_unit() -> None:
         ({'partition': 'balanced_lpa'}, 'partition'),
         ({'partition': torch.arange(24) % 3}, 'partition'),
         ({'slices': [(0.5, 2), (1, 2)]}, 'slices'),
-        ({'sparse_x': True}, 'sparse_x'),
         ({'over_ranks': True}, 'over_ranks'),
         ({'folder': 'somewhere'}, 'folder'),
     ],
