@@ -265,7 +265,7 @@ def pairs(args: argparse.Namespace) -> None:
         start = time.process_time()
         model.fit(train)
         fit = time.process_time() - start
-        auc = roc_auc_score(label, model.score(test))
+        auc = roc_auc_score(label, model.decision_function(test))
         names = np.random.default_rng(1).permutation(data.num_nodes)[:20]
         spent = []
         for node in names.tolist():

@@ -72,7 +72,7 @@ TUTORIALS = HERE / 'tutorials'
 shutil.rmtree(TUTORIALS, ignore_errors=True)
 shutil.copytree(HERE.parent / 'examples' / 'tutorials', TUTORIALS)
 
-# `dev.py docs` runs the tutorials; the test command only reads them.
+# PYG_TRUST_TUTORIALS=1 runs the tutorials; the tests only read them.
 sphinx_gallery_conf = {
     'examples_dirs': [str(TUTORIALS)],
     'gallery_dirs': ['gallery'],

@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-__version__ = '0.1.0'
+__version__ = '0.2.0.dev0'
 
 _PACKAGES = (
     'audit',

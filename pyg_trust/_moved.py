@@ -150,3 +150,31 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
         return accept  # type: ignore[return-value]
 
     return decorate
+
+
+def renamed(**arguments: str) -> Callable[[F], F]:
+    """Decorate a constructor to take arguments by their names of 0.1, too.
+
+    Args:
+        **arguments (str): the new name, by the old one.
+    """
+
+    def decorate(init: F) -> F:
+        @functools.wraps(init)
+        def accept(self: Any, *args: Any, **kwargs: Any) -> None:
+            for old in [name for name in arguments if name in kwargs]:
+                new = arguments[old]
+                if new in kwargs:
+                    raise TypeError(f"'{old}' is '{new}' now: leave it out")
+                warnings.warn(
+                    f"'{old}' of {type(self).__name__} is '{new}' now, and "
+                    'goes with the next release',
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                kwargs[new] = kwargs.pop(old)
+            return init(self, *args, **kwargs)
+
+        return accept  # type: ignore[return-value]
+
+    return decorate

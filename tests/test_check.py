@@ -27,6 +27,7 @@ from auditing import (
 from procedures import cycle, dataset
 from torch_geometric.data import Data
 
+import pyg_trust
 from pyg_trust.check import (
     FAILS,
     HOLDS,
@@ -36,6 +37,7 @@ from pyg_trust.check import (
     checker,
     epsilon,
 )
+from pyg_trust.check.__main__ import main
 from pyg_trust.check.answers import arguments, read_report, requests
 from pyg_trust.functional import gaussian_epsilon, wor_epsilon
 from pyg_trust.kernel.accounting import judge_mu
@@ -349,6 +351,35 @@ def test_the_command_says_it_in_lines_and_in_its_status(tmp_path):
     done = command(str(tmp_path / 'nothing.json'))
     assert done.returncode == 2
     assert 'nothing.json' in done.stderr
+    # What is used wrongly differs from what is not proved.
+    open_ = privacy(mechanism='rdp_fdp')
+    assert command(str(saved(tmp_path, open_))).returncode == 3
+    assert command().returncode == 2
+    assert '3  nothing fails' in command('--help').stdout
+
+
+def test_the_command_knows_its_name_and_version(capsys):
+    for asked in ('--version', '--help'):
+        with pytest.raises(SystemExit) as end:
+            main([asked])
+        assert end.value.code == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f'pyg_trust {pyg_trust.__version__}\n')
+    assert 'usage: python -m pyg_trust [' in told
+
+
+def test_releases_of_version_0_1_0_are_said_to_leak(tmp_path):
+    for version, leaks in (('0.1.0', True), ('0.2.0.dev0', False)):
+        each = replace(privacy(), origin={'pyg_trust': version})
+        told = failures(saved(tmp_path, each))
+        assert any('leak' in text for text in told) == leaks
+
+
+def test_a_report_that_is_saved_can_be_checked(tmp_path):
+    promises = [privacy()] * 101
+    check_report(saved(tmp_path, *promises[:100]))
+    with pytest.raises(ValueError, match=r"'guarantees'.* 100 promises"):
+        TrustReport.of(*promises)
 
 
 def first(name, value):

@@ -77,7 +77,7 @@ def test_a_removal_holds_with_all_that_it_names(handed, capsys):
     assert 'is paid for' in said
     assert command(folder, folder / 'proof.npz') == 0
     # What it can't say without: the residual.
-    assert main(['check', str(folder / 'trust.json')]) == 2
+    assert main(['check', str(folder / 'trust.json')]) == 3
     capsys.readouterr()
 
 

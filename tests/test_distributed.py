@@ -34,7 +34,7 @@ from pyg_trust.graph import CSRGraph
 
 pytestmark = needs.ranks
 # Each kill is a moment of its own: more of them see more moments.
-KILLS = 20 if os.environ.get('FULL_TEST') else 4
+KILLS = 4
 
 
 def items(rank, folder):
@@ -114,7 +114,7 @@ def test_every_rank_does_its_share(tmp_path, graph):
         assert path.read_text() == '32'
 
 
-@pytest.mark.slow
+@pytest.mark.sentinel(rows=1)
 @pytest.mark.parametrize('size', [2, 4])
 def test_killed_ranks_end_the_others_and_lose_nothing(size, tmp_path, graph):
     source = random.Random(size)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiers
 import torch
 import warm
 from procedures import PROCEDURES, Private, cycle
@@ -28,11 +29,11 @@ from tqdm import tqdm
 import pyg_trust
 from pyg_trust import files
 from pyg_trust.ledger import PrivacyLedger
-from pyg_trust.unlearning.shards import training
+from pyg_trust.unlearning.shards import models
 
 ROOT = os.path.dirname(pyg_trust.__file__)
 # Points of a procedure that are tried, and those at its end.
-SPREAD, LAST = (60, 40) if os.environ.get('FULL_TEST') == '1' else (5, 6)
+SPREAD, LAST = (5, 6) if tiers.deep() else (1, 0)
 
 
 class Interrupt:
@@ -110,7 +111,7 @@ def points(total):
     return sorted({*spread, *range(max(1, total - LAST), total + 1)})
 
 
-@pytest.mark.slow
+@pytest.mark.sentinel
 @pytest.mark.parametrize('name', PROCEDURES)
 def test_old_state_or_new_one_and_the_same_result_then(
     name, tmp_path_factory, monkeypatch
@@ -395,7 +396,7 @@ def test_a_checkpoint_is_loaded_or_not(tmp_path):
 @pytest.mark.skipif(os.name == 'nt', reason='needs signals')
 def test_nobody_waits_for_other_processes(monkeypatch):
     shards = [
-        training.Shard(i, data.x, data.y, data.edge_index)
+        models.Shard(i, data, data.y)
         for i, data in enumerate([cycle(8), cycle(9)])
     ]
     started = []
@@ -404,12 +405,13 @@ def test_nobody_waits_for_other_processes(monkeypatch):
         started.extend(multiprocessing.active_children())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, 'as_completed', interrupted)
+    monkeypatch.setattr(models, 'as_completed', interrupted)
     with pytest.raises(KeyboardInterrupt):
-        training.train(
+        models.train(
             lambda: torch.nn.Identity(),
             shards,
-            training.Recipe(),
+            models.Recipe(),
+            models.Shortcuts(),
             trainer='process',
             num_workers=1,
         )
@@ -423,6 +425,7 @@ import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import torch
 from procedures import PROCEDURES
+import tiers
 from states import same
 
 # A shell may have started the tests with this signal ignored.
@@ -463,7 +466,7 @@ assert caught == 10, caught
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sentinel(rows=1)
 @pytest.mark.skipif(os.name == 'nt', reason='needs signals')
 @pytest.mark.parametrize(
     'name', ['ScatteringClassifier.remove', 'certify, dual']

@@ -6,7 +6,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..kernel.claims import count, digest, number, read_json, visible
+from ..kernel.claims import (
+    MOST_PROMISES,
+    count,
+    digest,
+    number,
+    read_json,
+    visible,
+)
 
 HOLDS, FAILS = 'holds', 'FAILS'
 UNPROVED, UNKNOWN = 'not proved', 'not checked'
@@ -24,8 +31,6 @@ WRONG = (
 )
 _TEXTS = ('assumptions', 'not_covered', 'checked')
 _AMOUNTS = ('spent', 'budget')
-#: Promises of a report; each may take half a minute.
-MOST = 100
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,8 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
             raise ValueError("'created' has no time zone")
         if not isinstance(fields['guarantees'], list):
             raise ValueError("'guarantees' is no list")
-        if len(fields['guarantees']) > MOST:
-            raise ValueError(f'it has more than {MOST} promises')
+        if len(fields['guarantees']) > MOST_PROMISES:
+            raise ValueError(f'it has more than {MOST_PROMISES} promises')
         stated = []
         for entry in fields['guarantees']:
             for name in _AMOUNTS:

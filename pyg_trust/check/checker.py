@@ -58,6 +58,8 @@ from .tensors import load
 
 T = TypeVar('T')
 _LAYOUT = 2
+#: Versions whose noise does not protect what it should (CHANGELOG).
+LEAKING = ('0.1.0',)
 
 
 def check_report(
@@ -109,6 +111,7 @@ def check_report(
         # Older layouts had fewer fields: of these, some is not proved.
         less = FAILS if version == _LAYOUT else UNPROVED
         verdicts = [
+            *_leaks(each),
             *_run(_check_claim, each, version),
             *_run(_check_fields, each, wrong=less),
         ]
@@ -169,6 +172,18 @@ def _findings(at: int, each: Stated, checks: Iterable[Any]) -> list[Finding]:
         Finding(status, f'{at}. {each.procedure}: {text}')
         for status, text in checks
     ]
+
+
+def _leaks(each: Stated) -> Checks:
+    # What the changelog says of versions whose noise did not hold.
+    version = each.origin.get('pyg_trust')
+    if version in LEAKING and each.kind in ('privacy', 'removal'):
+        yield (
+            FAILS,
+            f'it was made with pyg_trust {version}, whose noisy releases and '
+            'private models leak: release, train and remove again with a '
+            'later version',
+        )
 
 
 def _named(each: Stated) -> dict[str, bool]:

@@ -479,8 +479,10 @@ def check_multiplier(noise_multiplier: Any, occurrences: int = 1) -> float:
     least = 2 * occurrences * MIN_LAM
     if not least <= z < math.inf:
         raise ValueError(
-            f"'noise_multiplier' needs to be finite and at least {least:g}, a "
-            f'tenth of the number of units with the record (got {z})'
+            f"'noise_multiplier' needs to be finite and at least {least:g} "
+            f'(got {z}): with less noise the epsilon of a single step can be '
+            'in the hundreds, and no account is made of it; to choose the '
+            'noise for a budget, call make_private_with_epsilon'
         )
     return z
 

@@ -60,13 +60,14 @@ import torch
 from torch import Tensor
 
 from pyg_trust import ops
-from pyg_trust._checks import check_range
+from pyg_trust._checks import check_instance, check_range
 from pyg_trust.functional.journal import Journal
 from pyg_trust.functional.measures import Measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._building import own_loops, transposed, with_loops
 from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.ops import OpenRows
+from pyg_trust.removal import NodeIds, NotThere, Part
 
 BITS = 40
 BOUND = 16.0
@@ -88,7 +89,6 @@ _LIVE_ROWS, _LIVE_NET, _LIVE_EDIT = (
     getattr(torch.ops.pyg_trust, name).default
     for name in ('live_rows', 'live_net', 'live_edit')
 )
-_GONE = ': it never was, or was removed before'
 
 
 class Step(NamedTuple):
@@ -153,6 +153,8 @@ class Sums:
             )
         self.measure, self.bound, self.bits = measure, bound, bits
         self.undirected = graph.is_undirected and not directed
+        #: The ids of the rows, for errors.
+        self.ids = NodeIds()
         n, listed = graph.num_nodes, (graph.rowptr, graph.col32)
         flags = torch.ones((2, n), dtype=torch.bool)
         flags[0, gone] = False
@@ -541,19 +543,52 @@ class Sums:
         if kind in (_CUT, _JOIN):
             check_range('edge_index', events[1:, at], names, 'the nodes')
             if why == 2:
+                u, v = self.ids.of(events[1:, at]).tolist()
                 raise ValueError(
                     f'edge {u} -> {v} is there already: an edge can be there '
                     'once'
                 )
             if why == 1:
-                raise ValueError(f'edge {u} -> {v} is not there{_GONE}')
+                raise NotThere(self.ids.request(Part(edges=((u, v),))))
             there = self.alive.new_zeros(names)
             there[: self.num_nodes] = self.alive
             for past, node, _ in events[:, :at].t().tolist():
                 if past in (_COME, _GO):
                     there[node] = past == _COME
             u = v if bool(there[u]) else u
-        raise ValueError(f'node {u} is not there{_GONE}')
+        raise NotThere(self.ids.request(Part(nodes=(u,))))
+
+
+def check_directed(
+    directed: bool | None, measure: Measure, undirected: bool | None
+) -> bool:
+    """Return whether edges of a graph that changes go in one direction.
+
+    Args:
+        directed (bool, optional): what the user says; by default an edge of
+            the graph does.
+        measure (Measure): the measure, which may need an undirected graph.
+        undirected (bool, optional): whether the present edges go both ways;
+            :obj:`None` if they are not known yet.
+
+    Raises:
+        TypeError, ValueError: if these do not fit together.
+    """
+    if directed is not None:
+        check_instance('directed', directed, bool)
+    if directed and measure.undirected:
+        raise ValueError(
+            f"'directed' needs to be False for measure '{measure.name}', "
+            'which is of undirected graphs (got True)'
+        )
+    if undirected is False and (measure.undirected or directed is False):
+        why = '' if measure.undirected else ' with directed=False'
+        raise ValueError(
+            f"the graph needs to be undirected for measure '{measure.name}'"
+            f'{why} (got a directed one): data.edge_index = '
+            'torch_geometric.utils.to_undirected(data.edge_index)'
+        )
+    return bool(directed) or undirected is False
 
 
 def check_measure(measure: Measure) -> None:

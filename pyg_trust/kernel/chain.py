@@ -48,6 +48,11 @@ def link(before: str, *body: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def references(text: str) -> list[str]:
+    """Split the reference of a line: 32 digits for each of its requests."""
+    return [text[i : i + 32] for i in range(0, len(text), 32)]
+
+
 def line(before: str, body: Any) -> tuple[str, bytes]:
     """Write a line of steps and releases: its :func:`link`, and the JSON."""
     made = link(before, body)

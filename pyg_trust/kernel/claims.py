@@ -25,6 +25,8 @@ _COMMON = {
     'vouched': ('who states it, if it is not this package', ''),
     'more': ('further settings, by name', {}),
 }
+#: Promises of one report; the proof of each may take half a minute.
+MOST_PROMISES = 100
 LATER = ('checked', 'arithmetic')  # '' in reports that had not yet these
 #: The kinds of claims, by the procedure that makes the promise.
 PROMISES: dict[str, Any] = {}

@@ -110,6 +110,9 @@ ARRAYS: dict[str, tuple[str, int]] = {
     'salts': ('uint8', 2),
     **dict.fromkeys(('x', 'W', 'released'), ('float64', 2)),
 }
+# The same of the ids of the first nodes, where these are not their positions;
+# nodes that came later have the ids after the largest one.
+IDS: dict[str, tuple[str, int]] = {'ids': ('int64', 1)}
 # The same of the lists of a release, before a removal that its noise covers.
 COVERED: dict[str, tuple[str, int]] = {
     **{'rowptr': ('int64', 1), 'col': ('int64', 1), 'receivers': ('bool', 1)},
@@ -347,7 +350,7 @@ def check_kinds(
 
 def checked(arrays: Mapping[str, np.ndarray]) -> None:
     """Refuse arrays that do not make a proof."""
-    check_kinds(arrays, ARRAYS)
+    check_kinds(arrays, {**ARRAYS, **(IDS if 'ids' in arrays else {})})
     count, classes = len(arrays['x']), len(arrays['classes'])
     rowptr, col, labels = (arrays[k] for k in ('rowptr', 'col', 'labels'))
     single = classes == 2 and arrays['head'] != 'softmax'
@@ -376,6 +379,11 @@ def checked(arrays: Mapping[str, np.ndarray]) -> None:
         (np.diff(rowptr) == 0)[~arrays['alive']].all(),
         (labels == -1)[~arrays['alive']].all(),
         not arrays['x'][~arrays['alive'] | arrays['featureless']].any(),
+        'ids' not in arrays
+        or (
+            len({*arrays['ids'].tolist()}) == len(arrays['ids']) <= count
+            and min(arrays['ids'], default=0) >= 0
+        ),
     )
     if not all(good):
         raise ValueError('its numbers are out of range')
@@ -438,7 +446,14 @@ def sealed(arrays: Mapping[str, np.ndarray]) -> str:
         bool(arrays['secure']),
         setting(arrays),
         arrays['released'],
+        *([arrays['ids']] if 'ids' in arrays else []),
     )
+
+
+def _ids(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    first = arrays.get('ids', np.arange(0))
+    later = len(arrays['alive']) - len(first)
+    return np.append(first, np.arange(later) + max(first, default=-1) + 1)
 
 
 def plausible(arrays: Mapping[str, np.ndarray]) -> float:
@@ -460,14 +475,14 @@ def remaining(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     sender = np.repeat(np.arange(len(alive)), np.diff(arrays['rowptr']))
     # Without the self-loops that were added.
     kept = (sender != col) | arrays['own_loop'][sender]
-    place = np.cumsum(alive) - 1
+    place, ids = np.cumsum(alive) - 1, _ids(arrays)
     return {
-        'n_id': Tensor('torch.int64', np.flatnonzero(alive)),
+        'n_id': Tensor('torch.int64', ids[alive]),
         'x': Tensor('torch.float64', arrays['x'][alive]),
         'edge_index': Tensor(
             'torch.int64', place[np.stack([sender, col])[:, kept]]
         ),
-        'trained': set(np.flatnonzero(labels >= 0).tolist()),
+        'trained': set(ids[labels >= 0].tolist()),
         'proof': arrays,
     }
 

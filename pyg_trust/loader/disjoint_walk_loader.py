@@ -11,6 +11,7 @@ from torch_geometric.sampler import SamplerOutput
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, validated
 from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
+from pyg_trust.graph._marks import check_rows
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import (
     POISSON,
@@ -213,6 +214,7 @@ class DisjointWalkLoader(WholeUnitLoader):
             del data.n_id
             self.unit, self.relation = 'persons, a row each', PERSON
             self._declared, self.owned_by = unit.summary(), unit.digest
+        check_rows(data)
         # The seed is resolved after all checks.
         sampler = DisjointWalkSampler(
             data, walk_length, restarts, input_nodes, along=along, seed=0

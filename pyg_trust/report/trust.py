@@ -11,7 +11,13 @@ from typing import Any
 
 from pyg_trust import files
 from pyg_trust._checks import check_choice, check_instance, check_integer
-from pyg_trust.kernel.claims import digest, finite, read_json, visible
+from pyg_trust.kernel.claims import (
+    MOST_PROMISES,
+    digest,
+    finite,
+    read_json,
+    visible,
+)
 from pyg_trust.report import pages
 from pyg_trust.report.base import Guarantee, Report, short
 from pyg_trust.report.charts import Chart
@@ -60,6 +66,12 @@ class TrustReport(Report):
         check_instance('guarantees', self.guarantees, tuple)
         if not self.guarantees:
             raise ValueError("'guarantees' can't be empty")
+        if len(self.guarantees) > MOST_PROMISES:
+            raise ValueError(
+                f"'guarantees' can hold at most {MOST_PROMISES} promises, so "
+                'that the report can be checked soon (got '
+                f'{len(self.guarantees)}): make several reports'
+            )
         for guarantee in self.guarantees:
             check_instance('guarantees', guarantee, Guarantee)
         check_instance('created', self.created, str)

@@ -197,7 +197,7 @@ class AGP(MeasureTransform):
         )
         if columns != 'auto':
             check_integer('columns', columns, 1)  # type: ignore[arg-type]
-        self.file = Path(out) if _is_file(out) else None
+        self.file = Path(out).absolute() if _is_file(out) else None
         if self.file is not None:
             if eps != 0:
                 raise ValueError(

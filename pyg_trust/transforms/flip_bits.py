@@ -12,8 +12,10 @@ from torch_geometric.transforms import BaseTransform
 from pyg_trust import ops, rng
 from pyg_trust._checks import check_instance
 from pyg_trust._checks.graphs import check_data
+from pyg_trust._describe import described
 from pyg_trust.functional.smoothing import check_noise, sampling_slack
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.attributes import adjacencies, edge_attributes
 from pyg_trust.graph.ragged import pointer
 
 # Parts of the seed.
@@ -199,9 +201,11 @@ class FlipBits(BaseTransform):
         return data
 
     def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}(edges={self.noise.edges}, '
-            f'features={self.noise.features})'
+        return described(
+            self,
+            edges=self.noise.edges,
+            features=self.noise.features,
+            directed=self.noise.directed,
         )
 
 
@@ -231,21 +235,12 @@ def check_graph(data: Any, noise: BitFlips) -> None:
         data.edge_index.cpu(), data.num_nodes, duplicates='keep'
     )
     if 'edges' in noise.noisy:
-        size = (int(data.num_nodes), data.edge_index.size(1))
-        for name, value in data.to_dict().items():
-            if name == 'edge_index' or value is None:
-                continue
-            if name in ('edge_weight', 'edge_attr', 'adj_t') or (
-                # Attributes with a row per edge, and not per node.
-                name.startswith('edge_')
-                and isinstance(value, Tensor)
-                and value.dim() > 0
-                and value.size(0) == size[1] != size[0]
-            ):
+        for name in (*edge_attributes(data), *adjacencies(data)):
+            if name != 'edge_index':
                 raise ValueError(
                     f"'data' can't have an '{name}' under noise on the "
                     'edges: it would stay that of the clean graph. Drop it '
-                    f'(data.{name} = None) if the model does without, or '
+                    f'(del data.{name}) if the model does without, or '
                     'have noise on the features alone'
                 )
         _graph(data, noise)

@@ -10,6 +10,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust._checks import Count, check_integer, check_tensor, validated
+from pyg_trust._describe import described
 from pyg_trust.functional.scattering import (
     ScatteringPath,
     check_order,
@@ -264,11 +265,7 @@ class GraphScattering(GraphEmbedding):
         )
 
     def __repr__(self) -> str:
-        linear = ', linear=True' if self.linear else ''
-        return (
-            f'{type(self).__name__}(J={self.J}, Q={self.Q}, L={self.L}, '
-            f'wavelet={self.wavelet!r}{linear})'
-        )
+        return described(self)
 
 
 @validated
@@ -321,7 +318,7 @@ class GFT(GraphEmbedding):
         return sparse_rows(ptr, col, z[row, col], (z.size(0), z.size(1)))
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}(num_bands={self.num_bands})'
+        return described(self)
 
 
 @validated

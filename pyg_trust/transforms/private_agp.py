@@ -2,7 +2,6 @@
 
 import math
 import threading
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from pyg_trust._checks import (
     check_positive,
     validated,
 )
+from pyg_trust._checks.graphs import warn_of_delta
 from pyg_trust.account import (
     PaidNoise,
     ReleaseAccount,
@@ -321,12 +321,7 @@ class PrivateAGP(Releasing, BaseTransform):
                 f"'data' needs to have at most {MAX_COLUMNS} nodes, as each "
                 f'column is propagated by itself (got {graph.num_nodes})'
             )
-        if self.delta is not None and self.delta > 1 / graph.num_nodes:
-            warnings.warn(
-                f'delta={self.delta:g} is above 1 / {graph.num_nodes}: giving '
-                'one of the nodes away at random would be allowed',
-                stacklevel=level,
-            )
+        warn_of_delta(self.delta, graph.num_nodes, 'nodes')
         sent = MessageBlocks(x, self.between, self.degree_channel)
         each = [fingerprint(block) for *_, block in sent.blocks()]
         key = fingerprint(graph.rowptr, graph.col, *each)

@@ -11,6 +11,7 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, validated
+from pyg_trust._describe import described
 from pyg_trust.functional import partition
 from pyg_trust.functional.partition import PARTITIONS
 from pyg_trust.nn.partitioner import partition_embedding
@@ -171,7 +172,7 @@ class Shards(BaseTransform):
         return tuple(inputs[name] for name in names)
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.num_shards}, {self.method!r})'
+        return described(self, 'num_shards', 'method', **self.kwargs)
 
 
 def _arguments(method: str) -> tuple[list[str], list[str]]:

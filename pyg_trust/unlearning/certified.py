@@ -191,7 +191,10 @@ class CertifiedClassifier(Saved[M]):
     # Predictions ############################################################
 
     def _labels(self, margin: Tensor) -> Tensor:
-        return torch.tensor(self.classes)[_best(margin)]
+        # What is not there has NaN, and no class.
+        found = torch.tensor(self.classes)[_best(margin)]
+        gone = margin.isnan() if margin.dim() == 1 else margin.isnan().any(1)
+        return torch.where(gone, -1, found)
 
     def _probabilities(self, margin: Tensor) -> Tensor:
         if margin.dim() == 1:

@@ -22,7 +22,7 @@ from pyg_trust.functional.measures import Measure
 from pyg_trust.kernel import removal
 from pyg_trust.removal import Part
 from pyg_trust.report import fingerprint
-from pyg_trust.update import NewNodes
+from pyg_trust.update import NewNodes, Update
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
@@ -113,6 +113,8 @@ class Edit(NamedTuple):
         features (tuple, optional): nodes, and their new features, encoded.
         labels (tuple, optional): nodes, and positions of their classes; -1
             for nodes that leave the training.
+        update (Update, optional): what the user passed, to leave out what is
+            not there.
     """
 
     part: Part
@@ -122,6 +124,7 @@ class Edit(NamedTuple):
     edges: Tensor = _NONE.view(2, 0)
     features: tuple[Tensor, Tensor] | None = None
     labels: tuple[Tensor, Tensor] | None = None
+    update: Update | None = None
 
     @property
     def only_adds(self) -> bool:

@@ -1,7 +1,7 @@
 """Reports of the classifiers with certified removal, and of recommenders."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyg_trust.kernel.sentences import outwards
@@ -54,6 +54,8 @@ class RemovalReport(Verifiable):
         history (tuple[float, ...]): the bounds of all releases since the fit.
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
+        skipped (dict): the items of the request that were not there, by
+            graph; with ``missing='skip'`` alone.
         verification (VerificationReport, optional): the findings that
             :meth:`verified` adds.
     """
@@ -76,6 +78,7 @@ class RemovalReport(Verifiable):
     weights: str = ''
     history: tuple[float, ...] = ()
     ledger_head: str = ''
+    skipped: dict[str, Any] = field(default_factory=dict)
     verification: 'VerificationReport | None' = None
 
     def _stated(
@@ -358,7 +361,6 @@ class UnlearnReport(RemovalReport):
     of the residual.
 
     Args:
-        mode (str): :obj:`'delete'` or :obj:`'mask'`.
         seeded (bool): whether the noise came from an explicit seed, and hides
             nothing from anybody who knows or guesses the seed.
         accounting (str): the method that computed the bound.
@@ -373,7 +375,6 @@ class UnlearnReport(RemovalReport):
             those that the accounting computes and the request allows.
     """
 
-    mode: str
     seeded: bool
     accounting: str
     graphs_embedded: int
@@ -483,6 +484,7 @@ class RecommenderReport(Verifiable):
         column_distance (float, optional): in closed form, a bound of the
             distance of each column of the weights to that of the exact ones
             of what remains. (default: :obj:`None`)
+        skipped (dict): as in :class:`RemovalReport`.
         verification (RecommenderVerifyReport, optional): the findings that
             :meth:`verified` adds.
     """
@@ -500,6 +502,7 @@ class RecommenderReport(Verifiable):
     origin: dict[str, Any]
     residual_bound: float | None = None
     column_distance: float | None = None
+    skipped: dict[str, Any] = field(default_factory=dict)
     verification: 'RecommenderVerifyReport | None' = None
 
     @property

@@ -20,7 +20,6 @@ from pyg_trust.privacy.gradients import Tape
 from pyg_trust.privacy.wrappers import PrivateStep
 from pyg_trust.unit import PrivacyUnit
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 CANARIES, ROWS = 200, 4
 LARGE, NORM, LAM, DELTA = 1e6, 0.01, 1.4, 0.1
 TABLES = ('user', 'order', 'note')

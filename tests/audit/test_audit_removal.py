@@ -473,7 +473,7 @@ def test_the_report_is_one_of_trust(tmp_path):
     assert isinstance(exact()(), Subject)
 
 
-@pytest.mark.skipif('FULL_TEST' not in os.environ, reason='slow')
+@pytest.mark.slow
 def test_p_of_worlds_is_uniform_and_finds_one_shard():
     from scipy import stats
 

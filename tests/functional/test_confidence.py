@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def test_bounds_by_hand():
     assert clopper_pearson(torch.tensor([0]), 10, 0.05) == 0
 
 
-RUNS = 20000 if os.environ.get('FULL_TEST') else 2000
+RUNS = 2000
 
 
 def false_bounds(fresh: bool) -> float:

@@ -3,13 +3,13 @@
 import hashlib
 import os
 import subprocess
-import sys
 from dataclasses import replace
 
 import needs
 import numpy as np
 import pytest
 import torch
+import warm
 
 from pyg_trust import functional as F
 from pyg_trust import ops
@@ -198,12 +198,11 @@ def test_threads_and_instruction_sets_change_no_bit(tmp_path, levels):
     torch.save((graph, weights, calls), given)
     for kind in ('avx2', 'default'):
         found = tmp_path / kind
-        command = [sys.executable, '-W', 'ignore', '-c', BITS]
-        subprocess.run(
-            [*command, str(given), str(found)],
+        done = warm.run(
+            *('-W', 'ignore', '-c', BITS, given, found),
             env={**os.environ, 'ATEN_CPU_CAPABILITY': kind},
-            check=True,
         )
+        assert done.returncode == 0, done.stderr
         chosen, out = torch.load(found)
         assert chosen in ('default', kind)
         results.append(out)

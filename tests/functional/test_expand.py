@@ -18,7 +18,6 @@ from pyg_trust.functional.walks import disjoint_walks
 from pyg_trust.graph import CSRGraph
 from pyg_trust.unit import PrivacyUnit
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 Found = tuple[list[tuple[str, int]], dict[str, list[tuple[int, int]]]]
 
 

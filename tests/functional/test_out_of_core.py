@@ -25,7 +25,6 @@ from pyg_trust.graph._columns import matrix_checksum
 from pyg_trust.testing import dense_operator, make_graph
 from pyg_trust.transforms import AGP
 
-pytestmark = pytest.mark.sparse
 MEASURE = appnp(0.1)
 
 
@@ -365,10 +364,6 @@ def test_a_graph_larger_than_memory(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
-@pytest.mark.skipif(
-    not os.environ.get('FULL_TEST'),
-    reason='resident pages depend on what else runs: set FULL_TEST=1',
-)
 def test_the_plan_is_what_a_process_takes(tmp_path):
     generator = torch.Generator().manual_seed(0)
     for name, n, m in (('small', 100, 200), ('large', 300_000, 600_000)):

@@ -22,8 +22,6 @@ from pyg_trust.functional.partition_methods import (
     round_partition,
 )
 
-pytestmark = pytest.mark.sparse
-
 GRAPHS = ('random', 'star', 'isolated', 'no_edges', 'blocks')
 NODES, SHARDS = 120, 6
 

@@ -14,8 +14,6 @@ from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import APPNP, SGConv
 from pyg_trust.testing import make_graph
 
-pytestmark = pytest.mark.sparse
-
 GRAPH = make_graph('random')
 EDGE_INDEX = GRAPH.to_edge_index()[0]
 X = torch.rand(40, 6, generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,6 @@ from pyg_trust.functional.metapaths import metapath_features
 from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unit import PrivacyUnit
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 BUYS, LIKE = ('user', 'buys', 'item'), ('item', 'like', 'item')
 
 

@@ -20,8 +20,6 @@ from pyg_trust.nn import learned_partition, partition_embedding
 from pyg_trust.transforms import Shards
 from pyg_trust.transforms.shards import PARTITIONS
 
-pytestmark = pytest.mark.sparse
-
 NODES, SHARDS = 90, 4
 WITHOUT_METIS = [method for method in PARTITIONS if method != 'metis']
 

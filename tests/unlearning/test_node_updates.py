@@ -597,7 +597,10 @@ BAD = {
         Update(edges=blocks().edge_index[:, :1]),
         'there already',
     ),
-    'an edge of nobody': (Update(edges=pairs((3, N))), "'edges'"),
+    'an edge of nobody': (
+        Update(edges=pairs((3, N))),
+        f'node {N} is not there',
+    ),
     'an edge of somebody who went': (Update(edges=pairs((3, 50))), '50'),
     'features of somebody who went': (
         Update(features=(torch.tensor([50]), rows(1))),
@@ -672,7 +675,7 @@ def test_an_encoder_makes_the_rows_that_come():
         return x[:, :4].double() * 0.5
 
     data = blocks()
-    kwargs = {'encoder': encoder, 'encoder_is_public': True}
+    kwargs = {'encoder': encoder, 'start_is_public': True}
     model, plain = make(data, **kwargs), blocks()
     plain.x = plain.x[:, :4] * 0.5
     other = make(plain)
@@ -686,7 +689,7 @@ def test_an_encoder_makes_the_rows_that_come():
     held, wanted = model._model.data, other._model.data
     assert torch.equal(held.levels.rows(), wanted.levels.rows())
     kwargs['encoder'] = lambda x: x.double() * (len(x) + 1)
-    broken = make(data, encoder=lambda x: x.double(), encoder_is_public=True)
+    broken = make(data, encoder=lambda x: x.double(), start_is_public=True)
     broken.encoder = kwargs['encoder']
     with pytest.raises(ValueError, match='every row by itself'):
         broken.update(Update(nodes=x))

@@ -15,7 +15,6 @@ from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 from pyg_trust.update import Update
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
 IN = ('user', 'in', 'chat')
 N = 40

@@ -438,7 +438,7 @@ def test_no_release_tells_its_weights_by_its_last_bits(kind):
         for W in (held.W, again)
     ]
     table = [[hits, 250 - hits] for hits in alarms]
-    assert fisher_exact(table).pvalue > 1e-3, table
+    assert fisher_exact(table).pvalue > 1e-6, table
 
 
 def nodes_with_noise():

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.kernel.sentences import FROM_SYSTEM
-from pyg_trust.removal import RemovalRequest, still_removed
+from pyg_trust.removal import RemovalRequest, requested, skipping
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.persons import removed_names, touched
 from pyg_trust.unlearning.shards.reports import (
@@ -64,7 +65,7 @@ class Removing(Building):
     @editing
     def remove(
         self,
-        request: RemovalRequest | None = None,
+        request: RemovalRequest | Sequence[Any] | None = None,
         *,
         nodes: Any = None,
         edges: Any = None,
@@ -79,8 +80,9 @@ class Removing(Building):
         """Remove the requested items; retrain their shards.
 
         Args:
-            request (RemovalRequest, optional): the items to forget, by the ids
-                that ``fit`` saw; or by the following. (default: :obj:`None`)
+            request (RemovalRequest or list, optional): the items to forget, by
+                the ids that ``fit`` saw, or the ids of nodes; or by the
+                following. (default: :obj:`None`)
             nodes (list[int] or Tensor, optional): nodes, with their features
                 and edges. (default: :obj:`None`)
             edges (list or Tensor, optional): edges, in both directions, as
@@ -92,7 +94,8 @@ class Removing(Building):
             persons (list[int] or Tensor, optional): persons of the
                 :obj:`unit` of this unlearner. (default: :obj:`None`)
             missing (str): what to do with items that are not there:
-                :obj:`'raise'` an error, or :obj:`'skip'` them.
+                :obj:`'raise'` an error, or :obj:`'skip'` them and list them
+                in ``skipped`` of the report.
                 (default: :obj:`'raise'`)
             reference (str): the id of the batch of requests, 32 hexadecimal
                 digits, for the ledger. (default: :obj:`''`)
@@ -105,9 +108,13 @@ class Removing(Building):
             TypeError: on another request.
             ValueError: as :meth:`update`.
         """
-        request = self._requested(
+        if persons is not None and self._by_person and request is None:
+            request = RemovalRequest(
+                persons=persons, unit=self._fitted.data.persons.unit
+            )
+            persons = None
+        request = requested(
             request,
-            missing,
             nodes=nodes,
             edges=edges,
             features=features,
@@ -117,7 +124,17 @@ class Removing(Building):
         self._agree('remove', request=request, reference=reference)
         if on_report is not None:
             check_callable('on_report', on_report)
-        return self._played(request, None, reference, progress_bar, on_report)
+        if request.graphs != [0] or request.parts[0].whole:
+            raise ValueError(
+                "'request' needs to name nodes, edges, features or labels of "
+                f'graph 0, the only one (got graphs {request.graphs})'
+            )
+
+        def played(left: RemovalRequest) -> ShardRemovalReport:
+            return self._played(left, None, reference, progress_bar, on_report)
+
+        report, skipped = skipping(request, missing, played)
+        return replace(report, skipped=skipped) if skipped else report
 
     @editing
     def update(
@@ -156,39 +173,6 @@ class Removing(Building):
         return self._played(update, shard, reference, progress_bar)
 
     # Private ################################################################
-
-    def _requested(
-        self, request: Any, missing: str, **named: Any
-    ) -> RemovalRequest:
-        # The request of one call, of what is there.
-        check_choice('missing', missing, ('raise', 'skip'))
-        given = {k: v for k, v in named.items() if v is not None}
-        if (request is None) != bool(given):
-            raise TypeError(
-                "remove() needs a 'request', or items by nodes=, edges=, "
-                'features=, labels= or persons=, and not both'
-            )
-        if given:
-            if 'persons' in given:
-                if not self._by_person:
-                    raise ValueError(
-                        "'persons' needs an unlearner with a 'unit': request "
-                        'rows as nodes=[...]'
-                    )
-                given['unit'] = self._fitted.data.persons.unit
-            request = RemovalRequest(**given)
-        if not isinstance(request, RemovalRequest):
-            raise TypeError(
-                "'request' needs to be a RemovalRequest: call "
-                'remove(nodes=[3]) or remove(RemovalRequest(nodes=[3])) (got '
-                f'{type(request).__name__})'
-            )
-        if request.graphs != [0] or request.parts[0].whole:
-            raise ValueError(
-                "'request' needs to name nodes, edges, features or labels of "
-                f'graph 0, the only one (got graphs {request.graphs})'
-            )
-        return request
 
     def _played(
         self,
@@ -241,7 +225,7 @@ class Removing(Building):
             state.data,
             updates,
             lambda names: self._homes(names, state.partition, shard),
-            still_removed(entry.request for entry in state.ledger.entries),
+            state.ledger.removed.request(),
             light=light,
         )
         if typed:

@@ -1,6 +1,6 @@
 """Reports of a sharded unlearner."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyg_trust.report import Guarantee, Report
@@ -104,6 +104,8 @@ class ShardRemovalReport(Verifiable):
             removal.
         verification (ShardVerifyReport, optional): the findings that
             :meth:`verified` adds.
+        keeps_history (bool): always :obj:`False`.
+        skipped (dict): the items of the request that were not there.
     """
 
     secrets: str
@@ -127,6 +129,7 @@ class ShardRemovalReport(Verifiable):
     ledger_head: str = ''
     verification: 'ShardVerifyReport | None' = None
     keeps_history: bool = False
+    skipped: dict[str, Any] = field(default_factory=dict)
 
     @property
     def _verification(self) -> type[Report]:

@@ -12,7 +12,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer
-from pyg_trust._checks.states import check_settings, check_state, reading
+from pyg_trust._checks.states import (
+    check_settings,
+    check_state,
+    kind_of,
+    reading,
+)
 from pyg_trust.distributed import check_same, from_first
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
@@ -107,7 +112,8 @@ class State(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
-        return self.ledger.entries[-1].data == self.sealed
+        last = self.ledger.last
+        return last is not None and last.data == self.sealed
 
 
 def hash_of_shards(state: State) -> str:
@@ -385,6 +391,7 @@ class Stateful:
             given = remembered(given)
         return {
             'format': FORMAT,
+            'class': kind_of(self),
             'config': self._config(),
             'seed': state.seed,
             'seeded': state.seeded,
@@ -418,7 +425,7 @@ class Stateful:
         self, packed: dict[str, Any], progress_bar: bool | None
     ) -> State:
         self._check_untyped('load a state')
-        check_state(packed, ('config',), (FORMAT,))
+        check_state(packed, ('config',), (FORMAT,), self)
         check_settings('config', packed['config'], self._config())
         present, given = self._state, self._given
         if not fits_partition(packed['partition'], given) and present:

@@ -39,7 +39,7 @@ from pyg_trust.nn.shard_aggregator import (
     ShardAggregator,
     make_aggregator,
 )
-from pyg_trust.removal import Part, still_removed
+from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.shards.graph import (
@@ -848,7 +848,7 @@ def _equal(one: Any, two: Any) -> bool:
 
 def _leftovers(state: State) -> list[str]:
     # Items that the ledger lists as removed, and that are there.
-    gone = still_removed(entry.request for entry in state.ledger.entries)
+    gone = state.ledger.removed.request()
     part, data = Part() if gone is None else gone.parts[0], state.data
     rows = {v: row for row, v in enumerate(data.n_id.tolist())}
     trained = {

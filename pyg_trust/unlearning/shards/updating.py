@@ -9,7 +9,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_tensor
-from pyg_trust.removal import Part, RemovalRequest, remove_from_data
+from pyg_trust.removal import (
+    NotThere,
+    Part,
+    RemovalRequest,
+    remove_from_data,
+)
 from pyg_trust.unlearning.shards.graph import (
     MASKS,
     canonical,
@@ -99,10 +104,7 @@ def _removed(now: Data, part: Part) -> Data:
         rows = rows_of(now.n_id, torch.tensor(part.labels))
         missing = rows[~now.train_mask[rows]]
         if missing.numel():
-            raise ValueError(
-                f'the label of node {int(now.n_id[missing[0]])} is not there: '
-                'it never was in training, or was removed before'
-            )
+            raise NotThere(RemovalRequest(labels=now.n_id[missing]))
         now = _labelled(now, rows, torch.full_like(rows, -1))
     rest = Part(
         nodes=part.nodes,
