@@ -15,8 +15,8 @@ several seeds.
   almost every shard: retraining without shards is then as cheap, which is
   printed, not a target.
 - *removal*: requests to hash shards, in CPU seconds, over the full training
-  of version 0.1.0 (layers that normalise the graph in every epoch), and over that of
-  today, which shards have to beat to pay.
+  of version 0.1.0 (layers that normalise the graph in every epoch), and over
+  that of today, which shards have to beat to pay.
 
     python benchmarks/sharding.py --root DATA
     python benchmarks/sharding.py --root DATA --what cost --datasets facebook

@@ -260,7 +260,8 @@ def certify_shards(
     names = data.n_id
     if nodes is not None:
         names = torch.as_tensor(nodes).view(-1)
-        integers('nodes', names)
+        if names.numel():
+            integers('nodes', names)
     if names.unique().numel() < max(names.numel(), 1):
         raise ValueError(
             "'nodes' needs to hold different names, at least one "

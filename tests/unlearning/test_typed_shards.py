@@ -403,7 +403,7 @@ def test_models_return_rows_of_persons() -> None:
         def forward(self, x: Any, edges: Any) -> Any:
             return super().forward(x, edges)['order']
 
-    with pytest.raises(ValueError, match="rows of 'user'"):
+    with pytest.raises(ValueError, match="node of 'user'"):
         unlearner(graph(), make=Orders)
 
 

@@ -483,7 +483,8 @@ def train(
     if over_ranks:
         return run_over_ranks(shards, one)
     if trainer == 'sequential' or len(shards) < 2:
-        return [one(s) for s in Bar(shards, progress_bar, desc='shards')]
+        with Bar(shards, progress_bar, desc='shards') as bar:
+            return [one(shard) for shard in bar]
     start = time.perf_counter()
     with single_thread():
         modules = [build(factory, shard) for shard in shards]
