@@ -46,8 +46,8 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.utils import to_undirected
 
 from pyg_trust.certificates import ThreatModel, certify_ranks
-from pyg_trust.functional.links import principal_rows
 from pyg_trust.privacy import PrivateItemCounts, PrivateLinkPredictor
+from pyg_trust.privacy.link_sums import principal_rows
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import LinkClassifier, Recommender
 

@@ -32,9 +32,9 @@ from bad_table import entry
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import transforms, unlearning
-from pyg_trust.functional import Measure, katz, sgc
-from pyg_trust.functional.sums import Sums
+from pyg_trust.agp.measures import Measure, katz, sgc
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import Update
 
 # Ops #########################################################################
@@ -206,12 +206,18 @@ for name, edges in (
         ),
         edge_index=EDGES,
     )
-SOME = either(tensor(rows=False, low=0, high=N - 1, dtypes=(torch.float32,)))
 entry(
     'transforms.PropagatedFeatures.update_features',
     lambda: (features(), {'nodes': NODES, 'x': ones(2, 2)}),
     Row('twice', {'nodes': torch.tensor([1, 1])}, "'nodes'"),
-    nodes=SOME,
+    nodes=tensor(
+        rows=False,
+        low=0,
+        high=N - 1,
+        none=True,
+        numbers=True,
+        dtypes=(torch.float32,),
+    ),
     x=tensor(columns=True),
 )
 
@@ -342,7 +348,12 @@ entry(
     names=DATA_NAMES,
     data=DATA,
     train_nodes=tensor(
-        rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
+        rows=False,
+        low=0,
+        high=N - 1,
+        dtypes=(torch.float32,),
+        none=True,
+        numbers=True,
     ),
     classes=values(3, 'a', [0], [0, 1, 1], [0, 1, -1], [0, 1, 2.5]),
 )
@@ -467,7 +478,7 @@ entry(
     seed=SEED,
     names={'t': "'t'", 'alpha': "'alpha'", 'encoder': "'encoder'"},
 )
-for name in ('decision_function', 'predict', 'predict_proba', 'score'):
+for name in ('decision_function', 'predict', 'predict_proba'):
     entry(
         f'unlearning.LinkClassifier.{name}',
         lambda: (linked(), {'edge_label_index': undirected()}),

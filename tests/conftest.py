@@ -16,7 +16,7 @@ import tiers
 import torch
 
 from pyg_trust import account
-from pyg_trust.functional import propagation
+from pyg_trust.agp import propagation
 
 
 def pytest_addoption(parser):

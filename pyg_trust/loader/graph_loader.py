@@ -44,7 +44,7 @@ class GraphLoader(DrawnUnits):
     :obj:`batch_size`. Neighbours ``relation='replace'`` have one graph
     exchanged, :math:`q = m / M`. With ``relation='add_remove'`` they have one
     more or less; then the sum moves by :math:`C` alone, and the account is
-    that of :func:`pyg_trust.functional.poisson_epsilon` with the form
+    that of :func:`pyg_trust.privacy.poisson_epsilon` with the form
     'withdraw'. The number of graphs is private there, so that neither
     the rate nor the divisor may be made of it: hand in a public
     :obj:`sample_rate` beside :obj:`batch_size`.

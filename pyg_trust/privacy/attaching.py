@@ -11,10 +11,10 @@ from torch_geometric.loader import LinkLoader
 
 from pyg_trust._checks import Is, Sizes
 from pyg_trust.graph._marks import marked
-from pyg_trust.kernel import clip
 from pyg_trust.loader import StepLoader, UnitLoader
 from pyg_trust.loader.step_batches import POISSON
 from pyg_trust.loader.whole_units import WholeUnitLoader
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loss_checks import check_criterion
 from pyg_trust.privacy.pipeline import check_transform

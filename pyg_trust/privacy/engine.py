@@ -26,8 +26,6 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
 from pyg_trust._checks.identity import fingerprint_any
-from pyg_trust.functional.mechanisms import CLIPPINGS, check_multiplier
-from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import UnitLoader
 from pyg_trust.privacy.accountant import RELATION
@@ -43,9 +41,11 @@ from pyg_trust.privacy.attaching import (
     probe,
 )
 from pyg_trust.privacy.bounds import check_norm
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
+from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.privacy.noising import noisy_count, noisy_sums
 from pyg_trust.privacy.norms import AdaptiveNorm, NormEstimates
 from pyg_trust.privacy.pipeline import check_tables
@@ -114,7 +114,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     changes the gradient of the one subgraph it is in, so the sum by at most
     :math:`2C`. The noise is given as Opacus does, by :math:`z = \sigma / C`
     (``noise_multiplier``); the paper's :math:`\lambda` is half of it
-    (:func:`pyg_trust.functional.lam_to_opacus` converts).
+    (:func:`pyg_trust.privacy.lam_to_opacus` converts).
 
     **Who is protected.** The features of every node, each by itself, in the
     weights. *Not* protected are edges, which nodes there are, and what the
@@ -275,7 +275,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 private; the report repeats them. (default: :obj:`()`)
             clipping (str): :obj:`'flat'`, gradients above :math:`C` are cut
                 to it, or :obj:`'automatic'`, every gradient is scaled to just
-                below it (:func:`pyg_trust.functional.clip_factors`).
+                below it (:func:`pyg_trust.privacy.clip_factors`).
                 (default: :obj:`'flat'`)
             exact (bool): whether to refuse what is not exact to the last
                 bit, by name; a model that is not is run on every unit alone,
@@ -286,8 +286,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 as well: if it adds something else then, beyond rounding, the
                 step is refused before its noise is drawn, and so are all
                 that would follow. :obj:`'construction'` runs every unit
-                alone, by :mod:`pyg_trust.kernel.step`, which takes tens of
-                times as long. (default: :obj:`'followed'`)
+                alone, by :mod:`pyg_trust.privacy.exact.step`, which takes
+                tens of times as long. (default: :obj:`'followed'`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -732,7 +732,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         :math:`z = 2 / \mu`, which is the same mechanism, so steps and
         releases have one :math:`\epsilon` and no sum of two. By coins as
         well: at rate 1 the pair of 'replace' is :math:`\mathcal{N}(\pm 1,
-        z^2)` (:func:`pyg_trust.functional.poisson_epsilon`).
+        z^2)` (:func:`pyg_trust.privacy.poisson_epsilon`).
         :class:`~pyg_trust.transforms.PrivateAGP` calls it.
 
         Args:
@@ -853,7 +853,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
 
         Nothing is done to the weights: they are nearly as likely from the same
         training, with the same public settings, on data in which the items are
-        blank (:mod:`pyg_trust.functional.forgetting`). The items are
+        blank (:mod:`pyg_trust.privacy.forgotten`). The items are
         *features* of nodes under ``'replace-one-feature-row'`` (node, label
         and edges stay), *graphs* of a :class:`~pyg_trust.loader.GraphLoader`
         (under ``'replace'`` another graph has their place), and *persons* of a

@@ -12,7 +12,6 @@ import numpy as np
 from pyg_trust import noise, rng
 from pyg_trust._checks import Fraction, Natural, check_ledger, validated
 from pyg_trust._checks.graphs import warn_user
-from pyg_trust.kernel.sentences import outwards
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -31,6 +30,7 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.group import Group, keyed_bytes
 from pyg_trust.privacy.wrappers import Single
+from pyg_trust.verify.sentences import outwards
 
 #: Opacus' names of accountants: by Rényi DP where there is one for the
 #: sampling, else by privacy loss distributions.

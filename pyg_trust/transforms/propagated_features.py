@@ -17,20 +17,12 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.graphs import plain_index
+from pyg_trust.agp.measures import Measure, make_measure
 from pyg_trust.files.commit import (
     EditedInPlace,
     ObjectLock,
     editing,
     synchronized,
-)
-from pyg_trust.functional.incremental import SeriesState, bare
-from pyg_trust.functional.measures import Measure, make_measure
-from pyg_trust.functional.sums import (
-    BITS,
-    BOUND,
-    Step,
-    Sums,
-    check_directed,
 )
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import (
@@ -40,6 +32,8 @@ from pyg_trust.removal import (
     Part,
     RemovalRequest,
 )
+from pyg_trust.unlearning.incremental import SeriesState, bare
+from pyg_trust.unlearning.sums import BITS, BOUND, Step, Sums, check_directed
 from pyg_trust.update import Update, directs
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -54,7 +48,7 @@ class PropagatedFeatures(EditedInPlace):
     over neighbours are kept as integers on the grid :math:`2^{-f}`, so an edit
     sends differences along the edges of the nodes that it changes, and the
     features have the bits of a computation from scratch, after any history and
-    with any number of threads (:mod:`pyg_trust.functional.sums`). The last
+    with any number of threads (:mod:`pyg_trust.unlearning.sums`). The last
     level is computed when rows are read.
 
     .. code-block:: python

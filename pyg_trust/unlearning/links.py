@@ -26,9 +26,8 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.graphs import check_examples, plain_index
 from pyg_trust._moved import renamed
+from pyg_trust.agp.measures import Measure
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.sums import BOUND
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import NodeIds
 from pyg_trust.unlearning.node import NodeClassifier
@@ -36,6 +35,7 @@ from pyg_trust.unlearning.node_data import read_features
 from pyg_trust.unlearning.node_parts import Pairs
 from pyg_trust.unlearning.pair_state import PairState
 from pyg_trust.unlearning.reports import LinkUnlearnReport
+from pyg_trust.unlearning.sums import BOUND
 
 # Squares of larger products do not add up in float64.
 _MOST = 1e100

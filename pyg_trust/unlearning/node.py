@@ -4,8 +4,8 @@ r"""Node classifiers with certified removal.
 
 Features are propagated, :math:`z = \sum_i w_i P^i x`, and a regularised linear
 head is trained on them. A removal recomputes the rows that it touches, to the
-bit as from scratch (:mod:`pyg_trust.functional.sums`), and the head follows by
-steps whose residual is measured (:mod:`pyg_trust.functional.heads`).
+bit as from scratch (:mod:`pyg_trust.unlearning.sums`), and the head follows by
+steps whose residual is measured (:mod:`pyg_trust.unlearning.heads`).
 
 :mod:`pyg_trust.unlearning.certified` has the promise.
 """
@@ -31,6 +31,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._moved import renamed
+from pyg_trust.agp.measures import Measure, make_measure, needs_graph
 from pyg_trust.files.commit import (
     EditedInPlace,
     Lineage,
@@ -38,10 +39,6 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.files.seals import Seals
-from pyg_trust.functional.heads import HEADS, Factor, Gradient, Problem
-from pyg_trust.functional.measures import Measure, make_measure, needs_graph
-from pyg_trust.functional.newton import refine
-from pyg_trust.functional.sums import BOUND, check_directed, check_measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import (
@@ -55,6 +52,8 @@ from pyg_trust.removal import (
     skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.unlearning.heads import HEADS, Factor, Gradient, Problem
+from pyg_trust.unlearning.newton import refine
 from pyg_trust.unlearning.node_checks import (
     evidence,
     named,
@@ -72,6 +71,7 @@ from pyg_trust.unlearning.reports import (
     NodeUnlearnReport,
     NodeVerifyReport,
 )
+from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
 from pyg_trust.update import Update
 
 C = TypeVar('C', bound='NodeClassifier')

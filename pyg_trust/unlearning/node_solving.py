@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
+from pyg_trust.agp.measures import Measure
 from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals, sealed
-from pyg_trust.functional.heads import Factor, Gradient
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.newton import Refined, refine
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.report import fingerprint_model
 from pyg_trust.unlearning.certified import CertifiedClassifier
+from pyg_trust.unlearning.heads import Factor, Gradient
+from pyg_trust.unlearning.newton import Refined, refine
 from pyg_trust.unlearning.node_parts import Settings
 from pyg_trust.unlearning.node_state import NodeState
 

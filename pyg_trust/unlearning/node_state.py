@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.heads import (
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ops import loss_change
+from pyg_trust.removal import NodeIds, NotThere, Part
+from pyg_trust.unlearning.heads import (
     UNIT,
     Gradient,
     Objective,
@@ -18,13 +21,8 @@ from pyg_trust.functional.heads import (
     hidden_by,
     targets,
 )
-from pyg_trust.functional.incremental import SeriesState, bare
-from pyg_trust.functional.journal import Journal
-from pyg_trust.functional.sums import Step, Sums
-from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel import arrays
-from pyg_trust.ops import loss_change
-from pyg_trust.removal import NodeIds, NotThere, Part
+from pyg_trust.unlearning.incremental import SeriesState, bare
+from pyg_trust.unlearning.journal import Journal
 from pyg_trust.unlearning.node_parts import (
     Change,
     ColumnProblem,
@@ -32,7 +30,9 @@ from pyg_trust.unlearning.node_parts import (
     Pending,
     Settings,
 )
+from pyg_trust.unlearning.sums import Step, Sums
 from pyg_trust.update import directs
+from pyg_trust.verify import arrays
 
 # The number of neighbouring names that share one digest.
 BLOCK = 64

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from pyg_trust import rng
 from pyg_trust._checks import check_integer
-from pyg_trust.functional.heads import Gradient, targets
-from pyg_trust.functional.sums import Sums
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import NodeIds, Part
+from pyg_trust.unlearning.heads import Gradient, targets
 from pyg_trust.unlearning.node_parts import Change, Edit, Pairs, Settings
 from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.sums import Sums
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

@@ -7,7 +7,7 @@ Every graph is embedded by a transform that is not trained
 classifier is fitted on the embeddings and released with noise. A removal
 touches the embeddings of the graphs it names and nothing else, and the
 classifier is solved again from where it was
-(:mod:`pyg_trust.functional.shifts` derives the guarantee).
+(:mod:`pyg_trust.unlearning.shifts` derives the guarantee).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,6 @@ from pyg_trust._checks import (
 from pyg_trust._moved import retired
 from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
-from pyg_trust.functional.heads import LOSSES, Objective, Residual
-from pyg_trust.functional.newton import minimize
-from pyg_trust.functional.rows import dense_rows, gram
-from pyg_trust.functional.wavelets import WAVELETS
-from pyg_trust.kernel import removal
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
 from pyg_trust.removal import (
@@ -46,10 +41,14 @@ from pyg_trust.removal import (
     skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.scattering.wavelets import WAVELETS
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import CertifiedClassifier, proved
+from pyg_trust.unlearning.heads import LOSSES, Objective, Residual
 from pyg_trust.unlearning.leftovers import named_leftovers, views
+from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.reports import SAME, UnlearnReport, VerifyReport
+from pyg_trust.unlearning.rows import dense_rows, gram
 from pyg_trust.unlearning.training_graphs import (
     Change,
     GraphKeeper,
@@ -58,6 +57,7 @@ from pyg_trust.unlearning.training_graphs import (
     graph_labels,
 )
 from pyg_trust.update import Update
+from pyg_trust.verify import removal
 
 # Numbers of embeddings that the kernel takes: half a gigabyte.
 MOST = 2**26
@@ -136,8 +136,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     rest for more, as in `"Unlearning Graph Classifiers with Limited Data
     Resources" <https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023), and
     corrects where that paper's guarantee does not hold (see
-    :mod:`pyg_trust.functional.shifts` and
-    :mod:`~pyg_trust.functional.removal_bounds`).
+    :mod:`pyg_trust.unlearning.shifts` and
+    :mod:`~pyg_trust.unlearning.removal_bounds`).
 
     .. code-block:: python
 

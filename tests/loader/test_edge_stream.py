@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data, TemporalData
 from torch_geometric.loader import TemporalDataLoader
 
-from pyg_trust.functional import Measure, sgc
+from pyg_trust.agp.measures import Measure, sgc
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import EdgeStream
 from pyg_trust.removal import RemovalRequest

@@ -13,14 +13,10 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust.functional import (
-    fdp_epsilon,
-    wor_epsilon,
-)
-from pyg_trust.functional.accounting import max_steps
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import PrivacyEngine, SubgraphGradients
+from pyg_trust.privacy.accounting import fdp_epsilon, max_steps, wor_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import AGP, BoundedDegree
 

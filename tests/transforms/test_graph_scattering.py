@@ -4,8 +4,8 @@ import torch_geometric.transforms as T
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import one_hot
 
-from pyg_trust.functional.scattering import scattering_transform
 from pyg_trust.graph import CSRGraph
+from pyg_trust.scattering.transform import scattering_transform
 from pyg_trust.transforms import GFT, GraphScattering
 
 

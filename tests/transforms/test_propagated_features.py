@@ -6,19 +6,14 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust.functional import (
-    Measure,
-    appnp,
-    propagate,
-    sgc,
-    single_target,
-    sums,
-)
-from pyg_trust.functional.incremental import SeriesState
-from pyg_trust.functional.sums import Sums
+from pyg_trust.agp.measures import Measure, appnp, sgc, single_target
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.transforms import PropagatedFeatures
+from pyg_trust.unlearning import sums
+from pyg_trust.unlearning.incremental import SeriesState
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import Update
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from pyg_trust.functional import Measure
+from pyg_trust.agp.measures import Measure
 from pyg_trust.transforms import (
     AGP,
     GDC,

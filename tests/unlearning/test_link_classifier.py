@@ -12,10 +12,10 @@ from torch_geometric.transforms import RandomLinkSplit
 
 from pyg_trust import rng
 from pyg_trust.erasure import ErasureDesk
-from pyg_trust.functional.sums import Sums
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import LinkClassifier, LinkUnlearnReport
 from pyg_trust.unlearning.pair_state import PairState
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
 
 N, D, LAM, NAMES, PARTNERS, SEED, SCALE = 40, 5, 0.02, 48, 3, 7, 4.0

@@ -12,24 +12,17 @@ from states import level_of, same
 from torch_geometric.data import Data
 
 from pyg_trust import noise
+from pyg_trust.agp.measures import Measure
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.check import FAILS, check_report
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.files.seals import Seals
-from pyg_trust.functional import (
-    Measure,
-    propagate,
-    sums,
-)
-from pyg_trust.functional import heads as H
-from pyg_trust.functional import newton as N
-from pyg_trust.functional.mechanisms import gaussian_profile
-from pyg_trust.functional.shifts import shift_epsilon
-from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
 )
+from pyg_trust.privacy.mechanisms import gaussian_profile
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import (
@@ -38,7 +31,10 @@ from pyg_trust.unlearning import (
     node,
     node_solving,
     node_state,
+    sums,
 )
+from pyg_trust.unlearning import heads as H
+from pyg_trust.unlearning import newton as N
 from pyg_trust.unlearning.baselines import (
     BoundedNodeClassifier,
     PublishedNodeClassifier,
@@ -46,6 +42,8 @@ from pyg_trust.unlearning.baselines import (
 from pyg_trust.unlearning.node_checks import still_named
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.shifts import shift_epsilon
+from pyg_trust.unlearning.sums import Step, Sums
 from pyg_trust.update import NewNodes, Update
 
 KINDS = ('nodes', 'edges', 'features', 'labels')

@@ -13,9 +13,6 @@ from torch_geometric.data import Data
 
 from pyg_trust.check import check_report
 from pyg_trust.erasure.places import Place
-from pyg_trust.functional.sums import Sums
-from pyg_trust.kernel import removal
-from pyg_trust.kernel.accounting import FAILS
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import NodeClassifier, NodeUnlearnReport
@@ -24,7 +21,10 @@ from pyg_trust.unlearning.node_checks import evidence, still_named
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_state import NodeState
 from pyg_trust.unlearning.reports import NodeAdditionReport
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
+from pyg_trust.verify import removal
+from pyg_trust.verify.accounting import FAILS
 
 LAM, STD = 0.02, 1e-4
 

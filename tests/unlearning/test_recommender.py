@@ -15,16 +15,16 @@ from torch_geometric.data import HeteroData
 from pyg_trust import rng
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.files.commit import StaleStateError
-from pyg_trust.functional import recommend
-from pyg_trust.functional.recommend import (
+from pyg_trust.removal import NotThere, RemovalRequest
+from pyg_trust.unit import PrivacyUnit
+from pyg_trust.unlearning import Recommender, recommender
+from pyg_trust.unlearning import similar as recommend
+from pyg_trust.unlearning.similar import (
     best_items,
     fixed_weights,
     lists_of,
     path_scores,
 )
-from pyg_trust.removal import NotThere, RemovalRequest
-from pyg_trust.unit import PrivacyUnit
-from pyg_trust.unlearning import Recommender, recommender
 
 # Values of numpy alone, from the oracle of the specification.
 LISTS = {

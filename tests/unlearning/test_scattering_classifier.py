@@ -11,14 +11,14 @@ from heads import gradient
 from states import same
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust.functional.heads import hessian_solve
-from pyg_trust.functional.newton import minimize
 from pyg_trust.ledger import BudgetExceededError, coarse
 from pyg_trust.noise import SEEDED
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GFT, GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier, baselines
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
+from pyg_trust.unlearning.heads import hessian_solve
+from pyg_trust.unlearning.newton import minimize
 
 SCATTERING = {'J': 3, 'Q': 2, 'L': 3}
 ACCOUNTINGS = ['residual', 'bound', 'paper']

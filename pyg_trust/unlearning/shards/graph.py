@@ -8,10 +8,10 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.transforms.shards import training_nodes
+from pyg_trust.unlearning.partition import check_shards
 
 MASKS = ('train_mask', 'val_mask', 'test_mask')
 # Features that are kept as rows of nonzeros have fewer of them.

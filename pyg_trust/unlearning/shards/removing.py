@@ -15,7 +15,6 @@ from pyg_trust._checks import (
     check_integer,
 )
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.kernel.sentences import FROM_SYSTEM
 from pyg_trust.removal import RemovalRequest, requested, skipping
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.persons import removed_names, touched
@@ -28,6 +27,7 @@ from pyg_trust.unlearning.shards.slices import touched_slices
 from pyg_trust.unlearning.shards.state import State, hash_of_shards
 from pyg_trust.unlearning.shards.updating import Change, played
 from pyg_trust.update import Update
+from pyg_trust.verify.sentences import FROM_SYSTEM
 
 
 class Removing(Building):

@@ -30,9 +30,7 @@ from pyg_trust.certificates.poisoning import (
     certify_shards,
 )
 from pyg_trust.files.commit import ObjectLock, editing, synchronized
-from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel.sentences import FROM_SYSTEM
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import (
     AGGREGATORS,
@@ -42,6 +40,7 @@ from pyg_trust.nn.shard_aggregator import (
 from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
+from pyg_trust.unlearning.partition import check_shards
 from pyg_trust.unlearning.shards.graph import (
     copied,
     count_classes,
@@ -73,6 +72,7 @@ from pyg_trust.unlearning.shards.state import (
 )
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import rows_of
+from pyg_trust.verify.sentences import FROM_SYSTEM
 
 
 class ShardedUnlearner(Removing):
