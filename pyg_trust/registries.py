@@ -14,7 +14,6 @@ registry                  named by
 ========================= ====================================================
 :obj:`MEASURES`           ``measure`` of :class:`~pyg_trust.transforms.AGP`
                           and all else that propagates
-:obj:`WAVELETS`           ``wavelet`` of graph scattering
 :obj:`PARTITIONS`         ``method`` of :class:`~pyg_trust.transforms.Shards`,
                           ``partition`` of the sharded unlearner
 :obj:`AGGREGATORS`        ``aggregator`` of the sharded unlearner
@@ -56,7 +55,6 @@ _HOMES = {
     'MEASURES': 'agp.measures',
     'NOISES': 'noise',
     'PARTITIONS': 'transforms.shards',
-    'WAVELETS': 'scattering.wavelets',
 }
 
 Entry = TypeVar('Entry')

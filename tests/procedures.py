@@ -30,7 +30,7 @@ from pyg_trust.nn import (
 )
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.transforms import GFT, GraphScattering, Shards
+from pyg_trust.transforms import GraphScattering, Shards
 from pyg_trust.unlearning import (
     GINClassifier,
     LinkClassifier,
@@ -474,11 +474,6 @@ PROCEDURES['propagate_median'] = Procedure(
 )
 PROCEDURES['GraphScattering.embed'] = Procedure(
     lambda folder: GraphScattering(J=2, Q=2, L=2, max_degree=4),
-    lambda t, bar: t.embed(dataset(), sparse=True, progress_bar=bar),
-    lambda transform: dict(vars(transform)),
-)
-PROCEDURES['GFT.embed'] = Procedure(
-    lambda folder: GFT(num_bands=2),
     lambda t, bar: t.embed(dataset(), sparse=True, progress_bar=bar),
     lambda transform: dict(vars(transform)),
 )
