@@ -31,10 +31,10 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.kernel.noise import SHIFT, Bytes, cells
 
 # Defined where sentences are made.
-from pyg_trust.kernel.sentences import SEEDED  # noqa: F401
+from pyg_trust.kernel.declare import SEEDED  # noqa: F401
+from pyg_trust.kernel.noise import SHIFT, Bytes, cells
 from pyg_trust.registries import Registry
 
 #: Where the bits of secret noise come from: functions from a number to so many

@@ -38,10 +38,10 @@ from pyg_trust.check import (
     epsilon,
 )
 from pyg_trust.check.__main__ import main
-from pyg_trust.check.answers import arguments, read_report, requests
+from pyg_trust.check.answers import read_report, requests
 from pyg_trust.functional import gaussian_epsilon, wor_epsilon
 from pyg_trust.kernel.accounting import judge_mu
-from pyg_trust.kernel.sentences import SEEDED
+from pyg_trust.kernel.declare import SEEDED
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
@@ -534,13 +534,6 @@ def test_a_request_is_by_graph(request_):
     assert requests({'request': {'0': {'nodes': [1]}}})
     with pytest.raises(ValueError, match="'request'"):
         requests({'request': request_})
-
-
-def test_arguments_are_by_name(tmp_path):
-    _, (stated,) = read_report(saved(tmp_path, privacy()))
-    assert arguments(replace(stated, origin={})) == {}
-    with pytest.raises(ValueError, match="'arguments'"):
-        arguments(replace(stated, origin={'arguments': [1]}))
 
 
 def promised(kind='privacy', **changes):

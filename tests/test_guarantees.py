@@ -16,7 +16,7 @@ from package import import_all, reports
 
 import pyg_trust
 from pyg_trust.check import FAILS, HOLDS, check_report
-from pyg_trust.kernel.claims import PROMISES
+from pyg_trust.kernel.promises import PROMISES
 from pyg_trust.report import Guarantee, TrustReport, schema
 
 SOURCES = sorted(Path(pyg_trust.__file__).parent.rglob('*.py'))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from pyg_trust._checks import validated
-from pyg_trust.kernel.claims import PROMISES
+from pyg_trust.kernel.promises import PROMISES
 from pyg_trust.registries import Registry
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated

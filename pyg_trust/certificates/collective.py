@@ -35,7 +35,7 @@ from pyg_trust.functional.collective import (
 )
 from pyg_trust.functional.smoothing import check_radius
 from pyg_trust.kernel import collective as kernel
-from pyg_trust.kernel.sentences import SEEDED_COPIES
+from pyg_trust.kernel.declare import SEEDED_COPIES
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart

@@ -18,7 +18,7 @@ from pyg_trust.functional.smoothing import (
     worst_case_probability,
 )
 from pyg_trust.functional.voting import tallies
-from pyg_trust.kernel.sentences import SEEDED_COPIES
+from pyg_trust.kernel.declare import SEEDED_COPIES
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
@@ -311,7 +311,6 @@ class SmoothedCertificate(SpeaksOf, Report):
             'certificate by smoothing',
             {
                 **self.numbers(),
-                'noise': repr(self.noise),
                 'flips': {
                     kind: list(getattr(self.noise, kind))
                     for kind in sorted(self.noise.noisy)

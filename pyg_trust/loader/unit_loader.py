@@ -27,7 +27,7 @@ from pyg_trust.functional.walks import (
     root_index,
 )
 from pyg_trust.graph._marks import marked
-from pyg_trust.kernel.fields import CONTENTS
+from pyg_trust.kernel.claims_privacy import CONTENTS
 from pyg_trust.loader.schema import Schema
 from pyg_trust.loader.step_batches import Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits, of_persons

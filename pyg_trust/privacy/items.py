@@ -33,8 +33,9 @@ from pyg_trust.functional.items import (
 from pyg_trust.functional.private_propagation import FORMS
 from pyg_trust.functional.recommend import Lists, best_items, lists_of
 from pyg_trust.graph import CSRGraph
+from pyg_trust.kernel.claims import outwards
+from pyg_trust.kernel.declare import SEEDED
 from pyg_trust.kernel.release import check_sum, released
-from pyg_trust.kernel.sentences import SEEDED, outwards
 from pyg_trust.privacy.fitted import Fitted, take
 from pyg_trust.transforms.aggregation_report import (
     EXACT_NOISE,

@@ -22,7 +22,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
 from pyg_trust.functional.selection import check_law, draw_runs, rdp_select
-from pyg_trust.kernel.sentences import outwards
+from pyg_trust.kernel.claims import outwards
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
@@ -360,7 +360,6 @@ class SearchReport(Report):
             'search for settings of private training',
             {
                 **self.numbers(),
-                'candidate': str(self.candidate),
                 'vouched': vouched(self.mechanism),
             },
             assumptions=self.assumptions,

@@ -9,13 +9,13 @@ from torch import nn
 
 from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
 from pyg_trust.kernel import clip
-from pyg_trust.kernel.fields import CONTENTS
-from pyg_trust.kernel.sentences import (
+from pyg_trust.kernel.claims import outwards
+from pyg_trust.kernel.claims_privacy import (
+    CONTENTS,
     LEDGER,
     NO_LEDGER,
     RUN_ALONE,
     TRAINING,
-    outwards,
     protected_unit,
 )
 from pyg_trust.loader import StepLoader
@@ -151,15 +151,12 @@ class PrivacyReport(Report):
         """State the differential privacy of the released weights."""
         values = self.numbers()
         values['checked'] = values.pop('isolation')
-        if not self.persons:
-            del values['persons'], values['together']
         return stated(
             'private training',
             {**values, 'vouched': vouched(self.mechanism)},
             assumptions=self.assumptions,
             data=self.data,
             origin=self.provenance,
-            history={'epsilon': list(self.history)},
             checked=self._checked(),
             model=self.weights,
         )

@@ -11,9 +11,11 @@ from pyg_trust.functional.private_propagation import (
     RELATIONS,
     hop_sensitivity,
 )
+from pyg_trust.kernel.claims import outwards
+from pyg_trust.kernel.claims_privacy import unit_of_sums
+from pyg_trust.kernel.declare import SEEDED
 from pyg_trust.kernel.noise import DIGEST, SHIFT
 from pyg_trust.kernel.release import sensitivity
-from pyg_trust.kernel.sentences import SEEDED, outwards, unit_of_sums
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 
@@ -147,12 +149,10 @@ class ReleaseReport(Report):
         """Guarantee in one sentence."""
         return self.guarantee().promise
 
-    def _stated(self, procedure: str) -> Guarantee:
-        fields = self.to_dict()
-        fields.pop('provenance')
+    def _stated(self, procedure: str, **more: Any) -> Guarantee:
         return stated(
             procedure,
-            fields,
+            {**self.numbers(), **more},
             assumptions=self.assumptions,
             not_covered=self.not_covered,
             origin=self.provenance,
@@ -190,7 +190,7 @@ class ReleaseReport(Report):
                 f'{outwards(self.mu)}: {parts or "nothing yet"}).',
                 *self._details(),
                 'This rests on:',
-                *(f'- {line}' for line in made.conditions),
+                *(f'- {line}' for line in made.assumptions),
                 'Not covered:',
                 *(f'- {line}' for line in made.not_covered),
             ]
@@ -252,6 +252,9 @@ class AggregationReport(ReleaseReport):
             nothing is private.
         ledger_head (str, optional): a digest of all lines of the ledger.
         provenance (dict): versions and arguments; no seeds.
+        num_classes (int, optional): the number of classes that messages are
+            made of, where the sensitivity depends on it.
+            (default: :obj:`None`)
     """
 
     epsilon: float
@@ -284,6 +287,7 @@ class AggregationReport(ReleaseReport):
     seeded: bool
     ledger_head: str | None
     provenance: dict[str, Any]
+    num_classes: int | None = None
 
     @property
     def unit(self) -> str:
@@ -505,5 +509,6 @@ def make_report(
         receivers=num_nodes if receivers is None else receivers,
         rows=relation.rows,
         predictions=predictions,
+        num_classes=relation.num_classes,
         **fields,
     )

@@ -24,7 +24,7 @@ from pyg_trust.distributed import rank_and_size
 from pyg_trust.functional.private_accounting import gaussian_epsilon
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._marks import marked
-from pyg_trust.kernel.sentences import outwards
+from pyg_trust.kernel.claims import outwards
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.transforms.aggregation_report import Relation
 

@@ -62,7 +62,7 @@ from pyg_trust.functional.rows import max_row_norm
 from pyg_trust.functional.shifts import removal_budget
 from pyg_trust.functional.wavelets import frame_bound
 from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel.sentences import OBJECTIVE
+from pyg_trust.kernel.claims_removal import OBJECTIVE
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms import GraphEmbedding, GraphScattering

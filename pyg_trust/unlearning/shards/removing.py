@@ -15,7 +15,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust.files.commit import editing, synchronized
 from pyg_trust.functional.partition import shard_sizes
-from pyg_trust.kernel.sentences import FROM_SYSTEM
+from pyg_trust.kernel.claims_removal import FROM_SYSTEM
 from pyg_trust.removal import RemovalRequest, still_removed
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.packing import described
