@@ -76,7 +76,7 @@ def read_report(path: str | Path) -> tuple[int, list[Stated]]:
     try:
         fields = read_json(Path(path).read_text())
         if (at := misfit(fields, REPORT)) is not None:
-            raise ValueError(f'{at or "it"} is not as reports have it')
+            raise ValueError(f'{at!r} does not fit the schema of a report')
         if 'digest' in fields and digest(fields) != fields['digest']:
             raise ValueError('its digest is not that of its content')
         if datetime.fromisoformat(fields['created']).tzinfo is None:

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from ..kernel.accounting import judge, judge_mu
-from ..kernel.claims_privacy import AWAY
+from ..kernel.claims_privacy import AWAY, PROTECTS
 from ..kernel.groups import judge_group
-from .answers import HOLDS, UNPROVED, Checks, Stated
+from .answers import HOLDS, UNKNOWN, UNPROVED, Checks, Stated
 
 Lines = list[tuple[float, float, int]]
 
@@ -51,6 +51,8 @@ def check_epsilon(c: Any, each: Stated) -> Checks:
         + (', and of a secret number of runs' if searched else '')
         + ': the kernel has no proof for this accountant' * unproved,
     )
+    if getattr(c, 'unit', None) not in (None, *PROTECTS):
+        yield UNKNOWN, 'what a step protects: a loader of the user decides it'
     for i, (k, epsilon) in enumerate(getattr(c, 'together', ())):
         part = Fraction(epsilon) - k * pure
         yield (

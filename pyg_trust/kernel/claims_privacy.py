@@ -53,8 +53,8 @@ _WITHOUT = 'uniform-without-replacement', 'without replacement'
 _ROW, _PERSON = 'replace-one-feature-row', 'replace-one-person'
 CONTENTS = 'replace-contents-of-one-person'
 _WHOLE = 'persons, with all they own'
-# By what is clipped as one: the relations that it protects.
-_PROTECTS: dict[str, tuple[str, ...]] = {
+#: By what is clipped as one: the relations that it protects.
+PROTECTS: dict[str, tuple[str, ...]] = {
     'node-disjoint random walks': (_ROW,),
     'ego graphs of roots in a graph of bounded degree': (_ROW,),
     'whole graphs': ('replace-one-graph', AWAY[0]),
@@ -253,7 +253,7 @@ class PrivateTraining(Private):
         if self.units_per_row > 1 and not MECHANISMS[self.mechanism]:
             yield f'units_per_row: {self.mechanism} counts one unit a row'
         # What a loader of the user protects, nothing here can tell.
-        if self.relation not in _PROTECTS.get(self.unit, (self.relation,)):
+        if self.relation not in PROTECTS.get(self.unit, (self.relation,)):
             yield f'relation: {self.unit} do not protect {self.relation!r}'
         if bool(self.persons) != str(self.relation).endswith('person'):
             yield 'persons: declared are those who are protected'

@@ -119,11 +119,15 @@ def misfit(value: Any, form: Form, at: str = '') -> str | None:
         known = form.get('properties', {})
         rest = form.get('additionalProperties', {'anyOf': []})
         sign = re.compile(form.get('propertyNames', {}).get('pattern', ''))
-        fits = isinstance(value, dict) and (
-            set(form.get('required', ())) <= value.keys()
-            and (rest is not False or value.keys() <= known.keys())
-            and all(isinstance(n, str) and sign.search(n) for n in value)
-        )
+        if not isinstance(value, dict):
+            return at
+        odd = set(form.get('required', ())) - value.keys()
+        odd |= {name for name in value if not sign.search(str(name))}
+        if rest is False:
+            odd |= value.keys() - known.keys()
+        if odd:
+            return f'{at}.{min(odd)}'.lstrip('.')
+        fits = True
         if fits and (known or 'additionalProperties' in form):
             parts = [
                 (item, known.get(name, rest), f'{at}.{name}'.lstrip('.'))
@@ -271,7 +275,7 @@ class Claim:
                 continue
             made = getattr(self, name)
             if misfit(made, each.form) is not None:
-                yield f'{name}: other fields make {_short(made)}, which is none'
+                yield f'{name}: other fields make {_short(made)}: none'
             elif name not in values:
                 yield f'{name} ({each.about}) is missing'
             elif (
