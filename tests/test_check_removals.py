@@ -153,11 +153,12 @@ def test_a_residual_above_its_bound_is_not_proved_or_fails(handed):
     values = each['values']
     # A bound that rounding alone is above proves nothing.
     for bound, status in ((1e-18, UNPROVED), (0.0, UNPROVED)):
-        values['bound'] = bound
+        whole['guarantees'][0]['values']['bound'] = bound
         (folder / 'less.json').write_text(forged(reworded(whole)))
         found = check(folder, 'less.json')
         seen = statuses(found, 'the residual is within')
         assert seen == {status} or (bound and seen == {FAILS})
+    values = whole['guarantees'][0]['values']
     values['bound'], values['num_train'] = 1.0, values['num_train'] + 1
     (folder / 'more.json').write_text(forged(whole))
     found = check(folder, 'more.json')

@@ -3,8 +3,7 @@
 The trusted base of a promise is counted by static reachability of names: from
 the functions that prove it, every top-level definition whose name occurs in
 one that is reached. Lines count that are neither blank, nor a comment, nor in
-a docstring; ``claims.py``, ``fields.py``, ``sentences.py`` and ``chain.py``
-are left out.
+a docstring; the declarations of claims and ``chain.py`` are left out.
 """
 
 import ast
@@ -19,7 +18,8 @@ import pyg_trust
 ROOT = Path(pyg_trust.__file__).parent
 KERNEL = ROOT / 'kernel'
 ALLOWED = {'numpy', 'scipy', 'mpmath', *sys.stdlib_module_names}
-APART = ('claims', 'fields', 'sentences', 'chain')
+SAYS = ('claims', 'declare', 'promises', 'claims_privacy', 'claims_removal')
+APART = (*SAYS, 'claims_robustness', 'chain')
 
 # By promise: at most so many lines, and where its proof begins.
 BASES = {
@@ -54,7 +54,7 @@ BASES = {
     ),
     'exactness of shards': (600, {'shards': None}),
 }
-CHECKER = 1200
+CHECKER = 1100
 # Two rows have longer names in the docs.
 DOCS = {
     'a checked report, beside it': 'a checked report, beside the kernel',
@@ -298,7 +298,7 @@ def test_no_file_of_the_kernel_is_long():
         for file in KERNEL.glob('*.py')
     }
     assert max(sizes.values()) <= 700, sizes
-    # What proves, and what says: claims, their fields and sentences, chains.
+    # What proves, and what says: claims with their sentences, and chains.
     says = sum(sizes[f'{name}.py'] for name in APART)
     # A step has a budget of its own.
     step = sizes['step.py']
@@ -308,5 +308,4 @@ def test_no_file_of_the_kernel_is_long():
     # Levels of losses, without which small rates are not proved, have 90.
     # Ranks have 304, and 35 for their words.
     assert sum(sizes.values()) - says - step <= 4600, sizes
-    # Owners of lists have 13 lines of words.
-    assert says <= 1648, sizes
+    assert says <= 1950, sizes
