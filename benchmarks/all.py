@@ -1,6 +1,6 @@
 """Runs every benchmark and writes RESULTS.md: each target beside its figure.
 
-    python3 dev.py bench all -- --data DATA
+    python benchmarks/all.py --data DATA
 
 DATA holds the real graphs, as the options of the single benchmarks say; what
 needs one that is not there is left out, and RESULTS.md says so. A long
@@ -94,7 +94,7 @@ LARGE = ('1m', 'only scale')  # what --quick leaves out
 
 HEAD = """# Results
 
-Written by `python3 dev.py bench all -- --data DATA`. Every figure is a ratio
+Written by `python benchmarks/all.py --data DATA`. Every figure is a ratio
 of interleaved runs or a count, taken in one run of its benchmark, beside its
 target. Absolute times are not kept: they say little about another machine.
 Only `living` has events a second and milliseconds, as its targets do.
@@ -193,9 +193,9 @@ def main() -> None:
             arguments += [option, str(args.data / folder)]
             shown += [option, str(Path('DATA') / folder)]
         code, results = run(name, arguments)
-        command = f'python3 dev.py bench {name}'
+        command = f'python benchmarks/{name}.py'
         if shown:
-            command += f' -- {" ".join(shown)}'
+            command += f' {" ".join(shown)}'
         lines = [f'`{command}`, {date.today()}; {SYSTEM}.']
         if results:
             lines += [

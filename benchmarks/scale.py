@@ -1,7 +1,7 @@
 """Large graphs: building, memory, propagation from disk to disk, two ranks.
 
-    python3 dev.py bench scale                      # 24M entries
-    python3 dev.py bench scale -- --edges 300000000 --nodes 20000000
+    python benchmarks/scale.py                      # 24M entries
+    python benchmarks/scale.py --edges 300000000 --nodes 20000000
 
 Every measurement is a process of its own, so that a peak is that of one
 thing. Memory is the growth of the resident set while it runs (``VmHWM``
@@ -37,7 +37,8 @@ import numpy as np
 import torch
 from common import result
 
-from pyg_trust.functional import appnp, plan_memory, propagate_to
+from pyg_trust.agp.measures import appnp
+from pyg_trust.agp.out_of_core import plan_memory, propagate_to
 from pyg_trust.graph import CSRGraph
 
 

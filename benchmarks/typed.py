@@ -17,9 +17,6 @@ forget    CPU time of forgetting an author, over that of a fit:
 unit      CPU seconds of `PrivacyUnit` on --rows rows with features, and bytes
           a row that it holds.
 
-Planted couplings, of which none may be accepted, are
-`tests/test_planted_couplings.py`.
-
     python benchmarks/typed.py [--quick] [steps batch accuracy ...]
 """
 

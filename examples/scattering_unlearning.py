@@ -6,7 +6,7 @@
 PROTEINS. Splits are 0.1 / 0.1 / 0.8 at random, as in the paper. The numbers
 of the paper are printed beside ours. They differ where the paper's accounting
 is not valid: its F is too small, and with several classes it spends a budget
-per class; ``pyg_trust.functional.shifts`` explains what is used here.
+per class; ``pyg_trust.unlearning.shifts`` explains what is used here.
 
 What is made: Tables 1 and 3, Figure 4, and a figure of the residual along a
 sequence of removals that is never solved anew (without noise, as in the
@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch_geometric.datasets import TUDataset
 
-from pyg_trust.functional.heads import Objective, curvatures, hessian_solve
-from pyg_trust.functional.newton import minimize
-from pyg_trust.functional.removal_bounds import paper_bound, tight_bound
-from pyg_trust.functional.shifts import removal_budget
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms import GFT, GraphScattering
 from pyg_trust.unlearning import GINClassifier
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
+from pyg_trust.unlearning.heads import Objective, curvatures, hessian_solve
+from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.removal_bounds import paper_bound, tight_bound
+from pyg_trust.unlearning.shifts import removal_budget
 
 # Settings of Table 4, and the numbers of the paper.
 DATASETS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from pyg_trust.files.commit import ObjectLock, editing
 
 # Importable from here for users of 0.1.
 from pyg_trust.files.seals import Seals, content  # noqa: F401
-from pyg_trust.kernel import chain
+from pyg_trust.removal import Removed
 from pyg_trust.report import Report
+from pyg_trust.verify import chain
+from pyg_trust.verify.chain import references
 
 try:
     import fcntl
@@ -47,8 +50,8 @@ class LedgerEntry(Report):
         request (dict): the names of what was removed.
         data (str): the root of the :class:`Seals` of the remaining data.
         link (str): a hash of this line and all lines before it.
-        reference (str): the id of the batch of requests; '' without one.
-            (default: :obj:`''`)
+        reference (str): 32 hexadecimal digits for each request that a line
+            carries out; '' without one. (default: :obj:`''`)
     """
 
     action: str
@@ -103,17 +106,28 @@ class RemovalLedger:
 
     def __init__(self, budget: float) -> None:
         self.budget = check_non_negative('budget', budget)
-        self._entries: list[LedgerEntry] = []
+        self._past, self._count = _Past(), 0
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
         """All lines, in order from the oldest."""
-        return tuple(self._entries)
+        return tuple(self._past.lines[: self._count])
+
+    @property
+    def last(self) -> LedgerEntry | None:
+        """The newest line; :obj:`None` before the first."""
+        return self._past.lines[self._count - 1] if self._count else None
+
+    @property
+    def removed(self) -> Removed:
+        """The items that were removed and not added again; do not edit."""
+        self._own()
+        return self._past.removed
 
     @property
     def spent(self) -> float:
         """Bound of the present model's residual; 0 before the first line."""
-        return self._entries[-1].spent if self._entries else 0.0
+        return 0.0 if self.last is None else self.last.spent
 
     @property
     def remaining(self) -> float:
@@ -123,7 +137,7 @@ class RemovalLedger:
     @property
     def head(self) -> str:
         """Digest of all lines; keep a copy elsewhere ('' without lines)."""
-        return self._entries[-1].link if self._entries else ''
+        return '' if self.last is None else self.last.link
 
     def has(self, head: str) -> bool:
         """Tell whether the ledger has reached a given :attr:`head`.
@@ -131,15 +145,15 @@ class RemovalLedger:
         An older copy of a state has not reached it.
         """
         check_instance('head', head, str)
-        return any(entry.link == head for entry in self._entries)
+        return self._past.heads.get(head, self._count) < self._count
 
     def refers_to(self, reference: str) -> bool:
-        """Tell whether a line has a reference: its batch was carried out."""
+        """Tell whether lines have a reference: its request was carried out."""
         check_instance('reference', reference, str)
-        return any(
-            entry.reference == reference
-            for entry in self._entries
-            if entry.reference
+        found = self._past.batches
+        return bool(reference) and all(
+            found.get(each, self._count) < self._count
+            for each in references(reference)
         )
 
     def check_reference(self, reference: str) -> None:
@@ -149,32 +163,44 @@ class RemovalLedger:
             ValueError: if the reference is malformed, or a line has it.
         """
         check_instance('reference', reference, str)
-        if reference and not re.fullmatch('[0-9a-f]{32}', reference):
+        each = references(reference)
+        if not re.fullmatch('([0-9a-f]{32})*', reference) or len(
+            {*each}
+        ) != len(each):
             raise ValueError(
-                "'reference' needs to have 32 hexadecimal digits "
+                "'reference' needs to have 32 hexadecimal digits, or as many "
+                'for each of several requests '
                 f'(got {len(reference)} characters)'
             )
-        if self.refers_to(reference):
+        for used in filter(self.refers_to, each):
             raise ValueError(
-                f"'reference' can't be used again (got {reference}, which a "
-                'line of the ledger has: what it asked for was done)'
+                f"'reference' can't be used again (got {used}, which a line "
+                'of the ledger has: what it asked for was done)'
             )
 
     @property
     def has_removals(self) -> bool:
         """Whether any line names removed items."""
-        return any(entry.request for entry in self._entries)
+        return any(entry.request for entry in self.entries)
 
     def copy(self) -> 'RemovalLedger':
         """Return an independent ledger with the same lines."""
         made = RemovalLedger(self.budget)
-        made._entries = list(self._entries)
+        made._past, made._count = self._past, self._count
         return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> 'RemovalLedger':
+        return self.copy()
+
+    def _own(self) -> None:
+        # Copies share their lines until one of them goes another way.
+        if self._count != len(self._past.lines):
+            self._past = _Past(self.entries)
 
     def count(self, action: str) -> int:
         """Return the number of lines that record an action."""
         check_choice('action', action, (*self.FRESH, 'step'))
-        return sum(entry.action == action for entry in self._entries)
+        return sum(entry.action == action for entry in self.entries)
 
     def record(
         self,
@@ -197,7 +223,8 @@ class RemovalLedger:
             data (str): the root of the :class:`Seals` of the remaining data.
                 (default: :obj:`''`)
             reference (str): 32 hexadecimal digits by which the line is found
-                again (:meth:`refers_to`). (default: :obj:`''`)
+                again (:meth:`refers_to`); those of several requests one after
+                the other. (default: :obj:`''`)
 
         Raises:
             ValueError: on another action, a negative or lower amount, a
@@ -206,10 +233,10 @@ class RemovalLedger:
             BudgetExceededError: if the budget does not allow it.
         """
         check_choice('action', action, (*self.FRESH, 'step'))
-        if (action == 'fit') != (not self._entries):
+        if (action == 'fit') != (not self._count):
             raise ValueError(
                 "the first line, and it alone, needs to be a 'fit' "
-                f'(got {action!r} as line {len(self._entries)})'
+                f'(got {action!r} as line {self._count})'
             )
         check_non_negative('spent', spent)
         check_instance('data', data, str)
@@ -237,14 +264,17 @@ class RemovalLedger:
         }
         link = chain.link(self.head, *body.values())
         entry = LedgerEntry(**body, link=link)
-        self._entries.append(entry)
+        with self._past.lock.turn:
+            self._own()
+            self._past.add(entry)
+            self._count += 1
         return entry
 
     def state_dict(self) -> dict[str, Any]:
         """Return the budget and all lines as plain values."""
         return {
             'budget': self.budget,
-            'entries': [entry.to_dict() for entry in self._entries],
+            'entries': [entry.to_dict() for entry in self.entries],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -257,9 +287,10 @@ class RemovalLedger:
             ValueError: if the budget differs, a line was changed, or the
                 state does not begin with the present lines.
         """
-        self._entries = self._checked(state)
+        made = self._checked(state)
+        self._past, self._count = made._past, made._count
 
-    def _checked(self, state: dict[str, Any]) -> list[LedgerEntry]:
+    def _checked(self, state: dict[str, Any]) -> 'RemovalLedger':
         check_instance('state', state, dict)
         budget, lines = state.get('budget'), state.get('entries')
         if budget != self.budget:
@@ -284,18 +315,37 @@ class RemovalLedger:
             entry = made.record(**parts)
             if entry.link != line['link']:
                 raise ValueError(f'line {number} of the state was changed')
-        if made._entries[: len(self._entries)] != self._entries:
+        # A link fixes all lines before it.
+        if self._count and not made.has(self.head):
             raise ValueError(
                 'the state does not continue the present lines: a ledger '
                 "can't be turned back"
             )
-        return made._entries
+        return made
 
     def __repr__(self) -> str:
         return (
             f'{type(self).__name__}(spent={self.spent:.6g}, '
-            f'budget={self.budget:.6g}, lines={len(self._entries)})'
+            f'budget={self.budget:.6g}, lines={self._count})'
         )
+
+
+class _Past:
+    # Lines that ledgers share, and where each is found.
+    def __init__(self, lines: Iterable[LedgerEntry] = ()) -> None:
+        self.lines: list[LedgerEntry] = []
+        self.heads: dict[str, int] = {}
+        self.batches: dict[str, int] = {}
+        self.removed, self.lock = Removed(), ObjectLock()
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: LedgerEntry) -> None:
+        self.removed.add(line.request)
+        self.heads[line.link] = len(self.lines)
+        for each in references(line.reference):
+            self.batches[each] = len(self.lines)
+        self.lines.append(line)
 
 
 def coarse(amount: float, bits: int = 1) -> float:
@@ -373,7 +423,7 @@ class PrivacyLedger:
                     f"'head' needs a ledger that goes on from it, and {path} "
                     'is empty or not there'
                 )
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         check_plain('header', header)
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)

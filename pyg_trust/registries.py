@@ -51,12 +51,12 @@ _HOMES = {
     'ACCOUNTANTS': 'privacy.accountant',
     'ATTACKS': 'audit.attacks',
     'AGGREGATORS': 'nn.shard_aggregator',
-    'CERTIFICATES': 'certificates.certify',
+    'CERTIFICATES': 'certificates.any_model',
     'LAYER_RULES': 'privacy.layer_rules',
-    'MEASURES': 'functional.measures',
+    'MEASURES': 'agp.measures',
     'NOISES': 'noise',
     'PARTITIONS': 'transforms.shards',
-    'WAVELETS': 'functional.wavelets',
+    'WAVELETS': 'scattering.wavelets',
 }
 
 Entry = TypeVar('Entry')

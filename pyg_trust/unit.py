@@ -28,11 +28,9 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._checks.couplings import Owners, check_values
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust._checks.graphs import check_edges, plain_index
-from pyg_trust._checks.tables import has_rows
-from pyg_trust.graph._marks import marked
+from pyg_trust.graph._marks import declare, marked
 from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.removal import integers
 
@@ -83,15 +81,18 @@ class PrivacyUnit:
     rows are public if they are named, or have an owner of their own. An edge
     type and its reverse, as ``ToUndirected`` makes it, are one relation.
 
-    Public tables are declared, and only some of what persons may have left in
-    them is found: columns that count or rank edges of persons, in any
-    attribute with a row each. Vocabularies, category codes or embeddings
-    learned from the same persons are not found.
+    Columns are declared with their tables: each column of a row that a person
+    owns was computed from that person's data and from public tables alone, and
+    a public table from nobody's. This is not checked. Only what a transform of
+    this package propagated is known (``data.propagated``) and refused; counts,
+    averages, vocabularies, category codes, embeddings and scales that you
+    computed from several persons are not.
 
     Args:
         data (Data or HeteroData): the graph. Only ownership is copied from
-            it. The one type of a ``Data`` is named :obj:`None` here, and
-            ``'node'`` in what is returned.
+            it. It is marked (``data.privacy_unit``), so that what protects
+            single rows refuses it from then on. The one type of a ``Data`` is
+            named :obj:`None` here, and ``'node'`` in what is returned.
         person (str, optional): the node type whose rows are the persons, one
             each. (default: :obj:`None`)
         num_persons (int, optional): their number, where there is no such
@@ -111,16 +112,14 @@ class PrivacyUnit:
             any of its owners, ``'keep'`` if it goes with the last. By default
             all are dropped. (default: :obj:`None`)
         same (Tensor, optional): names of persons who are one person, int64,
-            ``[2, k]``; an empty tensor declares that equal rows in two tables
-            are a coincidence. (default: :obj:`None`)
+            ``[2, k]``. (default: :obj:`None`)
 
     Raises:
         TypeError: on other types.
         ValueError: on a node type that is undeclared or declared twice, a row
             without an owner or with two of :obj:`owned`, edges between public
-            rows that are not named, edge types that are nearly mirrors, one
-            row in two tables under two names without :obj:`same`, or columns
-            that show other persons' rows or edges.
+            rows that are not named, an end of an edge that is no row, or edge
+            types that are nearly mirrors.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class PrivacyUnit:
         on_removal: Mapping[str | None, str] | None = None,
         same: Tensor | None = None,
     ) -> None:
-        data = _typed(data)
+        given, data = data, _typed(data)
         owns, shares = _by_type(owned), _by_type(joint)
         self.person, self.public = person, tuple(public)
         self.owned, self.joint = tuple(owns), tuple(shares)
@@ -173,9 +172,9 @@ class PrivacyUnit:
         self._check_public_edges()
         #: The names of persons, int64; their places where nothing names them.
         self.n_id = self._ids(data)
-        self._distinct = same is not None
         self._close(data)
         self.check(data)
+        declare(given, person)
 
     def _close(self, data: HeteroData) -> None:
         self._print = self._digest(data)
@@ -386,7 +385,7 @@ class PrivacyUnit:
             )
         out = Data(edge_index=torch.empty((2, 0), dtype=torch.int64))
         for key, value in data[t].items():
-            if has_rows(data[t], key, value):
+            if _has_rows(data[t], key, value):
                 out[key] = value
         out.num_nodes = self._sizes[t]
         # Names are those that the unit was declared with.
@@ -658,7 +657,7 @@ class PrivacyUnit:
             keep = _kept(self._sizes[t], gone.rows.get(t))
             place[t] = keep.cumsum(0) - 1
             for key, value in data[t].items():
-                rows = has_rows(data[t], key, value)
+                rows = _has_rows(data[t], key, value)
                 out[t][key] = value[keep] if rows else value
             out[t].num_nodes = int(keep.sum())
             if 'n_id' not in data[t]:
@@ -667,7 +666,7 @@ class PrivacyUnit:
             keep = _kept(data[e].num_edges, gone.edges.get(e))
             for key, value in data[e].items():
                 if key != 'edge_index':
-                    rows = has_rows(data[e], key, value)
+                    rows = _has_rows(data[e], key, value)
                     out[e][key] = value[keep] if rows else value
             source, target = data[e].edge_index[:, keep]
             out[e].edge_index = torch.stack(
@@ -681,8 +680,7 @@ class PrivacyUnit:
     def check(self, data: Data | HeteroData) -> None:
         """Refuse another graph than the declared one.
 
-        Sizes, edges and the persons' ``n_id`` have to be the same, and no
-        column may show rows or edges of other persons.
+        Sizes, edges and the persons' ``n_id`` have to be the same.
 
         Args:
             data (Data or HeteroData): the graph.
@@ -709,19 +707,6 @@ class PrivacyUnit:
                 f"'data' needs the names 'n_id' of {self.person!r} that the "
                 'unit was made with'
             )
-        check_values(
-            data,
-            Owners(
-                self.person,
-                self.public,
-                self.joint,
-                self.public_edges,
-                self._ptr,
-                self._who,
-                self._edge_owner,
-            ),
-            distinct=self._distinct,
-        )
 
     def summary(self) -> dict[str, Any]:
         """Return the declaration by the names of types, without data."""
@@ -1017,6 +1002,23 @@ def _kept(size: int, gone: Tensor | None) -> Tensor:
     if gone is not None:
         keep[gone] = False
     return keep
+
+
+def _has_rows(store: Any, key: str, value: Any) -> bool:
+    # Whether an attribute has a row for each node or edge of its type.
+    if isinstance(value, str | int | float):
+        return False
+    if isinstance(value, Tensor):
+        if not value.dim():
+            return False
+        edges = isinstance(store._key, tuple)
+        size = store.num_edges if edges else store.num_nodes
+        if value.size(0) == size and 'index' not in key and key != 'ptr':
+            return True
+    raise ValueError(
+        "'data' needs tensors with a row for each node or edge (got "
+        f'{key!r} of {store._key}): take it off first'
+    )
 
 
 def _named(edge_type: EdgeType) -> str:

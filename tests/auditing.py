@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from pyg_trust.check import FAILS, check_report
-from pyg_trust.functional import wor_epsilon
-from pyg_trust.kernel.claims import finite
-from pyg_trust.kernel.promises import claim
+from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.report import Guarantee, TrustReport
+from pyg_trust.verify.claims import finite
+from pyg_trust.verify.promises import claim
 
 STEPS, RATE, LAM, DELTA = 6, 0.05, 2.0, 1e-5
 HISTORY = [(2 * LAM, RATE, STEPS)]

@@ -1,9 +1,9 @@
-"""Fixtures that several test modules share."""
+"""The tiers of the tests, and fixtures that several modules share."""
 
-import hashlib
+import contextlib
 import math
 import os
-import pickle
+import time
 from pathlib import Path
 
 # Two workers with two threads each share two cores: a thread that waits for
@@ -12,21 +12,79 @@ from pathlib import Path
 os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
 
 import pytest
+import tiers
 import torch
 
-from pyg_trust import account, unit
-from pyg_trust.functional import propagation
+from pyg_trust import account
+from pyg_trust.agp import propagation
+
+
+def pytest_addoption(parser):
+    """Which tests run, and for how long: tiers.py."""
+    group = parser.getgroup('tiers', tiers.__doc__)
+    group.addoption('--tier', choices=tiers.LIMITS, default='local')
+    group.addoption(
+        '--touched',
+        type=float,
+        metavar='SECONDS',
+        help='for so long all tests of the rooms that a change touches, too',
+    )
+    group.addoption(
+        '--costs', action='store_true', help='measure, and write costs.csv'
+    )
+
+
+def pytest_configure(config):
+    """Tells the tier to tests that count, draw or kill."""
+    tier = config.option.tier
+    config.late = time.monotonic() + (config.option.touched or 0)
+    os.environ['PYG_TRUST_TIER'] = tier
+    with contextlib.suppress(ImportError):
+        from hypothesis import settings
+
+        examples = tiers.EXAMPLES[tier]
+        settings.register_profile(tier, max_examples=examples, deadline=None)
+        settings.load_profile(tier)
+    whole = tier == 'deep' and not (
+        config.option.keyword
+        or config.option.markexpr
+        or config.args_source is config.ArgsSource.ARGS
+    )
+    if whole or config.option.costs:
+        config.pluginmanager.register(tiers.Recorder(whole))
+
+
+def pytest_report_header(config):
+    """Names the tier."""
+    others = ' '.join(tiers.LIMITS)
+    return f'tier: {config.option.tier} (--tier, one of {others})'
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked slow run where CI or FULL_TEST is set, or by -m slow."""
-    asked = any(os.environ.get(name) for name in ('CI', 'FULL_TEST'))
-    if asked or 'slow' in config.option.markexpr:
-        return
-    skip = pytest.mark.skip(reason='slow: set CI=1')
+    """Leaves out what the tier leaves out."""
+    commit = ''.join(tiers.git('rev-parse', 'HEAD'))
+    kept = tiers.chosen(items, config.option.tier, commit)
+    root = config.invocation_params.dir.relative_to(config.rootpath)
+    named = tuple(str(root / arg) for arg in config.args if '::' in arg)
+    ours, last, out = [], [], []
     for item in items:
-        if item.get_closest_marker('slow'):
-            item.add_marker(skip)
+        item.touched = False
+        if item.nodeid in kept or (named and item.nodeid.startswith(named)):
+            ours.append(item)
+        elif config.option.touched and tiers.touched(item.path):
+            item.touched = True
+            last.append(item)
+        else:
+            out.append(item)
+    if out:
+        config.hook.pytest_deselected(items=out)
+    items[:] = ours + last
+
+
+def pytest_runtest_setup(item):
+    """Skips what a change touches when the time for it is over."""
+    if item.touched and time.monotonic() > item.config.late:
+        pytest.skip(f'{item.config.option.touched:.0f} seconds are over')
 
 
 @pytest.fixture(scope='session')
@@ -43,27 +101,6 @@ def shared() -> Path:
 def no_releases_before(monkeypatch):
     """Tests release the same small graphs: each as in a process of its own."""
     monkeypatch.setattr(account, '_RELEASED', {})
-
-
-_ACCEPTED = set()
-
-
-@pytest.fixture
-def couplings_once(monkeypatch):
-    """Tables that were searched for couplings once are not searched again.
-
-    A unit and a loader search the same tables, and tests make the same
-    tables. The search is for test_unit_couplings.py.
-    """
-    search = unit.check_values
-
-    def check_values(*given, **options):
-        found = hashlib.sha256(pickle.dumps((given, options))).digest()
-        if found not in _ACCEPTED:
-            search(*given, **options)
-            _ACCEPTED.add(found)
-
-    monkeypatch.setattr(unit, 'check_values', check_values)
 
 
 @pytest.fixture

@@ -46,12 +46,9 @@ from pyg_trust.check import (
 )
 from pyg_trust.check.__main__ import main
 from pyg_trust.check.answers import read_report
-from pyg_trust.functional import gaussian_epsilon, poisson_epsilon
-from pyg_trust.kernel.accounting import judge, judge_mu
-from pyg_trust.kernel.chain import Chain
-from pyg_trust.kernel.claims_privacy import AWAY
-from pyg_trust.kernel.promises import claim
 from pyg_trust.ledger import PrivacyLedger
+from pyg_trust.privacy.accounting import poisson_epsilon
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import (
     Guarantee,
@@ -65,6 +62,10 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
     ShardedUnlearner,
 )
+from pyg_trust.verify.accounting import judge, judge_mu
+from pyg_trust.verify.chain import Chain
+from pyg_trust.verify.claims_privacy import AWAY
+from pyg_trust.verify.promises import claim
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checker_wheel import checker_wheel
 from guarantees import MADE
 
 import pyg_trust
@@ -29,10 +30,6 @@ from pyg_trust.report import (
 )
 
 ROOT = Path(pyg_trust.__file__).parent
-sys.path.insert(0, str(ROOT.parent))
-
-from dev import checker_wheel  # noqa: E402
-
 NAMES = (
     'AGP, exact',
     'PrivacyReport',

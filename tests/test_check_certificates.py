@@ -31,7 +31,9 @@ from pyg_trust.certificates import (
     certify,
     smoothed,
     votes,
+    voting,
 )
+from pyg_trust.certificates.confidence import clopper_pearson
 from pyg_trust.check import (
     FAILS,
     HOLDS,
@@ -40,15 +42,13 @@ from pyg_trust.check import (
     certificates,
     check_report,
 )
-from pyg_trust.functional import voting
-from pyg_trust.functional.confidence import clopper_pearson
-from pyg_trust.kernel.promises import claim
 from pyg_trust.loader import EgoLoader
 from pyg_trust.privacy import PrivacyEngine, create_accountant
 from pyg_trust.privacy.ego_accounts import FDPAccountant
 from pyg_trust.privacy.planning import search_epsilon
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import BoundedDegree
+from pyg_trust.verify.promises import claim
 
 VOTED = ('SmoothedCertificate', 'VoteCertificate', 'PoisonCertificate')
 CERTIFICATES = (*VOTED, 'CollectiveCertificate', 'Certificate')

@@ -18,15 +18,15 @@ from scipy.stats import norm
 
 from pyg_trust.certificates import BitFlips, ThreatModel, certify
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
-from pyg_trust.functional import gaussian_epsilon
-from pyg_trust.kernel import claims
-from pyg_trust.kernel.declare import misfit
-from pyg_trust.kernel.promises import PROMISES, REPORT, claim
 from pyg_trust.nn import PPNP
 from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.report import TrustReport, schema
 from pyg_trust.report.base import stated
 from pyg_trust.transforms import AGP
+from pyg_trust.verify import claims
+from pyg_trust.verify.declare import misfit
+from pyg_trust.verify.promises import PROMISES, REPORT, claim
 
 OWN = 'UserCertificate'
 NODES = 'NodeUnlearnReport'

@@ -23,8 +23,8 @@ CHECKS = {
         torch.testing.assert_close(z, dense)
     """,
     'A wavelet': """
-        from pyg_trust.functional import wavelet_bank
-        from pyg_trust.functional.wavelets import frame_bounds
+        from pyg_trust.scattering import wavelet_bank
+        from pyg_trust.scattering.wavelets import frame_bounds
         adj = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0.0]]).double()
         bank = wavelet_bank(adj, 'bands', 3)
         # Projections on different eigenvectors: they sum to the identity.

@@ -9,7 +9,6 @@ brute force or with an exact law.
 import ctypes
 import json
 import math
-import os
 import subprocess
 from collections import Counter
 from fractions import Fraction
@@ -25,11 +24,14 @@ from pushes import push_arguments
 from scipy import stats
 from torch import Tensor
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust import ops
-from pyg_trust.functional.propagation import push_levels
+from pyg_trust.agp.propagation import push_levels
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import UNDIRECTED, dense_operator, make_graph
+
+# All of it compiles the emulation first: where sources have changed.
+pytestmark = pytest.mark.sources('csrc/', 'tests/emulation')
 
 HERE = Path(__file__).resolve().parent
 UP, DOWN, SHUFFLED, THREADS = range(4)
@@ -56,9 +58,7 @@ def host(tmp_path_factory):
     return Emulation(ctypes.CDLL(str(library)))
 
 
-@pytest.mark.skipif(
-    not os.environ.get('FULL_TEST'), reason='minutes: set FULL_TEST=1'
-)
+@pytest.mark.sources('csrc/device/')
 @pytest.mark.parametrize('sanitizer', ['thread', 'address,undefined'])
 def test_sanitizers_find_nothing(sanitizer, tmp_path):
     cxx = needs.compiler()

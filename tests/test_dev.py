@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 from package import EXAMPLES
@@ -69,67 +68,15 @@ def test_torch_that_is_there_is_kept(env, tmp_path):
 
 def test_the_time_is_said_before_anything_is_done(env, monkeypatch):
     dev = sys.modules[type(env).__module__]
-    monkeypatch.delenv('CI', raising=False)
     monkeypatch.setattr(dev.os, 'cpu_count', lambda: 2)
-    quick = dev.estimate(env)
-    assert quick.startswith('about 16 minutes')
-    assert 'after 3 or more of installing' in quick
-    monkeypatch.setenv('CI', '1')
-    assert dev.estimate(env).startswith('about 24 minutes')
+    for arguments, tier, minutes in [
+        (['-k', 'walks'], 'local', 6),
+        (['--tier=ci', '--touched=600'], 'ci', 11),
+        (['--tier=ci', '--tier=deep'], 'deep', 26),
+    ]:
+        assert dev.tier_of(arguments) == tier
+        said = dev.estimate(env, tier)
+        assert f'tier {tier}: about {minutes} minutes' in said
+        assert 'after 4 or more of installing' in said
     env.stamp.touch()
-    monkeypatch.setattr(env, 'has_sparse', lambda: True)
-    assert 'install' not in dev.estimate(env)
-    assert 'sparse' not in dev.estimate(env)
-
-
-def test_a_build_that_takes_long_says_so_every_minute(env, monkeypatch, capfd):
-    dev = sys.modules[type(env).__module__]
-
-    asked = []
-
-    class Build:
-        def wait(self, seconds):
-            asked.append(seconds)
-            if len(asked) < 4:
-                raise dev.subprocess.TimeoutExpired('pip', seconds)
-            return 0
-
-    wheels = dev.Wheels.__new__(dev.Wheels)
-    wheels.began, wheels.told = dev.time.monotonic() - 130, False
-    assert wheels.wait('torch-sparse', Build()) == 0
-    assert asked == [0, 60, 60, 60]
-    said = capfd.readouterr().out.splitlines()
-    assert said == ['==> torch-sparse compiles, 2 minutes so far'] * 3
-
-
-@pytest.mark.parametrize('can', [True, False])
-def test_headers_are_compiled_once_where_a_compiler_can(
-    env, monkeypatch, tmp_path, can
-):
-    dev = sys.modules[type(env).__module__]
-    (tmp_path / 'torch').write_text('-I/of/torch')
-    compiler = tmp_path / 'compiler'
-    # What follows -o is the last argument.
-    body = 'for last; do :; done; echo "$@" > "$last"' if can else 'exit 1'
-    compiler.write_text(f'#!/bin/sh\n{body}\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv('CXX', str(compiler))
-    builds, run = [], dev.subprocess.Popen
-
-    def begun(command, **options):
-        if 'wheel' not in command:
-            return run(command, **options)
-        builds.append((command[-1], options['env']))
-        return None
-
-    monkeypatch.setattr(dev.subprocess, 'Popen', begun)
-    wheels = dev.Wheels(env)
-    wheels.first.join()
-    assert [name for name, _ in builds] == [*dev.SPARSE]
-    for _, given in builds:
-        assert ('-include' in given['CXXFLAGS']) is can
-        assert given['CFLAGS'] == given['CXXFLAGS']
-    if can:
-        told = Path(f'{wheels.header}.gch').read_text()
-        assert '-I/of/torch' in told
-        assert all(flag in told for flag in wheels.FLAGS)
+    assert 'installing' not in dev.estimate(env, 'ci')

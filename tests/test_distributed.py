@@ -23,18 +23,16 @@ from ranks import (
 )
 from ranks import graph as graph
 
+from pyg_trust.agp import out_of_core
+from pyg_trust.agp.halo import propagate_halo
+from pyg_trust.agp.out_of_core import propagate_to
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.distributed import from_first, own_items, run_over_ranks
-from pyg_trust.functional import (
-    out_of_core,
-    propagate,
-    propagate_halo,
-    propagate_to,
-)
 from pyg_trust.graph import CSRGraph
 
 pytestmark = needs.ranks
 # Each kill is a moment of its own: more of them see more moments.
-KILLS = 20 if os.environ.get('FULL_TEST') else 4
+KILLS = 4
 
 
 def items(rank, folder):
@@ -114,7 +112,7 @@ def test_every_rank_does_its_share(tmp_path, graph):
         assert path.read_text() == '32'
 
 
-@pytest.mark.slow
+@pytest.mark.sentinel(rows=1)
 @pytest.mark.parametrize('size', [2, 4])
 def test_killed_ranks_end_the_others_and_lose_nothing(size, tmp_path, graph):
     source = random.Random(size)

@@ -17,6 +17,7 @@ from package import EXAMPLES, run
 from pyg_trust.graph import CSRGraph
 
 
+@pytest.mark.sentinel
 def test_quickstart(tmp_path):
     output = run(
         *('quickstart.py', '--out', tmp_path, '--epochs', '40'),
@@ -93,7 +94,6 @@ def test_certify_any(shared, tmp_path):
     assert len(list(tmp_path.glob('figures/*.png'))) == 2
 
 
-@pytest.mark.slow
 def test_agp_queries(tmp_path):
     output = run(
         *('agp_queries.py', '--nodes', '2000', '--queries', '2'),
@@ -134,7 +134,6 @@ def test_agp_features(tmp_path):
     assert len(list(tmp_path.glob('*.png'))) == 1
 
 
-@pytest.mark.slow
 def test_dp_gcn(tmp_path):
     output = run(
         *('dp_gcn.py', '--out', tmp_path, '--epochs', '30'),
@@ -164,7 +163,6 @@ def test_dp_lightning(tmp_path):
     assert len(ledger.read_text().splitlines()) == 21
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('dataset', ['generated', 'Planetoid:Cora'])
 def test_unlearning_power(dataset, tmp_path, request):
     arguments = ['--dataset', dataset, '--out', tmp_path]
@@ -234,7 +232,6 @@ def test_node_unlearning(shared, tmp_path):
     assert (tmp_path / 'node_unlearning.png').exists()
 
 
-@pytest.mark.slow
 def test_private_graph(tmp_path):
     output = run(
         *('private_graph.py', '--out', tmp_path, '--only', 'ours', 'no graph'),
@@ -256,7 +253,6 @@ def test_private_graph(tmp_path):
     assert (tmp_path / 'private_generated.png').exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('real', [False, True])
 def test_private_proteins(real, request, tmp_path):
     arguments = ['--epsilons', '8', '--steps', '20' if real else '60']
@@ -275,7 +271,6 @@ def test_private_proteins(real, request, tmp_path):
     assert 'scales the gradient of each' in output
 
 
-@pytest.mark.slow
 @needs.gloo
 def test_papers100m(tmp_path, monkeypatch, capsys):
     options = [
@@ -321,7 +316,6 @@ def test_papers100m(tmp_path, monkeypatch, capsys):
         assert one == two
 
 
-@pytest.mark.slow
 def test_the_verdicts_of_the_docs_are_those_of_the_example():
     sys.path.insert(0, str(EXAMPLES.parent / 'docs'))
     try:

@@ -7,6 +7,13 @@ import torch
 from states import same
 
 from pyg_trust import files
+from pyg_trust.files import commit
+from pyg_trust.privacy import PrivateLinkPredictor
+from pyg_trust.unlearning import (
+    NodeClassifier,
+    Recommender,
+    ShardedUnlearner,
+)
 
 
 class Unsafe:
@@ -134,3 +141,26 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
         files.write(path, b'new')
     assert path.read_bytes() == b'old'
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    path = tmp_path / 'models' / 'scores.pt'
+    for save in (files.save, commit.save):
+        with pytest.raises(FileNotFoundError, match='made first') as error:
+            save(path, {'lineage': ['a' * 32]})
+        assert error.value.filename == str(path.parent)
+        assert not any(tmp_path.iterdir())
+
+
+def test_a_state_of_another_class_says_whose_it_is(tmp_path):
+    class Mine(Recommender):
+        pass
+
+    likes = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]])
+    model = Mine().fit(likes, num_users=3, num_items=3)
+    model.save(tmp_path / 'r.pt')
+    Recommender().load(tmp_path / 'r.pt')
+    shards = ShardedUnlearner(torch.nn.Linear, 2, folder=tmp_path / 'shards')
+    for other in (NodeClassifier(), PrivateLinkPredictor(), shards):
+        with pytest.raises(ValueError, match='written by a Recommender'):
+            other.load_state_dict(model.state_dict())

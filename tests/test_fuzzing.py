@@ -3,11 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
 import warm
 
 
-@pytest.mark.slow
 def test_fuzzing():
     done = warm.run(Path(__file__).with_name('fuzzing.py'), '5', '0')
     assert done.returncode == 0, done.stderr

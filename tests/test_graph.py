@@ -11,8 +11,6 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import UNDIRECTED, make_graph
 
-pytestmark = pytest.mark.sparse
-
 EDGES = torch.tensor([[3, 0, 0, 2], [0, 2, 1, 2]])
 WEIGHTS = torch.tensor([1.5, 2.0, 3.0, 4.0])
 ADJ = torch.tensor(
@@ -273,7 +271,7 @@ def test_repr_and_device():
 @pytest.mark.parametrize(
     ('error', 'match', 'args', 'kwargs'),
     [
-        (TypeError, "'edge_index'.*int64.*int32", (EDGES.int(), 5), {}),
+        (TypeError, "'edge_index'.*int64.*int16", (EDGES.short(), 5), {}),
         (TypeError, "'edge_index'.*tensor.*list", ([[0], [1]], 5), {}),
         (ValueError, "'edge_index'.*2 dim", (EDGES[0], 5), {}),
         (ValueError, r"'edge_index'.*\[2, num_edges\]", (EDGES.t(), 5), {}),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiers
 import torch
 import warm
 from procedures import PROCEDURES, Private, cycle
@@ -32,7 +33,7 @@ from pyg_trust.unlearning.shards import training
 
 ROOT = os.path.dirname(pyg_trust.__file__)
 # Points of a procedure that are tried, and those at its end.
-SPREAD, LAST = (60, 40) if os.environ.get('FULL_TEST') == '1' else (5, 6)
+SPREAD, LAST = (5, 6) if tiers.deep() else (1, 0)
 
 
 class Interrupt:
@@ -110,7 +111,7 @@ def points(total):
     return sorted({*spread, *range(max(1, total - LAST), total + 1)})
 
 
-@pytest.mark.slow
+@pytest.mark.sentinel
 @pytest.mark.parametrize('name', PROCEDURES)
 def test_old_state_or_new_one_and_the_same_result_then(
     name, tmp_path_factory, monkeypatch
@@ -423,6 +424,7 @@ import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import torch
 from procedures import PROCEDURES
+import tiers
 from states import same
 
 # A shell may have started the tests with this signal ignored.
@@ -463,7 +465,7 @@ assert caught == 10, caught
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sentinel(rows=1)
 @pytest.mark.skipif(os.name == 'nt', reason='needs signals')
 @pytest.mark.parametrize(
     'name', ['ScatteringClassifier.remove', 'certify, dual']

@@ -1,17 +1,15 @@
 """Whatever kills a process, no promise is broken afterwards."""
 
-import os
 import re
 from pathlib import Path
 
 import needs
 import pytest
+import tiers
 import warm
 
-FULL = os.environ.get('FULL_TEST') == '1'
 
-
-@pytest.mark.slow
+@pytest.mark.sentinel
 @needs.fork
 @pytest.mark.parametrize(
     'procedure',
@@ -23,7 +21,7 @@ FULL = os.environ.get('FULL_TEST') == '1'
 def test_killing(procedure, tmp_path):
     # The others have moments of many kinds.
     few = procedure not in ('columns', 'release', 'fitting', 'paths')
-    kills = 70 if FULL else 10 if few else 20
+    kills = (10 if few else 20) if tiers.deep() else 3
     script = Path(__file__).with_name('killing.py')
     done = warm.run(script, procedure, tmp_path, str(kills), '0')
     assert done.returncode == 0, done.stderr

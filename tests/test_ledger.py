@@ -2,18 +2,22 @@ import copy
 import json
 import math
 import os
+import pickle
+import sys
+import tracemalloc
 
 import pytest
 import torch
 
+from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals
-from pyg_trust.kernel import chain
 from pyg_trust.ledger import (
     BudgetExceededError,
     PrivacyLedger,
     RemovalLedger,
     coarse,
 )
+from pyg_trust.verify import chain
 
 
 def filled():
@@ -111,7 +115,16 @@ def test_references_are_in_the_hash_and_used_once():
         assert 'person-7' not in str(error.value)
     with pytest.raises(TypeError, match="'reference'"):
         ledger.record('step', 0.4, reference=None)
+    # A line may stand for several requests, none of them twice.
+    c, d = 'c' * 32, 'd' * 32
+    for bad in (c + A, c + c, c + d[1:]):
+        with pytest.raises(ValueError, match="'reference'"):
+            ledger.record('step', 0.4, reference=bad)
     assert ledger.state_dict() == before
+    several = ledger.copy()
+    several.record('step', 0.4, reference=c + d)
+    assert all(map(several.refers_to, (c, d, c + d, A)))
+    assert not several.refers_to(c + B)
     # Lines without one are as they were.
     assert set(before['entries'][1]) == set(plain.state_dict()['entries'][2])
     for forged in (B, None):
@@ -326,3 +339,70 @@ def test_amounts_are_rounded_up():
         (1.1e300, 53, 1.1e300),
     ):
         assert coarse(amount, bits) == found
+
+
+def test_a_line_costs_as_much_as_the_first():
+    # The most bytes that a line takes, and the functions it calls.
+    def cost(ledger, lineage, number):
+        line = {'nodes': [number]}, '', f'{number:032x}'
+        calls = []
+        tracemalloc.start()
+        sys.setprofile(lambda *event: calls.append(event[1]))
+        made = ledger.copy()
+        made.record('retrain', 0.0, *line)
+        assert made.refers_to(line[-1])
+        assert number in made.removed.of('nodes')
+        names = lineage.next()
+        sys.setprofile(None)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return made, names, (len(calls), peak - 8 * len(calls))
+
+    ledger, lineage = RemovalLedger(0.0), Lineage().next()
+    ledger.record('fit', 0.0)
+    costs = []
+    for number in range(1, 1000):
+        ledger, lineage, found = cost(ledger, lineage, number)
+        costs.append(found)
+    # A table grows by a copy now and then.
+    assert sorted(costs[-50:])[25][0] <= costs[10][0] + 5
+    assert sorted(each[1] for each in costs[-50:])[25] < costs[10][1] + 2000
+
+
+def test_copies_of_a_ledger_go_their_own_ways():
+    ledger = filled()
+    one, two = ledger.copy(), copy.deepcopy(ledger)
+    one.record('step', 0.5, {'3': {'nodes': [2]}}, '', A)
+    two.record('step', 0.6, {'3': {'nodes': [1], 'again': {'nodes': [1]}}})
+    assert [len(each.entries) for each in (ledger, one, two)] == [2, 3, 3]
+    assert ledger.removed.of('nodes', 3) == {1}
+    assert one.removed.of('nodes', 3) == {1, 2}
+    assert two.removed.of('nodes', 3) == set()
+    assert not ledger.refers_to(A)
+    assert not two.refers_to(A)
+    assert not ledger.has(one.head)
+    assert not ledger.has(two.head)
+    again = pickle.loads(pickle.dumps(one))
+    assert again.state_dict() == one.state_dict()
+    assert again.removed.request() == one.removed.request()
+
+
+def test_lines_that_updates_made_are_read():
+    # As updates write them: what went, what came again, what was replaced.
+    went = {'nodes': [5], 'changed_features': [6], 'features': []}
+    went['again'] = [[8, 9]]
+    came = {'new_nodes': 2, 'edges': [], 'changed_labels': [3]}
+    for lines in ([{'0': went}, {'0': came}], [went, came]):
+        ledger = RemovalLedger(0.0)
+        ledger.record('fit', 0.0, {'edges': [[8, 9], [1, 2]]})
+        for line in lines:
+            ledger.record('retrain', 0.0, line)
+        arcs = {(9, 8), (1, 2), (2, 1)}
+        assert ledger.removed.of('directed_edges') == arcs
+        assert ledger.removed.of('nodes') == {5}
+        assert ledger.removed.of('features') == set()
+    before = ledger.state_dict()
+    for bad in ({'0': 3}, {'nodes': 5}):
+        with pytest.raises(ValueError, match='to_dict'):
+            ledger.record('retrain', 0.0, bad)
+    assert ledger.state_dict() == before

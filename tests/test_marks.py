@@ -1,14 +1,18 @@
 """The mark of features that hold the rows of other nodes."""
 
 import copy
+import warnings
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import DataLoader
 
 from pyg_trust.graph._marks import mark, marked
+from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.transforms import AGP, PrivateAGP
+from pyg_trust.unit import PrivacyUnit
 
 NODES = 40
 
@@ -90,3 +94,65 @@ def test_a_mark_that_names_nothing_is_refused(bad):
     data.propagated = bad
     with pytest.raises(TypeError, match='needs to hold names of attr'):
         PrivateAGP(mu=1.0, delta=1e-3)(data)
+
+
+def test_batches_of_marked_graphs_are_marked():
+    graphs = [AGP('sgc')(graph()) for _ in range(3)]
+    graphs[1] = AGP('sgc', attr='x', out='z')(graphs[1])
+    graphs[0].z = graphs[2].z = graphs[1].z
+    batch = next(iter(DataLoader(graphs, 3)))
+    assert marked(batch) == ('x', 'z')
+    assert AGP('sgc', out='h')(batch).propagated == ('x', 'z', 'h')
+
+
+def rows_alone(data):
+    """All that protects single rows."""
+    yield lambda: DisjointWalkLoader(data, 4, 1)
+    yield lambda: EgoLoader(data, 4, 1, max_degree=NODES)
+    yield lambda: PrivateAGP(relation='node', mu=1.0, delta=1e-3)(data)
+    yield lambda: PrivateNodeClassifier('node', delta=1e-3).fit(data)
+
+
+def test_persons_of_several_rows_are_not_taken_for_rows():
+    data = graph()
+    for make in [*rows_alone(data)][:2]:
+        make()
+    PrivacyUnit(data, num_persons=8, owned={None: torch.arange(NODES) // 5})
+    typed = HeteroData(user={'x': torch.rand(9, 5)})
+    typed['user'].update(
+        {'y': torch.arange(9), 'train_mask': torch.ones(9).bool()}
+    )
+    typed['user', 'by', 'user'].edge_index = torch.tensor([[0, 1], [1, 0]])
+    PrivacyUnit(typed, 'user')
+    flat = typed.to_homogeneous()
+    for make in (*rows_alone(data), *rows_alone(flat)):
+        with pytest.raises(ValueError, match='UnitLoader'):
+            make()
+    # Edges are protected one by one; and a user may say what rows are.
+    PrivateAGP(relation='edge', mu=1.0, delta=1e-3)(data)
+    del data.privacy_unit
+    DisjointWalkLoader(data, 4, 1)
+
+
+SCALED = {
+    'standardised': lambda x: (x - x.mean(0)) / x.std(0),
+    'as scikit-learn': lambda x: (x - x.mean(0)) / x.std(0, correction=0),
+    'in [0, 1]': lambda x: (x - x.amin(0)) / (x.amax(0) - x.amin(0)),
+}
+AS_THEY_ARE = {
+    'raw': lambda x: x,
+    'words': lambda x: (x > 0.5).float(),
+    'rows': lambda x: x.abs() / x.abs().sum(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize('how', [*SCALED, *AS_THEY_ARE])
+def test_columns_scaled_over_all_rows_are_noticed(how):
+    data = graph()
+    data.x = {**SCALED, **AS_THEY_ARE}[how](data.x)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        PrivateAGP(mu=1.0, delta=1e-3)(data)
+    found = [w for w in seen if 'scaled over all rows' in str(w.message)]
+    assert len(found) == (how in SCALED)
+    assert all(w.filename == __file__ for w in found)

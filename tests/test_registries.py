@@ -7,16 +7,9 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust import registries
+from pyg_trust.agp.measures import Measure, make_measure
 from pyg_trust.certificates import ThreatModel, certifies, certify
-from pyg_trust.certificates.certify import _route
-from pyg_trust.functional import (
-    Measure,
-    Wavelet,
-    frame_bound,
-    make_measure,
-    scattering_transform,
-)
-from pyg_trust.functional.wavelets import Diffusion
+from pyg_trust.certificates.any_model import _route
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import MajorityAggregator, ShardAggregator, make_aggregator
 from pyg_trust.registries import (
@@ -29,6 +22,8 @@ from pyg_trust.registries import (
 )
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, Report
+from pyg_trust.scattering.transform import scattering_transform
+from pyg_trust.scattering.wavelets import Diffusion, Wavelet, frame_bound
 from pyg_trust.testing import make_graph
 from pyg_trust.transforms import AGP, Shards
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner

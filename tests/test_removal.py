@@ -1,8 +1,18 @@
+import pickle
+
 import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust.removal import Part, RemovalRequest, remove_from_data
+from pyg_trust.removal import (
+    NodeIds,
+    NotThere,
+    Part,
+    RemovalRequest,
+    remove_from_data,
+    requested,
+    skipping,
+)
 
 
 def diamond():
@@ -107,42 +117,22 @@ def test_delete_removes_the_node():
         assert torch.equal(data[key], before[key])
 
 
-def test_mask_keeps_an_empty_node():
+def test_features():
     data = diamond()
-    before = data.clone()
-    out = remove_from_data(data, Part(nodes=(1,)), 'mask')
-    assert out.num_nodes == 4
-    assert out.n_id.tolist() == [0, -1, 2, 3]
-    assert edges(out) == {(0, 2), (2, 0), (2, 3), (3, 2)}
-    assert out.x[1].tolist() == [0, 0]
-    assert torch.equal(data.x, before.x)
-    with pytest.raises(ValueError, match='node 1 is not there'):
-        remove_from_data(out, Part(nodes=(1,)), 'mask')
-    # Node 2 has lost a neighbour in either mode.
-    out = remove_from_data(out, Part(nodes=(2,)), 'mask')
-    assert edges(out) == set()
-    out = remove_from_data(out, Part(nodes=(0,)), 'mask')
-    with pytest.raises(ValueError, match='no node'):
-        remove_from_data(out, Part(nodes=(3,)), 'mask')
-
-
-@pytest.mark.parametrize('mode', ['delete', 'mask'])
-def test_features(mode):
-    data = diamond()
-    out = remove_from_data(data, Part(features=(2,)), mode)
+    out = remove_from_data(data, Part(features=(2,)))
     assert out.num_nodes == 4
     assert out.x.tolist() == [[1, 2], [3, 4], [0, 0], [7, 8]]
     assert edges(out) == {tuple(e) for e in data.edge_index.t().tolist()}
     with pytest.raises(ValueError, match='removed before'):
-        remove_from_data(out, Part(features=(2,)), mode)
+        remove_from_data(out, Part(features=(2,)))
     # The mark moves with its node.
-    out = remove_from_data(out, Part(nodes=(0,)), mode)
+    out = remove_from_data(out, Part(nodes=(0,)))
     with pytest.raises(ValueError, match='removed before'):
-        remove_from_data(out, Part(features=(2,)), mode)
-    remove_from_data(out, Part(features=(3,)), mode)
+        remove_from_data(out, Part(features=(2,)))
+    remove_from_data(out, Part(features=(3,)))
     data.x = None
     with pytest.raises(ValueError, match="no features 'x'"):
-        remove_from_data(data, Part(features=(2,)), mode)
+        remove_from_data(data, Part(features=(2,)))
 
 
 def test_edges_of_undirected_and_directed_graphs():
@@ -245,7 +235,69 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=match):
             remove_from_data(data, part)
-    with pytest.raises(ValueError, match="'mode'"):
-        remove_from_data(data, Part(nodes=(0,)), 'forget')
     with pytest.raises(ValueError, match="'edge_index'"):
         remove_from_data(Data(x=torch.ones(2, 1)), Part(nodes=(0,)))
+
+
+def test_what_is_missing_is_named_or_skipped():
+    whole = RemovalRequest(
+        nodes={0: [1, 3], 2: [5]}, features=[4], edges=[(6, 7)], graphs=[9]
+    )
+    gone = RemovalRequest(nodes=[3], edges=[(6, 7)], graphs=[9])
+    left = RemovalRequest(nodes={0: [1], 2: [5]}, features=[4])
+    assert whole.without(gone) == left
+    assert whole.without(whole) is None
+
+    def remove(request):
+        # A model that names what it lacks one by one.
+        lacks = [each for each in request.items() if each in gone.items()]
+        if lacks:
+            raise NotThere(RemovalRequest.of_items(lacks[:1]))
+        return request
+
+    found, skipped = skipping(whole, 'skip', remove)
+    assert (found, skipped) == (left, gone.to_dict())
+    with pytest.raises(NotThere, match='node 3 is not there'):
+        skipping(whole, 'raise', remove)
+    with pytest.raises(NotThere) as error:
+        skipping(gone, 'skip', remove)
+    copied = pickle.loads(pickle.dumps(error.value))
+    assert copied.missing == gone
+    assert str(copied) == str(error.value)
+    with pytest.raises(ValueError, match="'missing'"):
+        skipping(whole, 'drop', remove)
+
+
+def test_a_call_names_what_goes_once():
+    request = RemovalRequest(nodes=[3, 4])
+    for one in ([3, 4], torch.tensor([4, 3]), request, [request, request]):
+        assert requested(one) == request
+    assert requested(None, nodes=[3, 4], edges=None) == request
+    for given, named, said in (
+        (request, {'nodes': [3]}, 'beside'),
+        (None, {}, r'RemovalRequest\(nodes=\[3\]\)'),
+        (None, {'persons': [3]}, r'RemovalRequest\(persons=\[3\], unit=unit'),
+        (['3'], {}, "'request' needs to hold integers"),
+        ('3', {}, r'remove\(nodes=\[3\]\)'),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            requested(given, **named)
+
+
+def test_ids_and_rows():
+    random = torch.randperm(50)[:9]
+    for ids, n_id in ((NodeIds(), torch.arange(9)), (NodeIds(random), random)):
+        later = int(n_id.max()) + 1 + torch.arange(3)
+        every = torch.cat([n_id, later])
+        assert torch.equal(ids.of(torch.arange(12)), every)
+        assert torch.equal(ids.rows(every), torch.arange(12))
+        assert ids.next(12) == int(later[-1]) + 1
+        assert ids.rows_of('nodes', every[4:].tolist(), 12).tolist() == [
+            *range(4, 12)
+        ]
+        mask = torch.arange(12) % 2 == 0
+        assert torch.equal(
+            ids.rows_of('nodes', mask, 12), mask.nonzero()[:, 0]
+        )
+        with pytest.raises(NotThere, match=f'node {int(later[-1])} is not'):
+            ids.rows_of('nodes', every, 11)

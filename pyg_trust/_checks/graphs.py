@@ -1,5 +1,7 @@
 """Checks of arguments that are graphs: tensors, matrices and ``Data``."""
 
+import sys
+import warnings
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ MAKE_HOMOGENEOUS = (
     'does a Data of one kind of nodes; persons who are several rows are '
     'declared by pyg_trust.unit.PrivacyUnit'
 )
+# Columns that are looked at, and how close to 0 and 1 their mean and variance
+# have to be.
+_LOOKED_AT, _OFF = 64, 1e-4
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
@@ -186,3 +191,69 @@ def check_examples(data: Data, row: Tensor, col: Tensor, n: int) -> None:
                 'is a message and an example here '
                 '(RandomLinkSplit(disjoint_train_ratio=0.0))'
             )
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line of the user's code that called this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals['__name__'].startswith(
+        ('pyg_trust', 'torch_geometric')
+    ):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
+def warn_of_delta(delta: float | None, count: int, what: str) -> None:
+    """Warn if a delta is so large that it promises nothing.
+
+    Args:
+        delta (float, optional): the delta of a guarantee.
+        count (int): the number of what is protected.
+        what (str): what is protected, in the plural.
+    """
+    if delta is not None and delta >= 1 / max(count, 1):
+        warn_user(
+            f'delta={delta:g} is not below 1 / {count}: publishing all data '
+            f'of one of the {count} {what}, drawn at random, would be '
+            'allowed; choose a smaller delta'
+        )
+
+
+def warn_of_scaled(name: str, x: Any) -> None:
+    """Warn of columns that were scaled by statistics of all rows.
+
+    These are columns of mean 0 and variance 1, and columns that are not binary
+    and range from 0 to 1. Each row of them was computed from all rows.
+
+    Args:
+        name (str): what the features are called.
+        x (Tensor): ``[num_rows, num_columns]``.
+    """
+    if (
+        not isinstance(x, Tensor)
+        or x.layout != torch.strided
+        or x.dim() != 2
+        or not x.is_floating_point()
+        or len(x) < 3
+    ):
+        return
+    x = x[:, :_LOOKED_AT].detach().double()
+    mean, var, n = x.mean(0), x.var(0, correction=0), len(x)
+    standard = (var - 1).abs() <= _OFF
+    standard |= (var * n / (n - 1) - 1).abs() <= _OFF
+    standard &= mean.abs() <= _OFF
+    inside = ((x > 0) & (x < 1)).any(0)
+    unit = (x.amin(0) == 0) & (x.amax(0) == 1) & inside
+    varied = int(((x != x[:1]).any(0) & ((x != 0) & (x != 1)).any(0)).sum())
+    for found, what in (
+        (standard, 'mean 0 and variance 1'),
+        (unit, 'minimum 0 and maximum 1'),
+    ):
+        if 2 * int(found.sum()) > varied:
+            warn_user(
+                f"'{name}' seems to be scaled over all rows (columns have "
+                f'{what}): each row then holds statistics of all others, '
+                'which the guarantee does not cover; scale by constants that '
+                'are public, or by a private estimate of them'
+            )
+            return

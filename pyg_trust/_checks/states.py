@@ -17,7 +17,10 @@ FORMAT = 2
 
 
 def check_state(
-    state: Any, entries: Iterable[str], formats: tuple[int, ...] = ()
+    state: Any,
+    entries: Iterable[str],
+    formats: tuple[int, ...] = (),
+    model: Any = None,
 ) -> None:
     """Check the entries and the layout version of a saved state.
 
@@ -26,11 +29,21 @@ def check_state(
         entries (list[str]): the names of the required entries.
         formats (tuple[int, ...]): the readable versions; empty for states
             without a version.
+        model (Any, optional): the model that loads the state, which has its
+            ``'class'`` since version 0.2. (default: :obj:`None`)
 
     Raises:
-        ValueError: if the state is no dictionary with these entries, or the
-            version is another.
+        ValueError: if the state is no dictionary with these entries, or is of
+            another version or of a model of another class.
     """
+    if model is not None and isinstance(state, dict):
+        mine = kind_of(model)
+        found = state.get('class', mine)
+        if found != mine:
+            raise ValueError(
+                f"'state' was written by a {found}, and by a {found} alone "
+                f'can be loaded (got a {mine})'
+            )
     for name in entries:
         if not isinstance(state, dict) or name not in state:
             raise ValueError(f"'state' needs an entry '{name}'")
@@ -40,6 +53,13 @@ def check_state(
             f"'state' needs a 'format' of {formats} (got {found!r}): another "
             'version of pyg_trust has written it'
         )
+
+
+def kind_of(model: Any) -> str:
+    """Return the name of the class of this package that a model has."""
+    classes = type(model).__mro__
+    ours = (c for c in classes if c.__module__.startswith('pyg_trust.'))
+    return next(ours, classes[0]).__name__
 
 
 def check_settings(what: str, found: Any, expected: dict[str, Any]) -> None:

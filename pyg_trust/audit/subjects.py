@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, validated
-from pyg_trust.functional.propagation import propagate
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.node import NodeClassifier
@@ -230,10 +230,6 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
                 "'make' needs to make a classifier with exact features and "
                 'no encoder, to predict on another graph'
             )
-        n = int(data.num_nodes)
-        names = data.get('n_id')
-        listed = range(n) if names is None else names.tolist()
-        self._place = {name: i for i, name in enumerate(listed)}
         self._width = int(data.y.max()) + 1
         made.fit(data)
         self._end()
@@ -241,15 +237,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
     @validated
     def remove(self, request: RemovalRequest) -> None:
         """Remove the items that a request names."""
-        part, place = request.parts[0], self._place
-        self.classifier.remove(
-            RemovalRequest(
-                nodes=[place[v] for v in part.nodes],
-                features=[place[v] for v in part.features],
-                labels=[place[v] for v in part.labels],
-                edges=[(place[u], place[v]) for u, v in part.edges],
-            )
-        )
+        self.classifier.remove(request)
         self._end()
 
     def predict_proba(self, data: Data) -> Tensor:
@@ -274,7 +262,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
         made = self.classifier
         return {
             'weight': made.weight,
-            'probabilities': made.predict_proba(),
+            'probabilities': made.predict_proba(made.n_id),
             **self._files(),
         }
 

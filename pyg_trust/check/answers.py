@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..kernel.claims import digest, read_json, visible
-from ..kernel.declare import misfit
-from ..kernel.promises import REPORT
+from ..verify.claims import digest, read_json, visible
+from ..verify.declare import misfit
+from ..verify.promises import REPORT
 
 HOLDS, FAILS = 'holds', 'FAILS'
 UNPROVED, UNKNOWN = 'not proved', 'not checked'

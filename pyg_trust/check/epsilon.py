@@ -6,9 +6,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from ..kernel.accounting import judge, judge_mu
-from ..kernel.claims_privacy import AWAY, PROTECTS
-from ..kernel.groups import judge_group
+from ..verify.accounting import judge, judge_mu
+from ..verify.claims_privacy import AWAY, PROTECTS
+from ..verify.groups import judge_group
 from .answers import HOLDS, UNKNOWN, UNPROVED, Checks, Stated
 
 Lines = list[tuple[float, float, int]]

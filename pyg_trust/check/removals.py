@@ -8,12 +8,12 @@ is checked; and the bound itself where somebody hands in both.
 import math
 from typing import Any
 
-from ..kernel import removal as kernel
-from ..kernel.accounting import judge_mu
-from ..kernel.chain import Chain
-from ..kernel.claims import amount
-from ..kernel.claims_removal import ROWS
-from ..kernel.declare import alike
+from ..verify import removal as kernel
+from ..verify.accounting import judge_mu
+from ..verify.chain import Chain
+from ..verify.claims import amount
+from ..verify.claims_removal import ROWS
+from ..verify.declare import alike
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated, requests
 from .epsilon import together
 

@@ -70,6 +70,9 @@ class DeskStatus(Report):
             refused the request.
         halted (tuple[tuple[str, str], ...]): pairs of an id and ``'held'`` or
             ``'paused'``.
+        unconfirmed (tuple[tuple[str, str], ...]): pairs of an id and a model
+            whose next batch names more than ``max_share`` of the model, and
+            waits for ``run(confirm=True)``.
         next_due (str, optional): the earliest date of an open request.
         pending (int): the number of requests that no model has begun; a
             recipient may have.
@@ -82,6 +85,7 @@ class DeskStatus(Report):
     overdue: tuple[str, ...]
     refused: tuple[tuple[str, str], ...]
     halted: tuple[tuple[str, str], ...]
+    unconfirmed: tuple[tuple[str, str], ...]
     next_due: str | None
     pending: int
     in_progress: int
@@ -130,6 +134,20 @@ class ErasureReport(Report):
     overdue: bool
     tasks: tuple[dict[str, Any], ...]
     backups_until: str | None
+
+    def line(self) -> str:
+        """Return one line that says where the request is."""
+        parts = [f'{self.subject_request_id} is {self.request_status}']
+        if self.request_status in ('pending', 'in_progress'):
+            parts.append(f'due {self.expected_completion_time}')
+        parts += [self.halted] * bool(self.halted)
+        parts += ['OVERDUE'] * self.overdue
+        tasks = [
+            f'{t["name"]} {t["mode"] if t["state"] == "done" else t["state"]}'
+            + (f' ({t["note"]})' if t['note'] else '')
+            for t in self.tasks
+        ]
+        return ', '.join(parts) + f': {"; ".join(tasks)}'
 
     def chart(self) -> Chart:
         """Draw models and recipients that are done, and others."""

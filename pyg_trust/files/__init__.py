@@ -1,6 +1,7 @@
 """Atomic reading and writing of files."""
 
 import contextlib
+import errno
 import glob
 import io
 import os
@@ -35,6 +36,7 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     moment is left alone.
     """
     path = Path(path).resolve()
+    check_folder(path)
     delete_unfinished(path)
     file = _temporary(path)
     name = file.name
@@ -53,6 +55,23 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
         Path(name).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a file whose folder is not there.
+
+    Args:
+        path (Path): the path of the file.
+
+    Raises:
+        FileNotFoundError: that names the folder.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f'the folder of {path.name!r} needs to be made first',
+            str(path.parent),
+        )
 
 
 def delete_unfinished(path: str | Path) -> None:

@@ -38,7 +38,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -70,7 +69,6 @@ class StaleStateError(RuntimeError):
     """
 
 
-@dataclass(frozen=True)
 class Lineage:
     """Names of all states from the first to the present one.
 
@@ -87,17 +85,22 @@ class Lineage:
         (1, True, False)
     """
 
-    names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_instance('names', self.names, tuple)
-        for name in self.names:
+    def __init__(self, names: tuple[str, ...] = ()) -> None:
+        check_instance('names', names, tuple)
+        for name in names:
             check_instance('names', name, str)
             if len(name) != 2 * _BYTES or set(name) - set('0123456789abcdef'):
                 raise ValueError(
                     f"'names' needs to hold {2 * _BYTES} hexadecimal digits "
                     f'each (got {name!r})'
                 )
+        # Later states share the list, up to their own counts.
+        self._shared, self._count = list(names), len(names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, the oldest first."""
+        return tuple(self._shared[: self._count])
 
     @classmethod
     def of(cls, state: Any, present: 'Lineage | None' = None) -> 'Lineage':
@@ -132,20 +135,30 @@ class Lineage:
     @property
     def generation(self) -> int:
         """The number of changes since the first state."""
-        return len(self.names) - 1
+        return self._count - 1
 
     def next(self) -> 'Lineage':
         """Return the lineage after one more change."""
-        # The names so far were checked when they came in.
-        made = object.__new__(Lineage)
-        names = (*self.names, secrets.token_hex(_BYTES))
-        object.__setattr__(made, 'names', names)
+        made, name = object.__new__(Lineage), secrets.token_hex(_BYTES)
+        shared = self._shared
+        shared.append(name)
+        if shared[self._count] is not name:
+            # Another one went on from here.
+            shared.remove(name)
+            shared = [*self.names, name]
+        made._shared, made._count = shared, self._count + 1
         return made
 
     def continues(self, other: 'Lineage') -> bool:
         """Tell whether another lineage equals this one or its beginning."""
         check_instance('other', other, Lineage)
-        return self.names[: len(other.names)] == other.names
+        return self.names[: other._count] == other.names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lineage) and self.names == other.names
+
+    def __hash__(self) -> int:
+        return hash(self.names)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(generation={self.generation})'
@@ -249,6 +262,7 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
     check_instance('place', place, str, Path)
     # Resolve links, so that each file has one lock.
     place = Path(place).resolve()
+    files.check_folder(place)
     path = place.with_name(f'.{place.name}.lock')
     try:
         file = _locked(path)

@@ -134,8 +134,8 @@ class CSRGraph(Views):
         with weights or :obj:`perm`.
 
         Args:
-            edge_index (Tensor or EdgeIndex): int64, ``[2, num_edges]``; an
-                :class:`EdgeIndex` also int32.
+            edge_index (Tensor or EdgeIndex): int64 or int32,
+                ``[2, num_edges]``.
             num_nodes (int, optional): the number of nodes, isolated ones
                 included. Needed unless an :class:`EdgeIndex` knows it.
             edge_weight (Tensor, optional): float32 or float64,
@@ -155,13 +155,11 @@ class CSRGraph(Views):
         """
         check_choice('duplicates', duplicates, DUPLICATES)
         check_instance('perm', perm, bool)
-        if isinstance(edge_index, EdgeIndex):
-            if num_nodes is None:
-                # Not get_sparse_size, which guesses from the edges.
-                known = [s for s in edge_index.sparse_size() if s is not None]
-                num_nodes = max(known, default=None)
-            edge_index = edge_index.as_tensor().long()
-        graphs.check_index('edge_index', edge_index, 2)
+        if isinstance(edge_index, EdgeIndex) and num_nodes is None:
+            # Not get_sparse_size, which guesses from the edges.
+            known = [s for s in edge_index.sparse_size() if s is not None]
+            num_nodes = max(known, default=None)
+        edge_index = graphs.plain_index('edge_index', edge_index)
         if edge_index.size(0) != 2:
             raise ValueError(
                 "'edge_index' needs to have the shape [2, num_edges] "
@@ -226,7 +224,7 @@ class CSRGraph(Views):
         rowptr, col, repeats = _sources.rows_from_edges(
             source,
             n,
-            folder=None if folder is None else Path(folder),
+            folder=None if folder is None else Path(folder).absolute(),
             memory=_storage.parse_memory(memory),
             duplicates=duplicates,
             undirected=undirected,

@@ -9,7 +9,13 @@ neighbours) or go into a new :class:`~torch_geometric.data.Data`.
 ``data.own_of`` is the digest of the :class:`~pyg_trust.unit.PrivacyUnit` by
 which features along metapaths are a person's own. They are no other row's for
 that unit alone.
+
+``data.privacy_unit`` names the table of persons of the
+:class:`~pyg_trust.unit.PrivacyUnit` that was declared for the graph. Where
+each row is protected alone, such a graph is refused: a person is several rows.
 """
+
+from typing import Any
 
 from torch_geometric.data import Data
 from torch_geometric.data.storage import BaseStorage
@@ -21,19 +27,43 @@ def marked(data: Data | BaseStorage) -> tuple[str, ...]:
     Raises:
         TypeError: if ``data.propagated`` does not hold names.
     """
-    names = data.get('propagated', ())
-    if isinstance(names, str):
-        names = (names,)
-    if not isinstance(names, tuple | list) or not all(
-        isinstance(name, str) for name in names
-    ):
-        raise TypeError(
-            "'data.propagated' needs to hold names of attributes (got "
-            f'{type(names).__name__})'
-        )
-    return tuple(names)
+    names, todo = [], [data.get('propagated', ())]
+    while todo:
+        value = todo.pop(0)
+        if isinstance(value, str):
+            names.append(value)
+        elif isinstance(value, tuple | list):
+            todo[:0] = value  # a batch has the names of each graph
+        else:
+            raise TypeError(
+                "'data.propagated' needs to hold names of attributes (got "
+                f'{type(value).__name__})'
+            )
+    return tuple(dict.fromkeys(names))
 
 
 def mark(data: Data | BaseStorage, attr: str) -> None:
     """Mark an attribute as propagated, in place."""
     data.propagated = tuple(dict.fromkeys((*marked(data), attr)))
+
+
+def declare(data: Any, person: str | None) -> None:
+    """Mark a graph as one of persons of several rows, in place."""
+    data.privacy_unit = person or 'persons'
+
+
+def check_rows(data: Any) -> None:
+    """Refuse a graph of persons where each row is protected alone.
+
+    Raises:
+        ValueError: if a privacy unit was declared for the graph.
+    """
+    person = data.get('privacy_unit') if isinstance(data, Data) else None
+    if person is not None:
+        raise ValueError(
+            "'data' needs rows that are protected one by one (got a graph for "
+            f'which a PrivacyUnit of {person!r} was declared, whose persons '
+            'may be several rows): use UnitLoader(data, unit, batch_size) or '
+            'DisjointWalkLoader(data, batch_size, 0, unit=unit); if each '
+            "person is one row, take the mark off by 'del data.privacy_unit'"
+        )

@@ -92,7 +92,7 @@ class ArrayWriter:
 
     def __init__(self, path: str | Path, dtype: np.dtype) -> None:
         check_instance('path', path, str, Path)
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.dtype = np.dtype(dtype)
         self.count, self.sum = 0, 0
         self._left = self.path.with_name(self.path.name + '.tmp')

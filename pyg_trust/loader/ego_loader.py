@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, validated
-from pyg_trust.functional.mechanisms import fdp_terms
+from pyg_trust.graph._marks import check_rows
 from pyg_trust.loader.step_batches import (
     POISSON,
     WITHOUT_REPLACEMENT,
@@ -16,6 +16,7 @@ from pyg_trust.loader.step_batches import (
     StepBatches,
     StepLoader,
 )
+from pyg_trust.privacy.mechanisms import fdp_terms
 from pyg_trust.sampler.ego_sampler import EgoSampler
 
 
@@ -91,6 +92,7 @@ class EgoLoader(StepLoader):
         **kwargs: Any,
     ) -> None:
         self.check_kwargs(kwargs, num_steps=num_steps)
+        check_rows(data)
         sampler = EgoSampler(data, num_hops, input_nodes, along=along)
         found = sampler.max_receivers
         if found > max_degree:

@@ -167,6 +167,8 @@ class StepLoader(NodeLoader):
 
     #: The name of a unit.
     unit: str
+    #: What is protected one at a time, in the plural.
+    protected: str = 'nodes'
     #: Which data are neighbours.
     relation: str = 'replace-one-feature-row'
     #: Whether a model has to return a row per unit, as sizes are private.
@@ -264,6 +266,10 @@ class StepLoader(NodeLoader):
         digest of these would tell two neighbouring graphs apart.
         """
         return fingerprint(*self.public())
+
+    def features(self) -> Iterator[tuple[str, Any]]:
+        """Yield the features that are private, table by table, by name."""
+        yield 'x', self.data.x
 
     def layout(self) -> str:
         """Return a hash of the units' nodes, to compare processes."""

@@ -161,6 +161,11 @@ class DrawnUnits(WholeUnitLoader):
     #: What the data of one unit are called.
     noun: str
 
+    @property
+    def protected(self) -> str:  # type: ignore[override]
+        """What is protected one at a time, in the plural."""
+        return f'{self.noun}s'
+
     def _set_law(
         self, sampling: str, relation: str, sample_rate: float | None
     ) -> None:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_number, check_positive
 from pyg_trust._checks.fingerprints import fingerprint, stored
-from pyg_trust._checks.states import FORMAT, check_state, reading
+from pyg_trust._checks.states import FORMAT, check_state, kind_of, reading
 from pyg_trust.account import ReleaseAccount
 from pyg_trust.files.commit import ObjectLock
-from pyg_trust.functional.mechanisms import check_delta
-from pyg_trust.functional.private_accounting import gaussian_mu_for
 from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy.coverage import Coverage, Seal
+from pyg_trust.privacy.gaussian import gaussian_mu_for
+from pyg_trust.privacy.mechanisms import check_delta
 from pyg_trust.report import provenance
 from pyg_trust.transforms.release_checks import (
     Releasing,
@@ -143,6 +143,7 @@ class Fitted(Releasing):
         assert self._account is not None
         return {
             'format': FORMAT,
+            'class': kind_of(self),
             'setting': self._setting(),
             'history': list(self._account.lines),
             'ledger': self._account.head or '',
@@ -151,7 +152,7 @@ class Fitted(Releasing):
     def _check_saved(self, state: Any) -> dict[str, Any]:
         check_instance('state', state, dict)
         entries = ('setting', 'history', 'ledger', *self._entries)
-        check_state(state, entries, (FORMAT,))
+        check_state(state, entries, (FORMAT,), self)
         check_instance('state', state['setting'], dict)
         with reading():
             return self._read_coverage(state)

@@ -277,6 +277,7 @@ def find_call(
     batch: Any,
     forward: Forward | None,
     kind: type[BatchCall] = BatchCall,
+    by_unit: bool = False,
 ) -> BatchCall:
     """Find the attributes of a batch that a model is called with.
 
@@ -284,9 +285,12 @@ def find_call(
         module (torch.nn.Module): the model.
         batch (Data or HeteroData): a batch.
         forward (callable, optional): calls a model with a batch, once; by
-            default ``model(x, edge_index)``, or ``model(x)`` if it takes one
-            argument, and with those by type if the batch is typed.
+            default the model gets what its arguments are named after
+            (``batch``, ``edge_attr``, ...), ``x`` and ``edge_index`` first,
+            and those by type if the batch is typed.
         kind (type): what notes the arguments. (default: :class:`BatchCall`)
+        by_unit (bool): whether subgraphs are whole graphs, so that an
+            optional ``batch`` is passed as well. (default: :obj:`False`)
 
     Raises:
         ValueError: if the attributes can't be found.
@@ -311,25 +315,66 @@ def find_call(
                 f'{len(calls)} calls)'
             )
         return calls[0]
-    parameters = inspect.signature(module.forward).parameters.values()
-    needed = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind is not p.VAR_POSITIONAL
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    if len(needed) > 2:
-        raise ValueError(
-            "'forward' needs to be given for a model that takes more than "
-            "'x' and 'edge_index': a function of the model and a batch (got "
-            f'a model that takes {needed})'
-        )
-    typed = '_dict' if isinstance(batch, HeteroData) else ''
-    x, edges = (getattr(batch, f'{n}{typed}') for n in ('x', 'edge_index'))
-    args: Args = (x, edges)
-    if len(needed) == 1:
-        args = (batch if needed[0] in ('data', 'batch') else x,)
+    args = _by_signature(module, batch, by_unit)
     return kind(batch, kind.snapshot(batch), args, {})
+
+
+def _by_signature(module: nn.Module, batch: Any, by_unit: bool) -> Args:
+    # What a model takes, by the names of its arguments.
+    typed = isinstance(batch, HeteroData)
+
+    def attribute(name: str) -> Any:
+        if typed:
+            return getattr(batch, f'{name.removesuffix("_dict")}_dict')
+        return batch[name]
+
+    def has(name: str) -> bool:
+        if not typed:
+            return name in batch
+        return any(name.removesuffix('_dict') in s for s in batch.stores)
+
+    found: list[Any] = []
+    unknown = []
+    parameters = inspect.signature(module.forward).parameters.values()
+    for place, p in enumerate(parameters):
+        pools = by_unit and place == 2 and p.name == 'batch'
+        if p.default is not p.empty and not pools:
+            break
+        if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            break
+        if place == 0 and p.name in ('data', 'batch'):
+            found.append(batch)
+        elif has(p.name):
+            found.append(attribute(p.name))
+        elif place < 2:
+            found.append(attribute(('x', 'edge_index')[place]))
+        else:
+            unknown.append(p.name)
+    if unknown:
+        raise ValueError(
+            "'forward' needs to be given for a model that takes what the "
+            f'batch does not have (got a model that takes {unknown}): '
+            'forward=lambda model, batch: model(batch.x, batch.edge_index, '
+            '...)'
+        )
+    if not found:
+        found = [attribute('x'), attribute('edge_index')]
+    return tuple(found)
+
+
+def check_autocast(device: torch.device) -> None:
+    """Refuse to be called under autocast.
+
+    Raises:
+        ValueError: if it is switched on.
+    """
+    known = torch.amp.is_autocast_available(device.type)
+    if known and torch.is_autocast_enabled(device.type):
+        raise ValueError(
+            'in private training, the model needs to be called without '
+            'autocast: gradients are clipped in the type of the parameters, '
+            'and in half precision they can exceed their computed norms'
+        )
 
 
 def check_edges(batch: Data, owner: Tensor) -> None:

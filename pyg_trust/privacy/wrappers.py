@@ -29,12 +29,12 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
 from pyg_trust.files.commit import ObjectLock, editing
-from pyg_trust.kernel import step
-from pyg_trust.kernel.step import Share
 from pyg_trust.privacy.alone import DISAGREES, Alone, CrossCheck, Draw
 from pyg_trust.privacy.calls import Call
 from pyg_trust.privacy.decoys import Decoys
 from pyg_trust.privacy.draws import fresh_state, random_state, set_random_state
+from pyg_trust.privacy.exact import step
+from pyg_trust.privacy.exact.step import Share
 from pyg_trust.privacy.exactness import Exactness
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES
@@ -50,6 +50,7 @@ from pyg_trust.privacy.typed import PROBED, TypedCall, TypedModel, reveal, show
 from pyg_trust.privacy.validation import (
     BatchCall,
     buffer_versions,
+    check_autocast,
     check_edges,
     check_gradients,
     check_isolation,
@@ -278,14 +279,7 @@ class PrivateStep:
                 }.get(self._stage, f'(got a second call){_ACCUMULATE}')
             )
         self.pins.check_layers()
-        kind = self._owner.device.type
-        known = torch.amp.is_autocast_available(kind)
-        if known and torch.is_autocast_enabled(kind):
-            raise ValueError(
-                'in training, the model needs to be called without autocast: '
-                'gradients are clipped in the type of the parameters, and in '
-                'half precision they can exceed their computed norms'
-            )
+        check_autocast(self._owner.device)
         call: BatchCall
         if isinstance(self.module, TypedModel):
             call = TypedCall(self._handed, self._versions, args, kwargs)
@@ -712,6 +706,8 @@ class PrivateModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
+        if torch.compiler.is_compiling():
+            _refuse_compiled()
         if self.training and torch.is_grad_enabled():
             out = self._step.forward(args, kwargs)
             typed = self._step.module
@@ -729,6 +725,17 @@ class PrivateModule(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the wrapped model."""
         return self.module.state_dict(*args, **kwargs)
+
+
+@torch.compiler.disable
+def _refuse_compiled() -> NoReturn:
+    # Not traced, so that the error reaches whoever calls compiled code.
+    raise TypeError(
+        "a private model can't be compiled, as its step is recorded and not "
+        'traced: call the model that make_private returned, without '
+        'torch.compile; compile a copy for evaluation '
+        '(torch.compile(copy.deepcopy(model)))'
+    )
 
 
 def _itself(module: nn.Module) -> nn.Module:

@@ -22,10 +22,10 @@ from torch import Tensor
 
 import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
-from pyg_trust.kernel.claims import finite, outwards
-from pyg_trust.kernel.declare import SEEDED
-from pyg_trust.kernel.promises import KINDS, claim
 from pyg_trust.report.charts import Chart, draw
+from pyg_trust.verify.claims import finite, outwards
+from pyg_trust.verify.declare import SEEDED
+from pyg_trust.verify.promises import KINDS, claim
 
 
 def provenance(**arguments: Any) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def stated(
     """Make the guarantee of a claim: derived fields, sentences and budgets.
 
     Args:
-        procedure (str): one of :obj:`pyg_trust.kernel.promises.PROMISES`.
+        procedure (str): one of :obj:`pyg_trust.verify.promises.PROMISES`.
         values (dict): the fields of the claim; other entries are left out.
         assumptions (sequence of str): the assumptions of this run, to which
             those of the claim are added. (default: :obj:`()`)

@@ -1,10 +1,10 @@
 """Transforms for PyG data."""
 
+from pyg_trust.certificates.flip_bits import FlipBits
 from pyg_trust.transforms.aggregation_report import AggregationReport
 from pyg_trust.transforms.agp import AGP
 from pyg_trust.transforms.bounded_degree import BoundedDegree
 from pyg_trust.transforms.division import Division
-from pyg_trust.transforms.flip_bits import FlipBits
 from pyg_trust.transforms.gdc import GDC
 from pyg_trust.transforms.graph_scattering import (
     GFT,

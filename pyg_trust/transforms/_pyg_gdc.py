@@ -17,14 +17,14 @@ from pyg_trust._checks import (
     check_fraction,
     check_instance,
     check_integer,
-    check_range,
     check_tensor,
     validated,
 )
-from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data
-from pyg_trust.functional.measures import Measure, hkpr, ppr
-from pyg_trust.functional.queries import query
+from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data, check_edges
+from pyg_trust.agp.measures import Measure, hkpr, ppr
+from pyg_trust.agp.queries import query
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.attributes import edge_attributes, refuse_adjacencies
 
 EPS = 1e-4  # what PyG recommends
 _NORMALIZATIONS = ('sym', 'col', 'row')
@@ -135,18 +135,17 @@ def measure_of(diffusion: dict[str, Any]) -> Measure:
 def transform(gdc: pyg.GDC, data: Data) -> Data:
     """Apply PyG's GDC, with estimated diffusion unless ``exact``."""
     check_data(data, MAKE_HOMOGENEOUS)
-    edge_index, num_nodes = data.get('edge_index'), data.num_nodes
-    check_tensor('edge_index', edge_index, torch.int64, (2, 'num_edges'))
+    num_nodes = data.num_nodes
     if num_nodes is None:
         raise ValueError("'data' needs to know its 'num_nodes'")
-    check_range('edge_index', edge_index, num_nodes, "data's nodes")
-    for name in data.keys():  # noqa: SIM118 (Data is no dictionary)
-        known = ('edge_index', 'edge_attr') if gdc.exact else ('edge_index',)
-        if name not in known and data.is_edge_attr(name):
-            raise ValueError(
-                f"'data' needs to have no edge attribute '{name}', which "
-                f'has no meaning for the new edges (exact={gdc.exact})'
-            )
+    if data.get('edge_index') is None:
+        # PyG's transform knows no adj_t.
+        graph = CSRGraph.from_data(data)
+        data.num_nodes = num_nodes
+        data.edge_index, data.edge_attr = graph.to_edge_index()
+    edge_index = check_edges('edge_index', data.edge_index, num_nodes)
+    refuse_attributes(data, *(['edge_attr'] if gdc.exact else []))
+    data.edge_index = edge_index
     if gdc.exact:
         if data.edge_attr is not None:
             shape = (edge_index.size(1),)
@@ -159,6 +158,20 @@ def transform(gdc: pyg.GDC, data: Data) -> Data:
         edges, value, num_nodes, gdc.normalization_out
     )
     return data
+
+
+def refuse_attributes(data: Data, *known: str) -> None:
+    """Refuse attributes of edges, and drop the matrix, of the old graph."""
+    data.pop('adj_t', None)
+    if data.get('edge_index') is not None:
+        refuse_adjacencies(data)
+        for name in edge_attributes(data):
+            if name not in ('edge_index', *known):
+                raise ValueError(
+                    f"'data' needs to have no edge attribute '{name}', which "
+                    'has no meaning for the edges of the diffusion: delete '
+                    f'it first (del data.{name})'
+                )
 
 
 def _estimate(

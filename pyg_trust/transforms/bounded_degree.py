@@ -7,8 +7,9 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, validated
-from pyg_trust._checks.graphs import check_data
-from pyg_trust.functional.partition import check_edges
+from pyg_trust._checks.graphs import check_data, check_edges
+from pyg_trust._describe import described
+from pyg_trust.graph.attributes import keep_edges, refuse_adjacencies
 
 
 @validated
@@ -26,7 +27,8 @@ class BoundedDegree(BaseTransform):
     alone; an undirected graph becomes directed.
     Self-loops are kept and do not count.
 
-    All edge attributes follow their edges.
+    All edge attributes follow their edges; labelled pairs, as
+    :class:`~torch_geometric.transforms.RandomLinkSplit` writes, stay.
 
     Args:
         K (int): the largest number of receivers per node.
@@ -47,8 +49,10 @@ class BoundedDegree(BaseTransform):
         check_data(data)
         if data.edge_index is None:
             raise ValueError("'data' needs to have an 'edge_index'")
-        check_edges(data.edge_index, int(data.num_nodes or 0), 'the nodes')
-        edge_index = data.edge_index.cpu()
+        refuse_adjacencies(data)
+        edge_index = check_edges(
+            'edge_index', data.edge_index, int(data.num_nodes or 0)
+        ).cpu()
         sender = edge_index[0 if self.along else 1]
         loop = edge_index[0] == edge_index[1]
         counted = (~loop).nonzero().view(-1)
@@ -63,14 +67,7 @@ class BoundedDegree(BaseTransform):
         rank = torch.arange(who.numel()) - start
         keep = loop.clone()
         keep[counted[rank < self.K]] = True
-        edges = [name for name in data.keys() if data.is_edge_attr(name)]  # noqa: SIM118
-        keep = keep.to(data.edge_index.device)
-        for name in edges:
-            value = data[name]
-            dim = data.__cat_dim__(name, value)
-            index = keep.nonzero().view(-1).to(value.device)
-            data[name] = value.index_select(dim, index)
-        return data
+        return keep_edges(data, keep.to(data.edge_index.device))
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}(K={self.K})'
+        return described(self, K=self.K)

@@ -18,7 +18,8 @@ from pyg_trust._checks import (
     check_range,
     check_tensor,
 )
-from pyg_trust.functional.voting import strays
+from pyg_trust._describe import described
+from pyg_trust.certificates.voting import strays
 from pyg_trust.graph import sparse_rows
 from pyg_trust.unit import PrivacyUnit
 
@@ -198,7 +199,7 @@ class Division(BaseTransform):
         return torch.where(keep.to(data.x.device), data.x, 0)
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.num_groups}, by={self.by!r})'
+        return described(self, 'num_groups', by=self.by)
 
 
 def incoming_view(data: Data, speaks: Tensor) -> Data:

@@ -15,8 +15,9 @@ from pyg_trust._checks import (
     check_integer,
     check_non_negative,
 )
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.queries import METHODS, query
+from pyg_trust._describe import described
+from pyg_trust.agp.measures import Measure
+from pyg_trust.agp.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms import _pyg_gdc
 from pyg_trust.transforms.agp import MeasureTransform
@@ -37,7 +38,7 @@ class GDC(MeasureTransform):
 
     instead of the graph (functional name: :obj:`agp_gdc`). Row :math:`s` of
     :math:`\mathbf{S}` is :math:`\mathbf{S}^{\top} e_s`, one AGP query
-    (:func:`pyg_trust.functional.query`), so that nothing dense is ever built:
+    (:func:`pyg_trust.agp.query`), so that nothing dense is ever built:
     time is about :math:`n/\varepsilon`, memory that of the result. Heat
     kernels work like PPR, unlike in PyG's
     :class:`~torch_geometric.transforms.GDC`, whose approximate path knows PPR
@@ -74,7 +75,7 @@ class GDC(MeasureTransform):
         eps (float): the quantum of AGP, or the threshold of pruning.
             (default: :obj:`1e-4`)
         method (str): :obj:`'sample'` or :obj:`'prune'`, as in
-            :func:`pyg_trust.functional.query`: at equal time pruning finds
+            :func:`pyg_trust.agp.query`: at equal time pruning finds
             more of the largest entries where walks mix slowly.
             (default: :obj:`'sample'`)
         seed (int, optional): as in :class:`AGP`. (default: :obj:`None`)
@@ -155,14 +156,7 @@ class GDC(MeasureTransform):
         if self._pyg is not None:
             return _pyg_gdc.transform(self._pyg, data)
         graph = CSRGraph.from_data(data)
-        for name in data.keys():  # noqa: SIM118 (Data is no dictionary)
-            if name not in ('edge_index', 'edge_weight', 'adj_t') and (
-                data.is_edge_attr(name)
-            ):
-                raise ValueError(
-                    f"'data' needs to have no edge attribute '{name}': it "
-                    'has no meaning for the edges of the diffusion'
-                )
+        _pyg_gdc.refuse_attributes(data, 'edge_weight')
         rows = query(
             graph,
             torch.arange(graph.num_nodes, device=graph.device),
@@ -176,8 +170,6 @@ class GDC(MeasureTransform):
         ptr, source = rows.crow_indices(), rows.col_indices()
         target = torch.arange(graph.num_nodes, device=graph.device)
         target = target.repeat_interleave(ptr.diff())
-        if 'adj_t' in data:
-            del data['adj_t']
         data.num_nodes = graph.num_nodes
         data.edge_index = torch.stack([source, target])
         data.edge_weight = _normalize(
@@ -195,8 +187,7 @@ class GDC(MeasureTransform):
     def __repr__(self) -> str:
         if self._pyg is None:
             return super().__repr__()
-        given = ', '.join(f'{n}={value!r}' for n, value in self._given.items())
-        return f'{type(self).__name__}({given})'
+        return described(self, measure='appnp', **self._given)
 
     def _options(self) -> dict[str, Any]:
         return {

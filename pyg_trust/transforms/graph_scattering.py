@@ -10,16 +10,17 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust._checks import Count, check_integer, check_tensor, validated
-from pyg_trust.functional.scattering import (
+from pyg_trust._describe import described
+from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph.ragged import pointer
+from pyg_trust.scattering.batch import num_paths
+from pyg_trust.scattering.transform import (
     ScatteringPath,
     check_order,
     graph_fourier,
     scattering_path,
     scattering_transform,
 )
-from pyg_trust.functional.scattering_batch import num_paths
-from pyg_trust.graph import CSRGraph, sparse_rows
-from pyg_trust.graph.ragged import pointer
 
 
 @validated
@@ -142,7 +143,7 @@ class GraphEmbedding(BaseTransform):
 class GraphScattering(GraphEmbedding):
     r"""Graph scattering (functional name: :obj:`graph_scattering`).
 
-    Applies :func:`~pyg_trust.functional.scattering_transform`, whose module
+    Applies :func:`~pyg_trust.scattering.scattering_transform`, whose module
     gives the formulas, to a :class:`~torch_geometric.data.Data` or
     :class:`~torch_geometric.data.Batch` and writes ``[num_graphs, T *
     num_features * Q]`` to ``data.z``, in the order (path, feature, moment);
@@ -264,11 +265,7 @@ class GraphScattering(GraphEmbedding):
         )
 
     def __repr__(self) -> str:
-        linear = ', linear=True' if self.linear else ''
-        return (
-            f'{type(self).__name__}(J={self.J}, Q={self.Q}, L={self.L}, '
-            f'wavelet={self.wavelet!r}{linear})'
-        )
+        return described(self)
 
 
 @validated
@@ -277,7 +274,7 @@ class GFT(GraphEmbedding):
     r"""The graph Fourier embedding (functional name: :obj:`graph_fourier`).
 
     The baseline of the paper; see
-    :func:`~pyg_trust.functional.scattering.graph_fourier`.
+    :func:`~pyg_trust.scattering.transform.graph_fourier`.
 
     Args:
         num_bands (int, optional): the number of frequency bands whose energy
@@ -321,7 +318,7 @@ class GFT(GraphEmbedding):
         return sparse_rows(ptr, col, z[row, col], (z.size(0), z.size(1)))
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}(num_bands={self.num_bands})'
+        return described(self)
 
 
 @validated

@@ -9,8 +9,9 @@ from torch_geometric.data.storage import NodeStorage
 from torch_geometric.transforms import BaseTransform
 
 from pyg_trust._checks import check_tensor, validated
-from pyg_trust.functional.metapaths import metapath_features
+from pyg_trust._describe import described
 from pyg_trust.graph._marks import mark, marked
+from pyg_trust.transforms._metapaths import metapath_features
 from pyg_trust.unit import EdgeType, PrivacyUnit, path_steps
 
 
@@ -130,7 +131,5 @@ class MetapathFeatures(BaseTransform):
         )
 
     def __repr__(self) -> str:
-        return (
-            f'{type(self).__name__}({self.paths}, {self.node_type!r}, '
-            f'out={self.out!r}, concat={self.concat}, unit={self.unit})'
-        )
+        unit = None if self.unit is None else self.unit.digest[:16]
+        return described(self, 'paths', 'node_type', unit=unit)

@@ -17,18 +17,16 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._checks.degrees import tells_degrees
 from pyg_trust._checks.fingerprints import fingerprint
+from pyg_trust._checks.graphs import warn_of_scaled
 from pyg_trust.account import NoCopies, ReleaseAccount, register_release
 from pyg_trust.distributed import rank_and_size
-from pyg_trust.functional.private_accounting import gaussian_epsilon
 from pyg_trust.graph import CSRGraph
-from pyg_trust.graph._marks import marked
-from pyg_trust.kernel.claims import outwards
+from pyg_trust.graph._marks import check_rows, marked
 from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.transforms.aggregation_report import Relation
-
-_STRUCTURE = ('pe', 'walk_pe', 'eigenvector_pe', 'structural')
+from pyg_trust.verify.claims import outwards
 
 
 class Releasing(NoCopies):
@@ -51,7 +49,8 @@ class Releasing(NoCopies):
         seed: int | None,
     ) -> None:
         check_ledger(ledger, ledger_head)
-        self.ledger, self.ledger_head = ledger, ledger_head
+        self.ledger = None if ledger is None else Path(ledger).absolute()
+        self.ledger_head = ledger_head
         self.seed = None if seed is None else rng.resolve(seed)
         self._owner = os.getpid()
         self._account: ReleaseAccount | None = None
@@ -231,34 +230,7 @@ def check_own(data: Data, attr: str, relation: Relation) -> Tensor:
             f"'data' needs rows of '{attr}' that are a node's own: these were "
             'propagated, so the graph is in them before any noise'
         )
-    if relation.name != 'feature':
-        name = attr.lower()
-        if any(name.endswith(end) for end in _STRUCTURE) or _has_degrees(
-            data, x
-        ):
-            raise ValueError(
-                f"'data' needs columns of '{attr}' that don't come from the "
-                'graph: positional encodings and degrees tell of edges '
-                'without noise (degree_channel offers noisy degrees)'
-            )
-        encodings = [
-            key
-            for key, value in data.to_dict().items()
-            if any(str(key).lower().endswith(end) for end in _STRUCTURE)
-            and isinstance(value, Tensor)
-        ]
-        if encodings:
-            warnings.warn(
-                f'the data has {", ".join(map(repr, encodings))}: if columns '
-                f"of {attr!r} come from the graph, too, edges aren't private",
-                stacklevel=3,
-            )
+    if relation.name != 'edge':
+        check_rows(data)
+    warn_of_scaled(attr, x)
     return x
-
-
-def _has_degrees(data: Data, x: Tensor) -> bool:
-    # Edges in either of PyG's forms, if any.
-    ends = data.get('edge_index')
-    if ends is None and data.get('adj_t') is not None:
-        ends = CSRGraph.from_data(data).to_edge_index()[0]
-    return isinstance(ends, Tensor) and tells_degrees(x, ends)

@@ -4,14 +4,15 @@ r"""Node classifiers with certified removal.
 
 Features are propagated, :math:`z = \sum_i w_i P^i x`, and a regularised linear
 head is trained on them. A removal recomputes the rows that it touches, to the
-bit as from scratch (:mod:`pyg_trust.functional.sums`), and the head follows by
-steps whose residual is measured (:mod:`pyg_trust.functional.heads`).
+bit as from scratch (:mod:`pyg_trust.unlearning.sums`), and the head follows by
+steps whose residual is measured (:mod:`pyg_trust.unlearning.heads`).
 
 :mod:`pyg_trust.unlearning.certified` has the promise.
 """
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -25,11 +26,12 @@ from pyg_trust._checks import (
     Natural,
     OneOf,
     check_instance,
-    check_nodes,
     check_positive,
     check_tensor,
     validated,
 )
+from pyg_trust._moved import renamed
+from pyg_trust.agp.measures import Measure, make_measure, needs_graph
 from pyg_trust.files.commit import (
     EditedInPlace,
     Lineage,
@@ -37,14 +39,21 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.files.seals import Seals
-from pyg_trust.functional.heads import HEADS, Factor, Gradient, Problem
-from pyg_trust.functional.measures import Measure, make_measure, needs_graph
-from pyg_trust.functional.newton import refine
-from pyg_trust.functional.sums import BOUND, check_measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import (
+    Edges,
+    NodeIds,
+    Nodes,
+    NotThere,
+    Part,
+    RemovalRequest,
+    requested,
+    skipping,
+)
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.unlearning.heads import HEADS, Factor, Gradient, Problem
+from pyg_trust.unlearning.newton import refine
 from pyg_trust.unlearning.node_checks import (
     evidence,
     named,
@@ -62,6 +71,7 @@ from pyg_trust.unlearning.reports import (
     NodeUnlearnReport,
     NodeVerifyReport,
 )
+from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
 from pyg_trust.update import Update
 
 C = TypeVar('C', bound='NodeClassifier')
@@ -165,12 +175,16 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             (default: :obj:`None`)
         encoder (callable, optional): maps features row by row, before the
             propagation, such as a network. (default: :obj:`None`)
-        encoder_is_public (bool): your declaration that the encoder never saw
-            the data; without it nothing could be promised.
+        start_is_public (bool): your statement that the encoder never saw the
+            data; without it nothing could be promised, and reports repeat it.
             (default: :obj:`False`)
         tol (float): the residual of exact solves. (default: :obj:`1e-8`)
         max_pending (int): the most nodes and edges that may be added before a
             release. (default: :obj:`1_000`)
+        directed (bool, optional): whether edges that are added go in one
+            direction alone; by default whether an edge of the graph does, so
+            give it where the first graph is empty or symmetric by chance.
+            (default: :obj:`None`)
         seed (int, optional): the seed of the noise. It makes the noise
             repeatable, and the release not private. (default: :obj:`None`)
 
@@ -191,6 +205,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         (True, True)
     """
 
+    @renamed(encoder_is_public='start_is_public')
     @validated
     def __init__(
         self,
@@ -209,9 +224,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
         encoder: Callable[[Tensor], Tensor] | None = None,
-        encoder_is_public: bool = False,
+        start_is_public: bool = False,
         tol: float = 1e-8,
         max_pending: Natural = 1_000,
+        directed: bool | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__(
@@ -224,11 +240,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             tol=tol,
             seed=seed,
         )
-        if encoder is not None and not encoder_is_public:
+        if encoder is not None and not start_is_public:
             raise ValueError(
-                "'encoder' needs encoder_is_public=True, your declaration "
-                'that it was not trained on these data: a trained encoder '
-                'remembers removed rows'
+                "'encoder' needs start_is_public=True, your statement that it "
+                'was not trained on these data: a trained encoder remembers '
+                'removed rows'
             )
         if encoder is not None and not callable(encoder):
             raise TypeError(
@@ -256,6 +272,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         self.features = features
         self.encoder = encoder
         self.max_pending = max_pending
+        self.directed = directed
+        check_directed(directed, self.measure, None)
         self._settings = Settings(
             self.measure,
             None if alpha is None else float(alpha),
@@ -272,21 +290,23 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def fit(
         self,
         data: Data,
-        train_nodes: Tensor | None = None,
+        train_nodes: Nodes | None = None,
         *,
         classes: Sequence[int] | None = None,
     ) -> 'NodeClassifier':
-        """Propagate, train and release; nodes are named by their positions.
+        """Propagate, train and release.
 
-        Keeps copies of what it needs of the graph. A second call starts over,
-        with a new ledger. As removed items may come back with it, it can't be
-        saved over an earlier state. Ends with a release.
+        Nodes are named by ``data.n_id`` if it is there, else by their
+        positions. Keeps copies of what it needs of the graph. A second call
+        starts over, with a new ledger. As removed items may come back with it,
+        it can't be saved over an earlier state. Ends with a release.
 
         Args:
             data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
                 ``train_mask``.
-            train_nodes (Tensor, optional): the training nodes, int64 indices
-                or a mask, in place of ``train_mask``. (default: :obj:`None`)
+            train_nodes (list[int] or Tensor, optional): the training nodes,
+                as positions in :obj:`data` or a mask, in place of
+                ``train_mask``. (default: :obj:`None`)
             classes (list[int], optional): the labels that exist or may come
                 later; by default those of the training nodes, none of which
                 may lose its last one. (default: :obj:`None`)
@@ -303,13 +323,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             raise ValueError(
                 "'data' needs to be unweighted (got an 'edge_weight')"
             )
-        if self.measure.undirected and not graph.is_undirected:
-            raise ValueError(
-                "'data' needs to be undirected for measure "
-                f"'{self.measure.name}' (got a directed graph; "
-                'torch_geometric.utils.to_undirected makes it so)'
-            )
-        if self.features == 'push' and not graph.is_undirected:
+        directed = check_directed(
+            self.directed, self.measure, graph.is_undirected
+        )
+        if self.features == 'push' and directed:
             raise ValueError(
                 "'data' needs to be undirected for features='push'"
             )
@@ -317,7 +334,16 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         x = self._encoded(read_features(data))
         declared = classes is not None
         settings = self._settings
-        state = NodeState(settings, found, graph, x, y, declared=declared)
+        state = NodeState(
+            settings,
+            found,
+            graph,
+            x,
+            y,
+            directed=directed,
+            declared=declared,
+            ids=NodeIds.of_data(data),
+        )
         return self._begun(state)
 
     def _begun(self: C, state: NodeState) -> C:
@@ -356,34 +382,41 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         return self
 
     @synchronized
-    def decision_function(self, nodes: Tensor | None = None) -> Tensor:
+    def decision_function(self, nodes: Nodes | None = None) -> Tensor:
         """Compute the margins of nodes: ``[k]`` or ``[k, C]``.
 
-        One for two classes with one output, else one per class.
+        One for two classes with one output, else one per class. Removed nodes
+        keep their row, which is NaN.
 
         Args:
-            nodes (Tensor, optional): int64 indices or a mask; by default all
-                present nodes, in ascending order. (default: :obj:`None`)
+            nodes (list[int] or Tensor, optional): the ids of nodes, or a mask
+                of all nodes that ever were; by default all of them, in the
+                order of the fit and then as they came.
+                (default: :obj:`None`)
 
         Raises:
-            ValueError: on a node that was removed, or never was.
+            NotThere: on a node that never was.
         """
-        model = self._fitted
-        margin = model.data.margins(model.weight, self._nodes(nodes))
+        model, rows = self._fitted, self._rows(nodes)
+        alive = model.data.graph.alive[rows]
+        found = model.data.margins(model.weight, rows[alive])
+        margin = found.new_full((rows.numel(), found.size(1)), torch.nan)
+        margin[alive] = found
         return margin.view(-1) if margin.size(1) == 1 else margin
 
-    def predict(self, nodes: Tensor | None = None) -> Tensor:
-        """Predict the labels of nodes: int64, ``[k]``.
+    def predict(self, nodes: Nodes | None = None) -> Tensor:
+        """Predict the labels of nodes: int64, ``[k]``; -1 if removed.
 
         Takes the argument of :meth:`decision_function`.
         """
         return self._labels(self.decision_function(nodes))
 
-    def predict_proba(self, nodes: Tensor | None = None) -> Tensor:
+    def predict_proba(self, nodes: Nodes | None = None) -> Tensor:
         """Predict the probabilities of the classes: ``[k, num_classes]``.
 
         For :obj:`'ovr'` with more than two classes those of the outputs,
-        scaled to sum to one. Takes the argument of :meth:`decision_function`.
+        scaled to sum to one; NaN for removed nodes. Takes the argument of
+        :meth:`decision_function`.
 
         Raises:
             ValueError: with ``head='squared'``, which has none.
@@ -393,17 +426,25 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         return self._probabilities(self.decision_function(nodes))
 
     @synchronized
-    def score(self, nodes: Tensor, y: Tensor) -> float:
-        """Return the share of nodes that are classified as their label.
+    def score(self, nodes: Nodes, y: Tensor) -> float:
+        """Return the share of present nodes classified as their label.
 
         Args:
-            nodes (Tensor): int64 indices or a mask.
-            y (Tensor): int64: the labels of all nodes, by name.
+            nodes (list[int] or Tensor): as in :meth:`decision_function`;
+                removed ones are left out.
+            y (Tensor): int64, ``[num_nodes]``: the labels of all nodes that
+                ever were, in the order of :meth:`predict`.
+
+        Raises:
+            ValueError: if none of the nodes is there.
         """
-        count = self._fitted.data.graph.num_nodes
-        check_tensor('y', y, torch.int64, (count,))
-        nodes = check_nodes('nodes', nodes, y.numel())
-        return float((self.predict(nodes) == y[nodes]).double().mean())
+        graph, rows = self._fitted.data.graph, self._rows(nodes)
+        check_tensor('y', y, torch.int64, (graph.num_nodes,))
+        there = graph.alive[rows]
+        if not bool(there.any()):
+            raise ValueError("'nodes' needs to have a node that is there")
+        right = self.predict(nodes)[there] == y.cpu()[rows[there]]
+        return float(right.double().mean())
 
     # Data are edited in place: readers wait for the end of an edit.
 
@@ -429,8 +470,13 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     @property
     @synchronized
     def nodes(self) -> Tensor:
-        """The names of the present nodes: int64."""
+        """The rows of the present nodes in :meth:`predict`: int64."""
         return self._fitted.data.graph.alive.nonzero().view(-1)
+
+    @property
+    def n_id(self) -> Tensor:
+        """The ids of the present nodes: int64, in the order of their rows."""
+        return self._fitted.data.ids.of(self.nodes)
 
     # Updates ################################################################
 
@@ -475,25 +521,64 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     @editing
     def remove(
         self,
-        request: RemovalRequest | Sequence[RemovalRequest],
+        request: RemovalRequest | Sequence[Any] | Tensor | None = None,
         *,
+        nodes: Nodes | None = None,
+        edges: Edges | None = None,
+        features: Nodes | None = None,
+        labels: Nodes | None = None,
+        persons: Nodes | None = None,
+        missing: str = 'raise',
         reference: str = '',
     ) -> NodeUnlearnReport:
         """Remove the requested items and make one release.
 
+        .. code-block:: python
+
+            model.remove(nodes=[12], edges=[(3, 7)])
+            model.remove(RemovalRequest(persons=[12], unit=unit))
+
         Args:
-            request (RemovalRequest or list[RemovalRequest]): the items, by the
-                names that :meth:`fit` saw; a list makes one release.
+            request (RemovalRequest or list, optional): a request, or a list
+                of requests, which makes one release; or ids of nodes.
+                (default: :obj:`None`)
+            nodes (list[int] or Tensor, optional): the ids of nodes that go
+                with all their edges. (default: :obj:`None`)
+            edges (list[tuple] or Tensor, optional): edges, as pairs of ids.
+                (default: :obj:`None`)
+            features (list[int] or Tensor, optional): nodes that lose their
+                features. (default: :obj:`None`)
+            labels (list[int] or Tensor, optional): nodes that leave the
+                training. (default: :obj:`None`)
+            persons (list[int], optional): needs a request with their unit.
+                (default: :obj:`None`)
+            missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
+                there and list the rest in ``skipped`` of the report.
+                (default: :obj:`'raise'`)
             reference (str): as in :meth:`update`. (default: :obj:`''`)
 
         Raises:
+            NotThere: if something is not there, or with ``missing='skip'`` if
+                nothing is.
             TypeError: on another request.
             ValueError, BudgetExceededError: as :meth:`update`.
         """
-        whole = _whole(request)
-        report = self._updated(whole, True, reference)
-        assert isinstance(report, NodeUnlearnReport)
-        return report
+        asked = requested(
+            request,
+            nodes=nodes,
+            edges=edges,
+            features=features,
+            labels=labels,
+            persons=persons,
+        )
+
+        def remove(request: RemovalRequest) -> NodeUnlearnReport:
+            report = self._updated(_whole(request), True, reference)
+            assert isinstance(report, NodeUnlearnReport)
+            return report
+
+        report, skipped = skipping(asked, missing, remove)
+        return replace(report, skipped=skipped) if skipped else report
 
     @editing
     def release(self, *, reference: str = '') -> NodeUnlearnReport:
@@ -515,7 +600,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         model = self._fitted
         model.ledger.check_reference(reference)
         data, edits = model.data, self._edits(update)
-        alone = all(edit.only_adds for edit in edits)
         if self.noise != 'output' and not all(e.only_removes for e in edits):
             raise TypeError(
                 "'update' needs removals alone (got others): the published "
@@ -523,8 +607,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             )
         try:
             self._editing = model
-            for edit in edits:
-                data.play(edit)
+            edits = [self._play(data, edit) for edit in edits]
+            alone = all(edit.only_adds for edit in edits)
             waits = data.num_pending <= self.max_pending
             if alone and waits and not (release or reference):
                 new = model._replace(lineage=model.lineage.next())
@@ -554,7 +638,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         try:
             self._editing = model
             for edit in edits:
-                data.play(edit)
+                self._play(data, edit)
             change, _, gradient = self._followed(model)
             hold = gradient.norm.upper <= self._goal(data)
             return NodePlan(
@@ -694,18 +778,24 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             journal.clear()
         self._editing = None
 
-    def _nodes(self, nodes: Tensor | None) -> Tensor:
-        alive = self._fitted.data.graph.alive
-        if nodes is None:
-            return alive.nonzero().view(-1)
-        nodes = check_nodes('nodes', nodes, alive.numel())
-        gone = ~alive[nodes]
-        if bool(gone.any()):
-            raise ValueError(
-                "'nodes' needs to have nodes that are there (got "
-                f'{int(nodes[gone][0])}, which was removed)'
-            )
-        return nodes
+    def _play(self, data: NodeState, edit: Edit) -> Edit:
+        # An update may leave out what is not there.
+        try:
+            data.play(edit)
+            return edit
+        except NotThere as error:
+            update = edit.update and edit.update.without(error.missing)
+            if not update:
+                raise
+            part = Part() if update.remove is None else update.part
+            edit = edit._replace(part=data.ids.part(part), update=update)
+            data.play(edit)
+            return edit
+
+    def _rows(self, nodes: Nodes | None) -> Tensor:
+        # The rows of nodes that are, or were, there.
+        data = self._fitted.data
+        return data.ids.rows_of('nodes', nodes, data.graph.num_nodes)
 
     def _encoded(self, x: Tensor) -> Tensor:
         if self.encoder is not None and x.size(0):
@@ -722,25 +812,32 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         # goes may be named beside it.
         edits: list[Edit] = []
         removals: list[RemovalRequest] = []
-        given = Update.of(update)
+        given, data = Update.of(update), self._fitted.data
+        ids, count = data.ids, data.graph.num_nodes
         if not given:
             raise ValueError("'update' needs to hold an update (got none)")
         for each in (*given, None):
-            if each is not None and each.remove:
+            if each is not None and each.remove and ids.n_id is None:
                 each.remove._check_positions()
-            if each is not None and each.remove and each.only_removes:
-                removals.append(each.remove)
+            asked = None if each is None else each.remove
+            if each is not None and each.missing == 'skip':
+                asked = None
+            if each is not None and asked and each.only_removes:
+                removals.append(asked)
                 continue
             if removals:
-                whole = RemovalRequest.batch(removals)
-                edits.append(Edit(Update(remove=whole).part))
+                whole = Update(remove=RemovalRequest.batch(removals))
+                edits.append(Edit(ids.part(whole.part)))
                 removals = []
             if each is not None:
-                edits.append(self._edit(each))
+                edit = self._edit(each, count)
+                count += 0 if edit.x is None else edit.x.size(0)
+                edits.append(edit)
         return edits
 
-    def _edit(self, update: Update) -> Edit:
-        data = self._fitted.data
+    def _edit(self, update: Update, count: int) -> Edit:
+        # Of a graph that has had so many nodes.
+        data, ids = self._fitted.data, self._fitted.data.ids
         columns = data.levels.x.size(1)
         if update.graphs or update.graph:
             raise ValueError(
@@ -762,21 +859,22 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 )
             return torch.where(y < 0, -1, torch.searchsorted(known, y))
 
-        edges = update.arcs(data.graph.undirected)
-        edit = Edit(update.part, edges=edges)
+        edges = ids.rows(update.arcs(data.graph.undirected))
+        edit = Edit(ids.part(update.part), edges=edges, update=update)
         new, changed, given = update.nodes, update.features, update.labels
         if new is not None and new.x.size(0):
             assert new.y is not None
             assert new.train is not None
+            new.check_next(ids.next(count))
             y = positions('nodes', torch.where(new.train, new.y, -1))
             x = features('nodes', new.x)
             edit = edit._replace(x=x, y=y, new=new)
         if changed is not None and changed[0].numel():
             x = features('features', changed[1])
-            edit = edit._replace(features=(changed[0], x))
+            edit = edit._replace(features=(ids.rows(changed[0]), x))
         if given is not None and given[0].numel():
             y = positions('labels', given[1])
-            edit = edit._replace(labels=(given[0], y))
+            edit = edit._replace(labels=(ids.rows(given[0]), y))
         return edit
 
     def _report(self, **values: Any) -> NodeUnlearnReport:
@@ -934,10 +1032,7 @@ def _measure(
     return make_measure(measure, None, alpha=alpha, t=t, levels=levels)
 
 
-def _whole(request: Any) -> Update:
-    if isinstance(request, Sequence) and not isinstance(request, str):
-        request = RemovalRequest.batch(request)
-    check_instance('request', request, RemovalRequest)
+def _whole(request: RemovalRequest) -> Update:
     if request.graphs != [0] or request.parts[0].whole:
         raise ValueError(
             "'request' needs to name nodes, edges, features or labels of "

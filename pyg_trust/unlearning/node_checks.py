@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust.functional.sums import Sums
-from pyg_trust.kernel import removal
-from pyg_trust.removal import Part, still_removed
+from pyg_trust.removal import Part
 from pyg_trust.unlearning.certified import proved
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_solving import Model
 from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.sums import Sums
+from pyg_trust.verify import removal
 
 Arc = tuple[int, int]
 
@@ -28,7 +28,7 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
     settings = data.settings
     if model.B is not None or (settings.theta, settings.pairs) != (None, None):
         return None
-    degree, col = data.graph.entries()
+    ids, (degree, col) = data.ids.n_id, data.graph.entries()
     labels = torch.where(data.place >= 0, data.y[data.place], -1)
     held = {
         'col': col,
@@ -44,6 +44,7 @@ def evidence(model: Model, std: float) -> dict[str, np.ndarray] | None:
     return {
         **{name: np.ascontiguousarray(t) for name, t in held.items()},
         **settings.arrays(std),
+        **({} if ids is None else {'ids': ids.numpy()}),
         'rowptr': np.concatenate([[0], degree.cumsum(0)]),
         'classes': np.array(data.classes),
         'directed': np.array(not data.graph.undirected),
@@ -123,14 +124,17 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
     for name, pairs in (('edges', both), ('directed_edges', one)):
         held = sorted(e for e in pairs if nodes.isdisjoint(e))
         made[name] = [list(e) for e in held]
-    past = _gone(model)
-    arcs = _there(graph, {*past.directed_edges} & _came(data))
-    anew = {
-        'directed_edges': [list(arc) for arc in sorted(arcs)],
-        'features': sorted(changed['features'] & {*past.features}),
-        'labels': sorted(changed['labels'] & {*past.labels}),
-    }
-    found: dict[str, Any] = {k: v for k, v in made.items() if v}
+    past, ids = model.ledger.removed, data.ids
+    came = sorted(_there(graph, _came(data)))
+    arcs = {(u, v) for u, v in ids.of(_pairs(came)).tolist()}
+    anew: dict[str, list[Any]] = {}
+    anew['directed_edges'] = sorted(arcs & past.of('directed_edges'))
+    for kind, items in changed.items():
+        rows = torch.tensor(sorted(items), dtype=torch.int64)
+        anew[kind] = sorted({*ids.of(rows).tolist()} & past.of(kind))
+    anew['directed_edges'] = [list(arc) for arc in anew['directed_edges']]
+    # In ids, as in the ledger.
+    found = ids.line({k: v for k, v in made.items() if v})
     if any(anew.values()):
         found['again'] = {k: v for k, v in anew.items() if v}
     return found
@@ -138,7 +142,7 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
 
 def still_named(model: Model) -> tuple[str, ...]:
     """List the items that the ledger says are removed but the data contain."""
-    data, gone = model.data, _gone(model)
+    data, gone, ids = model.data, _gone(model), model.data.ids
     held = {
         'node': (gone.nodes, lambda v: bool(data.graph.alive[v])),
         'the feature row of node': (
@@ -148,20 +152,20 @@ def still_named(model: Model) -> tuple[str, ...]:
         'the label of node': (gone.labels, data.trains),
     }
     found = [
-        f'{what} {v}'
+        f'{what} {int(ids.of(torch.tensor(v)))}'
         for what, (names, there) in held.items()
         for v in names
         if there(v)
     ]
-    left = _there(data.graph, {*gone.directed_edges} - _came(data))
-    return (*found, *(f'edge {u} -> {v}' for u, v in sorted(left)))
+    arcs = _there(data.graph, {*gone.directed_edges} - _came(data))
+    left = ids.of(_pairs(sorted(arcs))).tolist()
+    return (*found, *(f'edge {u} -> {v}' for u, v in left))
 
 
 def _gone(model: Model) -> Part:
     # All items that the ledger says are removed, edges by direction.
-    lines = (line.request for line in model.ledger.entries)
-    found = still_removed(lines)
-    return Part() if found is None else found.parts[0]
+    found = model.ledger.removed.request()
+    return Part() if found is None else model.data.ids.part(found.parts[0])
 
 
 def _arcs_of(edges: Tensor, graph: Sums) -> set[Arc]:
@@ -177,6 +181,9 @@ def _came(data: NodeState) -> set[Arc]:
 
 def _there(graph: Sums, arcs: set[Arc]) -> set[Arc]:
     listed = sorted(arcs)
-    edges = torch.tensor(listed, dtype=torch.int64).view(-1, 2).t()
-    mask = graph.has_edges(edges).tolist()
+    mask = graph.has_edges(_pairs(listed).t()).tolist()
     return {arc for arc, has in zip(listed, mask, strict=True) if has}
+
+
+def _pairs(arcs: Sequence[Arc]) -> Tensor:
+    return torch.tensor(arcs, dtype=torch.int64).view(-1, 2)

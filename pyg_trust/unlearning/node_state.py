@@ -1,15 +1,18 @@
 """The data of a node classifier's state, with undoable edits."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import check_instance, check_range
-from pyg_trust.functional.heads import (
+from pyg_trust._checks import check_instance
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ops import loss_change
+from pyg_trust.removal import NodeIds, NotThere, Part
+from pyg_trust.unlearning.heads import (
     UNIT,
     Gradient,
     Objective,
@@ -18,13 +21,8 @@ from pyg_trust.functional.heads import (
     hidden_by,
     targets,
 )
-from pyg_trust.functional.incremental import SeriesState, bare
-from pyg_trust.functional.journal import Journal
-from pyg_trust.functional.sums import Step, Sums
-from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel import arrays
-from pyg_trust.ops import loss_change
-from pyg_trust.removal import Part
+from pyg_trust.unlearning.incremental import SeriesState, bare
+from pyg_trust.unlearning.journal import Journal
 from pyg_trust.unlearning.node_parts import (
     Change,
     ColumnProblem,
@@ -32,6 +30,9 @@ from pyg_trust.unlearning.node_parts import (
     Pending,
     Settings,
 )
+from pyg_trust.unlearning.sums import Step, Sums
+from pyg_trust.update import directs
+from pyg_trust.verify import arrays
 
 # The number of neighbouring names that share one digest.
 BLOCK = 64
@@ -41,7 +42,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class NodeState:
     """Graph, features and training rows of a node classifier.
 
-    All tensors are its own. Names are those of the nodes at the fit.
+    All tensors are its own. Nodes are named by their rows, the positions at
+    the fit; :attr:`ids` has the ids by which requests name them.
 
     Args:
         settings (Settings): the settings, which do not depend on the data.
@@ -58,6 +60,8 @@ class NodeState:
             edges go both ways. (default: :obj:`False`)
         declared (bool): whether the user passed the classes, so that a class
             may have no training node. (default: :obj:`False`)
+        ids (NodeIds, optional): the ids of the nodes; by default the rows.
+            (default: :obj:`None`)
     """
 
     def __init__(
@@ -71,8 +75,10 @@ class NodeState:
         featureless: Tensor | None = None,
         directed: bool = False,
         declared: bool = False,
+        ids: NodeIds | None = None,
     ) -> None:
         self.settings = settings
+        self.ids = NodeIds() if ids is None else ids
         self.classes, self.declared = classes, declared
         measure = settings.measure
         self.journal = Journal()
@@ -103,6 +109,7 @@ class NodeState:
             self.levels = SeriesState(
                 self.graph, x, measure, settings.alpha, settings.theta
             )
+        self.graph.ids = self.ids
         self.pending = Pending(n, {})
         self.names = (y >= 0).nonzero().view(-1)
         self.place = torch.full((n,), -1)
@@ -170,39 +177,37 @@ class NodeState:
         """
         part = edit.part
         alive, n = self.graph.alive.numpy(), self.graph.num_nodes
-
-        def there(what: str, node: int, found: bool) -> None:
-            if not found:
-                raise ValueError(
-                    f'{what} {node} is not there: it never was, or was '
-                    'removed before'
-                )
-
-        for node in (*part.nodes, *part.features, *part.labels):
-            there('node', node, node < n and bool(alive[node]))
         gone = self.featureless.numpy()
-        for node in part.features:
-            there('the feature row of node', node, not gone[node])
-        left = [] if edit.labels is None else edit.labels[0].tolist()
+
+        def lacking(nodes: Iterable[int]) -> list[int]:
+            return [v for v in nodes if not (0 <= v < n and alive[v])]
+
         there_now = n + (0 if edit.x is None else edit.x.size(0))
-        for node in left:
-            found = node < n and bool(alive[node])
-            there('node', node, found or n <= node < there_now)
+        ends, off = [edit.edges.reshape(-1)], list[int]()
+        if edit.features is not None:
+            ends.append(edit.features[0])
         if edit.labels is not None:
-            left = edit.labels[0][edit.labels[1] < 0].tolist()
-        for node in (*part.labels, *left):
-            there('the training label of node', node, self.trains(node))
-        self._check_edges(part)
+            ends.append(edit.labels[0])
+            off = edit.labels[0][edit.labels[1] < 0].tolist()
+        named = torch.cat(ends).unique().tolist()
+        # What an edit changes may be new with it, and not what it removes.
+        left = [v for v in lacking(named) if not n <= v < there_now]
+        missing = Part(
+            nodes=tuple({*lacking(part.nodes), *left}),
+            features=(*(v for v in part.features if lacking([v]) or gone[v]),),
+            labels=tuple(
+                v for v in (*part.labels, *off) if not self.trains(v)
+            ),
+            **self._missing_edges(part),
+        )
+        if missing != Part():
+            raise NotThere(self.ids.request(missing))
 
     def play(self, edit: Edit) -> None:
         """Apply an edit to graph and features; leave the training rows."""
         part, was, levels = edit.part, self.pending, self.levels
         self.check(edit)
         n = self.graph.num_nodes
-        if edit.new is not None:
-            edit.new.check_next(n)
-        count = n + (0 if edit.x is None else edit.x.size(0))
-        check_range('edges', edit.edges, count, 'the nodes')
         known = (v for v in part.nodes if self.trains(v))
         labels = dict.fromkeys((*known, *part.labels), -1)
         arcs = _edges(part.arcs)
@@ -412,37 +417,33 @@ class NodeState:
         if self.Z is not None:
             self.square = _norm(self.Z) ** 2
 
-    def _check_edges(self, part: Part) -> None:
+    def _missing_edges(self, part: Part) -> dict[str, Any]:
         if not part.edges and not part.directed_edges:
-            return
+            return {}
         graph = self.graph
         if part.directed_edges and graph.undirected:
-            u, v = part.directed_edges[0]
-            raise ValueError(
-                f"'directed' needs a directed graph (got {u} -> {v} of an "
-                'undirected one, which it would make directed)'
-            )
-        edges = _edges(part.edges)
+            raise directs(*self.ids.of(_edges(part.directed_edges)[:, 0]))
+        edges, arcs = _edges(part.edges), _edges(part.directed_edges)
         # One direction of an edge suffices.
         there = graph.has_edges(edges)
         if not graph.undirected:
             there |= graph.has_edges(edges.flip(0))
-        arcs = _edges(part.directed_edges)
-        missing = torch.cat(
-            [edges[:, ~there], arcs[:, ~graph.has_edges(arcs)]], dim=1
-        )
-        for u, v in missing.t().tolist()[:1]:
-            raise ValueError(
-                f'edge {u} -> {v} is not there: it never was, or was removed '
-                'before'
-            )
+        lost = {
+            'edges': edges[:, ~there],
+            'directed_edges': arcs[:, ~graph.has_edges(arcs)],
+        }
+        return {
+            kind: tuple((u, v) for u, v in found.t().tolist())
+            for kind, found in lost.items()
+        }
 
     def trains(self, node: int) -> bool:
         """Whether a node is trained on, pending edits included."""
         label = self.pending.labels.get(node)
         if label is not None:
             return label >= 0
-        return node < self.place.numel() and int(self.place[node]) >= 0
+        known = 0 <= node < self.place.numel()
+        return known and int(self.place[node]) >= 0
 
     def _members(self) -> Tensor:
         # How many training nodes each class has.
@@ -636,6 +637,8 @@ class NodeState:
             'directed': not graph.undirected,
             'declared': self.declared,
         }
+        if self.ids.n_id is not None:
+            held['n_id'] = self.ids.n_id.clone()
         if self.num_pending:
             names = range(n, graph.num_nodes)
             came = [was.labels.get(v, -1) for v in names]
@@ -665,6 +668,7 @@ class NodeState:
             held['featureless'],
             held['directed'],
             declared,
+            NodeIds(held.get('n_id'), 'n_id'),
         )
         return made
 

@@ -1,13 +1,13 @@
 """Reports of the classifiers with certified removal, and of recommenders."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from pyg_trust.kernel.claims import outwards
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart, verified
+from pyg_trust.verify.claims import outwards
 
 SAME = (
     'rounding hides more than the budget: this release was retrained from '
@@ -54,6 +54,8 @@ class RemovalReport(Verifiable):
         history (tuple[float, ...]): the bounds of all releases since the fit.
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
+        skipped (dict): the items of the request that were not there, by
+            graph; with ``missing='skip'`` alone.
         verification (VerificationReport, optional): the findings that
             :meth:`verified` adds.
     """
@@ -76,6 +78,7 @@ class RemovalReport(Verifiable):
     weights: str = ''
     history: tuple[float, ...] = ()
     ledger_head: str = ''
+    skipped: dict[str, Any] = field(default_factory=dict)
     verification: 'VerificationReport | None' = None
 
     def _stated(
@@ -134,7 +137,7 @@ class VerificationReport(Report):
         leftovers (tuple[str, ...]): the places that still hold, or could hold,
             removed items.
         weights (str): SHA-256 of the released weights.
-        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
+        proved (bool): whether :mod:`pyg_trust.verify.removal` proves what the
             ledger has of this release, from what remains alone. It can't for
             ``features='push'``, ``noise='objective'``, and a release that is
             compared with a fit by the same program.
@@ -355,7 +358,6 @@ class UnlearnReport(RemovalReport):
     of the residual.
 
     Args:
-        mode (str): :obj:`'delete'` or :obj:`'mask'`.
         seeded (bool): whether the noise came from an explicit seed, and hides
             nothing from anybody who knows or guesses the seed.
         accounting (str): the method that computed the bound.
@@ -370,7 +372,6 @@ class UnlearnReport(RemovalReport):
             those that the accounting computes and the request allows.
     """
 
-    mode: str
     seeded: bool
     accounting: str
     graphs_embedded: int
@@ -477,6 +478,7 @@ class RecommenderReport(Verifiable):
         column_distance (float, optional): in closed form, a bound of the
             distance of each column of the weights to that of the exact ones
             of what remains. (default: :obj:`None`)
+        skipped (dict): as in :class:`RemovalReport`.
         verification (RecommenderVerifyReport, optional): the findings that
             :meth:`verified` adds.
     """
@@ -494,6 +496,7 @@ class RecommenderReport(Verifiable):
     origin: dict[str, Any]
     residual_bound: float | None = None
     column_distance: float | None = None
+    skipped: dict[str, Any] = field(default_factory=dict)
     verification: 'RecommenderVerifyReport | None' = None
 
     @property

@@ -9,6 +9,7 @@ from pyg_trust._checks.states import (
     FORMAT,
     check_settings,
     check_state,
+    kind_of,
     reading,
 )
 from pyg_trust.files import commit
@@ -69,6 +70,7 @@ class Saved(Generic[M]):
         model = self._fitted
         return {
             'format': FORMAT,
+            'class': kind_of(self),
             'config': self._config(),
             'lineage': list(model.lineage.names),
             'ledger': model.ledger.state_dict(),
@@ -137,7 +139,7 @@ class Saved(Generic[M]):
         self, state: dict[str, Any], progress_bar: bool | None = None
     ) -> None:
         check_instance('state', state, dict)
-        check_state(state, ('config',), self._formats)
+        check_state(state, ('config',), self._formats, self)
         with reading():
             self._model = self._unpacked(state, progress_bar)
 

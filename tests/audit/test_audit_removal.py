@@ -18,11 +18,8 @@ from pyg_trust.audit import (
     Subject,
     audit_removal,
 )
+from pyg_trust.audit.scores import holm, permutation_test
 from pyg_trust.audit.statistics import told_apart
-from pyg_trust.functional.attacks import (
-    holm,
-    permutation_test,
-)
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import (
@@ -473,7 +470,7 @@ def test_the_report_is_one_of_trust(tmp_path):
     assert isinstance(exact()(), Subject)
 
 
-@pytest.mark.skipif('FULL_TEST' not in os.environ, reason='slow')
+@pytest.mark.slow
 def test_p_of_worlds_is_uniform_and_finds_one_shard():
     from scipy import stats
 

@@ -25,7 +25,6 @@ from pyg_trust.certificates import Divided, plot_certified_votes
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import Division
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 N = 24
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import types
 
 import pytest
 import torch
@@ -379,24 +378,6 @@ def test_a_mode_without_a_line_never_holds(tmp_path):
         task = {**values['tasks'][0], 'mode': mode}
         path.write_text(json.dumps({**values, 'tasks': [task]}))
         assert 'FAILS' in {f.status for f in check_erasure(path, lines)}
-
-
-@pytest.mark.parametrize('by_graph', [True, False])
-def test_lines_that_updates_made_are_read(tmp_path, monkeypatch, by_graph):
-    desk = opened(tmp_path, model := fitted())
-    # As updates write them: what went, what came again, what was replaced.
-    went = {'nodes': [5], 'changed_features': [6], 'again': [[8, 9]]}
-    came = {'new_nodes': 2, 'edges': [], 'changed_labels': [3]}
-    went['features'] = []
-    model.remove(nodes(5))
-    lines = [{'0': went}, {'0': came}] if by_graph else [went, came]
-    entries = [types.SimpleNamespace(request=line) for line in lines]
-    ledger = types.SimpleNamespace(entries=entries)
-    place = desk._places['scores']
-    monkeypatch.setattr(type(place), 'ledger', ledger)
-    assert place.left(nodes(5)) is None
-    assert place.left(nodes(6)) == nodes(6)
-    assert place.left(RemovalRequest(features=[6])) is not None
 
 
 def test_a_clock_that_goes_back_and_forth_loses_nothing(tmp_path):

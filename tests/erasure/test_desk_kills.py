@@ -155,7 +155,7 @@ def check_lines(ledger, known):
     assert len({line.reference for line in lines}) == len(lines)
 
 
-@pytest.mark.slow
+@pytest.mark.sentinel(rows=1)
 @pytest.mark.parametrize('seed', [0, 1])
 def test_kills_of_a_private_model_lose_nothing_and_spend_nothing_twice(
     tmp_path, seed

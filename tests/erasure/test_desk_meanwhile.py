@@ -6,7 +6,7 @@ import pytest
 import torch
 from desks import fitted, graph, nodes, opened, sharded
 
-from pyg_trust.removal import RemovalRequest, still_removed
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
 from pyg_trust.update import Update
 
@@ -178,5 +178,4 @@ def test_a_label_that_is_gone_is_done(tmp_path, kind):
     rest = desk.add(RemovalRequest(labels=[3, 5])).subject_request_id
     assert {r.subject_request_id for r in desk.run()} == {gone, rest}
     assert desk.report(gone).tasks[0]['mode'] == 'removed before'
-    done = still_removed(line.request for line in model.ledger.entries)
-    assert done == RemovalRequest(labels=[3, 5])
+    assert model.ledger.removed.request() == RemovalRequest(labels=[3, 5])

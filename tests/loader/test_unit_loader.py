@@ -25,21 +25,12 @@ from shops import (
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust import unit
-from pyg_trust.functional.claims import _listed
-from pyg_trust.functional.walks import DisjointWalks
 from pyg_trust.loader import DisjointWalkLoader, UnitLoader
+from pyg_trust.loader.claims import _listed
 from pyg_trust.loader.schema import Schema
+from pyg_trust.sampler.walks import DisjointWalks
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 Part = dict[Any, Tensor]
-
-
-@pytest.fixture
-def unsearched(request: Any, monkeypatch: Any, couplings_once: None) -> None:
-    """The tables of the first block are searched for couplings, no others."""
-    if request.node.callspec.params['block']:
-        monkeypatch.setattr(unit, 'check_values', lambda *_, **__: None)
 
 
 def loader(data: HeteroData, size: int = 4, **options: Any) -> UnitLoader:
@@ -109,7 +100,6 @@ def test_nobody_is_a_batch_of_every_type() -> None:
     assert loader(data).schema.flat(batch).x.shape == (0, 4)
 
 
-@pytest.mark.usefixtures('unsearched')
 @pytest.mark.parametrize(
     'block',
     [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 8))],
@@ -329,7 +319,6 @@ def held(data: HeteroData, person: int, seed: int) -> HeteroData:
     return out
 
 
-@pytest.mark.usefixtures('unsearched')
 @pytest.mark.parametrize(
     'block',
     [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 50))],
@@ -384,7 +373,6 @@ def labelled(data: HeteroData) -> HeteroData:
     return data
 
 
-@pytest.mark.usefixtures('unsearched')
 @pytest.mark.parametrize('target', ['chat', 'order'])
 @pytest.mark.parametrize(
     'block',

@@ -9,12 +9,10 @@ from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import APPNP, SGConv
 from pyg_trust.testing import make_graph
-
-pytestmark = pytest.mark.sparse
 
 GRAPH = make_graph('random')
 EDGE_INDEX = GRAPH.to_edge_index()[0]

@@ -7,8 +7,6 @@ from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.nn import CorrectAndSmooth, LabelPropagation
 from pyg_trust.testing import make_graph
 
-pytestmark = pytest.mark.sparse
-
 GRAPH = make_graph('random')
 EDGES = GRAPH.to_edge_index()[0]
 ONE_WAY = EDGES[:, EDGES[0] < EDGES[1]]

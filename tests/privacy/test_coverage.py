@@ -13,8 +13,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, global_add_pool
 
 from pyg_trust.check import check_report
-from pyg_trust.functional import gaussian_epsilon, gaussian_mu_for
-from pyg_trust.functional.forgetting import node_shift
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
@@ -23,6 +21,8 @@ from pyg_trust.privacy import (
     PrivateLinkPredictor,
     PrivateNodeClassifier,
 )
+from pyg_trust.privacy.forgotten import node_shift
+from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.report.base import stated

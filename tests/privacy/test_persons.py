@@ -10,7 +10,6 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.check import check_report
-from pyg_trust.kernel.claims import digest
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.privacy.ego_accounts import GroupAccountant
@@ -18,8 +17,8 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unit import PrivacyUnit
+from pyg_trust.verify.claims import digest
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
 KNOWS, IN = ('user', 'knows', 'user'), ('item', 'in', 'item')
 PATHS = [[BY], [BY, HAS], [BY, HAS, IN]]
@@ -254,59 +253,6 @@ def test_a_ledger_of_persons_is_of_no_rows(tmp_path) -> None:
         trained(loader(paths(none), less), ledger=tmp_path / 'ledger')
 
 
-def crowd() -> tuple[HeteroData, torch.Tensor]:
-    """Users, and how many others say that they know them."""
-    data = shop()
-    data[KNOWS].edge_index = torch.stack(
-        [torch.arange(200) % 40, (torch.arange(200) ** 2 // 50) % 40]
-    )
-    return data, torch.bincount(data[KNOWS].edge_index[1], minlength=40)
-
-
-# The number of acquaintances as other attributes than features.
-ATTRIBUTES = {
-    'labels': ('y', lambda count: count),
-    'a target': ('z', lambda count: count.double().log1p()),
-    'columns': ('z', lambda count: torch.stack([0 * count, 3 - count], 1)),
-    'bytes': ('age', lambda count: count.byte()),
-    'pictures': ('z', lambda count: count.float().view(40, 1, 1).sqrt()),
-    'sparse': ('x', lambda count: count[:, None].float().to_sparse()),
-}
-
-
-@pytest.mark.parametrize('case', ATTRIBUTES)
-def test_no_attribute_counts_the_edges_of_others(case: str) -> None:
-    data, count = crowd()
-    unit = declared(data)
-    key, told = ATTRIBUTES[case]
-    data['user'][key] = told(count)
-    with pytest.raises(ValueError, match=f'counts or ranks .*{key!r}'):
-        loader(data, unit)
-
-
-def test_acquaintances_of_both_directions_are_counted() -> None:
-    data, _ = crowd()
-    # All know five in the crowd: its sums are on a line with one direction.
-    data[KNOWS].edge_index[0] = (torch.arange(200) ** 2 // 37) % 40
-    data['user'].y = data[KNOWS].edge_index.flatten().bincount(minlength=40)
-    with pytest.raises(ValueError, match=r"counts or ranks .*'y'"):
-        declared(data)
-
-
-def test_labels_that_agree_by_chance_are_let_pass() -> None:
-    data, count = crowd()
-    users = data['user']
-    users.train_mask, users.n_id = count > 4, torch.arange(40) + 3
-    for y in (0 * count, (count > 4).long(), torch.arange(40) % 3):
-        users.y = y
-        loader(data, declared(data))
-    # With two counts, each label of two classes may be one.
-    few = shop()
-    few[KNOWS].edge_index = few[KNOWS].edge_index[:, :15]
-    few['user'].y = few[KNOWS].edge_index[1].bincount(minlength=40)
-    loader(few, declared(few))
-
-
 def coupled(case: str) -> tuple[HeteroData, Any]:
     """Data and unit in which rows hold what others own, by its name."""
     data = shop()
@@ -342,14 +288,6 @@ def coupled(case: str) -> tuple[HeteroData, Any]:
     elif case == 'both units':
         other = declared(data, owned={'order': data[BY].edge_index[1].flip(0)})
         data = featured(featured(data, other), unit)
-    elif case == 'a column of acquaintances':
-        data, count = crowd()
-        unit = declared(data)
-        data['user'].x = torch.cat([data['user'].x, count[:, None] * 2.0], 1)
-    elif case == 'items by how often they are bought':
-        count = torch.bincount(data[HAS].edge_index[1], minlength=12)
-        data['item'].x = count[:, None].float().log1p()
-        data = featured(data, unit)
     elif case == 'two rows of a person':
         unit = declared(data, same=torch.tensor([[1], [5]]))
     elif case == 'no table':
@@ -367,18 +305,16 @@ def coupled(case: str) -> tuple[HeteroData, Any]:
 
 
 COUPLED = {
-    'a path through others': 'holds another, at the edges',
+    'a path through others': 'marked as propagated',
     'a public row seen by others': 'marked as propagated',
     'no unit': 'marked as propagated',
     'marked by hand': 'marked as propagated',
     'marked as a whole': 'marked as propagated',
     'orders that may be of several': 'marked as propagated',
     'orders that were of one': 'another unit',
-    'items made of orders': "sums up 'order' over the edges",
+    'items made of orders': 'marked as propagated',
     'a unit that calls orders public': 'another unit',
     'both units': 'marked as propagated',
-    'a column of acquaintances': 'counts or ranks',
-    'items by how often they are bought': 'counts or ranks',
     'two rows of a person': 'one row each',
     'no table': 'one row each',
     'another graph': 'sizes or edges differ',

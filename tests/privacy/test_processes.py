@@ -56,7 +56,7 @@ def test_bytes_of_a_key_never_repeat():
     assert len(set(made)) == len(made) == 1800
 
 
-@pytest.mark.slow
+@pytest.mark.sentinel(rows=1)
 def test_noise_is_added_once(trained):
     # 3,000 numbers of noise alone; a right one fails once in a billion, and
     # twice the variance is 38 standard deviations of it away.
@@ -125,9 +125,18 @@ def test_other_partitions_and_wrapped_models_are_refused(trained):
         for one in found:
             assert "'seed'" in one['seeds']
             assert 'DistributedDataParallel' in one['wrapped']
+            for name in (
+                'noise_multiplier',
+                'max_grad_norm',
+                'clipping',
+                'max_physical_batch_size',
+            ):
+                assert f"'{name}' needs to be the same" in one[name]
+            assert "the weights of 'module'" in one['weights']
+            assert "the state of 'optimizer'" in one['optimizer']
 
 
-@pytest.mark.slow
+@pytest.mark.sentinel(rows=1)
 @pytest.mark.parametrize('when', ['total', 'of_first', 'spread'])
 def test_a_process_that_dies_leaves_no_step_unpaid(tmp_path, when):
     # Each call of a step in turn, in the third step.

@@ -37,7 +37,6 @@ from pyg_trust.privacy.rows import Conflict, Rows, RowTracker
 from pyg_trust.privacy.typed import TypedCall, TypedModel
 from pyg_trust.removal import RemovalRequest
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 TYPES, RELATIONS = shop().metadata()
 
 

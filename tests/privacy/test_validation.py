@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader as PyGLoader
 from torch_geometric.nn import GCNConv, global_mean_pool
 
 from pyg_trust.loader import DisjointWalkLoader
@@ -297,17 +298,32 @@ def test_pooling_per_subgraph(private):
         def forward(self, x, edge_index, batch):
             return global_mean_pool(self.conv(x, edge_index), batch)
 
-    refused(private, "'forward' needs to be given", net=Pooled())
-    setup = private(
-        net=Pooled(),
-        forward=lambda model, b: model(b.x, b.edge_index, b.batch),
-    )
+    class Unknown(Pooled):
+        def forward(self, x, edge_index, batch, mood):
+            return super().forward(x, edge_index, batch)
+
+    refused(private, "'forward' needs to be given", net=Unknown())
+    setup = private(net=Pooled())
     for batch in setup.loader:
         out = setup.model(batch.x, batch.edge_index, batch.batch)
         assert out.shape == (8, 3)
         F.cross_entropy(out, batch.y[:8]).backward()
         setup.optimizer.step()
     assert setup.engine.steps == len(setup.loader)
+
+
+def test_compiled_models_and_autocast_are_refused_by_name(private):
+    setup = private()
+    fast = torch.compile(setup.model, backend='eager')
+    for batch in setup.loader:
+        with pytest.raises(TypeError, match='without torch'):
+            fast(batch.x, batch.edge_index)
+        break
+    net = torch.compile(Net(nn.Identity()), backend='eager')
+    with pytest.raises(TypeError, match='compile made'):
+        private(net=net)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        refused(private, 'without autocast', net=Net(nn.Identity()))
 
 
 def test_model_of_a_data_object(private):
@@ -712,7 +728,6 @@ def test_no_row_breaks_the_weights(private, value, kind):
 @pytest.mark.parametrize(
     ('arguments', 'match'),
     [
-        ({'noise_multiplier': 0.0}, 'noise_multiplier'),
         ({'noise_multiplier': -1.0}, 'noise_multiplier'),
         ({'noise_multiplier': math.nan}, 'noise'),
         ({'noise_multiplier': math.inf}, 'noise_multiplier'),
@@ -732,7 +747,7 @@ def test_no_row_breaks_the_weights(private, value, kind):
         ({'target_epsilon': 1.0, 'target_delta': 1.0}, 'delta'),
         ({'method': 'hooks'}, 'method'),
         ({'forward': lambda model, batch: 1}, 'call the model once'),
-        ({'engine': {'accountant': 'prv'}}, 'accountant'),
+        ({'engine': {'accountant': 'gdp'}}, 'accountant'),
         ({'engine': {'ledger_head': 'a'}}, "needs a 'ledger'"),
     ],
 )
@@ -840,3 +855,30 @@ def test_sums_of_other_units_than_were_drawn_are_refused():
     check_totals(torch.tensor(2**17), 2**17, 0.5)
     with pytest.raises(RuntimeError, match='more than'):
         check_totals(torch.tensor(2**17 + 1), 2**17 + 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ('given', 'remedy'),
+    [
+        ({'poisson_sampling': True}, "sampling='poisson'"),
+        ({'grad_sample_mode': 'ghost'}, 'one method'),
+        ({'engine': {'secure_mode': True}}, 'operating system'),
+    ],
+)
+def test_arguments_of_opacus_have_a_place(private, given, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        private(**given)
+
+
+def test_other_loaders_are_told_which_ones_to_use(private):
+    with pytest.raises(TypeError, match='module=model'):
+        PrivacyEngine().make_private(Net(nn.Identity()), None, None)
+    graphs = [Data(x=torch.rand(2, 5)) for _ in range(3)]
+    with pytest.raises(TypeError, match=r'GraphLoader\(graphs'):
+        PrivacyEngine().make_private(
+            module=(net := nn.Linear(5, 2)),
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            data_loader=PyGLoader(graphs, 2),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )

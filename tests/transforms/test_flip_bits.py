@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from torch_geometric.data import Data
+from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import is_undirected
 
 from pyg_trust.testing import UNDIRECTED, make_graph
@@ -84,6 +85,14 @@ def test_directed_graphs_flip_each_direction():
         FlipBits(edges=(0.0, 0.5))(directed)
 
 
-def test_it_says_what_it_does():
-    text = 'FlipBits(edges=(0.0, 0.5), features=(0.0, 0.0))'
-    assert str(FlipBits(edges=(0.0, 0.5))) == text
+def test_labelled_pairs_are_no_attributes_of_edges():
+    split = T.RandomLinkSplit(0.1, 0.1, True)
+    train = split(KarateClub()[0])[0]
+    train.y = torch.rand(train.num_edges)  # targets of the graph
+    flip = FlipBits(edges=(0.0, 0.5), seed=0)
+    assert flip(train.clone()).num_edges < train.num_edges
+    train.edge_time = torch.arange(train.num_edges)
+    with pytest.raises(ValueError, match=r'del data\.edge_time'):
+        flip(train)
+    del train.edge_time
+    flip(train)

@@ -12,24 +12,18 @@ from states import level_of, same
 from torch_geometric.data import Data
 
 from pyg_trust import noise
+from pyg_trust.agp.measures import Measure
+from pyg_trust.agp.propagation import propagate
+from pyg_trust.check import FAILS, check_report
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.files.seals import Seals
-from pyg_trust.functional import (
-    Measure,
-    propagate,
-    sums,
-)
-from pyg_trust.functional import heads as H
-from pyg_trust.functional import newton as N
-from pyg_trust.functional.mechanisms import gaussian_profile
-from pyg_trust.functional.shifts import shift_epsilon
-from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
 )
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.privacy.mechanisms import gaussian_profile
+from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import (
     NodeClassifier,
@@ -37,7 +31,10 @@ from pyg_trust.unlearning import (
     node,
     node_solving,
     node_state,
+    sums,
 )
+from pyg_trust.unlearning import heads as H
+from pyg_trust.unlearning import newton as N
 from pyg_trust.unlearning.baselines import (
     BoundedNodeClassifier,
     PublishedNodeClassifier,
@@ -45,6 +42,9 @@ from pyg_trust.unlearning.baselines import (
 from pyg_trust.unlearning.node_checks import still_named
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.shifts import shift_epsilon
+from pyg_trust.unlearning.sums import Step, Sums
+from pyg_trust.update import NewNodes, Update
 
 KINDS = ('nodes', 'edges', 'features', 'labels')
 
@@ -361,7 +361,11 @@ def test_predictions_know_nothing_of_a_removed_node_two_hops_away():
     )
     wanted = fresh @ model.weight
     torch.testing.assert_close(after, wanted[place[[32]]])
-    torch.testing.assert_close(model.decision_function(), wanted)
+    margin = model.decision_function()
+    torch.testing.assert_close(margin[ids], wanted)
+    assert margin[30].isnan().all()
+    assert len(margin) == 60
+    assert model.predict()[30] == -1
     assert float((before - after).abs().max()) > 1
 
 
@@ -785,8 +789,75 @@ def test_what_is_not_there_is_refused_and_nothing_changes(named, message):
         with pytest.raises(ValueError, match=message):
             call(RemovalRequest(**named))
         assert same(seen(model), before)
-    with pytest.raises(ValueError, match='7, which was removed'):
-        model.predict(torch.tensor([3, 7]))
+    # What was removed has a row, and no class; what never was, has none.
+    found = model.predict([3, 7])
+    assert found[0] >= 0
+    assert found[1] == -1
+    assert model.predict_proba([7]).isnan().all()
+    y = torch.where(torch.arange(90) == 7, 0, model.predict())
+    assert model.score(torch.arange(90), y) == 1
+    with pytest.raises(ValueError, match='a node that is there'):
+        model.score([7], y)
+    with pytest.raises(NotThere, match='node 90 is not there') as refused:
+        model.predict([3, 90])
+    assert refused.value.missing == RemovalRequest(nodes=[90])
+
+
+def test_nodes_have_the_ids_of_the_data(tmp_path):
+    # The same graph with other ids: the same request, in these ids.
+    data, ids = blocks(), torch.randperm(500)[:90]
+    renamed = data.clone()
+    renamed.n_id = ids
+    one, two = make(data, seed=1), make(renamed, seed=1)
+    both = (one, range(90)), (two, ids.tolist())
+    for model, n_id in both:
+        file = tmp_path / f'{n_id[0]}.pt'
+        n_id = [*n_id, 1 + max(n_id)]
+        edge = data.edge_index[:, data.edge_index[0] > 20][:, 0].tolist()
+        first = {'nodes': [n_id[3]], 'edges': [[n_id[v] for v in edge]]}
+        report = model.remove(**first, features=[n_id[8]])
+        assert report.request['nodes'] == [n_id[3]]
+        assert report.request['features'] == [n_id[8]]
+        with pytest.raises(NotThere) as refused:
+            model.plan(RemovalRequest(nodes=[n_id[3], n_id[8], 600]))
+        missing = RemovalRequest(nodes=[n_id[3], 600])
+        assert refused.value.missing == missing
+        new = NewNodes(torch.ones(1, data.x.size(1)), torch.tensor([0]))
+        edges = torch.tensor([[n_id[90]], [n_id[5]]])
+        model.update(Update(nodes=new, edges=edges), release=True)
+        report = model.remove(
+            nodes=[n_id[90], n_id[4], n_id[3]], missing='skip'
+        )
+        assert report.request['nodes'] == sorted([n_id[90], n_id[4]])
+        assert report.skipped == {'0': {'nodes': [n_id[3]]}}
+        with pytest.raises(NotThere):
+            model.remove([n_id[3]], missing='skip')
+        model.save(file)
+        again = NodeClassifier(seed=1, lam=0.02)
+        again.load(file)
+        assert again.n_id.tolist() == model.n_id.tolist()
+        assert model.n_id.tolist() == [n_id[v] for v in model.nodes.tolist()]
+        assert len(again.predict()) == 91
+        assert again.verify().proved
+        assert again.verify().ok
+        margin = again.decision_function(n_id[10:12])
+        assert torch.equal(margin, again.decision_function()[10:12])
+        path, proof = tmp_path / 'trust.json', tmp_path / 'proof.npz'
+        model.save_for_check(proof)
+        TrustReport.of(report.verified(model.verify())).save(path)
+        found = check_report(path, data=proof)
+        wrong = [each.text for each in found if each.status == FAILS]
+        assert not [text for text in wrong if 'from a seed' not in text]
+        assert not [f.text for f in found if ' not as ' in f.text]
+    assert torch.equal(one.weight, two.weight)
+    state = two.state_dict()
+    state['data']['n_id'] = state['data']['n_id'].flip(0)
+    with pytest.raises(ValueError, match='do not match its ledger'):
+        NodeClassifier(seed=1, lam=0.02).load_state_dict(state)
+    for wrong, said in ((ids.float(), 'int64'), (ids * 0, 'each id once')):
+        renamed.n_id = wrong
+        with pytest.raises((TypeError, ValueError), match=said):
+            make(renamed)
 
 
 def test_data_that_can_not_be_promised_anything_are_refused():
@@ -830,7 +901,7 @@ def test_data_that_can_not_be_promised_anything_are_refused():
         ({'release_std': 0.0}, "'release_std'"),
         ({'epsilon': 0.0}, "'epsilon'"),
         ({'delta': 1.0}, "'delta'"),
-        ({'encoder': torch.nn.Identity()}, 'encoder_is_public=True'),
+        ({'encoder': torch.nn.Identity()}, 'start_is_public=True'),
         ({'features': 'push'}, "features='push' needs"),
         (
             {'features': 'push', 'measure': 'heat', 't': 1.0},
@@ -864,7 +935,7 @@ def test_encoders_are_public_frozen_and_work_row_by_row():
 
     def fitted(encoder):
         return NodeClassifier(
-            encoder=encoder, encoder_is_public=True, lam=0.02, seed=0
+            encoder=encoder, start_is_public=True, lam=0.02, seed=0
         ).fit(data)
 
     linear = torch.nn.Linear(6, 4).double().eval()
@@ -1226,3 +1297,32 @@ def test_the_size_of_the_rows_is_followed_from_above_and_back():
         model.remove(RemovalRequest(nodes=there))
     exact = float(state.Z.square().sum())
     assert exact * (1 - 1e-12) <= state.square
+
+
+def test_another_encoder_of_the_class_is_refused(tmp_path):
+    def classifier(seed):
+        torch.manual_seed(seed)
+        encoder = torch.nn.Linear(6, 4).double().eval()
+        return NodeClassifier(encoder=encoder, start_is_public=True)
+
+    classifier(0).fit(blocks()).save(tmp_path / 'a.pt')
+    classifier(0).load(tmp_path / 'a.pt')
+    with pytest.raises(ValueError, match="'encoder'"):
+        classifier(1).load(tmp_path / 'a.pt')
+    with pytest.warns(DeprecationWarning, match="'start_is_public' now"):
+        NodeClassifier(encoder=torch.nn.Identity(), encoder_is_public=True)
+
+
+def test_labels_and_masks_come_as_in_data_sets():
+    data, plain = blocks(), make()
+    data.y, data.train_mask = data.y.view(-1, 1), data.train_mask.view(-1, 1)
+    assert torch.equal(make(data).weight, plain.weight)
+    train = blocks().train_mask.nonzero().view(-1).tolist()
+    listed = NodeClassifier('sgc', lam=0.02, seed=0).fit(blocks(), train)
+    assert torch.equal(listed.weight, plain.weight)
+    data.train_mask = data.train_mask.repeat(1, 3)
+    with pytest.raises(ValueError, match=r'3 splits.*train_mask\[:, 0\]'):
+        make(data)
+    made = NodeClassifier('sgc', lam=0.02, seed=0)
+    made.fit(data, data.train_mask[:, 0])
+    assert torch.equal(made.weight, plain.weight)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from pyg_trust.functional import sgc
+from pyg_trust.agp.measures import sgc
 from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.removal import RemovalRequest
@@ -15,7 +15,6 @@ from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
 from pyg_trust.update import Update
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
 IN = ('user', 'in', 'chat')
 N = 40

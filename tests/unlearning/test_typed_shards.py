@@ -16,7 +16,6 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.update import NewNodes, Update
 
-pytestmark = pytest.mark.usefixtures('couplings_once')
 N, SHARDS = 30, 3
 METADATA = shop(n=N).metadata()
 

@@ -14,9 +14,8 @@ from pyg_trust._checks import (
     check_integer,
 )
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.functional.partition import shard_sizes
-from pyg_trust.kernel.claims_removal import FROM_SYSTEM
-from pyg_trust.removal import RemovalRequest, still_removed
+from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning.partition import shard_sizes
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.packing import described
 from pyg_trust.unlearning.shards.persons import removed_names, touched
@@ -31,6 +30,7 @@ from pyg_trust.unlearning.shards.state import Stage, State, hash_of_shards
 from pyg_trust.unlearning.shards.updating import Change, played
 from pyg_trust.unlearning.shards.waiting import Waiting
 from pyg_trust.update import Update
+from pyg_trust.verify.claims_removal import FROM_SYSTEM
 
 
 class Removing(Waiting, Building):
@@ -177,7 +177,7 @@ class Removing(Waiting, Building):
             state.data,
             updates,
             lambda names: self._homes(names, state.partition, shard),
-            still_removed(entry.request for entry in state.ledger.entries),
+            state.ledger.removed.request(),
             light=light,
         )
         if typed:

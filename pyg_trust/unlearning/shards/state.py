@@ -11,13 +11,18 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, check_integer
-from pyg_trust._checks.states import check_settings, check_state, reading
+from pyg_trust._checks.states import (
+    check_settings,
+    check_state,
+    kind_of,
+    reading,
+)
 from pyg_trust.distributed import check_same, from_first
 from pyg_trust.files.commit import Lineage, ObjectLock, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import ShardAggregator
-from pyg_trust.removal import Part, still_removed
+from pyg_trust.removal import Part
 from pyg_trust.report import fingerprint_model
 from pyg_trust.unit import PrivacyUnit
 from pyg_trust.unlearning.leftovers import named_leftovers, views
@@ -159,7 +164,9 @@ class State(NamedTuple):
     def is_sealed(self) -> bool:
         """Whether the ledger's last line records this state."""
         # Lines of version 0.1 stand for the data alone.
-        return self.ledger.entries[-1].data in (self.sealed, self.seals.root)
+        last = self.ledger.last
+        known = (self.sealed, self.seals.root)
+        return last is not None and last.data in known
 
 
 T = TypeVar('T')
@@ -394,6 +401,7 @@ class Stateful:
         self._check_untyped('be saved')
         return {
             'format': FORMAT,
+            'class': kind_of(self),
             'config': self._config(),
             'seed': state.seed,
             'seeded': state.seeded,
@@ -430,7 +438,7 @@ class Stateful:
         self, packed: dict[str, Any], progress_bar: bool | None
     ) -> State:
         self._check_untyped('load a state')
-        check_state(packed, ('config',), (1, 2, FORMAT))
+        check_state(packed, ('config',), (1, 2, FORMAT), self)
         self._choose_products()
         if packed['config'].get('version') != self.recipe.version:
             raise ValueError(
@@ -589,8 +597,7 @@ class Stateful:
             for shard, made in enumerate(state.checkpoints)
             for name in made.n_id.tolist()
         }
-        lines = (entry.request for entry in state.ledger.entries)
-        gone = still_removed(lines)
+        gone = state.ledger.removed.request()
         part = Part() if gone is None else gone.parts[0]
         found = named_leftovers(data, part.to_dict())
         found += [

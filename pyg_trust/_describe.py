@@ -1,0 +1,41 @@
+"""One-line texts of objects, made from the arguments of their constructor."""
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+
+
+def described(made: Any, *first: str, **values: Any) -> str:
+    """Return the call that makes an object, without default arguments.
+
+    PyG compares the text of a ``pre_transform`` with that of the processed
+    files, so every argument that changes the result has to be in it.
+
+    Args:
+        made (Any): the object, which keeps its arguments under their names.
+        *first (str): arguments that are always shown, without their names.
+        **values (Any): what to show in place of an attribute.
+    """
+    given = [text(values.pop(n, getattr(made, n, None))) for n in first]
+    # How a progress is shown changes no result.
+    parameters = inspect.signature(type(made).__init__).parameters
+    for name, p in list(parameters.items())[1:]:
+        if name in (*first, 'progress_bar') or 'VAR' in p.kind.name:
+            continue
+        value = values.pop(name, getattr(made, name, p.default))
+        if value is not p.default and text(value) != text(p.default):
+            given.append(f'{name}={text(value)}')
+    given += [f'{n}={text(v)}' for n, v in values.items()]
+    return f'{type(made).__name__}({", ".join(given)})'
+
+
+def text(value: Any) -> str:
+    """Return the text of one argument; large tensors by their shape."""
+    if isinstance(value, Tensor) and value.numel() > 8:
+        return f'tensor({list(value.shape)}, {value.dtype})'
+    if isinstance(value, Tensor):
+        return f'tensor({value.tolist()})'
+    if callable(value) and hasattr(value, '__qualname__'):
+        return f'{value.__module__}.{value.__qualname__}'
+    return repr(value)
