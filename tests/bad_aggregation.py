@@ -281,8 +281,8 @@ entry(
     Row('twice', {'interactions': LIKES[:, [0, 0]]}, "'interactions'"),
     Row('a type', {'edge_type': ('a', 'b', 'c')}, "'edge_type'"),
     interactions=values(3, None, torch.rand(2, 3), torch.tensor([0, 1])),
-    num_users=values('a', 1.5, 0, None),
-    num_items=values('a', 1.5, 0, None, 10**6),
+    num_users=values('a', 1.5, 0),
+    num_items=values('a', 1.5, 0, 10**6),
     edge_type=values(3, 'a'),
 )
 entry(

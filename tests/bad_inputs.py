@@ -695,5 +695,5 @@ def damaged(value: dict[str, Any]) -> Any:
 def damaged_or_old(value: dict[str, Any]) -> Any:
     """The same, where a state without a format is one of 0.1."""
     for label, state in damaged(value):
-        if label != "without 'format'":
+        if label not in ("without 'format'", "without 'class'"):
             yield label, state

@@ -206,12 +206,18 @@ for name, edges in (
         ),
         edge_index=EDGES,
     )
-SOME = either(tensor(rows=False, low=0, high=N - 1, dtypes=(torch.float32,)))
 entry(
     'transforms.PropagatedFeatures.update_features',
     lambda: (features(), {'nodes': NODES, 'x': ones(2, 2)}),
     Row('twice', {'nodes': torch.tensor([1, 1])}, "'nodes'"),
-    nodes=SOME,
+    nodes=tensor(
+        rows=False,
+        low=0,
+        high=N - 1,
+        none=True,
+        numbers=True,
+        dtypes=(torch.float32,),
+    ),
     x=tensor(columns=True),
 )
 
@@ -342,7 +348,12 @@ entry(
     names=DATA_NAMES,
     data=DATA,
     train_nodes=tensor(
-        rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
+        rows=False,
+        low=0,
+        high=N - 1,
+        dtypes=(torch.float32,),
+        none=True,
+        numbers=True,
     ),
     classes=values(3, 'a', [0], [0, 1, 1], [0, 1, -1], [0, 1, 2.5]),
 )
@@ -467,7 +478,7 @@ entry(
     seed=SEED,
     names={'t': "'t'", 'alpha': "'alpha'", 'encoder': "'encoder'"},
 )
-for name in ('decision_function', 'predict', 'predict_proba', 'score'):
+for name in ('decision_function', 'predict', 'predict_proba'):
     entry(
         f'unlearning.LinkClassifier.{name}',
         lambda: (linked(), {'edge_label_index': undirected()}),
@@ -544,7 +555,7 @@ def liked_file() -> Path:
 
 
 NO_NAMES = values('a', [0.5], [-1], [99], [True], [[0]])
-NO_PAIRS = values(3, 'a', [(0.5, 1)], [(0, 99)], [(-1, 0)], [(0, 1, 2)])
+NO_PAIRS = values(3, 'a', [(0.5, 1)], [(1, 99)], [(-1, 0)], [(0, 1, 2)])
 entry(
     'unlearning.Recommender',
     lambda: {'method': 'paths', 'exponents': (0.5, 0.5, 0.5)},
@@ -591,7 +602,7 @@ for name in ('plan', 'remove'):
         names={
             'users': "'users|user 99",
             'items': "'items|item 99",
-            'interactions': r"'interactions|interaction \(0, 99\)",
+            'interactions': r"'interactions|interaction \(1, 99\)",
         },
         users=NO_NAMES,
         items=NO_NAMES,

@@ -117,7 +117,7 @@ IDS: dict[str, tuple[str, int]] = {'ids': ('int64', 1)}
 COVERED: dict[str, tuple[str, int]] = {
     **{'rowptr': ('int64', 1), 'col': ('int64', 1), 'receivers': ('bool', 1)},
     **{'salts': ('uint8', 2), 'units': ('int64', 0), 'shift': ('float64', 0)},
-    'grid': ('float64', 0),
+    **{'grid': ('float64', 0), 'after': ('float64', 0)},
 }
 # The relation that covers what a request names.
 KINDS = {'nodes': 'node', 'features': 'feature', 'labels': 'feature'}
@@ -622,8 +622,8 @@ def compare_covered(
     """Compare a removal that noise covers with the lists before it."""
     check_kinds(arrays, COVERED)
     lists, n = [arrays['rowptr'], arrays['col']], len(arrays['receivers'])
-    before, shift, grid = (
-        arrays[k].item() for k in ('units', 'shift', 'grid')
+    before, shift, grid, total = (
+        arrays[k].item() for k in ('units', 'shift', 'grid', 'after')
     )
     inside = ((lists[1] >= 0) & (lists[1] < n)).all()
     sound = divides(lists[0], n, len(lists[1])) and inside
@@ -631,7 +631,7 @@ def compare_covered(
         raise ValueError('its numbers are out of range')
     units, moved, left = covered(arrays, claimed)
     after = claimed['units'], claimed['shift']
-    seals = ('before', *lists, before, shift), ('data', *left, *after)
+    seals = ('before', *lists, before, shift), ('data', *left, after[0], total)
     for salt, (name, *parts) in zip(arrays['salts'], seals, strict=True):
         made = hmac.digest(salt, fingerprint(*parts).encode(), 'sha256').hex()
         alike = made == claimed[name]
@@ -641,7 +641,7 @@ def compare_covered(
         )
     units, most = units + before, Fraction(shift) + moved
     yield (
-        HOLDS if units <= after[0] and most <= after[1] else FAILS,
+        HOLDS if units <= after[0] and most <= total <= after[1] else FAILS,
         f'shift: {units} units move sums by at most {float(most):.6g}, if '
         f'these rows hold them; {after[1]:.6g} is claimed of {after[0]}',
     )

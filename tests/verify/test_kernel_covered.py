@@ -169,7 +169,7 @@ def sealed(salt, *parts):
 def claim():
     """A removal of node 1 after one of 2 units, and the lists before it."""
     salts = np.arange(64, dtype=np.uint8).reshape(2, 32)
-    more = {'salts': salts, 'units': 2, 'shift': 2.5}
+    more = {'salts': salts, 'units': 2, 'shift': 2.5, 'after': 4.25}
     arrays = arrays_of([[1, 2], [0], [0, 1]], [True] * 3, 0.0, **more)
     left = np.array([0, 1, 1, 2]), np.array([2, 0])
     # Two lists of two lose one: 1 + 2 (1 - 1 / sqrt 2) is 1.59.
@@ -208,8 +208,13 @@ def test_a_covered_removal_is_compared_with_its_lists():
         assert statuses({**arrays, **change}, claimed)[0] == 'FAILS'
     # What is sealed after the removal are its own numbers.
     for change in ({'units': 4}, {'shift': 4.5}):
-        found = statuses(arrays, {**claimed, **change})
+        after = {'after': np.array(change.get('shift', 4.25))}
+        found = statuses({**arrays, **after}, {**claimed, **change})
         assert found == ['holds', 'FAILS', 'holds']
+    # What is claimed is rounded up, and never below what is sealed.
+    for shift, last in ((4.5, 'holds'), (4.0, 'FAILS')):
+        found = statuses(arrays, {**claimed, 'shift': shift})
+        assert found == ['holds', 'holds', last]
     found = statuses(arrays, {**claimed, 'units': 2})
     assert found == ['holds', 'FAILS', 'FAILS']
 
@@ -219,6 +224,7 @@ def test_a_covered_shift_holds_to_its_last_bit():
     # Whole numbers: a node of no list is one record and nothing else.
     arrays |= arrays_of([[2], [], [0]], [True] * 3, 0.0)
     for shift in (3.5, math.nextafter(3.5, 0), math.nextafter(3.5, 9)):
+        arrays['after'] = np.array(shift)
         *_, last = statuses(arrays, {**claimed, 'shift': shift})
         # One is a root that was rounded up, by 2^-80.
         assert (last == 'holds') == (shift > 3.5)
@@ -229,6 +235,7 @@ def test_rows_without_names_move_by_whole_numbers():
     arrays, claimed = claim()
     claimed |= {'relation': 'feature', 'request': {'0': {'labels': [1]}}}
     for shift, status in ((3.5, 'holds'), (math.nextafter(3.5, 0), 'FAILS')):
+        arrays['after'] = np.array(shift)
         found = list(
             removal.compare_covered(arrays, {**claimed, 'shift': shift})
         )
