@@ -50,12 +50,18 @@ def privacy(**changes):
         'history': [0.0, epsilon],
         **changes,
     }
-    made = claim('private training', values)
+    return lied('private training', values)
+
+
+def lied(procedure, values, **rest):
+    """A promise of such given fields, whether or not they agree."""
+    made = claim(procedure, values)
     return Guarantee(
-        made.procedure,
+        procedure,
         kind=made.kind,
         values=made.to_dict(),
         **vars(made.words()),
+        **rest,
     )
 
 
