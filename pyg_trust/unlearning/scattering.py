@@ -596,8 +596,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     @editing
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool | None = None
-    ) -> None:
-        """Load a saved state.
+    ) -> 'ScatteringClassifier':
+        """Load a saved state; return the model.
 
         Args:
             state (dict): the :meth:`state_dict` of a classifier with the same
@@ -609,17 +609,19 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 together, or the state does not continue the present one.
         """
         self._load(state, progress_bar)
+        return self
 
     def load(
         self, path: str | Path, *, progress_bar: bool | None = None
-    ) -> None:
-        """Load the state that :meth:`save` has written.
+    ) -> 'ScatteringClassifier':
+        """Load the state that :meth:`save` has written; return the model.
 
         Args:
             path (str or Path): the path of the file.
             progress_bar (bool, optional): by default in terminals, after 2 s.
         """
-        self.load_state_dict(files.load(path), progress_bar=progress_bar)
+        state = files.load(path)
+        return self.load_state_dict(state, progress_bar=progress_bar)
 
     def __repr__(self) -> str:
         return (

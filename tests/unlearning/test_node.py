@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import (
     NodeClassifier,
+    Recommender,
     certified,
     node,
     node_solving,
@@ -1326,3 +1328,20 @@ def test_labels_and_masks_come_as_in_data_sets():
     made = NodeClassifier('sgc', lam=0.02, seed=0)
     made.fit(data, data.train_mask[:, 0])
     assert torch.equal(made.weight, plain.weight)
+
+
+def test_models_have_the_surface_of_scikit_learn(tmp_path):
+    for model in (
+        make(),
+        Recommender().fit(torch.tensor([[0, 1], [1, 0]]), 2, 2),
+    ):
+        model.save(tmp_path / type(model).__name__)
+        for copied in (model, pickle.loads(pickle.dumps(model))):
+            params = copied.get_params()
+            fresh = type(model)(**params)
+            assert fresh.get_params() == params
+            assert fresh.load(tmp_path / type(model).__name__) is fresh
+            assert fresh.verify().ok
+    assert make().classes_.tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match='unexpected keyword'):
+        NodeClassifier(level=2)
