@@ -25,9 +25,10 @@ from pyg_trust.files.commit import ObjectLock, editing
 
 # Importable from here for users of 0.1.
 from pyg_trust.files.seals import Seals, content  # noqa: F401
-from pyg_trust.kernel import chain
 from pyg_trust.removal import Removed
 from pyg_trust.report import Report
+from pyg_trust.verify import chain
+from pyg_trust.verify.chain import references
 
 try:
     import fcntl
@@ -49,8 +50,8 @@ class LedgerEntry(Report):
         request (dict): the names of what was removed.
         data (str): the root of the :class:`Seals` of the remaining data.
         link (str): a hash of this line and all lines before it.
-        reference (str): the id of the batch of requests; '' without one.
-            (default: :obj:`''`)
+        reference (str): 32 hexadecimal digits for each request that a line
+            carries out; '' without one. (default: :obj:`''`)
     """
 
     action: str
@@ -147,9 +148,13 @@ class RemovalLedger:
         return self._past.heads.get(head, self._count) < self._count
 
     def refers_to(self, reference: str) -> bool:
-        """Tell whether a line has a reference: its batch was carried out."""
+        """Tell whether lines have a reference: its request was carried out."""
         check_instance('reference', reference, str)
-        return self._past.batches.get(reference, self._count) < self._count
+        found = self._past.batches
+        return bool(reference) and all(
+            found.get(each, self._count) < self._count
+            for each in references(reference)
+        )
 
     def check_reference(self, reference: str) -> None:
         """Refuse a reference that a new line can't have.
@@ -158,15 +163,19 @@ class RemovalLedger:
             ValueError: if the reference is malformed, or a line has it.
         """
         check_instance('reference', reference, str)
-        if reference and not re.fullmatch('[0-9a-f]{32}', reference):
+        each = references(reference)
+        if not re.fullmatch('([0-9a-f]{32})*', reference) or len(
+            {*each}
+        ) != len(each):
             raise ValueError(
-                "'reference' needs to have 32 hexadecimal digits "
+                "'reference' needs to have 32 hexadecimal digits, or as many "
+                'for each of several requests '
                 f'(got {len(reference)} characters)'
             )
-        if self.refers_to(reference):
+        for used in filter(self.refers_to, each):
             raise ValueError(
-                f"'reference' can't be used again (got {reference}, which a "
-                'line of the ledger has: what it asked for was done)'
+                f"'reference' can't be used again (got {used}, which a line "
+                'of the ledger has: what it asked for was done)'
             )
 
     @property
@@ -214,7 +223,8 @@ class RemovalLedger:
             data (str): the root of the :class:`Seals` of the remaining data.
                 (default: :obj:`''`)
             reference (str): 32 hexadecimal digits by which the line is found
-                again (:meth:`refers_to`). (default: :obj:`''`)
+                again (:meth:`refers_to`); those of several requests one after
+                the other. (default: :obj:`''`)
 
         Raises:
             ValueError: on another action, a negative or lower amount, a
@@ -333,8 +343,8 @@ class _Past:
     def add(self, line: LedgerEntry) -> None:
         self.removed.add(line.request)
         self.heads[line.link] = len(self.lines)
-        if line.reference:
-            self.batches[line.reference] = len(self.lines)
+        for each in references(line.reference):
+            self.batches[each] = len(self.lines)
         self.lines.append(line)
 
 

@@ -14,7 +14,6 @@ registry                  named by
 ========================= ====================================================
 :obj:`MEASURES`           ``measure`` of :class:`~pyg_trust.transforms.AGP`
                           and all else that propagates
-:obj:`WAVELETS`           ``wavelet`` of graph scattering
 :obj:`PARTITIONS`         ``method`` of :class:`~pyg_trust.transforms.Shards`,
                           ``partition`` of the sharded unlearner
 :obj:`AGGREGATORS`        ``aggregator`` of the sharded unlearner
@@ -51,12 +50,11 @@ _HOMES = {
     'ACCOUNTANTS': 'privacy.accountant',
     'ATTACKS': 'audit.attacks',
     'AGGREGATORS': 'nn.shard_aggregator',
-    'CERTIFICATES': 'certificates.certify',
+    'CERTIFICATES': 'certificates.any_model',
     'LAYER_RULES': 'privacy.layer_rules',
-    'MEASURES': 'functional.measures',
+    'MEASURES': 'agp.measures',
     'NOISES': 'noise',
     'PARTITIONS': 'transforms.shards',
-    'WAVELETS': 'functional.wavelets',
 }
 
 Entry = TypeVar('Entry')

@@ -24,8 +24,8 @@ from pyg_trust._checks import (
     check_tensor,
 )
 
-MODES = ('delete', 'mask')
 MISSING = ('raise', 'skip')
+NOT_THERE = ' is not there: it never was, or was removed before'
 
 _NAMED = ('nodes', 'features', 'edges', 'directed_edges', 'labels')
 
@@ -158,7 +158,7 @@ class RemovalRequest:
         named = {
             'nodes': _per_graph('nodes', nodes, integers),
             'features': _per_graph('features', features, integers),
-            'edges': _per_graph('edges', edges, _pairs),
+            'edges': _per_graph('edges', edges, pairs_of),
             'labels': _per_graph('labels', labels, integers),
         }
         if directed:
@@ -366,10 +366,7 @@ def _described(missing: RemovalRequest) -> str:
         names[kind] = f'edge {item[0]} -> {item[1]}'
     more = f' (as are {len(items) - 1} more)' * (len(items) > 1)
     of = f'graph {graph}: ' * bool(graph and kind != 'whole')
-    return (
-        f'{of}{names[kind]} is not there: it never was, or was removed before'
-        f'{more}'
-    )
+    return f'{of}{names[kind]}{NOT_THERE}{more}'
 
 
 class NodeIds:
@@ -496,6 +493,7 @@ class NodeIds:
         if nodes is None:
             return torch.arange(num_rows)
         if not isinstance(nodes, Tensor):
+            nodes = [*nodes] if isinstance(nodes, Iterable) else nodes
             integers(name, nodes)
             nodes = torch.tensor([int(v) for v in nodes], dtype=torch.int64)
         nodes = nodes.detach().cpu()
@@ -556,14 +554,17 @@ class NodeIds:
 
 
 def requested(
-    request: Any, first: str = 'nodes', **named: Any
+    request: Any, first: str = 'nodes', kind: str = '', **named: Any
 ) -> RemovalRequest:
     """Build the request of a call of ``remove``.
 
     Args:
         request (RemovalRequest, list or Tensor, optional): a request, a list
             of requests, or ids of what :obj:`first` names.
-        first (str): what ids without a name are. (default: :obj:`'nodes'`)
+        first (str): the argument for ids without a name.
+            (default: :obj:`'nodes'`)
+        kind (str): the kind of these ids, by default :obj:`first`.
+            (default: :obj:`''`)
         **named (Any): the ids by kind, as :class:`RemovalRequest` takes them;
             :obj:`None` where the caller gave none.
 
@@ -585,7 +586,7 @@ def requested(
     if request is None and not given:
         raise ValueError(
             f"'request' needs to name something to remove: remove({first}="
-            f'[3]) or remove(RemovalRequest({first}=[3]))'
+            f'[3]) or remove(RemovalRequest({kind or first}=[3]))'
         )
     if request is None:
         return RemovalRequest(**given)
@@ -596,15 +597,15 @@ def requested(
         return RemovalRequest.batch(request)
     if whole or isinstance(request, Tensor):
         try:
-            return RemovalRequest(**{first: request})
+            return RemovalRequest(**{kind or first: request})
         except (TypeError, ValueError) as error:
             raise type(error)(
-                str(error).replace(f"'{first}'", "'request'")
+                str(error).replace(f"'{kind or first}'", "'request'")
             ) from None
     raise TypeError(
         "'request' needs to be a RemovalRequest, or a list or tensor of ids "
         f'(got {type(request).__name__}): remove({first}=[3]) or '
-        f'remove(RemovalRequest({first}=[3]))'
+        f'remove(RemovalRequest({kind or first}=[3]))'
     )
 
 
@@ -716,7 +717,7 @@ def _named_items(part: Mapping[str, Any]) -> dict[str, set[Any]]:
     return {**found, 'directed_edges': arcs, 'whole': whole}
 
 
-def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
+def remove_from_data(data: Data, part: Part) -> Data:
     r"""Return the graph after a removal; :obj:`data` stays unchanged.
 
     ``data.n_id`` holds the original names of the nodes (a tensor or a list),
@@ -724,25 +725,21 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     ``data.x_removed``, which marks nodes without features. Named edges are
     removed in both directions.
 
-    With ``mode='delete'`` a removed node is gone, and what depends on the
-    number of nodes or on degrees can be computed anew. ``mode='mask'`` is the
-    paper's: the node stays as an isolated one with the name -1 and the
-    features 0, so that its former existence can be seen. What changes is
-    copied, so that no tensor of the result holds what was removed. Attributes
-    of the whole graph are kept as they are.
+    A removed node is gone, and what depends on the number of nodes or on
+    degrees can be computed anew. What changes is copied, so that no tensor of
+    the result holds what was removed. Attributes of the whole graph are kept
+    as they are.
 
     Args:
         data (Data): the graph, with an ``edge_index``.
         part (Part): the items to remove.
-        mode (str): :obj:`'delete'` or :obj:`'mask'`.
-            (default: :obj:`'delete'`)
 
     Raises:
-        ValueError: if something named is not there (never was, or was removed
-            before), if there are no features to remove, or if no node would
+        NotThere: if something named is not there (never was, or was removed
+            before).
+        ValueError: if there are no features to remove, or if no node would
             remain.
     """
-    check_choice('mode', mode, MODES)
     check_instance('part', part, Part)
     if part.whole:
         raise ValueError(
@@ -762,12 +759,8 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     shape = (2, 'num_edges')
     check_tensor('data.edge_index', data.edge_index, torch.int64, shape)
     check_range('data.edge_index', data.edge_index, n, 'the nodes')
-    n_id = data.get('n_id')
-    if n_id is None:
-        n_id = torch.arange(n)
-    elif not isinstance(n_id, Tensor):
-        n_id = torch.tensor(_integers_in_order('data.n_id', n_id, n))
-    place = {name: i for i, name in enumerate(n_id.tolist()) if name >= 0}
+    n_id = NodeIds.of_data(data).of(torch.arange(n))
+    place = {name: i for i, name in enumerate(n_id.tolist())}
     _check_named(part, place)
     nodes = _find(part.nodes, place)
     featureless = _find(part.features, place)
@@ -776,8 +769,7 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
             'the request would leave no node: request the whole graph instead'
         )
     out = copy.copy(data)
-    out.n_id = n_id.clone()
-    out.num_nodes = n
+    out.n_id, out.num_nodes = n_id, n
 
     if part.edges or part.directed_edges:
         key = out.edge_index[0] * n + out.edge_index[1]
@@ -812,16 +804,9 @@ def remove_from_data(data: Data, part: Part, mode: str = 'delete') -> Data:
     if part.features:
         _remove_features(out, featureless, n)
     if part.nodes:
-        if mode == 'delete':
-            keep = torch.ones(n, dtype=torch.bool)
-            keep[nodes] = False
-            return out.subgraph(keep)
-        gone = torch.zeros(n, dtype=torch.bool)
-        gone[nodes] = True
-        row, col = out.edge_index
-        out = _keep_edges(out, ~(gone[row] | gone[col]))
-        _remove_features(out, nodes, n)
-        out.n_id[nodes] = -1
+        keep = torch.ones(n, dtype=torch.bool)
+        keep[nodes] = False
+        return out.subgraph(keep)
     return out
 
 
@@ -944,7 +929,13 @@ def _rows_of(unit: Any, persons: tuple[int, ...]) -> list[int]:
     return unit.names(persons)
 
 
-def _pairs(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
+def pairs_of(name: str, values: Edges) -> tuple[tuple[int, int], ...]:
+    """Convert edges to distinct pairs of integers, ascending.
+
+    Args:
+        name (str): the name of the argument.
+        values (Tensor or Iterable): pairs, or a tensor ``[2, num_edges]``.
+    """
     if isinstance(values, Tensor):
         if values.dim() != 2 or values.size(0) != 2:
             raise ValueError(

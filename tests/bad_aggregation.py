@@ -4,10 +4,9 @@ import math
 from typing import Any
 
 import torch
-from bad_functional import COUNT, POSITIVE, RESULT, UNIT
+from bad_functional import COUNT, POSITIVE, UNIT
 from bad_ground import temporary
 from bad_inputs import (
-    FUNCTION,
     Row,
     choice,
     csr,
@@ -19,14 +18,12 @@ from bad_inputs import (
     values,
 )
 from bad_procedures import training
-from bad_table import EXEMPT, FOLDER, entry
+from bad_table import entry
 from torch_geometric.data import Data
 
 from pyg_trust import account, noise, privacy, transforms
-from pyg_trust.functional import sgc
 from pyg_trust.removal import RemovalRequest
 
-MU = number(0, closed='low')
 MAYBE = number(0, none=True)
 HEAD = values(3, ['a'], b'a')
 LEDGER = values(3, ['a'])
@@ -34,26 +31,7 @@ LEDGER = values(3, ['a'])
 # Functions ###################################################################
 
 entry(
-    'functional.gaussian_epsilon',
-    lambda: {'mu': 1.0, 'delta': 1e-3},
-)
-entry(
-    'functional.gaussian_mu_for',
-    lambda: {'epsilon': 1.0, 'delta': 1e-3},
-)
-entry(
-    'functional.gaussian_mu',
-    lambda: {'sensitivities': [1.0, 2.0], 'stds': [1.0, 1.0]},
-    names={'sensitivities': "'(sensitivities|stds)'"},
-    sensitivities=values(3, None, 'a', [1.0], [[1.0, 2.0]], [-1.0, 1.0]),
-    stds=values(3, None, 'a', [1.0], [0.0, 1.0], [math.nan, 1.0]),
-)
-entry(
-    'functional.contraction_mu',
-    lambda: {'c': 0.5, 'hops': 2, 'ratio': 1.0},
-)
-entry(
-    'functional.hop_sensitivity',
+    'privacy.hop_sensitivity',
     lambda: {'relation': 'node_incident', 'max_degree': 3},
     Row('of edges', {'relation': 'edge'}, "'max_degree'"),
     Row('incident', {'num_classes': 3}, "'num_classes'"),
@@ -61,41 +39,7 @@ entry(
     max_degree=integer(1),
 )
 entry(
-    'functional.messages',
-    lambda: {'x': torch.rand(6, 2)},
-    x=values(3, None, torch.rand(6), torch.ones(6, 2).int()),
-    between=choice(),
-    degree_channel=number(0, 1, closed='low'),
-)
-entry(
-    'functional.class_messages',
-    lambda: {'probabilities': torch.eye(2).double()},
-    probabilities=values(
-        3,
-        None,
-        torch.eye(2),
-        torch.ones(6).double(),
-        torch.ones(6, 2).double(),
-        torch.tensor([[1.5, -0.5]]).double(),
-        torch.tensor([[math.nan, 0.0]]).double(),
-    ),
-)
-entry(
-    'functional.energy_weights',
-    lambda: {'graph': csr()},
-)
-entry(
-    'functional.choose_receivers',
-    lambda: {'train': torch.ones(6, dtype=torch.bool), 'share': 0.5},
-    train=values(3, None, 'a', torch.ones(6), torch.ones(6, 1).bool()),
-)
-entry(
-    'functional.received_lists',
-    lambda: {'graph': csr(), 'receivers': torch.ones(6, dtype=torch.bool)},
-    receivers=values(3, None, 'a', torch.ones(6), torch.ones(5).bool()),
-)
-entry(
-    'functional.private_propagate',
+    'privacy.private_propagate',
     lambda: {
         'graph': csr(),
         'x': torch.rand(6, 2),
@@ -111,26 +55,6 @@ entry(
     weights=values(3, 'a', torch.ones(6), torch.ones(5).double()),
     between=choice(),
     dtype=values(None, 'a', torch.int64, torch.float16),
-)
-entry(
-    'functional.column_norms',
-    lambda: {'graph': csr(), 'measure': sgc(2)},
-    own=values(3, None, 'a'),
-)
-entry(
-    'functional.scaled_propagate',
-    lambda: {
-        'graph': csr(),
-        'x': torch.rand(6, 2),
-        'measure': sgc(2),
-        'std': 1.0,
-        'noise': noise.SecureNoise(),
-    },
-    x=values(3, None, torch.rand(6), torch.rand(5, 2)),
-    noise=instance(),
-    own=values(3, None, 'a'),
-    scales=values(3, 'a', (torch.ones(6),), (torch.ones(6), torch.ones(6))),
-    between=choice(),
 )
 
 # The account #################################################################
@@ -163,29 +87,6 @@ entry(
     lines=values(3, None, 'a', ['a'], [0.0], [-1.0]),
     head=values(3, None),
 )
-entry(
-    'account.register_release',
-    lambda: {'secret': ['x'], 'unit': 'edge', 'account': 'a', 'mu': 1.0},
-    secret=values(3, None, 'a', [1.0]),
-    unit=values(3, None),
-    account=values(3, None),
-    mu=values(0.0, -1.0, None, 'a', float('nan')),
-)
-entry(
-    'account.PaidNoise',
-    lambda: {'source': noise.SecureNoise(), 'spend': print, 'mus': [1.0]},
-    source=instance(),
-    spend=FUNCTION,
-    mus=values(3, None, 'a', ['a'], [0.0]),
-)
-entry(
-    'account.PaidNoise.cells',
-    lambda: (
-        account.PaidNoise(noise.SecureNoise(), spent().spend, [0.1] * 20),
-        {'shape': (2,)},
-    ),
-    shape=values(3, None, 'a'),
-)
 
 
 def attached(seed: int | None = 0) -> privacy.PrivacyEngine:
@@ -193,11 +94,6 @@ def attached(seed: int | None = 0) -> privacy.PrivacyEngine:
     engine.make_private(**training(), noise_multiplier=4.0, max_grad_norm=1.0)
     return engine
 
-
-entry(
-    'privacy.PrivacyEngine.spend_gaussian',
-    lambda: (attached(), {'mu': 0.5}),
-)
 
 entry(
     'privacy.PrivacyEngine.covers',
@@ -229,7 +125,6 @@ def transform() -> transforms.PrivateAGP:
     return transforms.PrivateAGP(mu=1.0, delta=1e-3)
 
 
-EXEMPT['transforms.AggregationReport'] = RESULT
 entry(
     'transforms.PrivateAGP',
     lambda: {'epsilon': 1.0, 'delta': 1e-3},
@@ -262,18 +157,6 @@ for name in ('forward', 'released'):
     )
 
 
-def released() -> transforms.PrivateAGP:
-    made = transform()
-    made(plain())
-    return made
-
-
-entry(
-    'transforms.PrivateAGP.report',
-    lambda: (released(), {'delta': 1e-3}),
-    delta=number(0, 1, none=True),
-)
-
 # The classifier ##############################################################
 
 
@@ -286,10 +169,6 @@ def labelled() -> Data:
 
 def classifier() -> privacy.PrivateNodeClassifier:
     return privacy.PrivateNodeClassifier('node', 8.0, 1e-3, steps=2)
-
-
-def fitted() -> privacy.PrivateNodeClassifier:
-    return classifier().fit(labelled())
 
 
 entry(
@@ -312,37 +191,7 @@ entry(
     Row('no labels', {'data': plain()}, "'data'"),
     data=data(),
 )
-ROWS = values(
-    3, 'a', torch.rand(5, 2), torch.rand(6, 3), torch.ones(6, 2).int()
-)
-entry(
-    'privacy.PrivateNodeClassifier.logits',
-    lambda: (fitted(), {'x': torch.rand(6, 2)}),
-    x=ROWS,
-)
-entry(
-    'privacy.PrivateNodeClassifier.predict',
-    lambda: (fitted(), {'index': torch.tensor([0]), 'x': torch.rand(6, 2)}),
-    index=values(3, 'a', torch.tensor([9]), torch.tensor([-1]), torch.rand(2)),
-    x=ROWS,
-)
-entry(
-    'privacy.PrivateNodeClassifier.report',
-    lambda: (fitted(), {'delta': 1e-3}),
-    delta=number(0, 1, none=True),
-)
 
-
-def loaded() -> tuple[privacy.PrivateNodeClassifier, dict[str, Any]]:
-    model = fitted()
-    return model, {'state': model.state_dict()}
-
-
-entry(
-    'privacy.PrivateNodeClassifier.load_state_dict',
-    loaded,
-    state=values(3, None, 'a', {}, {'format': 1}),
-)
 
 # Links #######################################################################
 
@@ -365,7 +214,6 @@ def changed_split(**changes: Any) -> Data:
     return made
 
 
-EXEMPT['privacy.LinkReport'] = RESULT
 entry(
     'privacy.PrivateLinkPredictor',
     lambda: {},
@@ -401,39 +249,7 @@ entry(
     ),
     data=data(),
 )
-entry(
-    'privacy.PrivateLinkPredictor.score',
-    lambda: (
-        predictor().fit(split()),
-        {'edge_label_index': torch.tensor([[0], [1]])},
-    ),
-    edge_label_index=values(
-        3,
-        None,
-        torch.tensor([0, 1]),
-        torch.tensor([[0], [9]]),
-        torch.tensor([[0], [-1]]),
-        torch.rand(2, 1),
-    ),
-    x=values(3, torch.ones(2, 2)),
-)
-entry(
-    'privacy.PrivateLinkPredictor.report',
-    lambda: (predictor().fit(split()), {'delta': 1e-3}),
-    delta=number(0, 1, none=True),
-)
 
-
-def saved() -> tuple[privacy.PrivateLinkPredictor, dict[str, Any]]:
-    model = predictor().fit(split())
-    return model, {'state': model.state_dict()}
-
-
-entry(
-    'privacy.PrivateLinkPredictor.load_state_dict',
-    saved,
-    state=values(3, None, 'a', {}, {'format': 1}),
-)
 
 # Items #######################################################################
 
@@ -444,7 +260,6 @@ def counted() -> privacy.PrivateItemCounts:
     return privacy.PrivateItemCounts(8.0, 1e-3).fit(LIKES, 2, 3)
 
 
-EXEMPT['privacy.ItemReport'] = RESULT
 entry(
     'privacy.PrivateItemCounts',
     lambda: {},
@@ -466,8 +281,8 @@ entry(
     Row('twice', {'interactions': LIKES[:, [0, 0]]}, "'interactions'"),
     Row('a type', {'edge_type': ('a', 'b', 'c')}, "'edge_type'"),
     interactions=values(3, None, torch.rand(2, 3), torch.tensor([0, 1])),
-    num_users=values('a', 1.5, 0, None),
-    num_items=values('a', 1.5, 0, None, 10**6),
+    num_users=values('a', 1.5, 0),
+    num_items=values('a', 1.5, 0, 10**6),
     edge_type=values(3, 'a'),
 )
 entry(
@@ -478,87 +293,12 @@ entry(
     k=COUNT,
     num_users=values('a', 1.5, 0),
 )
-entry(
-    'privacy.PrivateItemCounts.report',
-    lambda: (counted(), {'delta': 1e-3}),
-    delta=number(0, 1, none=True),
-)
-entry(
-    'privacy.PrivateItemCounts.load_state_dict',
-    lambda: (counted(), {'state': counted().state_dict()}),
-    state=values(3, None, 'a', {}, {'format': 1}),
-)
 
 # Removals ####################################################################
 
 
-EXEMPT['privacy.CoverageReport'] = RESULT
-
-
-def kept(name: str) -> str:
-    path, made = f'{FOLDER}/{name}', {n: m for n, m, *_ in COVERS}[name]()
-    made.save(path)
-    return path
-
-
-COVERS = (
-    (
-        'PrivateNodeClassifier',
-        lambda: privacy.PrivateNodeClassifier(
-            'node', 0.1, 1e-3, steps=2, num_classes=2
-        ).fit(labelled()),
-        labelled,
-        {'nodes': [0]},
-    ),
-    (
-        'PrivateLinkPredictor',
-        lambda: privacy.PrivateLinkPredictor('edge', 0.1, 1e-3, steps=2).fit(
-            split()
-        ),
-        split,
-        {'edges': [(0, 1)]},
-    ),
-)
-for name, make, graph, named in COVERS:
-    EXEMPT[f'privacy.{name}.update'] = 'it refuses whatever it is given'
-    for verb in ('plan', 'remove'):
-        entry(
-            f'privacy.{name}.{verb}',
-            lambda make=make, graph=graph, named=named: (
-                make(),
-                {'request': RemovalRequest(**named), 'data': graph()},
-            ),
-            Row(
-                'another graph',
-                {'data': Data(edge_index=undirected()[:, :2], num_nodes=6)},
-                "'data'",
-            ),
-            Row(
-                'another thing',
-                {'request': RemovalRequest(features=[0])},
-                "'request'",
-            ),
-            data=instance(),
-        )
-    entry(
-        f'privacy.{name}.save',
-        lambda make=make: (make(), {'path': f'{FOLDER}/{id(make)}'}),
-        path=values(3, None),
-    )
-    entry(
-        f'privacy.{name}.load',
-        lambda make=make, name=name: (make(), {'path': kept(name)}),
-        path=values(3, None),
-    )
-
 # The audit ###################################################################
 
-entry(
-    'audit.empirical_mu',
-    lambda: {'negative': [0.0] * 9, 'positive': [1.0] * 9},
-    negative=values(3, None, 'a', [1.0], [[1.0] * 9], [math.nan] * 9),
-    positive=values(3, None, 'a', [1.0], [[1.0] * 9], [math.nan] * 9),
-)
 entry(
     'audit.audit_aggregation',
     lambda: {

@@ -5,29 +5,23 @@ import math
 from typing import Any
 
 import torch
-from bad_functional import COUNT, NOT_NEGATIVE, RESULT
-from bad_ground import temporary
+from bad_functional import COUNT, NOT_NEGATIVE
 from bad_inputs import (
     FLAG,
-    PATH,
     SEED,
     Row,
     choice,
     either,
-    instance,
     integer,
     number,
-    tensor,
     undirected,
     values,
 )
-from bad_table import EXEMPT, entry
+from bad_table import entry
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
-from pyg_trust import certificates, transforms, unlearning
-from pyg_trust import functional as F
-from pyg_trust.nn import PPNP
+from pyg_trust import certificates
 
 N = 6
 NOISE = values(
@@ -58,19 +52,8 @@ RADIUS = values(
 P = either(number(0, 1, closed='low'))
 
 
-def double(*numbers: float) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
-
-
-def regions() -> Any:
-    return F.flip_regions(1, 1, 0.1, 0.2)
-
-
 # The mathematics #############################################################
 
-EXEMPT['functional.FlipRegions'] = RESULT
-EXEMPT['functional.CertifiedVotes'] = RESULT
-EXEMPT['functional.CollectiveVotes'] = RESULT
 for name in ('flip_regions', 'min_probability_table'):
     entry(
         f'functional.{name}',
@@ -87,85 +70,10 @@ for name in ('flip_regions', 'min_probability_table'):
         p_plus=P,
         p_minus=P,
     )
-EXEMPT['functional.joint_regions'] = (
-    'takes any number of regions by position: tests/functional'
-)
-entry(
-    'functional.worst_case_probability',
-    lambda: {'p': double(0.2, 0.9), 'regions': regions()},
-    p=tensor(rows=False, low=0, high=1, batched=True, dtypes=(torch.float32,)),
-)
-entry(
-    'functional.min_probability',
-    lambda: {'regions': regions()},
-)
-entry(
-    'functional.certified',
-    lambda: {
-        'lower': double(0.7, 0.9),
-        'upper': double(0.2, 0.1)[:, None],
-        'regions': regions(),
-    },
-    names={'lower': "'(lower|upper)'"},
-    lower=tensor(low=0, high=1),
-    upper=tensor(low=0, high=1, none=True),
-)
-entry(
-    'functional.clopper_pearson',
-    lambda: {
-        'counts': torch.tensor([2, 5]),
-        'num_samples': 9,
-        'alpha': 0.05,
-    },
-    counts=values(
-        3,
-        'x',
-        [1],
-        torch.tensor([0.5]),
-        torch.tensor([-1, 2]),
-        torch.tensor([10]),
-        None,
-    ),
-)
-VOTES = tensor(rows=False, low=0, high=2)
-
-
-def votes() -> torch.Tensor:
-    return torch.tensor([[0, 1], [0, 2], [0, 1]])
 
 
 entry(
-    'functional.certified_votes',
-    lambda: {'votes': votes(), 'num_classes': 3},
-    names={'num_classes': "'(num_classes|votes)'"},
-    votes=VOTES,
-    num_classes=integer(1),
-    ties=choice(),
-)
-entry(
-    'functional.certified_mean',
-    lambda: {'probability': torch.full((3, 2, 2), 0.5)},
-    probability=tensor(rows=False, columns=True, low=0, high=1),
-)
-entry(
-    'functional.survives_votes',
-    lambda: {
-        'votes': votes(),
-        'num_classes': 3,
-        'views': torch.tensor([0]),
-    },
-    votes=VOTES,
-    num_classes=integer(1),
-    views=tensor(rows=False, low=0, high=2),
-)
-entry(
-    'functional.collective_votes',
-    lambda: {'votes': votes(), 'num_classes': 3, 'corrupted': 1},
-    votes=VOTES,
-    corrupted=integer(0, 3),
-)
-entry(
-    'functional.group_probability_bound',
+    'certificates.group_probability_bound',
     lambda: {'p': 0.9, 'rows': 1, 'epsilon': 0.1},
     Row('lengths', {'epsilon': [0.1, 0.2]}, "'epsilon'"),
     epsilon=values('a', None, -0.1, float('nan'), True),
@@ -238,7 +146,6 @@ ONE_WAY = data(edge_index=torch.tensor([[0, 1], [1, 2]]))
 TWICE = data(edge_index=undirected(N).repeat(1, 2))
 ATTRIBUTES = data(edge_attr=torch.ones(14))
 NOISY = bad_graphs(HALF, ONE_WAY, TWICE, ATTRIBUTES, data(x=None))
-DATA_NAMES = {'data': "'(data|x|edge_index|graph)'"}
 BOTH = {'edges': (0.0, 0.3), 'features': (0.1, 0.2)}
 for name in ('transforms.FlipBits', 'certificates.BitFlips'):
     entry(
@@ -255,40 +162,12 @@ for name in ('transforms.FlipBits', 'certificates.BitFlips'):
         **({'seed': SEED} if 'Flip' in name and 'tr' in name else {}),
     )
 entry(
-    'transforms.FlipBits.forward',
-    lambda: (transforms.FlipBits(**BOTH), {'data': data()}),
-    names=DATA_NAMES,
-    data=NOISY,
-)
-entry(
     'transforms.Division',
     lambda: {'num_groups': 3},
     Row('owners of nobody', {'by': 'owners'}, "'unit'"),
     num_groups=COUNT,
     by=choice(),
     unit=values(3, 'a'),
-)
-for name in ('check', 'part'):
-    EXEMPT[f'transforms.Division.{name}'] = 'an inner step of view'
-NAMED = bad_graphs(
-    data(n_id=torch.zeros(N).long()),
-    data(n_id=-torch.arange(N)),
-    data(n_id=torch.rand(N)),
-)
-NAMES = {'data': "'(data|x|edge_index|n_id)'"}
-for name in ('forward', 'node_groups', 'edge_groups'):
-    entry(
-        f'transforms.Division.{name}',
-        lambda: (transforms.Division(3, seed=0), {'data': data()}),
-        names=NAMES,
-        data=NAMED,
-    )
-entry(
-    'transforms.Division.view',
-    lambda: (transforms.Division(3, seed=0), {'data': data(), 'number': 1}),
-    names=NAMES,
-    data=NAMED,
-    number=integer(0, 2),
 )
 
 # Smoothing ###################################################################
@@ -305,13 +184,6 @@ def noise(**pairs: Any) -> Any:
 
 
 FEW = {'num_samples': 300, 'num_selection': 5, 'per': 'node', 'seed': 0}
-
-
-@functools.cache
-def smoothed() -> Any:
-    return certificates.certify(
-        model(), data(), noise(), **{**FEW, 'per': 'all'}
-    )
 
 
 class Cached(torch.nn.Module):
@@ -362,37 +234,6 @@ entry(
     data=NOISY,
     **SMOOTHED,
 )
-entry(
-    'certificates.certified_after',
-    lambda: {
-        'certificate': smoothed(),
-        'model': model(),
-        'before': data(),
-        'now': data(),
-    },
-    certificate=instance(),
-    model=instance(),
-    before=instance(),
-    now=instance(),
-    **BUDGETS,
-)
-EXEMPT['certificates.SmoothedCertificate'] = RESULT
-EXEMPT['certificates.UserCertificate'] = RESULT
-entry(
-    'certificates.SmoothedCertificate.certified',
-    lambda: (smoothed(), {}),
-    **BUDGETS,
-)
-entry(
-    'certificates.SmoothedCertificate.answered',
-    lambda: (smoothed(), {}),
-    **BUDGETS,
-)
-entry(
-    'certificates.SmoothedCertificate.certified_ratio',
-    lambda: (smoothed(), {}),
-    **BUDGETS,
-)
 LABELS = values(
     3,
     'x',
@@ -403,38 +244,9 @@ LABELS = values(
     torch.zeros(N, 1).long(),
 )
 entry(
-    'certificates.SmoothedCertificate.certified_accuracy',
-    lambda: (smoothed(), {'labels': torch.zeros(N).long()}),
-    labels=LABELS,
-    **BUDGETS,
-)
-entry(
-    'certificates.SmoothedCertificate.radii',
-    lambda: (smoothed(), {'limit': 2}),
-    kind=choice(),
-    limit=integer(0),
-)
-entry(
     'certificates.SmoothedClassifier',
     lambda: {'model': model(), 'noise': noise()},
     Row('an option', {'samples': 3}, "'samples'"),
-)
-for name in ('forward', 'certify'):
-    entry(
-        f'certificates.SmoothedClassifier.{name}',
-        lambda: (
-            certificates.SmoothedClassifier(model(), noise(), **FEW),
-            {'data': data()},
-        ),
-        names=DATA_NAMES,
-        data=NOISY,
-    )
-entry(
-    'certificates.plot_certified_grid',
-    lambda: {'report': smoothed(), 'limit': 1},
-    needs='matplotlib',
-    kind=choice(),
-    ax=values(3, 'x'),
 )
 
 # All at once #################################################################
@@ -448,7 +260,6 @@ def for_all() -> Any:
     )
 
 
-EXEMPT['certificates.CollectiveCertificate'] = RESULT
 entry(
     'certificates.certify_collective',
     lambda: {
@@ -474,14 +285,6 @@ def one_flip(**change: Any) -> Any:
     return certificates.ThreatModel(data(), **options)
 
 
-@functools.cache
-def ranks() -> Any:
-    return certificates.certify_ranks(
-        data(), torch.tensor([0]), one_flip(), k=1
-    )
-
-
-EXEMPT['certificates.RankCertificate'] = RESULT
 entry(
     'certificates.certify_ranks',
     lambda: {
@@ -500,31 +303,12 @@ entry(
     k=integer(1),
     tolerance=values('a', None, [1], -1.0, math.nan),
 )
-entry(
-    'certificates.RankCertificate.verify',
-    lambda: (ranks(), {'witness': ranks().proof}),
-    witness=instance(none=True),
-)
 
 # Votes #######################################################################
 
 
 def divided() -> Any:
     return certificates.Divided(model(), 3, seed=0)
-
-
-@functools.cache
-def exact() -> Any:
-    net = PPNP(torch.nn.Linear(data().x.size(1), 2), K=2)
-    threat = certificates.ThreatModel(data(), local_budget=1)
-    return certificates.certify(net, data(), threat)
-
-
-@functools.cache
-def field() -> Any:
-    return certificates.certify_collective(
-        for_all(), model(), data(), hops=2, features=(1, 0)
-    )
 
 
 @functools.cache
@@ -538,21 +322,6 @@ entry(
     Row('cached', {'model': Cached()}, "'model'"),
     transform=values(3, 'x', [1]),
 )
-VIEWED = either(NAMED, values([], data(x=None), data(x=torch.ones(3, 4))))
-entry(
-    'certificates.Divided.forward',
-    lambda: (divided(), {'data': data()}),
-    names=NAMES,
-    data=VIEWED,
-)
-entry(
-    'certificates.Divided.certify',
-    lambda: (divided(), {'data': data()}),
-    names=NAMES,
-    data=VIEWED,
-    since=values(3, (), (3, data()), (None, data())),
-)
-EXEMPT['certificates.VoteCertificate'] = RESULT
 for name in ('certified', 'certified_ratio', 'certified_accuracy'):
     entry(
         f'certificates.VoteCertificate.{name}',
@@ -572,129 +341,6 @@ for name in ('certified', 'certified_ratio', 'certified_accuracy'):
         rows=integer(0),
         **({'labels': LABELS} if 'accuracy' in name else {}),
     )
-entry(
-    'certificates.plot_certified_votes',
-    lambda: {'certificate': voted(), 'labels': torch.zeros(N).long()},
-    needs='matplotlib',
-    labels=LABELS,
-    label=values(3, ['a']),
-    ax=values(3, 'x'),
-)
 
-CALLABLE = values(3, 'x', [1])
-for name, made in (
-    ('Certificate', exact),
-    ('SmoothedCertificate', smoothed),
-    ('CollectiveCertificate', field),
-    ('VoteCertificate', voted),
-):
-    entry(
-        f'certificates.{name}.speaks_of',
-        lambda made=made: (made(), {'model': model()}),
-        model=instance(),
-        transform=CALLABLE,
-        forward=CALLABLE,
-    )
 
 # Shards ######################################################################
-
-
-@functools.cache
-def shards() -> Any:
-    made = data(
-        train_mask=torch.ones(N).bool(), y=torch.tensor([0, 1, 0, 1, 0, 1])
-    )
-    made.x = made.x + 0.0
-    return unlearning.ShardedUnlearner(
-        lambda: GCNConv(4, 2),
-        2,
-        aggregator='majority',
-        num_classes=2,
-        epochs=1,
-        trainer='sequential',
-        seed=1,
-    ).fit(made)
-
-
-@functools.cache
-def poisoned() -> Any:
-    return shards().certify()
-
-
-NODES = values('a', [0.5], [-1], [N], torch.tensor([0.5]), [True])
-entry(
-    'unlearning.ShardedUnlearner.certify',
-    lambda: (shards(), {'nodes': [0]}),
-    names={'nodes': "'nodes'|node"},
-    nodes=NODES,
-    inference=choice(),
-)
-EXEMPT['unlearning.PoisonCertificate'] = RESULT
-for name in ('certified', 'certified_ratio', 'certified_accuracy'):
-    entry(
-        f'unlearning.PoisonCertificate.{name}',
-        lambda name=name: (
-            poisoned(),
-            {
-                'nodes': 1,
-                **(
-                    {'labels': torch.zeros(N).long()}
-                    if 'accuracy' in name
-                    else {}
-                ),
-            },
-        ),
-        nodes=integer(0),
-        **({'labels': LABELS} if 'accuracy' in name else {}),
-    )
-entry(
-    'unlearning.PoisonCertificate.survives',
-    lambda: (poisoned(), {'suspects': [0]}),
-    names={'suspects': "'suspects'|node"},
-    suspects=either(NODES, values(None, 3.5)),
-)
-entry(
-    'unlearning.PoisonCertificate.collective',
-    lambda: (poisoned(), {'shards': 1}),
-    names={'shards': "'(shards|corrupted)'"},
-    shards=integer(0, 2),
-    max_sets=COUNT,
-)
-
-entry(
-    'certificates.Certificate.verify',
-    lambda: (exact(), {'witness': exact().proof}),
-    witness=instance(none=True),
-)
-entry(
-    'certificates.Witness',
-    lambda: {'arrays': dict(exact().proof.arrays)},
-    arrays=values(3, 'x', None, [1], {'a': 1}),
-)
-
-
-EXEMPT['certificates.Witness.of'] = 'made by what certifies'
-entry(
-    'certificates.Witness.prove',
-    lambda: (exact().proof, {'most': 1e9}),
-    most=values('a', None, [1], True, math.nan),
-)
-entry(
-    'certificates.CollectiveCertificate.verify',
-    lambda: (field(), {'witness': field().proof}),
-    witness=instance(none=True),
-)
-
-
-def witness_file() -> Any:
-    path = temporary('new.npz')
-    exact().proof.save(path)
-    return path
-
-
-entry(
-    'certificates.Witness.save',
-    lambda: (exact().proof, {'path': temporary('new.npz')}),
-    path=PATH,
-)
-entry('certificates.Witness.load', lambda: {'path': witness_file()}, path=PATH)

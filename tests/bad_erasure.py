@@ -4,9 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bad_functional import RESULT
 from bad_inputs import PATH, Row, values
-from bad_table import EXEMPT, FOLDER, entry
+from bad_table import FOLDER, entry
 from desks import ALL, Clock, fitted, nodes
 
 from pyg_trust.erasure import ErasureDesk
@@ -14,7 +13,6 @@ from pyg_trust.erasure import ErasureDesk
 MODEL = values(3, None, 'model')
 WORDS = values(3, None, '', 'a\nb', 'x' * 1001)
 ID = values(3, 'anna', 'a' * 33, b'a')
-TIME = values(3, 'yesterday', '2026-01-01T00:00:00', [1])
 
 
 def place() -> Path:
@@ -32,21 +30,6 @@ def asked() -> tuple[ErasureDesk, dict[str, Any]]:
     return made, {'subject_request_id': made.add(nodes(1)).subject_request_id}
 
 
-def with_reason() -> tuple[ErasureDesk, dict[str, Any]]:
-    made, given = asked()
-    return made, {**given, 'reason': 'unfounded'}
-
-
-entry('erasure.Policy', lambda: {})
-for name in ('DeskPlan', 'DeskStatus', 'ErasureReport'):
-    EXEMPT[f'erasure.{name}'] = RESULT
-entry(
-    'erasure.ErasureDesk',
-    lambda: {'path': place() / 'desk.db', 'zone': 'UTC'},
-    path=PATH,
-    zone=values(3, None, 'Mars', '../etc/passwd', ''),
-    clock=values(3, 'noon'),
-)
 entry(
     'erasure.ErasureDesk.register',
     lambda: (
@@ -59,17 +42,6 @@ entry(
     save=PATH,
 )
 entry(
-    'erasure.ErasureDesk.recipient',
-    lambda: (desk(), {'name': 'other'}),
-    name=WORDS,
-)
-entry(
-    'erasure.ErasureDesk.add',
-    lambda: (desk(), {'request': nodes(1)}),
-    subject_request_id=ID,
-    received_time=TIME,
-)
-entry(
     'erasure.ErasureDesk.done',
     lambda: (lambda made, given: (made, {**given, 'name': 'partner'}))(
         *asked()
@@ -77,16 +49,6 @@ entry(
     subject_request_id=ID,
     name=values(3, None, 'nobody'),
 )
-for name in ('hold', 'cancel'):
-    entry(
-        f'erasure.ErasureDesk.{name}',
-        with_reason,
-        subject_request_id=ID,
-        reason=WORDS,
-    )
-for name in ('resume', 'report'):
-    entry(f'erasure.ErasureDesk.{name}', asked, subject_request_id=ID)
-entry('erasure.ErasureDesk.run', lambda: (desk(), {}))
 
 
 def evidence() -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Bad inputs of the mathematics."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,16 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_table import EXEMPT, FOLDER, entry
+from bad_table import FOLDER, entry
 
-from pyg_trust import functional as F
-from pyg_trust.functional.estimates import Plan
-from pyg_trust.functional.halo import HaloGraph
-from pyg_trust.functional.perturbations import Policy
-from pyg_trust.functional.policy import WorstCase
-from pyg_trust.functional.walks import DisjointWalks
+from pyg_trust import agp as F
+from pyg_trust import certificates
+from pyg_trust.agp.estimates import Plan
+from pyg_trust.agp.halo import HaloGraph
+from pyg_trust.certificates.perturbations import Policy
+from pyg_trust.certificates.policy import WorstCase
 from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler.walks import DisjointWalks, disjoint_walks
 
 G = torch.Generator().manual_seed(0)
 N = 6
@@ -43,9 +43,9 @@ def rand(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=G, dtype=torch.float64)
 
 
-def perturbations() -> F.Perturbations:
+def perturbations() -> certificates.Perturbations:
     graph = csr()
-    return F.Perturbations(
+    return certificates.Perturbations(
         graph,
         torch.ones(graph.num_edges, dtype=torch.bool),
         graph.degree - 1,
@@ -61,39 +61,8 @@ def shard() -> torch.Tensor:
     return torch.tensor(SHARD)
 
 
-SLACK = number(0, 1, closed='low')
-
 entry(
-    'functional.mean_probability',
-    lambda: {'outputs': rand(2, 5, 3)},
-    outputs=OUTPUTS,
-)
-entry(
-    'functional.majority_vote',
-    lambda: {'outputs': rand(2, 5, 3)},
-    outputs=OUTPUTS,
-)
-entry(
-    'functional.weighted_log_probability',
-    lambda: {'outputs': rand(2, 5, 3), 'weight': rand(2)},
-    outputs=OUTPUTS,
-    weight=tensor(finite=False),
-)
-entry(
-    'functional.attention',
-    lambda: {
-        'outputs': rand(2, 5, 3),
-        'weight': rand(2, 3, 4),
-        'bias': rand(2, 4),
-        'vector': rand(4),
-    },
-    outputs=tensor(rows=False, finite=False),
-    weight=tensor(columns=True, finite=False),
-    bias=tensor(columns=True, finite=False),
-    vector=tensor(rows=False, finite=False),
-)
-entry(
-    'functional.fuse',
+    'unlearning.fuse',
     lambda: {
         'values': rand(2, 5, 3),
         'score': rand(5, 2),
@@ -104,50 +73,7 @@ entry(
     score=tensor(columns=True, finite=False),
     mask=tensor(columns=True, none=True),
 )
-entry(
-    'functional.info_nce',
-    lambda: {
-        'whole': rand(5, 3),
-        'part': rand(5, 3),
-        'other_whole': rand(5, 3),
-        'other_part': rand(5, 3),
-    },
-    whole=tensor(rows=False, finite=False),
-    part=tensor(columns=True, finite=False),
-    other_whole=tensor(columns=True, finite=False),
-    other_part=tensor(columns=True, finite=False),
-)
-entry(
-    'functional.reconstruction_loss',
-    lambda: {
-        'embedding': rand(5, 3),
-        'neighbor': rand(5, 3),
-        'stranger': rand(5, 3),
-    },
-    embedding=tensor(rows=False, finite=False),
-    neighbor=tensor(columns=True, finite=False),
-    stranger=tensor(columns=True, finite=False),
-)
-entry(
-    'functional.auc_interval',
-    lambda: {'positive': rand(5), 'negative': rand(6)},
-    positive=tensor(rows=False, empty=True, finite=False),
-    negative=tensor(rows=False, empty=True, finite=False),
-)
-entry(
-    'functional.permutation_test',
-    lambda: {'one': rand(5), 'other': rand(6), 'draws': 3},
-    one=tensor(rows=False, empty=True),
-    other=tensor(rows=False, empty=True),
-)
-entry(
-    'functional.holm',
-    lambda: {'p_values': [0.1, 0.2]},
-    p_values=values('a', 3, [2.0], [-0.1], ['a'], None),
-)
 # Policies and budgets
-
-COLUMNS = tensor(columns=True)
 
 
 def reward(count: int = 2) -> torch.Tensor:
@@ -155,7 +81,7 @@ def reward(count: int = 2) -> torch.Tensor:
 
 
 entry(
-    'functional.Perturbations',
+    'certificates.Perturbations',
     lambda: {
         'graph': csr(),
         'removable': torch.ones(14, dtype=torch.bool),
@@ -171,20 +97,7 @@ entry(
     all_pairs=FLAG,
 )
 entry(
-    'functional.Perturbations.with_budget',
-    lambda: (perturbations(), {'budget': torch.zeros(N).long()}),
-    budget=tensor(low=0),
-)
-entry(
-    'functional.Perturbations.column_blocks',
-    lambda: (perturbations(), {'num_columns': 3}),
-)
-entry(
-    'functional.Perturbations.clean_policy',
-    lambda: (perturbations(), {'num_columns': 3}),
-)
-entry(
-    'functional.Policy.from_flips',
+    'certificates.Policy.from_flips',
     lambda: {
         'perturbations': perturbations(),
         'flips': [torch.tensor([[0], [1]])],
@@ -199,84 +112,13 @@ def policy() -> Policy:
     return Policy.from_flips(perturbations(), [torch.tensor([[0], [1]])] * 2)
 
 
-entry(
-    'functional.Policy.solve',
-    lambda: (
-        policy(),
-        {
-            'reward': reward(),
-            'follow': 0.8,
-            'start': reward(),
-            'goal': torch.full((2,), 1e-9, dtype=torch.float64),
-        },
-    ),
-    reward=tensor(columns=True, finite=False),
-    follow=number(0, 1, closed='low'),
-    start=tensor(columns=True, finite=False),
-    goal=tensor(finite=False),
-    back=FLAG,
-)
-entry(
-    'functional.Policy.edges',
-    lambda: (policy(), {'column': 1}),
-    column=integer(0, 1),
-)
-
-
-def prices(size: int) -> torch.Tensor:
-    return torch.full((2, size), 0.1, dtype=torch.float64)
-
-
-entry(
-    'functional.Policy.total',
-    lambda: (
-        policy(),
-        {
-            'of_edges': prices(perturbations().graph.num_edges),
-            'of_pairs': prices(perturbations().pairs.size(1)),
-        },
-    ),
-    of_edges=tensor(columns=True, finite=False),
-    of_pairs=tensor(finite=False),
-)
-entry(
-    'functional.policy_iteration',
-    lambda: {
-        'perturbations': perturbations(),
-        'reward': reward(),
-        'alpha': 0.2,
-        'bonus': reward(),
-        'visit_cost': reward(),
-        'step_cost': reward(),
-        'root': reward(),
-        'removal_cost': prices(perturbations().graph.num_edges),
-        'addition_cost': prices(perturbations().pairs.size(1)),
-        'start': reward(),
-    },
-    reward=tensor(rows=False, columns=True),
-    bonus=tensor(columns=True, none=True),
-    visit_cost=tensor(columns=True, none=True),
-    step_cost=tensor(columns=True, none=True),
-    root=tensor(columns=True, none=True),
-    removal_cost=tensor(columns=True, none=True),
-    addition_cost=tensor(none=True, finite=False),
-    start=tensor(columns=True, none=True),
-    tol=NOT_NEGATIVE,
-)
-entry(
-    'functional.policy_value',
-    lambda: {'policy': policy(), 'reward': reward(), 'alpha': 0.2},
-    reward=COLUMNS,
-)
-
-
 def worst() -> WorstCase:
     logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
-    return F.worst_case_margins(logits, perturbations(), 0.2)
+    return certificates.worst_case_margins(logits, perturbations(), 0.2)
 
 
 entry(
-    'functional.WorstCase.flips',
+    'certificates.WorstCase.flips',
     lambda: (worst(), {'c1': 0, 'c2': 1}),
     Row('the same', {'c2': 0}, "'c2'"),
     c1=integer(0, 1),
@@ -286,7 +128,7 @@ LOGITS = tensor(
     columns=False, dtypes=(torch.int64, torch.bool, torch.complex64)
 )
 entry(
-    'functional.worst_case_margins',
+    'certificates.worst_case_margins',
     lambda: {
         'logits': rand(N, 2),
         'perturbations': perturbations(),
@@ -298,12 +140,7 @@ entry(
     start=tensor(columns=True, none=True, finite=False),
 )
 entry(
-    'functional.robust_margins',
-    lambda: {'logits': rand(N, 2), 'worst': worst(), 'alpha': 0.2},
-    logits=tensor(columns=True),
-)
-entry(
-    'functional.diffuse',
+    'certificates.diffuse',
     lambda: {'graph': csr(), 'x': rand(N, 2), 'alpha': 0.2},
     Row(
         'directed',
@@ -317,114 +154,9 @@ entry(
     normalization=choice(),
     tol=number(0, none=True),
 )
-entry(
-    'functional.diffusion_error',
-    lambda: {'alpha': 0.2, 'degree': 3, 'dtype': torch.float32},
-    degree=integer(0),
-    dtype=values(torch.float16, torch.int64, 'float32', None, 3),
-)
-TARGETS = tensor(rows=False, low=0, high=N - 1)
-entry(
-    'functional.clip_budget',
-    lambda: {'perturbations': perturbations(), 'budget': 1},
-)
-entry(
-    'functional.pagerank_bounds',
-    lambda: {
-        'perturbations': perturbations(),
-        'targets': torch.tensor([0, 3]),
-        'alpha': 0.2,
-    },
-    targets=TARGETS,
-)
-
-
-def budget_arguments() -> dict[str, Any]:
-    targets = torch.tensor([0, 3])
-    return {
-        'perturbations': perturbations(),
-        'reward': reward(),
-        'targets': targets,
-        'upper': F.pagerank_bounds(perturbations(), targets, 0.2),
-        'global_budget': 2,
-        'alpha': 0.2,
-    }
 
 
 SEVERAL = "'(targets|reward)'"
-BUDGET = {
-    'perturbations': instance(),
-    'reward': COLUMNS,
-    'targets': tensor(low=0, high=N - 1),
-    'upper': tensor(columns=True, low=1, finite=False),
-    'global_budget': integer(0),
-    'cost': choice(),
-}
-entry(
-    'functional.dual_bound',
-    lambda: {
-        **budget_arguments(),
-        'start': reward(),
-        'clean': torch.zeros(2).double(),
-    },
-    names={'targets': SEVERAL, 'reward': SEVERAL},
-    **BUDGET,
-    start=tensor(columns=True, none=True),
-    clean=tensor(none=True),
-    normalization=choice(),
-)
-entry(
-    'functional.refine_pagerank_bounds',
-    lambda: {
-        name: value
-        for name, value in budget_arguments().items()
-        if name not in ('reward', 'cost')
-    },
-    names={'targets': "'(targets|upper)'"},
-    **{k: v for k, v in BUDGET.items() if k not in ('reward', 'cost')},
-)
-entry(
-    'functional.linear_program',
-    lambda: {
-        'perturbations': perturbations(),
-        'reward': rand(N),
-        'target': 1,
-        'undirected': True,
-        'upper': F.pagerank_bounds(
-            perturbations(), torch.tensor([1]), 0.2, cost='visits'
-        )[0],
-        'global_budget': 2,
-        'alpha': 0.2,
-    },
-    reward=tensor(),
-    target=integer(0, N - 1),
-    upper=tensor(low=1, finite=False),
-    undirected=values(3, 'yes', None, 1.0),
-)
-entry(
-    'functional.single_flip_margins',
-    lambda: {
-        'logits': rand(N, 2),
-        'perturbations': perturbations(),
-        'targets': torch.tensor([0, 3]),
-        'reference': torch.tensor([0, 1]),
-        'alpha': 0.2,
-    },
-    names={'targets': "'(targets|reference)'"},
-    logits=LOGITS,
-    targets=tensor(low=0, high=N - 1),
-    reference=tensor(low=0, high=1),
-)
-entry(
-    'functional.budget_attacks',
-    lambda: {
-        **budget_arguments(),
-        'multiplier': torch.zeros(2, dtype=torch.float64),
-    },
-    names={'targets': SEVERAL, 'reward': SEVERAL},
-    **BUDGET,
-    multiplier=tensor(low=0, finite=False),
-)
 
 # Clusters and queries
 
@@ -441,7 +173,7 @@ def weighted() -> CSRGraph:
 
 SEVERAL = "'(nodes|score)'"
 entry(
-    'functional.sweep_cut',
+    'agp.sweep_cut',
     lambda: {
         'graph': csr(),
         'nodes': torch.arange(3),
@@ -456,7 +188,7 @@ entry(
     score=tensor(finite=False),
 )
 entry(
-    'functional.uniform_signal',
+    'agp.uniform_signal',
     lambda: {'seeds': torch.tensor([0, 2]), 'num_nodes': N},
     Row('twice', {'seeds': torch.tensor([1, 1])}, "'seeds'"),
     seeds=tensor(rows=False, low=0, high=N - 1, empty=True),
@@ -464,7 +196,6 @@ entry(
 
 # Differential privacy
 
-LAM = number(0)
 HISTORY = either(
     values(3, None, 'history', [3], [(1.0, 0.5)], [(1.0, 0.5, 2, 1)]),
     values([('x', 0.5, 2)], [(2.0, 1.5, 2)], [(2.0, 0.5, -1)]),
@@ -473,63 +204,11 @@ HISTORY = either(
 HISTORY_NAMES = {'history': "'(history|noise_multiplier|q|steps)'"}
 ORDERS = values(3, None, 'orders', [], [1.0], [0.5], [[2.0]], [np.nan], ['a'])
 Q = number(0, 1, closed='high')
-EPSILON = NOT_NEGATIVE
 
-entry(
-    'functional.clip_factors',
-    lambda: {'norms': rand(4), 'max_grad_norm': 1.0},
-    norms=tensor(rows=False, finite=False),
-    max_grad_norm=number(0, math.inf, closed='high'),
-)
-entry(
-    'functional.lam_from_opacus',
-    lambda: {'noise_multiplier': 2.0},
-)
-entry('functional.lam_to_opacus', lambda: {'lam': 2.0}, lam=LAM)
-entry(
-    'functional.gaussian_profile',
-    lambda: {'epsilon': 1.0, 'lam': 2.0},
-    lam=LAM,
-)
-entry(
-    'functional.wor_profile',
-    lambda: {'epsilon': 1.0, 'q': 0.1, 'lam': 2.0},
-    lam=LAM,
-)
-entry(
-    'functional.rdp_gaussian',
-    lambda: {'orders': [2.0, 3.0], 'lam': 2.0},
-    orders=ORDERS,
-    lam=LAM,
-)
 MULTIPLIER = number(0)
-entry(
-    'functional.poisson_profile',
-    lambda: {'epsilon': 1.0, 'q': 0.1, 'noise_multiplier': 2.0},
-    form=choice(),
-)
-entry(
-    'functional.rdp_poisson',
-    lambda: {'orders': [2.0, 3.0], 'q': 0.1, 'noise_multiplier': 2.0},
-    orders=ORDERS,
-    form=choice(),
-)
-entry(
-    'functional.poisson_epsilon',
-    lambda: {'history': [(2.0, 0.1, 3)], 'delta': 1e-5},
-    names=HISTORY_NAMES,
-    history=HISTORY,
-    form=choice(),
-    occurrences=COUNT,
-)
-entry(
-    'functional.calibrate_poisson',
-    lambda: {'epsilon': 1.0, 'delta': 1e-5, 'q': 0.1, 'steps': 3, 'tol': 0.1},
-    form=choice(),
-)
 GROUP = {'num_roots': COUNT, 'occurrences': COUNT}
 entry(
-    'functional.group_wor_profile',
+    'privacy.group_wor_profile',
     lambda: {
         'epsilon': 1.0,
         'm': 2,
@@ -543,7 +222,7 @@ entry(
     **GROUP,
 )
 entry(
-    'functional.group_wor_epsilon',
+    'privacy.group_wor_epsilon',
     lambda: {
         'history': [(2.0, 0.1, 3)],
         'delta': 1e-5,
@@ -557,7 +236,7 @@ entry(
     **GROUP,
 )
 entry(
-    'functional.rdp_group_wor',
+    'privacy.rdp_group_wor',
     lambda: {
         'orders': [2.0, 3.0],
         'q': 0.1,
@@ -572,136 +251,8 @@ entry(
     noise_multiplier=MULTIPLIER,
     **GROUP,
 )
-for name in ('rdp_coupled', 'rdp_wang', 'rdp_wor', 'rdp_wor_profile'):
-    entry(
-        f'functional.{name}',
-        lambda: {'orders': [2.0, 3.0], 'q': 0.1, 'lam': 2.0},
-        orders=ORDERS,
-        q=Q,
-        lam=LAM,
-    )
 entry(
-    'functional.rdp_epsilon',
-    lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'delta': 1e-5},
-    orders=ORDERS,
-    rdp=values(
-        3, None, 'rdp', [], [0.1], [[0.1, 0.2]], [0.1, np.nan], [-1, 1]
-    ),
-)
-RDP = values(3, None, 'rdp', [], [0.1], [[0.1, 0.2]], [0.1, np.nan], [-1, 1])
-entry(
-    'functional.rdp_delta',
-    lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'epsilon': 1.0},
-    orders=ORDERS,
-    rdp=RDP,
-)
-LAW = {
-    'mean': number(1, 500, closed='low high'),
-    'shape': values('a', None, True, -1.0, np.nan, 11.0),
-}
-entry(
-    'functional.rdp_select',
-    lambda: {'orders': [2.0, 3.0], 'rdp': [0.1, 0.2], 'mean': 3.0},
-    orders=ORDERS,
-    rdp=RDP,
-    **LAW,
-)
-entry(
-    'functional.draw_runs',
-    lambda: {'uniform': 0.5, 'mean': 3.0},
-    **LAW,
-)
-for name in ('wor_epsilon_rdp', 'wor_epsilon_pld', 'wor_epsilon'):
-    more = {'method': choice()} if name == 'wor_epsilon' else {}
-    entry(
-        f'functional.{name}',
-        lambda: {'history': [(2.0, 0.1, 3)], 'delta': 1e-5},
-        names=HISTORY_NAMES,
-        history=HISTORY,
-        **more,
-    )
-entry(
-    'functional.calibrate_wor',
-    lambda: {
-        'epsilon': 1.0,
-        'delta': 1e-5,
-        'q': 0.1,
-        'steps': 3,
-        'method': 'rdp_wor',
-        'tol': 0.1,
-    },
-    method=choice(),
-)
-entry(
-    'functional.max_steps',
-    lambda: {
-        'epsilon': 1.0,
-        'delta': 1e-5,
-        'q': 0.1,
-        'noise_multiplier': 3.0,
-        'method': 'rdp_wor',
-    },
-    names=HISTORY_NAMES,
-    epsilon=EPSILON,
-    noise_multiplier=MULTIPLIER,
-    method=choice(),
-    history=HISTORY,
-)
-entry(
-    'functional.fdp_terms',
-    lambda: {'K': 2, 'layers': 2},
-)
-entry(
-    'functional.fdp_sensitivity',
-    lambda: {'K': 2, 'layers': 2, 'max_grad_norm': 1.0},
-)
-FDP = {
-    'num_nodes': COUNT,
-    'm': integer(1, 100),
-    'terms': COUNT,
-}
-entry(
-    'functional.rdp_fdp',
-    lambda: {
-        'orders': [2.0],
-        'num_nodes': 100,
-        'm': 10,
-        'terms': 3,
-        'lam': 2.0,
-    },
-    orders=ORDERS,
-    lam=LAM,
-    **FDP,
-)
-entry(
-    'functional.fdp_epsilon',
-    lambda: {
-        'num_nodes': 100,
-        'm': 10,
-        'terms': 3,
-        'noise_multiplier': 2.0,
-        'steps': 3,
-        'delta': 1e-5,
-    },
-    noise_multiplier=MULTIPLIER,
-    steps=integer(0),
-    **FDP,
-)
-entry(
-    'functional.calibrate_fdp',
-    lambda: {
-        'epsilon': 1.0,
-        'delta': 1e-5,
-        'num_nodes': 100,
-        'm': 10,
-        'terms': 3,
-        'steps': 3,
-        'tol': 0.1,
-    },
-    **FDP,
-)
-entry(
-    'functional.private_quantile',
+    'privacy.private_quantile',
     lambda: {
         'values': [1.0, 2.0],
         'share': 0.5,
@@ -719,37 +270,7 @@ entry(
 # Measures
 
 entry(
-    'functional.Measure',
-    lambda: {'a': 0.5, 'b': 0.5, 'weights': (0.5, 0.5)},
-    weights=values(
-        3,
-        None,
-        'weights',
-        (),
-        (-1.0,),
-        (0.0,),
-        (np.nan,),
-        (np.inf,),
-        ('a',),
-        (True,),
-    ),
-    name=values(3, None, ['a']),
-)
-entry('functional.transition', lambda: {'levels': 2}, levels=integer(0))
-for name in ('pagerank', 'ppr', 'single_target'):
-    entry(f'functional.{name}', lambda: {'alpha': 0.2}, alpha=SHARE)
-entry('functional.appnp', lambda: {'alpha': 0.2}, alpha=SHARE, self_loops=FLAG)
-entry('functional.hkpr', lambda: {'t': 2.0}, t=POSITIVE)
-entry('functional.heat', lambda: {'t': 2.0}, t=POSITIVE, self_loops=FLAG)
-entry(
-    'functional.katz',
-    lambda: {'beta': 0.1, 'graph': csr()},
-)
-entry(
-    'functional.sgc', lambda: {'levels': 2}, levels=integer(0), self_loops=FLAG
-)
-entry(
-    'functional.make_measure',
+    'agp.make_measure',
     lambda: {'measure': 'katz', 'graph': csr(), 'beta': 0.1},
     Row('no beta', {'beta': None}, "'beta'"),
     Row('foreign', {'t': 2.0}, "'t'"),
@@ -770,28 +291,13 @@ def newton() -> dict[str, Any]:
     }
 
 
-FREE = tensor(rows=False)
-
-
 def gram_matrix() -> torch.Tensor:
     Z = newton()['Z']
     return Z @ Z.t()
 
 
 entry(
-    'functional.gaussian_budget',
-    lambda: {'epsilon': 1.0, 'delta': 1e-4},
-)
-entry(
-    'functional.shift_epsilon',
-    lambda: {'m': 0.3, 'delta': 1e-4},
-)
-entry(
-    'functional.removal_budget',
-    lambda: {'epsilon': 1.0, 'delta': 1e-4, 'noise_std': 0.1},
-)
-entry(
-    'functional.minimize',
+    'unlearning.minimize',
     lambda: {**newton(), 'K': gram_matrix(), 'W': newton()['B']},
     Row('labels', {'Y': torch.zeros(4, 1).double()}, "'Y'"),
     Z=tensor(rows=False, dtypes=(torch.int64, torch.bool, torch.float32)),
@@ -800,58 +306,13 @@ entry(
     W=tensor(none=True),
     K=tensor(none=True),
 )
-entry(
-    'functional.hessian_solve',
-    lambda: {
-        'Z': newton()['Z'],
-        'curvature': torch.full((4, 1), 0.2, dtype=torch.float64),
-        'mu': 0.5,
-        'right': newton()['B'],
-        'K': gram_matrix(),
-    },
-    Z=tensor(rows=False, finite=False),
-    curvature=tensor(finite=False),
-    right=tensor(finite=False),
-    K=tensor(none=True, finite=False),
-)
-for name in ('tight_bound', 'paper_bound'):
-    more = {'radius': number(0, closed='low', none=True)}
-    entry(
-        f'functional.{name}',
-        lambda: {
-            'Z': newton()['Z'],
-            'P': newton()['B'],
-            'K': gram_matrix(),
-        },
-        Z=FREE,
-        P=tensor(),
-        loss=choice(),
-        K=tensor(none=True),
-        **(more if name == 'paper_bound' else {}),
-    )
-entry(
-    'functional.node_removal_bound',
-    lambda: {'n': 10, 'lam': 0.1, 'radius': 1.0},
-)
-entry(
-    'functional.feature_removal_bound',
-    lambda: {
-        'n': 10,
-        'num_nodes': 5,
-        'lam': 0.1,
-        'radius': 1.0,
-        'stability': 1.0,
-        'noise_norm': 0.5,
-    },
-)
 
 # Partitions
 
 EDGES = edge_indices(N)
-SHARDS = {'num_nodes': COUNT, 'num_shards': integer(1, N), 'slack': SLACK}
 PARTITION = tensor(low=0, high=2)
 entry(
-    'functional.training_graph',
+    'unlearning.training_graph',
     lambda: {
         'edge_index': undirected(),
         'index': torch.tensor([0, 1, 2]),
@@ -862,18 +323,7 @@ entry(
     index=tensor(rows=False, low=0, high=N - 1),
 )
 entry(
-    'functional.shard_sizes',
-    lambda: {'shard': shard(), 'num_shards': 3},
-    shard=tensor(rows=False, high=2),
-)
-entry(
-    'functional.shard_limits',
-    lambda: {'num_nodes': N, 'num_shards': 3},
-    names={'num_nodes': "'num_(nodes|shards)'"},
-    **SHARDS,
-)
-entry(
-    'functional.check_partition',
+    'unlearning.check_partition',
     lambda: {'shard': shard(), 'num_shards': 3, 'num_nodes': N},
     Row('an empty shard', {'num_shards': 4}, "'shard'"),
     names={'num_nodes': "'num_(nodes|shards)'|'shard'"},
@@ -882,7 +332,7 @@ entry(
     num_nodes=integer(1, none=True),
 )
 entry(
-    'functional.partition_from_lists',
+    'unlearning.partition_from_lists',
     lambda: {
         'shards': [torch.tensor([0, 2]), torch.tensor([1])],
         'index': torch.tensor([0, 1, 2]),
@@ -895,70 +345,11 @@ entry(
     names={'index': "'(index|shards)'"},
 )
 entry(
-    'functional.random_partition',
-    lambda: {'num_nodes': N, 'num_shards': 3, 'seed': 0},
-    names={'num_nodes': "'num_(nodes|shards)'"},
-    num_nodes=COUNT,
-    num_shards=integer(1, N),
-)
-entry(
-    'functional.hash_partition',
+    'unlearning.hash_partition',
     lambda: {'n_id': torch.arange(N), 'num_shards': 2, 'seed': 0},
     Row('twice', {'n_id': torch.zeros(N).long()}, "'n_id'"),
     n_id=tensor(rows=False, low=0),
     num_shards=integer(1, N),
-)
-entry(
-    'functional.round_partition',
-    lambda: {'score': rand(N, 3)},
-    score=tensor(rows=False),
-    slack=SLACK,
-)
-entry(
-    'functional.metis_partition',
-    lambda: {'edge_index': undirected(), 'num_nodes': N, 'num_shards': 2},
-    names={'num_nodes': "'num_(nodes|shards)'"},
-    edge_index=EDGES,
-    **SHARDS,
-)
-entry(
-    'functional.blpa',
-    lambda: {'edge_index': undirected(), 'num_nodes': N, 'num_shards': 2},
-    names={'num_nodes': "'num_(nodes|shards)'"},
-    edge_index=EDGES,
-    **SHARDS,
-)
-entry(
-    'functional.bekm',
-    lambda: {'embedding': rand(N, 2), 'num_shards': 2},
-    embedding=tensor(rows=False),
-    num_shards=integer(1, N),
-)
-entry(
-    'functional.partition_losses',
-    lambda: {
-        'assign': rand(N, 3),
-        'edge_index': undirected(),
-        'y': torch.tensor([0, 1, 0, 1, 0, 1]),
-        'num_classes': 2,
-    },
-    assign=tensor(rows=False, finite=False),
-    edge_index=EDGES,
-    y=tensor(low=0, high=1),
-)
-entry(
-    'functional.partition_quality',
-    lambda: {
-        'shard': shard(),
-        'num_shards': 3,
-        'edge_index': undirected(),
-        'y': torch.tensor([0, 1, 0, 1, 0, 1]),
-    },
-    names={'shard': "'(shard|edge_index|y)'"},
-    shard=PARTITION,
-    num_shards=integer(1, N),
-    edge_index=EDGES,
-    y=tensor(low=0),
 )
 
 # Propagation
@@ -971,17 +362,15 @@ PROPAGATE = (
     Row('directed', {'graph': directed(), 'measure': F.sgc(2)}, "'graph'"),
 )
 entry(
-    'functional.plan_memory',
+    'agp.plan_memory',
     lambda: {'num_nodes': N, 'num_edges': 14, 'num_columns': 3},
     Row('too little', {'memory': 10}, "'memory'"),
     Row('too many', {'memory': 10, 'columns': 2}, "'columns'"),
     memory=values(0, -1, 2.5, 'lots', True),
     itemsize=values(0, 2, 4.0, 'four', None),
 )
-EXEMPT['functional.MemoryPlan'] = 'what plan_memory returns'
-EXEMPT['functional.HaloGraph'] = 'checked where it is used'
 entry(
-    'functional.propagate_halo',
+    'agp.propagate_halo',
     lambda: {
         'graph': HaloGraph(csr().rowptr, csr().col, 0, N),
         'x': rand(N, 2),
@@ -1002,7 +391,7 @@ entry(
     ),
 )
 entry(
-    'functional.propagate_to',
+    'agp.propagate_to',
     lambda: {
         'out': f'{FOLDER}/z.npy',
         'graph': csr(),
@@ -1026,7 +415,7 @@ entry(
     memory=values(0, -1, 2.5, 'lots', True),
 )
 entry(
-    'functional.propagate',
+    'agp.propagate',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -1058,13 +447,12 @@ entry(
     ),
 )
 entry(
-    'functional.chebyshev',
+    'agp.polynomials',
     lambda: {'measure': F.ppr(0.2), 'tol': 0.1},
     Row('a + b', {'measure': F.Measure(0, 0, (1.0,))}, "'tol'"),
 )
-EXEMPT['functional.Chebyshev'] = 'made by chebyshev'
 entry(
-    'functional.query',
+    'agp.query',
     lambda: {
         'graph': csr(),
         'signals': torch.tensor([0, 2]),
@@ -1077,7 +465,7 @@ entry(
     dtype=values(3, None, 'float32', torch.int64, torch.float16, float),
 )
 entry(
-    'functional.variance_bound',
+    'agp.variance_bound',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -1089,22 +477,13 @@ entry(
     eps=EPS,
 )
 entry(
-    'functional.prune_bound',
+    'agp.prune_bound',
     lambda: {'graph': csr(), 'measure': F.ppr(0.2), 'eps': 0.1},
     *PROPAGATE,
     eps=EPS,
 )
-ERROR = {
-    'delta': SHARE,
-    'levels': COUNT,
-    'relative_error': UNIT,
-    'failure': UNIT,
-    'bound': choice(),
-}
-entry('functional.eps_for', lambda: {'delta': 0.1, 'levels': 3}, **ERROR)
-entry('functional.plan', lambda: {'delta': 0.1, 'levels': 3}, **ERROR)
 entry(
-    'functional.propagate_median',
+    'agp.propagate_median',
     lambda: {
         'graph': csr(),
         'x': rand(N),
@@ -1123,58 +502,9 @@ entry(
 # Scattering
 
 J = integer(1)
-entry(
-    'functional.num_paths',
-    lambda: {'J': 3, 'L': 2},
-)
-entry(
-    'functional.scattering_path',
-    lambda: {'index': 0, 'num_features': 2, 'J': 3, 'Q': 2, 'L': 2},
-    index=integer(0, 15),
-)
-for name in ('itersine', 'monic_cubic'):
-    entry(
-        f'functional.{name}',
-        lambda: {
-            'eigenvalue': torch.tensor([0.5, 1.5], dtype=torch.float64),
-            'J': 4,
-        },
-        eigenvalue=values([0.5], None, 'a', torch.tensor([1])),
-        J=integer(3),
-    )
 WAVELET = choice()
-EXEMPT['functional.Wavelet.frame_bound'] = 'asked by frame_bound alone'
-entry(
-    'functional.frame_bound',
-    lambda: {'wavelet': 'geometric', 'J': 4},
-    wavelet=WAVELET,
-    J=J,
-)
-entry(
-    'functional.frame_bounds',
-    lambda: {'bank': rand(3, N, N)},
-    bank=tensor(rows=False, columns=True, batched=True),
-)
 
 
-def adjacency() -> torch.Tensor:
-    return csr().to_torch_sparse(dtype=torch.float64).to_dense()
-
-
-ADJ = tensor(columns=True, batched=True)
-entry(
-    'functional.lazy_walk',
-    lambda: {'adj': adjacency(), 'wavelet': 'geometric'},
-    adj=ADJ,
-    wavelet=WAVELET,
-)
-entry(
-    'functional.wavelet_bank',
-    lambda: {'adj': adjacency(), 'wavelet': 'itersine', 'J': 4},
-    adj=ADJ,
-    wavelet=WAVELET,
-    J=integer(3),
-)
 FEATURES = tensor(dtypes=(torch.int64, torch.bool, torch.float16))
 PTR = either(
     tensor(none=True),
@@ -1183,7 +513,7 @@ PTR = either(
     ),
 )
 entry(
-    'functional.scattering_transform',
+    'scattering.scattering_transform',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -1198,23 +528,12 @@ entry(
     wavelet=WAVELET,
     low_pass=choice(),
 )
-entry(
-    'functional.graph_fourier',
-    lambda: {
-        'graph': csr(),
-        'x': rand(N, 2),
-        'ptr': torch.tensor([0, N]),
-        'num_bands': 3,
-    },
-    x=FEATURES,
-    ptr=PTR,
-)
 
 # Walks
 
 
 def walks() -> DisjointWalks:
-    return F.disjoint_walks(csr(), 2, seed=0)
+    return disjoint_walks(csr(), 2, seed=0)
 
 
 ROOTS = tensor(
@@ -1228,39 +547,13 @@ ROOTS = tensor(
 TWICE = Row('twice', {'roots': torch.tensor([0, 0])}, "'roots'")
 MASK = Row('a short mask', {'roots': torch.ones(3).bool()}, "'roots'")
 entry(
-    'functional.disjoint_walks',
-    lambda: {
-        'graph': csr(),
-        'walk_length': 2,
-        'roots': torch.tensor([0, 2]),
-    },
-    TWICE,
-    MASK,
-    roots=ROOTS,
-)
-entry(
-    'functional.DisjointWalks.of_nodes',
+    'sampler.DisjointWalks.of_nodes',
     lambda: (walks(), {'num_nodes': 9}),
     Row('too few', {'num_nodes': 1}, "'num_nodes'"),
     num_nodes=integer(1),
 )
 entry(
-    'functional.DisjointWalks.select',
-    lambda: (walks(), {'index': torch.tensor([0])}),
-    index=tensor(rows=False, low=0, high=N),
-)
-entry(
-    'functional.max_size',
-    lambda: {'walk_length': 2, 'restarts': 2},
-    walk_length=integer(0),
-    restarts=COUNT,
-)
-entry(
-    'functional.min_subgraphs',
-    lambda: {'num_roots': 5, 'walk_length': 2},
-)
-entry(
-    'functional.check_walks',
+    'sampler.check_walks',
     lambda: {
         'walks': walks(),
         'num_nodes': N,
@@ -1285,18 +578,3 @@ entry(
     size=integer(1, none=True),
     roots=ROOTS,
 )
-EXEMPT['functional.AUC'] = RESULT = 'a result, that only the package makes'
-for name in (
-    'BudgetBound',
-    'DisjointWalks',
-    'Optimum',
-    'PartitionLosses',
-    'PartitionQuality',
-    'Plan',
-    'ScatteringPath',
-    'SingleFlip',
-    'SweepCut',
-    'WorstCase',
-):
-    EXEMPT[f'functional.{name}'] = RESULT
-EXEMPT['functional.Policy'] = 'made by its from_flips and by solvers'

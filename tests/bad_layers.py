@@ -5,30 +5,20 @@ from typing import Any
 import numpy as np
 import torch
 from bad_functional import (
-    COUNT,
-    EDGES,
     EPS,
     LOGITS,
-    MASK,
     NOT_NEGATIVE,
-    OUTPUTS,
-    POSITIVE,
-    RESULT,
     ROOTS,
-    TWICE,
-    WAVELET,
-    J,
     N,
     rand,
     shard,
 )
-from bad_ground import DATA, DATA_NAMES, EDGE_WEIGHT, plain_data, temporary
+from bad_ground import DATA, DATA_NAMES, plain_data, temporary
 from bad_inputs import (
     FLAG,
     PATH,
     Row,
     any_graph,
-    anything,
     choice,
     csr,
     data,
@@ -41,10 +31,10 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_table import EXEMPT, entry
+from bad_table import entry
 from torch_geometric.data import Data
-from torch_geometric.sampler import NodeSamplerInput
 
+from pyg_trust import agp as F
 from pyg_trust import (
     certificates,
     loader,
@@ -52,8 +42,7 @@ from pyg_trust import (
     sampler,
     transforms,
 )
-from pyg_trust import functional as F
-from pyg_trust.functional.walks import DisjointWalks
+from pyg_trust.sampler.walks import DisjointWalks
 
 # Layers ######################################################################
 
@@ -79,7 +68,6 @@ WEIGHTED = (
         "'edge_weight'",
     ),
 )
-EXEMPT_WEIGHT = anything('the rows above')
 entry(
     'nn.SGConv',
     lambda: {'in_channels': 2, 'out_channels': 3},
@@ -101,7 +89,6 @@ entry(
         dtypes=(torch.int64, torch.bool),
     ),
     edge_index=any_graph(),
-    edge_weight=EXEMPT_WEIGHT,
 )
 entry(
     'nn.APPNP',
@@ -120,69 +107,8 @@ entry(
     names={**EDGE_GRAPH, 'x': "'(x|edge_index)'"},
     x=tensor(rows=False, finite=False, dtypes=(torch.int64, torch.bool)),
     edge_index=any_graph(),
-    edge_weight=EXEMPT_WEIGHT,
 )
 STEPS = integer(0, none=True)
-entry(
-    'nn.PageRankDiffusion',
-    lambda: {},
-    K=STEPS,
-    normalization=choice(),
-    add_self_loops=FLAG,
-)
-entry(
-    'nn.PageRankDiffusion.diffuse',
-    lambda: (
-        nn.PageRankDiffusion(),
-        {
-            'h': torch.ones(N, 2),
-            'graph': undirected(),
-            'edge_weight': torch.ones(14),
-        },
-    ),
-    names={**EDGE_GRAPH, 'h': "'(h|edge_index)'"},
-    h=tensor(rows=False, dtypes=(torch.int64, torch.bool, torch.float16)),
-    graph=values(3, 'graph', None, torch.zeros(3, 2).long(), undirected() - 1),
-    edge_weight=EDGE_WEIGHT,
-)
-EXEMPT['nn.PageRankDiffusion.message'] = 'called by MessagePassing alone'
-entry(
-    'nn.PPNP',
-    lambda: {'encoder': torch.nn.Linear(2, 3)},
-    encoder=instance(),
-    K=STEPS,
-)
-ENCODED = values(3, None, 'x', [[1.0]])
-entry(
-    'nn.PPNP.logits',
-    lambda: (nn.PPNP(torch.nn.Linear(2, 3)), {'x': torch.ones(N, 2)}),
-    x=ENCODED,
-)
-entry(
-    'nn.PPNP.forward',
-    lambda: (
-        nn.PPNP(torch.nn.Linear(2, 3)),
-        {
-            'x': torch.ones(N, 2),
-            'edge_index': undirected(),
-            'edge_weight': torch.ones(14),
-        },
-    ),
-    names=EDGE_GRAPH,
-    x=ENCODED,
-    edge_index=values(
-        3, 'graph', None, torch.zeros(3, 2).long(), undirected() - 1
-    ),
-    edge_weight=EDGE_WEIGHT,
-)
-entry(
-    'nn.FeaturePropagation',
-    lambda: {'in_channels': 2, 'out_channels': 3},
-    in_channels=CHANNELS,
-    out_channels=CHANNELS,
-    K=STEPS,
-    bias=FLAG,
-)
 entry(
     'nn.LabelPropagation',
     lambda: {'num_classes': 3},
@@ -198,72 +124,11 @@ entry(
     alpha=number(0, 1, none=True),
     K=STEPS,
 )
-LABELS = tensor(rows=False, low=0, high=2, dtypes=(torch.float32,))
 LABELLED = either(
     values(3, 'a', [0]),
     values(torch.tensor([N]), torch.tensor([-1]), torch.ones(3).bool()),
     values(torch.tensor([0.5]), torch.ones(N, N).bool()),
 )
-entry(
-    'nn.LabelPropagation.logits',
-    lambda: (
-        nn.LabelPropagation(num_classes=3),
-        {'y': torch.tensor([0, 1, 2, 0, 1, 2])},
-    ),
-    y=LABELS,
-    mask=LABELLED,
-)
-entry(
-    'nn.LabelPropagation.forward',
-    lambda: (
-        nn.LabelPropagation(num_classes=3),
-        {
-            'y': torch.tensor([0, 1, 2, 0, 1, 2]),
-            'edge_index': undirected(),
-            'edge_weight': torch.ones(14),
-        },
-    ),
-    names=EDGE_GRAPH,
-    y=LABELS,
-    edge_index=values(
-        3, 'graph', None, torch.zeros(3, 2).long(), undirected() - 1
-    ),
-    mask=LABELLED,
-    edge_weight=EDGE_WEIGHT,
-    post_step=values(3, 'step', torch.relu),
-)
-LAYERS = integer(0)
-entry(
-    'nn.CorrectAndSmooth',
-    lambda: {
-        'num_correction_layers': 2,
-        'correction_alpha': 0.5,
-        'num_smoothing_layers': 2,
-        'smoothing_alpha': 0.5,
-    },
-)
-for name in ('correct', 'smooth'):
-    entry(
-        f'nn.CorrectAndSmooth.{name}',
-        lambda: (
-            nn.CorrectAndSmooth(2, 0.5, 2, 0.5),
-            {
-                'y_soft': torch.full((N, 3), 0.25),
-                'y_true': torch.tensor([0, 1, 2]),
-                'mask': torch.tensor([0, 1, 2]),
-                'edge_index': undirected(),
-                'edge_weight': torch.ones(14),
-            },
-        ),
-        names=EDGE_GRAPH,
-        y_soft=tensor(rows=False, finite=False),
-        y_true=tensor(rows=False, low=0, high=2, dtypes=()),
-        mask=LABELLED,
-        edge_index=values(
-            3, 'graph', None, torch.zeros(3, 2).long(), undirected() - 1
-        ),
-        edge_weight=EDGE_WEIGHT,
-    )
 
 
 def examples() -> dict[str, Any]:
@@ -278,7 +143,6 @@ def examples() -> dict[str, Any]:
     }
 
 
-LEARN = {'epochs': COUNT, 'batch_size': COUNT, 'lr': POSITIVE}
 entry(
     'nn.ShardAggregator.fit',
     lambda: (nn.AttentiveAggregator(epochs=1, recon_weight=0.1), examples()),
@@ -293,57 +157,8 @@ entry(
     shard=tensor(none=True),
     num_classes=integer(2, none=True),
 )
-for name in ('MeanAggregator', 'MajorityAggregator'):
-    entry(
-        f'nn.{name}.forward',
-        lambda name=name: (getattr(nn, name)(), {'outputs': rand(3, N, 2)}),
-        outputs=OUTPUTS,
-    )
 
 
-def fitted(**arguments: Any) -> Any:
-    if not arguments:
-        return nn.LBAggregator(epochs=1).fit(**examples())
-    return nn.AttentiveAggregator(**arguments).fit(**examples())
-
-
-FITTED = tensor(rows=True, finite=False)
-entry('nn.LBAggregator', lambda: {}, **LEARN)
-entry(
-    'nn.LBAggregator.forward',
-    lambda: (fitted(), {'outputs': examples()['outputs']}),
-    outputs=FITTED,
-)
-entry(
-    'nn.AttentiveAggregator',
-    lambda: {},
-    **LEARN,
-)
-entry(
-    'nn.AttentiveAggregator.fused',
-    lambda: (
-        fitted(epochs=1),
-        {
-            'outputs': examples()['outputs'],
-            'mask': torch.ones((N, 3), dtype=torch.bool),
-        },
-    ),
-    outputs=tensor(columns=True, finite=False),
-    mask=tensor(columns=True, none=True),
-)
-entry(
-    'nn.AttentiveAggregator.classify',
-    lambda: (fitted(epochs=1), {'fused': torch.ones(N, 64)}),
-    fused=tensor(rows=False, columns=True, finite=False),
-)
-entry(
-    'nn.AttentiveAggregator.forward',
-    lambda: (fitted(epochs=1), {'outputs': examples()['outputs']}),
-    outputs=tensor(columns=True, finite=False),
-)
-EXEMPT['nn.ShardAggregator.forward'] = 'abstract'
-for name in ('ShardAggregator', 'MeanAggregator', 'MajorityAggregator'):
-    EXEMPT[f'nn.{name}'] = 'takes no arguments, as torch.nn.Module'
 entry(
     'nn.make_aggregator',
     lambda: {'name': 'lbaggr', 'epochs': 3},
@@ -352,50 +167,7 @@ entry(
     Row('bad', {'epochs': 0}, "'epochs'"),
     name=choice(),
 )
-entry(
-    'nn.ShardPartitioner',
-    lambda: {'in_channels': 2, 'num_shards': 3},
-)
-entry(
-    'nn.ShardPartitioner.forward',
-    lambda: (
-        nn.ShardPartitioner(2, 3).eval(),
-        {'x': torch.ones(N, 2), 'edge_index': undirected()},
-    ),
-    x=tensor(rows=False, columns=True, finite=False),
-    edge_index=edge_indices(entries=False),
-)
-LEARNED = {
-    'x': tensor(rows=True, dtypes=(torch.int64, torch.bool)),
-    'edge_index': EDGES,
-    'y': tensor(low=0),
-    'hidden_channels': CHANNELS,
-    'lr': POSITIVE,
-    'weight_decay': NOT_NEGATIVE,
-}
 
-
-def classified() -> dict[str, Any]:
-    return {
-        'x': torch.linspace(-1, 1, 12).view(N, 2),
-        'edge_index': undirected(),
-        'y': torch.tensor([0, 1, 0, 1, 0, 1]),
-    }
-
-
-entry(
-    'nn.learned_partition',
-    lambda: {**classified(), 'num_shards': 2, 'max_epochs': 2},
-    names={'x': "'(x|y|edge_index)'"},
-    num_shards=integer(1, N),
-    **LEARNED,
-)
-entry(
-    'nn.partition_embedding',
-    lambda: {**classified(), 'epochs': 2},
-    names={'x': "'(x|y|edge_index)'"},
-    **LEARNED,
-)
 
 # Transforms ##################################################################
 
@@ -463,14 +235,6 @@ entry(
     names=DATA_NAMES,
     data=DATA,
 )
-for name, make in (
-    ('AGP', agp),
-    ('GDC', lambda: transforms.GDC('appnp', alpha=0.2, top_k=2)),
-):
-    entry(
-        f'transforms.{name}.make_measure',
-        lambda make=make: (make(), {'graph': csr()}),
-    )
 entry(
     'transforms.GDC',
     lambda: {'measure': 'appnp', 'alpha': 0.2, 'top_k': 2},
@@ -496,54 +260,16 @@ entry(
     names=DATA_NAMES,
     data=DATA,
 )
-entry(
-    'transforms.BoundedDegree',
-    lambda: {'K': 2},
-)
-entry(
-    'transforms.BoundedDegree.forward',
-    lambda: (transforms.BoundedDegree(2), {'data': plain_data()}),
-    names=DATA_NAMES,
-    data=data(empty=True),
-)
 EMBEDDING = {
     'max_degree': integer(1, none=True),
     'clip': FLAG,
     'attr': NAME,
     'dtype': values(3, 'float32', torch.int64, float, torch.float16),
 }
-EXEMPT['transforms.GraphEmbedding'] = 'abstract'
-entry(
-    'transforms.GraphScattering',
-    lambda: {'J': 2, 'Q': 2, 'L': 2},
-    J=J,
-    Q=J,
-    L=J,
-    wavelet=WAVELET,
-    low_pass=choice(),
-    linear=FLAG,
-    sparse=FLAG,
-    **EMBEDDING,
-)
 
 
 def scattering(**arguments: Any) -> Any:
     return transforms.GraphScattering(J=2, Q=2, L=2, **arguments)
-
-
-WIDTH = integer(1)
-for name, more in (
-    ('num_coefficients', {}),
-    ('path', {'index': 0}),
-    ('paths', {}),
-):
-    entry(
-        f'transforms.GraphScattering.{name}',
-        lambda more=more: (scattering(), {**more, 'num_features': 2}),
-        num_features=WIDTH,
-        **({'index': integer(0, 11)} if more else {}),
-    )
-entry('transforms.GFT', lambda: {}, **EMBEDDING)
 
 
 def unit_data() -> Data:
@@ -621,39 +347,11 @@ entry(
 
 WHETHER = values(3, 'a', None)
 
-WALK = {
-    'walk_length': integer(0),
-    'restarts': COUNT,
-    'roots': ROOTS,
-    'along': FLAG,
-}
-entry(
-    'sampler.DisjointWalkSampler',
-    lambda: {
-        'data': plain_data(),
-        'walk_length': 2,
-        'roots': torch.tensor([0, 2]),
-    },
-    TWICE,
-    MASK,
-    names=DATA_NAMES,
-    data=DATA,
-    **WALK,
-)
-
 
 def walk_sampler() -> Any:
     return sampler.DisjointWalkSampler(plain_data(), 2, seed=0)
 
 
-def ego_sampler() -> Any:
-    return sampler.EgoSampler(plain_data(), 1)
-
-
-entry(
-    'sampler.DisjointWalkSampler.partition',
-    lambda: (walk_sampler(), {}),
-)
 entry(
     'sampler.DisjointWalkSampler.sample_walks',
     lambda: (walk_sampler(), {'walks': walk_sampler().partition()}),
@@ -669,50 +367,6 @@ entry(
     ),
     input_id=values(3, 'a', [1], torch.tensor([0.5]), torch.zeros(99).long()),
     contiguous=WHETHER,
-)
-NODES = either(
-    instance(),
-    values(
-        NodeSamplerInput(None, torch.tensor([N])),
-        NodeSamplerInput(None, torch.tensor([-1])),
-        NodeSamplerInput(None, torch.tensor([0.5])),
-    ),
-)
-for name, make in (('DisjointWalk', walk_sampler), ('Ego', ego_sampler)):
-    entry(
-        f'sampler.{name}Sampler.sample_from_nodes',
-        lambda make=make: (
-            make(),
-            {
-                'inputs': NodeSamplerInput(
-                    None,
-                    walk_sampler().partition().roots[:1],
-                )
-            },
-        ),
-        names={'inputs': "'(inputs|roots)"},
-        inputs=NODES,
-    )
-    EXEMPT[f'sampler.{name}Sampler.sample_from_edges'] = 'refuses everything'
-entry(
-    'sampler.EgoSampler',
-    lambda: {
-        'data': plain_data(),
-        'num_hops': 2,
-        'roots': torch.tensor([0, 2]),
-    },
-    TWICE,
-    MASK,
-    names=DATA_NAMES,
-    data=DATA,
-    num_hops=integer(0),
-    roots=ROOTS,
-    along=FLAG,
-)
-entry(
-    'sampler.EgoSampler.sample_roots',
-    lambda: (ego_sampler(), {'index': torch.tensor([0, 1])}),
-    index=tensor(rows=False, low=0, high=N - 1),
 )
 OPTIONS = {
     'input_nodes': ROOTS,
@@ -742,10 +396,6 @@ def walk_loader() -> Any:
     return loader.DisjointWalkLoader(plain_data(), 1, 2, seed=0)
 
 
-def ego_loader() -> Any:
-    return loader.EgoLoader(plain_data(), 2, 1, 3, seed=0)
-
-
 entry(
     'loader.EgoLoader',
     lambda: {
@@ -762,10 +412,6 @@ entry(
     batch_size=integer(1, 2),
     **OPTIONS,
 )
-
-
-def graph_loader() -> Any:
-    return loader.GraphLoader([plain_data(), plain_data()], 1, seed=0)
 
 
 entry(
@@ -793,52 +439,6 @@ entry(
     batch_size=integer(1, 2),
     sample_rate=values('a', True, 0.5),
 )
-entry(
-    'loader.GraphLoader.sample_rate_at',
-    lambda: (graph_loader(), {'step': 0}),
-)
-EXEMPT['loader.StepLoader.most_at'] = 'called by check_batch alone'
-STEP = integer(0)
-for name, make in (
-    ('DisjointWalk', walk_loader),
-    ('Ego', ego_loader),
-    ('Graph', graph_loader),
-):
-    entry(
-        f'loader.{name}Loader.num_subgraphs_at',
-        lambda make=make: (make(), {'step': 0}),
-        step=STEP,
-    )
-    entry(
-        f'loader.{name}Loader.check_batch',
-        lambda make=make: (
-            make(),
-            {'batch': next(iter(make())), 'step': 0},
-        ),
-        Row('another batch', {'batch': plain_data()}, 'batch'),
-        names={'batch': "a batch|'transform'"},
-        batch=data(edges=False),
-        step=STEP,
-        count=integer(1, none=True),
-    )
-    EXEMPT[f'loader.{name}Loader.collate_fn'] = 'called by DataLoader alone'
-entry(
-    'loader.DisjointWalkLoader.draw',
-    lambda: (walk_loader(), {'step': 0}),
-    step=STEP,
-)
-entry(
-    'loader.StepLoader.sample_rate_at',
-    lambda: (walk_loader(), {'step': 0}),
-    step=STEP,
-)
-EXEMPT['loader.StepLoader'] = 'abstract'
-EXEMPT['loader.StepLoader.untransformed'] = 'called by the engine alone'
-EXEMPT['loader.GraphLoader.filter_fn'] = 'called by DataLoader alone'
-EXEMPT['loader.UnitLoader.filter_fn'] = 'called by DataLoader alone'
-EXEMPT['loader.StepLoader.num_subgraphs_at'] = 'abstract'
-EXEMPT['loader.StepLoader.check_batch'] = 'abstract'
-EXEMPT['loader.StepLoader.check_kwargs'] = 'what the loaders refuse it by'
 entry(
     'loader.ShardLoader',
     lambda: {'data': plain_data(), 'shard': shard(), 'num_shards': 3},
@@ -868,44 +468,6 @@ def followed() -> Any:
     return certificates.CurrentCertificate(logits, None, threat())
 
 
-def followed_arguments() -> dict[str, Any]:
-    return {'model': rand(N, 2), 'data': None, 'threat': threat()}
-
-
-entry(
-    'certificates.CurrentCertificate',
-    followed_arguments,
-    names={'model': "'(model|logits)'"},
-    model=LOGITS,
-    data=values(3, 'data', plain_data()),
-    threat=instance(),
-    alpha=number(0, 1, none=True),
-)
-entry(
-    'certificates.CurrentCertificate.after',
-    lambda: (followed(), followed_arguments()),
-    names={'model': "'(model|logits)'"},
-    model=LOGITS,
-    data=values(3, 'data', plain_data()),
-    threat=instance(),
-    solve=values(3, None, 'a'),
-)
-entry(
-    'certificates.CurrentCertificate.status_of',
-    lambda: (
-        followed(),
-        {'nodes': torch.tensor([1, 2]), 'root': followed().root},
-    ),
-    nodes=values(3, 'a', torch.tensor([0.5]), torch.tensor([N])),
-    root=values(3, None, 'another'),
-)
-entry(
-    'certificates.CurrentCertificate.save',
-    lambda: (followed(), {'path': temporary()}),
-    path=PATH,
-)
-
-
 def saved_certificate() -> dict[str, Any]:
     held, path = followed(), temporary()
     held.save(path)
@@ -922,12 +484,6 @@ entry(
     model=LOGITS,
     data=values(3, 'data', plain_data()),
     threat=instance(),
-)
-EXEMPT['certificates.Certificate'] = RESULT
-entry(
-    'certificates.Certificate.certified_accuracy',
-    lambda: (certificate(), {'labels': torch.zeros(N).long()}),
-    labels=tensor(),
 )
 CERTIFICATE = certificate()
 BROKEN = int(CERTIFICATE.targets[CERTIFICATE.broken][0])
@@ -1018,11 +574,6 @@ entry(
     undirected=values(3, 'yes', None, 1.0),
     num_nodes=integer(N),
 )
-entry(
-    'certificates.certifies',
-    lambda: {'threat': dict},
-    threat=values(3, 'ThreatModel', None, torch.tensor([0.5])),
-)
 
 
 def deployed() -> dict[str, Any]:
@@ -1074,31 +625,4 @@ entry(
     method=choice(),
     cost=choice(),
     tolerance=values('a', None, np.nan, -1.0, True, [0.5]),
-)
-entry(
-    'certificates.neighborhood_purity',
-    lambda: {'graph': csr(), 'labels': shard()},
-    labels=tensor(),
-)
-AXES = values(3, 'axes')
-LABEL = values(3, ['a'])
-entry(
-    'certificates.plot_certified_ratio',
-    lambda: {'budgets': [1], 'certificates': [CERTIFICATE]},
-    needs='matplotlib',
-    budgets=values(3, None, [1, 2], ['a'], [-1]),
-    certificates=values(3, None, [], ['a']),
-    label=LABEL,
-    ax=AXES,
-)
-entry(
-    'certificates.plot_purity',
-    lambda: {
-        'certificate': CERTIFICATE,
-        'purity': torch.ones(N, dtype=torch.float64),
-    },
-    needs='matplotlib',
-    purity=tensor(finite=False),
-    label=LABEL,
-    ax=AXES,
 )

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from bad_functional import (
     POSITIVE,
-    RESULT,
     SHARE,
     UNIT,
     N,
     rand,
 )
-from bad_ground import DATA, DATA_NAMES, RAW, saved, temporary
+from bad_ground import DATA, DATA_NAMES, saved, temporary
 from bad_inputs import (
     PATH,
     SEED,
@@ -28,137 +27,24 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_procedures import damaged, damaged_or_old
-from bad_table import EXEMPT, entry
-from torch_geometric.data import Data, HeteroData, TemporalData
+from bad_procedures import damaged_or_old
+from bad_table import entry
+from torch_geometric.data import Data, HeteroData
 
-from pyg_trust import loader, transforms, unlearning
-from pyg_trust.functional import Measure, katz, sgc
-from pyg_trust.functional.incremental import bare
-from pyg_trust.functional.sums import Sums
+from pyg_trust import transforms, unlearning
+from pyg_trust.agp.measures import Measure, katz, sgc
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import Update
 
 # Ops #########################################################################
 
-EXEMPT['ops.OpenRows'] = 'a bundle of tensors, checked where it is used'
-EXEMPT['ops.without_gradients'] = (
-    'nodes of torch graphs, from the recorder alone'
-)
 NODES = torch.tensor([1, 2])
 LIST = tensor(rows=False, finite=False)
 
 
-def rows() -> Any:
-    return bare(csr(), sgc(1)).receiving
-
-
 def ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.float64)
-
-
-entry(
-    'ops.pull_rows',
-    lambda: {
-        'rows': rows(),
-        'nodes': NODES,
-        'x': ones(N, 2),
-        'recv': ones(N),
-        'send': ones(N),
-        'out': ones(N, 2),
-        'z': ones(2, 2),
-    },
-    rows=instance(),
-    nodes=tensor(rows=False, finite=False, none=True),
-    x=RAW,
-    recv=RAW,
-    send=RAW,
-    out=tensor(finite=False, none=True, columns=True),
-    z=tensor(rows=False, finite=False, none=True, columns=True),
-    weight=values('half', None, [0.5]),
-    names={'nodes': "'(nodes|z)'", 'x': "'(x|recv|out|send)'"},
-)
-entry(
-    'ops.push_rows',
-    lambda: {
-        'rows': rows(),
-        'seeds': NODES,
-        'recv': ones(N) / 3,
-        'send': ones(N),
-        'theta': 1.0,
-        'follow': 0.5,
-        'z': ones(N, 2),
-        'residue': ones(N, 2),
-        'x': ones(N, 2),
-    },
-    rows=instance(),
-    seeds=LIST,
-    recv=RAW,
-    send=RAW,
-    theta=POSITIVE,
-    follow=number(0, 1, closed='low'),
-    z=RAW,
-    residue=tensor(finite=False, columns=True),
-    x=tensor(finite=False, none=True, columns=True),
-    names={'z': "'(z|residue)'"},
-)
-
-entry(
-    'ops.loss_gradient',
-    lambda: {
-        'Z': ones(N, 2),
-        'Y': ones(N, 3),
-        'W': ones(2, 3),
-        'head': 'ovr',
-        'columns': torch.tensor([2, 0]),
-    },
-    Z=RAW,
-    Y=RAW,
-    W=RAW,
-    head=choice(),
-    columns=tensor(rows=False, finite=False, none=True),
-    names={'Z': "'(Z|Y|W)'", 'W': "'(Y|W)'"},
-)
-
-entry(
-    'ops.loss_change',
-    lambda: {
-        'Z': ones(N, 2),
-        'Y': ones(N, 3),
-        'rows': NODES,
-        'old': ones(4, 2),
-        'old_Y': ones(4, 3),
-        'W': ones(2, 3),
-        'head': 'ovr',
-    },
-    Z=RAW,
-    Y=RAW,
-    rows=LIST,
-    old=RAW,
-    old_Y=RAW,
-    W=RAW,
-    head=choice(),
-    names={
-        'Z': "'(Z|Y|W|old)'",
-        'W': "'(Y|W|old_Y)'",
-        'old': "'(old|old_Y)'",
-    },
-)
-
-entry(
-    'ops.quasi_newton',
-    lambda: {
-        'grad': ones(2, 3),
-        'inverse': ones(3, 2, 2),
-        'past': ones(4, 2, 2, 3),
-        'count': 1,
-    },
-    grad=RAW,
-    inverse=RAW,
-    past=LIST,
-    count=integer(0, 4),
-    names={'grad': "'(grad|inverse|past)'", 'past': "'(past|count)'"},
-)
 
 
 def live() -> list[torch.Tensor]:
@@ -321,33 +207,17 @@ for name, edges in (
         edge_index=EDGES,
     )
 entry(
-    'transforms.PropagatedFeatures.insert_nodes',
-    lambda: (
-        features(),
-        {'x': ones(1, 2), 'edge_index': torch.tensor([[N], [1]])},
-    ),
-    x=tensor(columns=True, rows=False),
-    edge_index=edge_indices(N + 1),
-    names={'x': "'(x|edge_index)'"},
-)
-SOME = either(tensor(rows=False, low=0, high=N - 1, dtypes=(torch.float32,)))
-entry(
-    'transforms.PropagatedFeatures.remove_nodes',
-    lambda: (features(), {'nodes': NODES}),
-    nodes=SOME,
-)
-entry(
-    'transforms.PropagatedFeatures.rows',
-    lambda: (features(), {'nodes': NODES}),
-    nodes=tensor(
-        rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
-    ),
-)
-entry(
     'transforms.PropagatedFeatures.update_features',
     lambda: (features(), {'nodes': NODES, 'x': ones(2, 2)}),
     Row('twice', {'nodes': torch.tensor([1, 1])}, "'nodes'"),
-    nodes=SOME,
+    nodes=tensor(
+        rows=False,
+        low=0,
+        high=N - 1,
+        none=True,
+        numbers=True,
+        dtypes=(torch.float32,),
+    ),
     x=tensor(columns=True),
 )
 
@@ -373,11 +243,6 @@ entry(
     names={'edges': "'(edges|remove)'"},
 )
 entry(
-    'update.Update.arcs',
-    lambda: (Update(edges=missing()), {'undirected': True}),
-    undirected=values(3, None, 'a'),
-)
-entry(
     'update.NewNodes',
     lambda: {
         'x': ones(2, 2),
@@ -392,11 +257,6 @@ entry(
     train=tensor(finite=False, columns=False, none=True),
     n_id=tensor(finite=False, columns=False, none=True, low=0),
 )
-EXEMPT['update.NewNodes.check_next'] = 'called with a count of our own'
-EXEMPT['update.directs'] = 'makes the error of a refusal'
-EXEMPT['update.rows_of'] = 'called with names that were checked'
-EXEMPT['update.with_edges'] = 'called with a graph and update of our own'
-entry('update.Update.of', lambda: {'update': Update()}, update=values(3, [3]))
 entry(
     'transforms.PropagatedFeatures.update',
     lambda: (features(), {'update': Update(edges=missing())}),
@@ -405,36 +265,6 @@ entry(
     update=values(3, 'a', [3]),
 )
 
-
-def events() -> TemporalData:
-    ring = torch.arange(N)
-    return TemporalData(src=ring, dst=(ring + 1) % N, t=ring)
-
-
-def stream() -> Any:
-    return loader.EdgeStream(events(), window=2)
-
-
-entry(
-    'loader.EdgeStream',
-    lambda: {'loader': events(), 'start': missing()},
-    loader=values(3, None),
-    window=values(0.0, -1.0, 'a', [1]),
-    directed=values(3, None, 'a'),
-    start=tensor(finite=False, rows=False, none=True),
-    on_removed=choice(),
-    ignore_msg=values(3, None, 'a'),
-)
-entry(
-    'loader.EdgeStream.forget',
-    lambda: (stream(), {'nodes': NODES}),
-    nodes=tensor(rows=False, low=0, dtypes=(torch.float32,)),
-)
-entry(
-    'loader.EdgeStream.load_state_dict',
-    lambda: (stream(), {'state': stream().state_dict()}),
-    state=values(3, None, {}, {'edges': NODES}),
-)
 
 # Node classifiers ############################################################
 
@@ -496,7 +326,7 @@ entry(
     features=choice(),
     theta=values(0.5, 'a'),
     encoder=values(3, 'a', [1]),
-    encoder_is_public=values(3, None, 'a'),
+    start_is_public=values(3, None, 'a'),
     tol=POSITIVE,
     max_pending=integer(0),
     seed=SEED,
@@ -518,24 +348,14 @@ entry(
     names=DATA_NAMES,
     data=DATA,
     train_nodes=tensor(
-        rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
+        rows=False,
+        low=0,
+        high=N - 1,
+        dtypes=(torch.float32,),
+        none=True,
+        numbers=True,
     ),
     classes=values(3, 'a', [0], [0, 1, 1], [0, 1, -1], [0, 1, 2.5]),
-)
-WANTED = tensor(
-    rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
-)
-for name in ('decision_function', 'predict', 'predict_proba'):
-    entry(
-        f'unlearning.NodeClassifier.{name}',
-        lambda: (fitted(), {'nodes': NODES}),
-        nodes=WANTED,
-    )
-entry(
-    'unlearning.NodeClassifier.score',
-    lambda: (fitted(), {'nodes': NODES, 'y': nodes_data().y}),
-    nodes=SOME,
-    y=tensor(),
 )
 REQUEST = either(
     instance(),
@@ -545,7 +365,6 @@ REQUEST = either(
         RemovalRequest(nodes=[99]),
         RemovalRequest(labels=[5]),
         [],
-        [3],
     ),
 )
 for name in ('remove', 'plan'):
@@ -605,16 +424,6 @@ entry(
     state=damaged_or_old,
 )
 entry(
-    'unlearning.NodeClassifier.save',
-    lambda: (fitted(), {'path': temporary()}),
-    path=PATH,
-)
-entry(
-    'unlearning.NodeClassifier.save_for_check',
-    lambda: (fitted(), {'path': temporary()}),
-    path=PATH,
-)
-entry(
     'unlearning.NodeClassifier.load',
     lambda: (classifier(), {'path': saved_state()}),
     Row('another file', {'path': saved()}, 'state'),
@@ -663,19 +472,13 @@ entry(
     epsilon=POSITIVE,
     on_exceed=choice(),
     encoder=values(3, 'a', [1]),
-    encoder_is_public=values(3, None, 'a'),
+    start_is_public=values(3, None, 'a'),
     tol=POSITIVE,
     max_pending=integer(0),
     seed=SEED,
     names={'t': "'t'", 'alpha': "'alpha'", 'encoder': "'encoder'"},
 )
-entry(
-    'unlearning.LinkClassifier.fit',
-    lambda: (links(), {'data': links_data()}),
-    data=values(3, None, 'a'),
-    num_names=values(0, N - 1, 1.5, 'a'),
-)
-for name in ('decision_function', 'predict', 'predict_proba', 'score'):
+for name in ('decision_function', 'predict', 'predict_proba'):
     entry(
         f'unlearning.LinkClassifier.{name}',
         lambda: (linked(), {'edge_label_index': undirected()}),
@@ -684,17 +487,6 @@ for name in ('decision_function', 'predict', 'predict_proba', 'score'):
             *(torch.tensor([[0], [N]]), torch.tensor([[0], [-1]])),
         ),
     )
-entry(
-    'unlearning.LinkClassifier.load_state_dict',
-    lambda: (links(), {'state': linked().state_dict()}),
-    names={'state': 'state|config'},
-    state=damaged_or_old,
-)
-entry(
-    'unlearning.LinkClassifier.save',
-    lambda: (linked(), {'path': temporary()}),
-    path=PATH,
-)
 entry(
     'unlearning.LinkClassifier.load',
     lambda: (links(), {'path': linked_file()}),
@@ -716,14 +508,6 @@ entry(
     Row('of other weights', {'found': linked().verify()}, "'found'"),
     found=instance(),
 )
-for name in (
-    'LinkUnlearnReport',
-    'NodeAdditionReport',
-    'NodePlan',
-    'NodeUnlearnReport',
-    'NodeVerifyReport',
-):
-    EXEMPT[f'unlearning.{name}'] = RESULT
 
 
 def fitted_state() -> dict[str, Any]:
@@ -770,8 +554,8 @@ def liked_file() -> Path:
     return path
 
 
-NO_NAMES = values(3, None, 'a', [0.5], [-1], [99], [True], [[0]])
-NO_PAIRS = values(3, None, 'a', [(0.5, 1)], [(0, 3)], [(-1, 0)], [(0, 1, 2)])
+NO_NAMES = values('a', [0.5], [-1], [99], [True], [[0]])
+NO_PAIRS = values(3, 'a', [(0.5, 1)], [(1, 99)], [(-1, 0)], [(0, 1, 2)])
 entry(
     'unlearning.Recommender',
     lambda: {'method': 'paths', 'exponents': (0.5, 0.5, 0.5)},
@@ -809,27 +593,17 @@ entry(
     num_items=values(None, 'a', 0, -1, 1.5, 3),
     edge_type=values(3, 'a'),
 )
-entry(
-    'unlearning.Recommender.choose',
-    lambda: {
-        'interactions': torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 3]]),
-        'num_users': 3,
-        'num_items': 4,
-        'exponents': [(0.5, 0.5, 0.5)],
-        'share': 0.5,
-    },
-    interactions=values(3, None, 'a', torch.zeros(2, 2)),
-    num_users=values(None, 'a', 0, -1, 1.5),
-    num_items=values(None, 'a', 0, -1, 1.5),
-    exponents=values(3, 'a', [], [3], [(0.5, 0.5)], [(0.5, 0.5, 2.1)]),
-    k=integer(1),
-    edge_type=values(3, 'a'),
-)
 for name in ('plan', 'remove'):
     entry(
         f'unlearning.Recommender.{name}',
         lambda: (liked(), {'users': [0]}),
-        Row('nothing', {'users': []}, "'users', 'items' or 'interactions'"),
+        Row('nothing', {'users': []}, 'name something to remove'),
+        Row('a part', {'users': None, 'interactions': [(0, 3)]}, r'\(0, 3\)'),
+        names={
+            'users': "'users|user 99",
+            'items': "'items|item 99",
+            'interactions': r"'interactions|interaction \(1, 99\)",
+        },
         users=NO_NAMES,
         items=NO_NAMES,
         interactions=NO_PAIRS,
@@ -839,28 +613,6 @@ for name in ('plan', 'remove'):
             else {}
         ),
     )
-entry(
-    'unlearning.Recommender.recommend',
-    lambda: (liked(), {'users': [0], 'k': 2}),
-    users=NO_NAMES,
-    k=integer(1),
-)
-entry(
-    'unlearning.Recommender.counts',
-    lambda: (liked(), {'items': [0]}),
-    items=NO_NAMES,
-)
-entry(
-    'unlearning.Recommender.load_state_dict',
-    lambda: (liking()[0], {'state': liked().state_dict()}),
-    names={'state': 'state'},
-    state=damaged,
-)
-entry(
-    'unlearning.Recommender.save',
-    lambda: (liked(), {'path': temporary()}),
-    path=PATH,
-)
 entry(
     'unlearning.Recommender.load',
     lambda: (liking()[0], {'path': liked_file()}),
@@ -876,5 +628,3 @@ entry(
     Row('of other counts', {'found': liked().verify()}, "'found'"),
     found=instance(),
 )
-for name in ('Plan', 'Report', 'VerifyReport'):
-    EXEMPT[f'unlearning.Recommender{name}'] = RESULT

@@ -9,10 +9,7 @@ import torch
 from bad_functional import (
     COUNT,
     NOT_NEGATIVE,
-    ORDERS,
     POSITIVE,
-    RESULT,
-    SHARE,
     UNIT,
     N,
     rand,
@@ -36,15 +33,14 @@ from bad_inputs import (
     undirected,
     values,
 )
-from bad_layers import CHANNELS, changed_data, scattering, walk_loader
-from bad_table import EXEMPT, TABLE, entry
+from bad_layers import changed_data, scattering, walk_loader
+from bad_table import TABLE, entry
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import (
     audit,
     loader,
-    noise,
     privacy,
     transforms,
     unlearning,
@@ -54,10 +50,6 @@ from pyg_trust.update import Update
 
 # Privacy #####################################################################
 
-SPENT = {
-    'noise_multiplier': number(0),
-    'sample_rate': SHARE,
-}
 NOISE_NAMES = {'noise_multiplier': "'(noise_multiplier|lam)'"}
 
 
@@ -68,43 +60,10 @@ def accountant() -> Any:
 
 
 entry(
-    'privacy.Accountant.step',
-    lambda: (accountant(), {'noise_multiplier': 2.0, 'sample_rate': 0.5}),
-    names=NOISE_NAMES,
-    **SPENT,
-)
-entry(
-    'privacy.Accountant.spend_pure',
-    lambda: (accountant(), {'epsilon': 0.5}),
-)
-entry(
     'privacy.Accountant.get_epsilon',
     lambda: (accountant(), {'delta': 1e-5}),
     Row('more', {'alphas': [2.0]}, "'delta'"),
     args=anything('a row above refuses whatever comes'),
-)
-BUDGETED = {'epsilon': 5.0, 'delta': 1e-5}
-entry(
-    'privacy.Accountant.remaining_steps',
-    lambda: (
-        accountant(),
-        {**BUDGETED, 'noise_multiplier': 4.0, 'sample_rate': 0.5},
-    ),
-    names=NOISE_NAMES,
-    **SPENT,
-)
-entry(
-    'privacy.Accountant.noise_multiplier_for',
-    lambda: (accountant(), {**BUDGETED, 'sample_rate': 0.5, 'steps': 2}),
-    epsilon=POSITIVE,
-    sample_rate=SHARE,
-    steps=COUNT,
-)
-DESTINATION = values(3, 'state', [1])
-entry(
-    'privacy.Accountant.state_dict',
-    lambda: (accountant(), {}),
-    destination=DESTINATION,
 )
 
 
@@ -119,57 +78,8 @@ entry(
     names={'state_dict': 'state|pure_epsilon'},
     state_dict=damaged,
 )
-entry(
-    'privacy.PoissonAccountant',
-    lambda: {},
-)
-entry(
-    'privacy.FDPAccountant',
-    lambda: {'num_nodes': 100, 'batch_size': 10, 'terms': 3},
-    names={'batch_size': "'(batch_size|m)'", 'num_nodes': "'(num_nodes|m)'"},
-    num_nodes=COUNT,
-    batch_size=integer(1, 100),
-    terms=integer(1, 100),
-)
-for name in ('GroupAccountant', 'GroupPoissonAccountant'):
-    entry(
-        f'privacy.{name}',
-        lambda: {'num_roots': 100, 'occurrences': 3},
-        names={'num_roots': "'(num_roots|occurrences)'"},
-        num_roots=COUNT,
-        occurrences=integer(1, 100),
-    )
-for name in ('', 'WOR', 'Poisson', 'FDP', 'Group', 'GroupPoisson'):
-    EXEMPT[f'privacy.{name}Accountant.epsilon_of'] = (
-        'get_epsilon hands it a history and a delta that were checked'
-    )
-entry('privacy.create_accountant', lambda: {}, mechanism=choice())
-entry(
-    'privacy.Accountant.rdp',
-    lambda: (accountant(), {'orders': [2.0, 3.0]}),
-    orders=ORDERS,
-)
-entry(
-    'privacy.propose',
-    lambda: {
-        'num_subgraphs': 20,
-        'epsilon': 4.0,
-        'delta': 1e-3,
-        'steps': 3,
-        'accountant': 'rdp_wor',
-    },
-    accountant=choice(none=True),
-    terms=integer(1, 20),
-    passes=number(0, none=True),
-)
 RUNS = number(1, 500, closed='low high')
 SHAPE = number(0, 10, closed='low high')
-entry(
-    'privacy.search_epsilon',
-    lambda: {'bound': accountant(), 'delta': 1e-3, 'mean_runs': 3.0},
-    mean_runs=RUNS,
-    shape=values('a', None, True, -1.0, np.nan),
-)
 
 
 def train_once(rate: float) -> Any:
@@ -197,9 +107,6 @@ entry(
     Row('outside', {'initial': 1e9}, "'initial'"),
     bounds=values(3, None, (1.0,), (2.0, 1.0), (0.0, 1.0), ('a', 1.0)),
 )
-for name in ('count_std', 'gradient_multiplier'):
-    EXEMPT[f'privacy.AdaptiveNorm.{name}'] = 'called by the engine alone'
-EXEMPT['privacy.AdaptiveNorm.next'] = 'called by the engine alone'
 
 
 def release(data: Any) -> Any:
@@ -221,41 +128,6 @@ entry(
     Row('no labels', {'data': changed_data(y=None)}, "'data'"),
     Row('nothing', {'train': lambda data: 3}, "'train'"),
     claim=number(0, closed='low', none=True),
-)
-EXEMPT['privacy.Proposal'] = RESULT
-EXEMPT['privacy.SearchReport'] = RESULT
-SCORES = either(
-    values(3, None, 'a', [1.0, 2.0], ['a'] * 4, [[1.0]] * 4),
-    values([np.nan] * 4, torch.tensor([1.0])),
-)
-entry(
-    'audit.empirical_epsilon',
-    lambda: {'without': rand(8), 'with_': rand(8), 'delta': 0.05},
-    without=SCORES,
-    with_=SCORES,
-)
-entry(
-    'audit.canary_graph',
-    lambda: {'num_canaries': 4},
-)
-
-
-def attach(module: Any, optimizer: Any, data_loader: Any) -> Any:
-    engine = privacy.PrivacyEngine(seed=0)
-    return engine, engine.make_private(
-        module=module,
-        optimizer=optimizer,
-        data_loader=data_loader,
-        noise_multiplier=4.0,
-        max_grad_norm=1.0,
-        loss_reduction='sum',
-    )
-
-
-entry(
-    'audit.audit_training',
-    lambda: {'attach': attach, 'num_canaries': 16, 'seed': 0},
-    batch_size=integer(1, 16, none=True),
 )
 
 
@@ -386,10 +258,6 @@ entry(
     **PARTS,
 )
 entry(
-    'privacy.PrivacyEngine.get_epsilon',
-    lambda: (attached(), {'delta': 1e-3, 'steps': 2}),
-)
-entry(
     'privacy.PrivacyEngine.estimate_max_grad_norm',
     lambda: (
         privacy.PrivacyEngine(seed=0, ledger=temporary()),
@@ -408,85 +276,14 @@ entry(
     insist=values('yes', None),
 )
 entry(
-    'privacy.PrivacyEngine.load_state_dict',
-    lambda: (attached(), {'state': attached().state_dict()}),
-    names={'state': 'state'},
-    state=damaged,
-    rewind=FLAG,
-)
-entry(
     'privacy.PrivacyEngine.report',
     lambda: (attached(), {'delta': 1e-3}),
     Row('no target', {'delta': None}, "'delta'"),
     delta=UNIT,
 )
-for name in ('PrivacyReport', 'ClippedSum', 'PrivateTraining'):
-    EXEMPT[f'privacy.{name}'] = RESULT
-for name in ('PrivateModule', 'PrivateOptimizer', 'PrivateLoader'):
-    EXEMPT[f'privacy.{name}'] = 'made by the engine alone'
-EXEMPT['privacy.ClippedSum.of'] = 'made by Tape.clipped_sum'
-EXEMPT['privacy.Tape'] = 'made by SubgraphGradients.record'
-entry(
-    'privacy.PrivateOptimizer.step',
-    lambda: (fresh_optimizer(), {}),
-    closure=values(3, 'a'),
-)
 
 
-def fresh_optimizer() -> Any:
-    # Ready for a step.
-    _, optimizer, batches = (made := attached())._training
-    batch = next(iter(batches))
-    out = made._training.model(batch.x, batch.edge_index)
-    out[: batch.batch_size].sum().backward()
-    return optimizer
-
-
-EXEMPT['privacy.PrivateOptimizer.add_param_group'] = 'refuses everything'
-entry(
-    'privacy.PrivateOptimizer.zero_grad',
-    lambda: (attached()._training.optimizer, {}),
-    set_to_none=FLAG,
-)
-for name in ('forward', 'state_dict'):
-    EXEMPT[f'privacy.PrivateModule.{name}'] = 'that of the model inside'
-EXEMPT['privacy.PrivateOptimizer.load_state_dict'] = (
-    'that of the optimizer inside, with its errors'
-)
-entry('noise.SeededNoise', lambda: {})
 SHAPE = values(3.5, None, 'a', (1.5,), (-1,), (True,))
-for name, extra in (('SeededNoise', {'seed': 0}), ('SecureNoise', {})):
-    for draw in ('normal', 'cells'):
-        entry(
-            f'noise.{name}.{draw}',
-            lambda name=name, extra=extra: (
-                getattr(noise, name)(**extra),
-                {'shape': (2, 3)},
-            ),
-            shape=SHAPE,
-        )
-    entry(
-        f'noise.{name}.uniform',
-        lambda name=name, extra=extra: (
-            getattr(noise, name)(**extra),
-            {'count': 3},
-        ),
-        count=integer(0),
-    )
-entry('noise.SecureNoise', lambda: {}, source=FUNCTION)
-for made in (noise.SecureNoise, noise.SeededNoise):
-    entry(
-        f'noise.{made.__name__}.random_bytes',
-        lambda made=made: (made(), {'count': 5}),
-        count=integer(0, None),
-    )
-    entry(
-        f'noise.{made.__name__}.choose',
-        lambda made=made: (made(), {'count': 5, 'size': 2}),
-        count=COUNT,
-        size=integer(0, 5),
-    )
-OWNER = tensor(rows=False, low=0, high=1)
 
 
 def gradients() -> Any:
@@ -497,41 +294,8 @@ def owner() -> torch.Tensor:
     return torch.tensor([0, 0, 0, 1, 1, 1])
 
 
-entry(
-    'privacy.SubgraphGradients',
-    lambda: {'module': Net()},
-)
-entry(
-    'privacy.SubgraphGradients.record',
-    lambda: (gradients(), {'owner': owner(), 'num_subgraphs': 2}),
-    owner=OWNER,
-    num_subgraphs=COUNT,
-)
-
-
 def apart() -> torch.Tensor:
     return torch.tensor([[0, 1, 3, 4], [1, 2, 4, 5]])
-
-
-class Checked:
-    """The check, with what the module is called with."""
-
-    def __init__(self) -> None:
-        self.gradients = gradients()
-
-    def check(self, owner: Any, num_subgraphs: Any) -> str:
-        return self.gradients.check(
-            owner, num_subgraphs, torch.ones(N, 2), apart()
-        )
-
-
-entry(
-    'privacy.SubgraphGradients.check',
-    lambda: (Checked(), {'owner': owner(), 'num_subgraphs': 2}),
-    owner=OWNER,
-    num_subgraphs=COUNT,
-    args=anything('what the module takes'),
-)
 
 
 def tape() -> Any:
@@ -609,9 +373,6 @@ def classifier_state(**changes: Any) -> dict[str, Any]:
     return state
 
 
-TRAINING_GRAPHS = values(
-    3, None, 'a', [], [3], graphs()[:1], [*graphs(), None], [HeteroData()] * 2
-)
 GRAPHS = values(3, None, 'a', [], [3], [*graphs(), None], [HeteroData()])
 UNLABELLED = [Data(x=g.x, edge_index=g.edge_index) for g in graphs()]
 LABEL_ROW = Row('no labels', {'graphs': UNLABELLED}, "graph 0|'y'|'graphs'")
@@ -622,15 +383,6 @@ REQUESTS = (
 )
 ONE = torch.tensor([0]), torch.tensor([1])
 REQUEST_NAMES = {'request': "'request'|graph 99|node 99"}
-entry(
-    'unlearning.GINClassifier',
-    lambda: {},
-    max_degree=integer(1, none=True),
-    hidden_channels=CHANNELS,
-    num_layers=COUNT,
-    lr=POSITIVE,
-    epochs=integer(0),
-)
 entry(
     'unlearning.GINClassifier.fit',
     lambda: (gin(), {'graphs': graphs()}),
@@ -661,26 +413,6 @@ for name in ('predict', 'score'):
         names=GRAPH_NAMES,
         graphs=GRAPHS,
     )
-entry(
-    'unlearning.ScatteringClassifier',
-    lambda: {'transform': scattering()},
-    transform=instance(),
-    lam=POSITIVE,
-    release_std=POSITIVE,
-    epsilon=POSITIVE,
-    num_classes=integer(2, none=True),
-    loss=choice(),
-    mode=choice(),
-    on_exceed=choice(),
-    tol=POSITIVE,
-)
-entry(
-    'unlearning.ScatteringClassifier.fit',
-    lambda: (classifier(), {'graphs': graphs()}),
-    LABEL_ROW,
-    names=GRAPH_NAMES,
-    graphs=TRAINING_GRAPHS,
-)
 for name in ('decision_function', 'predict', 'predict_proba', 'score'):
     rows = (LABEL_ROW,) if name == 'score' else ()
     entry(
@@ -728,11 +460,6 @@ entry(
     names={'state': 'state'},
     state=damaged_or_old,
 )
-entry(
-    'unlearning.ScatteringClassifier.save',
-    lambda: (fitted_classifier(), {'path': temporary()}),
-    path=PATH,
-)
 
 
 def saved_classifier() -> Path:
@@ -747,15 +474,6 @@ entry(
     Row('another file', {'path': saved()}, 'state'),
     path=PATH,
 )
-for name in (
-    'ShardPlan',
-    'ShardRemovalReport',
-    'ShardReport',
-    'ShardVerifyReport',
-    'UnlearnReport',
-    'VerifyReport',
-):
-    EXEMPT[f'unlearning.{name}'] = RESULT
 entry(
     'audit.membership_inference',
     lambda: {
@@ -777,22 +495,6 @@ entry(
     others=tensor(
         rows=False, low=0, high=N - 1, empty=True, dtypes=(torch.float32,)
     ),
-)
-entry(
-    'unlearning.ShardStore',
-    lambda: {'folder': temporary()},
-    folder=PATH,
-)
-entry(
-    'unlearning.ShardStore.write',
-    lambda: (
-        unlearning.ShardStore(temporary()),
-        {'parts': {'a': torch.ones(2)}, 'plain': {'b': 1}},
-    ),
-    parts=values(3, None, 'a', [1], {3: 1}),
-    plain=values(3, None, 'a', [1], {'a': object()}),
-    keep_history=values(1, None, 'a'),
-    goes_on=values(1, None, 'a'),
 )
 
 
@@ -905,11 +607,6 @@ for name in ('predict', 'predict_proba'):
         nodes=values('a', [0.5], [-1], [N], torch.tensor([0.5]), [True]),
         names={'nodes': "'nodes'|node"},
     )
-entry(
-    'unlearning.ShardedUnlearner.shard_state',
-    lambda: (fitted_unlearner(), {'shard': 1}),
-    shard=integer(0, 1),
-)
 for name, given in (
     ('plan', 'update'),
     ('update', 'update'),
@@ -946,28 +643,6 @@ entry(
     names={'partition': "'(partition|method)'"},
     partition=PARTITIONS,
 )
-entry(
-    'unlearning.ShardedUnlearner.enqueue',
-    lambda: (fitted_unlearner(), {'request': RemovalRequest(nodes=[0])}),
-    request=instance(),
-)
-for name in (
-    'ShardedUnlearner.flush',
-    'ScatteringClassifier.verify',
-):
-    EXEMPT[f'unlearning.{name}'] = 'takes a flag alone'
-entry(
-    'unlearning.ShardedUnlearner.verify',
-    lambda: (fitted_unlearner(), {'shards': [0]}),
-    shards=values(3, 'a', [2], [-1], [0.5], [True], ['a']),
-    trainer=choice(),
-)
-entry(
-    'unlearning.ShardedUnlearner.load_state_dict',
-    lambda: (unlearner(), {'state': fitted_unlearner().state_dict()}),
-    names={'state': 'state'},
-    state=damaged_or_old,
-)
 FOLDERS = values(3, 1.5, ['a'])
 
 
@@ -993,48 +668,6 @@ def audited() -> Any:
     return audit.ShardedSubject(lambda **given: unlearner(**given))
 
 
-for name in (
-    'ShardedSubject',
-    'RetrainSubject',
-    'NodeSubject',
-    'ScatteringSubject',
-):
-    entry(
-        f'audit.{name}',
-        lambda: {'make': unlearner},
-        on_disk=FLAG,
-    )
-    # Its name is that of an argument of entry().
-    TABLE[f'audit.{name}'].kinds['make'] = FUNCTION
-for name in (
-    'Subject.fit',
-    'Subject.remove',
-    'Subject.predict_proba',
-    'ShardedSubject.fit',
-    'ShardedSubject.remove',
-    'ShardedSubject.predict_proba',
-    'RetrainSubject.fit',
-    'RetrainSubject.remove',
-    *(
-        f'{kind}Subject.{call}'
-        for kind in ('Node', 'Scattering')
-        for call in ('fit', 'remove', 'predict_proba')
-    ),
-):
-    EXEMPT[f'audit.{name}'] = (
-        'called by an audit, whose arguments are checked, and passed on to '
-        'an unlearner, which checks'
-    )
-EXEMPT['audit.Subject'] = 'what objects need to have, and none itself'
-EXEMPT['audit.RemovalAudit.plot'] = 'handed to matplotlib'
-for name in (
-    *('AuditReport', 'AuditRow', 'MembershipReport', 'PrivacyAudit'),
-    *('PrivacyAudit.of', 'RemovalAudit'),
-):
-    EXEMPT[f'audit.{name}'] = RESULT
-for name in ('', *('.changed', '.lacks', '.noisy_runs', '.run', '.score')):
-    EXEMPT[f'audit.Runs{name}'] = 'made by an audit, and called by attacks'
-EXEMPT['audit.Runs.subject'] = 'made by an audit, and called by attacks'
 entry(
     'audit.audit_removal',
     lambda: {
@@ -1057,21 +690,3 @@ entry(
     ),
 )
 TABLE['audit.audit_removal'].kinds['make'] = FUNCTION
-
-
-def verified(model: Any, request: Any) -> Any:
-    """The report of a removal, and what was verified after it."""
-    report = model.remove(request)
-    return report, {'found': model.verify()}
-
-
-entry(
-    'unlearning.ShardRemovalReport.verified',
-    lambda: verified(fitted_unlearner(), RemovalRequest(nodes=[0])),
-    found=instance(),
-)
-entry(
-    'unlearning.UnlearnReport.verified',
-    lambda: verified(fitted_classifier(), RemovalRequest(nodes={0: [1]})),
-    found=instance(),
-)

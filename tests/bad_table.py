@@ -32,8 +32,6 @@ class Entry(NamedTuple):
 
 
 TABLE: dict[str, Entry] = {}
-# Not in the table, and why.
-EXEMPT: dict[str, str] = {}
 
 # What an argument of this name is, wherever an entry says nothing else.
 NAMED: dict[str, Kind] = {

@@ -3,15 +3,13 @@
 from typing import Any
 
 import torch
-from bad_inputs import FLAG, Row, choice, integer, values
-from bad_table import EXEMPT, entry
+from bad_inputs import Row, integer, values
+from bad_table import entry
 from torch_geometric.data import HeteroData
 
 from pyg_trust.unit import PrivacyUnit
 
 BY = ('order', 'by', 'user')
-PERSONS = values(0.5, 'a', [0.5], [-1], [4], torch.tensor([0.5]))
-PATHS = values([('a', 'b', 'c')], [3], [])
 
 
 def shop() -> HeteroData:
@@ -59,70 +57,6 @@ entry(
     on_removal=values({'order': 'keep'}, {'user': 'drop'}),
     same=values(torch.tensor([[0], [4]]), torch.zeros(2, 1), 3),
 )
-entry(
-    'unit.PrivacyUnit.cascade',
-    lambda: (unit(), {'persons': [1]}),
-    persons=PERSONS,
-)
-entry(
-    'unit.PrivacyUnit.check',
-    lambda: (unit(), {'data': shop()}),
-    data=values(3, None, other()),
-)
-entry(
-    'unit.PrivacyUnit.is_own',
-    lambda: (unit(), {'path': [BY], 'node_type': 'user', 'symmetric': False}),
-    path=PATHS,
-    node_type=values(3, None),
-    symmetric=FLAG,
-)
-entry(
-    'unit.PrivacyUnit.has_one_row_each',
-    lambda: (unit(), {'node_type': 'order'}),
-    node_type=values(3, None),
-)
-entry(
-    'unit.PrivacyUnit.owners',
-    lambda: (unit(), {'node_type': 'order'}),
-    node_type=choice(),
-)
-entry(
-    'unit.PrivacyUnit.pairs',
-    lambda: (unit(), {'along': [BY], 'max_joint': 16}),
-    along=values([('a', 'b', 'c')], [3]),
-)
-entry(
-    'unit.PrivacyUnit.rows',
-    lambda: (unit(), {'person': 1}),
-    person=values('a', 0.5, -1, 4),
-)
-entry(
-    'unit.PrivacyUnit.names',
-    lambda: (unit(), {'persons': [1]}),
-    persons=PERSONS,
-)
-entry(
-    'unit.PrivacyUnit.table',
-    lambda: (unit(), {'data': shop()}),
-    data=values(3, None, other()),
-)
-entry(
-    'unit.PrivacyUnit.without',
-    lambda: (unit(), {'data': shop(), 'persons': [1]}),
-    data=values(3, None, other()),
-    persons=PERSONS,
-)
-entry(
-    'unit.PrivacyUnit.within',
-    lambda: (unit(), {'data': shop(), 'persons': [1]}),
-    data=values(3, None, other()),
-    persons=PERSONS,
-)
-entry(
-    'unit.PrivacyUnit.split',
-    lambda: (unit(), {'ratio': [0.5, 0.5], 'seed': 0}),
-    ratio=values([], [0.0], [0.9, 0.2], [-1], ['a'], 0.5),
-)
 ROWS = values(3, 'a', torch.zeros(4), torch.tensor([4]))
 entry(
     'unit.PrivacyUnit.check_apart',
@@ -139,37 +73,6 @@ entry(
     one=ROWS,
     other=ROWS,
 )
-EXEMPT['unit.Cascade'] = 'a result'
-EXEMPT['unit.path_steps'] = 'an inner step of what checks its arguments'
-
-
-def transform() -> Any:
-    from pyg_trust.transforms import MetapathFeatures
-
-    return MetapathFeatures([[BY]], 'user')
-
-
-entry(
-    'transforms.MetapathFeatures',
-    lambda: {
-        'paths': [[BY]],
-        'node_type': 'user',
-        'out': 'x',
-        'unit': unit(),
-        'concat': True,
-    },
-    paths=values([], 3, [3]),
-    node_type=values(3, None),
-    out=values(3, None),
-    unit=values(3, 'a'),
-)
-entry(
-    'transforms.MetapathFeatures.forward',
-    lambda: (transform(), {'data': shop()}),
-    data=values(3, None, HeteroData()),
-)
-EXEMPT['unit.PrivacyUnit.known'] = 'a check that others share'
-EXEMPT['removal.integers'] = 'a check that others share'
 
 
 def loader() -> Any:
@@ -212,18 +115,3 @@ entry(
     step=integer(0),
     count=integer(1, none=True),
 )
-entry(
-    'loader.UnitLoader.own_view',
-    lambda: (loader(), {'persons': torch.tensor([0, 2])}),
-    persons=ROWS,
-)
-for name in ('num_subgraphs_at', 'sample_rate_at'):
-    entry(
-        f'loader.UnitLoader.{name}',
-        lambda: (loader(), {'step': 0}),
-        step=integer(0),
-    )
-EXEMPT['loader.StepLoader.flat'] = 'called by the engine alone'
-EXEMPT['loader.UnitLoader.flat'] = 'called by the engine alone'
-EXEMPT['loader.UnitLoader.made'] = 'called by the engine alone'
-EXEMPT['loader.UnitLoader.collate_fn'] = 'called by DataLoader alone'

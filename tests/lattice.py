@@ -10,8 +10,8 @@ wrong one often not.
 import numpy as np
 from scipy.stats import fisher_exact
 
-#: A false alarm of a test in a thousand runs.
-LEAST = 1e-3
+#: Noise is not seeded: a false alarm of a test in a million runs.
+LEAST = 1e-6
 
 
 def could_be(y, std, guess=0.0):

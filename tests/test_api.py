@@ -1,172 +1,174 @@
+"""What is imported, exported and said: one process for all that imports."""
+
 import importlib
+import inspect
+import json
 import re
 import subprocess
 import sys
-from pathlib import Path
+import warnings
 
 import pytest
+import torch
 from package import modules
+from procedures import PROCEDURES
+from tqdm import tqdm
 
 import pyg_trust
 from pyg_trust import _moved
+from pyg_trust._progress import Bar
 
 
-@pytest.mark.parametrize('name', list(modules()))
-def test_public_names_exist_and_are_documented(name):
-    module = importlib.import_module(name)
-    assert module.__doc__
-    names = getattr(module, '__all__', [])
-    assert len(names) == len(set(names))
-    for public in names:
-        assert getattr(module, public).__doc__, public
-
-
-# The most names of a package: more belong into its modules.
-@pytest.mark.parametrize(
-    ('package', 'limit'),
-    [('functional', 70), ('privacy', 24), ('unlearning', 16)],
-)
-def test_packages_export_the_names_that_most_users_need(package, limit):
-    module = importlib.import_module(f'pyg_trust.{package}')
-    assert len(module.__all__) <= limit
+def test_public_names_exist_and_are_documented():
+    for name in modules():
+        module = importlib.import_module(name)
+        assert module.__doc__, name
+        names = getattr(module, '__all__', [])
+        assert len(names) == len(set(names)), name
+        for public in names:
+            assert getattr(module, public).__doc__, f'{name}.{public}'
 
 
 def test_version():
-    assert re.fullmatch(r'\d+\.\d+\.\d+(\.dev\d+)?', pyg_trust.__version__)
-    from importlib.metadata import version
-
-    assert version('pyg_trust') == pyg_trust.__version__
-
-
-def test_importing_has_no_side_effects():
-    code = """
-import os, random, sys, warnings
-import numpy, torch, torch_geometric
-import scipy.sparse.linalg, scipy.special
-before = (
-    dict(os.environ),
-    list(warnings.filters),
-    random.getstate(),
-    torch.get_rng_state().tolist(),
-    numpy.random.get_state()[1].tolist(),
-    torch.get_num_threads(),
-)
-warnings.simplefilter('error')
-import pyg_trust, pyg_trust.functional, pyg_trust.nn, pyg_trust.transforms
-import pyg_trust.loader, pyg_trust.sampler
-warnings.filters.pop(0)
-after = (
-    dict(os.environ),
-    list(warnings.filters),
-    random.getstate(),
-    torch.get_rng_state().tolist(),
-    numpy.random.get_state()[1].tolist(),
-    torch.get_num_threads(),
-)
-assert before == after
-"""
-    done = subprocess.run(
-        [sys.executable, '-c', code], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ''
-    assert done.stderr == ''
-
-
-def test_packages_are_there_after_one_import():
-    code = (
-        'import sys, pyg_trust; '
-        'assert "pyg_trust.transforms" not in sys.modules; '
-        'pyg_trust.transforms.AGP; pyg_trust.nn.APPNP; '
-        'assert "functional" in dir(pyg_trust); '
-        'assert not hasattr(pyg_trust, "nothing")'
-    )
-    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True)
+    assert re.match(r'\d+\.\d+\.\d+', pyg_trust.__version__)
 
 
 SLOW = (
-    'cvxpy',
-    'dp_accounting',
-    'highspy',
-    'matplotlib',
-    'scipy.fft',
-    'scipy.optimize',
-    'scipy.signal',
-    'scipy.sparse.linalg',
-    'scipy.special',
-    'scipy.stats',
-    'sklearn',
+    *('cvxpy', 'dp_accounting', 'highspy', 'matplotlib', 'scipy.fft'),
+    *('scipy.optimize', 'scipy.signal', 'scipy.sparse.linalg'),
+    *('scipy.special', 'scipy.stats', 'sklearn', 'opacus'),
 )
+IMPORTS = f"""
+import json, os, random, sys, time, warnings
+import numpy, scipy.sparse, torch, torch_geometric
+slow = {SLOW}
+known = set(sys.modules)  # PyG's own differ from version to version
+
+def surroundings():
+    return [
+        dict(os.environ), list(warnings.filters), random.getstate(),
+        torch.get_rng_state().tolist(), numpy.random.get_state()[1].tolist(),
+        torch.get_num_threads(),
+    ]
+
+warnings.simplefilter('error')
+found, before = {{}}, surroundings()
+import pyg_trust
+found['lazy'] = 'pyg_trust.transforms' not in sys.modules
+found['listed'] = 'agp' in dir(pyg_trust)
+found['nothing'] = not hasattr(pyg_trust, 'nothing')
+start = time.process_time()
+import pyg_trust.transforms, pyg_trust.nn, pyg_trust.agp
+import pyg_trust.loader, pyg_trust.sampler, pyg_trust.report
+import pyg_trust.certificates, pyg_trust.unlearning
+found['quick'] = time.process_time() - start < 5
+found['alone'] = not [m for m in slow if m in set(sys.modules) - known]
+found['unchanged'] = before == surroundings()
+found['there'] = bool(pyg_trust.transforms.AGP and pyg_trust.nn.APPNP)
+import opacus.accountants
+there = set(vars(opacus.accountants))
+import pyg_trust.privacy
+found['opacus'] = there == set(vars(opacus.accountants))
+print(json.dumps(found))
+"""
 
 
-@pytest.mark.parametrize(
-    ('imports', 'slow'),
-    [
-        ('pyg_trust', (*SLOW, 'opacus', 'scipy.sparse')),
-        (
-            'pyg_trust.certificates, pyg_trust.functional, pyg_trust.loader, '
-            'pyg_trust.nn, pyg_trust.report, pyg_trust.sampler, '
-            'pyg_trust.transforms, pyg_trust.unlearning',
-            (*SLOW, 'opacus'),
-        ),
-    ],
-)
-def test_what_is_slow_is_imported_by_whoever_needs_it(imports, slow):
-    # Beyond what PyG itself imports, which differs from version to version.
-    code = (
-        'import sys, torch_geometric; before = set(sys.modules); '
-        f'import {imports}; '
-        f'print(*[m for m in {slow} if m in set(sys.modules) - before])'
-    )
+def test_importing_is_quick_lazy_quiet_and_changes_nothing():
     done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', code],
-        check=True,
+        [sys.executable, '-W', 'ignore', '-c', IMPORTS],
         capture_output=True,
         text=True,
     )
-    assert done.stdout.split() == []
+    assert (done.returncode, done.stderr) == (0, ''), done.stderr
+    found = json.loads(done.stdout)
+    assert not [name for name, holds in found.items() if not holds]
 
 
-def names_of_the_last_release():
+def test_names_of_the_last_release_work_and_warn():
     for package, names in _moved._MOVED.items():
+        module = importlib.import_module(f'pyg_trust.{package}')
         for name, place in names.items():
-            yield package, name, place
+            home, _, new = place.partition(':')
+            assert name not in getattr(module, '__all__', ())
+            said = f'pyg_trust.{home}$'
+            with pytest.warns(DeprecationWarning, match=said) as warned:
+                found = getattr(module, name)
+            # Whoever imports it is told, and not this package.
+            assert warned[0].filename == __file__
+            home = importlib.import_module(f'pyg_trust.{home}')
+            assert found is getattr(home, new or name)
 
 
-@pytest.mark.parametrize(
-    ('package', 'name', 'place'), list(names_of_the_last_release())
-)
-def test_names_of_the_last_release_work_and_warn(package, name, place):
-    module = importlib.import_module(f'pyg_trust.{package}')
-    home, _, new = place.partition(':')
-    assert name not in module.__all__
-    with pytest.warns(DeprecationWarning, match=f'pyg_trust.{home}$') as said:
-        found = getattr(module, name)
-    # Whoever imports it is told, and not this package.
-    assert said[0].filename == __file__
-    home = importlib.import_module(f'pyg_trust.{home}')
-    assert found is getattr(home, new or name)
+@pytest.mark.parametrize('name', PROCEDURES)
+def test_procedures_say_nothing_and_show_progress_on_request(
+    name, tmp_path, capfd, monkeypatch
+):
+    procedure = PROCEDURES[name]
+    quiet, shown = tmp_path / 'quiet', tmp_path / 'shown'
+    quiet.mkdir()
+    shown.mkdir()
+    objects = procedure.prepare(quiet)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            procedure.run(objects, False)
+    finally:
+        torch.set_warn_always(always)
+    assert capfd.readouterr() == ('', '')
+
+    objects = procedure.prepare(shown)
+    shown, made = [], tqdm.__init__
+
+    def noted(bar, *args, **kwargs):
+        made(bar, *args, **kwargs)
+        if not bar.disable:
+            shown.append(kwargs['desc'])
+
+    monkeypatch.setattr(tqdm, '__init__', noted)
+    procedure.run(objects, True)
+    out, err = capfd.readouterr()
+    assert out == ''
+    assert bool(err) == (procedure.shows > 0)
+    assert len(shown) == max(procedure.shows, 0)
+    assert all(shown)  # each is named
 
 
-def test_no_file_uses_a_name_of_the_last_release():
-    root = Path(pyg_trust.__file__).parent.parent
-    old = {f'{p}.{name}' for p, name, _ in names_of_the_last_release()}
-    files = [
-        *(root / 'docs').glob('*.*'),
-        *(root / 'docs' / 'theory').glob('*.rst'),
-    ]
-    for folder in ('pyg_trust', 'examples', 'tests', 'benchmarks'):
-        files += (root / folder).rglob('*.py')
-    found = []
-    for file in (root / 'README.md', root / 'CONTRIBUTING.md', *files):
-        text = file.read_text()
-        for package, names in re.findall(
-            r'from pyg_trust\.(\w+) import (\([^)]*\)|[^(\n]*)', text
-        ):
-            for name in re.findall(r'\w+', names):
-                if f'{package}.{name}' in old:
-                    found.append((file.name, package, name))
-        for package, name in re.findall(r'pyg_trust\.(\w+)\.(\w+)\b', text):
-            if f'{package}.{name}' in old:
-                found.append((file.name, package, name))
-    assert not found
+def test_bars_are_for_terminals_by_default_and_last():
+    found = 0
+    for name in modules():
+        for member in vars(importlib.import_module(name)).values():
+            public = getattr(member, '__module__', None) == name
+            for function in (
+                vars(member).values() if inspect.isclass(member) else [member]
+            ):
+                if not (public and inspect.isfunction(function)):
+                    continue
+                parameters = inspect.signature(function).parameters
+                bar = parameters.get('progress_bar')
+                private = '._' in f'{name}.{function.__qualname__}'
+                if bar is None or private or function.__name__[0] == '_':
+                    continue
+                found += 1
+                last = [
+                    p for p in parameters.values() if p.kind != p.VAR_KEYWORD
+                ]
+                # None shows one in a terminal, after two seconds.
+                assert last[-1] is bar, function
+                assert bar.default is None, function
+    assert found > 30
+
+
+def test_a_hidden_bar_takes_no_lock(monkeypatch):
+    # A fork that was killed while it held tqdm's stopped its parent for good.
+    def locked():
+        raise AssertionError('the lock was taken')
+
+    monkeypatch.setattr(tqdm, 'get_lock', locked)
+    monkeypatch.setattr(tqdm, '_lock', None, raising=False)
+    assert list(Bar(range(3), disable=True, desc='it')) == [0, 1, 2]
+    with Bar(total=3, disable=True) as bar:
+        bar.update(2)
+        bar.set_postfix(left=1)
+        bar.set_description('that')

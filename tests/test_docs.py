@@ -1,4 +1,4 @@
-"""The guides: prefixes that match, tables that tests stand for, snippets."""
+"""The guides: made without a warning, names that are there, snippets."""
 
 import ast
 import importlib
@@ -12,51 +12,10 @@ import pytest
 import warm
 
 import pyg_trust
-from pyg_trust.functional import plan_memory
+from pyg_trust.agp.out_of_core import plan_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(pyg_trust.__file__).parent
-
-
-def capabilities():
-    """The table of docs/conf.py, without sphinx."""
-    tree = ast.parse((ROOT / 'docs' / 'conf.py').read_text())
-    for node in tree.body:
-        if not isinstance(node, ast.Assign):
-            continue
-        if ast.unparse(node.targets[0]) == 'CAPABILITIES':
-            return ast.literal_eval(node.value)
-    raise AssertionError('docs/conf.py has no CAPABILITIES')
-
-
-def modules():
-    for path in PACKAGE.rglob('*.py'):
-        name = '.'.join(path.relative_to(PACKAGE).with_suffix('').parts)
-        yield name.removesuffix('.__init__')
-
-
-def test_every_prefix_of_the_api_pages_matches_a_module():
-    found = set(modules())
-    dead = [
-        prefix
-        for prefixes in capabilities().values()
-        for prefix in prefixes
-        if not any(name.startswith(prefix) for name in found)
-    ]
-    assert not dead
-
-
-def test_mathematics_belongs_to_a_capability():
-    # The last one takes what no other does.
-    *named, _ = capabilities().values()
-    prefixes = [prefix for each in named for prefix in each]
-    odd = [
-        name
-        for name in modules()
-        if name.split('.')[0] in ('privacy', 'certificates', 'unlearning')
-        and not any(name.startswith(prefix) for prefix in prefixes)
-    ]
-    assert not odd
 
 
 @pytest.mark.sources('docs/', 'pyg_trust/', 'examples/tutorials/')
@@ -80,11 +39,6 @@ def snippets(text):
 
 
 README = (ROOT / 'README.md').read_text()
-
-
-def test_the_readme_is_short_and_has_five_snippets():
-    assert len(README.splitlines()) <= 125
-    assert len(snippets(README)) == 5
 
 
 #: Planetoid's Cora, made small, so that nothing is downloaded.
@@ -117,7 +71,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize('number', range(5))
+@pytest.mark.parametrize('number', range(len(snippets(README))))
 def test_a_snippet_of_the_readme_runs(number, tmp_path):
     code = snippets(README)[number]
     for old, new in CHANGES.items():
@@ -220,53 +174,6 @@ def test_the_page_on_your_own_data_runs_on_it(mine, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def minutes(text):
-    """Reading: 200 words of prose a minute, 10 seconds a line of code.
-
-    Of a script up to the last block, which is a picture for whoever likes;
-    lines of brackets alone are not read. Of a page without its contents.
-    """
-    prose, code, inside = [], 0, False
-    if text.startswith('"""'):
-        _, title, text = HIDDEN.sub('', text).split('"""', 2)
-        text = text.partition('# That is all.')[0]
-        prose.append(title)
-        for line in text.splitlines():
-            if line.startswith('#'):
-                prose.append(line.lstrip('#% -'))
-            else:
-                code += bool(re.search(r'\w', line))
-    else:
-        for line in text.partition('.. toctree::')[0].splitlines():
-            inside = line.startswith('.. code-block') or (
-                inside and (not line or line[0] == ' ')
-            )
-            if inside:
-                code += bool(line) and not line.startswith('..')
-            elif not re.match(r'\s*(\.\.|:[\w-]+: )', line):
-                prose.append(line)
-    words = re.sub(r':\w+:`|[-=`*~]', ' ', ' '.join(prose)).split()
-    return len(words) / 200 + code / 6
-
-
-def test_a_newcomer_reads_the_way_to_a_model_in_15_minutes():
-    docs = ROOT / 'docs'
-    way = [
-        minutes(page.read_text())
-        for page in (docs / 'index.rst', docs / 'which.rst', OWN)
-    ]
-    assert 10 < sum(way) <= 15, way
-
-
-def test_reading_takes_what_it_takes():
-    assert minutes('word ' * 200) == 1
-    assert minutes('.. code-block:: bash\n\n   a\n   b\n\nword\n') == (
-        pytest.approx(2 / 6 + 1 / 200)
-    )
-    script = '"""one two"""\n# three\nx = (\n    1\n)\n# That is all. No'
-    assert minutes(script) == pytest.approx(2 / 6 + 3 / 200)
-
-
 # But what a build writes among them.
 GUIDES = sorted(
     path
@@ -305,96 +212,14 @@ def resolves(name):
     return True
 
 
-@pytest.mark.parametrize(
-    'page', [*GUIDES, ROOT / 'README.md'], ids=lambda page: page.stem
-)
-def test_what_a_page_names_is_there(page):
-    dead = [n for n in named(page.read_text()) if not resolves(n)]
-    assert not dead
-
-
-def test_a_name_that_is_gone_is_found():
-    text = ':class:`~pyg_trust.privacy.Gone`, ``pyg_trust.nn.PPNP``'
-    text += ' ``nn.Gone``'
-    names = named(text + '\nfrom pyg_trust.graph import CSRGraph, Lost\n')
-    assert {n for n in names if not resolves(n)} == {
-        'pyg_trust.nn.Gone',
-        'pyg_trust.privacy.Gone',
-        'pyg_trust.graph.Lost',
-    }
-
-
-FOLDERS = ('benchmarks', 'csrc', 'docs', 'examples', 'pyg_trust', 'tests')
-
-
-def files(text):
-    """The files of the repository that a page names."""
-    return set(
-        re.findall(r'``[^`]*?([\w/]+\.(?:py|sh|h|cpp|rst|cff))\b', text)
-    )
-
-
-@pytest.mark.parametrize('page', GUIDES, ids=lambda page: page.stem)
-def test_files_that_a_page_names_are_there(page):
-    known = [p for f in FOLDERS for p in (ROOT / f).rglob('*.*')]
-    known += [p for p in ROOT.glob('*') if p.is_file()]
-    names = [f'/{path.relative_to(ROOT)}' for path in known]
-    lost = [
-        name
-        for name in files(page.read_text())
-        if not any(path.endswith(f'/{name}') for path in names)
-    ]
-    assert set(lost) <= {'job.py'}
-
-
-def options(text):
-    """Arguments with a value, as ``name=value`` or ``name='value'``."""
-    return set(re.findall(r'``([a-z]\w*)=[^`]*``', text))
-
-
-def test_arguments_that_pages_name_are_somewhere():
-    source = '\n'.join(p.read_text() for p in PACKAGE.rglob('*.py'))
-    words = set(re.findall(r'\w+', source))
-    for page in GUIDES:
-        assert options(page.read_text()) <= words | {'seed'}, page
-
-
-def test_every_tutorial_has_a_title_and_a_figure():
-    scripts = sorted(OWN.parent.glob('plot_*.py'))
-    assert len(scripts) >= 8
-    for script in scripts:
-        title, line, *_ = ast.get_docstring(
-            ast.parse(script.read_text())
-        ).splitlines()
-        assert line == '=' * len(title)
-        assert 'plt.show()' in script.read_text()  # the gallery's thumbnail
-
-
-def test_pages_of_the_site_that_files_link_to_are_there():
-    pages = re.findall(r'\]\(([^)#:]+)\)', README.replace('\n', ' '))
-    assert pages
-    for page in pages:
-        assert (ROOT / page).exists()
-
-
-def test_what_is_published_agrees_with_the_package():
-    citation = (ROOT / 'CITATION.cff').read_text()
-    assert f'\nversion: {pyg_trust.__version__}\n' in citation
-    project = (ROOT / 'pyproject.toml').read_text()
-    named = re.findall(r'Python :: (3\.\d+)"', project)
-    install = (ROOT / 'docs' / 'install.rst').read_text()
-    assert f'{named[0]} to {named[-1]}.' in install
-    assert f'requires-python = ">={named[0]}"' in project
-    torch_, pyg = (
-        re.search(rf'"{name}>=([\d.]+)"', project)[1]
-        for name in ('torch', 'torch-geometric')
-    )
-    assert f'{torch_} or later, CPU' in install
-    assert f'{pyg} or later' in install
-    workflow = ROOT / '.github' / 'workflows' / 'tests.yml'
-    if workflow.exists():  # no part of a source distribution
-        (line,) = re.findall(r'python: \[(.*)\]', workflow.read_text())
-        assert re.findall(r'[\d.]+', line) == named
+def test_what_pages_name_is_there():
+    for page in [*GUIDES, ROOT / 'README.md', ROOT / 'CONTRIBUTING.md']:
+        dead = [n for n in named(page.read_text()) if not resolves(n)]
+        assert not dead, page
+    gone = ':class:`~pyg_trust.privacy.Gone`, ``pyg_trust.nn.PPNP``'
+    gone += ' ``nn.Lost``\nfrom pyg_trust.graph import CSRGraph, Away\n'
+    found = {n.rpartition('.')[2] for n in named(gone) if not resolves(n)}
+    assert found == {'Gone', 'Lost', 'Away'}
 
 
 def messages():

@@ -11,13 +11,13 @@ import torch
 
 from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals
-from pyg_trust.kernel import chain
 from pyg_trust.ledger import (
     BudgetExceededError,
     PrivacyLedger,
     RemovalLedger,
     coarse,
 )
+from pyg_trust.verify import chain
 
 
 def filled():
@@ -115,7 +115,16 @@ def test_references_are_in_the_hash_and_used_once():
         assert 'person-7' not in str(error.value)
     with pytest.raises(TypeError, match="'reference'"):
         ledger.record('step', 0.4, reference=None)
+    # A line may stand for several requests, none of them twice.
+    c, d = 'c' * 32, 'd' * 32
+    for bad in (c + A, c + c, c + d[1:]):
+        with pytest.raises(ValueError, match="'reference'"):
+            ledger.record('step', 0.4, reference=bad)
     assert ledger.state_dict() == before
+    several = ledger.copy()
+    several.record('step', 0.4, reference=c + d)
+    assert all(map(several.refers_to, (c, d, c + d, A)))
+    assert not several.refers_to(c + B)
     # Lines without one are as they were.
     assert set(before['entries'][1]) == set(plain.state_dict()['entries'][2])
     for forged in (B, None):

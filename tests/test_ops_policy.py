@@ -2,13 +2,12 @@ import hashlib
 import itertools
 import math
 import os
-import subprocess
-import sys
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+import warm
 
 from pyg_trust import ops
 from pyg_trust.ops import PolicyFlips, PolicyThreat
@@ -653,19 +652,14 @@ def digest():
 @pytest.mark.parametrize('kind', ['default', 'avx2'])
 def test_policies_have_the_bits_of_any_processor(kind):
     here = os.path.dirname(__file__)
-    done = subprocess.run(
-        [
-            *(sys.executable, '-W', 'ignore', '-c'),
-            'from test_ops_policy import digest; print(digest())',
-        ],
+    done = warm.run(
+        *('-W', 'ignore', '-c'),
+        'from test_ops_policy import digest; print(digest())',
         cwd=here,
         env={
             **os.environ,
             'ATEN_CPU_CAPABILITY': kind,
             'PYTHONPATH': os.pathsep.join([os.path.dirname(here), here]),
         },
-        capture_output=True,
-        text=True,
-        check=True,
     )
-    assert done.stdout.strip() == digest()
+    assert done.stdout.strip() == digest(), done.stderr

@@ -117,42 +117,22 @@ def test_delete_removes_the_node():
         assert torch.equal(data[key], before[key])
 
 
-def test_mask_keeps_an_empty_node():
+def test_features():
     data = diamond()
-    before = data.clone()
-    out = remove_from_data(data, Part(nodes=(1,)), 'mask')
-    assert out.num_nodes == 4
-    assert out.n_id.tolist() == [0, -1, 2, 3]
-    assert edges(out) == {(0, 2), (2, 0), (2, 3), (3, 2)}
-    assert out.x[1].tolist() == [0, 0]
-    assert torch.equal(data.x, before.x)
-    with pytest.raises(ValueError, match='node 1 is not there'):
-        remove_from_data(out, Part(nodes=(1,)), 'mask')
-    # Node 2 has lost a neighbour in either mode.
-    out = remove_from_data(out, Part(nodes=(2,)), 'mask')
-    assert edges(out) == set()
-    out = remove_from_data(out, Part(nodes=(0,)), 'mask')
-    with pytest.raises(ValueError, match='no node'):
-        remove_from_data(out, Part(nodes=(3,)), 'mask')
-
-
-@pytest.mark.parametrize('mode', ['delete', 'mask'])
-def test_features(mode):
-    data = diamond()
-    out = remove_from_data(data, Part(features=(2,)), mode)
+    out = remove_from_data(data, Part(features=(2,)))
     assert out.num_nodes == 4
     assert out.x.tolist() == [[1, 2], [3, 4], [0, 0], [7, 8]]
     assert edges(out) == {tuple(e) for e in data.edge_index.t().tolist()}
     with pytest.raises(ValueError, match='removed before'):
-        remove_from_data(out, Part(features=(2,)), mode)
+        remove_from_data(out, Part(features=(2,)))
     # The mark moves with its node.
-    out = remove_from_data(out, Part(nodes=(0,)), mode)
+    out = remove_from_data(out, Part(nodes=(0,)))
     with pytest.raises(ValueError, match='removed before'):
-        remove_from_data(out, Part(features=(2,)), mode)
-    remove_from_data(out, Part(features=(3,)), mode)
+        remove_from_data(out, Part(features=(2,)))
+    remove_from_data(out, Part(features=(3,)))
     data.x = None
     with pytest.raises(ValueError, match="no features 'x'"):
-        remove_from_data(data, Part(features=(2,)), mode)
+        remove_from_data(data, Part(features=(2,)))
 
 
 def test_edges_of_undirected_and_directed_graphs():
@@ -255,8 +235,6 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=match):
             remove_from_data(data, part)
-    with pytest.raises(ValueError, match="'mode'"):
-        remove_from_data(data, Part(nodes=(0,)), 'forget')
     with pytest.raises(ValueError, match="'edge_index'"):
         remove_from_data(Data(x=torch.ones(2, 1)), Part(nodes=(0,)))
 

@@ -75,7 +75,7 @@ def touched(path):
     for file in changed() or ():
         folder, *inside = Path(file).with_suffix('').parts
         if file.startswith('csrc/'):
-            rooms |= {'ops', 'functional'}
+            rooms |= {'ops', 'agp', 'sampler'}
         elif folder in ('pyg_trust', 'tests') and inside:
             rooms |= {part.removeprefix('test_') for part in inside}
     path = path.relative_to(ROOT).with_suffix('')

@@ -17,14 +17,16 @@ from pyg_trust.check.answers import (
 )
 from pyg_trust.erasure import fields
 from pyg_trust.erasure.reports import ErasureReport
-from pyg_trust.kernel import chain
-from pyg_trust.kernel.accounting import judge_mu
-from pyg_trust.kernel.claims import amount, number, read_json
+from pyg_trust.verify import chain
+from pyg_trust.verify.accounting import judge_mu
+from pyg_trust.verify.claims import amount, number, read_json
 
 #: Modes of tasks that no line of a ledger stands for.
 STATED = ('not in it', 'removed before', 'by its owner')
 _LAYOUT = (AttributeError, KeyError, RecursionError, TypeError)
 REMOVED = ('now', 'batch', 'again', 'covered')
+#: The mode of a task that a line of a ledger stands for, and no guarantee.
+IN_LEDGER = 'in the ledger'
 
 
 def check_erasure(
@@ -34,7 +36,9 @@ def check_erasure(
 
     A task whose mode is ``'not in it'``, ``'removed before'`` or ``'by its
     owner'`` has no line in a ledger, and so is ``'not proved'``: the evidence
-    alone states it. A removal that noise covers is proved anew.
+    alone states it. So is what a note says was not in a model, and the
+    guarantee of a removal that a model's ledger has and the desk's file lost.
+    A removal that noise covers is proved anew.
 
     Args:
         path (str or Path): the path of the report, as its ``to_json()``.
@@ -92,11 +96,15 @@ def _of_task(task: dict[str, Any], path: str | Path | None) -> Checks:
         yield FAILS, f'{name} is {task["state"]}'
         return
     if mode not in STATED and not claim:
-        yield FAILS, f'{name} was removed from without a promise'
-    if mode not in (*STATED, *REMOVED) or (
+        lost = mode == IN_LEDGER
+        text = f'{name} was removed from without a promise'
+        yield UNPROVED if lost else FAILS, text
+    if mode not in (*STATED, *REMOVED, IN_LEDGER) or (
         mode != 'again' and (mode == 'covered') != ('mu' in claim)
     ):
         yield FAILS, f'{name}: its mode is not that of its promise'
+    if task['note']:
+        yield UNPROVED, f'{name}: {task["note"]}: stated by the evidence alone'
     if 'mu' in claim:
         mu = amount('mu', claim['mu'])
         epsilon, delta = number('epsilon', claim['epsilon']), claim['delta']
@@ -115,7 +123,7 @@ def _of_task(task: dict[str, Any], path: str | Path | None) -> Checks:
     at = [
         number
         for number, body in enumerate(read.bodies)
-        if body.get('reference') and body['reference'] == task['reference']
+        if task['reference'] in chain.references(body.get('reference', ''))
     ]
     if mode in STATED:
         if at:

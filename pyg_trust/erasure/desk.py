@@ -5,11 +5,12 @@ as few trainings as its date allows, and every recipient was told. The file
 survives the process, however it ends; the names and identities in it do not
 survive the completion of their request.
 
-**Once, however a process dies.** Before a batch begins, the desk writes down a
-random number. The model writes this number into the line of its own ledger
-that records the removal. An unfinished batch is looked up there: with the
-line, the removal was done; without, it was not. No removal is lost or done
-twice. What the model promises is in the desk before the line is on disk.
+**Once, however a process dies.** A model writes the references of requests
+(:func:`reference`) into the line of its own ledger that records their removal.
+What was not finished is looked up there, also by an older copy of the desk's
+file: with the line, the removal was done; without, it was not. No removal is
+lost or done twice. What the model promises is in the desk before the line is
+on disk.
 
 **What it is not.** A controller decides who may ask, which exceptions apply,
 and what to answer. The models' names stay in the models' ledgers
@@ -17,12 +18,14 @@ and what to answer. The models' names stay in the models' ledgers
 :obj:`names` lead from people to numbers that mean nothing to anybody else.
 """
 
+import hashlib
 import json
 import re
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +34,8 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import Number, OneOf, validated
 from pyg_trust.erasure import fields, queries
-from pyg_trust.erasure.places import GONE, Names, Place, read
+from pyg_trust.erasure.checking import IN_LEDGER
+from pyg_trust.erasure.places import Names, Place, read
 from pyg_trust.erasure.reports import (
     DeskPlan,
     DeskStatus,
@@ -40,6 +44,7 @@ from pyg_trust.erasure.reports import (
 )
 from pyg_trust.erasure.store import Store
 from pyg_trust.files import commit
+from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import RemovalRequest
 
 # A shorter removal is not waited for.
@@ -47,6 +52,17 @@ _QUICK = 1.0
 _HOUR = 3600.0
 # Seconds since 1970, to the year 9000.
 _TIME = Number(0.0, 2.2e11)
+
+
+def reference(place: str, number: str) -> str:
+    """Return the 32 digits that stand for a request in a model's ledger.
+
+    Args:
+        place (str): the name of the model.
+        number (str): the id of the request.
+    """
+    text = json.dumps([place, number])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class ErasureDesk:
@@ -71,11 +87,12 @@ class ErasureDesk:
 
     Args:
         path (str or Path): the path of the file, created if it does not exist.
-        zone (str): the controller's time zone. (default: :obj:`'UTC'`)
+        zone (str, optional): the controller's time zone; by default that of
+            the file, and UTC for a new one. (default: :obj:`None`)
         clock (Callable): returns the time in seconds since 1970.
             (default: :func:`time.time`)
-        policy (Policy, optional): the rules of the desk.
-            (default: :obj:`None`)
+        policy (Policy, optional): the rules of the desk, which the file
+            keeps; by default those of the file. (default: :obj:`None`)
 
     Raises:
         ValueError: if the zone is unknown, or the file is of another program
@@ -87,27 +104,35 @@ class ErasureDesk:
         self,
         path: str | Path,
         *,
-        zone: str = 'UTC',
+        zone: str | None = None,
         clock: Callable[[], float] = time.time,
         policy: Policy | None = None,
     ) -> None:
-        self.zone = fields.find_zone(zone)
-        self.policy = Policy() if policy is None else policy
+        if zone is not None:
+            fields.find_zone(zone)
         self._clock = clock
         self._places: dict[str, Place] = {}
         self._finished: list[str] = []
         self.path = Path(path).absolute()
         self._store = Store(self.path)
         self._sql, self._one = self._store.rows, self._store.one
+        held = {'zone': zone or 'UTC', 'policy': json.dumps(asdict(Policy()))}
         with self._store.change():
-            self._sql("INSERT OR IGNORE INTO setting VALUES ('zone', ?)", zone)
-        (known,) = self._one("SELECT value FROM setting WHERE name = 'zone'")
-        if known != zone:
+            for name, value in held.items():
+                self._sql(queries.NEW_SETTING, name, value)
+            if policy is not None:
+                text = json.dumps(asdict(policy))
+                self._sql(queries.SET_POLICY, text)
+        (known,) = self._one(queries.SETTING, 'zone')
+        if zone not in (None, known):
             self.close()
             raise ValueError(
                 f"'zone' needs to be {known!r}, by which the dates in "
                 f'{self.path} were made (got {zone!r})'
             )
+        self.zone = fields.find_zone(known)
+        (text,) = self._one(queries.SETTING, 'policy')
+        self.policy = Policy(**json.loads(text))
 
     def close(self) -> None:
         """Close the file."""
@@ -406,6 +431,7 @@ class ErasureDesk:
         for batch, *_ in self._sql(queries.BATCHES, name, 'in_progress'):
             self._perform(name, batch)
         self._repeat(name)
+        self._take_over(name)
         if self._places[name].covers:
             note = 'noise is not exact: fit again without it, then done()'
             with self._store.change():
@@ -475,51 +501,135 @@ class ErasureDesk:
             self._sql(queries.BEGIN, number)
         return batch
 
+    def _recorded(self, name: str, numbers: Iterable[str]) -> list[str]:
+        # The requests that the ledger of a model says were carried out.
+        ledger = self._places[name].ledger
+        return [n for n in numbers if ledger.refers_to(reference(name, n))]
+
+    def _take_over(self, name: str) -> None:
+        # An older file of the desk knows less than the ledger.
+        waiting = [number for number, *_ in self._sql(queries.WAITING, name)]
+        if waiting:
+            self._places[name].catch_up()
+        if done := self._recorded(name, waiting):
+            with self._store.change():
+                batch = self._begin(name, done, IN_LEDGER)
+            self._perform(name, batch)
+
     def _perform(self, name: str, batch: str) -> None:
         # Finish a batch that was begun.
         place, started = self._places[name], self._clock()
         place.catch_up()
-        how, is_done = '', place.ledger.refers_to(batch)
-        if not is_done:
-            (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
-            # Held since the process died: nothing has gone yet.
-            self._sql(queries.LEAVE_HALTED, batch)
-            named = [
-                (number, request)
-                for number, names in self._sql(queries.TASKS, batch)
-                if names and (request := place.named(read(names))) is not None
-            ]
-            requests = [request for _, request in named]
-            try:
-                self._promised(batch, None)
-                how = place.forget(
-                    requests, batch, lambda text: self._promised(batch, text)
-                )
-            except Exception as error:
-                is_refusal = isinstance(error, ValueError)
-                if place.ledger.refers_to(batch):
-                    raise
-                if is_refusal and len(named) > 1:
-                    self._divide(name, batch, [n for n, _ in named], mode)
-                    return
-                if mode != 'again':
-                    # Nothing was changed. Numbers in a message are names.
-                    note = re.sub(r'\d+', '#', str(error))
-                    with self._store.change():
-                        self._drop(batch)
-                        if is_refusal:
-                            self._sql(queries.REFUSE, note, named[0][0], name)
-                    if is_refusal:
-                        return
-                if not is_refusal or GONE not in str(error):
-                    raise
-                how = 'not in it'
-        place.keep()
-        took = None if is_done or how else max(0.0, self._clock() - started)
+        (mode,) = self._one('SELECT mode FROM batch WHERE id = ?', batch)
+        numbers = [number for number, _ in self._sql(queries.TASKS, batch)]
+        done = self._recorded(name, numbers)
+        if done:
+            rest = [number for number in numbers if number not in done]
+            if rest:
+                self._divide(name, batch, (done, rest), mode)
+            else:
+                self._finish(name, batch)
+            return
+        # Held since the process died: nothing has gone yet.
+        self._sql(queries.LEAVE_HALTED, batch)
+        named: dict[str, RemovalRequest] = {}
+        absent = []
+        for number, names in self._sql(queries.TASKS, batch):
+            request = place.named(read(names)) if names else None
+            if request is None:
+                absent.append(number)
+            else:
+                named[number] = request
+        if absent and named:
+            self._divide(name, batch, ([*named], absent), mode)
+            return
+        if not named:
+            self._finish(name, batch, 'not in it')
+            return
+        requests, all_of = [*named.values()], [*named]
+        ids = ''.join(reference(name, number) for number in all_of)
+        try:
+            self._promised(batch, None)
+            there = place.forget(
+                requests, ids, lambda text: self._promised(batch, text)
+            )
+        except Exception as error:
+            if self._recorded(name, all_of):
+                raise
+            is_refusal = isinstance(error, ValueError)
+            if is_refusal and len(named) > 1:
+                # One of them fails: try each half by itself.
+                middle = len(all_of) // 2
+                halves = all_of[:middle], all_of[middle:]
+                self._divide(name, batch, halves, mode)
+                return
+            if mode != 'again':
+                self._refuse(name, batch, all_of if is_refusal else [], error)
+            if mode == 'again' or not is_refusal:
+                raise
+            return
+        gone = [n for n, count in zip(named, there, strict=True) if not count]
+        if not gone:
+            seconds = max(0.0, self._clock() - started)
+            sizes = [len([*request.items()]) for request in requests]
+            left_out = [s - t for s, t in zip(sizes, there, strict=True)]
+            self._finish(name, batch, seconds=seconds, left_out=left_out)
+        elif len(gone) < len(named):
+            rest = [number for number in named if number not in gone]
+            self._divide(name, batch, (rest, gone), mode)
+        else:
+            self._absent(name, batch, named, mode)
+
+    def _absent(
+        self,
+        name: str,
+        batch: str,
+        named: dict[str, RemovalRequest],
+        mode: str,
+    ) -> None:
+        # Nothing of these requests is in the model.
+        place = self._places[name]
+        before = [n for n in named if place.has_removed(named[n])]
+        if before and len(before) < len(named):
+            rest = [number for number in named if number not in before]
+            self._divide(name, batch, (before, rest), mode)
+        elif before or mode == 'again':
+            how = 'removed before' if before else 'not in it'
+            self._finish(name, batch, how)
+        else:
+            why = 'nothing of it is there: it never was. Cancel it, or done()'
+            self._refuse(name, batch, [*named], why)
+
+    def _refuse(
+        self, name: str, batch: str, numbers: Sequence[str], why: object
+    ) -> None:
+        # Nothing was changed. Numbers in a message are names.
+        note = re.sub(r'\d+', '#', str(why))
         with self._store.change():
-            self._sql(queries.END_BATCH, place.ledger.head, took, how, batch)
-            for number, _ in self._sql(queries.TASKS, batch):
-                self._end_task(number, name, how)
+            self._drop(batch)
+            for number in numbers:
+                self._sql(queries.REFUSE, note, number, name)
+
+    def _finish(
+        self,
+        name: str,
+        batch: str,
+        how: str = '',
+        seconds: float | None = None,
+        left_out: Sequence[int] = (),
+    ) -> None:
+        place = self._places[name]
+        place.keep()
+        with self._store.change():
+            if not how and self._one(queries.PROMISE, batch) == (None,):
+                how = IN_LEDGER
+            head = place.ledger.head
+            self._sql(queries.END_BATCH, head, seconds, how, batch)
+            tasks = self._sql(queries.TASKS, batch)
+            counts = left_out or [0] * len(tasks)
+            for (number, _), count in zip(tasks, counts, strict=True):
+                note = f'{count} of its items were not there' if count else ''
+                self._end_task(number, name, how, note)
             self._complete()
 
     def _promised(self, batch: str, promise: str | None) -> None:
@@ -527,16 +637,14 @@ class ErasureDesk:
             self._sql(queries.PROMISED, promise, batch)
 
     def _divide(
-        self, name: str, batch: str, numbers: list[str], mode: str
+        self, name: str, batch: str, parts: Iterable[list[str]], mode: str
     ) -> None:
-        # One request of the batch fails: try each half by itself.
-        middle = len(numbers) // 2
+        # Try each part by itself.
         with self._store.change():
-            parts = numbers[:middle], numbers[middle:]
-            halves = [self._begin(name, part, mode) for part in parts]
+            made = [self._begin(name, part, mode) for part in parts]
             self._drop(batch)
-        for half in halves:
-            self._perform(name, half)
+        for part in made:
+            self._perform(name, part)
 
     def _drop(self, batch: str) -> None:
         self._sql(queries.UNDO, batch)
@@ -545,12 +653,13 @@ class ErasureDesk:
     def _missing(self, name: str) -> list[tuple[str, bool]]:
         # Batches that the desk has done, and the model has not; and whether
         # there was nothing to remove.
-        ledger = self._places[name].ledger
-        return [
-            (batch, bool(stated))
-            for batch, head, stated in self._sql(queries.BATCHES, name, 'done')
-            if not (ledger.refers_to(batch) or ledger.has(head))
-        ]
+        ledger, missing = self._places[name].ledger, []
+        for batch, head, stated in self._sql(queries.BATCHES, name, 'done'):
+            if not ledger.has(head):
+                tasks = [n for n, _ in self._sql(queries.TASKS, batch)]
+                if len(self._recorded(name, tasks)) < len(tasks):
+                    missing.append((batch, bool(stated)))
+        return missing
 
     def _repeat(self, name: str) -> None:
         # A model that was restored forgets again.
@@ -570,7 +679,6 @@ class ErasureDesk:
                 'with fresh=True'
             )
         for batch, numbers in missing.items():
-            # By the same id: a third state has its line from whichever.
             with self._store.change():
                 self._sql(queries.REPEAT, batch)
                 for number in numbers:
@@ -579,9 +687,11 @@ class ErasureDesk:
 
     # Completion #############################################################
 
-    def _end_task(self, number: str, name: str, how: str) -> None:
+    def _end_task(
+        self, number: str, name: str, how: str, note: str = ''
+    ) -> None:
         now = fields.written(self._now())
-        self._sql(queries.END_TASK, now, how, number, name)
+        self._sql(queries.END_TASK, now, note, how, number, name)
 
     def _complete(self) -> None:
         for (number,) in self._sql(queries.COMPLETE):
@@ -602,6 +712,13 @@ class ErasureDesk:
         self._sql(queries.FORGET_NOTES, number)
 
     # What can be seen #######################################################
+
+    def ledgers(self) -> dict[str, RemovalLedger]:
+        """Return the ledgers of the registered models, by name.
+
+        :func:`check_erasure` reads ``json.dumps(ledger.state_dict())``.
+        """
+        return {name: each.ledger for name, each in self._places.items()}
 
     @validated
     def report(self, subject_request_id: str) -> ErasureReport:
@@ -624,6 +741,9 @@ class ErasureDesk:
         tasks = self._store.named(queries.EVIDENCE, number)
         for task in tasks:
             task['is_model'] = bool(task['is_model'])
+            has_line = task.pop('batch') is not None
+            given = reference(task['name'], number) if has_line else None
+            task['reference'] = given
             task['promise'] = json.loads(task['promise'] or '{}')
         known[0]['overdue'] = bool(known[0]['overdue'])
         return ErasureReport(**known[0], tasks=tuple(tasks))

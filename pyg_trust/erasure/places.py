@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,10 @@ from pyg_trust._checks import check_instance
 from pyg_trust.files import commit
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import NotThere, RemovalRequest
 
 Names = Callable[[RemovalRequest], RemovalRequest | None]
 Store = Callable[[str], object]
-#: What models say of an item that is gone.
-GONE = 'removed before'
 
 
 class Place:
@@ -120,33 +118,34 @@ class Place:
 
     def forget(
         self, requests: list[RemovalRequest], reference: str, promised: Store
-    ) -> str:
+    ) -> list[int]:
         """Remove requests from the newest state; :meth:`keep` saves it.
 
         Args:
             requests (list): the requests, in names of the model.
-            reference (str): the id of their batch.
+            reference (str): their references, one after the other.
             promised (Callable): stores the model's guarantee, as JSON without
                 names; called before any file has the removal.
 
         Returns:
-            str: the other way in which the requests were met; empty if they
-            were removed.
+            list[int]: by request, how many of its items are there. If one has
+            none, nothing was removed.
         """
-        if not requests:
-            return 'not in it'
-        whole = RemovalRequest.batch(requests)
-        try:
-            return self._remove(whole, reference, promised)
-        except ValueError:
-            if len(requests) > 1 or self.ledger.refers_to(reference):
-                raise
-            rest = self.left(whole)
-            if rest == whole:
-                raise
-        if rest is None:
-            return 'removed before'
-        return self._remove(rest, reference, promised)
+        whole = [{*each.items()} for each in requests]
+        left = whole
+        while all(left):
+            parts = map(RemovalRequest.of_items, left)
+            asked = RemovalRequest.batch(p for p in parts if p is not None)
+            try:
+                self._remove(asked, reference, promised)
+                break
+            except NotThere as error:
+                # Not of a batch: edges of a node that goes are no part of it.
+                missing = {*error.missing.items()}
+                if all(missing.isdisjoint(each) for each in left):
+                    raise
+                left = [each - missing for each in left]
+        return [len(each) for each in left]
 
     def _remove(
         self, request: RemovalRequest, reference: str, promised: Store
@@ -219,53 +218,22 @@ class Place:
             named[1] += len(part.arcs)
         return max(n / max(1, h) for n, h in zip(named, held, strict=True))
 
-    def left(self, request: RemovalRequest) -> RemovalRequest | None:
-        """Drop items that the ledger lists as removed and the model lacks.
-
-        Returns:
-            RemovalRequest: the remaining request; :obj:`None` if nothing is
-            left.
-        """
-        done = self.ledger.removed.request()
-        if done is None:
-            return request
-        kept = [
-            item
-            for item in _items(request)
-            if done | _directions(item) != done or self._has(item)
-        ]
-        return RemovalRequest.batch(kept) if kept else None
-
-    def _has(self, item: RemovalRequest) -> bool:
-        # Whether something that was removed has come again.
-        try:
-            getattr(self.model, 'plan', lambda *_: None)(item, *self._given())
-        except ValueError as error:
-            return GONE not in str(error)
-        except BudgetExceededError:
-            return True
-        return hasattr(self.model, 'plan')
-
-
-def _items(request: RemovalRequest) -> Iterator[RemovalRequest]:
-    # Requests of one item each.
-    for graph, part in request.parts.items():
-        if part.whole:
-            yield RemovalRequest(graphs=[graph])
-        for name in ('nodes', 'features', 'labels', 'edges'):
-            for item in getattr(part, name):
-                named: dict[str, Any] = {name: {graph: [item]}}
-                yield RemovalRequest(**named)
-        for edge in part.directed_edges:
-            yield RemovalRequest(edges={graph: [edge]}, directed=True)
-
-
-def _directions(item: RemovalRequest) -> RemovalRequest:
-    # (7, 3) is gone with (3, 7).
-    ((graph, part),) = item.parts.items()
-    if not part.edges:
-        return item
-    return RemovalRequest(edges={graph: part.arcs}, directed=True)
+    def has_removed(self, request: RemovalRequest) -> bool:
+        """Tell whether the ledger lists all items of a request as removed."""
+        gone = self.ledger.removed
+        for graph, kind, item in request.items():
+            if gone.of('whole', graph):
+                continue
+            nodes, ends = gone.of('nodes', graph), item
+            if kind not in ('edges', 'directed_edges'):
+                ends = (item,)
+            elif {item, item[::-1]} & gone.of('directed_edges', graph):
+                continue
+            if kind == 'whole' or not (
+                item in gone.of(kind, graph) or nodes & {*ends}
+            ):
+                return False
+        return True
 
 
 def read(names: str) -> RemovalRequest:

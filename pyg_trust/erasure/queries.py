@@ -1,6 +1,9 @@
 """SQL statements of a desk; the tables are in ``store.py``."""
 
 OPEN = "WHERE status IN ('pending', 'in_progress')"
+NEW_SETTING = 'INSERT OR IGNORE INTO setting VALUES (?, ?)'
+SET_POLICY = "UPDATE setting SET value = ? WHERE name = 'policy'"
+SETTING = 'SELECT value FROM setting WHERE name = ?'
 NEW_PLACE = 'INSERT OR IGNORE INTO place VALUES (?, ?)'
 KIND = 'SELECT is_model FROM place WHERE name = ?'
 REQUEST = 'SELECT * FROM request WHERE id = ?'
@@ -59,10 +62,11 @@ BATCHES = """SELECT id, head, mode IN ('removed before', 'not in it') AS stated
 SUPERSEDE = "UPDATE batch SET state = 'superseded' WHERE id = ?"
 REPEAT = """UPDATE batch SET state = 'in_progress', mode = 'again'
     WHERE id = ?"""
+PROMISE = 'SELECT promise FROM batch WHERE id = ?'
 PROMISED = 'UPDATE batch SET promise = ? WHERE id = ?'
 END_BATCH = """UPDATE batch SET state = 'done', head = ?, seconds = ?,
     mode = coalesce(nullif(?, ''), mode) WHERE id = ?"""
-END_TASK = """UPDATE task SET state = 'done', finished = ?, note = '',
+END_TASK = """UPDATE task SET state = 'done', finished = ?, note = ?,
     mode = coalesce(nullif(?, ''), mode) WHERE request = ? AND place = ?"""
 TASKS = """SELECT task.request, coalesce(request.names, tombstone.names)
     FROM task JOIN request ON request.id = task.request
@@ -83,7 +87,7 @@ EXPIRED = """DELETE FROM tombstone WHERE until < ? AND NOT EXISTS
     (SELECT 1 FROM task WHERE task.request = tombstone.request
     AND state = 'in_progress')"""
 EVIDENCE = """SELECT place.name, is_model, task.state, task.mode, finished,
-    note, batch.id AS reference, head, promise FROM task
+    note, batch.id AS batch, head, promise FROM task
     JOIN place ON place.name = task.place LEFT JOIN batch
     ON batch.id = task.batch WHERE request = ? ORDER BY place.name"""
 OTHERS = """SELECT total(most) FROM (SELECT max(seconds) AS most FROM batch

@@ -135,6 +135,20 @@ class ErasureReport(Report):
     tasks: tuple[dict[str, Any], ...]
     backups_until: str | None
 
+    def line(self) -> str:
+        """Return one line that says where the request is."""
+        parts = [f'{self.subject_request_id} is {self.request_status}']
+        if self.request_status in ('pending', 'in_progress'):
+            parts.append(f'due {self.expected_completion_time}')
+        parts += [self.halted] * bool(self.halted)
+        parts += ['OVERDUE'] * self.overdue
+        tasks = [
+            f'{t["name"]} {t["mode"] if t["state"] == "done" else t["state"]}'
+            + (f' ({t["note"]})' if t['note'] else '')
+            for t in self.tasks
+        ]
+        return ', '.join(parts) + f': {"; ".join(tasks)}'
+
     def chart(self) -> Chart:
         """Draw models and recipients that are done, and others."""
         done = sum(task['state'] == 'done' for task in self.tasks)

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -98,18 +98,32 @@ class Group:
             raise RuntimeError(f'the first process failed: {box[1]}')
         return box[1]
 
-    def agree(self, what: str, value: Any) -> None:
-        """Check that a value is the same in all processes."""
+    def agree(self, values: Mapping[str, Any]) -> None:
+        """Refuse values that are not the same in all processes.
+
+        Args:
+            values (dict): the values by name. Those of 'seed' are not shown.
+
+        Raises:
+            ValueError: in all processes, naming the first that differs.
+        """
         if self.size == 1:
             return
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, dict(values))
+        first = found[0]
         for rank, other in enumerate(found):
-            if other != found[0]:
-                raise ValueError(
-                    f'{what} needs to be the same in all processes (got '
-                    f'{found[0]!r} in the first, {other!r} in process {rank})'
-                )
+            for name in {**first, **other}:
+                one, two = first.get(name), other.get(name)
+                if one != two:
+                    got = f'{one!r} in the first, {two!r} in process {rank}'
+                    if name == 'seed':
+                        got = f'another one in process {rank}'
+                    what = f"'{name}'" if name.isidentifier() else name
+                    raise ValueError(
+                        f'{what} needs to be the same in all processes (got '
+                        f'{got})'
+                    )
 
     def key(self) -> bytes | None:
         """Draw 32 bytes from the first process' system, and hand them to all.

@@ -33,6 +33,8 @@ class PrivateLoader(Single):
             each node and their number.
         choose (callable): draws the batches.
         group (Group): the processes, each of which has a part of every step.
+        state (callable): digests of what all processes need to have alike
+            when an epoch begins.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class PrivateLoader(Single):
         check: Callable[[Data, int], tuple[Tensor, int]],
         choose: Choice,
         group: Group,
+        state: Callable[[], dict[str, str]],
     ) -> None:
         self.loader = loader
         self._step = step
@@ -52,6 +55,7 @@ class PrivateLoader(Single):
         self._check = check
         self._choose = choose
         self._group = group
+        self._state = state
         self._turn = 0
         self._law = loader.law()
 
@@ -74,6 +78,8 @@ class PrivateLoader(Single):
                 return
             batches.forget(self._position())
             if iterator is None:
+                if self._group.size > 1:
+                    self._group.agree(self._state())
                 iterator = iter(self.loader)
             parts = self._drawn(step)
             total = sum(part.numel() for part in parts)

@@ -11,6 +11,7 @@ import numpy as np
 
 from pyg_trust import noise, rng
 from pyg_trust._checks import Fraction, Natural, check_ledger, validated
+from pyg_trust._checks.graphs import warn_user
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -29,7 +30,11 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.group import Group, keyed_bytes
 from pyg_trust.privacy.wrappers import Single
+from pyg_trust.verify.sentences import outwards
 
+#: Opacus' names of accountants: by Rényi DP where there is one for the
+#: sampling, else by privacy loss distributions.
+OPACUS = ('rdp', 'prv')
 _BATCH, _NOISE = 1, 2
 # Rates that change with the partition are rounded up to this grid: it costs a
 # thousandth, and composing many equal steps is fast.
@@ -57,7 +62,7 @@ class Spending(Single):
         ledger_head: str | None,
         kind: str = noise.SYSTEM,
     ) -> None:
-        if accountant is not None:
+        if accountant is not None and accountant not in OPACUS:
             ACCOUNTANTS.find('accountant', accountant)
         noise.NOISES.find('noise', kind)
         if seed is not None and kind != noise.SYSTEM:
@@ -85,11 +90,21 @@ class Spending(Single):
         ) = None
         self._target: tuple[float, float] | tuple[None, None] = (None, None)
         self._group = Group()
+        # The steps on the account before these weights, and those of the
+        # checkpoint that was loaded.
+        self._start, self._continued = 0, None
+        # The steps that had no noise.
+        self._noiseless = 0
         # How batches are drawn, and which data are neighbours.
         self._law = '', ''
         # Set by make_private.
         self._loader: StepLoader
         self._noise_multiplier: float
+
+    @property
+    def noiseless(self) -> bool:
+        """Whether no noise is added, so that nothing is private."""
+        return getattr(self, '_noise_multiplier', 1.0) == 0
 
     @property
     def seeded(self) -> bool:
@@ -136,8 +151,8 @@ class Spending(Single):
 
     @property
     def steps(self) -> int:
-        """The number of steps on the account."""
-        return len(self.accountant)
+        """The number of steps on the account, or of a run without noise."""
+        return len(self.accountant) + self._noiseless
 
     @property
     def ledger_head(self) -> str | None:
@@ -173,6 +188,8 @@ class Spending(Single):
                 before training. (default: :obj:`0`)
         """
         accountant = self.accountant
+        if self.noiseless and self.steps + steps:
+            return math.inf
         if steps:
             self._check_attached()
             accountant = deepcopy(accountant)
@@ -214,20 +231,47 @@ class Spending(Single):
                 return True
             if planned and rate >= highest and at == spent:
                 return False
+        return self._left(rate, self._noise_multiplier) > 0
+
+    def _left(self, rate: float, multiplier: float) -> int:
+        # How many steps the budget allows, which is kept.
+        epsilon, delta = self._target
+        assert epsilon is not None
+        assert delta is not None
         left = self.accountant.remaining_steps(
-            epsilon,
-            delta,
-            noise_multiplier=self._noise_multiplier,
-            sample_rate=rate,
+            epsilon, delta, noise_multiplier=multiplier, sample_rate=rate
         )
         self._limit = (
             rate,
-            spent,
-            spent + left,
+            self.steps,
+            self.steps + left,
             _lines(self.accountant),
             self.accountant.pure_epsilon,
         )
-        return left > 0
+        return left
+
+    def _check_budget(self, loader: StepLoader, multiplier: float) -> None:
+        # Refuse a training of no step, as its weights would be untrained.
+        epsilon, delta = self._target
+        rate = self._rate(loader, self.steps)
+        if epsilon is not None and self._left(rate, multiplier) < 1:
+            self._limit = None
+            steps, spent = self.steps, self.get_epsilon(delta)
+            self.close()
+            self._accountant = self._ledger = None
+            raise BudgetExceededError(
+                f'no step fits the budget of epsilon {epsilon:g} at delta '
+                f'{delta:g}: {steps} steps on the account have spent '
+                f"{outwards(spent)}; choose a larger 'target_epsilon' or "
+                "'noise_multiplier', or a new ledger for other data"
+            )
+        if self.steps:
+            warn_user(
+                f'the account holds {self.steps} steps of earlier runs, which '
+                'stay spent; weights are not restored by a ledger: load them '
+                'by engine.load_state_dict(state), or train from new weights '
+                'with what is left'
+            )
 
     def _check_left(self, ahead: Accountant, what: str) -> None:
         # Refuse if the account would be `ahead`, and above the budget.
@@ -242,6 +286,12 @@ class Spending(Single):
 
     def _pay(self, step: int) -> None:
         # A step is on the disk and on the account before its noise is drawn.
+        if self.noiseless:
+            # Whoever asks the accountant itself is told, too.
+            self.accountant.pure_epsilon = math.inf
+            self._noiseless += 1
+            self._note_spent()
+            return
         rate = self._rate(self._loader, step)
         ledger, multiplier = self._ledger, self._noise_multiplier
         if self._group.size > 1 or ledger is not None:
@@ -276,6 +326,10 @@ class Spending(Single):
             return self._accountant
         kind = self._kind
         coins = loader.sampling == POISSON_SAMPLING
+        if kind in OPACUS:
+            ego = isinstance(loader, EgoLoader)
+            renyi = FDP if ego else 'rdp_wor'
+            kind = renyi if kind == 'rdp' and not coins else None
         if isinstance(loader, EgoLoader):
             return _ego_account(loader, kind, coins)
         if kind in EGO_ACCOUNTS:

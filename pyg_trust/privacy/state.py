@@ -141,6 +141,7 @@ class Checkpoints(Spending):
             pins.release()
             model.module.load_state_dict(state['model'])
             pins.hold()
+            self._start, self._continued = self.steps, state['steps']
         except BaseException:
             # The budget that was spent stays spent.
             optimizer.optimizer.load_state_dict(before)

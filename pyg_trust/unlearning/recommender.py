@@ -1,9 +1,9 @@
 r"""Recommenders that forget exactly: users, items and interactions.
 
-A recommender of paths (:mod:`pyg_trust.functional.recommend`) is a table of
+A recommender of paths (:mod:`pyg_trust.unlearning.similar`) is a table of
 counts. They are held in fixed point, so that what goes is subtracted and
 leaves the very bits of counting anew. One in closed form
-(:mod:`pyg_trust.functional.closed_form`) is an inverse matrix, which follows
+(:mod:`pyg_trust.unlearning.closed_form`) is an inverse matrix, which follows
 by steps of rank one, with a bound of its error.
 
 **The promise.** The reference is ``fit`` of a new object with the same
@@ -17,6 +17,7 @@ entries, gaps and steps until :meth:`Recommender.flush`: they tell that
 something was there.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,10 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.files.seals import Seals, sealed
-from pyg_trust.functional.closed_form import (
+from pyg_trust.ledger import RemovalLedger
+from pyg_trust.removal import RemovalRequest, requested, skipping
+from pyg_trust.report import provenance
+from pyg_trust.unlearning.closed_form import (
     Inverse,
     column_bounds,
     factored,
@@ -51,7 +55,22 @@ from pyg_trust.functional.closed_form import (
     stepped,
     sure_scores,
 )
-from pyg_trust.functional.recommend import (
+from pyg_trust.unlearning.recommender_data import (
+    Change,
+    Ids,
+    Names,
+    Pairs,
+    read_change,
+    read_interactions,
+    rows_there,
+)
+from pyg_trust.unlearning.reports import (
+    RecommenderPlan,
+    RecommenderReport,
+    RecommenderVerifyReport,
+)
+from pyg_trust.unlearning.saved import FORMAT, Saved
+from pyg_trust.unlearning.similar import (
     Exponent,
     Lists,
     Sparse,
@@ -63,23 +82,6 @@ from pyg_trust.functional.recommend import (
     path_scores,
     shortened,
 )
-from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest
-from pyg_trust.report import provenance
-from pyg_trust.unlearning.recommender_data import (
-    Change,
-    Names,
-    Pairs,
-    names_there,
-    read_change,
-    read_interactions,
-)
-from pyg_trust.unlearning.reports import (
-    RecommenderPlan,
-    RecommenderReport,
-    RecommenderVerifyReport,
-)
-from pyg_trust.unlearning.saved import FORMAT, Saved
 
 METHODS = ('paths', 'closed_form')
 EXPONENTS = (0.6, 0.6, 0.3)
@@ -106,11 +108,13 @@ class _Held(NamedTuple):
     seals: Seals
     ledger: RemovalLedger
     lineage: Lineage
+    ids: Ids
 
     @property
     def content(self) -> str:
         # A digest of all that remains, by the salts of the users.
-        return sealed(self.seals.root, self.items)
+        given = [each for each in _n_id(self.ids) if each is not None]
+        return sealed(self.seals.root, self.items, *given)
 
     @property
     def is_sealed(self) -> bool:
@@ -136,10 +140,10 @@ class Recommender(Saved[_Held], EditedInPlace):
         assert model.verify().ok
 
     Scores by ``'paths'`` are weighted counts of paths user, item, other user,
-    item (:mod:`pyg_trust.functional.recommend`); there is nothing to train. On
+    item (:mod:`pyg_trust.unlearning.similar`); there is nothing to train. On
     sparse catalogues their recall is that of LightGCN. Scores by
     ``'closed_form'`` are those of EASE, a ridge regression of every item on
-    all others (:mod:`pyg_trust.functional.closed_form`), better on dense
+    all others (:mod:`pyg_trust.unlearning.closed_form`), better on dense
     catalogues of some thousands of items.
 
     **What to keep secret:** :meth:`state_dict`, the ledger, and who sees whose
@@ -242,14 +246,16 @@ class Recommender(Saved[_Held], EditedInPlace):
                 ratings other than 1 or name what is not there; or if there
                 are more items than ``max_items`` in closed form.
         """
-        edges, num_users, num_items = read_interactions(
+        edges, num_users, num_items, ids = read_interactions(
             interactions, num_users, num_items, edge_type
         )
         lists = lists_of(edges, num_users, num_items)
         users = torch.ones(num_users, dtype=torch.bool)
         items = torch.ones(num_items, dtype=torch.bool)
         ledger, seals = RemovalLedger(0.0), Seals(_texts(lists, users))
-        held = self._counted(lists, users, items, seals, ledger, Lineage())
+        held = self._counted(
+            lists, users, items, seals, ledger, Lineage(), ids
+        )
         self._model = held.recorded('fit', {})
         return self
 
@@ -295,7 +301,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         every = SETTINGS if exponents is None else exponents
         check_instance('exponents', every, tuple, list)
         tried = [cls(exponents=each) for each in every]
-        edges, num_users, num_items = read_interactions(
+        edges, num_users, num_items, _ = read_interactions(
             interactions, num_users, num_items, edge_type
         )
         lists_of(edges, num_users, num_items)  # refuses before it hashes
@@ -324,24 +330,26 @@ class Recommender(Saved[_Held], EditedInPlace):
     def recommend(self, users: Names, k: int = 10) -> Tensor:
         """Return the best new items of users: int64, ``[num_users, k]``.
 
-        By descending score, equal scores by ascending name. A user's own
+        By descending score, equal scores by ascending position. A user's own
         items are left out, and so are items that no path reaches or, in closed
-        form, whose score is not positive by more than its error. Empty places
-        hold ``num_items``, as ``torch_geometric.metrics`` would take -1 for
-        the last item of another user.
+        form, whose score is not positive by more than its error. Empty places,
+        and those of removed users, hold ``num_items`` (one more than the
+        largest id, if items have an ``n_id``), as ``torch_geometric.metrics``
+        would take -1 for the last item of another user.
 
         Args:
-            users (list[int] or Tensor): the names of the users.
+            users (list[int] or Tensor): the ids of the users, or a mask.
             k (int): the number of items. (default: :obj:`10`)
 
         Raises:
-            TypeError, ValueError: if a user is not there.
+            NotThere: if a user never was there.
         """
         held = self._fitted
-        names = names_there('users', users, held.users)
+        of, ids = held.ids.users, held.ids.items
+        rows, there = rows_there('users', users, of, held.users)
         k = check_integer('k', k, 1)
         best = [torch.empty((0, k), dtype=torch.int64)]
-        for block in names.split(_BLOCK):
+        for block in rows[there].split(_BLOCK):
             own = block.numpy()
             if held.inverse is not None:
                 scores = sure_scores(held.inverse, held.lists, own, self.lam)
@@ -353,28 +361,34 @@ class Recommender(Saved[_Held], EditedInPlace):
             for row, user in zip(scores, own, strict=True):
                 row[held.lists.of(user)] = 0.0
             best.append(torch.from_numpy(best_items(scores, k)))
-        return torch.cat(best)
+        found = torch.full((len(rows), k), len(held.items))
+        found[there] = torch.cat(best)
+        return ids.of(found)
 
     @synchronized
     def counts(self, items: Names) -> Tensor:
         """Return the exact counts of items: float64, ``[num, num_items]``.
 
         Of paths by their weights; in closed form of the users of two items.
+        Columns are items by position; rows of removed items are NaN.
 
         Args:
-            items (list[int] or Tensor): the names of the items.
+            items (list[int] or Tensor): the ids of the items, or a mask.
 
         Raises:
-            TypeError, ValueError: if an item is not there.
+            NotThere: if an item never was there.
         """
         held = self._fitted
-        names = names_there('items', items, held.items).numpy()
+        every, there = rows_there('items', items, held.ids.items, held.items)
+        names = every[there].numpy()
         if held.counts is None:
             size, c = len(held.items), self._power
             rows = path_counts(held.lists, size, c, names)
         else:
             rows = held.counts[names]
-        return torch.from_numpy(rows.toarray())
+        found = torch.full((len(every), len(held.items)), torch.nan).double()
+        found[there] = torch.from_numpy(rows.toarray())
+        return found
 
     @property
     @synchronized
@@ -385,8 +399,11 @@ class Recommender(Saved[_Held], EditedInPlace):
     @property
     @synchronized
     def data(self) -> HeteroData:
-        """A copy of the present graph of all names, as ``fit`` takes it."""
+        """A copy of the present graph, as ``fit`` takes it."""
         held, made = self._fitted, HeteroData()
+        for name, ids in (('user', held.ids.users), ('item', held.ids.items)):
+            if ids.n_id is not None:
+                made[name].n_id = ids.n_id.clone()
         made['user'].num_nodes = len(held.users)
         made['item'].num_nodes = len(held.items)
         made['user', 'likes', 'item'].edge_index = held.lists.pairs()
@@ -395,7 +412,7 @@ class Recommender(Saved[_Held], EditedInPlace):
     @property
     @synchronized
     def n_id(self) -> Tensor:
-        """The remaining names in the whole graph: users, then items."""
+        """The positions in the whole graph of what remains: users, items."""
         held = self._fitted
         return torch.cat([held.users, held.items]).nonzero().view(-1)
 
@@ -404,9 +421,11 @@ class Recommender(Saved[_Held], EditedInPlace):
     @synchronized
     def plan(
         self,
-        users: Names | RemovalRequest = (),
-        items: Names = (),
-        interactions: Pairs = (),
+        request: RemovalRequest | Names | None = None,
+        *,
+        users: Names | None = None,
+        items: Names | None = None,
+        interactions: Pairs | None = None,
     ) -> RecommenderPlan:
         """Estimate the work of a removal; change nothing.
 
@@ -414,7 +433,8 @@ class Recommender(Saved[_Held], EditedInPlace):
             TypeError, ValueError: as :meth:`remove`.
         """
         held = self._fitted
-        change = self._change(held, (users, items, interactions))
+        asked = self._asked(held, request, users, items, interactions)
+        change = self._change(held, asked)
         return RecommenderPlan(
             request=change.request,
             touched_users=len(change.rows),
@@ -426,10 +446,13 @@ class Recommender(Saved[_Held], EditedInPlace):
     @editing
     def remove(
         self,
-        users: Names | RemovalRequest = (),
-        items: Names = (),
-        interactions: Pairs = (),
+        request: RemovalRequest | Names | None = None,
         *,
+        users: Names | None = None,
+        items: Names | None = None,
+        interactions: Pairs | None = None,
+        persons: Names | None = None,
+        missing: str = 'raise',
         reference: str = '',
     ) -> RecommenderReport:
         """Forget users, items and interactions.
@@ -438,26 +461,67 @@ class Recommender(Saved[_Held], EditedInPlace):
         report states. If anything fails or interrupts it, everything is as
         before. A user without interactions remains, and so does an item.
 
+        Users and items are named by the ``n_id`` of their types, if the graph
+        had it, else by their positions.
+
         Args:
-            users (list[int] or Tensor or RemovalRequest): names of users, who
-                go with all their interactions; or a request for nodes and
-                edges of the whole graph, where item ``i`` has the name
-                ``num_users + i`` as in ``HeteroData.to_homogeneous()``.
-                (default: :obj:`()`)
-            items (list[int] or Tensor): names of items, which go with all
-                their interactions. (default: :obj:`()`)
-            interactions (list[tuple[int, int]] or Tensor): pairs of user and
-                item, or a tensor ``[2, num]``. (default: :obj:`()`)
+            request (RemovalRequest or list, optional): a request for nodes and
+                edges of the whole graph, where item ``i`` has the id
+                ``num_users + i`` as in ``HeteroData.to_homogeneous()`` (with
+                an ``n_id`` of users, ``i`` plus one more than the largest); or
+                ids of users. (default: :obj:`None`)
+            users (list[int] or Tensor, optional): the ids of users, who go
+                with all their interactions. (default: :obj:`None`)
+            items (list[int] or Tensor, optional): the ids of items, which go
+                with all their interactions. (default: :obj:`None`)
+            interactions (list[tuple[int, int]] or Tensor, optional): pairs of
+                user and item, or a tensor ``[2, num]``.
+                (default: :obj:`None`)
+            persons (list[int], optional): needs a request with their unit.
+                (default: :obj:`None`)
+            missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
+                there and list the rest in ``skipped`` of the report.
+                (default: :obj:`'raise'`)
             reference (str): the id of the batch of requests, 32 hexadecimal
                 digits, for the ledger. (default: :obj:`''`)
 
         Raises:
-            TypeError, ValueError: if nothing is named, or something that is
-                not there; or if the reference is malformed or used before.
+            NotThere: if something is not there, or with ``missing='skip'`` if
+                nothing is.
+            TypeError, ValueError: if nothing is named, or if the reference is
+                malformed or used before.
         """
         held = self._fitted
+        named = users, items, interactions
+        asked = self._asked(held, request, *named, persons)
+        report, skipped = skipping(
+            asked, missing, lambda each: self._removed(each, reference)
+        )
+        return replace(report, skipped=skipped) if skipped else report
+
+    def _asked(
+        self,
+        held: _Held,
+        request: Any,
+        users: Names | None,
+        items: Names | None,
+        interactions: Pairs | None,
+        persons: Names | None = None,
+    ) -> RemovalRequest:
+        return requested(
+            request,
+            'users',
+            'nodes',
+            persons=persons,
+            **held.ids.request(users, items, interactions),
+        )
+
+    def _removed(
+        self, request: RemovalRequest, reference: str
+    ) -> RecommenderReport:
+        held = self._fitted
         held.ledger.check_reference(reference)
-        change = self._change(held, (users, items, interactions))
+        change = self._change(held, request)
         size, c = len(held.items), self._power
         lists, where, left = shortened(held.lists, change.rows)
         parts, counts = [(held.lists.item, where, left)], held.counts
@@ -621,6 +685,7 @@ class Recommender(Saved[_Held], EditedInPlace):
             'interactions': model.lists.pairs(),
             'users': model.users.clone(),
             'items': model.items.clone(),
+            'n_id': [*_n_id(model.ids)],
             'salts': model.seals.state_dict(),
         }
 
@@ -638,8 +703,9 @@ class Recommender(Saved[_Held], EditedInPlace):
         if not torch.equal(lists.pairs(), state['interactions']):
             raise ValueError("'interactions' of the state need to be sorted")
         seals = Seals.of(state['salts'], _texts(lists, users))
+        ids = Ids.of_tensors(state.get('n_id', [None, None]), len(users))
         return self._counted(
-            lists, users.clone(), items.clone(), seals, ledger, lineage
+            lists, users.clone(), items.clone(), seals, ledger, lineage, ids
         )
 
     def _counted(
@@ -661,8 +727,10 @@ class Recommender(Saved[_Held], EditedInPlace):
         degree = _degree(lists.item, size)
         return _Held(lists, degree, users, items, counts, inverse, *rest)
 
-    def _change(self, held: _Held, named: tuple[Any, Any, Any]) -> Change:
-        change = read_change(held.lists, held.users, held.items, *named)
+    def _change(self, held: _Held, request: RemovalRequest) -> Change:
+        change = read_change(
+            held.lists, held.users, held.items, held.ids, request
+        )
         if held.inverse is not None:
             # A fit costs about as much as a step per item.
             costs = change.steps / len(held.items)
@@ -673,6 +741,10 @@ class Recommender(Saved[_Held], EditedInPlace):
             return change
         many = change.entries > RECOUNT * held.counts.nnz
         return change._replace(recount=bool(many))
+
+
+def _n_id(ids: Ids) -> tuple[Tensor | None, Tensor | None]:
+    return ids.users.n_id, ids.items.n_id
 
 
 def _degree(items: np.ndarray, num_items: int) -> Tensor:

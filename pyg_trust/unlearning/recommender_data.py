@@ -1,6 +1,6 @@
 """Readers of interactions, and of requests to forget them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,9 +9,19 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.typing import EdgeType
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.functional.recommend import Lists, Row
-from pyg_trust.removal import Part, RemovalRequest
+from pyg_trust._checks import check_instance, check_integer
+from pyg_trust._checks.graphs import plain_index
+from pyg_trust.removal import (
+    NOT_THERE,
+    Item,
+    NodeIds,
+    NotThere,
+    Part,
+    RemovalRequest,
+    integers,
+    pairs_of,
+)
+from pyg_trust.unlearning.similar import Lists, Row
 
 # Where PyG's data sets keep ratings.
 _RATINGS = ('edge_weight', 'edge_attr', 'rating', 'weight')
@@ -48,14 +58,58 @@ class Change(NamedTuple):
         return sum((old > 0) + (new > 0) for old, new in sizes)
 
 
+class Ids(NamedTuple):
+    """Ids of users and items: ``n_id`` of their types, else positions.
+
+    In requests for nodes and edges of the whole graph an item has its id plus
+    :attr:`offset`, one more than the largest id of a user.
+
+    Args:
+        users (NodeIds): the ids of users.
+        items (NodeIds): the ids of items.
+        offset (int): as above; the number of users, if these have positions.
+    """
+
+    users: NodeIds
+    items: NodeIds
+    offset: int
+
+    @classmethod
+    def of_tensors(
+        cls, n_id: Sequence[Tensor | None], num_users: int
+    ) -> 'Ids':
+        """Make the ids of the tensors that a state holds."""
+        users, items = (NodeIds(each) for each in n_id)
+        return cls(users, items, users.next(num_users))
+
+    def request(
+        self,
+        users: Names | None,
+        items: Names | None,
+        interactions: Pairs | None,
+    ) -> dict[str, Any]:
+        """Convert ids to nodes and edges of a request for the whole graph."""
+        named: dict[str, Any] = {}
+        nodes = [*integers('users', () if users is None else users)]
+        for item in integers('items', () if items is None else items):
+            nodes.append(item + self.offset)
+        if users is not None or items is not None:
+            named['nodes'] = nodes
+        if interactions is not None:
+            pairs = pairs_of('interactions', interactions)
+            named['edges'] = [(u, v + self.offset) for u, v in pairs]
+        return named
+
+
 def read_interactions(
     data: Tensor | HeteroData,
     num_users: int | None,
     num_items: int | None,
     edge_type: EdgeType | None,
-) -> tuple[Tensor, int, int]:
-    """Read interactions and the numbers of users and items."""
+) -> tuple[Tensor, int, int, Ids]:
+    """Read interactions, the numbers of users and items, and their ids."""
     check_instance('interactions', data, Tensor, HeteroData)
+    n_id: list[Tensor | None] = [None, None]
     if isinstance(data, HeteroData):
         types = [edge_type] if edge_type is not None else data.edge_types
         if len(types) != 1 or types[0] not in data.edge_types:
@@ -83,6 +137,10 @@ def read_interactions(
                     f"'{what}' needs to equal the graph's, {found}, or to be "
                     f'left out (got {given})'
                 )
+        n_id = [
+            NodeIds.of_data(data[name], f"data['{name}']").n_id
+            for name in (types[0][0], types[0][2])
+        ]
         edges, (num_users, num_items) = store.get('edge_index'), sizes
     else:
         edges = data
@@ -90,130 +148,95 @@ def read_interactions(
             raise ValueError(
                 "'edge_type' needs a HeteroData (got a tensor of interactions)"
             )
-    check_tensor('interactions', edges, torch.int64, (2, 'num_interactions'))
-    num_users = check_integer('num_users', num_users, 1)  # type: ignore
-    num_items = check_integer('num_items', num_items, 1)  # type: ignore
-    return edges.cpu(), num_users, num_items
-
-
-def asked(
-    request: RemovalRequest, num_users: int
-) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Convert a request for the whole graph to users, items and interactions.
-
-    Args:
-        request (RemovalRequest): a request for nodes and edges; the names of
-            items follow those of all users.
-        num_users (int): the number of users, removed ones too.
-    """
-    part = request.parts.get(0, Part(whole=True))
-    if request.graphs != [0] or part.whole or part.features or part.labels:
+    if num_users is None or num_items is None:
         raise ValueError(
-            "'users' needs to be a request for nodes and edges of graph 0 "
-            f'(got others of graphs {request.graphs})'
+            "'interactions' as a tensor need num_users and num_items: "
+            'fit(interactions, num_users, num_items)'
         )
-    for arc in part.arcs:
-        if not min(arc) < num_users <= max(arc):
-            raise ValueError(
-                "'users' needs a request for edges between a user and an item "
-                f'(got {arc[0]} to {arc[1]}; items begin at {num_users})'
-            )
-    pairs = {(min(arc), max(arc) - num_users) for arc in part.arcs}
-    users = [name for name in part.nodes if name < num_users]
-    items = [name - num_users for name in part.nodes if name >= num_users]
-    return users, items, sorted(pairs)
+    edges = plain_index('interactions', edges)
+    num_users = check_integer('num_users', num_users, 1)
+    num_items = check_integer('num_items', num_items, 1)
+    return edges.cpu(), num_users, num_items, Ids.of_tensors(n_id, num_users)
 
 
-def listed(name: str, values: Any, shape: tuple[int | str, ...]) -> Tensor:
-    """Convert integers to an int64 tensor."""
-    if not isinstance(values, Tensor):
-        check_instance(name, values, Iterable)
-        try:
-            values = torch.tensor(list(values))
-        except (OverflowError, RuntimeError, TypeError, ValueError):
-            raise TypeError(
-                f"'{name}' needs to hold integers (got others)"
-            ) from None
-        if not values.numel():
-            return torch.empty(0, dtype=torch.int64)
-    check_tensor(name, values, torch.int64, shape)
-    return values.detach().cpu()
-
-
-def names_there(name: str, values: Names, there: Tensor) -> Tensor:
-    """Convert names to a tensor, and refuse missing names.
+def rows_there(
+    name: str, values: Names, ids: NodeIds, there: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Convert ids to rows, and mark the rows that are there.
 
     Args:
         name (str): the name of the argument.
-        values (Tensor or Iterable): the names, as the user passed them.
-        there (Tensor): bool, by name: whether the name is present.
+        values (Tensor or Iterable): the ids, as the user passed them.
+        ids (NodeIds): the ids of the rows.
+        there (Tensor): bool, by row: whether it is present.
     """
-    made = listed(name, values, ('num',))
-    known = (made >= 0) & (made < len(there))
-    known &= there[made.clamp(0, len(there) - 1)]
-    if not bool(known.all()):
-        raise ValueError(
-            f"'{name}' needs names that are there (got "
-            f'{int(made[~known][0])}): it never was, or was removed before'
-        )
-    return made
+    rows = ids.rows_of(name, values, len(there))
+    return rows, there[rows]
 
 
 def read_change(
     lists: Lists,
     users_there: Tensor,
     items_there: Tensor,
-    users: Names | RemovalRequest,
-    items: Names,
-    interactions: Pairs,
+    ids: Ids,
+    request: RemovalRequest,
 ) -> Change:
-    """Read a request; refuse one of missing names.
+    """Read a request for the whole graph; refuse one of missing items.
 
     Args:
         lists (Lists): the present lists.
         users_there (Tensor): bool: the present users.
         items_there (Tensor): bool: the present items.
-        users (list, Tensor or RemovalRequest): names, or a whole request.
-        items (list or Tensor): names.
-        interactions (list or Tensor): pairs of names.
+        ids (Ids): the ids of users and items.
+        request (RemovalRequest): the nodes and edges that go.
+
+    Raises:
+        NotThere: if some of them are not there.
     """
-    n = len(users_there)
-    if isinstance(users, RemovalRequest):
-        for name, more in (('items', items), ('interactions', interactions)):
-            if not isinstance(more, tuple) or more:
-                raise ValueError(
-                    f"'{name}' needs to be left out beside a request, which "
-                    'names all that goes'
-                )
-        users, items, interactions = asked(users, n)
-    named = {
-        'users': names_there('users', users, users_there).unique(),
-        'items': names_there('items', items, items_there).unique(),
-    }
-    if not isinstance(interactions, Tensor):
-        made = listed('interactions', interactions, ('num', 2))
-        interactions = made.view(-1, 2).t()
-    check_tensor('interactions', interactions, torch.int64, (2, 'num'))
-    pairs = interactions.unique(dim=1)
-    for row, there in zip(pairs, (users_there, items_there), strict=True):
-        names_there('interactions', row, there)
-    if not sum(map(torch.numel, (*named.values(), pairs))):
+    part = request.parts.get(0, Part(whole=True))
+    if request.graphs != [0] or part.whole or part.features or part.labels:
         raise ValueError(
-            "'users', 'items' or 'interactions' needs to name something "
-            'to remove'
+            "'request' needs to name nodes and edges of graph 0: users, items "
+            f'and interactions (got others of graphs {request.graphs})'
         )
-    left, stay = users_there.clone(), items_there.clone()
-    left[named['users']], stay[named['items']] = False, False
+    kinds = (ids.users, users_there), (ids.items, items_there)
+
+    def row(node: int) -> int:
+        # The row of a user or of an item; -1 if it is not there.
+        of, there = kinds[node >= ids.offset]
+        node -= ids.offset * (node >= ids.offset)
+        found = int(of.rows(torch.tensor(node)))
+        return found if 0 <= found < len(there) and there[found] else -1
+
+    missing: list[Item] = []
+    named: tuple[list[int], list[int]] = ([], [])
+    for node in part.nodes:
+        found = row(node)
+        named[node >= ids.offset].append(found)
+        missing += [(0, 'nodes', node)] * (found < 0)
     lost: dict[int, list[int]] = {}
-    for user, item in pairs.t().tolist():
-        if item not in lists.of(user):
-            raise ValueError(
-                f"'interactions' needs pairs that are there (got {user}, "
-                f'{item}): it never was, or was removed before'
-            )
-        lost.setdefault(user, []).append(item)
-    touched = {*named['users'].tolist(), *lost}
-    if named['items'].numel():
+    pairs = []
+    for kind in ('edges', 'directed_edges'):
+        for arc in getattr(part, kind):
+            if not min(arc) < ids.offset <= max(arc):
+                raise ValueError(
+                    "'request' needs edges between a user and an item (got "
+                    f'{arc[0]} to {arc[1]}; items begin at {ids.offset})'
+                )
+            user, item = row(min(arc)), row(max(arc))
+            if min(user, item) < 0 or item not in lists.of(user):
+                missing.append((0, kind, arc))
+                continue
+            lost.setdefault(user, []).append(item)
+            pairs.append((user, item))
+    if gone := RemovalRequest.of_items(missing):
+        raise NotThere(gone, _lacking(missing[0], ids.offset))
+    users, items = (sorted({*each}) for each in named)
+    pairs = sorted({*pairs})
+    left, stay = users_there.clone(), items_there.clone()
+    left[users], stay[items] = False, False
+    touched = {*users, *lost}
+    if items:
         edges = lists.pairs()
         touched.update(edges[0][~stay[edges[1]]].tolist())
     rows = []
@@ -221,17 +244,36 @@ def read_change(
         own = lists.of(user).copy()
         stays = stay.numpy()[own] & ~np.isin(own, lost.get(user, []))
         rows.append(Row(user, own, stays & bool(left[user])))
-    request: dict[str, Any] = {
-        name: value.tolist() for name, value in named.items()
+    ends = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t()
+    told = {
+        'users': ids.users.of(torch.tensor(users).long()).tolist(),
+        'items': ids.items.of(torch.tensor(items).long()).tolist(),
+        'interactions': torch.stack(
+            [ids.users.of(ends[0]), ids.items.of(ends[1])]
+        )
+        .t()
+        .tolist(),
     }
-    request['interactions'] = pairs.t().tolist()
-    request = {name: value for name, value in request.items() if value}
+    # Both directions of an interaction are one.
     whole = RemovalRequest(
-        nodes=[*named['users'].tolist(), *(n + named['items']).tolist()],
-        edges=pairs + torch.tensor([[0], [n]]),
+        **ids.request(told['users'], told['items'], told['interactions'])
     )
     entries = sum(len(row.items) ** 2 for row in rows)
     return Change(
-        *(request, whole.parts[0].to_dict(), left, stay, rows),
+        {name: value for name, value in told.items() if value},
+        whole.parts[0].to_dict(),
+        left,
+        stay,
+        rows,
         entries,
     )
+
+
+def _lacking(item: Item, offset: int) -> str:
+    # An error in the words of users and items.
+    _, kind, what = item
+    if kind == 'nodes':
+        which = f'item {what - offset}' if what >= offset else f'user {what}'
+    else:
+        which = f'interaction ({min(what)}, {max(what) - offset})'
+    return which + NOT_THERE

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyg_trust.kernel.sentences import outwards
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart, verified
+from pyg_trust.verify.sentences import outwards
 
 SAME = (
     'rounding hides more than the budget: this release was retrained from '
@@ -139,7 +139,7 @@ class VerificationReport(Report):
         leftovers (tuple[str, ...]): the places that still hold, or could hold,
             removed items.
         weights (str): SHA-256 of the released weights.
-        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
+        proved (bool): whether :mod:`pyg_trust.verify.removal` proves what the
             ledger has of this release, from what remains alone. It can't for
             ``features='push'``, ``noise='objective'``, and a release that is
             compared with a fit by the same program.
@@ -361,7 +361,6 @@ class UnlearnReport(RemovalReport):
     of the residual.
 
     Args:
-        mode (str): :obj:`'delete'` or :obj:`'mask'`.
         seeded (bool): whether the noise came from an explicit seed, and hides
             nothing from anybody who knows or guesses the seed.
         accounting (str): the method that computed the bound.
@@ -376,7 +375,6 @@ class UnlearnReport(RemovalReport):
             those that the accounting computes and the request allows.
     """
 
-    mode: str
     seeded: bool
     accounting: str
     graphs_embedded: int
@@ -486,6 +484,7 @@ class RecommenderReport(Verifiable):
         column_distance (float, optional): in closed form, a bound of the
             distance of each column of the weights to that of the exact ones
             of what remains. (default: :obj:`None`)
+        skipped (dict): as in :class:`RemovalReport`.
         verification (RecommenderVerifyReport, optional): the findings that
             :meth:`verified` adds.
     """
@@ -503,6 +502,7 @@ class RecommenderReport(Verifiable):
     origin: dict[str, Any]
     residual_bound: float | None = None
     column_distance: float | None = None
+    skipped: dict[str, Any] = field(default_factory=dict)
     verification: 'RecommenderVerifyReport | None' = None
 
     @property

@@ -7,10 +7,11 @@ Every graph is embedded by a transform that is not trained
 classifier is fitted on the embeddings and released with noise. A removal
 touches the embeddings of the graphs it names and nothing else, and the
 classifier is solved again from where it was
-(:mod:`pyg_trust.functional.shifts` derives the guarantee).
+(:mod:`pyg_trust.unlearning.shifts` derives the guarantee).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,7 +24,6 @@ from pyg_trust import files
 from pyg_trust._checks import (
     Int,
     OneOf,
-    check_instance,
     check_integer,
     check_tensor,
     validated,
@@ -31,19 +31,23 @@ from pyg_trust._checks import (
 from pyg_trust._moved import retired
 from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
-from pyg_trust.functional.heads import LOSSES, Objective, Residual
-from pyg_trust.functional.newton import minimize
-from pyg_trust.functional.rows import dense_rows, gram
-from pyg_trust.functional.wavelets import WAVELETS
-from pyg_trust.kernel import removal
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
-from pyg_trust.removal import MODES, RemovalRequest
+from pyg_trust.removal import (
+    Edges,
+    Nodes,
+    RemovalRequest,
+    requested,
+    skipping,
+)
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import CertifiedClassifier, proved
+from pyg_trust.unlearning.heads import LOSSES, Objective, Residual
 from pyg_trust.unlearning.leftovers import named_leftovers, views
+from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.reports import SAME, UnlearnReport, VerifyReport
+from pyg_trust.unlearning.rows import dense_rows, gram
 from pyg_trust.unlearning.training_graphs import (
     Change,
     GraphKeeper,
@@ -52,6 +56,7 @@ from pyg_trust.unlearning.training_graphs import (
     graph_labels,
 )
 from pyg_trust.update import Update
+from pyg_trust.verify import removal
 
 # Numbers of embeddings that the kernel takes: half a gigabyte.
 MOST = 2**26
@@ -130,8 +135,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     rest for more, as in `"Unlearning Graph Classifiers with Limited Data
     Resources" <https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023), and
     corrects where that paper's guarantee does not hold (see
-    :mod:`pyg_trust.functional.shifts` and
-    :mod:`~pyg_trust.functional.removal_bounds`).
+    :mod:`pyg_trust.unlearning.shifts` and
+    :mod:`~pyg_trust.unlearning.removal_bounds`).
 
     .. code-block:: python
 
@@ -159,8 +164,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     Args:
         transform (GraphEmbedding): embeds the graphs; a
-            :class:`~pyg_trust.transforms.GraphScattering`, linear or not, or a
-            :class:`~pyg_trust.transforms.GFT`.
+            :class:`~pyg_trust.transforms.GraphScattering`, linear or not.
         lam (float): :math:`\lambda > 0`. (default: :obj:`1e-3`)
         release_std (float): the standard deviation :math:`s` of the noise on
             the released weights. It is public: choose it without looking at
@@ -171,12 +175,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         delta (float): in :math:`(0, 1)`. (default: :obj:`1e-4`)
         loss (str): :obj:`'logistic'` or :obj:`'squared'`.
             (default: :obj:`'logistic'`)
-        mode (str): :obj:`'delete'`: removed nodes are gone, and what is
-            derived from the graph (degrees, averages) is derived anew.
-            :obj:`'mask'`: as in the paper, they stay as isolated nodes without
-            features, and features stay as first derived: their existence and,
-            through their neighbours' degrees, their edges can still be seen.
-            For comparison only. (default: :obj:`'delete'`)
         on_exceed (str): what happens where so few graphs remain that
             :obj:`tol` is too large for the budget: :obj:`'refine'` and
             :obj:`'retrain'` embed and solve anew, as a fit does, to what the
@@ -215,7 +213,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         (True, True)
     """
 
-    @retired(accounting=('residual',), noise_std=None)
+    @retired(accounting=('residual',), noise_std=None, mode=('delete',))
     @validated
     def __init__(
         self,
@@ -226,7 +224,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         epsilon: float = 1.0,
         delta: float = 1e-4,
         loss: Annotated[str, OneOf(tuple(LOSSES))] = 'logistic',
-        mode: Annotated[str, OneOf(MODES)] = 'delete',
         on_exceed: str = 'refine',
         num_classes: Annotated[int, Int(2)] | None = None,
         tol: float = 1e-10,
@@ -234,12 +231,11 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     ) -> None:
         if not isinstance(transform, GraphEmbedding):
             raise TypeError(
-                "'transform' needs to be a GraphScattering or GFT "
+                "'transform' needs to be a GraphScattering "
                 f'(got {type(transform).__name__})'
             )
         self.transform = transform
         self.loss = loss
-        self.mode = mode
         self.num_classes = num_classes
         super().__init__(
             head=LOSSES[loss],
@@ -251,7 +247,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             tol=tol,
             seed=seed,
         )
-        self._keeper = GraphKeeper(transform, mode, num_classes)
+        self._keeper = GraphKeeper(transform, num_classes)
 
     # Training and prediction ################################################
 
@@ -259,11 +255,13 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def fit(
         self, graphs: Sequence[Data], *, progress_bar: bool | None = None
     ) -> 'ScatteringClassifier':
-        """Embed, fit and release; graphs are named by their positions.
+        """Embed, fit and release.
 
-        Keeps copies of what it needs of the graphs (edges, features, label). A
-        second call starts over, with fresh noise and a new ledger. As removed
-        items may come back with it, it can't be saved over an earlier state.
+        Graphs are named by their positions, and nodes by the ``n_id`` of their
+        graph if it has one, else by their positions. Keeps copies of what it
+        needs of the graphs (edges, features, label). A second call starts
+        over, with fresh noise and a new ledger. As removed items may come back
+        with it, it can't be saved over an earlier state.
 
         Args:
             graphs (list[Data]): the training graphs, each with a label ``y``.
@@ -325,7 +323,9 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         model = self._fitted
-        Z = self._keeper.embed(graphs, progress_bar=progress_bar)
+        like = next(iter(model.train.graphs.values()))
+        listed = check_graphs(graphs, like)
+        Z = self._keeper.embed(listed, progress_bar=progress_bar)
         margin = Z @ model.released
         return margin.view(-1) if len(self.classes) == 2 else margin
 
@@ -425,8 +425,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         Raises:
             TypeError: on anything else.
             ValueError: if something is not there, or there already, or does
-                not fit; if a graph or class would be left empty; or if
-                ``mode='mask'`` and anything is added.
+                not fit; or if a graph or class would be left empty.
             BudgetExceededError: with ``on_exceed='raise'``, if so few graphs
                 remain that :obj:`tol` is too large.
         """
@@ -435,25 +434,65 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     @editing
     def remove(
         self,
-        request: RemovalRequest,
+        request: RemovalRequest | Sequence[Any] | Tensor | None = None,
         *,
+        graphs: Nodes | None = None,
+        nodes: Mapping[int, Nodes] | None = None,
+        edges: Mapping[int, Edges] | None = None,
+        features: Mapping[int, Nodes] | None = None,
+        persons: Nodes | None = None,
+        missing: str = 'raise',
         reference: str = '',
         progress_bar: bool | None = None,
     ) -> UnlearnReport:
         r"""Remove the requested items and release new weights.
 
+        .. code-block:: python
+
+            model.remove(graphs=[7], nodes={3: [0, 5]})
+
         Args:
-            request (RemovalRequest): the items to forget, by the names of the
-                graphs and nodes that :meth:`fit` saw.
+            request (RemovalRequest or list, optional): a request, or a list of
+                requests, which makes one release; or the names of graphs.
+                (default: :obj:`None`)
+            graphs (list[int] or Tensor, optional): whole graphs.
+                (default: :obj:`None`)
+            nodes (dict, optional): by graph, the ids of nodes.
+                (default: :obj:`None`)
+            edges (dict, optional): by graph, edges as pairs of ids.
+                (default: :obj:`None`)
+            features (dict, optional): by graph, the ids of nodes that lose
+                their features. (default: :obj:`None`)
+            persons (list[int], optional): refused, as a person is a row of a
+                table, and these are graphs. (default: :obj:`None`)
+            missing (str): :obj:`'raise'`, or :obj:`'skip'` to remove what is
+                there and list the rest in ``skipped`` of the report.
+                (default: :obj:`'raise'`)
             reference (str): as in :meth:`update`. (default: :obj:`''`)
             progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
+            NotThere: if something is not there, or with ``missing='skip'`` if
+                nothing is.
             TypeError: on another request.
             ValueError, BudgetExceededError: as :meth:`update`.
         """
-        check_instance('request', request, RemovalRequest)
-        return self._updated(Update.of(request), reference, progress_bar)
+        asked = requested(
+            request,
+            'graphs',
+            graphs=graphs,
+            nodes=nodes,
+            edges=edges,
+            features=features,
+            persons=persons,
+        )
+
+        def remove(request: RemovalRequest) -> UnlearnReport:
+            updates = Update.of(request)
+            return self._updated(updates, reference, progress_bar)
+
+        report, skipped = skipping(asked, missing, remove)
+        return replace(report, skipped=skipped) if skipped else report
 
     def _updated(
         self,
@@ -465,13 +504,20 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         old.ledger.check_reference(reference)
         if not updates:
             raise ValueError("'update' needs to hold an update (got none)")
+        for each in updates:
+            if each.remove is not None and each.remove._unit:
+                raise ValueError(
+                    "'persons' are rows of a table, and this is a model of "
+                    'graphs: name the graphs or nodes that a person has, as '
+                    'remove(graphs=[3])'
+                )
         if self.noise != 'output' and not all(u.only_removes for u in updates):
             raise TypeError(
                 "'update' needs removals alone (got others): the published "
                 "method can't add or change"
             )
         change = self._keeper.changed(
-            old.train, updates, _past(old), progress_bar
+            old.train, updates, old.ledger.removed, progress_bar
         )
         model, step = self._followed(old, change, progress_bar)
         model = self._released(model._replace(ledger=old.ledger.copy()))
@@ -505,7 +551,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         model = self._fitted
         train = model.train
         fresh = self._keeper.embed(
-            list(train.graphs.values()), True, progress_bar=progress_bar
+            list(train.graphs.values()), progress_bar=progress_bar
         )
         error = _largest(fresh, train.Z)
         if train.K is not None:
@@ -579,7 +625,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         return (
             f'{type(self).__name__}({self.transform}, lam={self.lam}, '
             f'release_std={self.release_std}, epsilon={self.epsilon}, '
-            f'delta={self.delta}, loss={self.loss!r}, mode={self.mode!r})'
+            f'delta={self.delta}, loss={self.loss!r})'
         )
 
     # Private ################################################################
@@ -597,7 +643,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
             **super()._config(),
             'transform': [type(self.transform).__name__, transform],
             'loss': self.loss,
-            'mode': self.mode,
+            # As states of 0.1 have it.
+            'mode': 'delete',
             'num_classes': self.num_classes,
         }
 
@@ -755,17 +802,9 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         self, model: Model, change: Change, step: Step
     ) -> UnlearnReport:
         lines, spent = model.ledger.entries, step.spent
-        wavelet = getattr(self.transform, 'wavelet', 'geometric')
-        unchecked: tuple[str, ...] = ()
-        if WAVELETS.is_own(wavelet):
-            unchecked = (
-                f'NOT CHECKED: that {WAVELETS.note(wavelet)}, is a function '
-                'of one graph alone',
-            )
         return UnlearnReport(
             action=step.action,
             request=change.request,
-            mode=self.mode,
             noise=self.noise,
             seeded=model.seed is not None,
             accounting=self.accounting,
@@ -788,7 +827,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 'the transform takes nothing from other graphs',
                 *self._rests_on,
                 *SAME * (spent == 0),
-                *unchecked,
             ),
             data=lines[-1].data,
             origin=provenance(**self._origin()),
@@ -827,7 +865,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     def _leftovers(self) -> tuple[str, ...]:
         # Traces of items that the ledger lists as removed.
         model = self._fitted
-        train, found, gone = model.train, [], _past(model)
+        train, found, gone = model.train, [], model.ledger.removed.request()
         for name, part in ({} if gone is None else gone.to_dict()).items():
             data = train.graphs.get(int(name))
             if data is None:
@@ -850,11 +888,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 if isinstance(value, Tensor):
                     tensors.append((f'{key} of graph {i}', value))
         return (*found, *views(tensors))
-
-
-def _past(model: Model) -> RemovalRequest | None:
-    # The items that are gone, by the ledger.
-    return model.ledger.removed.request()
 
 
 def _largest(one: Tensor, two: Tensor) -> float:

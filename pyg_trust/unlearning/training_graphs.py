@@ -11,21 +11,30 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from pyg_trust._checks import check_tensor
 from pyg_trust._progress import Bar
 from pyg_trust.files.seals import Seals, content
-from pyg_trust.functional.rows import (
+from pyg_trust.graph import CSRGraph
+from pyg_trust.removal import (
+    NOT_THERE,
+    Item,
+    NodeIds,
+    NotThere,
+    Part,
+    RemovalRequest,
+    Removed,
+    remove_from_data,
+)
+from pyg_trust.transforms import GraphEmbedding
+from pyg_trust.unlearning.rows import (
     dense_rows,
     gram,
     keep_rows,
     replace_rows,
     stacked,
 )
-from pyg_trust.graph import CSRGraph
-from pyg_trust.removal import Part, RemovalRequest, remove_from_data
-from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.update import Update, rows_of, with_edges
 
 
@@ -78,24 +87,19 @@ class Change(NamedTuple):
 
 
 class GraphKeeper:
-    """Factory of :class:`TrainingGraphs` for one transform and mode.
+    """Factory of :class:`TrainingGraphs` for one transform.
 
     Args:
         transform (GraphEmbedding): the transform that embeds graphs.
-        mode (str): the mode of removals, :obj:`'delete'` or :obj:`'mask'`.
         num_classes (int, optional): the number of labels, from 0; by default
             those of the training graphs, none of which may lose its last
             graph. (default: :obj:`None`)
     """
 
     def __init__(
-        self,
-        transform: GraphEmbedding,
-        mode: str,
-        num_classes: int | None = None,
+        self, transform: GraphEmbedding, num_classes: int | None = None
     ) -> None:
         self.transform = transform
-        self.mode = mode
         self.num_classes = num_classes
 
     def keep(
@@ -115,7 +119,6 @@ class GraphKeeper:
                 kept[i] = self._copy(data, y)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"graph {i} of 'graphs': {error}") from None
-        _check_weights(listed)
         classes = self._classes(kept)
         seals = Seals({i: content(data) for i, data in kept.items()})
         return self.design(kept, classes, seals, progress_bar)
@@ -123,26 +126,16 @@ class GraphKeeper:
     def embed(
         self,
         graphs: Data | Sequence[Data],
-        stored: bool = False,
         progress_bar: bool | None = None,
     ) -> Tensor:
         """Embed graphs: float64, sparse where features are one-hot degrees.
 
         Args:
             graphs (Data or list[Data]): the graphs.
-            stored (bool): whether they are kept ones. With ``mode='mask'``
-                their features were derived once, as in the paper.
-                (default: :obj:`False`)
             progress_bar (bool, optional): by default in terminals, after 2 s.
         """
-        if isinstance(graphs, list | tuple):
-            _check_weights(graphs)
-        transform = self.transform
-        sparse = transform.max_degree is not None
-        if stored and sparse and self.mode == 'mask':
-            transform = copy.copy(transform)
-            transform.max_degree = None
-        return transform.embed(
+        sparse = self.transform.max_degree is not None
+        return self.transform.embed(
             graphs, torch.float64, sparse, progress_bar=progress_bar
         ).cpu()
 
@@ -170,7 +163,7 @@ class GraphKeeper:
         self,
         old: TrainingGraphs,
         updates: Sequence[Update],
-        past: RemovalRequest | None = None,
+        past: Removed,
         progress_bar: bool | None = None,
     ) -> Change:
         """Compute the graphs after updates; change nothing.
@@ -178,24 +171,25 @@ class GraphKeeper:
         Args:
             old (TrainingGraphs): the graphs before.
             updates (list[Update]): the updates, in order.
-            past (RemovalRequest, optional): the items that were removed
-                before and not added again. (default: :obj:`None`)
+            past (Removed): the items that were removed before and not added
+                again.
             progress_bar (bool, optional): by default in terminals, after 2 s.
 
         Raises:
             ValueError: if something is not there, is there already, or does
                 not fit.
         """
-        graphs, touched, gone = dict(old.graphs), set[int](), past
+        graphs, touched = dict(old.graphs), set[int]()
         like = next(iter(graphs.values()))
+        # Ids are never used again, whoever had them.
+        used = {-1, *graphs, *past.parts}
         for update in updates:
             if update.remove is not None:
-                asked = [update.remove]
-                gone = RemovalRequest.batch(
-                    asked if not gone else [gone, *asked]
-                )
                 touched |= self._remove(graphs, update.remove)
-            touched |= self._add(graphs, update, gone, like)
+            known = old.graphs.get(update.graph)
+            nodes = {-1, *past.of('nodes', update.graph)}
+            nodes |= set() if known is None else {*known.n_id.tolist()}
+            touched |= self._add(graphs, update, used, nodes, like)
         place = {name: row for row, name in enumerate(old.graphs)}
         known = [i for i in graphs if i in place]
         left = sorted(touched & {*graphs})
@@ -243,53 +237,60 @@ class GraphKeeper:
     def _remove(
         self, graphs: dict[int, Data], request: RemovalRequest
     ) -> set[int]:
+        missing: list[Item] = []
+        text = ''
         for i, part in request.parts.items():
-            _check_there(i, graphs)
+            if i not in graphs:
+                alone = RemovalRequest.of_items(
+                    each for each in request.items() if each[0] == i
+                )
+                missing += [] if alone is None else alone.items()
+                text = text or f'graph {i}{NOT_THERE}'
+                continue
             if part.whole:
                 del graphs[i]
                 continue
-            derived = self.transform.max_degree is not None
-            if part.features and derived and self.mode == 'delete':
+            if part.features and self.transform.max_degree is not None:
                 raise ValueError(
                     f'graph {i} has no features of its own to remove, as '
                     "'max_degree' derives them from the edges: remove the "
                     'node or its edges'
                 )
             try:
-                graphs[i] = remove_from_data(graphs[i], part, self.mode)
+                graphs[i] = remove_from_data(graphs[i], part)
+            except NotThere as error:
+                missing += [(i, *each[1:]) for each in error.missing.items()]
             except ValueError as error:
                 raise ValueError(f'graph {i}: {error}') from None
+        if gone := RemovalRequest.of_items(missing):
+            raise NotThere(gone, text)
         return {*request.parts}
 
     def _add(
         self,
         graphs: dict[int, Data],
         update: Update,
-        gone: RemovalRequest | None,
+        used: set[int],
+        nodes: set[int],
         like: Data,
     ) -> set[int]:
-        # Play additions and changes; names are never used again.
+        # Play additions and changes; `used` and `nodes` had an id before.
         if update.only_removes:
             return set()
-        if self.mode != 'delete':
-            raise ValueError(
-                "'update' needs mode='delete' to add or change anything (got "
-                f'{self.mode!r})'
-            )
-        parts = {} if gone is None else gone.parts
         touched = set[int]()
         if update.edits:
             i = update.graph
             _check_there(i, graphs)
-            used = [*graphs[i].n_id.tolist(), *parts.get(i, Part()).nodes]
+            nodes |= {*graphs[i].n_id.tolist()}
             try:
-                graphs[i] = _edited(graphs[i], update, 1 + max(used))
+                graphs[i] = _edited(graphs[i], update, 1 + max(nodes))
             except ValueError as error:
                 raise ValueError(f'graph {i}: {error}') from None
             touched.add(i)
-        _check_weights([like, *update.graphs])
+        _check_weights(update.graphs, like)
         for data in update.graphs:
-            i = 1 + max({*graphs, *parts})
+            i = 1 + max(used)
+            used.add(i)
             made = self._copy(data, _label(i, data))
             if ('x' in like) and made.x.size(1) != like.x.size(1):
                 raise ValueError(
@@ -304,7 +305,7 @@ class GraphKeeper:
         self, graphs: dict[int, Data], progress_bar: bool | None
     ) -> Tensor:
         try:
-            return self.embed(list(graphs.values()), True, progress_bar)
+            return self.embed(list(graphs.values()), progress_bar)
         except ValueError:
             self._name_the_bad_one(graphs)
             raise
@@ -317,16 +318,13 @@ class GraphKeeper:
             edge_index=edge_index.clone(),
             y=y.cpu().clone().view(1),
             num_nodes=graph.num_nodes,
-            n_id=torch.arange(graph.num_nodes),
+            n_id=NodeIds.of_data(data).of(torch.arange(graph.num_nodes)),
         )
         if edge_weight is not None:
             kept.edge_weight = edge_weight.clone()
         if self.transform.max_degree is None:
             signal = self.transform.signal(data, graph)
             kept.x = signal.detach().cpu().clone()
-        elif self.mode == 'mask':
-            signal = self.transform.signal(data, graph, torch.float64)
-            kept.x = signal.to_dense()
         return kept
 
     def _name_the_bad_one(self, kept: dict[int, Data]) -> None:
@@ -334,7 +332,7 @@ class GraphKeeper:
         # fails.
         for i, data in kept.items():
             try:
-                self.embed([data], True)
+                self.embed([data])
             except ValueError as error:
                 raise ValueError(f"graph {i} of 'graphs': {error}") from None
 
@@ -371,9 +369,7 @@ class GraphKeeper:
 
 def _check_there(i: int, graphs: dict[int, Data]) -> None:
     if i not in graphs:
-        raise ValueError(
-            f'graph {i} is not there: it never was, or was removed before'
-        )
+        raise NotThere(RemovalRequest(graphs=[i]))
 
 
 def _targets(graphs: dict[int, Data], classes: tuple[int, ...]) -> Tensor:
@@ -438,17 +434,16 @@ def _like(x: Tensor | None, name: str, given: Tensor) -> Tensor:
 def _line(
     updates: Sequence[Update],
     graphs: dict[int, Data],
-    past: RemovalRequest | None,
+    past: Removed,
 ) -> dict[str, Any]:
     # Names for the ledger: what goes for good, what was replaced, and what
     # has come again since it was removed.
     asked = [each.remove for each in updates if each.remove is not None]
     parts = RemovalRequest.batch(asked).parts if asked else {}
-    old = {} if past is None else past.parts
     edited = {each.graph for each in updates if each.edits}
     line = {}
     for i in sorted({*parts, *edited}):
-        part, held = parts.get(i, Part()), old.get(i, Part())
+        part = parts.get(i, Part())
         data = graphs.get(i)
         if data is None:
             line[str(i)] = {'whole': True}
@@ -466,8 +461,10 @@ def _line(
             if each.graph == i and each.features is not None:
                 new |= {*each.features[0].tolist()} & full
         again = {
-            'directed_edges': [*map(list, arcs & {*held.directed_edges})],
-            'features': [*(full & {*held.features})],
+            'directed_edges': [
+                *map(list, arcs & past.of('directed_edges', i))
+            ],
+            'features': [*(full & past.of('features', i))],
         }
         come = {name: sorted(items) for name, items in again.items() if items}
         named |= {'changed_features': sorted(new)} if new else {}
@@ -493,29 +490,39 @@ def _empty(classes: tuple[int, ...], Y: Tensor) -> tuple[int, ...]:
     )
 
 
-def _check_weights(graphs: Sequence[Any]) -> None:
+def _check_weights(graphs: Sequence[Data], like: Data | None = None) -> None:
     # PyG's batches keep an attribute if the first graph has it.
-    found = [
-        data.get('edge_weight') is not None
-        for data in graphs
-        if isinstance(data, Data)
-    ]
-    if len(set(found)) > 1:
-        i = found.index(not found[0])
-        raise ValueError(
-            "'graphs' need to have an 'edge_weight' all or none (got "
-            f'{"none" if found[0] else "one"} in graph {i}, but '
-            f'{"one" if found[0] else "none"} in graph 0)'
-        )
+    wanted, where = like, 'the training graphs'
+    if like is None:
+        wanted, where = graphs[0], 'graph 0'
+    assert wanted is not None
+    some = wanted.get('edge_weight') is not None
+    for i, data in enumerate(graphs):
+        if (data.get('edge_weight') is not None) != some:
+            raise ValueError(
+                "'graphs' need to have an 'edge_weight' all or none (got "
+                f'{"none" if some else "one"} in graph {i}, but '
+                f'{"one" if some else "none"} in {where})'
+            )
 
 
-def check_graphs(graphs: Any) -> list[Data]:
+def check_graphs(graphs: Any, like: Data | None = None) -> list[Data]:
     """Check graphs, and return them as a list.
 
     Args:
-        graphs (list[Data]): the graphs, at least one.
+        graphs (Data, Batch, Dataset, Subset or list[Data]): the graphs, at
+            least one.
+        like (Data, optional): a training graph, with edge weights if they need
+            to have some. (default: :obj:`None`)
     """
-    if not isinstance(graphs, Iterable) or isinstance(graphs, str | Data):
+    if isinstance(graphs, Batch):
+        graphs = graphs.to_data_list()
+    elif isinstance(graphs, Data):
+        graphs = [graphs]
+    elif hasattr(graphs, '__getitem__') and not hasattr(graphs, '__iter__'):
+        # A Subset of torch.utils.data, as of random_split.
+        graphs = [graphs[i] for i in range(len(graphs))]
+    if not isinstance(graphs, Iterable) or isinstance(graphs, str):
         raise TypeError(
             "'graphs' needs to be a list of torch_geometric.data.Data "
             f'(got {type(graphs).__name__})'
@@ -530,6 +537,7 @@ def check_graphs(graphs: Any) -> list[Data]:
             )
     if not listed:
         raise ValueError("'graphs' needs to hold at least one graph")
+    _check_weights(listed, like)
     return listed
 
 

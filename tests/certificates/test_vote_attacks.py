@@ -20,13 +20,13 @@ from torch_geometric.utils import scatter, to_undirected
 from pyg_trust import rng
 from pyg_trust._checks.identity import identity
 from pyg_trust.certificates import BitFlips, Divided, certify
-from pyg_trust.functional.aggregate import majority_vote
-from pyg_trust.functional.voting import differ
-from pyg_trust.kernel.votes import answers, needed
+from pyg_trust.certificates.voting import differ
 from pyg_trust.nn.shard_aggregator import MajorityAggregator, MeanAggregator
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning import ShardedUnlearner
+from pyg_trust.unlearning.aggregate import majority_vote
 from pyg_trust.unlearning.shards.poisoning import certify_shards
+from pyg_trust.verify.votes import answers, needed
 
 OPTIONS = {'num_samples': 2000, 'num_selection': 100}
 

@@ -34,6 +34,7 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
     ShardedUnlearner,
 )
+from pyg_trust.update import NewNodes, Update
 
 # Dates #######################################################################
 
@@ -286,28 +287,90 @@ def test_what_is_gone_is_done_and_what_never_was_is_refused(tmp_path):
             RemovalRequest(features=[5]),
         )
     ]
-    stranger = desk.add(RemovalRequest(nodes=[11, 777])).subject_request_id
+    stranger = desk.add(nodes(777)).subject_request_id
+    part = desk.add(nodes(11, 777)).subject_request_id
     half = desk.add(RemovalRequest(nodes=[5, 12])).subject_request_id
     good = desk.add(nodes(13)).subject_request_id
     found = {report.subject_request_id for report in desk.run()}
-    assert found == {*done, half, good}
+    assert found == {*done, half, good, part}
     for number in done:
         (task,) = desk.report(number).tasks
         assert task['mode'] == 'removed before'
-    assert {12, 13}.isdisjoint(model.nodes.tolist())
-    # All or nothing of the one that names a stranger, whom the note omits.
-    assert 11 in model.nodes
+    assert {11, 12, 13}.isdisjoint(model.nodes.tolist())
+    # What is there went, once; the note omits who was not there.
+    (task,) = desk.report(part).tasks
+    assert task['note'] == '1 of its items were not there'
     assert desk.status().refused == ((stranger, 'scores'),)
     (task,) = desk.report(stranger).tasks
-    assert 'removed before' in task['note']
+    assert 'never was' in task['note']
     assert '777' not in task['note']
-    assert len(model.ledger.entries) > lines
-    before = len(model.ledger.entries)
+    assert len(model.ledger.entries) == lines + 1
     desk.run()
-    assert len(model.ledger.entries) == before
+    assert len(model.ledger.entries) == lines + 1
     assert desk.done(stranger, 'scores').request_status == 'completed'
-    statuses = [found.status for found in check(desk, tmp_path, half, model)]
-    assert statuses == ['holds']
+    for number, status in ((good, ['holds']), (part, ['not proved', 'holds'])):
+        found = check(desk, tmp_path, number, model)
+        assert [each.status for each in found] == status
+
+
+def restored(folder, content):
+    (folder / 'scores.pt').write_bytes(content)
+    model = NodeClassifier(lam=0.1, seed=0)
+    model.load(folder / 'scores.pt')
+    return model
+
+
+def test_a_backup_older_than_an_addition_forgets_what_it_has(tmp_path):
+    policy = Policy(max_share=1.0, backup_days=30)
+    model = fitted()
+    model.save(tmp_path / 'scores.pt')
+    backup = (tmp_path / 'scores.pt').read_bytes()
+    new = NewNodes(torch.rand(1, 4), torch.tensor([0]))
+    model.update(Update(nodes=new))
+    model.save(tmp_path / 'scores.pt')
+    desk = opened(tmp_path, model, policy=policy)
+    # An old node and the new one; and the new one alone.
+    both, alone = (desk.add(nodes(*v)) for v in ((1, 24), (24,)))
+    desk.run()
+    desk.close()
+    model = restored(tmp_path, backup)
+    desk = opened(tmp_path, model, policy=policy)
+    desk.run()
+    assert 1 not in model.nodes
+    assert desk.status().completed == 2
+    found = [
+        desk.report(each.subject_request_id).tasks[0] for each in (both, alone)
+    ]
+    assert found[0]['mode'] == 'again'
+    assert found[0]['note'] == '1 of its items were not there'
+    assert found[1]['mode'] == 'not in it'
+    assert desk.run() == ()
+
+
+def test_an_older_desk_removes_nothing_that_came_again(tmp_path):
+    fitted().save(tmp_path / 'scores.pt')
+    model = restored(tmp_path, (tmp_path / 'scores.pt').read_bytes())
+    desk = opened(tmp_path, model)
+    edge = desk.add(RemovalRequest(edges=[(8, 9)])).subject_request_id
+    desk.close()
+    older = (tmp_path / 'desk.db').read_bytes()
+    desk = opened(tmp_path, model)
+    assert len(desk.run()) == 1
+    desk.close()
+    # Its owner adds the edge again; then yesterday's desk is put back.
+    model.update(Update(edges=torch.tensor([[8], [9]])), release=True)
+    model.save(tmp_path / 'scores.pt')
+    lines = len(model.ledger.entries)
+    (tmp_path / 'desk.db').write_bytes(older)
+    desk = opened(tmp_path, model)
+    other = desk.add(nodes(3)).subject_request_id
+    assert {r.subject_request_id for r in desk.run()} == {edge, other}
+    assert len(model.ledger.entries) == lines + 1
+    assert [8, 9] in model.graph.to_edge_index()[0].t().tolist()
+    (task,) = desk.report(edge).tasks
+    assert (task['mode'], task['promise']) == ('in the ledger', {})
+    found = check(desk, tmp_path, edge, model)
+    assert [each.status for each in found] == ['not proved', 'holds']
 
 
 def check(desk, folder, number, model):
@@ -533,7 +596,7 @@ def test_an_older_desk_loses_nothing_and_removes_nothing_twice(
     (report,) = desk.run()
     assert report.subject_request_id == number
     both = len(which) == 2
-    assert report.tasks[0]['mode'] == ('now' if both else 'removed before')
+    assert report.tasks[0]['mode'] == ('now' if both else 'in the ledger')
     named = [e.request for e in model.ledger.entries if e.request]
     assert named == [{'nodes': [3]}]
     assert 3 not in model.nodes

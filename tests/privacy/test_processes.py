@@ -125,6 +125,15 @@ def test_other_partitions_and_wrapped_models_are_refused(trained):
         for one in found:
             assert "'seed'" in one['seeds']
             assert 'DistributedDataParallel' in one['wrapped']
+            for name in (
+                'noise_multiplier',
+                'max_grad_norm',
+                'clipping',
+                'max_physical_batch_size',
+            ):
+                assert f"'{name}' needs to be the same" in one[name]
+            assert "the weights of 'module'" in one['weights']
+            assert "the state of 'optimizer'" in one['optimizer']
 
 
 @pytest.mark.sentinel(rows=1)

@@ -47,10 +47,12 @@ def prepare(kind, ledger=None, seed=0, **kwargs):
         module=module,
         optimizer=optimizer,
         data_loader=loader,
-        noise_multiplier=2.0,
-        max_grad_norm=0.7,
-        loss_reduction='sum',
-        **kwargs,
+        **{
+            'noise_multiplier': 2.0,
+            'max_grad_norm': 0.7,
+            'loss_reduction': 'sum',
+            **kwargs,
+        },
     )
     return engine, made
 
@@ -170,6 +172,25 @@ def main():
         for planted in ('every rank adds noise', 'no rank does'):
             out[planted] = noise_of(planted)
         out['seeds'] = refused(lambda: prepare('law', seed=rank))
+        for name, value in (
+            ('noise_multiplier', 2.0 + rank),
+            ('max_grad_norm', 0.7 + rank),
+            ('clipping', ('flat', 'automatic')[rank % 2]),
+            ('max_physical_batch_size', 2 + rank),
+        ):
+            out[name] = refused(
+                lambda given={name: value}: prepare('law', **given)
+            )
+        for what in ('weights', 'optimizer'):
+            _, made = prepare('law')
+            if rank == 0 and what == 'weights':
+                state = made.model.state_dict()
+                made.model.load_state_dict(
+                    {k: v + 1 for k, v in state.items()}
+                )
+            if rank == 0 and what == 'optimizer':
+                made.optimizer.param_groups[0]['lr'] = 0.2
+            out[what] = refused(lambda made=made: train(made))
         wrapped = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
         out['wrapped'] = refused(
             lambda: PrivacyEngine().make_private(

@@ -7,16 +7,16 @@ import random
 import pytest
 import torch
 from graphs import random_graphs
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from pyg_trust.check import check_report
-from pyg_trust.kernel.accounting import FAILS
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
 from pyg_trust.update import NewNodes, Update
+from pyg_trust.verify.accounting import FAILS
 
 LAM = 1e-2
 
@@ -405,10 +405,6 @@ def test_refusals_change_nothing():
         model.update([RemovalRequest(graphs=[3]), Update(graph=3, edges=edge)])
     assert model._model is held
     assert str(model.state_dict()) == str(state)
-    masked = make(graphs, mode='mask')
-    with pytest.raises(ValueError, match="mode='delete'"):
-        masked.update(good)
-    assert masked.update(RemovalRequest(graphs=[1])).num_graphs == 11
     published = make(graphs, PublishedScatteringClassifier)
     with pytest.raises(TypeError, match='published method'):
         published.update(good)
@@ -432,3 +428,46 @@ def test_a_class_without_graphs_may_get_one():
         Update(graphs=label, remove=RemovalRequest(graphs=range(0, 12, 2)))
     )
     assert strict.verify().ok
+
+
+def test_nodes_of_graphs_have_the_ids_of_their_data():
+    graphs = random_graphs(12)
+    named = [g.clone() for g in graphs]
+    for g in named:
+        g.n_id = torch.randperm(90)[: g.num_nodes]
+    one, two = make(graphs), make(named)
+    ids = {i: named[i].n_id.tolist() for i in (1, 2)}
+    one.remove(nodes={1: [0], 2: [3]}, graphs=[5])
+    report = two.remove(
+        graphs=[5],
+        nodes={1: [ids[1][0], 99], 2: [ids[2][3]], 77: [1]},
+        missing='skip',
+    )
+    assert report.skipped == {'1': {'nodes': [99]}, '77': {'nodes': [1]}}
+    assert report.request['1'] == {'nodes': [ids[1][0]]}
+    torch.testing.assert_close(one.embeddings, two.embeddings)
+    with pytest.raises(NotThere, match='graph 5 is not there') as refused:
+        two.remove([5, 4])
+    assert refused.value.missing == RemovalRequest(graphs=[5])
+    new = 1 + max(ids[2])
+    edge = torch.tensor([[new], [ids[2][0]]])
+    width = graphs[0].x.size(1)
+    added = Update(nodes=torch.ones(1, width), edges=edge, graph=2)
+    two.update(added)
+    assert two.graphs[2].n_id.tolist()[-1] == new
+
+
+def test_graphs_come_as_pyg_and_torch_have_them():
+    graphs = random_graphs(24)
+    train, test = torch.utils.data.random_split(graphs, [18, 6])
+    model = make(train)
+    found = model.predict(list(test))
+    for given in (test, Batch.from_data_list(list(test)), tuple(test)):
+        assert torch.equal(model.predict(given), found)
+    y = torch.cat([g.y for g in test])
+    assert model.score(test) == float((found == y).double().mean())
+    for g in graphs:
+        g.edge_weight = torch.ones(g.num_edges)
+    weighted = make(graphs)
+    with pytest.raises(ValueError, match='none in graph 0, but one in the'):
+        weighted.predict(random_graphs(2))

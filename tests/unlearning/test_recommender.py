@@ -15,15 +15,16 @@ from torch_geometric.data import HeteroData
 from pyg_trust import rng
 from pyg_trust.erasure import ErasureDesk
 from pyg_trust.files.commit import StaleStateError
-from pyg_trust.functional import recommend
-from pyg_trust.functional.recommend import (
+from pyg_trust.removal import NotThere, RemovalRequest
+from pyg_trust.unit import PrivacyUnit
+from pyg_trust.unlearning import Recommender, recommender
+from pyg_trust.unlearning import similar as recommend
+from pyg_trust.unlearning.similar import (
     best_items,
     fixed_weights,
     lists_of,
     path_scores,
 )
-from pyg_trust.removal import RemovalRequest
-from pyg_trust.unlearning import Recommender, recommender
 
 # Values of numpy alone, from the oracle of the specification.
 LISTS = {
@@ -242,7 +243,7 @@ def test_reports_say_what_remains():
     assert report.request == {
         'users': [10],
         'items': [8],
-        'interactions': [[0, 3], [10, 0]],
+        'interactions': [[0, 3]],
     }
     line = model.ledger.entries[-1]
     # What goes with user 10 is not named again.
@@ -268,7 +269,7 @@ def test_a_request_for_nodes_and_edges_is_the_same():
     plan = one.plan(request)
     first = one.remove(request)
     assert plan.request == first.request
-    second = two.remove([3], [5], [(0, 0), (6, 3)])
+    second = two.remove(users=[3], items=[5], interactions=[(0, 0), (6, 3)])
     assert first.request == second.request
     assert first.named == second.named
     again = RemovalRequest.from_dict({'0': first.named})
@@ -284,12 +285,12 @@ def test_a_request_for_nodes_and_edges_is_the_same():
         RemovalRequest(nodes={0: [1], 1: [2]}),
         RemovalRequest(nodes={1: [1]}),
     ):
-        with pytest.raises(ValueError, match="'users' needs to be a request"):
+        with pytest.raises(ValueError, match="'request' needs to name nodes"):
             one.remove(bad)
     # What stands beside a request would stay, and be taken for removed.
     for name, more in (('items', [1]), ('interactions', edges[:, -1:])):
         for call in (one.plan, one.remove):
-            with pytest.raises(ValueError, match=f"'{name}' needs to be left"):
+            with pytest.raises(ValueError, match='beside'):
                 call(RemovalRequest(nodes=[1]), **{name: more})
     # Two users, two items: the names that came are told.
     for ends in ((1, 2), (15, 16)):
@@ -430,13 +431,12 @@ def test_a_bipartite_graph_is_read():
     ('request_', 'match'),
     [
         ({}, 'needs to name something'),
-        ({'users': [12]}, "'users' needs names that are there"),
-        ({'users': [2]}, 'removed before'),
+        ({'items': [9], 'users': [1]}, 'item 9 is not there'),
+        ({'users': [2]}, 'user 2 is not there.*removed before'),
         ({'items': [-1]}, "'items'"),
-        ({'interactions': [(0, 1)]}, r"'interactions'.*\(got 0, 1\)"),
-        ({'interactions': [(2, 0)]}, "'interactions'"),
-        ({'users': [0], 'interactions': [(0, 1)]}, "'interactions'"),
-        ({'users': [1], 'items': [9]}, "'items'"),
+        ({'interactions': [(0, 1)]}, r'interaction \(0, 1\) is not there'),
+        ({'interactions': [(2, 0)]}, r'interaction \(2, 0\) is not there'),
+        ({'users': [4], 'interactions': [(0, 1)]}, r'interaction \(0, 1\)'),
     ],
 )
 def test_what_is_not_there_is_refused_and_nothing_changes(request_, match):
@@ -448,8 +448,58 @@ def test_what_is_not_there_is_refused_and_nothing_changes(request_, match):
             call(**request_)
     assert same(model.state_dict(), before)
     assert np.array_equal(model._model.counts.data, counts)
-    with pytest.raises(ValueError, match="'users'"):
-        model.recommend([2])
+    # Who was removed has a row without items, who never was has none.
+    assert model.recommend([1, 2], k=3)[1].tolist() == [9] * 3
+    with pytest.raises(NotThere, match='node 12'):
+        model.recommend([2, 12])
+    model.remove(items=[3])
+    assert model.counts([3, 4]).isnan().any(1).tolist() == [True, False]
+    report = model.remove(users=[1, 2, 4], items=[0, 3], missing='skip')
+    assert report.request == {'users': [1, 4], 'items': [0]}
+    assert report.skipped == {'0': {'nodes': [2, 12 + 3]}}
+    with pytest.raises(NotThere):
+        model.remove([2], missing='skip')
+
+
+def test_users_and_items_have_the_ids_of_the_data(tmp_path):
+    edges = torch.tensor(ORACLE)
+    one = Recommender().fit(edges, 12, 9)
+    data = one.data
+    users, items = torch.randperm(40)[:12], torch.randperm(40)[:9]
+    data['user'].n_id, data['item'].n_id = users, items
+    two = Recommender().fit(data)
+    user, other, item = users.tolist()[3], users.tolist()[0], items.tolist()[5]
+    later = int(users.max()) + 1
+    first = one.remove(users=[3], items=[5], interactions=[(0, 0)])
+    pair = (other, items.tolist()[0])
+    second = two.remove(users=[user], items=[item], interactions=[pair])
+    assert second.request == {
+        'users': [user],
+        'items': [item],
+        'interactions': [[*pair]],
+    }
+    assert sorted(second.named['nodes']) == [user, later + item]
+    assert torch.equal(one.edge_index, two.edge_index)
+    assert torch.equal(one.n_id, two.n_id)
+    top = one.recommend(range(12), k=4)
+    ids = torch.cat([items, items.max().view(1) + 1])
+    assert torch.equal(two.recommend(users, k=4), ids[top])
+    # What asks for nodes of the whole graph, after a restart, too.
+    two.save(tmp_path / 'model.pt')
+    again = Recommender()
+    again.load(tmp_path / 'model.pt')
+    assert again.verify().ok
+    two = again
+    one.remove(RemovalRequest(nodes=[4, 12 + 6]))
+    node = later + items.tolist()[6]
+    report = two.remove(RemovalRequest(nodes=[users.tolist()[4], node]))
+    assert report.request['items'] == [items.tolist()[6]]
+    assert torch.equal(one.edge_index, two.edge_index)
+    assert first.num_items == second.num_items == 8
+    unit = PrivacyUnit(data, person='user', public=('item',))
+    two.remove(RemovalRequest(persons=[1], unit=unit))
+    one.remove(users=[1])
+    assert torch.equal(one.edge_index, two.edge_index)
 
 
 @pytest.mark.parametrize('fit', [lists_of, Recommender().fit])
@@ -480,9 +530,9 @@ def test_repeated_interactions_and_too_popular_items_are_refused(monkeypatch):
         Recommender().fit(twice, 2, 2)
     # Any sum or difference of so many is an integer of 53 bits.
     assert recommend.MOST_USERS * 2**recommend.BITS == 2**52
-    monkeypatch.setattr(recommend, 'MOST_USERS', 3)
+    monkeypatch.setattr(recommend, 'MOST_USERS', 2)
     liked = torch.tensor([[0, 1, 2], [1, 1, 1]])
-    with pytest.raises(ValueError, match='fewer than 3 users'):
+    with pytest.raises(ValueError, match='at most 2 users'):
         lists_of(liked, 3, 2)
     assert lists_of(liked[:, :2], 3, 2).length.tolist() == [1, 1, 0]
 

@@ -27,10 +27,10 @@ from torch_geometric.nn import GCN
 
 from pyg_trust import files, rng
 from pyg_trust.files.commit import StaleStateError
-from pyg_trust.functional.partition import hash_partition
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.transforms import Shards
 from pyg_trust.unlearning import ShardedUnlearner, shards, store
+from pyg_trust.unlearning.partition import hash_partition
 from pyg_trust.unlearning.shards import training
 from pyg_trust.unlearning.shards.training import Recipe, Shard, train
 

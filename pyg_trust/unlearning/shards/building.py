@@ -19,19 +19,18 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_trust import rng
 from pyg_trust.files.seals import Seals
-from pyg_trust.functional.partition import (
+from pyg_trust.ledger import RemovalLedger
+from pyg_trust.loader.shard_loader import ShardDataset
+from pyg_trust.nn.shard_aggregator import ShardAggregator, unchecked
+from pyg_trust.report import provenance
+from pyg_trust.transforms.shards import Shards, training_nodes
+from pyg_trust.unlearning.partition import (
     PARTITIONS,
     check_partition,
     hash_partition,
     partition_from_lists,
     shard_sizes,
 )
-from pyg_trust.kernel import shards as kernel
-from pyg_trust.ledger import RemovalLedger
-from pyg_trust.loader.shard_loader import ShardDataset
-from pyg_trust.nn.shard_aggregator import ShardAggregator, unchecked
-from pyg_trust.report import provenance
-from pyg_trust.transforms.shards import Shards, training_nodes
 from pyg_trust.unlearning.shards.graph import (
     as_shard,
     kind_of,
@@ -59,6 +58,7 @@ from pyg_trust.unlearning.shards.training import (
     train,
 )
 from pyg_trust.unlearning.shards.updating import canonical, is_canonical
+from pyg_trust.verify import shards as kernel
 
 # Parts of the seed.
 _SHARD, _PARTITION, _AGGREGATOR, _SAMPLE, _SLICE, _LATER = range(6)

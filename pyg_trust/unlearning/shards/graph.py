@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms.shards import training_nodes
+from pyg_trust.unlearning.partition import check_shards
 from pyg_trust.unlearning.shards.products import rows_of_nonzeros
 from pyg_trust.unlearning.shards.training import Shard
 

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from pyg_trust import rng
 from pyg_trust._checks import check_choice, check_integer, check_tensor
 from pyg_trust._checks.identity import check_process, identity
-from pyg_trust.functional.voting import (
+from pyg_trust.certificates.voting import (
     CollectiveVotes,
     certified_mean,
     certified_votes,
@@ -148,7 +148,7 @@ class PoisonCertificate(Report):
         Args:
             shards (int): the number of corrupted shards.
             max_sets (int): as in
-                :func:`~pyg_trust.functional.collective_votes`.
+                :func:`~pyg_trust.certificates.collective_votes`.
                 (default: :obj:`20000`)
 
         Raises:

@@ -14,9 +14,8 @@ from pyg_trust._checks import (
     check_integer,
 )
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.functional.partition import shard_sizes
-from pyg_trust.kernel.sentences import FROM_SYSTEM
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning.partition import shard_sizes
 from pyg_trust.unlearning.shards.building import Building
 from pyg_trust.unlearning.shards.packing import described
 from pyg_trust.unlearning.shards.persons import removed_names, touched
@@ -31,6 +30,7 @@ from pyg_trust.unlearning.shards.state import Stage, State, hash_of_shards
 from pyg_trust.unlearning.shards.updating import Change, played
 from pyg_trust.unlearning.shards.waiting import Waiting
 from pyg_trust.update import Update
+from pyg_trust.verify.sentences import FROM_SYSTEM
 
 
 class Removing(Waiting, Building):

@@ -28,7 +28,6 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.files.commit import ObjectLock, editing, synchronized
-from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import (
@@ -38,6 +37,7 @@ from pyg_trust.nn.shard_aggregator import (
 )
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
+from pyg_trust.unlearning.partition import check_shards
 from pyg_trust.unlearning.shards.graph import (
     copied,
     count_classes,

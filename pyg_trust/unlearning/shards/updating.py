@@ -13,8 +13,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_tensor
-from pyg_trust.functional.rows import stacked
-from pyg_trust.removal import Part, RemovalRequest, remove_from_data
+from pyg_trust.removal import (
+    NotThere,
+    Part,
+    RemovalRequest,
+    remove_from_data,
+)
+from pyg_trust.unlearning.rows import stacked
 from pyg_trust.unlearning.shards.graph import MASKS, without_features
 from pyg_trust.unlearning.shards.products import rows_of_nonzeros, select_rows
 from pyg_trust.update import NewNodes, Update, rows_of, with_edges
@@ -152,10 +157,7 @@ def _removed(now: Data, part: Part) -> Data:
         rows = rows_of(now.n_id, torch.tensor(part.labels))
         missing = rows[~now.train_mask[rows]]
         if missing.numel():
-            raise ValueError(
-                f'the label of node {int(now.n_id[missing[0]])} is not there: '
-                'it never was in training, or was removed before'
-            )
+            raise NotThere(RemovalRequest(labels=now.n_id[missing]))
         now = _labelled(now, rows, torch.full_like(rows, -1))
     rest = Part(
         nodes=part.nodes,
