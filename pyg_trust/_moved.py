@@ -14,7 +14,6 @@ _MOVED: dict[str, dict[str, str]] = {
     'functional': {
         'Measure': 'agp',
         'Perturbations': 'certificates',
-        'Wavelet': 'scattering',
         'appnp': 'agp',
         'bekm': 'unlearning',
         'blpa': 'unlearning',
@@ -104,10 +103,8 @@ _MOVED: dict[str, dict[str, str]] = {
         'dual_bound': 'certificates.budget',
         'fdp_sensitivity': 'privacy.mechanisms',
         'fdp_terms': 'privacy.mechanisms',
-        'frame_bounds': 'scattering.wavelets',
         'fuse': 'unlearning.aggregate',
         'gaussian_profile': 'privacy.mechanisms',
-        'graph_fourier': 'scattering.transform',
         'hessian_solve': 'unlearning.heads',
         'info_nce': 'unlearning.aggregate',
         'itersine': 'scattering.wavelets',

@@ -555,7 +555,7 @@ def liked_file() -> Path:
 
 
 NO_NAMES = values('a', [0.5], [-1], [99], [True], [[0]])
-NO_PAIRS = values(3, 'a', [(0.5, 1)], [(0, 99)], [(-1, 0)], [(0, 1, 2)])
+NO_PAIRS = values(3, 'a', [(0.5, 1)], [(1, 99)], [(-1, 0)], [(0, 1, 2)])
 entry(
     'unlearning.Recommender',
     lambda: {'method': 'paths', 'exponents': (0.5, 0.5, 0.5)},
@@ -602,7 +602,7 @@ for name in ('plan', 'remove'):
         names={
             'users': "'users|user 99",
             'items': "'items|item 99",
-            'interactions': r"'interactions|interaction \(0, 99\)",
+            'interactions': r"'interactions|interaction \(1, 99\)",
         },
         users=NO_NAMES,
         items=NO_NAMES,

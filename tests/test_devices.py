@@ -21,7 +21,7 @@ from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.sampler import DisjointWalkSampler
 from pyg_trust.sampler.walks import disjoint_walks
 from pyg_trust.testing import make_graph
-from pyg_trust.transforms import AGP, GDC, GFT, GraphScattering
+from pyg_trust.transforms import AGP, GDC, GraphScattering
 
 
 @pytest.fixture
@@ -235,7 +235,6 @@ def test_transforms(device, transform):
     [
         GraphScattering(J=3, Q=2, L=2),
         GraphScattering(J=3, Q=2, L=2, wavelet='monic_cubic'),
-        GFT(3),
     ],
     ids=repr,
 )

@@ -23,7 +23,9 @@ from pyg_trust.verify.claims import PROMISES
 Route = TypeVar('Route', bound=Callable[..., Report])
 
 #: The functions that certify, by the names of the classes of threats.
-CERTIFICATES: Registry[Callable[..., Report]] = Registry('certificate')
+CERTIFICATES: Registry[Callable[..., Report]] = Registry(
+    'certificate', homes=('certificates.exact', 'certificates.smoothed')
+)
 _ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
 
 
@@ -191,6 +193,7 @@ def certify(
 
 
 def _route(threat: Any) -> tuple[str, Callable[..., Report]]:
+    len(CERTIFICATES)  # registers those of this package
     for kind in type(threat).__mro__:
         name, route = _ROUTES.get(kind, ('', None))
         if route is not None and CERTIFICATES.get(name) is route:

@@ -42,11 +42,10 @@ from pyg_trust._checks import (
 from pyg_trust._progress import Bar
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.graph.ragged import pointer, ranges
-from pyg_trust.scattering.batch import Batch, check_features, num_paths
+from pyg_trust.scattering.batch import Batch, num_paths
 from pyg_trust.scattering.wavelets import (
-    LAMBDA_MAX,
     WAVELETS,
-    lazy_walk,
+    find_bank,
     power_of,
     wavelet_bank,
 )
@@ -217,80 +216,6 @@ def scattering_transform(
     )
 
 
-@validated
-def graph_fourier(
-    graph: CSRGraph,
-    x: Tensor,
-    ptr: Tensor | None = None,
-    *,
-    num_bands: Count | None = None,
-    progress_bar: bool | None = None,
-) -> Tensor:
-    r"""Compute the paper's graph Fourier embedding, or a well-defined one.
-
-    With the eigenvectors :math:`V` of the normalized Laplacian of each graph
-    and :math:`\hat{X} = V^\top X`,
-
-    .. math::
-        z_f = \frac1g \sum_k \hat{X}_{kf}
-        \quad \text{or} \quad
-        z_{b, f} = \frac1g \sum_{k : \lambda_k \in \text{band } b}
-        \hat{X}_{kf}^2,
-
-    the first (:obj:`num_bands = None`) as in the paper. It hangs on the signs
-    of the eigenvectors, which are chosen here so that each sums to at least
-    zero, and on their basis where an eigenvalue is repeated, which is the
-    linear algebra library's; that is a flaw of this embedding, and one reason
-    for its poor accuracy. The second is the energy in :obj:`num_bands` equal
-    parts of :math:`[0, 2]` (the last one closed) and depends on neither.
-
-    Memory: the dense eigenvectors of one graph at a time.
-
-    Args:
-        graph (CSRGraph): as in :func:`scattering_transform`, undirected.
-        x (Tensor): dense, as in :func:`scattering_transform`.
-        ptr (Tensor, optional): as in :func:`scattering_transform`.
-            (default: :obj:`None`)
-        num_bands (int, optional): the number of bands; by default the paper's
-            mean. (default: :obj:`None`)
-        progress_bar (bool, optional): by default in terminals, after 2 s.
-
-    Returns:
-        Tensor: ``[num_graphs, num_features]`` or ``[num_graphs, num_bands *
-        num_features]``.
-    """
-    check_features(graph, x)
-    if x.layout == torch.sparse_csr:
-        x = x.to_dense()
-    batch = Batch.make(graph, x, ptr, 'diffusion')
-    rows = []
-    graphs = range(batch.num_graphs)
-    for i in Bar(graphs, progress_bar, desc='spectra'):
-        block = torch.tensor([i], device=x.device)
-        adj, _ = batch.dense(block)
-        laplacian = 2 * (
-            torch.eye(adj.size(-1), dtype=x.dtype, device=x.device)
-            - lazy_walk(adj[0], 'diffusion')
-        )
-        values, vectors = torch.linalg.eigh(laplacian)
-        signal = x[batch.ptr[i] : batch.ptr[i + 1]]
-        if num_bands is None:
-            sums = vectors.sum(0)
-            # 1^T V^T X / g with every sum made non-negative.
-            sign = torch.where(sums < 0, -1.0, 1.0).to(x.dtype)
-            rows.append(sign @ (vectors.t() @ signal) / signal.size(0))
-        else:
-            energy = (vectors.t() @ signal).square() / signal.size(0)
-            band = (values * (num_bands / LAMBDA_MAX)).long()
-            band = band.clamp(0, num_bands - 1)
-            parts = energy.new_zeros((num_bands, x.size(1)))
-            rows.append(parts.index_add_(0, band, energy).view(-1))
-    return torch.stack(rows)
-
-
-# Private ####################################################################
-
-
 def _embed_dense(
     batch: Batch,
     block: Tensor,
@@ -409,7 +334,7 @@ def _moments(
 
 def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
     """Check the low pass, scales, moments and layers of a transform."""
-    bank = WAVELETS.find('wavelet', wavelet)
+    bank = find_bank(wavelet)
     check_choice('low_pass', low_pass, LOW_PASSES)
     check_integer('J', J, bank.least)
     check_integer('Q', Q, 1)

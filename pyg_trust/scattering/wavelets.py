@@ -20,63 +20,28 @@ are in :math:`[0, 1]`, the filters :math:`1 - t, t - t^2, \dots` are
 non-negative and sum to :math:`1 - t^{2^{J-1}} \le 1`, so their squares do
 too) and for ``itersine`` (with equality: a tight frame). The geometric banks
 have no such constant for all graphs: on a star of :math:`g` nodes :math:`B`
-grows as :math:`\sqrt{g}`. :func:`frame_bound` and :func:`frame_bounds` tell.
-
-A bank of your own is a class, under ``@WAVELETS.register('name')``
-(:class:`Wavelet`).
+grows as :math:`\sqrt{g}`. :func:`frame_bound` returns them.
 """
 
 import math
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_trust._checks import Int, check_integer, check_tensor, validated
-from pyg_trust.registries import Registry
+from pyg_trust._checks import (
+    Int,
+    check_choice,
+    check_integer,
+    check_tensor,
+    validated,
+)
 
 # The spectrum of the normalized Laplacian is in [0, 2].
 LAMBDA_MAX = 2.0
 # The widest over the narrowest scale of monic cubic wavelets (Hammond et al.).
 MONIC_CUBIC_RATIO = 20.0
-
-
-class Wavelet:
-    r"""Bank of filters: :math:`I - P, P - P^2, P^2 - P^4, \dots`.
-
-    Of the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})` with the
-    :obj:`exponents` :math:`(a, b)`; or, with a :obj:`kernel`, functions
-    :math:`h_j` of the normalized Laplacian, whose exponents are
-    :math:`(\frac12, \frac12)`.
-    """
-
-    #: :math:`a` and :math:`b`; any but a half each suit directed graphs too.
-    exponents: ClassVar[tuple[float, float]] = (0.5, 0.5)
-    #: ``kernel(eigenvalue, J)``: ``[..., J]``, or None for powers of a walk.
-    kernel: ClassVar[Any] = None
-    #: The least number of filters.
-    least: ClassVar[int] = 1
-
-    @staticmethod
-    def frame_bound(J: int) -> float:
-        """Return :func:`frame_bound`, for the banks of this package."""
-        return math.inf
-
-
-def _check_entry(name: str, entry: Any) -> None:
-    if not isinstance(entry, type) or not issubclass(entry, Wavelet):
-        raise TypeError(
-            f"'entry' needs to be a subclass of Wavelet (got {entry!r})"
-        )
-    if entry.kernel is not None and entry.exponents != (0.5, 0.5):
-        raise ValueError(
-            "'exponents' need to be (0.5, 0.5) where there is a kernel (got "
-            f'{entry.exponents})'
-        )
-
-
-#: The banks, by name.
-WAVELETS: Registry[type[Wavelet]] = Registry('wavelet', _check_entry)
 
 
 @validated
@@ -169,18 +134,16 @@ def frame_bound(wavelet: str, J: int) -> float:
     of :math:`\sqrt{\sum_j h_j(\lambda)^2}` over :math:`[0, 2]`, from above:
     the largest value on a fine grid plus half a step times
     :math:`\sqrt{\sum_j \max |h_j'|^2}`, which bounds the slope of the root.
-    Infinite for the geometric banks, which have none, and for those of users,
-    of which nobody here has proved any.
+    Infinite for the geometric banks, which have none.
 
     Args:
         wavelet (str): the bank.
         J (int): the number of filters.
     """
-    bank = WAVELETS.find('wavelet', wavelet)
-    check_integer('J', J, bank.least)
-    if WAVELETS.is_own(wavelet):
-        return math.inf
-    return bank.frame_bound(J)
+    check_integer('J', J, find_bank(wavelet).least)
+    if wavelet == 'monic_cubic':
+        return _monic_cubic_bound(J)
+    return 1.0 if wavelet in ('diffusion', 'itersine') else math.inf
 
 
 def _monic_cubic_bound(J: int) -> float:
@@ -195,28 +158,6 @@ def _monic_cubic_bound(J: int) -> float:
     return float(height) + step / 2 * math.hypot(*slopes)
 
 
-def frame_bounds(bank: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Compute the frame constants :math:`A \le B` of a bank on its graph.
-
-    .. math::
-        A^2 \lVert x \rVert^2 \le \sum_j \lVert H_j x \rVert^2
-        \le B^2 \lVert x \rVert^2,
-
-    the square roots of the extreme eigenvalues of :math:`\sum_j H_j^\top H_j`.
-
-    Args:
-        bank (Tensor): ``[..., J, num_nodes, num_nodes]``,
-            :func:`wavelet_bank`.
-
-    Returns:
-        tuple[Tensor, Tensor]: :math:`A` and :math:`B`, ``[...]``.
-    """
-    check_square('bank', bank, 3)
-    gram = (bank.mT @ bank).sum(-3)
-    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
-    return values[..., 0], values[..., -1]
-
-
 def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
     r"""Return the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})`.
 
@@ -228,7 +169,7 @@ def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
         adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative.
         wavelet (str): the bank.
     """
-    a, b = WAVELETS.find('wavelet', wavelet).exponents
+    a, b = find_bank(wavelet).exponents
     check_square('adj', adj, 2)
     scaled = adj
     for dim, power in ((-1, a), (-2, b)):
@@ -259,8 +200,6 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
     if bank.kernel is not None:
         values, vectors = torch.linalg.eigh(2 * (eye - walk))
         response = bank.kernel(values.clamp(0, LAMBDA_MAX), J)
-        if WAVELETS.is_own(wavelet):
-            _check_response(wavelet, response, (*values.shape, J))
         scaled = vectors.unsqueeze(-3) * response.mT.unsqueeze(-2)
         return scaled @ vectors.mT.unsqueeze(-3)
     filters = [eye - walk]
@@ -271,57 +210,39 @@ def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
     return torch.stack(filters, dim=-3)
 
 
-@WAVELETS.builtin('geometric')
-class Geometric(Wavelet):
-    """Differences of dyadic powers of the row walk."""
+class Wavelet(NamedTuple):
+    r"""Bank of filters: :math:`I - P, P - P^2, P^2 - P^4, \dots`.
 
-    exponents = (1.0, 0.0)
+    Of the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})`; or, with a
+    kernel, functions :math:`h_j` of the normalized Laplacian.
 
+    Args:
+        exponents (tuple[float, float]): :math:`a` and :math:`b`; any but a
+            half each suit directed graphs too.
+        kernel (callable, optional): ``kernel(eigenvalue, J)``: ``[..., J]``;
+            by default powers of the walk. (default: :obj:`None`)
+        least (int): the least number of filters. (default: :obj:`1`)
+    """
 
-@WAVELETS.builtin('geometric_column')
-class GeometricColumn(Wavelet):
-    """Differences of dyadic powers of the column walk."""
-
-    exponents = (0.0, 1.0)
-
-
-@WAVELETS.builtin('diffusion')
-class Diffusion(Wavelet):
-    """Differences of dyadic powers of the symmetric walk."""
-
-    @staticmethod
-    def frame_bound(J: int) -> float:
-        """Return 1, as proven in the text of this module."""
-        return 1.0
+    exponents: tuple[float, float] = (0.5, 0.5)
+    kernel: Callable[[Tensor, int], Tensor] | None = None
+    least: int = 1
 
 
-@WAVELETS.builtin('itersine')
-class Itersine(Wavelet):
-    """Tight frame of :func:`itersine`."""
-
-    kernel = staticmethod(itersine)
-    least = 3
-
-    @staticmethod
-    def frame_bound(J: int) -> float:
-        """Return 1, which is attained."""
-        return 1.0
+#: The banks, by name.
+WAVELETS: dict[str, Wavelet] = {
+    'geometric': Wavelet((1.0, 0.0)),
+    'geometric_column': Wavelet((0.0, 1.0)),
+    'diffusion': Wavelet(),
+    'itersine': Wavelet(kernel=itersine, least=3),
+    'monic_cubic': Wavelet(kernel=monic_cubic, least=3),
+}
 
 
-@WAVELETS.builtin('monic_cubic')
-class MonicCubic(Wavelet):
-    """Low-pass and bands of :func:`monic_cubic`."""
-
-    kernel = staticmethod(monic_cubic)
-    least = 3
-    frame_bound = staticmethod(_monic_cubic_bound)
-
-
-def _check_response(
-    wavelet: str, response: Any, shape: tuple[int, ...]
-) -> None:
-    what = f'kernel of {WAVELETS.note(wavelet)},'
-    check_tensor(what, response, None, shape, finite=True)
+def find_bank(wavelet: str) -> Wavelet:
+    """Return the bank of a name; refuse others."""
+    check_choice('wavelet', wavelet, tuple(sorted(WAVELETS)))
+    return WAVELETS[wavelet]
 
 
 def power_of(degree: Tensor, exponent: float) -> Tensor:

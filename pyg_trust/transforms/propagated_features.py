@@ -111,7 +111,7 @@ class PropagatedFeatures(EditedInPlace):
             neighbours, or one of :obj:`alpha` and :obj:`theta` alone.
 
     Example:
-        >>> from pyg_trust.functional import sgc
+        >>> from pyg_trust.agp import sgc
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> graph = CSRGraph.from_edge_index(path, num_nodes=3)
         >>> features = PropagatedFeatures(graph, torch.eye(3), sgc(1))

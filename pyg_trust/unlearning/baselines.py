@@ -13,7 +13,7 @@ densities as if the residual did not depend on :math:`b`. One point removed can
 give 690 times the promised :math:`\delta`
 (:mod:`pyg_trust.unlearning.shifts` has the counterexample).
 
-linear-GST and GFT are other transforms of the same classifier of graphs;
+linear-GST is another transform of the same classifier of graphs;
 unstructured removal (Guo et al. 2020) is its ``remove`` of
 :meth:`~pyg_trust.removal.RemovalRequest.whole_graphs`.
 :class:`GINClassifier` is a trained network, whose embeddings depend on every

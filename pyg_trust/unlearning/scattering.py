@@ -41,7 +41,6 @@ from pyg_trust.removal import (
     skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
-from pyg_trust.scattering.wavelets import WAVELETS
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import CertifiedClassifier, proved
 from pyg_trust.unlearning.heads import LOSSES, Objective, Residual
@@ -165,8 +164,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     Args:
         transform (GraphEmbedding): embeds the graphs; a
-            :class:`~pyg_trust.transforms.GraphScattering`, linear or not, or a
-            :class:`~pyg_trust.transforms.GFT`.
+            :class:`~pyg_trust.transforms.GraphScattering`, linear or not.
         lam (float): :math:`\lambda > 0`. (default: :obj:`1e-3`)
         release_std (float): the standard deviation :math:`s` of the noise on
             the released weights. It is public: choose it without looking at
@@ -233,7 +231,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     ) -> None:
         if not isinstance(transform, GraphEmbedding):
             raise TypeError(
-                "'transform' needs to be a GraphScattering or GFT "
+                "'transform' needs to be a GraphScattering "
                 f'(got {type(transform).__name__})'
             )
         self.transform = transform
@@ -804,13 +802,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         self, model: Model, change: Change, step: Step
     ) -> UnlearnReport:
         lines, spent = model.ledger.entries, step.spent
-        wavelet = getattr(self.transform, 'wavelet', 'geometric')
-        unchecked: tuple[str, ...] = ()
-        if WAVELETS.is_own(wavelet):
-            unchecked = (
-                f'NOT CHECKED: that {WAVELETS.note(wavelet)}, is a function '
-                'of one graph alone',
-            )
         return UnlearnReport(
             action=step.action,
             request=change.request,
@@ -836,7 +827,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 'the transform takes nothing from other graphs',
                 *self._rests_on,
                 *SAME * (spent == 0),
-                *unchecked,
             ),
             data=lines[-1].data,
             origin=provenance(**self._origin()),

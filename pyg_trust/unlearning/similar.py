@@ -34,7 +34,7 @@ from pyg_trust.unlearning.incremental import degree_power
 
 #: Weights are multiples of two to the power of minus this.
 BITS = 30
-#: An item needs to have fewer users.
+#: An item may have as many users: sums of 2^22 weights of 2^30 are exact.
 MOST_USERS = 2**22
 # Exponents, of degrees of at most 2^22, are not larger than this.
 Exponent = Annotated[float, Number(0, 2, 'low high')]
@@ -104,7 +104,7 @@ def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
 
     Raises:
         ValueError: if an interaction is out of range or listed twice, an item
-            has ``MOST_USERS`` users or more, or pairs have no number of 63
+            has more than ``MOST_USERS`` users, or pairs have no number of 63
             bits.
     """
     users, items = interactions
@@ -120,10 +120,10 @@ def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
         raise ValueError(
             "'interactions' needs to name each pair of user and item once"
         )
-    if len(keys) >= MOST_USERS and items.bincount().max() >= MOST_USERS:
+    if len(keys) > MOST_USERS and items.bincount().max() > MOST_USERS:
         raise ValueError(
-            f"'interactions' needs to have fewer than {MOST_USERS} users of "
-            'an item: the sums of more are not exact'
+            f"'interactions' needs to have at most {MOST_USERS} users of an "
+            'item: the sums of more are not exact'
         )
     count = np.bincount(keys // num_items, minlength=num_users)
     start = np.concatenate([[0], np.cumsum(count)])
