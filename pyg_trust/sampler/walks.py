@@ -9,6 +9,7 @@ from pyg_trust import ops, rng
 from pyg_trust._checks import (
     Count,
     Natural,
+    as_ids,
     check_dtype,
     check_instance,
     check_integer,
@@ -244,6 +245,10 @@ def root_index(
     """
     if roots is None:
         return torch.arange(num_nodes, device=device)
+    listed = not isinstance(roots, Tensor)
+    roots = as_ids(name, roots)
+    if listed and isinstance(roots, Tensor):
+        roots = roots.to(device)
     check_dtype(name, roots, (torch.int64, torch.bool))
     if roots.device != torch.device(device):
         raise ValueError(
