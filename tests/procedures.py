@@ -335,7 +335,7 @@ def is_exact(model):
         # The disk says the same.
         kept = unlearner(model.folder).load()
         assert same(sharded(kept), sharded(model))
-        model.purge()
+        model.load()
 
 
 PROCEDURES['ShardedUnlearner.fit'] = Procedure(
@@ -346,9 +346,7 @@ PROCEDURES['ShardedUnlearner.fit'] = Procedure(
     shows=3,
 )
 PROCEDURES['ShardedUnlearner.remove'] = Procedure(
-    lambda folder: unlearner(
-        trainer='sequential', sparse_x=True, sparse_adj=True
-    ).fit(cycle(40)),
+    lambda folder: unlearner().fit(cycle(40)),
     lambda model, bar: untimed(model.remove(NAMED, progress_bar=bar)),
     sharded,
     is_exact,

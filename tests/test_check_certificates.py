@@ -508,8 +508,7 @@ def test_bounds_that_are_means_are_found_out(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('name', ['VoteCertificate', 'PoisonCertificate'])
 def test_radii_that_are_too_large_are_found_out(tmp_path, monkeypatch, name):
-    from pyg_trust.certificates import divided
-    from pyg_trust.unlearning.shards import poisoning
+    from pyg_trust.certificates import divided, poisoning
 
     def large(*args, **kwargs):
         made = voting.certified_votes(*args, **kwargs)

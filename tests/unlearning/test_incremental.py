@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from states import level_of
 
@@ -206,7 +206,6 @@ def test_the_rows_that_an_edit_touches_are_those_within_reach(
     assert Model(edges, x, measure).remove([3]) is None
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_an_edit_is_undone_to_the_bit(data):
     n = data.draw(st.integers(2, 12))

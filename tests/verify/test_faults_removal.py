@@ -226,17 +226,18 @@ def test_a_fault_is_refused(name, tmp_path, monkeypatch):
 # Shards ######################################################################
 
 
-def with_neighbours(found, self, data, shards):
-    """Every shard has the edges of its nodes to all others, and these."""
-    return dict.fromkeys(found, next(iter(found.values())))
+def of_another(found, self, data, shard):
+    """Every shard has the nodes of the first."""
+    return found if shard == 0 else Building._part(self, data, 0)
 
 
 def by_position(names, num_shards, *, seed, allow_empty):
     return torch.arange(names.numel()) % num_shards
 
 
-def later(found, self, part):
-    return [*found[1:], found[-1]]
+def later(found, self, data, shard):
+    part, seen = found
+    return part, [*seen[1:], seen[-1]]
 
 
 def stages_too_late(found, *_):
@@ -250,7 +251,7 @@ def one_less(found, *_):
 SEEN, AGAIN = 'items that it should not', 'again'
 OF_SHARDS = {
     'a shard with the nodes of another': (
-        wrapped(Building, '_parts', with_neighbours),
+        wrapped(Building, '_part', of_another),
         SEEN,
     ),
     'a shard by the place of a node': (
@@ -258,7 +259,7 @@ OF_SHARDS = {
         SEEN,
     ),
     'a stage that sees the next one': (
-        wrapped(Building, '_seen', later),
+        wrapped(Building, '_part', later),
         SEEN,
     ),
     'slices by another key': (

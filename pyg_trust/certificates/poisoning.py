@@ -1,6 +1,5 @@
 """Certificates of sharded models against poisoned nodes."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust._checks import check_choice, check_integer, check_tensor
+from pyg_trust._checks import check_integer, check_tensor
 from pyg_trust._checks.identity import check_process, identity
 from pyg_trust.certificates.voting import (
     CollectiveVotes,
@@ -24,23 +23,16 @@ from pyg_trust.nn.shard_aggregator import (
     MeanAggregator,
     ShardAggregator,
 )
+from pyg_trust.removal import integers
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
-from pyg_trust.transforms.division import check_apart
 from pyg_trust.transforms.shards import Shards
-from pyg_trust.unlearning.shards.graph import as_shard, name_tensor
-from pyg_trust.unlearning.shards.inference import ViewRunner
-from pyg_trust.unlearning.shards.products import blocks, rows_of_nonzeros
-from pyg_trust.unlearning.shards.training import Shard
 from pyg_trust.update import rows_of
 
-INFERENCE = ('isolated', 'clean')
 # The least gap between sums of probabilities that counts as one.
 _APART = 1e-5
 _SHOWN = (1, 2, 3, 5)
-# Features of which at most this share is not zero are multiplied sparsely.
-_SPARSE = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -50,10 +42,8 @@ class PoisonCertificate(Report):
     Model :math:`i` is a function of the training nodes of shard :math:`i`
     alone, and the shard of a node depends on its name alone: if :math:`k`
     nodes are changed, at most :math:`k` models change (`Levine and Feizi
-    2021 <https://arxiv.org/abs/2006.14768>`_). What the other models *see* at
-    inference would change, too; so model :math:`i` hears, with
-    :obj:`inference` ``'isolated'``, nodes of its own group alone, and with
-    ``'clean'`` the graph at inference is taken to be out of reach.
+    2021 <https://arxiv.org/abs/2006.14768>`_). The graph at inference, which
+    all models see, is taken to be out of reach.
     """
 
     targets: Tensor
@@ -68,7 +58,6 @@ class PoisonCertificate(Report):
     num_classes: int
     """Of the votes: the last one is that of shards without training nodes."""
     aggregator: str
-    inference: str
     n_id: Tensor
     """The names of all nodes: int64, ``[num_nodes]``."""
     group: Tensor
@@ -79,7 +68,10 @@ class PoisonCertificate(Report):
     weights: str = ''
     """SHA-256 of the weights of all shards."""
     checked: tuple[str, ...] = ()
-    """How partition and models were tried out on this run."""
+    """What was computed again on this run."""
+    assumptions: tuple[str, ...] = ()
+    """Those of this run, beside those of every such certificate."""
+    inference: str = 'clean'
 
     def certified(self, nodes: int) -> Tensor:
         """Return a mask of targets whose class survives some poisoned nodes.
@@ -116,8 +108,7 @@ class PoisonCertificate(Report):
         """Return a mask of targets whose class survives given poisoned nodes.
 
         Only their *shards* matter; except by majority, only how many there
-        are. Targets that are suspects themselves are not covered at isolated
-        inference.
+        are.
 
         Args:
             suspects (list[int] or Tensor): the names of the poisoned nodes.
@@ -128,7 +119,7 @@ class PoisonCertificate(Report):
         Raises:
             ValueError: if a name is unknown.
         """
-        names = name_tensor('suspects', suspects)
+        names = torch.tensor(integers('suspects', suspects))
         shards = self.group[rows_of(self.n_id, names)].unique()
         if self.aggregator == 'majority':
             made = survives_votes(self.votes, self.num_classes, shards)
@@ -136,8 +127,6 @@ class PoisonCertificate(Report):
             made &= self.radius >= 0
         else:
             made = self.radius >= shards.numel()
-        if self.inference == 'isolated':
-            made &= ~torch.isin(self.targets, names)
         return made
 
     def collective(
@@ -209,6 +198,7 @@ class PoisonCertificate(Report):
             data=self.data,
             origin=self.provenance,
             checked=self.checked,
+            assumptions=self.assumptions,
             model=self.weights,
         )
 
@@ -219,13 +209,12 @@ def certify_shards(
     partition: Any,
     aggregator: ShardAggregator,
     num_classes: int | None,
-    run: ViewRunner,
     *,
     nodes: Any,
-    inference: str,
     fingerprint: str,
     provenance: dict[str, Any],
     weights: str,
+    assumptions: tuple[str, ...] = (),
 ) -> PoisonCertificate:
     """Certify the predictions of an unlearner from its parts.
 
@@ -236,18 +225,15 @@ def certify_shards(
         partition (Any): the partition that made the shards.
         aggregator (ShardAggregator): the aggregator of the models' outputs.
         num_classes (int, optional): the number of classes that the user fixed.
-        run (ViewRunner): returns the logits of a model, given by its number,
-            on a view.
         nodes (Any): the names of the targets; by default all nodes.
-        inference (str): :obj:`'isolated'` or :obj:`'clean'`.
         fingerprint (str): a fingerprint of models and data.
         provenance (dict): versions and settings.
         weights (str): a SHA-256 of the weights of all shards.
+        assumptions (tuple[str, ...]): those of this run. (default: :obj:`()`)
 
     Raises:
         ValueError: if the promise would not hold, see there.
     """
-    check_choice('inference', inference, INFERENCE)
     if not isinstance(partition, Shards) or not partition.exact:
         raise ValueError(
             "'partition' needs to be 'hash' for certificates: other "
@@ -271,7 +257,11 @@ def certify_shards(
             "'num_classes' needs to be given to the unlearner for "
             'certificates: one new label would change all models (got None)'
         )
-    names = data.n_id if nodes is None else name_tensor('nodes', nodes)
+    names = data.n_id
+    if nodes is not None:
+        names = torch.as_tensor(nodes).view(-1)
+        if names.numel():
+            integers('nodes', names)
     if names.unique().numel() < max(names.numel(), 1):
         raise ValueError(
             "'nodes' needs to hold different names, at least one "
@@ -285,10 +275,6 @@ def certify_shards(
             "'partition' needs to be the hash of the names of all training "
             'nodes (got another shard for some)'
         )
-    if inference == 'isolated':
-        sizes = data.shard[trained].bincount(minlength=partition.num_shards)
-        live = sizes.nonzero().view(-1).tolist()
-        outputs = _isolated(data, outputs, group, live, run)
     if nodes is not None:
         outputs = outputs[:, rows]
     # An output that is not finite counts as no vote.
@@ -320,29 +306,17 @@ def certify_shards(
         votes=votes,
         num_classes=outputs.size(2) + 1,
         aggregator=kind,
-        inference=inference,
         n_id=data.n_id.clone(),
         group=group,
         data=fingerprint,
         provenance=provenance,
         weights=weights,
-        checked=_checks(inference, run.apart),
+        checked=(
+            'the shard of every training node is the hash of its name, '
+            'computed again',
+        ),
+        assumptions=assumptions,
     )
-
-
-def _checks(inference: str, apart: bool) -> tuple[str, ...]:
-    # The checks that a certificate has passed, for its report.
-    lines = [
-        'the shard of every training node is the hash of its name, computed '
-        'again',
-    ]
-    if inference == 'isolated' and not apart:
-        lines.append(
-            'nodes of other groups were changed, in halves and one alone: '
-            'the outputs of those who hear one group stayed as they were, to '
-            'the bit'
-        )
-    return tuple(lines)
 
 
 def _deployed(
@@ -358,79 +332,3 @@ def _deployed(
     if tied.numel():
         predicted[tied] = aggregator(outputs[:, tied]).argmax(1)
     return predicted
-
-
-def _isolated(
-    data: Data, like: Tensor, group: Tensor, live: list[int], run: ViewRunner
-) -> Tensor:
-    # Outputs of each model on its own group alone; zeros for empty shards.
-    data = copy.copy(data)
-    if data.x.layout == torch.sparse_csr:
-        # Use the layout that the models were trained with.
-        sparse, is_sparse = data.x, torch.ones(like.size(0)).bool()
-        data.x = data.x.to_dense()
-    else:
-        sparse, is_sparse = _sparse_groups(data.x, group, like.size(0))
-        if sparse is not None and not run.takes_rows(
-            data.x, data.get('edge_weight')
-        ):
-            sparse, is_sparse = None, torch.zeros_like(is_sparse)
-    if not run.apart:
-        # An unknown model may write to its inputs: hand it copies.
-        data.x = data.x.clone()
-        first = live[0]
-        rows = sparse if is_sparse[first] else None
-        check_apart(
-            lambda view: run(as_shard(view, 0), first),
-            data,
-            group,
-            first,
-            sparse=rows,
-        )
-    # The incoming view of each group: the edges that leave its nodes.
-    views = blocks(
-        data.edge_index,
-        data.get('edge_weight'),
-        group[data.edge_index[0]],
-        like.size(0),
-        int(data.num_nodes),
-        data.x.dtype,
-    )
-    made = torch.zeros_like(like)
-    with run.in_turn():
-        for i in live:
-            view = views[i]
-            run.expect(view)
-            graph = Shard(0, data.x, data.y, view.edge_index, view.edge_weight)
-            if sparse is not None and is_sparse[i]:
-                made[i] = run(graph._replace(x=sparse), i, data.x)
-            else:
-                made[i] = run(graph, i)
-    return made
-
-
-def _sparse_groups(
-    x: Tensor, group: Tensor, num_groups: int
-) -> tuple[Tensor | None, Tensor]:
-    # The features as CSR for the groups in which they are mostly zero, and
-    # these groups. Each group decides for itself, so that a node changes the
-    # rounding of the model of its own group alone.
-    none = None, torch.zeros(num_groups, dtype=torch.bool)
-    if x.layout != torch.strided or x.dim() != 2:
-        return none
-    # An estimate, which decides the order of computation alone.
-    some = x[::16]
-    few = int(some.count_nonzero()) < some.numel() / 4
-    sparse = rows_of_nonzeros(x) if few else None
-    each = x.count_nonzero(1) if sparse is None else _row_sizes(sparse)
-    count = torch.zeros(num_groups, dtype=torch.int64)
-    count.index_add_(0, group, each)
-    rows = group.bincount(minlength=num_groups)
-    made = count < _SPARSE * x.size(1) * rows
-    if not bool(made.any()):
-        return none
-    return rows_of_nonzeros(x) if sparse is None else sparse, made
-
-
-def _row_sizes(x: Tensor) -> Tensor:
-    return x.crow_indices().diff().long()
