@@ -23,7 +23,9 @@ from pyg_trust.verify.claims import PROMISES
 Route = TypeVar('Route', bound=Callable[..., Report])
 
 #: The functions that certify, by the names of the classes of threats.
-CERTIFICATES: Registry[Callable[..., Report]] = Registry('certificate')
+CERTIFICATES: Registry[Callable[..., Report]] = Registry(
+    'certificate', homes=('certificates.exact', 'certificates.smoothed')
+)
 _ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
 
 
@@ -116,7 +118,9 @@ def certify(
     The threat decides how:
 
     * a :class:`ThreatModel` (so many flips of edges): **exactly**, for models
-      that are linear in personalized PageRank, see :func:`certify_pagerank`;
+      that are linear in personalized PageRank, see :func:`certify_pagerank`:
+      those of this package, and models whose only layer that reads edges is
+      an ``APPNP``, at their end;
       what is certified is the deployed model, with its :obj:`alpha`,
       :obj:`K`, normalization, self-loops and dtype;
     * :class:`BitFlips` (noise on edges and binary features): **any** model of
@@ -191,6 +195,7 @@ def certify(
 
 
 def _route(threat: Any) -> tuple[str, Callable[..., Report]]:
+    len(CERTIFICATES)  # registers those of this package
     for kind in type(threat).__mro__:
         name, route = _ROUTES.get(kind, ('', None))
         if route is not None and CERTIFICATES.get(name) is route:

@@ -75,7 +75,9 @@ def _check_accountant(name: str, entry: Any) -> None:
 
 #: The classes of accountants, by what reports call them.
 ACCOUNTANTS: Registry[type['Accountant']] = Registry(
-    'accountant', _check_accountant
+    'accountant',
+    _check_accountant,
+    homes=('privacy.accountant', 'privacy.ego_accounts'),
 )
 
 
