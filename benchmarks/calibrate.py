@@ -1,7 +1,7 @@
 """Where pushing a level costs what doing it exactly costs, on a device.
 
 `propagate` pushes a level where it expects that to cost less than PULL_ABOVE
-(functional/propagation.py) times an exact one, in units of csrc/push.h that
+(agp/propagation.py) times an exact one, in units of csrc/push.h that
 were measured on a CPU. Here one level of 64 columns is pushed, of signals on
 fewer and fewer nodes. `cost` is what the kernel expects, by bisection of the
 limit at which it stops pushing, `ms` what it takes. The line through them says

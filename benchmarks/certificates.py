@@ -41,13 +41,10 @@ from torch_geometric.transforms import Compose, LargestConnectedComponents
 from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyg_trust.certificates import RobustLoss, ThreatModel, certify
-from pyg_trust.functional import (
-    diffuse,
-    linear_program,
-    pagerank_bounds,
-    worst_case_margins,
-)
-from pyg_trust.functional.budget import dual_bound
+from pyg_trust.certificates.budget import dual_bound, pagerank_bounds
+from pyg_trust.certificates.diffusion import diffuse
+from pyg_trust.certificates.policy import worst_case_margins
+from pyg_trust.certificates.program import linear_program
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import PPNP
 

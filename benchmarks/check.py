@@ -26,10 +26,10 @@ from common import result
 
 from pyg_trust.certificates import ThreatModel, Witness, certify
 from pyg_trust.check import check_report
-from pyg_trust.kernel import proofs
-from pyg_trust.kernel.accounting import judge
 from pyg_trust.privacy import create_accountant
 from pyg_trust.report import TrustReport
+from pyg_trust.verify import proofs
+from pyg_trust.verify.accounting import judge
 
 PARTS = ('local', 'global', 'epsilon', 'report', 'quickstart')
 QUICKSTART = Path(__file__).parents[1] / 'examples' / 'quickstart.py'

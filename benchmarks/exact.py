@@ -52,9 +52,9 @@ from push import operator
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust import ops
-from pyg_trust.functional import Measure
+from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 

@@ -47,9 +47,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 import pyg_trust.privacy.aggregation as module
-from pyg_trust.functional import gaussian_mu_for
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
+from pyg_trust.privacy.gaussian import gaussian_mu_for
 
 # The columns of 'local_info', of which the last one is the high school.
 COLUMNS = ('status', 'gender', 'major', 'minor', 'dormitory', 'year')

@@ -47,7 +47,7 @@ torch.zeros(1, device="cuda").add_(1).item()
 '
 push='
 import torch
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust.graph import CSRGraph
 n, m = SIZE
 edges = torch.randint(0, n, (2, m), generator=torch.Generator().manual_seed(0))
@@ -61,15 +61,16 @@ torch.cuda.synchronize()
 '
 sparse='
 import torch
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler.walks import disjoint_walks
 edges = torch.randint(0, 500, (2, 3000))
 graph = CSRGraph.from_edge_index(
     torch.cat([edges, edges.flip(0)], 1), 500, duplicates="merge"
 ).to("cuda")
 F.query(graph, torch.tensor([1, 2], device="cuda"), F.ppr(0.2), eps=1e-3,
         seed=0)
-F.disjoint_walks(graph, 2, 1, seed=0)
+disjoint_walks(graph, 2, 1, seed=0)
 torch.cuda.synchronize()
 '
 

@@ -46,8 +46,8 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.utils import to_undirected
 
 from pyg_trust.certificates import ThreatModel, certify_ranks
-from pyg_trust.functional.links import principal_rows
 from pyg_trust.privacy import PrivateItemCounts, PrivateLinkPredictor
+from pyg_trust.privacy.link_sums import principal_rows
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import LinkClassifier, Recommender
 
@@ -265,7 +265,7 @@ def pairs(args: argparse.Namespace) -> None:
         start = time.process_time()
         model.fit(train)
         fit = time.process_time() - start
-        auc = roc_auc_score(label, model.score(test))
+        auc = roc_auc_score(label, model.decision_function(test))
         names = np.random.default_rng(1).permutation(data.num_nodes)[:20]
         spent = []
         for node in names.tolist():

@@ -37,14 +37,15 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.nn import GCN
 
+from pyg_trust.agp.measures import Measure, sgc
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.certificates import CurrentCertificate, ThreatModel
-from pyg_trust.functional import Measure, propagate, sgc
-from pyg_trust.functional.sums import Step
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import PPNP
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import PropagatedFeatures
 from pyg_trust.unlearning import NodeClassifier, ShardedUnlearner
+from pyg_trust.unlearning.sums import Step
 from pyg_trust.update import NewNodes, Update
 
 PARTS = ('edges', 'read', 'updates', 'shards', 'certificates', 'large')

@@ -26,18 +26,19 @@ from common import block_model, interleaved, result
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust.functional import appnp, gaussian_budget, propagate, sgc
-from pyg_trust.functional.feature_errors import column_residual
-from pyg_trust.functional.heads import Gradient, Objective, targets
-from pyg_trust.functional.incremental import SeriesState
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.newton import refine
-from pyg_trust.functional.sums import Step
+from pyg_trust.agp.measures import Measure, appnp, sgc
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.unlearning.feature_errors import column_residual
+from pyg_trust.unlearning.heads import Gradient, Objective, targets
+from pyg_trust.unlearning.incremental import SeriesState
+from pyg_trust.unlearning.newton import refine
 from pyg_trust.unlearning.node_parts import ColumnProblem, Edit
 from pyg_trust.unlearning.node_solving import PART
+from pyg_trust.unlearning.shifts import gaussian_budget
+from pyg_trust.unlearning.sums import Step
 
 GRAPHS = ('Cora', 'CiteSeer', 'facebook', 'lastfm', 'twitch_de', 'github')
 EPSILON, DELTA, LAM = 1.0, 1e-4, 1e-4

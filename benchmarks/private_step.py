@@ -59,9 +59,9 @@ from torch_geometric.nn import (
     global_add_pool,
 )
 
-from pyg_trust.functional import clip_factors
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader, StepLoader
 from pyg_trust.privacy import PrivacyEngine, SubgraphGradients
+from pyg_trust.privacy.mechanisms import clip_factors
 
 FEATURES, CLASSES, CLIP = 500, 40, 1.0
 MODELS = ('GCN', 'SAGE', 'GIN', 'GAT')

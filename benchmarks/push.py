@@ -56,9 +56,9 @@ from common import (
 from torch import Tensor
 from torch_geometric.utils import ppr
 
-from pyg_trust import functional as F
-from pyg_trust.functional import Measure
-from pyg_trust.functional.propagation import push_levels
+from pyg_trust import agp as F
+from pyg_trust.agp.measures import Measure
+from pyg_trust.agp.propagation import push_levels
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 

@@ -37,7 +37,8 @@ import numpy as np
 import torch
 from common import result
 
-from pyg_trust.functional import appnp, plan_memory, propagate_to
+from pyg_trust.agp.measures import appnp
+from pyg_trust.agp.out_of_core import plan_memory, propagate_to
 from pyg_trust.graph import CSRGraph
 
 

@@ -161,7 +161,7 @@ def compare(
 
 
 def tune() -> None:
-    """Prints what the cost model of ``functional/scattering.py`` assumes."""
+    """Prints what the cost model of ``scattering/transform.py`` assumes."""
     for g, degrees in ((32, 4), (128, 8), (512, 8)):
         adj = (torch.rand(g, g) < degrees / g).double()
         csr = adj.to_sparse_csr()

@@ -9,14 +9,14 @@ several seeds.
   aggregator's own labels alone. What an attentive aggregator gains over the
   mean is to be read beside it.
 - *cost*: medians of interleaved runs of a full retraining (by this package,
-  prepared as shards are: a quarter of what a plain loop takes), one shard, ten
+  with the shortcuts of shards), one shard, ten
   shards, and requests of one node and of 0.5 % of the nodes, with the
   aggregator and the models' outputs included. The larger request touches
   almost every shard: retraining without shards is then as cheap, which is
   printed, not a target.
 - *removal*: requests to hash shards, in CPU seconds, over the full training
-  of version 0.1.0 (no prepared matrices, no replayed epochs), and over that of
-  today, which shards have to beat to pay.
+  of version 0.1.0 (layers that normalise the graph in every epoch), and over
+  that of today, which shards have to beat to pay.
 
     python benchmarks/sharding.py --root DATA
     python benchmarks/sharding.py --root DATA --what cost --datasets facebook
@@ -31,8 +31,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,10 +51,11 @@ from torch_geometric.utils import degree, subgraph, to_undirected
 from pyg_trust.nn import make_aggregator
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.shards import training
-from pyg_trust.unlearning.shards.training import (
+from pyg_trust.unlearning.shards.graph import kept_rows
+from pyg_trust.unlearning.shards.models import (
     Recipe,
     Shard,
+    Shortcuts,
     build,
     evaluate,
     train,
@@ -145,14 +145,25 @@ def training_graph(data: Data, seed: int) -> Shard:
     edge_index, _ = subgraph(
         index, data.edge_index, relabel_nodes=True, num_nodes=data.num_nodes
     )
-    return Shard(seed, data.x[index], data.y[index], edge_index)
+    return shard_of(seed, data.x[index], data.y[index], edge_index)
+
+
+def shard_of(seed: int, x: Tensor, y: Tensor, edge_index: Tensor) -> Shard:
+    """The input of a model."""
+    data = Data(x=kept_rows(x), edge_index=edge_index, num_nodes=y.numel())
+    return Shard(seed, data, y)
+
+
+def trained(make: Callable[[], Module], parts: list[Shard]) -> list:
+    """Models with all shortcuts, as shards are trained."""
+    return train(make, parts, Recipe(), Shortcuts(True, True, True))
 
 
 def unlearner_of(
-    data: Data, kind: str, seed: int, sparse: bool, **kwargs: Any
+    data: Data, kind: str, seed: int, **kwargs: Any
 ) -> ShardedUnlearner:
     """A sharded unlearner with random equal shards, as in SISA."""
-    options = {'partition': 'random', 'sparse_x': sparse, 'seed': seed}
+    options = {'partition': 'random', 'seed': seed}
     return ShardedUnlearner(
         factory(kind, data), SHARDS, **{**options, **kwargs}
     )
@@ -173,32 +184,30 @@ def on_labels_of(
         model.parameters(), lr=0.01, weight_decay=5e-4
     )
     torch.manual_seed(whole.seed)
+    inputs = whole.inputs(Shortcuts(), True)
     for _ in range(100):
         optimizer.zero_grad()
-        out = model(*whole.inputs)[labelled]
+        out = model(*inputs)[labelled]
         loss = torch.nn.functional.cross_entropy(out, whole.y[labelled])
         loss.backward()
         optimizer.step()
     return model
 
 
-def accuracy(
-    name: str, data: Data, kind: str, seeds: int, sparse: bool
-) -> list[dict]:
+def accuracy(name: str, data: Data, kind: str, seeds: int) -> list[dict]:
     """F1 of everything, over seeds."""
     scores: dict[str, list[float]] = {}
     make = factory(kind, data)
     for seed in range(seeds):
         split(data, seed)
         whole = training_graph(data, seed)
-        (state,) = train(make, [whole], Recipe(sparse_x=sparse)).states
+        (((state,), _),) = trained(make, [whole])
         model = build(make, whole)
         model.load_state_dict(state)
-        whole_graph = Shard(0, data.x, data.y, data.edge_index)
-        found = {'retrain': f1(evaluate(model, whole_graph), data)}
-        unlearner = unlearner_of(
-            data, kind, seed, sparse, aggregator='mean'
-        ).fit(data)
+        whole_graph = shard_of(0, data.x, data.y, data.edge_index)
+        ways = Shortcuts()
+        found = {'retrain': f1(evaluate(model, whole_graph, ways), data)}
+        unlearner = unlearner_of(data, kind, seed, aggregator='mean').fit(data)
         outputs, index = unlearner.outputs, unlearner.aggregator_n_id
         for which in AGGREGATORS:
             made = make_aggregator(which).fit(
@@ -209,7 +218,7 @@ def accuracy(
         rows = data.train_mask.nonzero().view(-1)
         labelled = torch.searchsorted(rows, index)
         control = on_labels_of(make, whole, labelled)
-        found['control'] = f1(evaluate(control, whole_graph), data)
+        found['control'] = f1(evaluate(control, whole_graph, ways), data)
         for which, value in found.items():
             scores.setdefault(which, []).append(value)
         report = unlearner.report()
@@ -246,14 +255,12 @@ def accuracy(
     return rows_
 
 
-def cost(
-    name: str, data: Data, kind: str, repeats: int, sparse: bool
-) -> list[dict]:
+def cost(name: str, data: Data, kind: str, repeats: int) -> list[dict]:
     """What a request costs, as shares of a full retraining."""
     split(data, 0)
-    make, recipe = factory(kind, data), Recipe(sparse_x=sparse)
+    make = factory(kind, data)
     whole = training_graph(data, 0)
-    unlearner = unlearner_of(data, kind, 0, sparse).fit(data)
+    unlearner = unlearner_of(data, kind, 0).fit(data)
     state = unlearner.state_dict()
     shard = unlearner.data.shard
     parts = []
@@ -265,7 +272,7 @@ def cost(
             relabel_nodes=True,
             num_nodes=data.num_nodes,
         )
-        parts.append(Shard(i, data.x[index], data.y[index], edge_index))
+        parts.append(shard_of(i, data.x[index], data.y[index], edge_index))
     train_nodes = data.train_mask.nonzero().view(-1)
     pick = torch.randperm(
         train_nodes.numel(), generator=torch.Generator().manual_seed(0)
@@ -274,15 +281,15 @@ def cost(
     reports: dict[str, list] = {'request': [], 'one': []}
 
     def request(which: str, nodes: Tensor) -> None:
-        fresh = unlearner_of(data, kind, 0, sparse, sparse_adj=True)
+        fresh = unlearner_of(data, kind, 0)
         fresh.load_state_dict(state)
         reports[which].append(fresh.remove(RemovalRequest(nodes=nodes)))
 
     seconds, _ = interleaved(
         {
-            'full': lambda: train(make, [whole], recipe),
-            'shard': lambda: train(make, parts[:1], recipe),
-            'ten': lambda: train(make, parts, recipe),
+            'full': lambda: trained(make, [whole]),
+            'shard': lambda: trained(make, parts[:1]),
+            'ten': lambda: trained(make, parts),
             'request': partial(request, 'request', gone),
             'one': partial(request, 'one', gone[:1]),
         },
@@ -298,9 +305,8 @@ def cost(
     )
     full = seconds['full']
     touched = len(reports['request'][0].shards)
-    told = 'sparse' if sparse else 'dense'
     print(
-        f'{name} {kind}, {told} features: full retraining {full:.2f} s; '
+        f'{name} {kind}: full retraining {full:.2f} s; '
         f'{gone.numel()} nodes touch {touched} shards'
     )
     ratios = {
@@ -312,7 +318,7 @@ def cost(
     ratios |= {f'    {k} / full': v / full for k, v in profile.items()}
     for label, value in ratios.items():
         print(f'    {label:30s} {value:.2f}', flush=True)
-    case = f'{name} {kind}, {told} features'
+    case = f'{name} {kind}'
     one, _, node = list(ratios.values())[:3]
     result(f'{case}: one shard over all', one, 0.2, at_most=True)
     result(f'{case}: one node over all', node, 0.5, at_most=True)
@@ -320,7 +326,7 @@ def cost(
         {
             'dataset': name,
             'model': kind,
-            'what': f'{label.strip()} ({told})',
+            'what': label.strip(),
             'value': '',
             'ratio': value,
         }
@@ -328,19 +334,9 @@ def cost(
     ]
 
 
-def unprepared(make: Callable[[], Module], whole: Shard) -> None:
+def plainly(make: Callable[[], Module], whole: Shard) -> None:
     """The full training of version 0.1.0: features sparse, all else plain."""
-    with (
-        mock.patch.object(training, 'prepared_layers', plain_layers),
-        mock.patch.object(training, 'can_replay', return_value=False),
-    ):
-        train(make, [whole], Recipe(sparse_x=True))
-
-
-@contextmanager
-def plain_layers(*args: Any) -> Iterator[None]:
-    """Layers as they are written."""
-    yield
+    train(make, [whole], Recipe(), Shortcuts(sparse=True))
 
 
 def removal(name: str, data: Data, repeats: int) -> list[dict]:
@@ -370,16 +366,16 @@ def removal(name: str, data: Data, repeats: int) -> list[dict]:
     with mock.patch.object(time, 'perf_counter', time.process_time):
         states: dict[str, dict] = {}
         for i in range(repeats):
-            count('full, 0.1.0', lambda: unprepared(make, whole))
+            count('full, 0.1.0', lambda: plainly(make, whole))
             count(
                 'full',
-                lambda: train(make, [whole], Recipe(sparse_x=True)),
+                lambda: trained(make, [whole]),
             )
             for setup, given in setups.items():
 
                 def new(given: dict = given) -> ShardedUnlearner:
                     return unlearner_of(
-                        data, 'GCN', 0, True, partition='hash', **given
+                        data, 'GCN', 0, partition='hash', **given
                     )
 
                 if setup not in states:
@@ -462,15 +458,10 @@ def main() -> None:
                 # 6 GB of messages at inference.
                 print('facebook SAGE: left out, for its memory')
                 continue
-            # Where it saves time: not before a dense sum over neighbours.
-            sparse = kind == 'GCN' and name != 'lastfm'
             if 'accuracy' in args.what:
-                rows += accuracy(name, data, kind, args.seeds, sparse)
+                rows += accuracy(name, data, kind, args.seeds)
             if 'cost' in args.what:
-                if name != 'facebook':
-                    rows += cost(name, data, kind, args.repeats, False)
-                if sparse:
-                    rows += cost(name, data, kind, args.repeats, True)
+                rows += cost(name, data, kind, args.repeats)
     if args.csv is not None:
         write_csv(args.csv, rows)
 

@@ -27,12 +27,12 @@ import torch
 from common import result
 from scattering import load, write_csv
 
-from pyg_trust.functional.heads import LOSSES, Objective
-from pyg_trust.functional.newton import minimize
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
+from pyg_trust.unlearning.heads import LOSSES, Objective
+from pyg_trust.unlearning.newton import minimize
 
 SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     'PROTEINS': ({'J': 5, 'Q': 4, 'L': 3}, 1e-4),

@@ -7,59 +7,7 @@ import matplotlib as mpl
 
 mpl.use('svg')
 import matplotlib.pyplot as plt
-from matplotlib.patches import FancyBboxPatch, Rectangle
-
-BLUE, GREY = '#1f6feb', '#57606a'
-STEPS = (
-    ('Data', 'a PyG graph'),
-    ('Propagate', 'features with a\nbound of the error'),
-    ('Train', 'privately, any\nPyG model'),
-    ('Certify', 'what no change\nof edges moves'),
-    ('Forget', 'nodes, edges,\nfeatures, graphs'),
-    ('Report', 'promises and\nwhat they cost'),
-)
-
-
-def pipeline() -> plt.Figure:
-    """The parts of the package, in the order of a project."""
-    figure, axis = plt.subplots(figsize=(9.6, 1.9))
-    axis.set(xlim=(0, 6), ylim=(0, 1))
-    axis.axis('off')
-    for i, (title, text) in enumerate(STEPS):
-        color = GREY if i in (0, 5) else BLUE
-        axis.add_patch(
-            FancyBboxPatch(
-                (i + 0.06, 0.12),
-                0.8,
-                0.76,
-                boxstyle='round,pad=0,rounding_size=0.06',
-                facecolor='white',
-                edgecolor=color,
-                linewidth=1.6,
-            )
-        )
-        middle = i + 0.46
-        axis.text(
-            *(middle, 0.68, title),
-            ha='center',
-            va='center',
-            fontsize=12,
-            fontweight='bold',
-            color=color,
-        )
-        axis.text(
-            *(middle, 0.36, text), ha='center', va='center', fontsize=8.5
-        )
-        if i:
-            axis.annotate(
-                '',
-                xy=(i + 0.05, 0.5),
-                xytext=(i - 0.13, 0.5),
-                arrowprops={'arrowstyle': '->', 'color': GREY},
-            )
-    figure.subplots_adjust(0, 0, 1, 1)
-    return figure
-
+from matplotlib.patches import Rectangle
 
 # What examples/audit_unlearners.py prints; tests/test_examples.py runs it.
 COLUMNS = ('features', 'labels', 'edges', 'worlds', 'poison')
@@ -121,7 +69,7 @@ def draw(folder: Path) -> None:
         folder (Path): made if it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for made in (pipeline, audit, chosen):
+    for made in (audit, chosen):
         name, figure = made.__name__, made()
         with mpl.rc_context({'svg.hashsalt': 'pyg_trust'}):
             figure.savefig(folder / f'{name}.svg', metadata={'Date': None})

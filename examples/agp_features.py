@@ -31,7 +31,8 @@ from torch.nn import Dropout, Linear, ReLU, Sequential
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
-from pyg_trust.functional import Measure, appnp, heat, propagate, sgc
+from pyg_trust.agp.measures import Measure, appnp, heat, sgc
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 matplotlib.use('Agg')

@@ -28,14 +28,10 @@ import torch
 from agp_graphs import HELP, load
 from torch import Tensor
 
-from pyg_trust.functional import (
-    Measure,
-    hkpr,
-    katz,
-    propagate,
-    query,
-    sweep_cut,
-)
+from pyg_trust.agp.clustering import sweep_cut
+from pyg_trust.agp.measures import Measure, hkpr, katz
+from pyg_trust.agp.propagation import propagate
+from pyg_trust.agp.queries import query
 from pyg_trust.graph import CSRGraph, sparse_rows
 
 matplotlib.use('Agg')

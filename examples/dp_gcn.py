@@ -39,9 +39,9 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
 
 from pyg_trust import rng
-from pyg_trust.functional import lam_to_opacus
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.mechanisms import lam_to_opacus
 from pyg_trust.transforms import BoundedDegree
 
 matplotlib.use('Agg')

@@ -29,16 +29,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 
-from pyg_trust.functional import propagate, removal_budget, sgc
-from pyg_trust.functional.heads import (
-    Objective,
-    targets,
-)
-from pyg_trust.functional.newton import refine
-from pyg_trust.functional.removal_bounds import tight_bound
-from pyg_trust.functional.rows import spectral_norm
+from pyg_trust.agp.measures import sgc
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.unlearning.heads import Objective, targets
+from pyg_trust.unlearning.newton import refine
+from pyg_trust.unlearning.removal_bounds import tight_bound
+from pyg_trust.unlearning.rows import spectral_norm
+from pyg_trust.unlearning.shifts import removal_budget
 
 LAM, SIGMA = 1e-4, 0.1
 

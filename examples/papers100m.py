@@ -24,7 +24,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pyg_trust.functional import appnp, plan_memory, propagate_to
+from pyg_trust.agp.measures import appnp
+from pyg_trust.agp.out_of_core import plan_memory, propagate_to
 from pyg_trust.graph import CSRGraph
 
 NODES, EDGES, COLUMNS = 111_059_956, 807_842_936, 128

@@ -46,17 +46,14 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyg_trust import rng
 from pyg_trust.account import PaidNoise, ReleaseAccount
-from pyg_trust.functional import (
-    gaussian_mu_for,
-    hop_sensitivity,
-    private_propagate,
-)
-from pyg_trust.functional.mechanisms import clip_factors
-from pyg_trust.functional.private_descent import descent_noise, unit_rows
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.noise import SecureNoise
 from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.privacy.descent import descent_noise, unit_rows
+from pyg_trust.privacy.gaussian import gaussian_mu_for
+from pyg_trust.privacy.mechanisms import clip_factors
+from pyg_trust.privacy.propagation import hop_sensitivity, private_propagate
 from pyg_trust.transforms import BoundedDegree
 
 matplotlib.use('Agg')

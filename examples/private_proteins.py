@@ -31,9 +31,9 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINConv, global_add_pool, global_mean_pool
 
 from pyg_trust import rng
-from pyg_trust.functional import calibrate_poisson
 from pyg_trust.loader import GraphLoader
 from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.poisson import calibrate_poisson
 
 TYPES = 3
 

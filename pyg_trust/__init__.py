@@ -6,6 +6,7 @@ from types import ModuleType
 __version__ = '0.2.0.dev0'
 
 _PACKAGES = (
+    'agp',
     'audit',
     'certificates',
     'functional',
@@ -13,6 +14,7 @@ _PACKAGES = (
     'nn',
     'privacy',
     'sampler',
+    'scattering',
     'transforms',
     'unlearning',
 )

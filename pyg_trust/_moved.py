@@ -12,72 +12,139 @@ F = TypeVar('F', bound=Callable[..., None])
 # the new name behind a colon, if there is one.
 _MOVED: dict[str, dict[str, str]] = {
     'functional': {
-        'AUC': 'functional.attacks',
-        'BudgetBound': 'functional.budget',
-        'DisjointWalks': 'functional.walks',
-        'Optimum': 'functional.policy',
-        'PartitionLosses': 'functional.partition_methods',
-        'PartitionQuality': 'functional.partition_methods',
-        'Plan': 'functional.estimates',
-        'Policy': 'functional.perturbations',
-        'ScatteringPath': 'functional.scattering',
-        'SingleFlip': 'functional.flips',
-        'SweepCut': 'functional.clustering',
-        'WorstCase': 'functional.policy',
-        'attention': 'functional.aggregate',
-        'auc_interval': 'functional.attacks',
-        'budget_attacks': 'functional.flips',
-        'calibrate_lam': 'functional.accounting:calibrate_wor',
-        'check_partition': 'functional.partition',
-        'check_walks': 'functional.walks',
-        'clip_budget': 'functional.budget',
-        'dual_bound': 'functional.budget',
-        'fdp_sensitivity': 'functional.mechanisms',
-        'fdp_terms': 'functional.mechanisms',
-        'frame_bounds': 'functional.wavelets',
-        'fuse': 'functional.aggregate',
-        'gaussian_profile': 'functional.mechanisms',
-        'graph_fourier': 'functional.scattering',
-        'hessian_solve': 'functional.heads',
-        'info_nce': 'functional.aggregate',
-        'itersine': 'functional.wavelets',
-        'lazy_walk': 'functional.wavelets',
-        'max_size': 'functional.walks',
-        'max_steps': 'functional.accounting',
-        'mean_probability': 'functional.aggregate',
-        'min_subgraphs': 'functional.walks',
-        'minimize': 'functional.newton',
-        'monic_cubic': 'functional.wavelets',
-        'num_paths': 'functional.scattering_batch',
-        'paper_bound': 'functional.removal_bounds',
-        'partition_from_lists': 'functional.partition',
-        'partition_losses': 'functional.partition_methods',
-        'partition_quality': 'functional.partition_methods',
-        'plan': 'functional.estimates',
-        'policy_value': 'functional.policy',
-        'propagate_median': 'functional.estimates',
-        'prune_bound': 'functional.queries',
-        'rdp_coupled': 'functional.mechanisms',
-        'rdp_epsilon': 'functional.accounting',
-        'rdp_fdp': 'functional.mechanisms',
-        'rdp_gaussian': 'functional.mechanisms',
-        'rdp_wang': 'functional.mechanisms',
-        'rdp_wor': 'functional.mechanisms',
-        'rdp_wor_profile': 'functional.mechanisms',
-        'reconstruction_loss': 'functional.aggregate',
-        'refine_pagerank_bounds': 'functional.budget',
-        'round_partition': 'functional.partition_methods',
-        'scattering_path': 'functional.scattering',
-        'shard_limits': 'functional.partition',
-        'shard_sizes': 'functional.partition',
-        'single_flip_margins': 'functional.flips',
-        'tight_bound': 'functional.removal_bounds',
-        'training_graph': 'functional.partition',
-        'uniform_signal': 'functional.clustering',
-        'weighted_log_probability': 'functional.aggregate',
-        'wor_epsilon_pld': 'functional.accounting',
-        'wor_epsilon_rdp': 'functional.accounting',
-        'wor_profile': 'functional.mechanisms',
+        'Measure': 'agp',
+        'Perturbations': 'certificates',
+        'appnp': 'agp',
+        'bekm': 'unlearning',
+        'blpa': 'unlearning',
+        'calibrate_fdp': 'privacy',
+        'calibrate_poisson': 'privacy',
+        'certified': 'certificates',
+        'certified_mean': 'certificates',
+        'certified_votes': 'certificates',
+        'chebyshev': 'agp',
+        'class_messages': 'privacy',
+        'clip_factors': 'privacy',
+        'clopper_pearson': 'certificates',
+        'collective_votes': 'certificates',
+        'diffuse': 'certificates',
+        'diffusion_error': 'certificates',
+        'disjoint_walks': 'sampler.walks',
+        'eps_for': 'agp',
+        'fdp_epsilon': 'privacy',
+        'feature_removal_bound': 'unlearning',
+        'flip_regions': 'certificates',
+        'frame_bound': 'scattering',
+        'gaussian_budget': 'unlearning',
+        'gaussian_epsilon': 'privacy',
+        'gaussian_mu': 'privacy',
+        'gaussian_mu_for': 'privacy',
+        'group_wor_epsilon': 'privacy',
+        'group_wor_profile': 'privacy',
+        'hash_partition': 'unlearning',
+        'heat': 'agp',
+        'hkpr': 'agp',
+        'hop_sensitivity': 'privacy',
+        'katz': 'agp',
+        'lam_from_opacus': 'privacy',
+        'lam_to_opacus': 'privacy',
+        'linear_program': 'certificates',
+        'majority_vote': 'unlearning',
+        'make_measure': 'agp',
+        'messages': 'privacy',
+        'metis_partition': 'unlearning',
+        'min_probability': 'certificates',
+        'node_removal_bound': 'unlearning',
+        'pagerank': 'agp',
+        'pagerank_bounds': 'certificates',
+        'plan_memory': 'agp',
+        'poisson_epsilon': 'privacy',
+        'policy_iteration': 'certificates',
+        'ppr': 'agp',
+        'private_propagate': 'privacy',
+        'private_quantile': 'privacy',
+        'propagate': 'agp',
+        'propagate_halo': 'agp',
+        'propagate_to': 'agp',
+        'query': 'agp',
+        'random_partition': 'unlearning',
+        'rdp_group_wor': 'privacy',
+        'removal_budget': 'unlearning',
+        'robust_margins': 'certificates',
+        'scattering_transform': 'scattering',
+        'sgc': 'agp',
+        'single_target': 'agp',
+        'sweep_cut': 'agp',
+        'transition': 'agp',
+        'variance_bound': 'agp',
+        'wavelet_bank': 'scattering',
+        'wor_epsilon': 'privacy',
+        'worst_case_margins': 'certificates',
+        'worst_case_probability': 'certificates',
+        'AUC': 'audit.scores',
+        'BudgetBound': 'certificates.budget',
+        'DisjointWalks': 'sampler.walks',
+        'Optimum': 'certificates.policy',
+        'PartitionLosses': 'unlearning.partition_methods',
+        'PartitionQuality': 'unlearning.partition_methods',
+        'Plan': 'agp.estimates',
+        'Policy': 'certificates.perturbations',
+        'ScatteringPath': 'scattering.transform',
+        'SingleFlip': 'certificates.flips',
+        'SweepCut': 'agp.clustering',
+        'WorstCase': 'certificates.policy',
+        'attention': 'unlearning.aggregate',
+        'auc_interval': 'audit.scores',
+        'budget_attacks': 'certificates.flips',
+        'calibrate_lam': 'privacy.accounting:calibrate_wor',
+        'check_partition': 'unlearning.partition',
+        'check_walks': 'sampler.walks',
+        'clip_budget': 'certificates.budget',
+        'dual_bound': 'certificates.budget',
+        'fdp_sensitivity': 'privacy.mechanisms',
+        'fdp_terms': 'privacy.mechanisms',
+        'fuse': 'unlearning.aggregate',
+        'gaussian_profile': 'privacy.mechanisms',
+        'hessian_solve': 'unlearning.heads',
+        'info_nce': 'unlearning.aggregate',
+        'itersine': 'scattering.wavelets',
+        'lazy_walk': 'scattering.wavelets',
+        'max_size': 'sampler.walks',
+        'max_steps': 'privacy.accounting',
+        'mean_probability': 'unlearning.aggregate',
+        'min_subgraphs': 'sampler.walks',
+        'minimize': 'unlearning.newton',
+        'monic_cubic': 'scattering.wavelets',
+        'num_paths': 'scattering.batch',
+        'paper_bound': 'unlearning.removal_bounds',
+        'partition_from_lists': 'unlearning.partition',
+        'partition_losses': 'unlearning.partition_methods',
+        'partition_quality': 'unlearning.partition_methods',
+        'plan': 'agp.estimates',
+        'policy_value': 'certificates.policy',
+        'propagate_median': 'agp.estimates',
+        'prune_bound': 'agp.queries',
+        'rdp_coupled': 'privacy.mechanisms',
+        'rdp_epsilon': 'privacy.accounting',
+        'rdp_fdp': 'privacy.mechanisms',
+        'rdp_gaussian': 'privacy.mechanisms',
+        'rdp_wang': 'privacy.mechanisms',
+        'rdp_wor': 'privacy.mechanisms',
+        'rdp_wor_profile': 'privacy.mechanisms',
+        'reconstruction_loss': 'unlearning.aggregate',
+        'refine_pagerank_bounds': 'certificates.budget',
+        'round_partition': 'unlearning.partition_methods',
+        'scattering_path': 'scattering.transform',
+        'shard_limits': 'unlearning.partition',
+        'shard_sizes': 'unlearning.partition',
+        'single_flip_margins': 'certificates.flips',
+        'tight_bound': 'unlearning.removal_bounds',
+        'training_graph': 'unlearning.partition',
+        'uniform_signal': 'agp.clustering',
+        'weighted_log_probability': 'unlearning.aggregate',
+        'wor_epsilon_pld': 'privacy.accounting',
+        'wor_epsilon_rdp': 'privacy.accounting',
+        'wor_profile': 'privacy.mechanisms',
     },
     'privacy': {
         'AuditReport': 'audit:PrivacyAudit',
@@ -100,11 +167,18 @@ _MOVED: dict[str, dict[str, str]] = {
 }
 
 
-def moved(package: str) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a package from which names have moved."""
+def moved(
+    package: str, rest: Callable[[str], Any] | None = None
+) -> Callable[[str], Any]:
+    """Make the ``__getattr__`` of a package from which names have moved.
+
+    All names that have not moved are left to ``rest``.
+    """
     names = _MOVED[package.removeprefix('pyg_trust.')]
 
     def find(name: str) -> Any:
+        if name not in names and rest is not None:
+            return rest(name)
         if name not in names:
             raise AttributeError(
                 f'module {package!r} has no attribute {name!r}'
@@ -145,6 +219,34 @@ def retired(**arguments: tuple[Any, ...] | None) -> Callable[[F], F]:
                     DeprecationWarning,
                     stacklevel=2,
                 )
+            return init(self, *args, **kwargs)
+
+        return accept  # type: ignore[return-value]
+
+    return decorate
+
+
+def renamed(**arguments: str) -> Callable[[F], F]:
+    """Decorate a constructor to take arguments by their names of 0.1, too.
+
+    Args:
+        **arguments (str): the new name, by the old one.
+    """
+
+    def decorate(init: F) -> F:
+        @functools.wraps(init)
+        def accept(self: Any, *args: Any, **kwargs: Any) -> None:
+            for old in [name for name in arguments if name in kwargs]:
+                new = arguments[old]
+                if new in kwargs:
+                    raise TypeError(f"'{old}' is '{new}' now: leave it out")
+                warnings.warn(
+                    f"'{old}' of {type(self).__name__} is '{new}' now, and "
+                    'goes with the next release',
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                kwargs[new] = kwargs.pop(old)
             return init(self, *args, **kwargs)
 
         return accept  # type: ignore[return-value]

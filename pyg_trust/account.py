@@ -1,7 +1,7 @@
 r"""Account of noisy releases, which records what was spent for good.
 
 A release of Gaussian noise is one number, :math:`\mu`
-(:mod:`pyg_trust.functional.private_accounting`), and releases add up in
+(:mod:`pyg_trust.privacy.gaussian`), and releases add up in
 squares. An account holds these numbers and a limit. A line is on it, and on
 the disk if there is a ledger, *before* the noise that it pays for is drawn:
 the end of the process can waste some of the budget, never hide it.

@@ -25,10 +25,10 @@ from pyg_trust.files.commit import ObjectLock, editing
 
 # Importable from here for users of 0.1.
 from pyg_trust.files.seals import Seals, content  # noqa: F401
-from pyg_trust.kernel import chain
-from pyg_trust.kernel.chain import references
 from pyg_trust.removal import Removed
 from pyg_trust.report import Report
+from pyg_trust.verify import chain
+from pyg_trust.verify.chain import references
 
 try:
     import fcntl

@@ -31,11 +31,11 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.kernel.noise import SHIFT, Bytes, cells
+from pyg_trust.registries import Registry
+from pyg_trust.verify.noise import SHIFT, Bytes, cells
 
 # Defined where sentences are made.
-from pyg_trust.kernel.sentences import SEEDED  # noqa: F401
-from pyg_trust.registries import Registry
+from pyg_trust.verify.sentences import SEEDED  # noqa: F401
 
 #: Where the bits of secret noise come from: functions from a number to so many
 #: random bytes, by name. Private training takes a name; noisy releases
@@ -106,7 +106,7 @@ class SecureNoise:
     Every bit comes from :func:`os.urandom`: there is no seed that could leak
     or be guessed, no state that a checkpoint could restore, and no draw that
     tells of another. A Gaussian is drawn as the integer nearest to
-    :math:`2^{32} Z`, exactly (:mod:`pyg_trust.kernel.noise`): added to an
+    :math:`2^{32} Z`, exactly (:mod:`pyg_trust.verify.noise`): added to an
     integer on the grid of a release, it is the Gaussian mechanism to the last
     bit, and there is no low bit that tells a sum (`Mironov 2012
     <https://doi.org/10.1145/2382196.2382264>`_ reads them off floats).

@@ -4,7 +4,7 @@
 
 Checked here is the form of every tensor (device, dtype, shape). That indices
 are in range is the promise of :class:`~pyg_trust.graph.CSRGraph`, which makes
-them; what the numbers mean is checked by :mod:`pyg_trust.functional`.
+them; what the numbers mean is checked by their callers.
 
 All tensors of a call are on one device, the CPU or a CUDA GPU, and so is the
 result; only the weights of the levels (:obj:`weights`, :obj:`ratio`,
@@ -561,7 +561,7 @@ def flip_bits(
 
     Every 0 becomes 1 with probability :math:`p_+` and every 1 becomes 0 with
     :math:`p_-`, all independently: the exact product law, up to
-    :func:`pyg_trust.functional.smoothing.sampling_slack`. Copy :math:`s`
+    :func:`pyg_trust.certificates.smoothing.sampling_slack`. Copy :math:`s`
     draws from the stream of ``(seed, first + s)``, whatever the batch and the
     number of threads. Time and memory are those of the ones that come out,
     :math:`O(m + p_+ N + n)` for each copy, not of the :math:`N` cells. CUDA
@@ -913,7 +913,7 @@ def live_build(state: State) -> None:
 
     Args:
         state (list[Tensor]): 13 tensors, as ``csrc/ops.cpp`` lists them; of
-            :class:`~pyg_trust.functional.sums.Sums`.
+            :class:`~pyg_trust.unlearning.sums.Sums`.
     """
     _ops.live_build.default(state)
 
@@ -1082,7 +1082,7 @@ def loss_gradient(
     r"""Compute the gradient of a linear head's loss in one pass over rows.
 
     :math:`Z^\top G`, :math:`G = \partial \ell / \partial a` at the margins
-    :math:`a = ZW`, of the losses of :mod:`~pyg_trust.functional.heads`.
+    :math:`a = ZW`, of the losses of :mod:`~pyg_trust.unlearning.heads`.
     Margins are eight sums side by side, of every eighth number of a row; sums
     of the gradient go through chunks of rows, in order. So the bits are those
     of any number of threads, any processor and any choice of outputs, and an
@@ -1351,8 +1351,8 @@ def clip_rows(
 def clip_sizes(uses: Using, units: Natural) -> tuple[Tensor, ...]:
     r"""Bound what clipped gradients of units are made of.
 
-    See :mod:`pyg_trust.kernel.clip` for the symbols. What a unit has depends
-    on its own rows alone, in their order.
+    See :mod:`pyg_trust.privacy.exact.clip` for the symbols. What a unit has
+    depends on its own rows alone, in their order.
 
     Args:
         uses (ClipUses): the rows.
@@ -1376,7 +1376,7 @@ def clip_sums(
     each: Annotated[Tensor, Form(_DOUBLE, 'units')],
     only: Annotated[int, Int(-1)] = -1,
 ) -> Tensor:
-    r"""Sum clipped gradients in the integers of :mod:`pyg_trust.kernel.clip`.
+    r"""Sum clipped gradients in integers: :mod:`pyg_trust.privacy.exact.clip`.
 
     Args:
         uses (ClipUses): the rows.

@@ -14,7 +14,6 @@ registry                  named by
 ========================= ====================================================
 :obj:`MEASURES`           ``measure`` of :class:`~pyg_trust.transforms.AGP`
                           and all else that propagates
-:obj:`WAVELETS`           ``wavelet`` of graph scattering
 :obj:`PARTITIONS`         ``method`` of :class:`~pyg_trust.transforms.Shards`,
                           ``partition`` of the sharded unlearner
 :obj:`AGGREGATORS`        ``aggregator`` of the sharded unlearner
@@ -51,12 +50,11 @@ _HOMES = {
     'ACCOUNTANTS': 'privacy.accountant',
     'ATTACKS': 'audit.attacks',
     'AGGREGATORS': 'nn.shard_aggregator',
-    'CERTIFICATES': 'certificates.certify',
+    'CERTIFICATES': 'certificates.any_model',
     'LAYER_RULES': 'privacy.layer_rules',
-    'MEASURES': 'functional.measures',
+    'MEASURES': 'agp.measures',
     'NOISES': 'noise',
     'PARTITIONS': 'transforms.shards',
-    'WAVELETS': 'functional.wavelets',
 }
 
 Entry = TypeVar('Entry')
@@ -85,6 +83,9 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             is none of this kind. (default: :obj:`None`)
         facts (tuple[str, ...]): the names of texts that are registered along
             with every entry. (default: :obj:`()`)
+        homes (tuple[str, ...]): the modules that register this package's
+            entries, imported when the registry is first read.
+            (default: :obj:`()`)
     """
 
     def __init__(
@@ -92,22 +93,30 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         kind: str,
         check: Callable[[str, Any], None] | None = None,
         facts: tuple[str, ...] = (),
+        homes: tuple[str, ...] = (),
     ) -> None:
         self.kind = kind
+        self._homes = homes
         self._check = check
         self._names = facts
         self._entries: dict[str, Entry] = {}
         self._facts: dict[str, dict[str, str]] = {}
         self._own: set[str] = set()
 
+    def _all(self) -> dict[str, Entry]:
+        homes, self._homes = self._homes, ()
+        for home in homes:
+            importlib.import_module(f'pyg_trust.{home}')
+        return self._entries
+
     def __getitem__(self, name: str) -> Entry:
-        return self._entries[name]
+        return self._all()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._all())
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._all())
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.kind!r}, {list(self)})'
@@ -124,6 +133,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
                 or unknown.
             ValueError: if the name is taken.
         """
+        self._all()
         return self._add(name, facts, own=True)
 
     def builtin(self, name: str, **facts: str) -> Callable[[Made], Made]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_choice, validated
-from pyg_trust.functional.measures import Measure
+from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
 
 UNDIRECTED = ('path', 'star', 'cycle', 'self_loop', 'isolated', 'no_edges')

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_trust._checks import check_instance, check_integer, check_tensor
-from pyg_trust.removal import NotThere, Part, RemovalRequest
+from pyg_trust._checks import (
+    check_choice,
+    check_instance,
+    check_integer,
+    check_tensor,
+)
+from pyg_trust._checks.graphs import plain_index
+from pyg_trust.removal import MISSING, NotThere, Part, RemovalRequest
 
 _NO_EDGES = torch.empty((2, 0), dtype=torch.int64)
 
@@ -113,6 +119,10 @@ class Update:
             (default: :obj:`None`)
         directed (bool): whether edges to add go in the given direction alone.
             (default: :obj:`False`)
+        missing (str): what happens where an item of :obj:`remove` is not
+            there: :obj:`'raise'`, or :obj:`'skip'` to leave it out, as
+            updates of a stream do, whose edges may have gone with a node.
+            (default: :obj:`'raise'`)
 
     Raises:
         TypeError: on a tensor of another type, or another request.
@@ -134,6 +144,7 @@ class Update:
     graph: int
     remove: RemovalRequest | None
     directed: bool
+    missing: str
 
     def __init__(
         self,
@@ -146,8 +157,10 @@ class Update:
         graph: int = 0,
         remove: RemovalRequest | None = None,
         directed: bool = False,
+        missing: str = 'raise',
     ) -> None:
         check_instance('directed', directed, bool)
+        check_choice('missing', missing, MISSING)
         check_integer('graph', graph, 0)
         if remove is not None:
             check_instance('remove', remove, RemovalRequest)
@@ -156,7 +169,7 @@ class Update:
         if isinstance(nodes, Tensor):
             check_tensor('nodes', nodes, None, ('k', 'columns'), finite=True)
             nodes = NewNodes(nodes)
-        edges = _NO_EDGES if edges is None else edges
+        edges = _NO_EDGES if edges is None else plain_index('edges', edges)
         check_tensor('edges', edges, torch.int64, (2, 'k'))
         _named('edges', edges)
         if features is not None:
@@ -179,7 +192,7 @@ class Update:
             'graphs': tuple(each.clone() for each in graphs),
             'graph': graph,
         }
-        held |= {'remove': remove, 'directed': directed}
+        held |= {'remove': remove, 'directed': directed, 'missing': missing}
         for name, value in held.items():
             object.__setattr__(self, name, value)
         self._check_removed()
@@ -224,6 +237,21 @@ class Update:
                 f'graph 0, the only one (got graphs {self.remove.graphs})'
             )
         return self.remove.parts[0]
+
+    def without(self, missing: RemovalRequest) -> 'Update | None':
+        """Leave out what is not there; :obj:`None` if this may not be done.
+
+        Args:
+            missing (RemovalRequest): what is not there.
+        """
+        if self.remove is None or self.missing == 'raise':
+            return None
+        left = self.remove.without(missing)
+        if left == self.remove:
+            return None
+        made = copy.copy(self)
+        object.__setattr__(made, 'remove', left)
+        return made
 
     @property
     def edits(self) -> bool:

@@ -14,9 +14,9 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
-from pyg_trust.functional.clustering import sweep_cut, uniform_signal
-from pyg_trust.functional.measures import Measure, hkpr
-from pyg_trust.functional.queries import METHODS, query
+from pyg_trust.agp.clustering import sweep_cut, uniform_signal
+from pyg_trust.agp.measures import Measure, hkpr
+from pyg_trust.agp.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
 from pyg_trust.report import Report, provenance
 
@@ -55,7 +55,7 @@ def local_cluster(
     r"""Find a cluster of small conductance around one or more nodes.
 
     Scores nodes by a diffusion from the seeds, :math:`z(v) / d_v^b`, and cuts
-    the best prefix (:func:`pyg_trust.functional.sweep_cut`). It touches what
+    the best prefix (:func:`pyg_trust.agp.sweep_cut`). It touches what
     the diffusion reaches, not the whole graph; hand over a :class:`CSRGraph`
     if you ask more than once.
 
@@ -66,7 +66,7 @@ def local_cluster(
         measure (Measure, optional): the diffusion; by default heat kernel
             PageRank with :math:`t = 5`. (default: :obj:`None`)
         eps (float): the threshold or quantum of
-            :func:`pyg_trust.functional.query`. (default: :obj:`1e-6`)
+            :func:`pyg_trust.agp.query`. (default: :obj:`1e-6`)
         method (str): :obj:`'prune'` or :obj:`'sample'`. Pruning has the
             smaller degree-normalised error. (default: :obj:`'prune'`)
         max_size (int, optional): the largest cluster to consider.
@@ -76,8 +76,8 @@ def local_cluster(
         seed (int, optional): the seed of sampling. (default: :obj:`None`)
 
     Raises:
-        TypeError, ValueError: as :func:`pyg_trust.functional.query` and
-            :func:`pyg_trust.functional.sweep_cut`.
+        TypeError, ValueError: as :func:`pyg_trust.agp.query` and
+            :func:`pyg_trust.agp.sweep_cut`.
 
     Example:
         >>> pairs = [(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (3, 5), (4, 5)]

@@ -5,11 +5,11 @@ import math
 from fractions import Fraction
 
 from pyg_trust.check import FAILS, check_report
-from pyg_trust.functional import wor_epsilon
-from pyg_trust.kernel.claims import claim, finite
-from pyg_trust.kernel.sentences import words
+from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.report import Guarantee, TrustReport
 from pyg_trust.report.base import stated
+from pyg_trust.verify.claims import claim, finite
+from pyg_trust.verify.sentences import words
 
 STEPS, RATE, LAM, DELTA = 6, 0.05, 2.0, 1e-5
 HISTORY = [(2 * LAM, RATE, STEPS)]

@@ -31,7 +31,7 @@ LEDGER = values(3, ['a'])
 # Functions ###################################################################
 
 entry(
-    'functional.hop_sensitivity',
+    'privacy.hop_sensitivity',
     lambda: {'relation': 'node_incident', 'max_degree': 3},
     Row('of edges', {'relation': 'edge'}, "'max_degree'"),
     Row('incident', {'num_classes': 3}, "'num_classes'"),
@@ -39,7 +39,7 @@ entry(
     max_degree=integer(1),
 )
 entry(
-    'functional.private_propagate',
+    'privacy.private_propagate',
     lambda: {
         'graph': csr(),
         'x': torch.rand(6, 2),
@@ -281,8 +281,8 @@ entry(
     Row('twice', {'interactions': LIKES[:, [0, 0]]}, "'interactions'"),
     Row('a type', {'edge_type': ('a', 'b', 'c')}, "'edge_type'"),
     interactions=values(3, None, torch.rand(2, 3), torch.tensor([0, 1])),
-    num_users=values('a', 1.5, 0, None),
-    num_items=values('a', 1.5, 0, None, 10**6),
+    num_users=values('a', 1.5, 0),
+    num_items=values('a', 1.5, 0, 10**6),
     edge_type=values(3, 'a'),
 )
 entry(

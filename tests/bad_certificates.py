@@ -73,7 +73,7 @@ for name in ('flip_regions', 'min_probability_table'):
 
 
 entry(
-    'functional.group_probability_bound',
+    'certificates.group_probability_bound',
     lambda: {'p': 0.9, 'rows': 1, 'epsilon': 0.1},
     Row('lengths', {'epsilon': [0.1, 0.2]}, "'epsilon'"),
     epsilon=values('a', None, -0.1, float('nan'), True),

@@ -21,13 +21,14 @@ from bad_inputs import (
 )
 from bad_table import FOLDER, entry
 
-from pyg_trust import functional as F
-from pyg_trust.functional.estimates import Plan
-from pyg_trust.functional.halo import HaloGraph
-from pyg_trust.functional.perturbations import Policy
-from pyg_trust.functional.policy import WorstCase
-from pyg_trust.functional.walks import DisjointWalks
+from pyg_trust import agp as F
+from pyg_trust import certificates
+from pyg_trust.agp.estimates import Plan
+from pyg_trust.agp.halo import HaloGraph
+from pyg_trust.certificates.perturbations import Policy
+from pyg_trust.certificates.policy import WorstCase
 from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler.walks import DisjointWalks, disjoint_walks
 
 G = torch.Generator().manual_seed(0)
 N = 6
@@ -42,9 +43,9 @@ def rand(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=G, dtype=torch.float64)
 
 
-def perturbations() -> F.Perturbations:
+def perturbations() -> certificates.Perturbations:
     graph = csr()
-    return F.Perturbations(
+    return certificates.Perturbations(
         graph,
         torch.ones(graph.num_edges, dtype=torch.bool),
         graph.degree - 1,
@@ -61,7 +62,7 @@ def shard() -> torch.Tensor:
 
 
 entry(
-    'functional.fuse',
+    'unlearning.fuse',
     lambda: {
         'values': rand(2, 5, 3),
         'score': rand(5, 2),
@@ -80,7 +81,7 @@ def reward(count: int = 2) -> torch.Tensor:
 
 
 entry(
-    'functional.Perturbations',
+    'certificates.Perturbations',
     lambda: {
         'graph': csr(),
         'removable': torch.ones(14, dtype=torch.bool),
@@ -96,7 +97,7 @@ entry(
     all_pairs=FLAG,
 )
 entry(
-    'functional.Policy.from_flips',
+    'certificates.Policy.from_flips',
     lambda: {
         'perturbations': perturbations(),
         'flips': [torch.tensor([[0], [1]])],
@@ -113,11 +114,11 @@ def policy() -> Policy:
 
 def worst() -> WorstCase:
     logits = torch.arange(12, dtype=torch.float64).view(N, 2).sin()
-    return F.worst_case_margins(logits, perturbations(), 0.2)
+    return certificates.worst_case_margins(logits, perturbations(), 0.2)
 
 
 entry(
-    'functional.WorstCase.flips',
+    'certificates.WorstCase.flips',
     lambda: (worst(), {'c1': 0, 'c2': 1}),
     Row('the same', {'c2': 0}, "'c2'"),
     c1=integer(0, 1),
@@ -127,7 +128,7 @@ LOGITS = tensor(
     columns=False, dtypes=(torch.int64, torch.bool, torch.complex64)
 )
 entry(
-    'functional.worst_case_margins',
+    'certificates.worst_case_margins',
     lambda: {
         'logits': rand(N, 2),
         'perturbations': perturbations(),
@@ -139,7 +140,7 @@ entry(
     start=tensor(columns=True, none=True, finite=False),
 )
 entry(
-    'functional.diffuse',
+    'certificates.diffuse',
     lambda: {'graph': csr(), 'x': rand(N, 2), 'alpha': 0.2},
     Row(
         'directed',
@@ -172,7 +173,7 @@ def weighted() -> CSRGraph:
 
 SEVERAL = "'(nodes|score)'"
 entry(
-    'functional.sweep_cut',
+    'agp.sweep_cut',
     lambda: {
         'graph': csr(),
         'nodes': torch.arange(3),
@@ -187,7 +188,7 @@ entry(
     score=tensor(finite=False),
 )
 entry(
-    'functional.uniform_signal',
+    'agp.uniform_signal',
     lambda: {'seeds': torch.tensor([0, 2]), 'num_nodes': N},
     Row('twice', {'seeds': torch.tensor([1, 1])}, "'seeds'"),
     seeds=tensor(rows=False, low=0, high=N - 1, empty=True),
@@ -207,7 +208,7 @@ Q = number(0, 1, closed='high')
 MULTIPLIER = number(0)
 GROUP = {'num_roots': COUNT, 'occurrences': COUNT}
 entry(
-    'functional.group_wor_profile',
+    'privacy.group_wor_profile',
     lambda: {
         'epsilon': 1.0,
         'm': 2,
@@ -221,7 +222,7 @@ entry(
     **GROUP,
 )
 entry(
-    'functional.group_wor_epsilon',
+    'privacy.group_wor_epsilon',
     lambda: {
         'history': [(2.0, 0.1, 3)],
         'delta': 1e-5,
@@ -235,7 +236,7 @@ entry(
     **GROUP,
 )
 entry(
-    'functional.rdp_group_wor',
+    'privacy.rdp_group_wor',
     lambda: {
         'orders': [2.0, 3.0],
         'q': 0.1,
@@ -251,7 +252,7 @@ entry(
     **GROUP,
 )
 entry(
-    'functional.private_quantile',
+    'privacy.private_quantile',
     lambda: {
         'values': [1.0, 2.0],
         'share': 0.5,
@@ -269,7 +270,7 @@ entry(
 # Measures
 
 entry(
-    'functional.make_measure',
+    'agp.make_measure',
     lambda: {'measure': 'katz', 'graph': csr(), 'beta': 0.1},
     Row('no beta', {'beta': None}, "'beta'"),
     Row('foreign', {'t': 2.0}, "'t'"),
@@ -296,7 +297,7 @@ def gram_matrix() -> torch.Tensor:
 
 
 entry(
-    'functional.minimize',
+    'unlearning.minimize',
     lambda: {**newton(), 'K': gram_matrix(), 'W': newton()['B']},
     Row('labels', {'Y': torch.zeros(4, 1).double()}, "'Y'"),
     Z=tensor(rows=False, dtypes=(torch.int64, torch.bool, torch.float32)),
@@ -311,7 +312,7 @@ entry(
 EDGES = edge_indices(N)
 PARTITION = tensor(low=0, high=2)
 entry(
-    'functional.training_graph',
+    'unlearning.training_graph',
     lambda: {
         'edge_index': undirected(),
         'index': torch.tensor([0, 1, 2]),
@@ -322,7 +323,7 @@ entry(
     index=tensor(rows=False, low=0, high=N - 1),
 )
 entry(
-    'functional.check_partition',
+    'unlearning.check_partition',
     lambda: {'shard': shard(), 'num_shards': 3, 'num_nodes': N},
     Row('an empty shard', {'num_shards': 4}, "'shard'"),
     names={'num_nodes': "'num_(nodes|shards)'|'shard'"},
@@ -331,7 +332,7 @@ entry(
     num_nodes=integer(1, none=True),
 )
 entry(
-    'functional.partition_from_lists',
+    'unlearning.partition_from_lists',
     lambda: {
         'shards': [torch.tensor([0, 2]), torch.tensor([1])],
         'index': torch.tensor([0, 1, 2]),
@@ -344,7 +345,7 @@ entry(
     names={'index': "'(index|shards)'"},
 )
 entry(
-    'functional.hash_partition',
+    'unlearning.hash_partition',
     lambda: {'n_id': torch.arange(N), 'num_shards': 2, 'seed': 0},
     Row('twice', {'n_id': torch.zeros(N).long()}, "'n_id'"),
     n_id=tensor(rows=False, low=0),
@@ -361,7 +362,7 @@ PROPAGATE = (
     Row('directed', {'graph': directed(), 'measure': F.sgc(2)}, "'graph'"),
 )
 entry(
-    'functional.plan_memory',
+    'agp.plan_memory',
     lambda: {'num_nodes': N, 'num_edges': 14, 'num_columns': 3},
     Row('too little', {'memory': 10}, "'memory'"),
     Row('too many', {'memory': 10, 'columns': 2}, "'columns'"),
@@ -369,7 +370,7 @@ entry(
     itemsize=values(0, 2, 4.0, 'four', None),
 )
 entry(
-    'functional.propagate_halo',
+    'agp.propagate_halo',
     lambda: {
         'graph': HaloGraph(csr().rowptr, csr().col, 0, N),
         'x': rand(N, 2),
@@ -390,7 +391,7 @@ entry(
     ),
 )
 entry(
-    'functional.propagate_to',
+    'agp.propagate_to',
     lambda: {
         'out': f'{FOLDER}/z.npy',
         'graph': csr(),
@@ -414,7 +415,7 @@ entry(
     memory=values(0, -1, 2.5, 'lots', True),
 )
 entry(
-    'functional.propagate',
+    'agp.propagate',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -446,12 +447,12 @@ entry(
     ),
 )
 entry(
-    'functional.chebyshev',
+    'agp.polynomials',
     lambda: {'measure': F.ppr(0.2), 'tol': 0.1},
     Row('a + b', {'measure': F.Measure(0, 0, (1.0,))}, "'tol'"),
 )
 entry(
-    'functional.query',
+    'agp.query',
     lambda: {
         'graph': csr(),
         'signals': torch.tensor([0, 2]),
@@ -464,7 +465,7 @@ entry(
     dtype=values(3, None, 'float32', torch.int64, torch.float16, float),
 )
 entry(
-    'functional.variance_bound',
+    'agp.variance_bound',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -476,13 +477,13 @@ entry(
     eps=EPS,
 )
 entry(
-    'functional.prune_bound',
+    'agp.prune_bound',
     lambda: {'graph': csr(), 'measure': F.ppr(0.2), 'eps': 0.1},
     *PROPAGATE,
     eps=EPS,
 )
 entry(
-    'functional.propagate_median',
+    'agp.propagate_median',
     lambda: {
         'graph': csr(),
         'x': rand(N),
@@ -512,7 +513,7 @@ PTR = either(
     ),
 )
 entry(
-    'functional.scattering_transform',
+    'scattering.scattering_transform',
     lambda: {
         'graph': csr(),
         'x': rand(N, 2),
@@ -532,7 +533,7 @@ entry(
 
 
 def walks() -> DisjointWalks:
-    return F.disjoint_walks(csr(), 2, seed=0)
+    return disjoint_walks(csr(), 2, seed=0)
 
 
 ROOTS = tensor(
@@ -546,13 +547,13 @@ ROOTS = tensor(
 TWICE = Row('twice', {'roots': torch.tensor([0, 0])}, "'roots'")
 MASK = Row('a short mask', {'roots': torch.ones(3).bool()}, "'roots'")
 entry(
-    'functional.DisjointWalks.of_nodes',
+    'sampler.DisjointWalks.of_nodes',
     lambda: (walks(), {'num_nodes': 9}),
     Row('too few', {'num_nodes': 1}, "'num_nodes'"),
     num_nodes=integer(1),
 )
 entry(
-    'functional.check_walks',
+    'sampler.check_walks',
     lambda: {
         'walks': walks(),
         'num_nodes': N,

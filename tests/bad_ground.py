@@ -36,11 +36,11 @@ from bad_inputs import (
 from bad_table import FOLDER, NAMED, entry
 from torch_geometric.data import Data
 
+from pyg_trust import certificates as F
 from pyg_trust import (
     files,
     ops,
 )
-from pyg_trust import functional as F
 from pyg_trust.files.commit import Lineage
 from pyg_trust.ledger import (
     RemovalLedger,
@@ -555,7 +555,6 @@ entry(
     names={**DATA_NAMES, 'data': "'(data|num_nodes|edge_index)|node 0"},
     data=DATA,
     part=instance(),
-    mode=choice(),
 )
 
 entry(

@@ -34,6 +34,7 @@ from bad_inputs import (
 from bad_table import entry
 from torch_geometric.data import Data
 
+from pyg_trust import agp as F
 from pyg_trust import (
     certificates,
     loader,
@@ -41,8 +42,7 @@ from pyg_trust import (
     sampler,
     transforms,
 )
-from pyg_trust import functional as F
-from pyg_trust.functional.walks import DisjointWalks
+from pyg_trust.sampler.walks import DisjointWalks
 
 # Layers ######################################################################
 

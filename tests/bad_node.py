@@ -32,9 +32,9 @@ from bad_table import entry
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import transforms, unlearning
-from pyg_trust.functional import Measure, katz, sgc
-from pyg_trust.functional.sums import Sums
+from pyg_trust.agp.measures import Measure, katz, sgc
 from pyg_trust.removal import RemovalRequest
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import Update
 
 # Ops #########################################################################
@@ -206,12 +206,18 @@ for name, edges in (
         ),
         edge_index=EDGES,
     )
-SOME = either(tensor(rows=False, low=0, high=N - 1, dtypes=(torch.float32,)))
 entry(
     'transforms.PropagatedFeatures.update_features',
     lambda: (features(), {'nodes': NODES, 'x': ones(2, 2)}),
     Row('twice', {'nodes': torch.tensor([1, 1])}, "'nodes'"),
-    nodes=SOME,
+    nodes=tensor(
+        rows=False,
+        low=0,
+        high=N - 1,
+        none=True,
+        numbers=True,
+        dtypes=(torch.float32,),
+    ),
     x=tensor(columns=True),
 )
 
@@ -320,7 +326,7 @@ entry(
     features=choice(),
     theta=values(0.5, 'a'),
     encoder=values(3, 'a', [1]),
-    encoder_is_public=values(3, None, 'a'),
+    start_is_public=values(3, None, 'a'),
     tol=POSITIVE,
     max_pending=integer(0),
     seed=SEED,
@@ -342,7 +348,12 @@ entry(
     names=DATA_NAMES,
     data=DATA,
     train_nodes=tensor(
-        rows=False, low=0, high=N - 1, dtypes=(torch.float32,), none=True
+        rows=False,
+        low=0,
+        high=N - 1,
+        dtypes=(torch.float32,),
+        none=True,
+        numbers=True,
     ),
     classes=values(3, 'a', [0], [0, 1, 1], [0, 1, -1], [0, 1, 2.5]),
 )
@@ -461,13 +472,13 @@ entry(
     epsilon=POSITIVE,
     on_exceed=choice(),
     encoder=values(3, 'a', [1]),
-    encoder_is_public=values(3, None, 'a'),
+    start_is_public=values(3, None, 'a'),
     tol=POSITIVE,
     max_pending=integer(0),
     seed=SEED,
     names={'t': "'t'", 'alpha': "'alpha'", 'encoder': "'encoder'"},
 )
-for name in ('decision_function', 'predict', 'predict_proba', 'score'):
+for name in ('decision_function', 'predict', 'predict_proba'):
     entry(
         f'unlearning.LinkClassifier.{name}',
         lambda: (linked(), {'edge_label_index': undirected()}),
@@ -543,8 +554,8 @@ def liked_file() -> Path:
     return path
 
 
-NO_NAMES = values(3, None, 'a', [0.5], [-1], [99], [True], [[0]])
-NO_PAIRS = values(3, None, 'a', [(0.5, 1)], [(0, 3)], [(-1, 0)], [(0, 1, 2)])
+NO_NAMES = values('a', [0.5], [-1], [99], [True], [[0]])
+NO_PAIRS = values(3, 'a', [(0.5, 1)], [(1, 99)], [(-1, 0)], [(0, 1, 2)])
 entry(
     'unlearning.Recommender',
     lambda: {'method': 'paths', 'exponents': (0.5, 0.5, 0.5)},
@@ -586,7 +597,13 @@ for name in ('plan', 'remove'):
     entry(
         f'unlearning.Recommender.{name}',
         lambda: (liked(), {'users': [0]}),
-        Row('nothing', {'users': []}, "'users', 'items' or 'interactions'"),
+        Row('nothing', {'users': []}, 'name something to remove'),
+        Row('a part', {'users': None, 'interactions': [(0, 3)]}, r'\(0, 3\)'),
+        names={
+            'users': "'users|user 99",
+            'items': "'items|item 99",
+            'interactions': r"'interactions|interaction \(1, 99\)",
+        },
         users=NO_NAMES,
         items=NO_NAMES,
         interactions=NO_PAIRS,

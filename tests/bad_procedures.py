@@ -543,8 +543,6 @@ entry(
     lr=POSITIVE,
     weight_decay=NOT_NEGATIVE,
     optimizer=choice(),
-    sparse_x=FLAG,
-    sparse_adj=values('a', 'Auto'),
     slices=values(
         3,
         'a',
@@ -558,12 +556,11 @@ entry(
         [(0.7, 1), (0.5, 1), (1, 1)],
         [(np.nan, 1), (1, 1)],
     ),
-    outputs=choice(),
     trainer=choice(),
     num_workers=integer(1, none=True),
     over_ranks=FLAG,
     folder=values(3, ['a']),
-    keep_history=values(1, None, 'a'),
+    start_is_public=FLAG,
 )
 FIT_ROWS = tuple(
     Row(
@@ -579,7 +576,6 @@ FIT_ROWS = tuple(
         ('a negative label', {'y': -torch.ones(N).long()}, "'y'"),
         ('names', {'n_id': torch.zeros(N).long()}, "'n_id'"),
         ('names of floats', {'n_id': torch.rand(N)}, "'n_id'"),
-        ('a list of names', {'n_id': [*range(N)]}, "'n_id'"),
     )
 )
 entry(
@@ -652,7 +648,7 @@ def with_folder() -> Any:
     return made, {'folder': folder}
 
 
-for name in ('save', 'load', 'purge'):
+for name in ('save', 'load'):
     entry(
         f'unlearning.ShardedUnlearner.{name}',
         with_folder,

@@ -37,10 +37,9 @@ def checker_wheel(folder: Path) -> Path:
         f'{about}/WHEEL': 'Wheel-Version: 1.0\nGenerator: checker_wheel.py\n'
         'Root-Is-Purelib: true\nTag: py3-none-any\n',
     }
-    for part in ('check', 'kernel'):
+    for part in ('check', 'verify'):
         for file in sorted((ROOT / 'pyg_trust' / part).glob('*.py')):
-            if file.name != 'step.py':  # needs torch
-                files[f'pyg_trust_check/{part}/{file.name}'] = file.read_text()
+            files[f'pyg_trust_check/{part}/{file.name}'] = file.read_text()
     record = [
         f'{path},sha256={_record_hash(content)},{len(content.encode())}'
         for path, content in files.items()

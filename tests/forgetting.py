@@ -3,7 +3,7 @@
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust.functional import Measure
+from pyg_trust.agp.measures import Measure
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import NodeClassifier
 

@@ -18,9 +18,10 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler.walks import disjoint_walks
 from pyg_trust.testing import dense_operator
 
 
@@ -104,7 +105,7 @@ def propagation(source, graph):
 
 def walks(source, graph):
     length, restarts = source.randrange(1, 5), source.randrange(1, 4)
-    found = F.disjoint_walks(graph, length, restarts, seed=source.randrange(9))
+    found = disjoint_walks(graph, length, restarts, seed=source.randrange(9))
     assert found.node.unique().numel() == found.node.numel()
     assert int(found.ptr.diff().max()) <= 1 + restarts * length
 

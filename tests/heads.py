@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pyg_trust import ops
-from pyg_trust.functional import heads as H
+from pyg_trust.unlearning import heads as H
 
 
 def problem(n, d, classes, head, seed=0, scale=1.0):

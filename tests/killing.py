@@ -26,7 +26,9 @@ from torch_geometric.nn import GCNConv
 
 from pyg_trust import files, noise
 from pyg_trust.account import ReleaseAccount
-from pyg_trust.functional import appnp, propagate, propagate_to
+from pyg_trust.agp.measures import appnp
+from pyg_trust.agp.out_of_core import propagate_to
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._columns import ColumnFile
 from pyg_trust.ledger import BudgetExceededError

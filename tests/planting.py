@@ -45,7 +45,7 @@ def planted(function, old, new):
 def _forget():
     # What is kept was computed by the other code.
     for name, module in list(sys.modules.items()):
-        if name.startswith('pyg_trust.functional'):
+        if name.startswith('pyg_trust.'):
             for value in vars(module).values():
                 if hasattr(value, 'cache_clear'):
                     value.cache_clear()

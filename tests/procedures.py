@@ -15,20 +15,12 @@ from states import same, without_chance, without_root
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv
 
+from pyg_trust.agp.estimates import plan, propagate_median
+from pyg_trust.agp.measures import ppr
 from pyg_trust.audit import audit_training
 from pyg_trust.certificates import ThreatModel, certify
-from pyg_trust.functional import (
-    bekm,
-    blpa,
-    pagerank_bounds,
-    ppr,
-)
-from pyg_trust.functional.budget import dual_bound
-from pyg_trust.functional.estimates import (
-    plan,
-    propagate_median,
-)
-from pyg_trust.functional.flips import budget_attacks
+from pyg_trust.certificates.budget import dual_bound, pagerank_bounds
+from pyg_trust.certificates.flips import budget_attacks
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import (
@@ -38,7 +30,7 @@ from pyg_trust.nn import (
 )
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.transforms import GFT, GraphScattering, Shards
+from pyg_trust.transforms import GraphScattering, Shards
 from pyg_trust.unlearning import (
     GINClassifier,
     LinkClassifier,
@@ -48,6 +40,7 @@ from pyg_trust.unlearning import (
     ShardedUnlearner,
 )
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
+from pyg_trust.unlearning.partition_methods import bekm, blpa
 from pyg_trust.update import NewNodes, Update
 
 
@@ -342,7 +335,7 @@ def is_exact(model):
         # The disk says the same.
         kept = unlearner(model.folder).load()
         assert same(sharded(kept), sharded(model))
-        model.purge()
+        model.load()
 
 
 PROCEDURES['ShardedUnlearner.fit'] = Procedure(
@@ -353,9 +346,7 @@ PROCEDURES['ShardedUnlearner.fit'] = Procedure(
     shows=3,
 )
 PROCEDURES['ShardedUnlearner.remove'] = Procedure(
-    lambda folder: unlearner(
-        trainer='sequential', sparse_x=True, sparse_adj=True
-    ).fit(cycle(40)),
+    lambda folder: unlearner().fit(cycle(40)),
     lambda model, bar: untimed(model.remove(NAMED, progress_bar=bar)),
     sharded,
     is_exact,
@@ -483,11 +474,6 @@ PROCEDURES['propagate_median'] = Procedure(
 )
 PROCEDURES['GraphScattering.embed'] = Procedure(
     lambda folder: GraphScattering(J=2, Q=2, L=2, max_degree=4),
-    lambda t, bar: t.embed(dataset(), sparse=True, progress_bar=bar),
-    lambda transform: dict(vars(transform)),
-)
-PROCEDURES['GFT.embed'] = Procedure(
-    lambda folder: GFT(num_bands=2),
     lambda t, bar: t.embed(dataset(), sparse=True, progress_bar=bar),
     lambda transform: dict(vars(transform)),
 )

@@ -1,6 +1,6 @@
 """What randomized propagation is called with."""
 
-from pyg_trust.functional.propagation import push_levels
+from pyg_trust.agp.propagation import push_levels
 
 
 def push_arguments(graph, measure, x):

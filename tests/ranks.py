@@ -8,11 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pyg_trust.functional import (
-    appnp,
-    propagate_to,
-)
-from pyg_trust.functional.halo import HaloGraph
+from pyg_trust.agp.halo import HaloGraph
+from pyg_trust.agp.measures import appnp
+from pyg_trust.agp.out_of_core import propagate_to
 from pyg_trust.graph import CSRGraph
 
 MEASURE = appnp(0.1)

@@ -1,7 +1,7 @@
 r"""Epsilon once more, by an accountant that is not of this package.
 
 dp-accounting of Google composes the steps here; nothing of
-:mod:`pyg_trust.functional` is used. For sampling without replacement it has
+:mod:`pyg_trust.privacy` is used. For sampling without replacement it has
 no privacy loss distribution of its own. The profile of a step is
 :math:`q\, \delta_G(\log(1 + (e^\epsilon - 1) / q))` for
 :math:`\epsilon \ge 0` (`Balle, Barthe and Gaboardi 2018, Theorem 9

@@ -1,6 +1,6 @@
 r"""Rényi divergences once more, by sums that are not of this package.
 
-What :mod:`pyg_trust.functional` has in closed forms and recursions is
+What :mod:`pyg_trust.privacy` has in closed forms and recursions is
 integrated here from the definition. dp-accounting of Google makes epsilon of
 the divergences, and says what a choice among runs costs.
 """

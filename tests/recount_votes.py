@@ -1,6 +1,6 @@
 r"""Certificates once more, from the votes that they rest on.
 
-Nothing of :mod:`pyg_trust.functional` is used: bounds of Clopper and Pearson
+Nothing of :mod:`pyg_trust.certificates` is used: bounds of Clopper and Pearson
 are quantiles of SciPy's beta distribution, regions of equal likelihood ratio
 are fractions without rounding, and votes are counted by hand.
 """

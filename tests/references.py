@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from pyg_trust.kernel import clip, shards
+from pyg_trust.privacy.exact import clip
+from pyg_trust.verify import shards
 
-# Of kernel/clip.py ###########################################################
+# Of privacy/exact/clip.py ###################################################
 
 
 def rows(
@@ -41,7 +42,7 @@ def block_sum(alpha: np.ndarray, inner: np.ndarray) -> np.ndarray:
     return total
 
 
-# Of kernel/shards.py #########################################################
+# Of verify/shards.py #########################################################
 
 
 def gone(

@@ -17,10 +17,8 @@ from torch_geometric.nn import (
     SGConv,
 )
 
-from pyg_trust import rng
 from pyg_trust.nn import make_aggregator
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.shards.training import Shard
 
 CHANNELS, CLASSES = 13, 3
 
@@ -153,30 +151,6 @@ EVERY = {
     'half of the edges': Halved,
     'writes to what it is given': lambda: Wrapped(Writing()),
 }
-
-
-def make_shards(count=5, dtype=torch.float32, weighted=False):
-    """Of very different sizes, none a multiple of a vector's."""
-    generator = torch.Generator().manual_seed(1)
-    shards = []
-    for i in range(count):
-        n = (1, 37, 11, 50, 23, 5, 8, 61, 2, 30)[i]
-        edges = torch.randint(n, (2, 3 * n), generator=generator)
-        edges = edges[:, edges[0] < edges[1]]
-        x = torch.rand(n, CHANNELS, generator=generator, dtype=dtype)
-        weight = None
-        if weighted:
-            weight = torch.rand(2 * edges.size(1), generator=generator)
-        shards.append(
-            Shard(
-                seed=rng.derive(3, i),
-                x=x * (x > 0.6),
-                y=torch.randint(CLASSES, (n,), generator=generator),
-                edge_index=torch.cat([edges, edges.flip(0)], 1),
-                edge_weight=weight,
-            )
-        )
-    return shards
 
 
 class Linear(torch.nn.Module):

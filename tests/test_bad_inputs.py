@@ -191,9 +191,6 @@ def test_random_values_are_refused() -> None:
     )
 
     @hypothesis.settings(
-        max_examples=600,
-        deadline=None,
-        derandomize=True,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )

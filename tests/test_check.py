@@ -39,10 +39,9 @@ from pyg_trust.check import (
 )
 from pyg_trust.check.__main__ import main
 from pyg_trust.check.answers import arguments, read_report, requests
-from pyg_trust.functional import gaussian_epsilon, wor_epsilon
-from pyg_trust.kernel.accounting import judge_mu
-from pyg_trust.kernel.sentences import SEEDED
 from pyg_trust.ledger import PrivacyLedger
+from pyg_trust.privacy.accounting import wor_epsilon
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, TrustReport, fingerprint_model
 from pyg_trust.transforms import GraphScattering
@@ -51,6 +50,8 @@ from pyg_trust.unlearning import (
     ScatteringClassifier,
     ShardedUnlearner,
 )
+from pyg_trust.verify.accounting import judge_mu
+from pyg_trust.verify.sentences import SEEDED
 
 
 @pytest.fixture

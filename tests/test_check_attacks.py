@@ -42,12 +42,11 @@ from pyg_trust.check import (
 )
 from pyg_trust.check.removals import COVERED, NODES
 from pyg_trust.check.tensors import Tensor
-from pyg_trust.functional import gaussian_epsilon, wor_epsilon
-from pyg_trust.kernel.chain import Chain
-from pyg_trust.kernel.fields import AWAY
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.accounting import wor_epsilon
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.report import (
     Guarantee,
     TrustReport,
@@ -55,6 +54,8 @@ from pyg_trust.report import (
     fingerprint_model,
 )
 from pyg_trust.transforms import PrivateAGP
+from pyg_trust.verify.chain import Chain
+from pyg_trust.verify.fields import AWAY
 
 EPSILON = wor_epsilon(HISTORY, DELTA, 'pld_wor')
 

@@ -32,7 +32,9 @@ from pyg_trust.certificates import (
     certify,
     smoothed,
     votes,
+    voting,
 )
+from pyg_trust.certificates.confidence import clopper_pearson
 from pyg_trust.check import (
     FAILS,
     HOLDS,
@@ -44,8 +46,6 @@ from pyg_trust.check import (
 from pyg_trust.check.answers import read_report
 from pyg_trust.check.certificates import check_certificate
 from pyg_trust.check.checker import _run
-from pyg_trust.functional import voting
-from pyg_trust.functional.confidence import clopper_pearson
 from pyg_trust.loader import EgoLoader
 from pyg_trust.privacy import PrivacyEngine, create_accountant
 from pyg_trust.privacy.ego_accounts import FDPAccountant
@@ -508,8 +508,7 @@ def test_bounds_that_are_means_are_found_out(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('name', ['VoteCertificate', 'PoisonCertificate'])
 def test_radii_that_are_too_large_are_found_out(tmp_path, monkeypatch, name):
-    from pyg_trust.certificates import divided
-    from pyg_trust.unlearning.shards import poisoning
+    from pyg_trust.certificates import divided, poisoning
 
     def large(*args, **kwargs):
         made = voting.certified_votes(*args, **kwargs)

@@ -21,12 +21,12 @@ from pyg_trust.__main__ import main
 from pyg_trust.check import check_report
 from pyg_trust.check.prints import left_over
 from pyg_trust.check.tensors import Tensor
-from pyg_trust.functional import poisson_epsilon
-from pyg_trust.kernel.accounting import judge, judge_mu
-from pyg_trust.kernel.claims import digest
+from pyg_trust.privacy.poisson import poisson_epsilon
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import NodeClassifier
+from pyg_trust.verify.accounting import judge, judge_mu
+from pyg_trust.verify.claims import digest
 
 FAILED, REFUSED, OPEN = 1, 2, 3
 

@@ -26,13 +26,13 @@ from pyg_trust.check import (
 )
 from pyg_trust.check.__main__ import main
 from pyg_trust.check.answers import read_report
-from pyg_trust.functional import gaussian_epsilon
-from pyg_trust.kernel import chain, removal
-from pyg_trust.kernel.arrays import read_arrays
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import NodeClassifier
 from pyg_trust.unlearning.baselines import PublishedNodeClassifier
+from pyg_trust.verify import chain, removal
+from pyg_trust.verify.arrays import read_arrays
 
 
 @pytest.fixture(scope='module')

@@ -21,10 +21,10 @@ from procedures import cycle
 
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.check import FAILS, HOLDS, UNKNOWN, UNPROVED, check_report
-from pyg_trust.kernel import collective, pagerank, proofs
-from pyg_trust.kernel.arrays import fingerprint, read_arrays
-from pyg_trust.kernel.removal import plausible, sealed, setting
 from pyg_trust.report import TrustReport
+from pyg_trust.verify import collective, pagerank, proofs
+from pyg_trust.verify.arrays import fingerprint, read_arrays
+from pyg_trust.verify.removal import plausible, sealed, setting
 
 
 def as_json(report):
@@ -77,7 +77,7 @@ def test_rows_of_two_to_the_63_edges_are_refused(tmp_path, kind):
     # Of its own process, which may end.
     code = (
         'import sys\n'
-        'from pyg_trust.kernel import arrays, proofs, removal\n'
+        'from pyg_trust.verify import arrays, proofs, removal\n'
         'found = arrays.read_arrays(sys.argv[1])\n'
         'prove = {"witness": proofs.prove, "data": removal.prove}\n'
         'try:\n'

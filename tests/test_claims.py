@@ -12,15 +12,15 @@ from jsonschema import validate
 from procedures import Private, cycle
 
 from pyg_trust.check import FAILS, HOLDS, UNPROVED, check_report
-from pyg_trust.kernel import claims, fields
-from pyg_trust.kernel.fields import confirmed
-from pyg_trust.kernel.sentences import ALONE, words
 from pyg_trust.privacy import (
     AdaptiveNorm,
     PrivateNodeClassifier,
 )
 from pyg_trust.report import TrustReport, schema
 from pyg_trust.transforms import PrivateAGP
+from pyg_trust.verify import claims, fields
+from pyg_trust.verify.fields import confirmed
+from pyg_trust.verify.sentences import ALONE, words
 
 PROCEDURES = {
     'CoverageReport',

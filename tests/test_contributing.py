@@ -22,16 +22,6 @@ CHECKS = {
         dense = 0.25 * torch.eye(3) + 0.75 * torch.linalg.matrix_power(walk, 3)
         torch.testing.assert_close(z, dense)
     """,
-    'A wavelet': """
-        from pyg_trust.functional import wavelet_bank
-        from pyg_trust.functional.wavelets import frame_bounds
-        adj = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0.0]]).double()
-        bank = wavelet_bank(adj, 'bands', 3)
-        # Projections on different eigenvectors: they sum to the identity.
-        eye = torch.eye(3).double()
-        torch.testing.assert_close(bank.sum(0), eye, atol=1e-12, rtol=0)
-        torch.testing.assert_close(bank @ bank, bank, atol=1e-12, rtol=0)
-    """,
     'A partition': """
         from torch_geometric.data import Data
         from pyg_trust.transforms import Shards

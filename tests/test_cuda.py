@@ -10,11 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust import ops
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import APPNP, PPNP, SGConv
+from pyg_trust.sampler.walks import disjoint_walks
 from pyg_trust.testing import UNDIRECTED, make_graph
 from pyg_trust.transforms import AGP, GDC, GraphScattering
 
@@ -263,9 +264,9 @@ def test_push_sparse(name, top_k):
 @pytest.mark.parametrize('name', [*UNDIRECTED, 'random', 'directed', 'big'])
 def test_walks(name, length, restarts):
     graph = graph_of(name).to(GPU)
-    walks = F.disjoint_walks(graph, length, restarts, seed=5)  # checks them
+    walks = disjoint_walks(graph, length, restarts, seed=5)  # checks them
     assert walks.ptr.device == walks.node.device == torch.device(GPU)
-    again = F.disjoint_walks(graph, length, restarts, seed=5)
+    again = disjoint_walks(graph, length, restarts, seed=5)
     assert torch.equal(walks.node, again.node)
     assert torch.equal(walks.ptr, again.ptr)
     bounds, nodes = walks.ptr.tolist(), walks.node.tolist()
@@ -286,7 +287,7 @@ def test_sizes_of_subgraphs_are_near_those_of_the_cpu():
             on = graph.to(device)
             sizes = torch.cat(
                 [
-                    F.disjoint_walks(on, length, restarts, seed=s).ptr.diff()
+                    disjoint_walks(on, length, restarts, seed=s).ptr.diff()
                     for s in range(5)
                 ]
             ).cpu()
@@ -433,7 +434,7 @@ def test_the_device_of_the_tensors_counts():
         graph = graph_of('big').to(device)
         x = torch.ones(graph.num_nodes, 20, device=device)
         z = F.propagate(graph, x, F.ppr(0.2), eps=1e-4, seed=1)
-        walks = F.disjoint_walks(graph, 2, 1, seed=1)
+        walks = disjoint_walks(graph, 2, 1, seed=1)
         assert z.device == walks.node.device == torch.device(device)
         results.append((z.cpu(), walks.node.cpu()))
         assert torch.cuda.current_device() == 0

@@ -24,9 +24,9 @@ from pushes import push_arguments
 from scipy import stats
 from torch import Tensor
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust import ops
-from pyg_trust.functional.propagation import push_levels
+from pyg_trust.agp.propagation import push_levels
 from pyg_trust.graph import CSRGraph
 from pyg_trust.testing import UNDIRECTED, dense_operator, make_graph
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from pyg_trust.agp.measures import appnp
+from pyg_trust.agp.out_of_core import propagate_to
 from pyg_trust.files import DamagedFileError
-from pyg_trust.functional import appnp, propagate_to
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._storage import _header_sum
 

@@ -9,21 +9,19 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust import ops, utils
-from pyg_trust.functional.clustering import uniform_signal
-from pyg_trust.functional.estimates import (
-    Plan,
-    propagate_median,
-)
-from pyg_trust.functional.queries import prune_bound
+from pyg_trust.agp.clustering import uniform_signal
+from pyg_trust.agp.estimates import Plan, propagate_median
+from pyg_trust.agp.queries import prune_bound
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.nn import APPNP, PPNP, LabelPropagation, SGConv
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.sampler import DisjointWalkSampler
+from pyg_trust.sampler.walks import disjoint_walks
 from pyg_trust.testing import make_graph
-from pyg_trust.transforms import AGP, GDC, GFT, GraphScattering
+from pyg_trust.transforms import AGP, GDC, GraphScattering
 
 
 @pytest.fixture
@@ -237,7 +235,6 @@ def test_transforms(device, transform):
     [
         GraphScattering(J=3, Q=2, L=2),
         GraphScattering(J=3, Q=2, L=2, wavelet='monic_cubic'),
-        GFT(3),
     ],
     ids=repr,
 )
@@ -262,7 +259,7 @@ def test_walks_and_their_sampler(device):
     mask = torch.arange(n) % 2 == 0
     (there, roots) = moved(device, edge_index, mask)
     graph = CSRGraph.from_edge_index(there, n)
-    walks = F.disjoint_walks(graph, 2, 2, roots=roots, seed=1)
+    walks = disjoint_walks(graph, 2, 2, roots=roots, seed=1)
     here(walks.select(walks.ptr[:2]).node)
     sampler = DisjointWalkSampler(
         Data(edge_index=there, num_nodes=n), 2, 2, roots, seed=1
@@ -276,7 +273,7 @@ def test_walks_and_their_sampler(device):
     for name in ('node', 'row', 'col', 'edge', 'batch'):
         assert torch.equal(here(getattr(out, name)), getattr(wanted, name))
     with pytest.raises(ValueError, match="'roots' needs to be on the graph"):
-        F.disjoint_walks(graph, 2, 2, roots=mask)
+        disjoint_walks(graph, 2, 2, roots=mask)
 
 
 def test_loader(device):

@@ -23,13 +23,11 @@ from ranks import (
 )
 from ranks import graph as graph
 
+from pyg_trust.agp import out_of_core
+from pyg_trust.agp.halo import propagate_halo
+from pyg_trust.agp.out_of_core import propagate_to
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.distributed import from_first, own_items, run_over_ranks
-from pyg_trust.functional import (
-    out_of_core,
-    propagate,
-    propagate_halo,
-    propagate_to,
-)
 from pyg_trust.graph import CSRGraph
 
 pytestmark = needs.ranks

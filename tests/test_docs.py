@@ -12,7 +12,7 @@ import pytest
 import warm
 
 import pyg_trust
-from pyg_trust.functional import plan_memory
+from pyg_trust.agp.out_of_core import plan_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(pyg_trust.__file__).parent

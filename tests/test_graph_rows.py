@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from pyg_trust.agp.measures import appnp, pagerank
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.files import DamagedFileError
-from pyg_trust.functional import appnp, pagerank, propagate
 from pyg_trust.graph import CSRGraph
 
 # The graph as 0.1.0 made it ##################################################
@@ -393,7 +394,7 @@ def test_rows_that_were_written_wrong_are_refused(tmp_path, graph):
 
 MEASURED = """
 import torch
-from pyg_trust.functional import appnp, propagate
+from pyg_trust.agp import appnp, propagate
 from pyg_trust.graph import CSRGraph
 torch.set_num_threads(1)
 

@@ -16,8 +16,8 @@ from package import import_all, reports
 
 import pyg_trust
 from pyg_trust.check import FAILS, HOLDS, check_report
-from pyg_trust.kernel.claims import PROMISES
 from pyg_trust.report import Guarantee, TrustReport, schema
+from pyg_trust.verify.claims import PROMISES
 
 SOURCES = sorted(Path(pyg_trust.__file__).parent.rglob('*.py'))
 NUMBER = r'(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])'
@@ -204,7 +204,7 @@ def other_name(ledger):
 
 def relinked(ledger):
     # Somebody who knows how lines are hashed leaves a removal out.
-    from pyg_trust.kernel.chain import link
+    from pyg_trust.verify.chain import link
 
     del ledger['entries'][-1]
     before = ''
@@ -214,7 +214,7 @@ def relinked(ledger):
 
 
 def overspent(ledger):
-    from pyg_trust.kernel.chain import link
+    from pyg_trust.verify.chain import link
 
     before = ''
     for line in ledger['entries']:

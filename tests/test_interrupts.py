@@ -29,7 +29,7 @@ from tqdm import tqdm
 import pyg_trust
 from pyg_trust import files
 from pyg_trust.ledger import PrivacyLedger
-from pyg_trust.unlearning.shards import training
+from pyg_trust.unlearning.shards import models
 
 ROOT = os.path.dirname(pyg_trust.__file__)
 # Points of a procedure that are tried, and those at its end.
@@ -396,7 +396,7 @@ def test_a_checkpoint_is_loaded_or_not(tmp_path):
 @pytest.mark.skipif(os.name == 'nt', reason='needs signals')
 def test_nobody_waits_for_other_processes(monkeypatch):
     shards = [
-        training.Shard(i, data.x, data.y, data.edge_index)
+        models.Shard(i, data, data.y)
         for i, data in enumerate([cycle(8), cycle(9)])
     ]
     started = []
@@ -405,12 +405,13 @@ def test_nobody_waits_for_other_processes(monkeypatch):
         started.extend(multiprocessing.active_children())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, 'as_completed', interrupted)
+    monkeypatch.setattr(models, 'as_completed', interrupted)
     with pytest.raises(KeyboardInterrupt):
-        training.train(
+        models.train(
             lambda: torch.nn.Identity(),
             shards,
-            training.Recipe(),
+            models.Recipe(),
+            models.Shortcuts(),
             trainer='process',
             num_workers=1,
         )

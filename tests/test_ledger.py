@@ -11,13 +11,13 @@ import torch
 
 from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals
-from pyg_trust.kernel import chain
 from pyg_trust.ledger import (
     BudgetExceededError,
     PrivacyLedger,
     RemovalLedger,
     coarse,
 )
+from pyg_trust.verify import chain
 
 
 def filled():

@@ -6,7 +6,7 @@ that has to fail. The other faults are here:
 * 1 the old value of an arc that came is not added, 2 new values are sent to
   the old row, 3 a changed degree is sent from one end alone, 5 a node gets
   another rank and its sums stay as they are, 6 sums in float64, 9 freed room
-  is not overwritten: of ``csrc``, planted by hand; ``functional/test_sums.py``
+  is not overwritten: of ``csrc``, planted by hand; ``unlearning/test_sums.py``
   fails under each, for 6 by ``test_long_rows_are_summed_as_integers`` and for
   9 by ``test_room_that_is_free_names_nobody``;
 * 7 the clock of a cached row: rows are computed when they are read, and none
@@ -26,21 +26,21 @@ import warm
 
 # A number of the specification and what is wrong; where, what stands there and
 # what instead; the test that fails.
-SUMS, NODES = 'functional/test_sums.py', 'unlearning/test_node_updates.py'
+SUMS, NODES = 'unlearning/test_sums.py', 'unlearning/test_node_updates.py'
 SHARDS = 'unlearning/test_shard_updates.py'
 NOW, COVERED = 'certificates/test_current.py', 'privacy/test_coverage.py'
 DESK = 'erasure/test_desk.py'
 FAULTS = [
     (
         '4 touched rows without the ends of an edge',
-        'functional.sums:Sums.touched',
+        'unlearning.sums:Sums.touched',
         ('level[changed] = True', 'pass'),
-        'functional/test_incremental.py::test_the_rows_that_an_edit_touches_'
+        'unlearning/test_incremental.py::test_the_rows_that_an_edit_touches_'
         'are_those_within_reach',
     ),
     (
         '8 sums that may leave their range',
-        'functional.sums:Sums._most',
+        'unlearning.sums:Sums._most',
         ('return room\n', "return float('inf')\n"),
         f'{SUMS}::test_a_node_of_too_many_neighbours_is_refused',
     ),
@@ -87,7 +87,7 @@ FAULTS = [
     ),
     (
         '18 a record for a person',
-        'kernel.removal:covered',
+        'verify.removal:covered',
         ('moved = node_shift(ends[:, sums], gone, most, grid)', 'pass'),
         f'{COVERED}::test_a_node_is_covered_at_the_epsilon_of_all_that_it_'
         'moves',

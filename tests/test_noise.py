@@ -37,7 +37,7 @@ def test_noise_is_standard_gaussian(kind):
 
 
 def test_pieces_do_not_repeat(monkeypatch):
-    monkeypatch.setattr('pyg_trust.kernel.noise._PIECE', 7)
+    monkeypatch.setattr('pyg_trust.verify.noise._PIECE', 7)
     values = SecureNoise().normal((50,))
     assert values.unique().numel() == 50
     assert SecureNoise().normal(()).shape == ()

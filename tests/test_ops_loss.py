@@ -9,7 +9,7 @@ import warm
 from heads import digest, problem
 
 from pyg_trust import ops
-from pyg_trust.functional import heads as H
+from pyg_trust.unlearning import heads as H
 
 UNIT = 2.0**-53
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pyg_trust import ops
-from pyg_trust.functional import appnp, propagate
+from pyg_trust.agp.measures import appnp
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 
 MEASURE = appnp(0.1, levels=4)
@@ -57,7 +58,7 @@ import sys
 import torch
 torch.set_num_threads(1)
 from pyg_trust import ops
-from pyg_trust.functional import appnp, propagate
+from pyg_trust.agp import appnp, propagate
 from pyg_trust.graph import CSRGraph
 
 def resident():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pushes import push_arguments
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust import ops, rng
 from pyg_trust.testing import dense_operator, make_graph
 

@@ -14,15 +14,12 @@ from ranks import graph as graph
 
 import pyg_trust
 from pyg_trust import distributed
+from pyg_trust.agp import out_of_core
+from pyg_trust.agp.halo import propagate_halo
+from pyg_trust.agp.measures import appnp, ppr
+from pyg_trust.agp.out_of_core import propagate_to
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.distributed import check_same, run_over_ranks
-from pyg_trust.functional import (
-    appnp,
-    out_of_core,
-    ppr,
-    propagate,
-    propagate_halo,
-    propagate_to,
-)
 from pyg_trust.graph import CSRGraph
 
 pytestmark = needs.ranks

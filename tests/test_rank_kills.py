@@ -26,10 +26,8 @@ from ranks import (
 )
 from ranks import graph as graph
 
-from pyg_trust.functional import (
-    propagate,
-    propagate_halo,
-)
+from pyg_trust.agp.halo import propagate_halo
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph._columns import ColumnFile
 
 pytestmark = needs.ranks

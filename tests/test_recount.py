@@ -25,13 +25,11 @@ from torch_geometric.data import Data
 from torch_geometric.utils import remove_self_loops, to_undirected
 
 from pyg_trust.check import FAILS, check_report
-from pyg_trust.functional import (
-    gaussian_epsilon,
-    poisson_epsilon,
-    wor_epsilon,
-)
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.accounting import wor_epsilon
+from pyg_trust.privacy.gaussian import gaussian_epsilon
+from pyg_trust.privacy.poisson import poisson_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import PrivateAGP

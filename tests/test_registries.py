@@ -7,24 +7,15 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_trust import registries
+from pyg_trust.agp.measures import Measure, make_measure
 from pyg_trust.certificates import ThreatModel, certifies, certify
-from pyg_trust.certificates.certify import _route
-from pyg_trust.functional import (
-    Measure,
-    Wavelet,
-    frame_bound,
-    make_measure,
-    scattering_transform,
-)
-from pyg_trust.functional.wavelets import Diffusion
-from pyg_trust.graph import CSRGraph
+from pyg_trust.certificates.any_model import _route
 from pyg_trust.nn import MajorityAggregator, ShardAggregator, make_aggregator
 from pyg_trust.registries import (
     AGGREGATORS,
     CERTIFICATES,
     MEASURES,
     PARTITIONS,
-    WAVELETS,
     Registry,
 )
 from pyg_trust.removal import RemovalRequest
@@ -53,7 +44,6 @@ KNOWN = {
     ),
     'NOISES': 'system',
     'PARTITIONS': 'bekm blpa hash learned metis random',
-    'WAVELETS': 'diffusion geometric geometric_column itersine monic_cubic',
 }
 
 
@@ -259,60 +249,6 @@ def test_what_makes_no_aggregator_is_refused():
     with pytest.raises(TypeError, match=r"'none'.*ShardAggregator.*Linear"):
         make_aggregator('none')
     assert issubclass(AGGREGATORS['mean'], ShardAggregator)
-
-
-# Wavelets ####################################################################
-
-
-def test_a_wavelet_of_a_stranger_works_and_has_no_proved_frame():
-    @WAVELETS.register('halves')
-    class Halves(Diffusion):
-        """Low and high frequencies; inherits a bound that is not its own."""
-
-        @staticmethod
-        def kernel(eigenvalue, J):
-            low = eigenvalue < 1
-            return 3.0 * torch.stack([low, ~low], dim=-1).to(eigenvalue)
-
-    pairs = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 3]])
-    both = torch.cat([pairs, pairs.flip(0)], dim=1)
-    graph = CSRGraph.from_edge_index(both, 4)
-    x = torch.rand(4, 2, dtype=torch.float64)
-    z = scattering_transform(graph, x, wavelet='halves', J=2, Q=1, L=2)
-    adj = torch.zeros(4, 4, dtype=torch.float64)
-    adj[tuple(both)] = 1
-    scale = adj.sum(1) ** -0.5
-    laplacian = torch.eye(4) - scale[:, None] * adj * scale
-    value, vector = torch.linalg.eigh(laplacian)
-    assert (value - 1).abs().min() > 1e-6
-    for j, keep in enumerate((value < 1, value > 1)):
-        wanted = 3 * vector[:, keep] @ vector[:, keep].T @ x
-        torch.testing.assert_close(
-            z[0, 2 + 2 * j : 4 + 2 * j], wanted.abs().mean(0)
-        )
-    assert frame_bound('diffusion', 2) == 1
-    assert frame_bound('halves', 2) == float('inf')
-
-
-def test_what_is_no_wavelet_is_refused():
-    with pytest.raises(TypeError, match=r'subclass of Wavelet'):
-        WAVELETS.register('a')(lambda eigenvalue, J: eigenvalue)
-
-    class Directed(Wavelet):
-        exponents = (1.0, 0.0)
-        kernel = staticmethod(lambda eigenvalue, J: eigenvalue)
-
-    with pytest.raises(ValueError, match=r"'exponents'.*\(1.0, 0.0\)"):
-        WAVELETS.register('a')(Directed)
-
-    @WAVELETS.register('flat')
-    class Flat(Wavelet):
-        kernel = staticmethod(lambda eigenvalue, J: eigenvalue)
-
-    graph = make_graph('random')
-    x = torch.ones(graph.num_nodes, 1)
-    with pytest.raises(ValueError, match=r"kernel of the wavelet 'flat'"):
-        scattering_transform(graph, x, wavelet='flat', J=2, Q=1, L=2)
 
 
 # Certificates ################################################################

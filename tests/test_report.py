@@ -10,7 +10,6 @@ import torch
 from auditing import forged
 
 import pyg_trust
-from pyg_trust.kernel.claims import digest
 from pyg_trust.report import (
     Guarantee,
     Report,
@@ -19,6 +18,7 @@ from pyg_trust.report import (
     provenance,
     schema,
 )
+from pyg_trust.verify.claims import digest
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ import pyg_trust
 PACKAGE = Path(pyg_trust.__file__).parent
 # From the bottom up; all that is not named is the ground, at 0.
 FLOORS = {
-    **dict.fromkeys(('kernel', 'verify'), -1),
-    **dict.fromkeys(('functional', 'agp'), 1),
+    'verify': -1,
+    'agp': 1,
+    # PyG's forms call the mathematics of the capabilities.
     **dict.fromkeys(('transforms', 'sampler', 'loader', 'nn'), 2),
-    **dict.fromkeys(('privacy', 'unlearning', 'certificates'), 3),
+    **dict.fromkeys(('privacy', 'unlearning', 'certificates'), 2),
+    'scattering': 2,
     **dict.fromkeys(('audit', 'check', 'erasure', 'testing', 'utils'), 4),
     '__main__': 5,
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from states import same
 
-from pyg_trust.functional import Measure, sgc
+from pyg_trust.agp.measures import Measure, sgc
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import PropagatedFeatures

@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import stochastic_blockmodel_graph
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust.graph import CSRGraph
 from pyg_trust.utils import local_cluster
 

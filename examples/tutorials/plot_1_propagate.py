@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from network import accuracy, social_network
 
-from pyg_trust.functional import appnp, propagate
+from pyg_trust.agp.measures import appnp
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms import AGP
 
@@ -79,4 +80,4 @@ plt.show()
 # %%
 # For wide features exact propagation is the fast one, so leave ``eps`` at 0
 # here. Sampling pays for queries from single nodes
-# (:func:`~pyg_trust.functional.query`).
+# (:func:`~pyg_trust.agp.query`).

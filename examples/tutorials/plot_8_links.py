@@ -89,7 +89,7 @@ from pyg_trust.unlearning import LinkClassifier
 network = train.clone()
 network.x = F.normalize(network.x)  # each row by itself
 friends = LinkClassifier('sgc', levels=2).fit(network)
-scores = friends.score(test.edge_label_index)
+scores = friends.decision_function(test.edge_label_index)
 print(f'AUC {roc_auc_score(test.edge_label, scores):.3f}')
 u, v = network.edge_index[:, 0].tolist()
 gone = friends.remove(RemovalRequest(nodes=[12], edges=[(u, v)]))

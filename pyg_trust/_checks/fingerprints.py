@@ -1,7 +1,7 @@
 """Fingerprints: SHA-256 digests of values, graphs and weights.
 
 The one home of digests that are stored and compared. The digest of a list of
-parts is the kernel's (:func:`pyg_trust.kernel.arrays.fingerprint`), so that
+parts is the kernel's (:func:`pyg_trust.verify.arrays.fingerprint`), so that
 the checker recomputes it without torch. For models with their code and
 attributes see ``identity``.
 """
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance
-from pyg_trust.kernel import arrays
-from pyg_trust.kernel.arrays import named
+from pyg_trust.verify import arrays
+from pyg_trust.verify.arrays import named
 
 # Integers of the width of types that numpy lacks.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -21,7 +21,7 @@ from pyg_trust import rng
 from pyg_trust._checks import Count, Fraction, Int, OneOf, Positive, validated
 from pyg_trust.audit.report import PrivacyAudit
 from pyg_trust.audit.statistics import check_coins, empirical_mu
-from pyg_trust.functional.private_propagation import RELATIONS
+from pyg_trust.privacy.propagation import RELATIONS
 from pyg_trust.transforms.aggregation_report import make_relation
 
 # Rows are longer than messages may be: a release has to normalise them.

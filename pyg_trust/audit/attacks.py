@@ -35,9 +35,9 @@ from pyg_trust.audit.report import (
     AuditRow,
 )
 from pyg_trust.audit.runs import Runs
+from pyg_trust.audit.scores import auc_interval, permutation_test
 from pyg_trust.audit.statistics import told_apart
 from pyg_trust.audit.subjects import Released
-from pyg_trust.functional.attacks import auc_interval, permutation_test
 from pyg_trust.registries import Registry
 
 # Parts of the seed: runs of worlds, and what is drawn.

@@ -14,7 +14,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.functional.attacks import auc_interval
+from pyg_trust.audit.scores import auc_interval
 from pyg_trust.report import Report, provenance
 from pyg_trust.report.charts import Chart
 from pyg_trust.unit import PrivacyUnit
@@ -81,7 +81,7 @@ def membership_inference(
     Scores nodes by :math:`\log p_{u, y_u}` (:obj:`'loss'`: training fits
     what it has seen) or :math:`\max_c p_{uc}` (:obj:`'confidence'`) and
     measures how well the score tells members from others
-    (:func:`pyg_trust.functional.attacks.auc_interval`).
+    (:func:`pyg_trust.audit.scores.auc_interval`).
 
     **A smoke test, no proof.** Run it on the nodes that were removed, against
     test nodes, before and after: an AUC that stays high after unlearning

@@ -40,8 +40,8 @@ from pyg_trust.audit.report import (
     RemovalAudit,
 )
 from pyg_trust.audit.runs import Runs
+from pyg_trust.audit.scores import holm
 from pyg_trust.audit.subjects import Subject
-from pyg_trust.functional.attacks import holm
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import provenance
 

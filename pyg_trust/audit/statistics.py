@@ -31,8 +31,8 @@ from torch import Tensor
 from pyg_trust import rng
 from pyg_trust._checks import Fraction, NotNegative, Positive, validated
 from pyg_trust.audit.report import PrivacyAudit
-from pyg_trust.functional.attacks import permutation_test
-from pyg_trust.functional.confidence import clopper_pearson
+from pyg_trust.audit.scores import permutation_test
+from pyg_trust.certificates.confidence import clopper_pearson
 from pyg_trust.report import provenance
 
 _THRESHOLDS = 500

@@ -40,10 +40,10 @@ from pyg_trust.audit.statistics import (
     mu_of,
     rates,
 )
-from pyg_trust.functional.poisson import FORMS
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.loading import PrivateTraining
+from pyg_trust.privacy.poisson import FORMS
 from pyg_trust.report import provenance
 
 Attach = Callable[

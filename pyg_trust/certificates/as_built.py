@@ -23,7 +23,7 @@ from torch_geometric.nn.aggr import Aggregation, SumAggregation
 from torch_geometric.typing import SparseTensor
 
 from pyg_trust._checks.identity import reached
-from pyg_trust.functional import diffusion
+from pyg_trust.certificates import diffusion
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import ppnp
 from pyg_trust.nn.ppnp import (

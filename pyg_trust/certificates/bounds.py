@@ -7,23 +7,23 @@ import torch
 from torch import Tensor
 
 from pyg_trust._progress import Bar
-from pyg_trust.certificates.columns import Columns
-from pyg_trust.certificates.problem import Priced, Problem
-from pyg_trust.certificates.witness import MOST_BYTES
-from pyg_trust.distributed import shared
-from pyg_trust.functional.budget import (
+from pyg_trust.certificates.budget import (
     bounds_and_vectors,
     refine_pagerank_bounds,
 )
-from pyg_trust.functional.flips import single_flip_margins
-from pyg_trust.functional.perturbations import Policy
-from pyg_trust.functional.region import local_attack, local_bound
-from pyg_trust.functional.search import (
+from pyg_trust.certificates.columns import Columns
+from pyg_trust.certificates.flips import single_flip_margins
+from pyg_trust.certificates.perturbations import Policy
+from pyg_trust.certificates.problem import Priced, Problem
+from pyg_trust.certificates.region import local_attack, local_bound
+from pyg_trust.certificates.search import (
     Exhaustive,
     candidates,
     count_sets,
     greedy_attacks,
 )
+from pyg_trust.certificates.witness import MOST_BYTES
+from pyg_trust.distributed import shared
 from pyg_trust.graph.ragged import pointer
 
 # Numbers in a dense block of target-class pairs by nodes.

@@ -10,10 +10,10 @@ from torch import Tensor
 from pyg_trust._checks import Natural, check_tensor, validated
 from pyg_trust._checks.identity import SpeaksOf
 from pyg_trust.certificates.witness import Proved, Witness
-from pyg_trust.kernel import proofs
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
+from pyg_trust.verify import proofs
 
 ROBUST, UNKNOWN, BROKEN = 1, 0, -1
 
@@ -98,7 +98,7 @@ class Certificate(Proved, SpeaksOf, Report):
     """SHA-256 of :attr:`proof`, or why there is none."""
     proof: Witness | None = field(default=None, repr=False, compare=False)
     """What :meth:`verify` proves each robust and each broken node from, by
-    :mod:`pyg_trust.kernel.proofs`. There is none for a large graph; it proves
+    :mod:`pyg_trust.verify.proofs`. There is none for a large graph; it proves
     fewer nodes where :obj:`refine` was needed, or where all graphs were
     tried. It holds the logits and the edges, so it is in no report:
     :meth:`~Witness.save` it beside."""

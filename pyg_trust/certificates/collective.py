@@ -23,22 +23,22 @@ from pyg_trust._checks.identity import (
     identity,
     identity_on,
 )
-from pyg_trust.certificates.sampling import check_uncached, evaluating
-from pyg_trust.certificates.votes import SmoothedCertificate
-from pyg_trust.certificates.witness import MOST_BYTES, Proved, Witness
-from pyg_trust.functional.collective import (
+from pyg_trust.certificates.collective_bounds import (
     Matrix,
     broken_bound,
     edge_field,
     frontier,
     receptive_field,
 )
-from pyg_trust.functional.smoothing import check_radius
-from pyg_trust.kernel import collective as kernel
-from pyg_trust.kernel.sentences import SEEDED_COPIES
+from pyg_trust.certificates.sampling import check_uncached, evaluating
+from pyg_trust.certificates.smoothing import check_radius
+from pyg_trust.certificates.votes import SmoothedCertificate
+from pyg_trust.certificates.witness import MOST_BYTES, Proved, Witness
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
+from pyg_trust.verify import collective as kernel
+from pyg_trust.verify.sentences import SEEDED_COPIES
 
 DEGREES = ('source', 'target')
 _PROBES = 20
@@ -86,7 +86,7 @@ class CollectiveCertificate(Proved, SpeaksOf, Report):
             nothing is certified.
         witness_digest (str): SHA-256 of ``proof``, or why there is none.
         proof (Witness, optional): the witness from which :meth:`verify` proves
-            the bound, by :mod:`pyg_trust.kernel.collective`: frontiers, fields
+            the bound, by :mod:`pyg_trust.verify.collective`: frontiers, fields
             and multipliers of the linear program, which prove less than
             :obj:`exact` shows. Fields and certificates one by one are taken as
             they were. It reveals which nodes are near each other, so no report
@@ -178,12 +178,11 @@ def certify_collective(
     r"""Certify the number of smoothed predictions that stay in one attack.
 
     One budget is spent once: nodes that see different parts of the graph
-    can't all be attacked with the whole of it
-    (:mod:`pyg_trust.functional.collective`). Every node sees the features
-    within :obj:`hops` rounds of messages, and the edges with an end there (or
-    within one round less, if messages are weighted by the degree of their
-    target alone). That is probed: changes right outside of the field may not
-    move a single bit of the output.
+    can't all be attacked with the whole of it (:mod:`.collective_bounds`).
+    Every node sees the features within :obj:`hops` rounds of messages, and
+    the edges with an end there (or within one round less, if messages are
+    weighted by the degree of their target alone). That is probed: changes
+    right outside of the field may not move a single bit of the output.
 
     Noise must not connect what is far apart: with noise on the edges,
     :math:`p_+ = 0`. An attacker may: edges that are added can show a node

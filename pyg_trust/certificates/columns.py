@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from pyg_trust._progress import Bar
+from pyg_trust.certificates.budget import dual_bound
+from pyg_trust.certificates.flips import budget_attacks
+from pyg_trust.certificates.policy import policy_iteration
 from pyg_trust.certificates.problem import Problem
-from pyg_trust.functional.budget import dual_bound
-from pyg_trust.functional.flips import budget_attacks
-from pyg_trust.functional.policy import policy_iteration
-from pyg_trust.functional.program import linear_program
+from pyg_trust.certificates.program import linear_program
 
 
 class Columns:

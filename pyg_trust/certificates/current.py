@@ -33,7 +33,7 @@ debits counts: of this first, or of all nodes with another :math:`\rho` in
 :math:`h` is at most :math:`(1 - \alpha)^{d(t, T)}`, along edges and fragile
 pairs, and zero where no walk leads. What that leaves open is the largest value
 of a policy, with :math:`T` absorbing and the reward 1 there, for all nodes at
-once. By :mod:`pyg_trust.functional.policy` no graph makes more of it than
+once. By :mod:`pyg_trust.certificates.policy` no graph makes more of it than
 :math:`V + \max_j (TV - V)_j / \alpha`, whatever :math:`V` is: few steps of
 policy iteration give a bound, and more of them a smaller one. A global budget
 is left out, which allows more graphs.
@@ -71,16 +71,16 @@ from pyg_trust.certificates.certificate import (
 )
 from pyg_trust.certificates.deployed import Deployed
 from pyg_trust.certificates.exact import _deployed, certify_pagerank, subject
+from pyg_trust.certificates.flip_bits import check_graph
+from pyg_trust.certificates.horizon import Horizon
+from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.certificates.votes import SmoothedCertificate
-from pyg_trust.functional.horizon import Horizon
-from pyg_trust.functional.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.graph.sparse import pick_rows
 from pyg_trust.report import fingerprint, fingerprint_data
 from pyg_trust.report.base import plain
-from pyg_trust.transforms.flip_bits import check_graph
 
 # Tensors of a certificate that an update changes.
 _NUMBERS = {

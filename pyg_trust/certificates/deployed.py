@@ -18,9 +18,9 @@ degree :math:`d` of an admissible graph, and :math:`h_c = \max_j |H_{j, c}|`:
   before is multiplied by :math:`a`: :math:`e_{k+1} \le a e_k + \gamma_{d+8}
   (h_c + e_k)`, which is :math:`\gamma_{d+8} h_c \sum_{k<K} (a +
   \gamma_{d+8})^k` in all.
-* the limit: :func:`~pyg_trust.functional.diffuse` solves in float64 and
+* the limit: :func:`~pyg_trust.certificates.diffuse` solves in float64 and
   returns only what has a residual within a bound that it checks
-  (:func:`~pyg_trust.functional.diffusion_error`); then it rounds once:
+  (:func:`~pyg_trust.certificates.diffusion_error`); then it rounds once:
   :math:`u h_c`.
 
 (For :obj:`'sym'` all of this holds of :math:`D^{-1/2} z`, whose margins have
@@ -40,13 +40,13 @@ from pyg_trust import rng
 from pyg_trust._checks import Fraction, check_instance, validated
 from pyg_trust._checks.identity import check_process, identity
 from pyg_trust.certificates.as_built import check_as_built, check_blind
-from pyg_trust.certificates.threat import ThreatModel
-from pyg_trust.functional.diffusion import (
+from pyg_trust.certificates.diffusion import (
     check_logits,
     diffuse,
     diffusion_error,
 )
-from pyg_trust.functional.perturbations import Perturbations
+from pyg_trust.certificates.perturbations import Perturbations
+from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.graph import CSRGraph, sparse_rows
 from pyg_trust.nn.ppnp import PPNP, LabelPropagation, PageRankDiffusion
 

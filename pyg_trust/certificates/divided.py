@@ -28,7 +28,7 @@ from pyg_trust.certificates.sampling import (
     same_bits,
 )
 from pyg_trust.certificates.votes import is_right
-from pyg_trust.functional.voting import (
+from pyg_trust.certificates.voting import (
     APART,
     certified_mean,
     certified_votes,

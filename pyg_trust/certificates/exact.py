@@ -17,6 +17,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust.certificates.any_model import certifies
 from pyg_trust.certificates.bounds import Solver
 from pyg_trust.certificates.certificate import (
     BROKEN,
@@ -24,7 +25,6 @@ from pyg_trust.certificates.certificate import (
     UNKNOWN,
     Certificate,
 )
-from pyg_trust.certificates.certify import certifies
 from pyg_trust.certificates.deployed import Deployed, diffuse_steps
 from pyg_trust.certificates.problem import Problem
 from pyg_trust.certificates.proofs import witness_of
@@ -64,7 +64,7 @@ def certify_pagerank(
     For :class:`~pyg_trust.nn.PPNP`, label and feature propagation: models
     that are linear in personalized PageRank. Certified is the model as it is
     deployed, or nothing: its :obj:`alpha`, normalization and self-loops; its
-    :obj:`K` steps (:mod:`pyg_trust.functional.horizon`); and the roundoff of
+    :obj:`K` steps (:mod:`pyg_trust.certificates.horizon`); and the roundoff of
     its dtype (:mod:`pyg_trust.certificates.deployed`). A model that returns
     anything else than the diffusion of its logits is refused.
 
@@ -73,7 +73,7 @@ def certify_pagerank(
     :obj:`K` steps or an undirected attacker they are bounds. With one they
     are bounded from below by the local worst case under budgets
     :math:`\min(b_v, B)` and by the dual of the relaxed program
-    (:func:`~pyg_trust.functional.budget.dual_bound`). What that leaves open is
+    (:func:`~pyg_trust.certificates.budget.dual_bound`). What that leaves is
     attacked, greedily and with swaps, and where all admissible graphs are few
     they are tried (:obj:`method='auto'`): for a budget of one as a rule.
 
@@ -107,8 +107,8 @@ def certify_pagerank(
             known, which is many times faster. (default: :obj:`False`)
         refine (int): how often to try unknown targets again with upper bounds
             of PageRank under the global budget
-            (:func:`~pyg_trust.functional.budget.refine_pagerank_bounds`); each
-            takes seconds. (default: :obj:`0`)
+            (``refine_pagerank_bounds``); each takes seconds.
+            (default: :obj:`0`)
         tolerance (float): the largest absolute margin that counts as unknown.
             (default: :obj:`1e-9`)
         over_ranks (bool): whether the processes of torchrun share the pairs

@@ -16,9 +16,9 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust.certificates.diffusion import check_logits, diffuse
+from pyg_trust.certificates.policy import robust_margins, worst_case_margins
 from pyg_trust.certificates.threat import ThreatModel
-from pyg_trust.functional.diffusion import check_logits, diffuse
-from pyg_trust.functional.policy import robust_margins, worst_case_margins
 
 KINDS = ('rce', 'cem')
 
@@ -60,7 +60,7 @@ class RobustLoss(torch.nn.Module):
 
     Gradients follow from Danskin's theorem: the worst graphs are found for
     the current logits and held fixed
-    (:func:`~pyg_trust.functional.robust_margins`), so that, with a one where
+    (:func:`~pyg_trust.certificates.robust_margins`), so that, with a one where
     a condition holds,
 
     .. math::

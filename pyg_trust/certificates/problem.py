@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_trust.certificates.budget import clip_budget
 from pyg_trust.certificates.deployed import Deployed
+from pyg_trust.certificates.horizon import Horizon
+from pyg_trust.certificates.perturbations import Policy
 from pyg_trust.certificates.threat import ThreatModel
-from pyg_trust.functional.budget import clip_budget
-from pyg_trust.functional.horizon import Horizon
-from pyg_trust.functional.perturbations import Policy
 
 
 class Priced(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pyg_trust.certificates.dual_search import DualSearch, Mirror
 from pyg_trust.certificates.problem import Problem
 from pyg_trust.certificates.witness import MOST_BYTES, Witness
-from pyg_trust.functional.dual_search import DualSearch, Mirror
 from pyg_trust.graph.ragged import pointer
 
 # Costs of a flip, by their number in a witness.

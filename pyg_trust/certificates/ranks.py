@@ -18,11 +18,10 @@ from pyg_trust._checks import (
 )
 from pyg_trust.certificates.certificate import BROKEN, ROBUST, UNKNOWN
 from pyg_trust.certificates.exact import certify_pagerank
+from pyg_trust.certificates.rank_bounds import single_edge_ranks
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.certificates.witness import Proved, Witness
-from pyg_trust.functional.ranks import single_edge_ranks
 from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel import ranks as kernel
 from pyg_trust.report import (
     DATA_FIELDS,
     Guarantee,
@@ -33,6 +32,7 @@ from pyg_trust.report import (
 )
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
+from pyg_trust.verify import ranks as kernel
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RankCertificate(Proved, Report):
     """SHA-256 of :attr:`proof`, or why there is none."""
     proof: Witness | None = field(default=None, repr=False, compare=False)
     """What :meth:`verify` proves ranks from, by
-    :mod:`pyg_trust.kernel.ranks`: the graph, the pairs, users and items. It
+    :mod:`pyg_trust.verify.ranks`: the graph, the pairs, users and items. It
     holds edges, so it is in no report: :meth:`~Witness.save` it beside."""
 
     def _is_about(self, arrays: dict[str, np.ndarray]) -> bool:

@@ -7,9 +7,9 @@ from torch_geometric.data import Data
 from pyg_trust import rng
 from pyg_trust._checks.identity import identity
 from pyg_trust._progress import Bar
+from pyg_trust.certificates.flip_bits import BitFlips
 from pyg_trust.certificates.sampling import Pipeline, Sampler, fresh_copy
 from pyg_trust.distributed import from_first, rank_and_size, run_over_ranks
-from pyg_trust.transforms.flip_bits import BitFlips
 
 # The share of entries that are not 0 up to which features are sparse.
 _SPARSE = 0.1

@@ -11,16 +11,16 @@ from torch.nn import Module
 from torch_geometric.data import Batch, Data
 
 from pyg_trust._progress import Bar
-from pyg_trust.certificates.lazy import LinearFeatures
-from pyg_trust.functional.voting import differ
-from pyg_trust.graph import quiet_sparse, sparse_rows
-from pyg_trust.graph.ragged import pointer
-from pyg_trust.transforms.flip_bits import (
+from pyg_trust.certificates.flip_bits import (
     KINDS,
     BitFlips,
     NoisyCopies,
     edge_index_of,
 )
+from pyg_trust.certificates.lazy import LinearFeatures
+from pyg_trust.certificates.voting import differ
+from pyg_trust.graph import quiet_sparse, sparse_rows
+from pyg_trust.graph.ragged import pointer
 
 # Bytes of the copies that go through the model together.
 _BYTES = 2**28

@@ -27,24 +27,24 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.identity import check_process, identity, identity_on
 from pyg_trust._progress import Bar
-from pyg_trust.certificates.certify import certifies
+from pyg_trust.certificates.any_model import certifies
+from pyg_trust.certificates.confidence import clopper_pearson, look_level
+from pyg_trust.certificates.flip_bits import KINDS, BitFlips, check_graph
 from pyg_trust.certificates.runs import Run
 from pyg_trust.certificates.sampling import (
     Pipeline,
     check_uncached,
     evaluating,
 )
-from pyg_trust.certificates.votes import SmoothedCertificate
-from pyg_trust.distributed import check_same, from_first
-from pyg_trust.functional.confidence import clopper_pearson, look_level
-from pyg_trust.functional.smoothing import (
+from pyg_trust.certificates.smoothing import (
     check_radius,
     min_probability,
     regions_at,
 )
+from pyg_trust.certificates.votes import SmoothedCertificate
+from pyg_trust.distributed import check_same, from_first
 from pyg_trust.nn.ppnp import PPNP, FeaturePropagation, LabelPropagation
 from pyg_trust.report import fingerprint_data, fingerprint_model, provenance
-from pyg_trust.transforms.flip_bits import KINDS, BitFlips, check_graph
 
 PER = ('all', 'node')
 CLASSES = ('all', 'one')
@@ -90,7 +90,7 @@ def certify_smoothed(
     the class; :obj:`num_samples` *fresh* ones bound its probability from
     below, and those of all others from above (Clopper and Pearson). What
     follows for changed inputs is exact over all classifiers
-    (:mod:`pyg_trust.functional.smoothing`).
+    (:mod:`pyg_trust.certificates.smoothing`).
 
     With :math:`\alpha = 1 -` confidence, over the number of targets for
     :obj:`per` ``'all'``: the class's bound has level :math:`\alpha / 2`,

@@ -14,7 +14,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.functional.perturbations import Perturbations, check_budgets
+from pyg_trust.certificates.perturbations import Perturbations, check_budgets
 from pyg_trust.graph import CSRGraph
 
 SCENARIOS = ('removals', 'additions', 'both')

@@ -9,20 +9,20 @@ from torch import Tensor
 
 from pyg_trust._checks import check_choice, check_integer, check_tensor
 from pyg_trust._checks.identity import SpeaksOf
-from pyg_trust.functional.confidence import answering_probability
-from pyg_trust.functional.smoothing import (
+from pyg_trust.certificates.confidence import answering_probability
+from pyg_trust.certificates.flip_bits import KINDS, BitFlips
+from pyg_trust.certificates.smoothing import (
     FlipRegions,
     certified,
     check_radius,
     regions_at,
     worst_case_probability,
 )
-from pyg_trust.functional.voting import tallies
-from pyg_trust.kernel.sentences import SEEDED_COPIES
+from pyg_trust.certificates.voting import tallies
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
-from pyg_trust.transforms.flip_bits import KINDS, BitFlips
+from pyg_trust.verify.sentences import SEEDED_COPIES
 
 _SHOWN = (1, 2, 5, 10)
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from pyg_trust._checks import check_instance, validated
-from pyg_trust.kernel import proofs
+from pyg_trust.verify import proofs
 
 # A larger witness is left out of a certificate.
 MOST_BYTES = 64 * 2**20
@@ -23,7 +23,7 @@ class Witness:
     the witness with a removal.
 
     Args:
-        arrays (dict): the arrays that :func:`pyg_trust.kernel.proofs.prove`
+        arrays (dict): the arrays that :func:`pyg_trust.verify.proofs.prove`
             takes.
     """
 
@@ -56,7 +56,7 @@ class Witness:
         """Prove which targets are robust (1) or broken (-1).
 
         Nothing is solved, and nothing of what found the certificate is used
-        (:mod:`pyg_trust.kernel.proofs`). 0 marks the others.
+        (:mod:`pyg_trust.verify.proofs`). 0 marks the others.
 
         Args:
             most (float): an approximate limit on how many numbers are read.
@@ -125,7 +125,7 @@ class Proved:
         """Prove the certificate again from its witness.
 
         Nothing is solved, and nothing is used of the code that found the
-        certificate: the kernel (``pyg_trust.kernel``) proves each number
+        certificate: the kernel (``pyg_trust.verify``) proves each number
         in integers that round outwards.
 
         Args:

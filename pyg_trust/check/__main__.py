@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..kernel.claims import visible
+from ..verify.claims import visible
 from .answers import FAILS, HOLDS, Finding
 from .checker import check_report
 

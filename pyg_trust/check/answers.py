@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..kernel.claims import (
+from ..verify.claims import (
     MOST_PROMISES,
     count,
     digest,

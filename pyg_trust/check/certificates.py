@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel import collective, ranks
-from ..kernel.claims import amount, count
-from ..kernel.proofs import BROKEN, MOST, ROBUST, differences, prove
-from ..kernel.votes import (
+from ..verify import collective, ranks
+from ..verify.claims import amount, count
+from ..verify.proofs import BROKEN, MOST, ROBUST, differences, prove
+from ..verify.votes import (
     Answers,
     bounds,
     level,

@@ -7,7 +7,7 @@
 says in one line each what holds, what does not, what is not proved and what
 could not be checked. Nothing is taken from the run that made the report,
 except the files that are handed in, and neither torch nor a compiled library
-is needed: what decides is :mod:`pyg_trust.kernel`.
+is needed: what decides is :mod:`pyg_trust.verify`.
 
 A file that contradicts itself or another one is found out. Whoever can write
 all of them can make them agree: what has to be believed then is the copy of
@@ -21,13 +21,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..kernel import chain, proofs
-from ..kernel.accounting import judge_mu
-from ..kernel.arrays import read_arrays
-from ..kernel.claims import PROMISES, amount, claim, number, read_json, same
-from ..kernel.fields import contradictions
-from ..kernel.removal import RESIDUAL, remaining
-from ..kernel.sentences import SEEDED, words
+from ..verify import chain, proofs
+from ..verify.accounting import judge_mu
+from ..verify.arrays import read_arrays
+from ..verify.claims import PROMISES, amount, claim, number, read_json, same
+from ..verify.fields import contradictions
+from ..verify.removal import RESIDUAL, remaining
+from ..verify.sentences import SEEDED, words
 from . import removals
 from .answers import (
     FAILS,

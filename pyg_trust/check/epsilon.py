@@ -6,10 +6,10 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from ..kernel.accounting import judge, judge_mu
-from ..kernel.claims import amount, count, number
-from ..kernel.fields import AWAY
-from ..kernel.groups import judge_group
+from ..verify.accounting import judge, judge_mu
+from ..verify.claims import amount, count, number
+from ..verify.fields import AWAY
+from ..verify.groups import judge_group
 from .answers import HOLDS, UNPROVED, Checks, Stated, arguments
 
 Lines = list[tuple[float, float, int]]

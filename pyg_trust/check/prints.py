@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel.arrays import fingerprint, named
+from ..verify.arrays import fingerprint, named
 from .tensors import Sparse, Tensor
 
 # The kinds of items that a request removes from a graph.

@@ -8,11 +8,11 @@ is checked; and the bound itself where somebody hands in both.
 import math
 from typing import Any
 
-from ..kernel import removal as kernel
-from ..kernel.accounting import judge_mu
-from ..kernel.chain import Chain
-from ..kernel.claims import amount, count, number, same
-from ..kernel.fields import ROWS
+from ..verify import removal as kernel
+from ..verify.accounting import judge_mu
+from ..verify.chain import Chain
+from ..verify.claims import amount, count, number, same
+from ..verify.fields import ROWS
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated, requests
 from .epsilon import together
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernel.arrays import Tensor
+from ..verify.arrays import Tensor
 from .answers import WRONG
 
 # Bytes of an element, by the name of the storage and of the type.

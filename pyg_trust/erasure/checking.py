@@ -17,9 +17,9 @@ from pyg_trust.check.answers import (
 )
 from pyg_trust.erasure import fields
 from pyg_trust.erasure.reports import ErasureReport
-from pyg_trust.kernel import chain
-from pyg_trust.kernel.accounting import judge_mu
-from pyg_trust.kernel.claims import amount, number, read_json
+from pyg_trust.verify import chain
+from pyg_trust.verify.accounting import judge_mu
+from pyg_trust.verify.claims import amount, number, read_json
 
 #: Modes of tasks that no line of a ledger stands for.
 STATED = ('not in it', 'removed before', 'by its owner')

@@ -140,7 +140,7 @@ def packed(state: Any) -> bytes:
         state (Any): tensors, and lists, tuples and dictionaries of them and
             of numbers, texts, booleans and :obj:`None`.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = _Parts()
     text = json.dumps(_plain(state, tensors)).encode()
     tensors[_PLAIN] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     about = {'crc32': str(zlib.crc32(text))}
@@ -195,7 +195,24 @@ def peek(path: str | Path) -> Any:
         return load(path)
 
 
-def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
+class _Parts(dict[str, Tensor]):
+    # Tensors by name; safetensors takes none that share memory.
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: set[int] = set()
+
+    def take(self, value: Tensor) -> dict[str, Any]:
+        flat = value.detach().cpu().contiguous()
+        place = flat.untyped_storage().data_ptr()
+        if place in self._places:
+            flat = flat.clone()
+        self._places.add(place)
+        name = str(len(self))
+        self[name] = flat
+        return {'tensor': name, 'is': _about(flat)}
+
+
+def _plain(value: Any, tensors: _Parts) -> Any:
     # JSON for a value; its tensors go into a dictionary.
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -209,11 +226,7 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
                 "'state' needs to hold dense or CSR tensors (got a "
                 f'{value.layout} tensor on {value.device})'
             )
-        flat = value.detach().cpu().contiguous().clone()
-        name = str(len(tensors))
-        tensors[name] = flat
-        shape = list(flat.shape)
-        return {'tensor': name, 'is': [str(flat.dtype), shape, _sum(flat)]}
+        return tensors.take(value)
     if isinstance(value, list | tuple):
         kind = 'list' if isinstance(value, list) else 'tuple'
         return {kind: [_plain(each, tensors) for each in value]}
@@ -258,10 +271,12 @@ def _read(node: Any, held: Any, size: int) -> Any:
         )
     # Not a view of the mapped file.
     made = held.get_tensor(node['tensor']).clone()
-    if [str(made.dtype), list(made.shape), _sum(made)] != node['is']:
+    if _about(made) != node['is']:
         raise ValueError(f'the checksum of entry {node["tensor"]} is another')
     return made
 
 
-def _sum(flat: Tensor) -> int:
-    return zlib.crc32(flat.reshape(-1).view(torch.uint8).numpy().data)
+def _about(made: Tensor) -> list[Any]:
+    # The dtype, the shape, and a checksum.
+    content = made.reshape(-1).view(torch.uint8).numpy()
+    return [str(made.dtype), list(made.shape), zlib.crc32(content.data)]

@@ -10,7 +10,6 @@ from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, validated
-from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
 from pyg_trust.graph._marks import check_rows
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import (
@@ -21,6 +20,7 @@ from pyg_trust.loader.step_batches import (
 )
 from pyg_trust.loader.whole_units import WholeUnitLoader, of_persons
 from pyg_trust.sampler import DisjointWalkSampler
+from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs
 from pyg_trust.unit import PrivacyUnit
 
 # The relation of persons.
@@ -88,7 +88,7 @@ class DisjointWalkLoader(WholeUnitLoader):
     subgraphs by a coin of its own, with the same public rate :math:`q`;
     :math:`m` is then the expected number, by which sums are divided, and a
     batch may have any size, also none. That costs less
-    (:mod:`pyg_trust.functional.poisson`): about half of :math:`\epsilon` at
+    (:mod:`pyg_trust.privacy.poisson`): about half of :math:`\epsilon` at
     rates up to .05, a few percent at large ones
     (:func:`pyg_trust.privacy.propose` compares both). Without
     replacement, batches have one size.
@@ -100,7 +100,7 @@ class DisjointWalkLoader(WholeUnitLoader):
     is another one for each partition, and :meth:`sample_rate_at` tells that of
     a step. Neither partitions nor batches depend on features or labels, as
     long as the graph and :obj:`input_nodes` do not; see
-    :func:`pyg_trust.functional.disjoint_walks`. Privacy needs the choice of
+    :func:`pyg_trust.sampler.disjoint_walks`. Privacy needs the choice of
     batches to stay secret. A :class:`~pyg_trust.privacy.PrivacyEngine` draws
     them from the operating system, with any seed here; keep ``n_id`` and
     ``input_id`` of its batches to yourself. Batches of the loader alone are
@@ -173,9 +173,9 @@ class DisjointWalkLoader(WholeUnitLoader):
             otherwise.
         ValueError: if :obj:`batch_size` is more than :math:`M` (with
             :obj:`resample_every`, than the least it can be,
-            :func:`pyg_trust.functional.walks.min_subgraphs`), if
+            :func:`pyg_trust.sampler.walks.min_subgraphs`), if
             :obj:`walk_length` is not 0 with a :obj:`unit`, and as
-            :func:`pyg_trust.functional.disjoint_walks` and
+            :func:`pyg_trust.sampler.disjoint_walks` and
             :meth:`PrivacyUnit.table <pyg_trust.unit.PrivacyUnit.table>`.
     """
 

@@ -12,15 +12,16 @@ from torch_geometric.data import TemporalData
 from pyg_trust._checks import (
     check_choice,
     check_instance,
-    check_nodes,
     check_positive,
     check_tensor,
 )
+from pyg_trust._checks.graphs import plain_index
 from pyg_trust._checks.states import check_state, reading
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import NodeIds, Nodes, RemovalRequest
 from pyg_trust.update import Update
 
 _NEEDED = 'src', 'dst', 't', 'removed'
+MOST = 2**63 - 1
 _TIMES = torch.int64, torch.float32, torch.float64
 
 
@@ -37,7 +38,9 @@ class EdgeStream:
     :math:`w` it is there at time :math:`T`, that of the last event of a
     batch, if one of its events has :math:`T - w < t \le T`; without one it
     stays. An event with ``removed`` set, a bool attribute of the batch, takes
-    the edge away, if it is still there. Iterating again goes on where the last
+    the edge away, if it is still there. Updates leave out edges that went with
+    a node that was removed from the graph; :meth:`forget` tells the stream
+    that it did. Iterating again goes on where the last
     iteration ended.
 
     Args:
@@ -89,7 +92,8 @@ class EdgeStream:
         self._gone: set[int] = set()
         self._now = -math.inf
         if start is not None:
-            check_tensor('start', start, torch.int64, (2, 'k'))
+            start = plain_index('start', start)
+            NodeIds().rows_of('start', start.reshape(-1), MOST)
             ends = start.t().tolist()
             self._last = {self._pair(u, v): None for u, v in ends}
 
@@ -98,13 +102,13 @@ class EdgeStream:
             check_instance('loader', batch, TemporalData)
             yield self._update(batch)
 
-    def forget(self, nodes: Tensor) -> None:
+    def forget(self, nodes: Nodes) -> None:
         """Drop all that is known of nodes that were removed from the graph.
 
         Args:
-            nodes (Tensor): int64 indices.
+            nodes (list[int] or Tensor): the ids of the nodes.
         """
-        nodes = check_nodes('nodes', nodes, 2**31)
+        nodes = NodeIds().rows_of('nodes', nodes, MOST)
         self._gone |= {*nodes.tolist()}
         self._last = {
             pair: t
@@ -186,7 +190,13 @@ class EdgeStream:
         if went:
             remove = RemovalRequest(edges=went, directed=self.directed)
         edges = torch.tensor(came, dtype=torch.int64).view(-1, 2).t()
-        return Update(edges=edges, remove=remove, directed=self.directed)
+        # An edge may have gone with a node.
+        return Update(
+            edges=edges,
+            remove=remove,
+            directed=self.directed,
+            missing='skip',
+        )
 
     def _expire(self, was: dict[tuple[int, int], bool]) -> None:
         if self.window is None:
@@ -209,14 +219,11 @@ class EdgeStream:
             )
         held: Any = [getattr(batch, name, None) for name in _NEEDED]
         src, dst, t, away = held
-        check_tensor('src', src, torch.int64, ('k',))
+        src, dst = plain_index('src', src, 1), plain_index('dst', dst, 1)
         check_tensor('dst', dst, torch.int64, (src.numel(),))
         check_tensor('t', t, _TIMES, (src.numel(),), finite=True)
         for name, ends in (('src', src), ('dst', dst)):
-            if ends.numel() and int(ends.min()) < 0:
-                raise ValueError(
-                    f"'{name}' needs names from 0 on (got {int(ends.min())})"
-                )
+            NodeIds().rows_of(name, ends, MOST)
         if away is None:
             away = torch.zeros_like(src, dtype=torch.bool)
         check_tensor('removed', away, torch.bool, (src.numel(),))

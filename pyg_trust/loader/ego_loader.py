@@ -8,7 +8,6 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, Natural, validated
-from pyg_trust.functional.mechanisms import fdp_terms
 from pyg_trust.graph._marks import check_rows
 from pyg_trust.loader.step_batches import (
     POISSON,
@@ -17,6 +16,7 @@ from pyg_trust.loader.step_batches import (
     StepBatches,
     StepLoader,
 )
+from pyg_trust.privacy.mechanisms import fdp_terms
 from pyg_trust.sampler.ego_sampler import EgoSampler
 
 

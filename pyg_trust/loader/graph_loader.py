@@ -13,37 +13,6 @@ from pyg_trust.loader.step_batches import WITHOUT_REPLACEMENT, Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits
 
 
-def _side_by_side(graphs: list[Data], ptr: Tensor) -> dict[str, Any] | None:
-    # Build PyG's Batch in a fifth of its time. Return None for graphs with
-    # collation rules of their own, or with more than tensors with rows.
-    rows = [graph.to_dict() for graph in graphs]
-    names = rows[0].keys()
-    if (
-        any(type(graph) is not Data for graph in graphs)
-        or any(row.keys() != names for row in rows)
-        or any('batch' in name or name == 'ptr' for name in names)
-    ):
-        return None
-    out = {}
-    for name in names:
-        moves = 'index' in name or name == 'face'
-        values = [row[name] for row in rows]
-        for value in values:
-            if (
-                type(value) is not Tensor
-                or value.dim() == 0
-                or value.layout != torch.strided
-                or (moves and value.dtype != torch.int64)
-            ):
-                return None
-        out[name] = torch.cat(values, -1 if moves else 0)
-        if moves:
-            counts = torch.tensor([value.size(-1) for value in values])
-            out[name] += ptr[:-1].repeat_interleave(counts)
-    out['batch'] = torch.arange(len(rows)).repeat_interleave(ptr.diff())
-    return {**out, 'ptr': ptr}
-
-
 @validated
 class GraphLoader(DrawnUnits):
     r"""Loads batches of whole graphs, for private graph classification.
@@ -75,13 +44,15 @@ class GraphLoader(DrawnUnits):
     :obj:`batch_size`. Neighbours ``relation='replace'`` have one graph
     exchanged, :math:`q = m / M`. With ``relation='add_remove'`` they have one
     more or less; then the sum moves by :math:`C` alone, and the account is
-    that of :func:`pyg_trust.functional.poisson_epsilon` with the form
+    that of :func:`pyg_trust.privacy.poisson_epsilon` with the form
     'withdraw'. The number of graphs is private there, so that neither
     the rate nor the divisor may be made of it: hand in a public
     :obj:`sample_rate` beside :obj:`batch_size`.
 
-    A batch looks like one of :class:`torch_geometric.loader.DataLoader`:
-    nodes graph by graph, ``batch``, ``ptr``, labels with a row per graph;
+    A batch is a :class:`~torch_geometric.data.Batch`, as of PyG's
+    ``DataLoader``: nodes graph by graph, ``batch``, ``ptr``, ``num_graphs``,
+    labels with a row per graph. A dataset's ``transform=`` is called at every
+    access;
     ``input_id`` tells which graphs they are, ``n_id`` numbers the nodes of
     all graphs, and ``batch_size`` is :math:`m`. In private training rows of
     nodes and edges are for the model alone: until ``backward()`` the batch
@@ -97,7 +68,8 @@ class GraphLoader(DrawnUnits):
 
     Args:
         data (sequence of Data): the graphs, on the CPU, each with a node and
-            an ``edge_index``. They are not to be changed afterwards.
+            an ``edge_index``, such as a list or a PyG dataset. They are not to
+            be changed afterwards, and keep their numbers of nodes.
         batch_size (int): :math:`m`, which is constant, or, by coins, the
             public number by which sums are divided: the expected one, or what
             is thought to be near it.
@@ -111,6 +83,10 @@ class GraphLoader(DrawnUnits):
         sample_rate (float, optional): :math:`q`, for
             ``relation='add_remove'``. (default: :obj:`None`)
         seed (int, optional): the seed. (default: :obj:`None`)
+        follow_batch (sequence of str, optional): as of PyG's ``DataLoader``:
+            attributes that get a batch vector. (default: :obj:`None`)
+        exclude_keys (sequence of str, optional): as of PyG's ``DataLoader``:
+            attributes that are left out. (default: :obj:`None`)
         **kwargs (optional): more arguments of :class:`NodeLoader`, such as
             :obj:`transform` or :obj:`num_workers`; none that choose batches.
 
@@ -132,6 +108,8 @@ class GraphLoader(DrawnUnits):
         relation: Annotated[str, OneOf(RELATIONS)] = 'replace',
         sample_rate: Rate | None = None,
         seed: int | None = None,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         self._set_law(sampling, relation, sample_rate)
@@ -140,8 +118,9 @@ class GraphLoader(DrawnUnits):
                 "'data' needs to be a sequence of torch_geometric.data.Data "
                 f'(got {type(data).__name__})'
             )
-        self.graphs = [data[i] for i in range(len(data))]
-        for number, graph in enumerate(self.graphs):
+        sizes = []
+        for number in range(len(data)):
+            graph = data[number]
             check_instance(f'data[{number}]', graph, Data)
             edges = graph.get('edge_index')
             if not isinstance(edges, Tensor) or not graph.num_nodes:
@@ -149,12 +128,19 @@ class GraphLoader(DrawnUnits):
                     f"'data' needs to hold graphs with nodes and an "
                     f"'edge_index' (not so graph {number})"
                 )
-        count = len(self.graphs)
+            sizes.append(int(graph.num_nodes))
+        # Read again at every access, as a dataset may have a transform.
+        self.graphs = data
+        self._keys = {
+            'follow_batch': follow_batch,
+            'exclude_keys': exclude_keys,
+        }
+        count = len(sizes)
         if count == 0:
             raise ValueError("'data' needs to hold a graph (got none)")
-        sizes = torch.tensor([int(g.num_nodes or 0) for g in self.graphs])
-        self._first = pointer(sizes)
-        self._unit = torch.arange(count).repeat_interleave(sizes)
+        each = torch.tensor(sizes)
+        self._first = pointer(each)
+        self._unit = torch.arange(count).repeat_interleave(each)
         self._open(count, batch_size, num_steps, seed, kwargs)
 
     def public(self) -> tuple[Any, ...]:
@@ -164,7 +150,7 @@ class GraphLoader(DrawnUnits):
         names = sorted(n for n, value in first if isinstance(value, Tensor))
         if self._rate is not None:
             return (repr(names),)
-        return len(self.graphs), repr(names)
+        return len(self._first) - 1, repr(names)
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions and limits of a guarantee in one graph."""
@@ -200,22 +186,24 @@ class GraphLoader(DrawnUnits):
         if index.numel() == 0:
             return self._finish(self._empty())
         graphs = [self.graphs[i] for i in index.tolist()]
+        out = Batch.from_data_list(graphs, **self._keys)
         sizes = self._first[index + 1] - self._first[index]
-        whole = _side_by_side(graphs, pointer(sizes))
-        if whole is None:
-            whole = Batch.from_data_list(graphs).to_dict()
-        out = Data.from_dict(whole)
-        offset = self._first[index] - out.ptr[:-1]
-        out.n_id = torch.arange(int(out.ptr[-1]))
+        if not torch.equal(out.ptr.diff(), sizes):
+            raise ValueError(
+                "'data' needs graphs that have as many nodes at every access "
+                'as at the first: call a transform that changes their number '
+                'before, as pre_transform= of the dataset'
+            )
+        out.n_id = torch.arange(int(sizes.sum()))
         out.num_nodes = out.n_id.numel()
-        out.n_id += offset.repeat_interleave(sizes)
+        out.n_id += (self._first[index] - out.ptr[:-1])[out.batch]
         out.input_id = index
         out.batch_size = index.numel()
         return self._finish(out)
 
-    def _empty(self) -> Data:
+    def _empty(self) -> Batch:
         # A batch of one graph, without its rows.
-        out = Data.from_dict(Batch.from_data_list(self.graphs[:1]).to_dict())
+        out = Batch.from_data_list([self.graphs[0]], **self._keys)
         index = torch.arange(0)
         for name, value in out.to_dict().items():
             if isinstance(value, Tensor) and value.dim():
@@ -224,12 +212,12 @@ class GraphLoader(DrawnUnits):
             elif isinstance(value, list):
                 out[name] = []
         out.ptr, out.input_id, out.n_id = torch.zeros(1).long(), index, index
-        out.num_nodes = out.batch_size = 0
+        out.num_nodes = out.batch_size = out._num_graphs = 0
         return out
 
     def features(self) -> Iterator[tuple[str, Any]]:
         """Yield the features of all graphs' nodes."""
-        rows = [graph.get('x') for graph in self.graphs]
+        rows = [self.graphs[i].get('x') for i in range(len(self._first) - 1)]
         if all(isinstance(x, Tensor) for x in rows):
             yield 'x', torch.cat([x[:, :64] for x in rows if x.dim() == 2])
 

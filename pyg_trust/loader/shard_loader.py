@@ -9,12 +9,12 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, check_dtype, validated
-from pyg_trust.functional.partition import (
+from pyg_trust.graph.ragged import pointer
+from pyg_trust.unlearning.partition import (
     check_edges,
     check_partition,
     shard_sizes,
 )
-from pyg_trust.graph.ragged import pointer
 
 _OWN = ('collate_fn', 'generator', 'dataset')
 

@@ -20,19 +20,15 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.functional.claims import Ownership, expand
-from pyg_trust.functional.walks import (
-    DisjointWalks,
-    min_subgraphs,
-    root_index,
-)
 from pyg_trust.graph._marks import marked
-from pyg_trust.kernel.fields import CONTENTS
+from pyg_trust.loader.claims import Ownership, expand
 from pyg_trust.loader.schema import Schema
 from pyg_trust.loader.step_batches import Sampling
 from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits, of_persons
 from pyg_trust.sampler import DisjointWalkSampler
+from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs, root_index
 from pyg_trust.unit import EdgeType, PrivacyUnit
+from pyg_trust.verify.fields import CONTENTS
 
 #: The name of these units in reports; of walks between persons, the others.
 PERSONS = 'persons, with all they own'
@@ -63,7 +59,7 @@ class UnitLoader(DrawnUnits):
     **Persons who read each other.** With ``relation='contents'``, a subgraph
     is of a *claim*, some persons on walks from one of them over
     :meth:`PrivacyUnit.pairs <pyg_trust.unit.PrivacyUnit.pairs>`
-    (:func:`pyg_trust.functional.disjoint_walks`): those who share a row, or an
+    (:func:`pyg_trust.sampler.disjoint_walks`): those who share a row, or an
     edge of the types :obj:`along`. It has all rows and edges whose owners are
     all in the claim, joint ones, too. Each person is in one claim at most, so
     one person's contents change one clipped gradient, by at most :math:`2C`.

@@ -22,9 +22,9 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.functional.measures import Measure, appnp, sgc
-from pyg_trust.functional.propagation import propagate_rows
-from pyg_trust.functional.propagation_checks import How
+from pyg_trust.agp.checks import How
+from pyg_trust.agp.measures import Measure, appnp, sgc
+from pyg_trust.agp.propagation import propagate_rows
 from pyg_trust.graph import CSRGraph, LastGraph
 
 
@@ -158,7 +158,7 @@ class SGConv(_Propagation, pyg.SGConv):
     <https://arxiv.org/abs/1902.07153>`_, Wu et al. 2019), a drop-in for
     :class:`torch_geometric.nn.SGConv` on undirected graphs. For :obj:`eps=0`
     the two agree; otherwise the propagated features are the unbiased estimate
-    of :func:`pyg_trust.functional.propagate`, and so are the gradients with
+    of :func:`pyg_trust.agp.propagate`, and so are the gradients with
     respect to the features.
 
     With edge weights, and while an explainer masks edges, the messages are
@@ -180,9 +180,9 @@ class SGConv(_Propagation, pyg.SGConv):
         seed (int, optional): the seed of every forward pass; by default each
             draws its own from torch's default generator.
         half (bool): whether levels are kept in float16, as in
-            :func:`pyg_trust.functional.propagate`. (default: :obj:`False`)
+            :func:`pyg_trust.agp.propagate`. (default: :obj:`False`)
         tol (float): the certain error that fewer levels may cost, as in
-            :func:`pyg_trust.functional.propagate`; a single power saves few.
+            :func:`pyg_trust.agp.propagate`; a single power saves few.
             (default: :obj:`0.0`)
         **kwargs (optional): additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
@@ -197,7 +197,7 @@ class SGConv(_Propagation, pyg.SGConv):
         - **output:** ``[num_nodes, out_channels]``.
 
     Raises:
-        TypeError, ValueError: as :func:`pyg_trust.functional.propagate` and
+        TypeError, ValueError: as :func:`pyg_trust.agp.propagate` and
             :meth:`CSRGraph.convert <pyg_trust.graph.CSRGraph.convert>`, and on
             edge weights where :obj:`eps`, :obj:`half` or :obj:`tol` is set.
 
@@ -294,7 +294,7 @@ class APPNP(_Propagation, pyg.APPNP):
     (`"Predict then Propagate" <https://arxiv.org/abs/1810.05997>`_, Gasteiger
     et al. 2019), a drop-in for :class:`torch_geometric.nn.APPNP` on undirected
     graphs. For :obj:`eps=0` the two agree; otherwise values and gradients are
-    the unbiased estimates of :func:`pyg_trust.functional.propagate`.
+    the unbiased estimates of :func:`pyg_trust.agp.propagate`.
 
     With edge weights, :obj:`normalize=False`, :obj:`dropout` in training, and
     while an explainer masks edges, the messages are PyG's own: exact, as fast

@@ -19,12 +19,12 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._progress import Bar
-from pyg_trust.functional.partition import (
+from pyg_trust.unlearning.partition import (
     PARTITIONS,
     check_edges,
     shard_limits,
 )
-from pyg_trust.functional.partition_methods import (
+from pyg_trust.unlearning.partition_methods import (
     partition_losses,
     round_partition,
 )
@@ -120,11 +120,11 @@ def learned_partition(
         L_{\text{struct}} + \lambda_{\text{time}} L_{\text{time}} +
         \lambda_{\text{sem}} L_{\text{sem}}
 
-    of :func:`pyg_trust.functional.partition_methods.partition_losses`, with
+    of :func:`pyg_trust.unlearning.partition_methods.partition_losses`, with
     the right sign of the entropy, by AdamW, until the loss has not fallen by
     :obj:`tol` of itself for :obj:`patience` epochs. (After the 10 to 30 epochs
     at a rate of 0.001 that the paper names, :math:`P` is still uniform.) Then
-    :func:`~pyg_trust.functional.partition_methods.round_partition` makes
+    :func:`~pyg_trust.unlearning.partition_methods.round_partition` makes
     shards of it: argmax leaves shards empty.
 
     It sees the training graph and training labels only. Pass nothing else.
@@ -146,7 +146,7 @@ def learned_partition(
         patience (int): as above. (default: :obj:`30`)
         tol (float): as above. (default: :obj:`1e-3`)
         slack (float): as in
-            :func:`pyg_trust.functional.partition.shard_limits`.
+            :func:`pyg_trust.unlearning.partition.shard_limits`.
             (default: :obj:`0.1`)
         seed (int, optional): the seed. (default: :obj:`None`)
         progress_bar (bool, optional): by default in terminals, after 2 s.
@@ -156,7 +156,7 @@ def learned_partition(
 
     Raises:
         TypeError, ValueError: as
-            :func:`pyg_trust.functional.partition.shard_limits`; if a node has
+            :func:`pyg_trust.unlearning.partition.shard_limits`; if a node has
             no label.
     """
     _check_graph(x, edge_index, y)

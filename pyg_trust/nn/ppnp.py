@@ -35,10 +35,10 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust.functional.diffusion import check_alpha, diffuse
-from pyg_trust.functional.measures import sgc
-from pyg_trust.functional.propagation import propagate_rows
-from pyg_trust.functional.propagation_checks import How
+from pyg_trust.agp.checks import How
+from pyg_trust.agp.measures import sgc
+from pyg_trust.agp.propagation import propagate_rows
+from pyg_trust.certificates.diffusion import check_alpha, diffuse
 from pyg_trust.graph import CSRGraph
 
 

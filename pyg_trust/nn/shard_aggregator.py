@@ -28,10 +28,10 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._progress import Bar
-from pyg_trust.functional import aggregate
-from pyg_trust.functional.partition import check_edges
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.registries import Registry
+from pyg_trust.unlearning import aggregate
+from pyg_trust.unlearning.partition import check_edges
 
 #: Factories of :class:`ShardAggregator`, by name.
 AGGREGATORS: Registry[Callable[..., 'ShardAggregator']] = Registry(
@@ -125,7 +125,7 @@ class ShardAggregator(torch.nn.Module):
 class MeanAggregator(ShardAggregator):
     """Mean of probabilities, as in SISA.
 
-    See :func:`pyg_trust.functional.aggregate.mean_probability`.
+    See :func:`pyg_trust.unlearning.aggregate.mean_probability`.
     """
 
     def forward(self, outputs: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class MeanAggregator(ShardAggregator):
 class MajorityAggregator(ShardAggregator):
     """Majority of votes, as in SISA.
 
-    See :func:`pyg_trust.functional.majority_vote`, for ties too.
+    See :func:`pyg_trust.unlearning.majority_vote`, for ties too.
     """
 
     def forward(self, outputs: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class LBAggregator(ShardAggregator):
     (`"Graph Unlearning" <https://arxiv.org/abs/2103.14991>`_, Chen et al.
     2022) by Adam, with :math:`a` projected onto these constraints after every
     step, and keeps the best epoch. See
-    :func:`pyg_trust.functional.aggregate.weighted_log_probability` for what is
+    :func:`pyg_trust.unlearning.aggregate.weighted_log_probability` for what is
     wrong in the public code.
 
     Args:
@@ -257,8 +257,8 @@ class AttentiveAggregator(ShardAggregator):
         L = \mathrm{CE} + \lambda_c L_{\text{contra}} + \lambda_r
         L_{\text{recon}}
 
-    of :func:`pyg_trust.functional.aggregate.info_nce` and
-    :func:`pyg_trust.functional.aggregate.reconstruction_loss`, both with the
+    of :func:`pyg_trust.unlearning.aggregate.info_nce` and
+    :func:`pyg_trust.unlearning.aggregate.reconstruction_loss`, both with the
     signs that the paper's text asks for. A node's local view deactivates each
     sub-model with probability one half, and at least one stays; the other node
     :math:`v` is another one of the batch; :math:`v^+` is a neighbour in

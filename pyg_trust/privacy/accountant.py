@@ -28,12 +28,12 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.states import check_state
-from pyg_trust.functional.accounting import (
+from pyg_trust.privacy.accounting import (
     last_that_fits,
     least_noise,
     wor_epsilon,
 )
-from pyg_trust.functional.mechanisms import (
+from pyg_trust.privacy.mechanisms import (
     check_delta,
     check_orders,
     check_q,
@@ -41,7 +41,7 @@ from pyg_trust.functional.mechanisms import (
     rdp_wor,
     rdp_wor_profile,
 )
-from pyg_trust.functional.poisson import (
+from pyg_trust.privacy.poisson import (
     FORMS,
     check_multiplier,
     poisson_epsilon,
@@ -75,7 +75,9 @@ def _check_accountant(name: str, entry: Any) -> None:
 
 #: The classes of accountants, by what reports call them.
 ACCOUNTANTS: Registry[type['Accountant']] = Registry(
-    'accountant', _check_accountant
+    'accountant',
+    _check_accountant,
+    homes=('privacy.accountant', 'privacy.ego_accounts'),
 )
 
 
@@ -195,8 +197,8 @@ class Accountant(IAccountant):
         r"""Compute Rényi DP of everything so far, at each order.
 
         Of a step that draws without replacement it is the least of
-        :func:`~pyg_trust.functional.mechanisms.rdp_wor` and
-        :func:`~pyg_trust.functional.mechanisms.rdp_wor_profile`; of a release
+        :func:`~pyg_trust.privacy.mechanisms.rdp_wor` and
+        :func:`~pyg_trust.privacy.mechanisms.rdp_wor_profile`; of a release
         that is
         :math:`\epsilon`-DP, :math:`\min(\epsilon, a \epsilon^2 / 2)` (`Bun and
         Steinke 2016, Proposition 3.3 <https://arxiv.org/abs/1605.02065>`_).
@@ -266,7 +268,7 @@ class Accountant(IAccountant):
         r"""Return a noise multiplier that keeps steps within a budget.
 
         Never above :obj:`epsilon`, and within one percent of it (see
-        :func:`pyg_trust.functional.accounting.calibrate_wor`). Releases by
+        :func:`pyg_trust.privacy.accounting.calibrate_wor`). Releases by
         :meth:`spend_pure` are subtracted, earlier steps are not.
 
         Args:
@@ -361,7 +363,7 @@ class WORAccountant(Accountant):
     r"""Accountant of steps that draw subgraphs without replacement.
 
     The relation and the assumptions are those of
-    :mod:`pyg_trust.functional.mechanisms`: one row of the features is
+    :mod:`pyg_trust.privacy.mechanisms`: one row of the features is
     replaced; a constant number :math:`m` of :math:`M` node-disjoint subgraphs
     is drawn uniformly without replacement, afresh in every step; gradients
     are clipped per subgraph. An epoch's shuffle and Poisson sampling are
@@ -380,7 +382,7 @@ class WORAccountant(Accountant):
     _method: str
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.functional.wor_epsilon`."""
+        """Compute epsilon by :func:`pyg_trust.privacy.wor_epsilon`."""
         return wor_epsilon(history, delta, self._method)
 
     def _rdp_of_step(
@@ -394,7 +396,7 @@ class WORAccountant(Accountant):
 class PLDAccountant(WORAccountant):
     """Accountant by privacy loss distributions: tighter, the default.
 
-    See :func:`pyg_trust.functional.accounting.wor_epsilon_pld`.
+    See :func:`pyg_trust.privacy.accounting.wor_epsilon_pld`.
     """
 
     _method = 'pld_wor'
@@ -404,7 +406,7 @@ class PLDAccountant(WORAccountant):
 class RDPAccountant(WORAccountant):
     """Accountant by Rényi DP, as in Ayle et al. 2023.
 
-    See :func:`pyg_trust.functional.accounting.wor_epsilon_rdp`.
+    See :func:`pyg_trust.privacy.accounting.wor_epsilon_rdp`.
     """
 
     _method = 'rdp_wor'
@@ -415,14 +417,14 @@ class RDPAccountant(WORAccountant):
 class PoissonAccountant(Accountant):
     r"""Accountant of Poisson sampling: each unit is drawn independently.
 
-    By the pairs of :mod:`pyg_trust.functional.poisson`, which are exact. As
+    By the pairs of :mod:`pyg_trust.privacy.poisson`, which are exact. As
     everywhere, :obj:`noise_multiplier` is Opacus' :math:`\sigma / C`, used as
     it is: the pair knows whether neighbours move the sum by :math:`C` or
     :math:`2C`.
 
     Args:
         form (str): :obj:`'replace'` or :obj:`'withdraw'`, see
-            :func:`pyg_trust.functional.poisson.poisson_profile`. (default:
+            :func:`pyg_trust.privacy.poisson.poisson_profile`. (default:
             :obj:`'replace'`)
 
     Example:
@@ -440,7 +442,7 @@ class PoissonAccountant(Accountant):
         self.form = form
 
     def epsilon_of(self, history: History, delta: float) -> float:
-        """Compute epsilon by :func:`pyg_trust.functional.poisson_epsilon`."""
+        """Compute epsilon by :func:`pyg_trust.privacy.poisson_epsilon`."""
         return poisson_epsilon(history, delta, self.form)
 
     def _rdp_of_step(
@@ -507,7 +509,7 @@ def poisson_rdp(
     form: str,
     k: int = 1,
 ) -> np.ndarray:
-    """Call :func:`pyg_trust.functional.poisson.rdp_poisson`, cached."""
+    """Call :func:`pyg_trust.privacy.poisson.rdp_poisson`, cached."""
     return rdp_poisson(orders, rate, multiplier, form, occurrences=k)
 
 

@@ -29,10 +29,14 @@ from pyg_trust._checks import (
 from pyg_trust._checks.fingerprints import fingerprint, stored
 from pyg_trust._checks.states import check_settings
 from pyg_trust.account import PaidNoise, ReleaseAccount
+from pyg_trust.agp.measures import Measure
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.private_descent import descent_noise
-from pyg_trust.functional.private_propagation import (
+from pyg_trust.graph import CSRGraph
+from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.privacy.descent import descent_noise
+from pyg_trust.privacy.fitted import PrivateFit, check_shares, take
+from pyg_trust.privacy.propagation import (
     class_messages,
     columns,
     energy_weights,
@@ -40,13 +44,7 @@ from pyg_trust.functional.private_propagation import (
     rounding_share,
     scaled_propagate,
 )
-from pyg_trust.functional.propagation import propagate
-from pyg_trust.functional.receivers import choose_receivers, received_lists
-from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel.noise import SHIFT
-from pyg_trust.kernel.release import widened
-from pyg_trust.noise import SecureNoise, SeededNoise
-from pyg_trust.privacy.fitted import PrivateFit, check_shares, take
+from pyg_trust.privacy.receivers import choose_receivers, received_lists
 from pyg_trust.privacy.row_models import (
     LinearRows,
     MLPRows,
@@ -72,6 +70,8 @@ from pyg_trust.transforms.release_checks import (
     check_own,
     release_graph,
 )
+from pyg_trust.verify.noise import SHIFT
+from pyg_trust.verify.release import widened
 
 _SHARES = (0.4, 0.5, 0.1)
 _SMOOTHING = 2
@@ -116,10 +116,10 @@ class PrivateNodeClassifier(PrivateFit):
     **Who receives.** Under ``'node'`` a list has an energy of 1, however many
     nodes are on it. Nodes that train have labels and need no prediction, but
     most messages go to them. So where most nodes train only a fifth of these
-    receive sums (:func:`~pyg_trust.functional.receivers.choose_receivers`; the
+    receive sums (:func:`~pyg_trust.privacy.receivers.choose_receivers`; the
     mask and a hash of ids choose), the head trains on that fifth, and the
     others, the nodes that don't train among them, receive the energy of the
-    rest (:mod:`pyg_trust.functional.receivers`, with the proof that the
+    rest (:mod:`pyg_trust.privacy.receivers`, with the proof that the
     sensitivity stays 1). Rows of nodes that receive nothing are zero, and
     **their predictions come from their own features alone**: ask for
     :obj:`train_receivers=1` if you need those of nodes that train.
@@ -130,7 +130,7 @@ class PrivateNodeClassifier(PrivateFit):
     **What protects whom.** Under ``'edge'`` features and labels are known,
     encoder and head train without noise, and the sums have all of the budget.
     Under the other relations encoder and head train by full-batch private
-    gradient descent (:mod:`pyg_trust.functional.private_descent`), as linear
+    gradient descent (:mod:`pyg_trust.privacy.descent`), as linear
     models of normalised rows, and with the sums they are one Gaussian release:
 
     .. math::
@@ -138,7 +138,7 @@ class PrivateNodeClassifier(PrivateFit):
         + \mu_{\text{head}}^2,
 
     in closed form. Of ``'node'`` and ``'feature'`` in the form ``'replace'``
-    messages are :func:`~pyg_trust.functional.class_messages`, which are closer
+    messages are :func:`~pyg_trust.privacy.class_messages`, which are closer
     to each other than any of norm 1, by a factor :math:`\sqrt{C / (2 (C -
     1))}`, and need as much less noise. What was released is kept: predictions
     read kept rows, the weights and the row of the node that is asked for,
@@ -151,7 +151,7 @@ class PrivateNodeClassifier(PrivateFit):
     Args:
         relation (str): who is protected: ``'edge'``, ``'node'``,
             ``'node_incident'`` or ``'feature'``
-            (:mod:`pyg_trust.functional.private_propagation`).
+            (:mod:`pyg_trust.privacy.propagation`).
             (default: :obj:`'node'`)
         epsilon (float): the budget. (default: :obj:`8.0`)
         delta (float): its :math:`\delta`. (default: :obj:`1e-5`)

@@ -1,4 +1,4 @@
-"""Run units of a batch one at a time, by ``kernel/step.py``.
+"""Run units of a batch one at a time, by ``privacy/exact/step.py``.
 
 With ``isolation='construction'`` every unit is run alone. Otherwise one unit,
 drawn in secret, is run alone and compared with what it added in the batch.
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_trust.kernel import step
 from pyg_trust.privacy.calls import Call
 from pyg_trust.privacy.draws import Mask, UseDraws
+from pyg_trust.privacy.exact import step
 
 ISOLATIONS = ('followed', 'construction')
 # How often a gradient is looked for within the reach of rounding.

@@ -1,8 +1,9 @@
 """Checks of the parts of a training that is to become private."""
 
+import functools
 import inspect
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,10 @@ from torch_geometric.loader import LinkLoader
 
 from pyg_trust._checks import Is, Sizes
 from pyg_trust.graph._marks import marked
-from pyg_trust.kernel import clip
 from pyg_trust.loader import StepLoader, UnitLoader
 from pyg_trust.loader.step_batches import POISSON
 from pyg_trust.loader.whole_units import WholeUnitLoader
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loss_checks import check_criterion
 from pyg_trust.privacy.pipeline import check_transform
@@ -48,8 +49,10 @@ class IsLoader(Is):
         if not isinstance(value, self.kinds):
             raise TypeError(
                 f"'{name}' needs to be {self.need}, as "
-                'pyg_trust.loader.DisjointWalkLoader is, and UnitLoader of '
-                'typed graphs: other loaders draw batches and neighbours in '
+                'pyg_trust.loader.DisjointWalkLoader(data, batch_size, '
+                'walk_length) of a graph, GraphLoader(graphs, batch_size) of '
+                'graphs and UnitLoader(data, unit, batch_size) of a typed '
+                'graph are: other loaders draw batches and neighbours in '
                 'ways that are not accounted for '
                 f'(got {type(value).__name__})'
             )
@@ -57,6 +60,47 @@ class IsLoader(Is):
 
 
 Loader = Annotated[StepLoader, IsLoader(StepLoader)]
+
+
+# Arguments of Opacus' engine that have another place here.
+_OPACUS = {
+    'poisson_sampling': "give sampling='poisson' to the loader, as "
+    "DisjointWalkLoader(data, batch_size, walk_length, sampling='poisson')",
+    'grad_sample_mode': 'leave it out: there is one method, and it takes any '
+    'PyG model',
+    'secure_mode': 'leave it out: noise and batches always come from the '
+    'operating system, unless there is a seed',
+    'noise_generator': 'leave it out: noise comes from the operating system, '
+    'or from PrivacyEngine(seed=...), which is not private',
+    'batch_first': 'leave it out: batches are those of PyG',
+}
+_Call = TypeVar('_Call', bound=Callable[..., Any])
+
+
+def as_in_opacus(call: _Call) -> _Call:
+    """Say where an argument of Opacus' engine is here, if it is given."""
+    known = inspect.signature(call).parameters
+    named = not any(
+        p.kind is p.POSITIONAL_OR_KEYWORD and name != 'self'
+        for name, p in known.items()
+    )
+
+    @functools.wraps(call)
+    def explained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and named:
+            raise TypeError(
+                f"'{call.__name__}' takes arguments by name: module=model, "
+                'optimizer=optimizer, data_loader=loader, ... (got '
+                f'{len(args)} without)'
+            )
+        for name in kwargs:
+            if name in _OPACUS and name not in known:
+                raise TypeError(
+                    f"'{name}' of Opacus is not taken: {_OPACUS[name]}"
+                )
+        return call(self, *args, **kwargs)
+
+    return explained  # type: ignore[return-value]
 
 
 def check_parts(module: Any, optimizer: Any, loader: Any) -> None:
@@ -285,16 +329,17 @@ def check_arithmetic(
     if loader.sampling == POISSON:
         # More units than batches will have; a larger batch is refused.
         units = min(2 * units, loader.num_subgraphs)
-    if units > clip.MOST_UNITS or units / multiplier > clip.MOST_UNITS:
+    if units > clip.MOST_UNITS * min(1.0, multiplier or 1.0):
         raise ValueError(
             f"'batch_size' needs to be at most {clip.MOST_UNITS}, and as "
             'many times the noise multiplier, for sums that are exact in 64 '
             f'bits (got up to {units} units and a multiplier of '
             f'{multiplier:g})'
         )
-    check_grid(
-        'noise_multiplier', multiplier, sum(p.numel() for p in parameters)
-    )
+    if multiplier:
+        check_grid(
+            'noise_multiplier', multiplier, sum(p.numel() for p in parameters)
+        )
     if torch.get_float32_matmul_precision() != 'highest':
         raise ValueError(
             'float32 products need all their digits: call '

@@ -1,7 +1,7 @@
 """Bounds of gradients that include every rounding, and their sums.
 
 How long a gradient is at most, by the arithmetic of its type, and the factors
-by which ``kernel/clip.py`` makes integers of it.
+by which ``privacy/exact/clip.py`` makes integers of it.
 """
 
 import math
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyg_trust.functional.mechanisms import row_norms
-from pyg_trust.kernel import clip
-from pyg_trust.kernel.step import Share
+from pyg_trust.privacy.exact import clip
+from pyg_trust.privacy.exact.step import Share
+from pyg_trust.privacy.mechanisms import row_norms
 
 # Rows converted to float64 at a time, to bound memory.
 _ROWS = 2**10
@@ -25,7 +25,7 @@ VECTOR = 16
 
 @dataclass(eq=False)
 class Sizes:
-    r"""Bounds of the gradients of subgraphs, see ``kernel/clip.py``.
+    r"""Bounds of the gradients of subgraphs, see ``privacy/exact/clip.py``.
 
     Args:
         norms (Tensor): the norms, as computed; float64, as all of these.
@@ -117,7 +117,7 @@ class ClippedSum:
         rounding (Tensor): float64, a bound of how far a subgraph's part is
             from its gradient times its factor.
         share (Share, optional): the part of the subgraph that was asked for
-            (``kernel/step.py``). (default: :obj:`None`)
+            (``privacy/exact/step.py``). (default: :obj:`None`)
     """
 
     sums: dict[str, Tensor]
@@ -175,7 +175,7 @@ def check_norm(name: str, norm: float) -> float:
 
 
 def factors_of(sizes: Sizes, norm: float, automatic: bool = False) -> Tensor:
-    """Compute the factors of subgraphs, by ``kernel/clip.py``."""
+    """Compute the factors of subgraphs, by ``privacy/exact/clip.py``."""
     found = clip.factors(
         sizes.n.cpu().numpy(),
         sizes.tau.cpu().numpy(),

@@ -21,7 +21,7 @@ treated as parameters, and their gradients are pulled back.
 
 **No float is added to another unit's.** What a subgraph adds are integers, a
 function of its own rows alone, whose length is bounded with every rounding in
-it (:mod:`pyg_trust.kernel.clip` has the proof): sums do not depend on
+it (:mod:`pyg_trust.privacy.exact.clip` has the proof): sums do not depend on
 order, threads or company. The bounds of norms that they rest on:
 
 * rows: blocks of 256 squares in the rows' type, the rest in float64;
@@ -54,7 +54,6 @@ from torch import Tensor
 from pyg_trust import ops
 from pyg_trust._checks import REAL
 from pyg_trust.graph.ragged import pointer
-from pyg_trust.kernel import clip
 from pyg_trust.privacy.bounds import (
     VECTOR,
     Clipped,
@@ -72,6 +71,7 @@ from pyg_trust.privacy.bounds import (
     scales,
 )
 from pyg_trust.privacy.calls import Unsupported
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.recorder import LINEAR, Recorder, Use
 
 # How many numbers explicit gradients may have at a time.

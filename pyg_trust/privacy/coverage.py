@@ -19,18 +19,15 @@ from pyg_trust._checks import check_instance, validated
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.files import commit
 from pyg_trust.files.commit import Lineage, editing, synchronized
-from pyg_trust.functional.forgetting import node_shift
-from pyg_trust.functional.private_accounting import (
-    gaussian_epsilon,
-    gaussian_mu_for,
-)
 from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel.removal import covered
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
+from pyg_trust.privacy.forgotten import node_shift
+from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import Guarantee, Report, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.transforms.aggregation_report import Relation
+from pyg_trust.verify.removal import covered
 
 # By relation: the items that a request may name, and the reason for the limit.
 _TAKES = {
@@ -52,7 +49,7 @@ class CoverageReport(Report):
         form (str): ``'withdraw'``, ``'replace'`` or, of edges, ``'either'``.
         units (int): the nodes or edges that were removed since the release.
         shift (float): how far these move sums of messages of norm 1, at most;
-            of nodes in quarters, rounded up.
+            of nodes in quarters, rounded up once for all.
         mu (float): :math:`\mu` of all of these: the root of the sum of the
             squares of :obj:`mu_units` and :obj:`mu_shift` times units and
             shift.
@@ -148,11 +145,12 @@ class Seal(NamedTuple):
 
 class _Change(NamedTuple):
     # The graph that remains, who goes, all units since the release, and from
-    # what they follow.
+    # what they follow; the shift in quarters, and the total that it rounds.
     graph: CSRGraph
     nodes: Tensor
     units: int
     shift: float
+    total: float
     mu: float
     arrays: dict[str, np.ndarray]
 
@@ -161,7 +159,7 @@ class Coverage:
     r"""Base: removals that the noise of a release covers.
 
     Weights stay as they are: what was released is nearly as likely without
-    the few people who ask (:mod:`pyg_trust.functional.forgetting`). Their rows
+    the few people who ask (:mod:`pyg_trust.privacy.forgotten`). Their rows
     are deleted, and a ledger counts how many were covered.
     """
 
@@ -291,7 +289,7 @@ class Coverage:
         """
         self.removals.check_reference(reference)
         change = self._change(request, data)
-        named, held = request.to_dict(), (change.units, change.shift)
+        named, held = request.to_dict(), (change.units, change.total)
         seal = Seal.of(_text(change.graph, held))
         lines = self.removals.copy()
         lines.record('step', change.mu, named, seal.digest, reference)
@@ -454,11 +452,13 @@ class Coverage:
         about = {**self._about(), 'request': request.to_dict()}
         units, moved, lists = covered(arrays, about)
         left = CSRGraph(*map(torch.from_numpy, lists))
-        shift = float(moved) * _UP
+        # Added first and rounded once: one by one costs as much as at once.
+        shift = total = (self._held[1] + float(moved)) * _UP
+        arrays['after'] = np.array(total)
         if self.relation.name in ('node', 'node_incident'):
             self._check_few(nodes, graph, rows, fit)
             shift = math.ceil(4 * shift) / 4
-        units, shift = units + self._held[0], shift + self._held[1]
+        units += self._held[0]
         each, moves = self._mu_of()
         mu = math.hypot(units * each, shift * moves) * _UP
         if mu > self.removals.budget:
@@ -468,7 +468,7 @@ class Coverage:
                 f"'forget_epsilon' is {self.forget_epsilon:g}: fit again "
                 f'without them (which spends {fit} of the account)'
             )
-        return _Change(left, nodes, units, shift, mu, arrays)
+        return _Change(left, nodes, units, shift, total, mu, arrays)
 
     def _asked(self, request: RemovalRequest, fit: str) -> Any:
         takes, why = _TAKES[self.relation.name]

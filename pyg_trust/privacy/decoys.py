@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from pyg_trust.privacy.calls import Call
 from pyg_trust.privacy.flow import NAMES, private_rows
@@ -95,7 +95,8 @@ class Decoys:
             'batch_size': shown,
             'num_nodes': len(nodes),
         }
-        out = Data()
+        out = Batch()
+        out._num_graphs = shown
         for name, value in batch.to_dict().items():
             level = self.level(batch, name, value, count)
             if name in own:

@@ -6,16 +6,6 @@ from typing import Any
 import numpy as np
 
 from pyg_trust._checks import Fraction, check_number, validated
-from pyg_trust.functional.accounting import (
-    ORDERS,
-    check_group,
-    check_share,
-    group_wor_epsilon,
-    rdp_epsilon,
-    rdp_group_wor,
-)
-from pyg_trust.functional.mechanisms import check_q, lam_from_opacus, rdp_fdp
-from pyg_trust.functional.poisson import poisson_epsilon
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
     FDP,
@@ -26,6 +16,16 @@ from pyg_trust.privacy.accountant import (
     History,
     poisson_rdp,
 )
+from pyg_trust.privacy.accounting import (
+    ORDERS,
+    check_group,
+    check_share,
+    group_wor_epsilon,
+    rdp_epsilon,
+    rdp_group_wor,
+)
+from pyg_trust.privacy.mechanisms import check_q, lam_from_opacus, rdp_fdp
+from pyg_trust.privacy.poisson import poisson_epsilon
 
 
 @ACCOUNTANTS.builtin(GROUP_WOR)
@@ -34,7 +34,7 @@ class GroupAccountant(Accountant):
 
     Each of at most :math:`k` roots sees a row; :math:`m` of :math:`N` roots
     are drawn without replacement, and clipped each. By
-    :func:`pyg_trust.functional.group_wor_epsilon`, which hides how many of the
+    :func:`pyg_trust.privacy.group_wor_epsilon`, which hides how many of the
     :math:`k` were drawn; :class:`FDPAccountant` tells it. For coins there is
     :class:`GroupPoissonAccountant`. As everywhere, :obj:`noise_multiplier` is
     Opacus' :math:`\sigma / C`, here at least a tenth of :math:`k`.
@@ -82,7 +82,7 @@ class GroupAccountant(Accountant):
 class GroupPoissonAccountant(GroupAccountant):
     r"""Accountant as :class:`GroupAccountant`, for Poisson sampling of roots.
 
-    By the pair of :mod:`pyg_trust.functional.poisson` for so many
+    By the pair of :mod:`pyg_trust.privacy.poisson` for so many
     occurrences, which is exact.
 
     Args:
@@ -118,7 +118,7 @@ class FDPAccountant(Accountant):
     r"""Accountant of the baseline on bounded-degree graphs, as in its paper.
 
     :class:`GroupAccountant` has a smaller :math:`\epsilon` for the same
-    steps. See :func:`pyg_trust.functional.mechanisms.rdp_fdp`: :math:`m` of
+    steps. See :func:`pyg_trust.privacy.mechanisms.rdp_fdp`: :math:`m` of
     :math:`N` training nodes are drawn, each with an ego graph of its own, and
     replacing a row changes the gradients of up to ``terms`` of them. The noise
     multiplier is :math:`2\, \mathrm{terms}\, \lambda`.
@@ -126,7 +126,7 @@ class FDPAccountant(Accountant):
     Args:
         num_nodes (int): the number :math:`N` of training nodes.
         batch_size (int): the number :math:`m` drawn in each step.
-        terms (int): as :func:`pyg_trust.functional.mechanisms.fdp_terms` gives
+        terms (int): as :func:`pyg_trust.privacy.mechanisms.fdp_terms` gives
             it.
     """
 

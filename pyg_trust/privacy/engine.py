@@ -16,6 +16,7 @@ from pyg_trust._checks import (
     NUMBERS,
     Count,
     Fraction,
+    NotNegative,
     Number,
     OneOf,
     Positive,
@@ -25,14 +26,13 @@ from pyg_trust._checks import (
 )
 from pyg_trust._checks.graphs import warn_of_delta, warn_of_scaled
 from pyg_trust._checks.identity import fingerprint_any
-from pyg_trust.functional.mechanisms import CLIPPINGS, check_multiplier
-from pyg_trust.kernel import clip
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import UnitLoader
 from pyg_trust.privacy.accountant import RELATION
 from pyg_trust.privacy.alone import ISOLATIONS
 from pyg_trust.privacy.attaching import (
     Loader,
+    as_in_opacus,
     check_arithmetic,
     check_grid,
     check_group,
@@ -41,13 +41,21 @@ from pyg_trust.privacy.attaching import (
     probe,
 )
 from pyg_trust.privacy.bounds import check_norm
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.gradients import SubgraphGradients
 from pyg_trust.privacy.group import Group
 from pyg_trust.privacy.loading import PrivateLoader, PrivateTraining
+from pyg_trust.privacy.mechanisms import CLIPPINGS, check_multiplier
 from pyg_trust.privacy.noising import noisy_count, noisy_sums
 from pyg_trust.privacy.norms import AdaptiveNorm, NormEstimates
 from pyg_trust.privacy.pipeline import check_tables
-from pyg_trust.privacy.report import PrivacyReport, Run, covered, describe
+from pyg_trust.privacy.report import (
+    NOISELESS,
+    PrivacyReport,
+    Run,
+    covered,
+    describe,
+)
 from pyg_trust.privacy.state import Checkpoints
 from pyg_trust.privacy.typed import TypedModel, plain_model
 from pyg_trust.privacy.validation import (
@@ -106,7 +114,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
     changes the gradient of the one subgraph it is in, so the sum by at most
     :math:`2C`. The noise is given as Opacus does, by :math:`z = \sigma / C`
     (``noise_multiplier``); the paper's :math:`\lambda` is half of it
-    (:func:`pyg_trust.functional.lam_to_opacus` converts).
+    (:func:`pyg_trust.privacy.lam_to_opacus` converts).
 
     **Who is protected.** The features of every node, each by itself, in the
     weights. *Not* protected are edges, which nodes there are, and what the
@@ -155,9 +163,11 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             an :class:`~pyg_trust.loader.EgoLoader` :obj:`'pld_group_wor'` or
             :obj:`'rdp_fdp'` (the paper's) without replacement, and
             :obj:`'pld_group'` by coins. By default the first that fits the
-            sampling. One that was added to
-            :obj:`pyg_trust.registries.ACCOUNTANTS` goes with the sampling and
-            relation that it names; reports then say whose it is.
+            sampling. Opacus' names are taken, too: :obj:`'prv'` is the
+            default, and :obj:`'rdp'` is by Rényi DP without replacement. One
+            that was added to :obj:`pyg_trust.registries.ACCOUNTANTS` goes with
+            the sampling and relation that it names; reports then say whose it
+            is.
         seed (int, optional): of the noise and the batches, to repeat an
             experiment; what comes out is not private. A process that goes on
             from a checkpoint or a ledger draws other noise.
@@ -179,6 +189,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
 
     advice = ': copy the model (its copy is plain), or take state_dict()'
 
+    @as_in_opacus
     def __init__(
         self,
         accountant: str | None = None,
@@ -193,6 +204,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         self._releases = 0
         self._adaptive: AdaptiveNorm | None = None
 
+    @as_in_opacus
     @validated
     def make_private(
         self,
@@ -200,7 +212,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: Loader,
-        noise_multiplier: Positive,
+        noise_multiplier: NotNegative,
         max_grad_norm: float | AdaptiveNorm,
         loss_reduction: str = 'mean',
         max_physical_batch_size: Count | None = None,
@@ -227,7 +239,9 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 neighbourhoods, an :class:`~pyg_trust.loader.EgoLoader`. It is
                 taken over: iterate over the one returned.
             noise_multiplier (float): :math:`\sigma / C`, as Opacus has it,
-                which is :math:`2\lambda`.
+                which is :math:`2\lambda`. With 0, gradients are clipped and
+                no noise is added, to debug a training: nothing is private
+                then, and the report says so first.
             max_grad_norm (float or AdaptiveNorm): :math:`C`. It has to be
                 chosen without looking at private data
                 (:meth:`estimate_max_grad_norm` offers a private estimate). An
@@ -261,7 +275,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 private; the report repeats them. (default: :obj:`()`)
             clipping (str): :obj:`'flat'`, gradients above :math:`C` are cut
                 to it, or :obj:`'automatic'`, every gradient is scaled to just
-                below it (:func:`pyg_trust.functional.clip_factors`).
+                below it (:func:`pyg_trust.privacy.clip_factors`).
                 (default: :obj:`'flat'`)
             exact (bool): whether to refuse what is not exact to the last
                 bit, by name; a model that is not is run on every unit alone,
@@ -272,8 +286,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 as well: if it adds something else then, beyond rounding, the
                 step is refused before its noise is drawn, and so are all
                 that would follow. :obj:`'construction'` runs every unit
-                alone, by :mod:`pyg_trust.kernel.step`, which takes tens of
-                times as long. (default: :obj:`'followed'`)
+                alone, by :mod:`pyg_trust.privacy.exact.step`, which takes
+                tens of times as long. (default: :obj:`'followed'`)
 
         Returns:
             PrivateTraining: model, optimizer and loader.
@@ -283,7 +297,18 @@ class PrivacyEngine(Checkpoints, NormEstimates):
                 Nothing is changed then.
         """
         self._check_free(module, optimizer, data_loader)
-        check_multiplier(noise_multiplier, data_loader.terms)
+        if noise_multiplier:
+            check_multiplier(noise_multiplier, data_loader.terms)
+        elif (
+            target_epsilon is not None
+            or self._ledger_path is not None
+            or isinstance(max_grad_norm, AdaptiveNorm)
+        ):
+            raise ValueError(
+                "'noise_multiplier' can be 0, to debug a training without "
+                "noise, for an engine without 'ledger', 'target_epsilon' and "
+                'AdaptiveNorm alone: epsilon is infinite then'
+            )
         self._agree(
             module,
             optimizer,
@@ -326,6 +351,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
             step, optimizer, data_loader, noise_multiplier, max_grad_norm
         )
 
+    @as_in_opacus
     @validated
     def make_private_with_epsilon(
         self,
@@ -667,9 +693,11 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         norm = self.max_grad_norm
         *totals, found, inside = self._group.total(sums, units, below)
         multiplier = self._gradient_multiplier
-        self._group.of_first(lambda: check_totals(found, drawn, multiplier))
+        self._group.of_first(
+            lambda: check_totals(found, drawn, multiplier or 1)
+        )
         noisy = [total.double() * clip.grid(norm) for total in totals]
-        if self._group.adds_noise:
+        if self._group.adds_noise and multiplier:
             noisy = noisy_sums(totals, self._noise, multiplier, norm)
             norm = self._next_norm(norm, int(inside), int(found))
         *noisy, shared = self._group.spread(noisy, norm)
@@ -704,7 +732,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         :math:`z = 2 / \mu`, which is the same mechanism, so steps and
         releases have one :math:`\epsilon` and no sum of two. By coins as
         well: at rate 1 the pair of 'replace' is :math:`\mathcal{N}(\pm 1,
-        z^2)` (:func:`pyg_trust.functional.poisson_epsilon`).
+        z^2)` (:func:`pyg_trust.privacy.poisson_epsilon`).
         :class:`~pyg_trust.transforms.PrivateAGP` calls it.
 
         Args:
@@ -825,7 +853,7 @@ class PrivacyEngine(Checkpoints, NormEstimates):
 
         Nothing is done to the weights: they are nearly as likely from the same
         training, with the same public settings, on data in which the items are
-        blank (:mod:`pyg_trust.functional.forgetting`). The items are
+        blank (:mod:`pyg_trust.privacy.forgotten`). The items are
         *features* of nodes under ``'replace-one-feature-row'`` (node, label
         and edges stay), *graphs* of a :class:`~pyg_trust.loader.GraphLoader`
         (under ``'replace'`` another graph has their place), and *persons* of a
@@ -855,6 +883,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         check_instance('request', request, RemovalRequest)
         check_instance('only_ask', only_ask, bool)
         self._attached()
+        if self.noiseless:
+            raise ValueError(f'{NOISELESS}, so it covers nothing')
         epsilon = covered(self, self._loader, request, delta)
         if not only_ask:
             self._loader.batch_sampler.erased = True

@@ -28,7 +28,7 @@ class Exactness:
     def __init__(self, gradients: SubgraphGradients) -> None:
         self.gradients = gradients
         self.insists = False
-        #: Whether every unit is run alone (``kernel/step.py``).
+        #: Whether every unit is run alone (``privacy/exact/step.py``).
         self.alone = False
         #: Operations that losses applied to rows.
         self.loss: set[str] = set()

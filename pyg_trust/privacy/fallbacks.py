@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from pyg_trust.kernel import clip
-from pyg_trust.kernel.step import Share
 from pyg_trust.privacy.bounds import (
     Clipped,
     Sizes,
@@ -26,6 +24,8 @@ from pyg_trust.privacy.calls import (
     Unsupported,
     tensors_in,
 )
+from pyg_trust.privacy.exact import clip
+from pyg_trust.privacy.exact.step import Share
 
 
 @dataclass

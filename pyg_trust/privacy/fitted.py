@@ -17,10 +17,10 @@ from pyg_trust._checks.fingerprints import fingerprint, stored
 from pyg_trust._checks.states import FORMAT, check_state, kind_of, reading
 from pyg_trust.account import ReleaseAccount
 from pyg_trust.files.commit import ObjectLock
-from pyg_trust.functional.mechanisms import check_delta
-from pyg_trust.functional.private_accounting import gaussian_mu_for
 from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy.coverage import Coverage, Seal
+from pyg_trust.privacy.gaussian import gaussian_mu_for
+from pyg_trust.privacy.mechanisms import check_delta
 from pyg_trust.report import provenance
 from pyg_trust.transforms.release_checks import (
     Releasing,

@@ -36,7 +36,6 @@ from pyg_trust._checks import (
     check_number,
     validated,
 )
-from pyg_trust.functional.mechanisms import CLIPPINGS
 from pyg_trust.privacy import fallbacks
 from pyg_trust.privacy.bounds import ClippedSum, check_norm
 from pyg_trust.privacy.calls import (
@@ -57,6 +56,7 @@ from pyg_trust.privacy.draws import (
     set_random_state,
 )
 from pyg_trust.privacy.fallbacks import Part
+from pyg_trust.privacy.mechanisms import CLIPPINGS
 from pyg_trust.privacy.recorder import Recorder
 from pyg_trust.privacy.rows import Args, Kwargs, RowTracker, version_of
 

@@ -25,17 +25,14 @@ from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust._checks.states import check_settings
 from pyg_trust.account import PaidNoise, ReleaseAccount
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.functional.items import (
+from pyg_trust.graph import CSRGraph
+from pyg_trust.privacy.fitted import Fitted, take
+from pyg_trust.privacy.item_scores import (
     item_matrix,
     item_sums,
     positive_factor,
 )
-from pyg_trust.functional.private_propagation import FORMS
-from pyg_trust.functional.recommend import Lists, best_items, lists_of
-from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel.release import check_sum, released
-from pyg_trust.kernel.sentences import SEEDED, outwards
-from pyg_trust.privacy.fitted import Fitted, take
+from pyg_trust.privacy.propagation import FORMS
 from pyg_trust.removal import NodeIds
 from pyg_trust.transforms.aggregation_report import (
     EXACT_NOISE,
@@ -44,6 +41,9 @@ from pyg_trust.transforms.aggregation_report import (
     make_report,
 )
 from pyg_trust.unlearning.recommender_data import read_interactions
+from pyg_trust.unlearning.similar import Lists, best_items, lists_of
+from pyg_trust.verify.release import check_sum, released
+from pyg_trust.verify.sentences import SEEDED, outwards
 
 #: The most items of a table, unless a public list names them.
 MOST_ITEMS = 20_000
@@ -121,7 +121,7 @@ class PrivateItemCounts(Fitted):
 
     **The unit** is a user with all of their list, however long: it moves the
     table by at most 1 if it is withdrawn, and by :math:`\sqrt 2` if another
-    list takes its place (:mod:`pyg_trust.kernel.release`, "Users"). One
+    list takes its place (:mod:`pyg_trust.verify.release`, "Users"). One
     interaction more in a list of :math:`d` moves it by at most
     :math:`\sqrt{2 / (d + 1)}`, and by 1 in an empty one.
 

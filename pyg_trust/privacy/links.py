@@ -29,7 +29,10 @@ from pyg_trust._checks.graphs import check_examples
 from pyg_trust._checks.states import check_settings
 from pyg_trust.account import PaidNoise, ReleaseAccount
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.functional.links import (
+from pyg_trust.graph import CSRGraph
+from pyg_trust.privacy.descent import descent_noise
+from pyg_trust.privacy.fitted import PrivateFit, check_shares, take
+from pyg_trust.privacy.link_sums import (
     MOST_PAIRS,
     logits,
     moments,
@@ -46,22 +49,12 @@ from pyg_trust.functional.links import (
     public_pairs,
     scaled_features,
 )
-from pyg_trust.functional.private_descent import descent_noise
-from pyg_trust.functional.private_propagation import (
+from pyg_trust.privacy.propagation import (
     MARGIN,
     energy_weights,
     messages,
     private_propagate,
 )
-from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel.noise import DIGEST, SHIFT
-from pyg_trust.kernel.release import (
-    check_sum,
-    pair_mus,
-    released,
-    truncated,
-)
-from pyg_trust.privacy.fitted import PrivateFit, check_shares, take
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee
 from pyg_trust.transforms.aggregation_report import (
@@ -72,6 +65,8 @@ from pyg_trust.transforms.release_checks import (
     check_own,
     release_graph,
 )
+from pyg_trust.verify.noise import DIGEST, SHIFT
+from pyg_trust.verify.release import check_sum, pair_mus, released, truncated
 
 _SHARES, _OF_OWNERS = (0.69, 0.01, 0.3), (0.95, 0.05)
 # Columns of messages, and the most public pairs of each owner.
@@ -134,7 +129,7 @@ class LinkReport(ReleaseReport):
         count_std (float, optional): the same, on the number of edges.
         noise_multiplier (float): the noise multiplier of every gradient.
         arithmetic (str): ``'exact'``: noise is drawn, and integers are summed,
-            to the last bit (:mod:`pyg_trust.kernel.release`).
+            to the last bit (:mod:`pyg_trust.verify.release`).
         grid_exponent (int): numbers are integers times this power of two of
             the standard deviation.
         table (str): a digest of the table that draws noise.
@@ -243,7 +238,7 @@ class PrivateLinkPredictor(PrivateFit):
     node sends the first of these, brought to norm 1, and the noisy sums
     :math:`S` over neighbours are released once. A logistic scorer reads
     features of pairs made of :math:`S` and of features alone
-    (:func:`~pyg_trust.functional.links.pair_features`) and trains by
+    (:func:`~pyg_trust.privacy.link_sums.pair_features`) and trains by
     full-batch noisy gradient descent: every edge is a positive pair, judged
     *without its own message*, and pairs of uniform ids, which never look at
     edges, are the negatives. A noisy number of edges balances both.
@@ -256,7 +251,7 @@ class PrivateLinkPredictor(PrivateFit):
         \mu^2 = \frac{\Delta^2}{s^2} + \frac{1}{c^2} + \frac{T}{z^2}, \quad
         \Delta = \sqrt 2 \text{ for undirected edges, } 1 \text{ for arcs}
 
-    (:mod:`pyg_trust.kernel.release` has the proof). After that any number of
+    (:mod:`pyg_trust.verify.release` has the proof). After that any number of
     scores of any pairs costs nothing and reads no edge.
 
     **Which graph?** Only edges of ``data.edge_index`` are private, and all of
@@ -272,7 +267,7 @@ class PrivateLinkPredictor(PrivateFit):
     gradients of a list are averaged with those of :obj:`num_neg` public pairs
     and clipped **once an owner**, so that a list of any length moves a sum by
     at most the clipping norm
-    (:func:`~pyg_trust.functional.links.clipped_owner_sum`):
+    (:func:`~pyg_trust.privacy.link_sums.clipped_owner_sum`):
 
     .. math::
         \mu^2 = \frac{\Delta^2}{s^2} + \frac{\Delta^2 T}{z^2}, \quad

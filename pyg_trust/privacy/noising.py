@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_trust.kernel import clip
-from pyg_trust.kernel.step import release
+from pyg_trust.privacy.exact import clip
+from pyg_trust.privacy.exact.step import release
 
 
 def cells_of(noise: Any, shape: tuple[int, ...]) -> Tensor:

@@ -19,7 +19,6 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._progress import Bar
-from pyg_trust.functional.mechanisms import private_quantile
 from pyg_trust.loader import DisjointWalkLoader, StepLoader
 from pyg_trust.privacy.attaching import (
     Loader,
@@ -35,6 +34,7 @@ from pyg_trust.privacy.draws import (
     set_random_state,
 )
 from pyg_trust.privacy.gradients import SubgraphGradients
+from pyg_trust.privacy.mechanisms import private_quantile
 from pyg_trust.privacy.pipeline import check_tables
 from pyg_trust.privacy.rehearsal import Rehearsal, forgetting
 from pyg_trust.privacy.spending import Spending
@@ -191,7 +191,7 @@ class NormEstimates(Spending):
         used. Say which of these holds:
 
         - ``epsilon``: a private estimate
-          (:func:`pyg_trust.functional.private_quantile`) that spends it, on
+          (:func:`pyg_trust.privacy.private_quantile`) that spends it, on
           top of training; it is on the account before it is returned. The
           model, the data and the loss are tested as :meth:`make_private` does:
           a row that reaches the gradients of other units would move all norms.

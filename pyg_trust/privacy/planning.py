@@ -20,9 +20,6 @@ from pyg_trust._checks import (
     check_number,
     validated,
 )
-from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
-from pyg_trust.functional.selection import check_law, draw_runs, rdp_select
-from pyg_trust.kernel.sentences import outwards
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy.accountant import (
     ACCOUNTANTS,
@@ -36,11 +33,14 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
     epsilon_over_time,
 )
+from pyg_trust.privacy.accounting import ORDERS, rdp_epsilon
 from pyg_trust.privacy.engine import PrivacyEngine
 from pyg_trust.privacy.report import PrivacyReport, vouched
+from pyg_trust.privacy.selection import check_law, draw_runs, rdp_select
 from pyg_trust.report import Guarantee, Report, fingerprint_model
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
+from pyg_trust.verify.sentences import outwards
 
 Train = Callable[[Any], tuple[PrivacyEngine, float]]
 
@@ -281,7 +281,7 @@ def search_epsilon(
 ) -> float:
     r""":math:`\epsilon` of the best of a random number of runs.
 
-    By :func:`pyg_trust.functional.selection.rdp_select`, whichever accountant
+    By :func:`pyg_trust.privacy.selection.rdp_select`, whichever accountant
     is given: selection is analysed by Rényi DP.
 
     Args:

@@ -7,17 +7,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from pyg_trust.functional.accounting import ORDERS, rdp_epsilon
-from pyg_trust.kernel import clip
-from pyg_trust.kernel.fields import CONTENTS
-from pyg_trust.kernel.sentences import (
-    LEDGER,
-    NO_LEDGER,
-    RUN_ALONE,
-    TRAINING,
-    outwards,
-    protected_unit,
-)
 from pyg_trust.loader import StepLoader
 from pyg_trust.noise import NOISES, SEEDED, SYSTEM
 from pyg_trust.privacy.accountant import (
@@ -27,12 +16,27 @@ from pyg_trust.privacy.accountant import (
     create_accountant,
     epsilon_over_time,
 )
+from pyg_trust.privacy.accounting import ORDERS, rdp_epsilon
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.wrappers import PrivateStep
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
+from pyg_trust.verify.fields import CONTENTS
+from pyg_trust.verify.sentences import (
+    LEDGER,
+    NO_LEDGER,
+    RUN_ALONE,
+    TRAINING,
+    outwards,
+    protected_unit,
+)
 
+NOISELESS = (
+    'NOT PRIVATE: this run added no noise (noise_multiplier=0), to debug a '
+    'training'
+)
 # Numbers of persons together that reports have a line for.
 _TOGETHER = (2, 5)
 APART = (
@@ -100,7 +104,7 @@ class PrivacyReport(Report):
             :obj:`'float'` if a source of bits or an accountant is somebody
             else's, and of old reports.
         isolation (str): in which steps units were run alone
-            (``kernel/step.py``), to see that each adds what it adds by
+            (``privacy/exact/step.py``), to see that each adds what it adds by
             itself: :obj:`'always'` all of them, :obj:`'sampled (k of n)'`
             one of each of :math:`k` of :math:`n` steps, or :obj:`'not'`.
         rho (float): by how much more than the account counts the noise is,
@@ -149,6 +153,8 @@ class PrivacyReport(Report):
 
     def guarantee(self) -> Guarantee:
         """State the differential privacy of the released weights."""
+        if not self.noise_multiplier:
+            raise ValueError(f'{NOISELESS}: there is no guarantee to state')
         values = self.numbers()
         values['checked'] = values.pop('isolation')
         if not self.persons:
@@ -195,6 +201,8 @@ class PrivacyReport(Report):
 
     def explain(self) -> str:
         """Explain the guarantee in words."""
+        if not self.noise_multiplier:
+            return f'{NOISELESS}; epsilon is infinite.'
         rates = ', '.join(f'{q:.4g}' for q, _ in self.sample_rates) or 'none'
         lines = [
             *([SEEDED + '.'] if self.seeded else []),
@@ -361,7 +369,9 @@ def describe(engine: Any, run: Run, delta: float | None) -> PrivacyReport:
         noise_std=run.gradient_multiplier * engine.max_grad_norm,
         arithmetic=_arithmetic(engine, run, why),
         isolation=isolation,
-        rho=clip.noise_grid(
+        rho=0.0
+        if engine.noiseless
+        else clip.noise_grid(
             run.gradient_multiplier,
             engine.max_grad_norm,
             sum(p.numel() for p in step.parameters),

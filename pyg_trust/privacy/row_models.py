@@ -13,7 +13,7 @@ from torch_geometric.nn import norm as graph_norms
 
 from pyg_trust import rng
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.private_descent import (
+from pyg_trust.privacy.descent import (
     linear_logits,
     private_descent,
     private_linear,
@@ -21,9 +21,9 @@ from pyg_trust.functional.private_descent import (
     unit_rows,
     whole_rows,
 )
-from pyg_trust.functional.private_propagation import Noise
 from pyg_trust.privacy.draws import NoDropout
 from pyg_trust.privacy.pipeline import tables_of
+from pyg_trust.privacy.propagation import Noise
 
 _EVERY = 5
 _SEED = 0

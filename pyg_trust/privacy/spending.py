@@ -12,7 +12,6 @@ import numpy as np
 from pyg_trust import noise, rng
 from pyg_trust._checks import Fraction, Natural, check_ledger, validated
 from pyg_trust._checks.graphs import warn_user
-from pyg_trust.kernel.sentences import outwards
 from pyg_trust.ledger import BudgetExceededError, PrivacyLedger
 from pyg_trust.loader import EgoLoader, StepLoader
 from pyg_trust.noise import SecureNoise, SeededNoise
@@ -31,7 +30,11 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.group import Group, keyed_bytes
 from pyg_trust.privacy.wrappers import Single
+from pyg_trust.verify.sentences import outwards
 
+#: Opacus' names of accountants: by Rényi DP where there is one for the
+#: sampling, else by privacy loss distributions.
+OPACUS = ('rdp', 'prv')
 _BATCH, _NOISE = 1, 2
 # Rates that change with the partition are rounded up to this grid: it costs a
 # thousandth, and composing many equal steps is fast.
@@ -59,7 +62,7 @@ class Spending(Single):
         ledger_head: str | None,
         kind: str = noise.SYSTEM,
     ) -> None:
-        if accountant is not None:
+        if accountant is not None and accountant not in OPACUS:
             ACCOUNTANTS.find('accountant', accountant)
         noise.NOISES.find('noise', kind)
         if seed is not None and kind != noise.SYSTEM:
@@ -90,11 +93,18 @@ class Spending(Single):
         # The steps on the account before these weights, and those of the
         # checkpoint that was loaded.
         self._start, self._continued = 0, None
+        # The steps that had no noise.
+        self._noiseless = 0
         # How batches are drawn, and which data are neighbours.
         self._law = '', ''
         # Set by make_private.
         self._loader: StepLoader
         self._noise_multiplier: float
+
+    @property
+    def noiseless(self) -> bool:
+        """Whether no noise is added, so that nothing is private."""
+        return getattr(self, '_noise_multiplier', 1.0) == 0
 
     @property
     def seeded(self) -> bool:
@@ -141,8 +151,8 @@ class Spending(Single):
 
     @property
     def steps(self) -> int:
-        """The number of steps on the account."""
-        return len(self.accountant)
+        """The number of steps on the account, or of a run without noise."""
+        return len(self.accountant) + self._noiseless
 
     @property
     def ledger_head(self) -> str | None:
@@ -178,6 +188,8 @@ class Spending(Single):
                 before training. (default: :obj:`0`)
         """
         accountant = self.accountant
+        if self.noiseless and self.steps + steps:
+            return math.inf
         if steps:
             self._check_attached()
             accountant = deepcopy(accountant)
@@ -274,6 +286,12 @@ class Spending(Single):
 
     def _pay(self, step: int) -> None:
         # A step is on the disk and on the account before its noise is drawn.
+        if self.noiseless:
+            # Whoever asks the accountant itself is told, too.
+            self.accountant.pure_epsilon = math.inf
+            self._noiseless += 1
+            self._note_spent()
+            return
         rate = self._rate(self._loader, step)
         ledger, multiplier = self._ledger, self._noise_multiplier
         if self._group.size > 1 or ledger is not None:
@@ -308,6 +326,10 @@ class Spending(Single):
             return self._accountant
         kind = self._kind
         coins = loader.sampling == POISSON_SAMPLING
+        if kind in OPACUS:
+            ego = isinstance(loader, EgoLoader)
+            renyi = FDP if ego else 'rdp_wor'
+            kind = renyi if kind == 'rdp' and not coins else None
         if isinstance(loader, EgoLoader):
             return _ego_account(loader, kind, coins)
         if kind in EGO_ACCOUNTS:

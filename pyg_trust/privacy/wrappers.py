@@ -29,12 +29,12 @@ from torch_geometric.data import Data
 
 from pyg_trust._checks import check_callable
 from pyg_trust.files.commit import ObjectLock, editing
-from pyg_trust.kernel import step
-from pyg_trust.kernel.step import Share
 from pyg_trust.privacy.alone import DISAGREES, Alone, CrossCheck, Draw
 from pyg_trust.privacy.calls import Call
 from pyg_trust.privacy.decoys import Decoys
 from pyg_trust.privacy.draws import fresh_state, random_state, set_random_state
+from pyg_trust.privacy.exact import step
+from pyg_trust.privacy.exact.step import Share
 from pyg_trust.privacy.exactness import Exactness
 from pyg_trust.privacy.gradients import SubgraphGradients, Tape
 from pyg_trust.privacy.layer_rules import LAYER_RULES

@@ -21,10 +21,10 @@ from torch import Tensor
 
 import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
-from pyg_trust.kernel import claims
-from pyg_trust.kernel.claims import finite
-from pyg_trust.kernel.sentences import SEEDED, SETTINGS, outwards, words
 from pyg_trust.report.charts import Chart, draw
+from pyg_trust.verify import claims
+from pyg_trust.verify.claims import finite
+from pyg_trust.verify.sentences import SEEDED, SETTINGS, outwards, words
 
 #: Sorts of promises: about one person's data in what is released; about what
 #: was removed; about changed inputs; about numerical error; any other. A
@@ -266,7 +266,7 @@ def stated(
     """Make the guarantee of a claim, with sentences built from its fields.
 
     Args:
-        procedure (str): one of :obj:`pyg_trust.kernel.claims.PROMISES`.
+        procedure (str): one of :obj:`pyg_trust.verify.claims.PROMISES`.
         values (dict): the fields of the claim, and further settings.
         assumptions (sequence of str): the assumptions of this run, to which
             those of the claim are added. (default: :obj:`()`)

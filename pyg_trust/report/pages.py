@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from html import escape as escape_markup
 from typing import Any
 
-from pyg_trust.kernel.claims import visible
 from pyg_trust.noise import SEEDED
 from pyg_trust.registries import UNCHECKED
 from pyg_trust.report.base import Guarantee, plain, short
+from pyg_trust.verify.claims import visible
 
 # By kind of promise: the reader it is for, and what it says, in two sentences.
 _FOR = {

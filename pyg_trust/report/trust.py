@@ -11,16 +11,16 @@ from typing import Any
 
 from pyg_trust import files
 from pyg_trust._checks import check_choice, check_instance, check_integer
-from pyg_trust.kernel.claims import (
+from pyg_trust.report import pages
+from pyg_trust.report.base import Guarantee, Report, short
+from pyg_trust.report.charts import Chart
+from pyg_trust.verify.claims import (
     MOST_PROMISES,
     digest,
     finite,
     read_json,
     visible,
 )
-from pyg_trust.report import pages
-from pyg_trust.report.base import Guarantee, Report, short
-from pyg_trust.report.charts import Chart
 
 #: The version of the JSON's layout; :func:`schema` describes it.
 SCHEMA_VERSION = 2

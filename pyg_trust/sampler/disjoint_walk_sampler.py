@@ -8,20 +8,20 @@ from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 from pyg_trust import ops, rng
 from pyg_trust._checks import Natural, check_range, check_tensor, validated
 from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data
-from pyg_trust.functional.walks import (
+from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler._roots import RootSampler
+from pyg_trust.sampler.walks import (
     DisjointWalks,
     disjoint_walks,
     max_size,
     root_index,
 )
-from pyg_trust.graph import CSRGraph
-from pyg_trust.sampler._roots import RootSampler
 
 
 class DisjointWalkSampler(RootSampler):
     r"""Samples node-disjoint subgraphs by random walks (DRW and DRW-R).
 
-    See :func:`pyg_trust.functional.disjoint_walks` for their law and what it
+    See :func:`pyg_trust.sampler.disjoint_walks` for their law and what it
     guarantees. A *partition* is one set of :math:`M` subgraphs; partition
     :math:`k` is drawn from the stream of :obj:`(seed, k)`, afresh and
     independently of the others. Only the structure of :obj:`data` is read:
@@ -44,7 +44,7 @@ class DisjointWalkSampler(RootSampler):
         seed (int, optional): the seed. (default: :obj:`None`)
 
     Raises:
-        TypeError, ValueError: as :func:`pyg_trust.functional.disjoint_walks`.
+        TypeError, ValueError: as :func:`pyg_trust.sampler.disjoint_walks`.
 
     Example:
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])

@@ -7,10 +7,10 @@ from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_trust._checks import check_range, check_tensor, validated
 from pyg_trust._checks.graphs import check_data
-from pyg_trust.functional.walks import max_size, root_index
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import ranges
 from pyg_trust.sampler._roots import RootSampler
+from pyg_trust.sampler.walks import max_size, root_index
 
 
 class EgoSampler(RootSampler):

@@ -21,8 +21,8 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data, check_edges
-from pyg_trust.functional.measures import Measure, hkpr, ppr
-from pyg_trust.functional.queries import query
+from pyg_trust.agp.measures import Measure, hkpr, ppr
+from pyg_trust.agp.queries import query
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.attributes import edge_attributes, refuse_adjacencies
 

@@ -5,17 +5,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from pyg_trust._checks import OneOf, check_choice, validated
-from pyg_trust.functional.private_accounting import gaussian_epsilon
-from pyg_trust.functional.private_propagation import (
-    FORMS,
-    RELATIONS,
-    hop_sensitivity,
-)
-from pyg_trust.kernel.noise import DIGEST, SHIFT
-from pyg_trust.kernel.release import sensitivity
-from pyg_trust.kernel.sentences import SEEDED, outwards, unit_of_sums
+from pyg_trust.privacy.gaussian import gaussian_epsilon
+from pyg_trust.privacy.propagation import FORMS, RELATIONS, hop_sensitivity
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
+from pyg_trust.verify.noise import DIGEST, SHIFT
+from pyg_trust.verify.release import sensitivity
+from pyg_trust.verify.sentences import SEEDED, outwards, unit_of_sums
 
 _OTHERS = {
     'edge': 'features and labels, which the relation takes as known',
@@ -44,7 +40,7 @@ class Relation(NamedTuple):
         directed (bool): whether edges are arcs.
         max_degree (int, optional): the largest degree :math:`D`.
         num_classes (int, optional): the number of classes :math:`C`, if
-            messages are those of :func:`~pyg_trust.functional.class_messages`.
+            messages are those of :func:`~pyg_trust.privacy.class_messages`.
             (default: :obj:`None`)
     """
 
@@ -202,7 +198,7 @@ class AggregationReport(ReleaseReport):
     r"""Privacy guarantee of noisy sums, with its assumptions.
 
     All :math:`\mu` are of Gaussian differential privacy
-    (:mod:`pyg_trust.functional.private_accounting`); a part that was not used
+    (:mod:`pyg_trust.privacy.gaussian`); a part that was not used
     has 0.
 
     Args:
@@ -232,13 +228,13 @@ class AggregationReport(ReleaseReport):
         sensitivity (float): the largest change of a sum between neighbours.
         noise_stds (tuple): the standard deviations of the last release's sums.
         arithmetic (str): ``'exact'``: noise is drawn, and integers are summed,
-            to the last bit (:mod:`pyg_trust.kernel.release`).
+            to the last bit (:mod:`pyg_trust.verify.release`).
         grid_exponent (int): numbers are integers times this power of two of
             the standard deviation.
         rho (float): the relative increase of standard deviations that pays for
             rounding.
         table (str): a digest of the table that draws noise
-            (:mod:`pyg_trust.kernel.noise`).
+            (:mod:`pyg_trust.verify.noise`).
         num_nodes (int): the number of nodes :math:`n`, public.
         receivers (int): the number of nodes whose rows hold sums: all, or
             those that don't train and a public share of the others; other rows
@@ -478,7 +474,7 @@ def make_report(
             for d in sorted({max(1, D // 4), D, 2 * D, 4 * D, 8 * D})
         )
     # The whole account, in two steps per changed record: to a blank and back;
-    # two users are less far apart (pyg_trust.kernel.release, "Users").
+    # two users are less far apart (pyg_trust.verify.release, "Users").
     replaced = None
     if relation.form == 'withdraw':
         apart = math.sqrt(2) if relation.name == 'user' else 2

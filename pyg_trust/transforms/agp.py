@@ -19,18 +19,18 @@ from pyg_trust._checks import (
     check_integer,
     validated,
 )
-from pyg_trust.functional.chebyshev import chebyshev
-from pyg_trust.functional.estimates import variance_bound
-from pyg_trust.functional.measures import Measure, make_measure, needs_graph
-from pyg_trust.functional.out_of_core import propagate_to
-from pyg_trust.functional.propagation import propagate
-from pyg_trust.functional.propagation_checks import (
+from pyg_trust.agp.checks import (
     How,
     check_finite_signal,
     check_graph,
     check_how,
     check_signal,
 )
+from pyg_trust.agp.estimates import variance_bound
+from pyg_trust.agp.measures import Measure, make_measure, needs_graph
+from pyg_trust.agp.out_of_core import propagate_to
+from pyg_trust.agp.polynomials import chebyshev
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._marks import mark
 from pyg_trust.graph._storage import parse_memory
@@ -102,14 +102,14 @@ class AGP(MeasureTransform):
     Propagation" <https://arxiv.org/abs/2106.03058>`_, Wang et al. 2021), or
     exactly for :obj:`eps=0` (functional name: :obj:`agp`). Self-loops are
     added where the measure says so; the graph in :obj:`data` stays as it is.
-    See :func:`pyg_trust.functional.propagate` for the guarantee.
+    See :func:`pyg_trust.agp.propagate` for the guarantee.
 
     Args:
         measure (str or Measure): :obj:`'appnp'`, :obj:`'sgc'` and
             :obj:`'heat'` for node features; :obj:`'ppr'`, :obj:`'pagerank'`,
             :obj:`'single_target'`, :obj:`'hkpr'`, :obj:`'katz'` and
             :obj:`'transition'` for the measures of that name; or a
-            :class:`~pyg_trust.functional.Measure` of your own.
+            :class:`~pyg_trust.agp.Measure` of your own.
         alpha (float, optional): the teleport probability of
             :obj:`'appnp'`, :obj:`'ppr'`, :obj:`'pagerank'` and
             :obj:`'single_target'`. (default: :obj:`None`)
@@ -129,16 +129,16 @@ class AGP(MeasureTransform):
         force_push (bool): whether to sample even where the exact product is
             expected to be cheaper. (default: :obj:`False`)
         half (bool): whether the exact path keeps its levels in float16, as in
-            :func:`pyg_trust.functional.propagate`. (default: :obj:`False`)
+            :func:`pyg_trust.agp.propagate`. (default: :obj:`False`)
         level_tol (float): the certain error that fewer levels may cost: the
-            :obj:`tol` of :func:`pyg_trust.functional.propagate`, while
+            :obj:`tol` of :func:`pyg_trust.agp.propagate`, while
             :obj:`tol` here is that of the series. (default: :obj:`0.0`)
         attr (str): the attribute to propagate, a float32 or float64 tensor
             with a row per node, dense or sparse CSR. (default: :obj:`'x'`)
         out (str or Path, optional): the attribute to write to; by default
             :obj:`attr`, whose features are then replaced. Or a file,
             :obj:`'z.npy'`: exact features then go there column by column, as
-            by :func:`pyg_trust.functional.propagate_to`, and :obj:`attr`
+            by :func:`pyg_trust.agp.propagate_to`, and :obj:`attr`
             becomes the file, mapped. (default: :obj:`None`)
         columns (int or str): the number of columns in memory at once, if
             :obj:`out` is a file. (default: :obj:`'auto'`)
@@ -150,9 +150,9 @@ class AGP(MeasureTransform):
         progress_bar (bool, optional): by default in terminals, after 2 s.
 
     Raises:
-        TypeError, ValueError: as :func:`pyg_trust.functional.propagate`,
+        TypeError, ValueError: as :func:`pyg_trust.agp.propagate`,
             :meth:`CSRGraph.from_data <pyg_trust.graph.CSRGraph.from_data>` and
-            :func:`~pyg_trust.functional.make_measure`.
+            :func:`~pyg_trust.agp.make_measure`.
 
     Example:
         >>> import torch
@@ -272,7 +272,7 @@ class AGP(MeasureTransform):
         Raises:
             TypeError, ValueError: on what is refused when it is propagated,
                 or if no bound is known, as
-                :func:`pyg_trust.functional.variance_bound`.
+                :func:`pyg_trust.agp.variance_bound`.
         """
         graph, x = self._inputs(data)
         measure = self.make_measure(graph)

@@ -19,7 +19,7 @@ from pyg_trust._checks import (
     check_tensor,
 )
 from pyg_trust._describe import described
-from pyg_trust.functional.voting import strays
+from pyg_trust.certificates.voting import strays
 from pyg_trust.graph import sparse_rows
 from pyg_trust.unit import PrivacyUnit
 

@@ -16,8 +16,8 @@ from pyg_trust._checks import (
     check_non_negative,
 )
 from pyg_trust._describe import described
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.queries import METHODS, query
+from pyg_trust.agp.measures import Measure
+from pyg_trust.agp.queries import METHODS, query
 from pyg_trust.graph import CSRGraph
 from pyg_trust.transforms import _pyg_gdc
 from pyg_trust.transforms.agp import MeasureTransform
@@ -38,7 +38,7 @@ class GDC(MeasureTransform):
 
     instead of the graph (functional name: :obj:`agp_gdc`). Row :math:`s` of
     :math:`\mathbf{S}` is :math:`\mathbf{S}^{\top} e_s`, one AGP query
-    (:func:`pyg_trust.functional.query`), so that nothing dense is ever built:
+    (:func:`pyg_trust.agp.query`), so that nothing dense is ever built:
     time is about :math:`n/\varepsilon`, memory that of the result. Heat
     kernels work like PPR, unlike in PyG's
     :class:`~torch_geometric.transforms.GDC`, whose approximate path knows PPR
@@ -75,7 +75,7 @@ class GDC(MeasureTransform):
         eps (float): the quantum of AGP, or the threshold of pruning.
             (default: :obj:`1e-4`)
         method (str): :obj:`'sample'` or :obj:`'prune'`, as in
-            :func:`pyg_trust.functional.query`: at equal time pruning finds
+            :func:`pyg_trust.agp.query`: at equal time pruning finds
             more of the largest entries where walks mix slowly.
             (default: :obj:`'sample'`)
         seed (int, optional): as in :class:`AGP`. (default: :obj:`None`)

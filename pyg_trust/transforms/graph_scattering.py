@@ -1,4 +1,4 @@
-"""Graph scattering and graph Fourier embeddings as transforms."""
+"""Graph scattering as a transform, and the base of such embeddings."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,16 +11,14 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust._checks import Count, check_integer, check_tensor, validated
 from pyg_trust._describe import described
-from pyg_trust.functional.scattering import (
+from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.scattering.batch import num_paths
+from pyg_trust.scattering.transform import (
     ScatteringPath,
     check_order,
-    graph_fourier,
     scattering_path,
     scattering_transform,
 )
-from pyg_trust.functional.scattering_batch import num_paths
-from pyg_trust.graph import CSRGraph, sparse_rows
-from pyg_trust.graph.ragged import pointer
 
 
 @validated
@@ -143,7 +141,7 @@ class GraphEmbedding(BaseTransform):
 class GraphScattering(GraphEmbedding):
     r"""Graph scattering (functional name: :obj:`graph_scattering`).
 
-    Applies :func:`~pyg_trust.functional.scattering_transform`, whose module
+    Applies :func:`~pyg_trust.scattering.scattering_transform`, whose module
     gives the formulas, to a :class:`~torch_geometric.data.Data` or
     :class:`~torch_geometric.data.Batch` and writes ``[num_graphs, T *
     num_features * Q]`` to ``data.z``, in the order (path, feature, moment);
@@ -263,59 +261,6 @@ class GraphScattering(GraphEmbedding):
             sparse=sparse,
             progress_bar=progress_bar,
         )
-
-    def __repr__(self) -> str:
-        return described(self)
-
-
-@validated
-@functional_transform('graph_fourier')
-class GFT(GraphEmbedding):
-    r"""The graph Fourier embedding (functional name: :obj:`graph_fourier`).
-
-    The baseline of the paper; see
-    :func:`~pyg_trust.functional.scattering.graph_fourier`.
-
-    Args:
-        num_bands (int, optional): the number of frequency bands whose energy
-            is taken; by default the mean of the Fourier coefficients, as in
-            the paper, which is not well defined where eigenvalues repeat.
-        max_degree (int, optional): see :class:`GraphEmbedding`.
-            (default: :obj:`None`)
-        clip (bool): see :class:`GraphEmbedding`. (default: :obj:`False`)
-        attr (str): the attribute to write. (default: :obj:`'z'`)
-        dtype (torch.dtype, optional): see :class:`GraphEmbedding`.
-            (default: :obj:`None`)
-    """
-
-    def __init__(
-        self,
-        num_bands: Count | None = None,
-        *,
-        max_degree: Count | None = None,
-        clip: bool = False,
-        attr: str = 'z',
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(max_degree, clip, attr, False, dtype)
-        self.num_bands = num_bands
-
-    def _embed(
-        self,
-        graph: CSRGraph,
-        x: Tensor,
-        ptr: Tensor | None,
-        sparse: bool,
-        progress_bar: bool | None,
-    ) -> Tensor:
-        z = graph_fourier(
-            graph, x, ptr, num_bands=self.num_bands, progress_bar=progress_bar
-        )
-        if not sparse:
-            return z
-        row, col = z.nonzero(as_tuple=True)
-        ptr = pointer(row.bincount(minlength=z.size(0)))
-        return sparse_rows(ptr, col, z[row, col], (z.size(0), z.size(1)))
 
     def __repr__(self) -> str:
         return described(self)

@@ -10,8 +10,8 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_trust._checks import check_tensor, validated
 from pyg_trust._describe import described
-from pyg_trust.functional.metapaths import metapath_features
 from pyg_trust.graph._marks import mark, marked
+from pyg_trust.transforms._metapaths import metapath_features
 from pyg_trust.unit import EdgeType, PrivacyUnit, path_steps
 
 

@@ -29,12 +29,12 @@ from pyg_trust.account import (
     ReleaseAccount,
     TrainingAccount,
 )
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.mechanisms import check_delta
-from pyg_trust.functional.private_accounting import (
-    gaussian_mu_for,
-)
-from pyg_trust.functional.private_propagation import (
+from pyg_trust.agp.measures import Measure
+from pyg_trust.graph import CSRGraph
+from pyg_trust.graph._marks import mark
+from pyg_trust.privacy.gaussian import gaussian_mu_for
+from pyg_trust.privacy.mechanisms import check_delta
+from pyg_trust.privacy.propagation import (
     BETWEEN,
     MAX_COLUMNS,
     MessageBlocks,
@@ -44,9 +44,6 @@ from pyg_trust.functional.private_propagation import (
     rounding_share,
     scaled_propagate,
 )
-from pyg_trust.graph import CSRGraph
-from pyg_trust.graph._marks import mark
-from pyg_trust.kernel.release import widened
 from pyg_trust.report import fingerprint, provenance
 from pyg_trust.transforms.aggregation_report import (
     AggregationReport,
@@ -60,6 +57,7 @@ from pyg_trust.transforms.release_checks import (
     release_graph,
     warn_of_other_releases,
 )
+from pyg_trust.verify.release import widened
 
 #: The propagation of ``'feature'``: one and two hops, symmetric.
 TWO_HOPS = Measure(0.5, 0.5, (0.0, 0.5, 0.5), name='two_hops')
@@ -76,10 +74,10 @@ class PrivateAGP(Releasing, BaseTransform):
 
     for :math:`k = 1, \ldots, K` (functional name: :obj:`private_agp`), with
     messages :math:`m` of norm at most 1
-    (:func:`~pyg_trust.functional.messages`) and weights that bound what one
+    (:func:`~pyg_trust.privacy.messages`) and weights that bound what one
     edge or node can move
-    (:func:`~pyg_trust.functional.hop_sensitivity`; the relations and proofs
-    are in :mod:`pyg_trust.functional.private_propagation`). All else is
+    (:func:`~pyg_trust.privacy.hop_sensitivity`; the relations and proofs
+    are in :mod:`pyg_trust.privacy.propagation`). All else is
     post-processing: training on the released rows, other weights, heads and
     any number of predictions cost nothing, as long as they read no edges.
 
@@ -136,7 +134,7 @@ class PrivateAGP(Releasing, BaseTransform):
             D^{-1/2}` and without a node's own message. (default: :obj:`None`)
         weights (sequence of float, optional): :math:`w_1, \ldots, w_K`: the
             output is then :math:`\sum_k w_k S_k`; free. (default: :obj:`None`)
-        degree_channel (float): as in :func:`~pyg_trust.functional.messages`.
+        degree_channel (float): as in :func:`~pyg_trust.privacy.messages`.
             (default: :obj:`0.0`)
         between (str): how rows are bounded: brought to norm 1
             (:obj:`'normalize'`) or clipped (:obj:`'clip'`).

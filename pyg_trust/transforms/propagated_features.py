@@ -6,27 +6,34 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from pyg_trust._checks import (
     Fraction,
     Int,
     Positive,
-    check_nodes,
     check_range,
     check_tensor,
     validated,
 )
+from pyg_trust._checks.graphs import plain_index
+from pyg_trust.agp.measures import Measure, make_measure
 from pyg_trust.files.commit import (
     EditedInPlace,
     ObjectLock,
     editing,
     synchronized,
 )
-from pyg_trust.functional.incremental import SeriesState, bare
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.sums import BITS, BOUND, Step, Sums
 from pyg_trust.graph import CSRGraph
-from pyg_trust.removal import Part, RemovalRequest
+from pyg_trust.removal import (
+    NodeIds,
+    Nodes,
+    NotThere,
+    Part,
+    RemovalRequest,
+)
+from pyg_trust.unlearning.incremental import SeriesState, bare
+from pyg_trust.unlearning.sums import BITS, BOUND, Step, Sums, check_directed
 from pyg_trust.update import Update, directs
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -41,7 +48,7 @@ class PropagatedFeatures(EditedInPlace):
     over neighbours are kept as integers on the grid :math:`2^{-f}`, so an edit
     sends differences along the edges of the nodes that it changes, and the
     features have the bits of a computation from scratch, after any history and
-    with any number of threads (:mod:`pyg_trust.functional.sums`). The last
+    with any number of threads (:mod:`pyg_trust.unlearning.sums`). The last
     level is computed when rows are read.
 
     .. code-block:: python
@@ -68,14 +75,22 @@ class PropagatedFeatures(EditedInPlace):
     level but the last (the series: 24).
 
     Args:
-        graph (CSRGraph): the graph, unweighted and without duplicate edges.
-        x (Tensor): float32 or float64 (the series: float64),
-            ``[num_nodes, num_columns]``; copied.
-        measure (Measure): a measure with fixed weights, so not Katz, and
-            :math:`a + b \ge 1`; for the series, its :math:`a` and :math:`b`
-            count, with :math:`a + b = 1`.
+        graph (CSRGraph or Data): the graph, unweighted and without duplicate
+            edges. Nodes of a :class:`~torch_geometric.data.Data` are named by
+            its ``n_id`` if it is there, others by their positions.
+        x (Tensor, optional): float32 or float64 (the series: float64),
+            ``[num_nodes, num_columns]``; copied. By default, and where a
+            measure stands in its place, ``graph.x``. (default: :obj:`None`)
+        measure (str or Measure): a measure with fixed weights, so not Katz,
+            and :math:`a + b \ge 1`; for the series, its :math:`a` and
+            :math:`b` count, with :math:`a + b = 1`. (default: :obj:`'sgc'`)
         alpha (float, optional): the :math:`\alpha` of the infinite series, in
-            :math:`(0, 1)`. (default: :obj:`None`)
+            :math:`(0, 1)`, or of the measure that is named.
+            (default: :obj:`None`)
+        t (float, optional): as the measure that is named takes it.
+            (default: :obj:`None`)
+        levels (int, optional): the number of hops of the measure that is
+            named. (default: :obj:`None`)
         theta (float, optional): the threshold of the infinite series: residues
             above :math:`\theta \sqrt{d_v}` are pushed. (default: :obj:`None`)
         bound (float): the largest magnitude that an entry of a feature may
@@ -85,6 +100,10 @@ class PropagatedFeatures(EditedInPlace):
             :math:`2^{62 - f} /` :obj:`bound` neighbours; for signals along
             the edges of a directed graph less than the :math:`L`-th root of
             this. (default: :obj:`40`)
+        directed (bool, optional): whether edges that come go in one direction
+            alone; by default whether an edge of the graph does, so give it
+            where the first graph is empty or symmetric by chance.
+            (default: :obj:`None`)
 
     Raises:
         TypeError, ValueError: on another graph, measure or shape, NaN or
@@ -92,7 +111,7 @@ class PropagatedFeatures(EditedInPlace):
             neighbours, or one of :obj:`alpha` and :obj:`theta` alone.
 
     Example:
-        >>> from pyg_trust.functional import sgc
+        >>> from pyg_trust.agp import sgc
         >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> graph = CSRGraph.from_edge_index(path, num_nodes=3)
         >>> features = PropagatedFeatures(graph, torch.eye(3), sgc(1))
@@ -104,23 +123,39 @@ class PropagatedFeatures(EditedInPlace):
 
     def __init__(
         self,
-        graph: CSRGraph,
-        x: Tensor,
-        measure: Measure,
+        graph: CSRGraph | Data,
+        x: Tensor | str | Measure | None = None,
+        measure: str | Measure = 'sgc',
         *,
         alpha: Fraction | None = None,
+        t: float | None = None,
+        levels: int | None = None,
         theta: Positive | None = None,
         bound: Positive = BOUND,
         bits: Annotated[int, Int(1, 51)] = BITS,
+        directed: bool | None = None,
     ) -> None:
+        ids = NodeIds()
+        if isinstance(x, str | Measure):
+            measure = x
+        x = None if isinstance(x, str | Measure) else x
+        if isinstance(graph, Data):
+            ids, data = NodeIds.of_data(graph, 'graph'), graph
+            graph, x = CSRGraph.from_data(data), data.x if x is None else x
+        if x is None:
+            raise ValueError("'x' needs to be given beside a CSRGraph")
+        if isinstance(measure, str):
+            levels = 2 if (measure, levels) == ('sgc', None) else levels
+            own = alpha if theta is None else None
+            alpha = None if theta is None else alpha
+            measure = make_measure(
+                measure, None, alpha=own, t=t, levels=levels
+            )
         if graph.is_weighted or graph.has_duplicates:
             raise ValueError(
                 "'graph' needs to be unweighted and without duplicate edges"
             )
-        if measure.undirected and not graph.is_undirected:
-            raise ValueError(
-                f"'graph' needs to be undirected for measure '{measure.name}'"
-            )
+        one_way = check_directed(directed, measure, graph.is_undirected)
         if graph.device.type != 'cpu':
             raise ValueError(
                 f"'graph' needs to be on the CPU (got {graph.device})"
@@ -134,7 +169,11 @@ class PropagatedFeatures(EditedInPlace):
         shape = (graph.num_nodes, 'num_columns')
         self._dtype = dtypes if theta is None else dtypes[1:]
         check_tensor('x', x, self._dtype, shape, finite=True)
-        self._begin(graph, x, measure, alpha, theta, bound, bits)
+        if theta is not None and one_way:
+            raise ValueError("'graph' needs to be undirected with 'theta'")
+        self._begin(
+            graph, x, measure, alpha, theta, bound, bits, one_way, ids=ids
+        )
 
     def _begin(
         self,
@@ -147,6 +186,7 @@ class PropagatedFeatures(EditedInPlace):
         bits: int,
         directed: bool = False,
         gone: Tensor = _NONE,
+        ids: NodeIds | None = None,
     ) -> None:
         # From these arguments alone, independently of any earlier state.
         self._live: Sums | SeriesState
@@ -163,6 +203,9 @@ class PropagatedFeatures(EditedInPlace):
         else:
             edited = bare(graph, measure, directed, gone)
             self._live = SeriesState(edited, x, measure, alpha, theta)
+        self._ids = NodeIds() if ids is None else ids
+        live = self._live
+        (live if isinstance(live, Sums) else live.graph).ids = self._ids
         self._how = {'alpha': alpha, 'theta': theta}
         self._how |= {'bound': bound, 'bits': bits}
         self._lock = ObjectLock()
@@ -180,6 +223,7 @@ class PropagatedFeatures(EditedInPlace):
             'measure': live.measure,
             'alive': live.alive.clone(),
             'directed': not live.undirected,
+            'n_id': self._ids.n_id,
             **self._how,
         }
 
@@ -207,6 +251,7 @@ class PropagatedFeatures(EditedInPlace):
             held.get('bits', bits),
             held['directed'],
             (~alive).nonzero().view(-1),
+            NodeIds(held.get('n_id')),
         )
 
     @property
@@ -220,14 +265,19 @@ class PropagatedFeatures(EditedInPlace):
     @property
     @synchronized
     def nodes(self) -> Tensor:
-        """Names of the present nodes: int64, ascending."""
+        """Rows of the present nodes: int64, ascending."""
         self._settle()
         return self._live.alive.nonzero().view(-1)
 
     @property
+    def n_id(self) -> Tensor:
+        """The ids of the present nodes: int64, in the order of their rows."""
+        return self._ids.of(self.nodes)
+
+    @property
     @synchronized
     def num_nodes(self) -> int:
-        """Number of names, including removed nodes."""
+        """Number of rows, including those of removed nodes."""
         self._settle()
         return self._live.num_nodes
 
@@ -243,25 +293,25 @@ class PropagatedFeatures(EditedInPlace):
         return self._live.error_bound
 
     @editing
-    def rows(self, nodes: Tensor | None = None) -> Tensor:
+    def rows(self, nodes: Nodes | None = None) -> Tensor:
         """Return a copy of present features: ``[k, num_columns]``.
 
         Args:
-            nodes (Tensor, optional): int64 indices or a mask; by default all
-                names, with zeros for removed ones. (default: :obj:`None`)
+            nodes (list[int] or Tensor, optional): ids or a mask; by default
+                all nodes that ever were, with zeros for removed ones.
+                (default: :obj:`None`)
 
         Raises:
-            ValueError: on a node that was removed.
+            NotThere: on a node that was removed, or never was.
         """
-        exact = isinstance(self._live, Sums)
+        exact = isinstance(self._live, Sums) and self._ids.n_id is None
         if nodes is None:
             return self._live.rows()
-        if exact and getattr(nodes, 'dtype', None) is torch.int64:
+        if exact and isinstance(nodes, Tensor) and nodes.dtype == torch.int64:
             # The sums themselves find those that are not there.
             check_tensor('nodes', nodes, torch.int64, ('num',))
-        else:
-            nodes = self._there('nodes', nodes)
-        return self._live.rows(nodes)
+            return self._live.rows(nodes)
+        return self._live.rows(self._there('nodes', nodes))
 
     @editing
     def insert_edges(self, edge_index: Tensor) -> int:
@@ -297,11 +347,11 @@ class PropagatedFeatures(EditedInPlace):
         return self._play(Step(cut=edges))
 
     @editing
-    def remove_nodes(self, nodes: Tensor) -> int:
+    def remove_nodes(self, nodes: Nodes) -> int:
         """Remove nodes, with their edges and features.
 
         Args:
-            nodes (Tensor): int64 indices or a mask.
+            nodes (list[int] or Tensor): ids or a mask.
 
         Returns:
             int: how many nodes get another degree, neighbour or feature.
@@ -309,8 +359,8 @@ class PropagatedFeatures(EditedInPlace):
         Raises:
             ValueError: if a node is not there.
         """
-        nodes = self._there('nodes', nodes).unique()
-        return self._play(Step(gone=nodes))
+        gone = self._there('nodes', nodes).unique()
+        return self._play(Step(gone=gone))
 
     @editing
     def insert_nodes(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -319,10 +369,11 @@ class PropagatedFeatures(EditedInPlace):
         Args:
             x (Tensor): the features of the new nodes, ``[k, num_columns]``.
             edge_index (Tensor): as in :meth:`insert_edges`; the new nodes
-                are named :attr:`num_nodes` and so on.
+                have the ids after the largest one (:attr:`num_nodes` and so
+                on, where ids are positions).
 
         Returns:
-            Tensor: int64, ``[k]``: the names of the new nodes.
+            Tensor: int64, ``[k]``: the ids of the new nodes.
 
         Raises:
             ValueError: as :meth:`insert_edges`.
@@ -330,16 +381,16 @@ class PropagatedFeatures(EditedInPlace):
         dtype, columns = self._live.x.dtype, self._live.num_columns
         check_tensor('x', x, dtype, ('k', columns), finite=True)
         first = self._live.num_nodes
-        edges = self._edges(edge_index)
+        edges = self._edges(edge_index, x.size(0))
         self._play(Step(new=x, edges=edges))
-        return torch.arange(first, first + x.size(0))
+        return self._ids.of(torch.arange(first, first + x.size(0)))
 
     @editing
-    def update_features(self, nodes: Tensor, x: Tensor) -> int:
+    def update_features(self, nodes: Nodes, x: Tensor) -> int:
         """Replace the features of nodes.
 
         Args:
-            nodes (Tensor): int64: distinct nodes.
+            nodes (list[int] or Tensor): distinct ids.
             x (Tensor): the new features of these nodes, ``[k, num_columns]``.
 
         Returns:
@@ -371,10 +422,22 @@ class PropagatedFeatures(EditedInPlace):
             ValueError: if something is not there, or is there already, or
                 does not fit; or on removals of labels, which it has none of.
         """
+        updates = Update.of(update)
+        while True:
+            try:
+                return self._played(updates)
+            except NotThere as error:
+                left = [each.without(error.missing) for each in updates]
+                if not any(left):
+                    raise
+                pairs = zip(left, updates, strict=True)
+                updates = tuple(one or other for one, other in pairs)
+
+    def _played(self, updates: Sequence[Update]) -> int:
         live = self._live
         names, come = live.num_nodes, _NO_EDGES
         steps = []
-        for each in Update.of(update):
+        for each in updates:
             step = self._step(each, names, come)
             names += 0 if step.new is None else step.new.size(0)
             come = torch.cat([come, step.edges], dim=1)
@@ -383,9 +446,11 @@ class PropagatedFeatures(EditedInPlace):
 
     def _step(self, update: Update, names: int, come: Tensor) -> Step:
         # Of what is there, with `names` and edges that came before it.
-        live, part = self._live, update.part
+        live, part = self._live, Part()
         if update.remove is not None:
-            update.remove._check_positions()
+            if self._ids.n_id is None:
+                update.remove._check_positions()
+            part = self._ids.part(update.part)
         nodes, new = update.nodes, None
         trained = 0 if nodes is None else nodes.num_train
         if part.labels or update.labels is not None or trained:
@@ -399,18 +464,21 @@ class PropagatedFeatures(EditedInPlace):
             )
         shape = ('k', live.num_columns)
         if nodes is not None:
-            nodes.check_next(names)
+            nodes.check_next(self._ids.next(names))
             new = nodes.x
             check_tensor('nodes', new, live.x.dtype, shape)
             names += new.size(0)
-        edges = update.arcs(live.undirected)
+        edges = self._edges(
+            update.arcs(live.undirected), names - live.num_nodes
+        )
         check_range('edges', edges, names, 'the nodes')
         of, x = torch.tensor(part.features, dtype=torch.int64), None
         x = live.x.new_zeros((of.numel(), live.num_columns))
         if update.features is not None:
             check_tensor('features', update.features[1], live.x.dtype, shape)
-            check_range('features', update.features[0], names, 'the nodes')
-            of = torch.cat([of, update.features[0]])
+            changed = self._ids.rows(update.features[0])
+            check_range('features', changed, names, 'the nodes')
+            of = torch.cat([of, changed])
             x = torch.cat([x, update.features[1]])
         gone = torch.tensor(part.nodes, dtype=torch.int64)
         return Step(gone, self._cut(part, come), new, edges, of, x)
@@ -430,10 +498,16 @@ class PropagatedFeatures(EditedInPlace):
         there |= {a for a, has in zip(part.arcs, found, strict=True) if has}
         lost = [e for e in part.edges if not {e, e[::-1]} & there]
         lost += [e for e in part.directed_edges if e not in there]
-        for u, v in lost:
-            raise ValueError(
-                f'edge {u} -> {v} is not there: it never was, or was removed '
-                'before'
+        if lost:
+            raise NotThere(
+                self._ids.request(
+                    Part(
+                        edges=tuple(e for e in lost if e in part.edges),
+                        directed_edges=tuple(
+                            e for e in lost if e not in part.edges
+                        ),
+                    )
+                )
             )
         return arcs[:, torch.tensor([a in there for a in part.arcs]).bool()]
 
@@ -451,17 +525,19 @@ class PropagatedFeatures(EditedInPlace):
     def _play(self, step: Step) -> int:
         return self._live.play([step])[0].numel()
 
-    def _there(self, name: str, nodes: Tensor) -> Tensor:
+    def _there(self, name: str, nodes: Nodes) -> Tensor:
         alive = self._live.alive
-        nodes = check_nodes(name, nodes, alive.numel())
-        gone = ~alive[nodes]
-        if bool(gone.any()):
-            raise ValueError(
-                f"'{name}' needs to have nodes that are there (got "
-                f'{int(nodes[gone][0])}, which was removed)'
-            )
-        return nodes
+        rows = self._ids.rows_of(name, nodes, alive.numel())
+        if not bool(alive[rows].all()):
+            gone = self._ids.of(rows[~alive[rows]])
+            raise NotThere(RemovalRequest(nodes=gone))
+        return rows
 
-    def _edges(self, edge_index: Tensor) -> Tensor:
-        check_tensor('edge_index', edge_index, torch.int64, (2, 'k'))
-        return edge_index
+    def _edges(self, edge_index: Tensor, new: int = 0) -> Tensor:
+        edges = plain_index('edge_index', edge_index)
+        check_tensor('edge_index', edges, torch.int64, (2, 'k'))
+        if self._ids.n_id is None:
+            return edges
+        count = self._live.num_nodes + new
+        rows = self._ids.rows_of('edge_index', edges.reshape(-1), count)
+        return rows.view(2, -1)

@@ -21,12 +21,12 @@ from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust._checks.graphs import warn_of_scaled
 from pyg_trust.account import NoCopies, ReleaseAccount, register_release
 from pyg_trust.distributed import rank_and_size
-from pyg_trust.functional.private_accounting import gaussian_epsilon
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph._marks import check_rows, marked
-from pyg_trust.kernel.sentences import outwards
 from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.transforms.aggregation_report import Relation
+from pyg_trust.verify.sentences import outwards
 
 
 class Releasing(NoCopies):

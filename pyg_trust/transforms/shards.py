@@ -12,9 +12,9 @@ from torch_geometric.transforms import BaseTransform
 from pyg_trust import rng
 from pyg_trust._checks import Count, validated
 from pyg_trust._describe import described
-from pyg_trust.functional import partition
-from pyg_trust.functional.partition import PARTITIONS
 from pyg_trust.nn.partitioner import partition_embedding
+from pyg_trust.unlearning import partition
+from pyg_trust.unlearning.partition import PARTITIONS
 
 # Data of a graph that partitions read, by the names of arguments.
 _INPUTS = ('num_nodes', 'n_id', 'edge_index', 'x', 'y', 'embedding')
@@ -57,11 +57,11 @@ class Shards(BaseTransform):
         progress_bar (bool, optional): by default in terminals, after 2 s.
         **kwargs (optional): further arguments of the function of the method
             (:obj:`slack`, :obj:`max_rounds`, :obj:`sem_weight`, ...):
-            :func:`~pyg_trust.functional.random_partition`,
-            :func:`~pyg_trust.functional.hash_partition`,
-            :func:`~pyg_trust.functional.metis_partition`,
-            :func:`~pyg_trust.functional.blpa`,
-            :func:`~pyg_trust.functional.bekm`,
+            :func:`~pyg_trust.unlearning.random_partition`,
+            :func:`~pyg_trust.unlearning.hash_partition`,
+            :func:`~pyg_trust.unlearning.metis_partition`,
+            :func:`~pyg_trust.unlearning.blpa`,
+            :func:`~pyg_trust.unlearning.bekm`,
             :func:`~pyg_trust.nn.learned_partition`.
 
     Raises:

@@ -11,9 +11,9 @@ is within a budget (:class:`ObjectiveNoise`). *The certificate assumes Theorem
 3 of Guo et al. (2020), which does not hold in general*: the theorem compares
 densities as if the residual did not depend on :math:`b`. One point removed can
 give 690 times the promised :math:`\delta`
-(:mod:`pyg_trust.functional.shifts` has the counterexample).
+(:mod:`pyg_trust.unlearning.shifts` has the counterexample).
 
-linear-GST and GFT are other transforms of the same classifier of graphs;
+linear-GST is another transform of the same classifier of graphs;
 unstructured removal (Guo et al. 2020) is its ``remove`` of
 :meth:`~pyg_trust.removal.RemovalRequest.whole_graphs`.
 :class:`GINClassifier` is a trained network, whose embeddings depend on every
@@ -42,7 +42,15 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._progress import Bar
-from pyg_trust.functional.heads import (
+from pyg_trust.agp.measures import Measure
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
+from pyg_trust.removal import RemovalRequest, remove_from_data
+from pyg_trust.scattering.wavelets import frame_bound
+from pyg_trust.transforms import GraphEmbedding, GraphScattering
+from pyg_trust.transforms.graph_scattering import graph_signal
+from pyg_trust.unlearning.certified import CertifiedClassifier
+from pyg_trust.unlearning.heads import (
     Gradient,
     Objective,
     Problem,
@@ -51,34 +59,26 @@ from pyg_trust.functional.heads import (
     hessian_solve,
     slopes,
 )
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.removal_bounds import (
+from pyg_trust.unlearning.node import NodeClassifier, Step
+from pyg_trust.unlearning.node_solving import Model
+from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.removal_bounds import (
     feature_removal_bound,
     node_removal_bound,
     paper_bound,
     tight_bound,
 )
-from pyg_trust.functional.rows import max_row_norm
-from pyg_trust.functional.shifts import removal_budget
-from pyg_trust.functional.wavelets import frame_bound
-from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel.sentences import OBJECTIVE
-from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
-from pyg_trust.removal import RemovalRequest, remove_from_data
-from pyg_trust.transforms import GraphEmbedding, GraphScattering
-from pyg_trust.transforms.graph_scattering import graph_signal
-from pyg_trust.unlearning.certified import CertifiedClassifier
-from pyg_trust.unlearning.node import NodeClassifier, Step
-from pyg_trust.unlearning.node_solving import Model
-from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.rows import max_row_norm
 from pyg_trust.unlearning.scattering import Model as GraphModel
 from pyg_trust.unlearning.scattering import ScatteringClassifier
 from pyg_trust.unlearning.scattering import Step as GraphStep
+from pyg_trust.unlearning.shifts import removal_budget
 from pyg_trust.unlearning.training_graphs import (
     Change,
     check_graphs,
     graph_labels,
 )
+from pyg_trust.verify.sentences import OBJECTIVE
 
 # Bits kept of a bound in the account, as it is a function of removed data.
 BITS = 4

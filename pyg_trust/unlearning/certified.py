@@ -13,7 +13,7 @@ s\,\Xi`, with fresh noise for every release. The residual of :math:`W` is
 measured, and bounds the distance to :math:`W^*(D')`; so the two releases are
 :math:`(\varepsilon, \delta)`-indistinguishable, both ways, and releases
 compose, also when requests are chosen by looking at earlier ones
-(:mod:`pyg_trust.functional.shifts` has the proof). The reference is then to
+(:mod:`pyg_trust.unlearning.shifts` has the proof). The reference is then to
 retrain exactly after every request, under the same transcript.
 
 Threads take turns. A file that another object has changed since this one read
@@ -29,19 +29,19 @@ from torch import Tensor
 from pyg_trust import noise, rng
 from pyg_trust._checks import OneOf, Positive, validated
 from pyg_trust.files.commit import synchronized
-from pyg_trust.functional.heads import Residual
-from pyg_trust.functional.shifts import (
+from pyg_trust.ledger import RemovalLedger
+from pyg_trust.noise import SecureNoise, SeededNoise
+from pyg_trust.report import fingerprint_model
+from pyg_trust.unlearning import saved
+from pyg_trust.unlearning.heads import Residual
+from pyg_trust.unlearning.saved import Saved
+from pyg_trust.unlearning.shifts import (
     gaussian_budget,
     grid_shift,
     largest_weights,
     shift_epsilon,
 )
-from pyg_trust.kernel import release, removal
-from pyg_trust.ledger import RemovalLedger
-from pyg_trust.noise import SecureNoise, SeededNoise
-from pyg_trust.report import fingerprint_model
-from pyg_trust.unlearning import saved
-from pyg_trust.unlearning.saved import Saved
+from pyg_trust.verify import release, removal
 
 ON_EXCEED = ('refine', 'retrain', 'raise')
 
@@ -75,7 +75,7 @@ class CertifiedClassifier(Saved[M]):
     A subclass keeps features and weights in ``_model``.
 
     Args:
-        head (str): the loss, an entry of :mod:`~pyg_trust.functional.heads`.
+        head (str): the loss, an entry of :mod:`~pyg_trust.unlearning.heads`.
         lam (float): the regularisation :math:`\lambda`.
         release_std (float): the standard deviation of the noise.
         epsilon (float): the largest :math:`\epsilon` that a release may have.

@@ -24,16 +24,18 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
-from pyg_trust._checks.graphs import check_examples
+from pyg_trust._checks.graphs import check_examples, plain_index
+from pyg_trust._moved import renamed
+from pyg_trust.agp.measures import Measure
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.sums import BOUND
 from pyg_trust.graph import CSRGraph
+from pyg_trust.removal import NodeIds
 from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.node_data import read_features
 from pyg_trust.unlearning.node_parts import Pairs
 from pyg_trust.unlearning.pair_state import PairState
 from pyg_trust.unlearning.reports import LinkUnlearnReport
+from pyg_trust.unlearning.sums import BOUND
 
 # Squares of larger products do not add up in float64.
 _MOST = 1e100
@@ -49,7 +51,7 @@ class LinkClassifier(NodeClassifier):
         )
         train, val, test = split(data)
         model = LinkClassifier('sgc', levels=2).fit(train)
-        scores = model.score(test.edge_label_index)
+        logits = model.decision_function(test.edge_label_index)
         report = model.remove(RemovalRequest(nodes=[12], edges=[(3, 7)]))
         assert model.verify().ok
 
@@ -97,7 +99,7 @@ class LinkClassifier(NodeClassifier):
             (default: :obj:`'refine'`)
         encoder (callable, optional): as of :class:`NodeClassifier`.
             (default: :obj:`None`)
-        encoder_is_public (bool): as of :class:`NodeClassifier`.
+        start_is_public (bool): as of :class:`NodeClassifier`.
             (default: :obj:`False`)
         tol (float): the residual of exact solves. (default: :obj:`1e-8`)
         max_pending (int): as of :class:`NodeClassifier`.
@@ -122,6 +124,7 @@ class LinkClassifier(NodeClassifier):
 
     _state = PairState
 
+    @renamed(encoder_is_public='start_is_public')
     @validated
     def __init__(
         self,
@@ -140,7 +143,7 @@ class LinkClassifier(NodeClassifier):
         delta: float = 1e-4,
         on_exceed: str = 'refine',
         encoder: Callable[[Tensor], Tensor] | None = None,
-        encoder_is_public: bool = False,
+        start_is_public: bool = False,
         tol: float = 1e-8,
         max_pending: Natural = 1_000,
         seed: int | None = None,
@@ -157,7 +160,7 @@ class LinkClassifier(NodeClassifier):
             delta=delta,
             on_exceed=on_exceed,
             encoder=encoder,
-            encoder_is_public=encoder_is_public,
+            start_is_public=start_is_public,
             tol=tol,
             max_pending=max_pending,
             seed=seed,
@@ -175,10 +178,11 @@ class LinkClassifier(NodeClassifier):
     def fit(  # type: ignore[override]
         self, data: Data, *, num_names: int | None = None
     ) -> 'LinkClassifier':
-        """Propagate, train and release; nodes are named by their positions.
+        """Propagate, train and release.
 
-        A second call starts over, with a new ledger, as of
-        :class:`NodeClassifier`.
+        Nodes are named by ``data.n_id`` in requests and updates if it is
+        there, else by their positions. A second call starts over, with a new
+        ledger, as of :class:`NodeClassifier`.
 
         Args:
             data (Data): the graph, with ``x`` and an undirected
@@ -216,37 +220,62 @@ class LinkClassifier(NodeClassifier):
             )
         settings = self._settings._replace(pairs=pairs)
         none = torch.full((n,), -1)
-        return self._begun(PairState(settings, (0, 1), graph, x, none))
+        ids = NodeIds.of_data(data)
+        return self._begun(
+            PairState(settings, (0, 1), graph, x, none, ids=ids)
+        )
 
     @synchronized
     def decision_function(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Compute the margins of pairs: ``[num_pairs]``.
+        """Compute the logits of pairs: ``[num_pairs]``.
+
+        Larger for likelier links, and NaN for pairs with a removed node.
 
         Args:
-            edge_label_index (Tensor): int64, ``[2, num_pairs]``.
+            edge_label_index (Tensor): int64, ``[2, num_pairs]``: rows of
+                nodes, as of PyG's ``edge_label_index``: positions at the fit,
+                and then as they came.
 
         Raises:
-            ValueError: on a node that was removed, or never was.
+            ValueError: on a row that never was.
         """
         model = self._fitted
-        shape = (2, 'num_pairs')
-        check_tensor('edge_label_index', edge_label_index, torch.int64, shape)
-        pairs, alive = edge_label_index.cpu(), model.data.graph.alive
+        pairs = plain_index('edge_label_index', edge_label_index).cpu()
+        check_tensor('edge_label_index', pairs, torch.int64, (2, 'num_pairs'))
+        alive = model.data.graph.alive
         check_range('edge_label_index', pairs, alive.numel(), 'the nodes')
-        gone = ~alive[pairs]
-        if bool(gone.any()):
-            raise ValueError(
-                "'edge_label_index' needs to have nodes that are there (got "
-                f'{int(pairs[gone][0])}, which was removed)'
-            )
-        return model.data.margins(model.weight, pairs).view(-1)
+        there = alive[pairs].all(0)
+        found = model.weight.new_full((pairs.size(1),), torch.nan)
+        margin = model.data.margins(model.weight, pairs[:, there])
+        found[there] = margin.view(-1)
+        return found
 
-    def score(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Score pairs: logits, larger for likelier links."""
-        return self.decision_function(edge_label_index)
+    def score(self, edge_label_index: Tensor, edge_label: Tensor) -> float:  # type: ignore[override]
+        """Return the share of pairs that are predicted as their label.
+
+        Pairs with a removed node are left out; :meth:`decision_function` gives
+        logits for rankings.
+
+        Args:
+            edge_label_index (Tensor): as in :meth:`decision_function`.
+            edge_label (Tensor): ``[num_pairs]``: 1 for links, else 0.
+
+        Raises:
+            ValueError: if no pair has both nodes.
+        """
+        found = self.predict(edge_label_index)
+        dtypes = torch.int64, torch.float32, torch.float64
+        check_tensor('edge_label', edge_label, dtypes, (found.numel(),))
+        there = found >= 0
+        if not bool(there.any()):
+            raise ValueError(
+                "'edge_label_index' needs to have a pair that is there"
+            )
+        right = found[there] == edge_label.cpu()[there]
+        return float(right.double().mean())
 
     def predict(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
-        """Predict whether pairs are linked: int64, 0 or 1.
+        """Predict whether pairs are linked: int64, 0 or 1; -1 if removed.
 
         Takes the argument of :meth:`decision_function`.
         """
@@ -255,7 +284,8 @@ class LinkClassifier(NodeClassifier):
     def predict_proba(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
         """Predict the probabilities of no link and of a link: ``[k, 2]``.
 
-        Of the balance of edges and negative pairs that it was fitted to.
+        Of the balance of edges and negative pairs that it was fitted to; NaN
+        for pairs with a removed node.
         """
         return self._probabilities(self.decision_function(edge_label_index))
 

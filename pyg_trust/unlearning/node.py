@@ -4,8 +4,8 @@ r"""Node classifiers with certified removal.
 
 Features are propagated, :math:`z = \sum_i w_i P^i x`, and a regularised linear
 head is trained on them. A removal recomputes the rows that it touches, to the
-bit as from scratch (:mod:`pyg_trust.functional.sums`), and the head follows by
-steps whose residual is measured (:mod:`pyg_trust.functional.heads`).
+bit as from scratch (:mod:`pyg_trust.unlearning.sums`), and the head follows by
+steps whose residual is measured (:mod:`pyg_trust.unlearning.heads`).
 
 :mod:`pyg_trust.unlearning.certified` has the promise.
 """
@@ -30,6 +30,8 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._moved import renamed
+from pyg_trust.agp.measures import Measure, make_measure, needs_graph
 from pyg_trust.files.commit import (
     EditedInPlace,
     Lineage,
@@ -37,21 +39,21 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.files.seals import Seals
-from pyg_trust.functional.heads import HEADS, Factor, Gradient, Problem
-from pyg_trust.functional.measures import Measure, make_measure, needs_graph
-from pyg_trust.functional.newton import refine
-from pyg_trust.functional.sums import BOUND, check_measure
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.removal import (
     Edges,
     NodeIds,
     Nodes,
+    NotThere,
+    Part,
     RemovalRequest,
     requested,
     skipping,
 )
 from pyg_trust.report import fingerprint_model, provenance
+from pyg_trust.unlearning.heads import HEADS, Factor, Gradient, Problem
+from pyg_trust.unlearning.newton import refine
 from pyg_trust.unlearning.node_checks import (
     evidence,
     named,
@@ -69,6 +71,7 @@ from pyg_trust.unlearning.reports import (
     NodeUnlearnReport,
     NodeVerifyReport,
 )
+from pyg_trust.unlearning.sums import BOUND, check_directed, check_measure
 from pyg_trust.update import Update
 
 C = TypeVar('C', bound='NodeClassifier')
@@ -172,12 +175,16 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             (default: :obj:`None`)
         encoder (callable, optional): maps features row by row, before the
             propagation, such as a network. (default: :obj:`None`)
-        encoder_is_public (bool): your declaration that the encoder never saw
-            the data; without it nothing could be promised.
+        start_is_public (bool): your statement that the encoder never saw the
+            data; without it nothing could be promised, and reports repeat it.
             (default: :obj:`False`)
         tol (float): the residual of exact solves. (default: :obj:`1e-8`)
         max_pending (int): the most nodes and edges that may be added before a
             release. (default: :obj:`1_000`)
+        directed (bool, optional): whether edges that are added go in one
+            direction alone; by default whether an edge of the graph does, so
+            give it where the first graph is empty or symmetric by chance.
+            (default: :obj:`None`)
         seed (int, optional): the seed of the noise. It makes the noise
             repeatable, and the release not private. (default: :obj:`None`)
 
@@ -198,6 +205,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         (True, True)
     """
 
+    @renamed(encoder_is_public='start_is_public')
     @validated
     def __init__(
         self,
@@ -216,9 +224,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         features: Annotated[str, OneOf(FEATURES)] = 'exact',
         theta: float | None = None,
         encoder: Callable[[Tensor], Tensor] | None = None,
-        encoder_is_public: bool = False,
+        start_is_public: bool = False,
         tol: float = 1e-8,
         max_pending: Natural = 1_000,
+        directed: bool | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__(
@@ -231,11 +240,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             tol=tol,
             seed=seed,
         )
-        if encoder is not None and not encoder_is_public:
+        if encoder is not None and not start_is_public:
             raise ValueError(
-                "'encoder' needs encoder_is_public=True, your declaration "
-                'that it was not trained on these data: a trained encoder '
-                'remembers removed rows'
+                "'encoder' needs start_is_public=True, your statement that it "
+                'was not trained on these data: a trained encoder remembers '
+                'removed rows'
             )
         if encoder is not None and not callable(encoder):
             raise TypeError(
@@ -263,6 +272,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         self.features = features
         self.encoder = encoder
         self.max_pending = max_pending
+        self.directed = directed
+        check_directed(directed, self.measure, None)
         self._settings = Settings(
             self.measure,
             None if alpha is None else float(alpha),
@@ -279,7 +290,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
     def fit(
         self,
         data: Data,
-        train_nodes: Tensor | None = None,
+        train_nodes: Nodes | None = None,
         *,
         classes: Sequence[int] | None = None,
     ) -> 'NodeClassifier':
@@ -293,8 +304,9 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         Args:
             data (Data): the graph, with ``x``, ``edge_index``, ``y`` and
                 ``train_mask``.
-            train_nodes (Tensor, optional): the training nodes, int64 indices
-                or a mask, in place of ``train_mask``. (default: :obj:`None`)
+            train_nodes (list[int] or Tensor, optional): the training nodes,
+                as positions in :obj:`data` or a mask, in place of
+                ``train_mask``. (default: :obj:`None`)
             classes (list[int], optional): the labels that exist or may come
                 later; by default those of the training nodes, none of which
                 may lose its last one. (default: :obj:`None`)
@@ -311,13 +323,10 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             raise ValueError(
                 "'data' needs to be unweighted (got an 'edge_weight')"
             )
-        if self.measure.undirected and not graph.is_undirected:
-            raise ValueError(
-                "'data' needs to be undirected for measure "
-                f"'{self.measure.name}' (got a directed graph; "
-                'torch_geometric.utils.to_undirected makes it so)'
-            )
-        if self.features == 'push' and not graph.is_undirected:
+        directed = check_directed(
+            self.directed, self.measure, graph.is_undirected
+        )
+        if self.features == 'push' and directed:
             raise ValueError(
                 "'data' needs to be undirected for features='push'"
             )
@@ -325,9 +334,15 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         x = self._encoded(read_features(data))
         declared = classes is not None
         settings = self._settings
-        ids = NodeIds.of_data(data)
         state = NodeState(
-            settings, found, graph, x, y, declared=declared, ids=ids
+            settings,
+            found,
+            graph,
+            x,
+            y,
+            directed=directed,
+            declared=declared,
+            ids=NodeIds.of_data(data),
         )
         return self._begun(state)
 
@@ -585,7 +600,6 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         model = self._fitted
         model.ledger.check_reference(reference)
         data, edits = model.data, self._edits(update)
-        alone = all(edit.only_adds for edit in edits)
         if self.noise != 'output' and not all(e.only_removes for e in edits):
             raise TypeError(
                 "'update' needs removals alone (got others): the published "
@@ -593,8 +607,8 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             )
         try:
             self._editing = model
-            for edit in edits:
-                data.play(edit)
+            edits = [self._play(data, edit) for edit in edits]
+            alone = all(edit.only_adds for edit in edits)
             waits = data.num_pending <= self.max_pending
             if alone and waits and not (release or reference):
                 new = model._replace(lineage=model.lineage.next())
@@ -624,7 +638,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         try:
             self._editing = model
             for edit in edits:
-                data.play(edit)
+                self._play(data, edit)
             change, _, gradient = self._followed(model)
             hold = gradient.norm.upper <= self._goal(data)
             return NodePlan(
@@ -764,6 +778,20 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             journal.clear()
         self._editing = None
 
+    def _play(self, data: NodeState, edit: Edit) -> Edit:
+        # An update may leave out what is not there.
+        try:
+            data.play(edit)
+            return edit
+        except NotThere as error:
+            update = edit.update and edit.update.without(error.missing)
+            if not update:
+                raise
+            part = Part() if update.remove is None else update.part
+            edit = edit._replace(part=data.ids.part(part), update=update)
+            data.play(edit)
+            return edit
+
     def _rows(self, nodes: Nodes | None) -> Tensor:
         # The rows of nodes that are, or were, there.
         data = self._fitted.data
@@ -791,8 +819,11 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         for each in (*given, None):
             if each is not None and each.remove and ids.n_id is None:
                 each.remove._check_positions()
-            if each is not None and each.remove and each.only_removes:
-                removals.append(each.remove)
+            asked = None if each is None else each.remove
+            if each is not None and each.missing == 'skip':
+                asked = None
+            if each is not None and asked and each.only_removes:
+                removals.append(asked)
                 continue
             if removals:
                 whole = Update(remove=RemovalRequest.batch(removals))
@@ -829,7 +860,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             return torch.where(y < 0, -1, torch.searchsorted(known, y))
 
         edges = ids.rows(update.arcs(data.graph.undirected))
-        edit = Edit(ids.part(update.part), edges=edges)
+        edit = Edit(ids.part(update.part), edges=edges, update=update)
         new, changed, given = update.nodes, update.features, update.labels
         if new is not None and new.x.size(0):
             assert new.y is not None

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust.functional.sums import Sums
-from pyg_trust.kernel import removal
 from pyg_trust.removal import Part
 from pyg_trust.unlearning.certified import proved
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_solving import Model
 from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.sums import Sums
+from pyg_trust.verify import removal
 
 Arc = tuple[int, int]
 

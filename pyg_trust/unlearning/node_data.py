@@ -1,6 +1,7 @@
 """Readers of a user's data for node classifiers, with checks."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,9 +10,9 @@ from torch_geometric.data import Data
 from pyg_trust._checks import (
     check_instance,
     check_integer,
-    check_nodes,
     check_tensor,
 )
+from pyg_trust.removal import NodeIds, Nodes
 
 
 def read_features(data: Data) -> Tensor:
@@ -27,7 +28,7 @@ def read_features(data: Data) -> Tensor:
 
 def read_classes(
     data: Data,
-    train_nodes: Tensor | None,
+    train_nodes: Nodes | None,
     classes: Sequence[int] | None = None,
 ) -> tuple[tuple[int, ...], Tensor]:
     """Read the classes, and the position of each training node's class.
@@ -40,6 +41,9 @@ def read_classes(
     y = data.get('y')
     if not isinstance(y, Tensor):
         raise ValueError("'data' needs to have labels 'y'")
+    if y.dim() == 2 and y.size(1) == 1:
+        # As OGB has them.
+        y = y.view(-1)
     check_tensor('data.y', y, torch.int64, (n,))
     name = 'train_nodes'
     if train_nodes is None:
@@ -49,8 +53,10 @@ def read_classes(
                 "'train_nodes' is needed where 'data' has no 'train_mask' "
                 '(bool, true where the label is known)'
             )
-        check_tensor(name, train_nodes, torch.bool, (n,))
-    nodes = check_nodes(name, train_nodes, n).cpu()
+        mask = _one_mask(name, train_nodes)
+        check_tensor(name, mask, torch.bool, (n,))
+    # They come with the data, and name their rows.
+    nodes = NodeIds().rows_of(name, _one_mask(name, train_nodes), n)
     if nodes.numel() == 0:
         raise ValueError(f"'{name}' needs to have a node (got none)")
     if nodes.unique().numel() != nodes.numel():
@@ -59,6 +65,8 @@ def read_classes(
     train[nodes] = True
     for other in ('val_mask', 'test_mask'):
         mask = data.get(other)
+        if isinstance(mask, Tensor) and mask.shape == (n, 1):
+            mask = mask.view(-1)
         if isinstance(mask, Tensor) and mask.shape == train.shape:
             both = (train & mask.cpu()).nonzero().view(-1)
             if both.numel():
@@ -91,6 +99,18 @@ def read_classes(
     position = torch.full((n,), -1)
     position[train] = torch.searchsorted(known, found)
     return tuple(known.tolist()), position
+
+
+def _one_mask(name: str, mask: Any) -> Any:
+    # Data sets with several splits have a column for each.
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return mask
+    if mask.size(1) == 1:
+        return mask.view(-1)
+    raise ValueError(
+        f"'{name}' has {mask.size(1)} splits: choose one, as "
+        'fit(data, data.train_mask[:, 0])'
+    )
 
 
 @torch.no_grad()

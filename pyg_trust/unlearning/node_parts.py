@@ -7,7 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_trust.functional.heads import (
+from pyg_trust.agp.measures import Measure
+from pyg_trust.removal import Part
+from pyg_trust.report import fingerprint
+from pyg_trust.unlearning.heads import (
     GAMMA_1,
     UNIT,
     Factor,
@@ -17,12 +20,9 @@ from pyg_trust.functional.heads import (
     hidden,
     slopes,
 )
-from pyg_trust.functional.incremental import SeriesState
-from pyg_trust.functional.measures import Measure
-from pyg_trust.kernel import removal
-from pyg_trust.removal import Part
-from pyg_trust.report import fingerprint
-from pyg_trust.update import NewNodes
+from pyg_trust.unlearning.incremental import SeriesState
+from pyg_trust.update import NewNodes, Update
+from pyg_trust.verify import removal
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
@@ -51,7 +51,7 @@ class Settings(NamedTuple):
         alpha (float, optional): the :math:`\alpha` of the infinite series.
         theta (float, optional): the threshold of pushes; :obj:`None` for
             exact features.
-        head (str): the loss, an entry of :mod:`~pyg_trust.functional.heads`.
+        head (str): the loss, an entry of :mod:`~pyg_trust.unlearning.heads`.
         lam (float): the regularisation :math:`\lambda`.
         bound (float): the largest magnitude of a feature.
         pairs (Pairs, optional): the pairs of a link classifier.
@@ -113,6 +113,8 @@ class Edit(NamedTuple):
         features (tuple, optional): nodes, and their new features, encoded.
         labels (tuple, optional): nodes, and positions of their classes; -1
             for nodes that leave the training.
+        update (Update, optional): what the user passed, to leave out what is
+            not there.
     """
 
     part: Part
@@ -122,6 +124,7 @@ class Edit(NamedTuple):
     edges: Tensor = _NONE.view(2, 0)
     features: tuple[Tensor, Tensor] | None = None
     labels: tuple[Tensor, Tensor] | None = None
+    update: Update | None = None
 
     @property
     def only_adds(self) -> bool:
@@ -184,7 +187,7 @@ class ColumnProblem(NamedTuple):
     r"""Objective at exact features, which holds only estimates of them.
 
     The gradient comes from two solves of as many columns as there are outputs
-    (:func:`~pyg_trust.functional.feature_errors.column_residual`), cut off
+    (:func:`~pyg_trust.unlearning.feature_errors.column_residual`), cut off
     where what is missing is a small part of :obj:`goal`, and what is missing
     is added to its norm: with the tail :math:`\rho` of the series and
     :math:`\kappa` its growth in the Frobenius norm (1 for :math:`a = b`),
@@ -198,7 +201,7 @@ class ColumnProblem(NamedTuple):
         train (Tensor): int64: the training nodes.
         Y (Tensor): the targets of the training nodes.
         mu (float): :math:`\lambda n`.
-        head (str): the loss, an entry of :mod:`~pyg_trust.functional.heads`.
+        head (str): the loss, an entry of :mod:`~pyg_trust.unlearning.heads`.
         goal (float): the residual to reach.
         B (Tensor, optional): the linear term. (default: :obj:`None`)
     """

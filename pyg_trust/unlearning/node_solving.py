@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_integer, check_tensor
+from pyg_trust.agp.measures import Measure
 from pyg_trust.files.commit import Lineage
 from pyg_trust.files.seals import Seals, sealed
-from pyg_trust.functional.heads import Factor, Gradient
-from pyg_trust.functional.measures import Measure
-from pyg_trust.functional.newton import Refined, refine
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
+from pyg_trust.report import fingerprint_model
 from pyg_trust.unlearning.certified import CertifiedClassifier
+from pyg_trust.unlearning.heads import Factor, Gradient
+from pyg_trust.unlearning.newton import Refined, refine
 from pyg_trust.unlearning.node_parts import Settings
 from pyg_trust.unlearning.node_state import NodeState
 
@@ -96,7 +97,6 @@ class NodeSolver(CertifiedClassifier[Model]):
             name: getattr(self.measure, name)
             for name in self.measure.__dataclass_fields__
         }
-        encoder = self.encoder
         return {
             **super()._config(),
             'measure': measure,
@@ -105,8 +105,29 @@ class NodeSolver(CertifiedClassifier[Model]):
             'feature_bound': self._settings.bound,
             'head': self.head,
             'features': self.features,
-            'encoder': None if encoder is None else type(encoder).__name__,
+            'encoder': self._encoder_digest(),
         }
+
+    def _encoder_digest(self) -> str | None:
+        # Of two encoders of a class only one fits the saved features.
+        encoder = self.encoder
+        if encoder is None:
+            return None
+        name = type(encoder).__name__
+        if not isinstance(encoder, torch.nn.Module):
+            return getattr(encoder, '__qualname__', name)
+        return f'{name} {fingerprint_model(encoder.state_dict())}'
+
+    def _unpacked(
+        self, state: dict[str, Any], progress_bar: bool | None
+    ) -> Model:
+        config = dict(state['config'])
+        if self.encoder is not None and config.get('encoder') == (
+            type(self.encoder).__name__
+        ):
+            # States of 0.1 hold the class alone.
+            config['encoder'] = self._encoder_digest()
+        return super()._unpacked({**state, 'config': config}, progress_bar)
 
     def _packed(self, model: Model) -> dict[str, Any]:
         linear = {} if model.B is None else {'B': model.B.clone()}
@@ -222,7 +243,10 @@ class NodeSolver(CertifiedClassifier[Model]):
             *self._rests_on,
         )
         if self.encoder is not None:
-            made += ('the encoder never saw the data, as the user declared',)
+            made += (
+                'the encoder never saw the data, as the user stated by '
+                'start_is_public=True',
+            )
         return made
 
 

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from pyg_trust._checks import check_instance
-from pyg_trust.functional.heads import (
+from pyg_trust.graph import CSRGraph
+from pyg_trust.ops import loss_change
+from pyg_trust.removal import NodeIds, NotThere, Part
+from pyg_trust.unlearning.heads import (
     UNIT,
     Gradient,
     Objective,
@@ -18,13 +21,8 @@ from pyg_trust.functional.heads import (
     hidden_by,
     targets,
 )
-from pyg_trust.functional.incremental import SeriesState, bare
-from pyg_trust.functional.journal import Journal
-from pyg_trust.functional.sums import Step, Sums
-from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel import arrays
-from pyg_trust.ops import loss_change
-from pyg_trust.removal import NodeIds, NotThere, Part
+from pyg_trust.unlearning.incremental import SeriesState, bare
+from pyg_trust.unlearning.journal import Journal
 from pyg_trust.unlearning.node_parts import (
     Change,
     ColumnProblem,
@@ -32,7 +30,9 @@ from pyg_trust.unlearning.node_parts import (
     Pending,
     Settings,
 )
+from pyg_trust.unlearning.sums import Step, Sums
 from pyg_trust.update import directs
+from pyg_trust.verify import arrays
 
 # The number of neighbouring names that share one digest.
 BLOCK = 64
@@ -109,6 +109,7 @@ class NodeState:
             self.levels = SeriesState(
                 self.graph, x, measure, settings.alpha, settings.theta
             )
+        self.graph.ids = self.ids
         self.pending = Pending(n, {})
         self.names = (y >= 0).nonzero().view(-1)
         self.place = torch.full((n,), -1)
@@ -201,14 +202,6 @@ class NodeState:
         )
         if missing != Part():
             raise NotThere(self.ids.request(missing))
-        if self.ids.n_id is not None and edit.edges.numel():
-            # Sums would name rows.
-            for u, v in edit.edges[:, self.graph.has_edges(edit.edges)].t():
-                u, v = self.ids.of(torch.stack([u, v])).tolist()
-                raise ValueError(
-                    f'edge {u} -> {v} is there already: an edge can be there '
-                    'once'
-                )
 
     def play(self, edit: Edit) -> None:
         """Apply an edit to graph and features; leave the training rows."""

@@ -6,6 +6,7 @@ there and differ; they never look at edges. So the list is a function of the
 present graph: what leaves takes its own pairs along, and moves no other.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from pyg_trust import rng
 from pyg_trust._checks import check_integer
-from pyg_trust.functional.heads import Gradient, targets
-from pyg_trust.functional.sums import Sums
 from pyg_trust.graph import CSRGraph
-from pyg_trust.removal import Part
+from pyg_trust.removal import NodeIds, Part
+from pyg_trust.unlearning.heads import Gradient, targets
 from pyg_trust.unlearning.node_parts import Change, Edit, Pairs, Settings
 from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.sums import Sums
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
@@ -42,12 +43,17 @@ class PairState(NodeState):
         x: Tensor,
         y: Tensor,
         *held: Any,
+        ids: NodeIds | None = None,
     ) -> None:
         # No node has a label.
         none = torch.full_like(y, -1)
-        super().__init__(settings, classes, graph, x, none, *held)
+        # The arguments by position end with the ids.
+        given = held if ids is None else (None, None, False, False, ids)
+        super().__init__(settings, classes, graph, x, none, *given)
         assert settings.pairs is not None
         self.pairs = settings.pairs
+        if self.pairs.names > graph.num_nodes:
+            _choosers(*self.pairs[:3])
         self.cuts: tuple[Tensor, ...] = ()
         keys = torch.cat([self._edges(), self._negatives()])
         self.ends = self._ends(keys)
@@ -74,14 +80,23 @@ class PairState(NodeState):
         return source[once] * self.pairs.names + target[once]
 
     def _negatives(self, first: int = 0) -> Tensor:
-        # Those with an end whose name is not below `first`.
-        count, k, *_ = self.pairs
-        keys = torch.arange(count * k) + count**2
+        # Those with an end whose row is not below `first`, ascending.
+        (count, k, *_), n = self.pairs, self.graph.num_nodes
+        # Pairs of new rows, and those of others that chose them: a newcomer
+        # costs as much as it has pairs, however many may come.
+        keys = torch.arange(first * k, n * k)
+        if first:
+            by_partner, start = _choosers(count, k, self.pairs.seed)
+            lo, hi = start[first], start[n]
+            keys = torch.cat([by_partner[lo:hi], keys]).unique()
+            keys = keys[keys < n * k]
+        keys = keys + count**2
         u, v = self._ends(keys)
-        there = torch.zeros(count, dtype=torch.bool)
-        there[: self.graph.num_nodes] = self.graph.alive
-        known = there[u] & there[v] & (u != v)
-        return keys[known & (torch.maximum(u, v) >= first)]
+        known = (u < n) & (v < n) & (u != v)
+        known[known.clone()] = self.graph.alive[
+            torch.stack([u, v])[:, known]
+        ].all(0)
+        return keys[known]
 
     def _ends(self, keys: Tensor) -> Tensor:
         count, k, seed, _ = self.pairs
@@ -271,6 +286,16 @@ class PairState(NodeState):
         assert settings.pairs is not None
         pairs = settings.pairs._replace(names=count)
         return super().from_dict(settings._replace(pairs=pairs), classes, held)
+
+
+@functools.lru_cache(maxsize=2)
+def _choosers(count: int, partners: int, seed: int) -> tuple[Tensor, Tensor]:
+    # The numbers of negative pairs, sorted by the partner that each chose, and
+    # where those of each partner begin. Public: from the seed alone.
+    chosen = rng.derive_each(seed, torch.arange(count * partners)) % count
+    size = chosen.bincount(minlength=count)
+    start = torch.cat([_NONE.new_zeros(1), size.cumsum(0)])
+    return chosen.argsort(stable=True), start
 
 
 _EMPTY: dict[str, Any] = {

@@ -1,9 +1,9 @@
 r"""Recommenders that forget exactly: users, items and interactions.
 
-A recommender of paths (:mod:`pyg_trust.functional.recommend`) is a table of
+A recommender of paths (:mod:`pyg_trust.unlearning.similar`) is a table of
 counts. They are held in fixed point, so that what goes is subtracted and
 leaves the very bits of counting anew. One in closed form
-(:mod:`pyg_trust.functional.closed_form`) is an inverse matrix, which follows
+(:mod:`pyg_trust.unlearning.closed_form`) is an inverse matrix, which follows
 by steps of rank one, with a bound of its error.
 
 **The promise.** The reference is ``fit`` of a new object with the same
@@ -44,7 +44,10 @@ from pyg_trust.files.commit import (
     synchronized,
 )
 from pyg_trust.files.seals import Seals, sealed
-from pyg_trust.functional.closed_form import (
+from pyg_trust.ledger import RemovalLedger
+from pyg_trust.removal import RemovalRequest, requested, skipping
+from pyg_trust.report import provenance
+from pyg_trust.unlearning.closed_form import (
     Inverse,
     column_bounds,
     factored,
@@ -52,21 +55,6 @@ from pyg_trust.functional.closed_form import (
     stepped,
     sure_scores,
 )
-from pyg_trust.functional.recommend import (
-    Exponent,
-    Lists,
-    Sparse,
-    best_items,
-    downdate,
-    joined,
-    lists_of,
-    path_counts,
-    path_scores,
-    shortened,
-)
-from pyg_trust.ledger import RemovalLedger
-from pyg_trust.removal import RemovalRequest, requested, skipping
-from pyg_trust.report import provenance
 from pyg_trust.unlearning.recommender_data import (
     Change,
     Ids,
@@ -82,6 +70,18 @@ from pyg_trust.unlearning.reports import (
     RecommenderVerifyReport,
 )
 from pyg_trust.unlearning.saved import FORMAT, Saved
+from pyg_trust.unlearning.similar import (
+    Exponent,
+    Lists,
+    Sparse,
+    best_items,
+    downdate,
+    joined,
+    lists_of,
+    path_counts,
+    path_scores,
+    shortened,
+)
 
 METHODS = ('paths', 'closed_form')
 EXPONENTS = (0.6, 0.6, 0.3)
@@ -140,10 +140,10 @@ class Recommender(Saved[_Held], EditedInPlace):
         assert model.verify().ok
 
     Scores by ``'paths'`` are weighted counts of paths user, item, other user,
-    item (:mod:`pyg_trust.functional.recommend`); there is nothing to train. On
+    item (:mod:`pyg_trust.unlearning.similar`); there is nothing to train. On
     sparse catalogues their recall is that of LightGCN. Scores by
     ``'closed_form'`` are those of EASE, a ridge regression of every item on
-    all others (:mod:`pyg_trust.functional.closed_form`), better on dense
+    all others (:mod:`pyg_trust.unlearning.closed_form`), better on dense
     catalogues of some thousands of items.
 
     **What to keep secret:** :meth:`state_dict`, the ledger, and who sees whose

@@ -11,7 +11,6 @@ from torch_geometric.typing import EdgeType
 
 from pyg_trust._checks import check_instance, check_integer
 from pyg_trust._checks.graphs import plain_index
-from pyg_trust.functional.recommend import Lists, Row
 from pyg_trust.removal import (
     NOT_THERE,
     Item,
@@ -22,6 +21,7 @@ from pyg_trust.removal import (
     integers,
     pairs_of,
 )
+from pyg_trust.unlearning.similar import Lists, Row
 
 # Where PyG's data sets keep ratings.
 _RATINGS = ('edge_weight', 'edge_attr', 'rating', 'weight')

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyg_trust.kernel.sentences import outwards
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart, verified
+from pyg_trust.verify.sentences import outwards
 
 SAME = (
     'rounding hides more than the budget: this release was retrained from '
@@ -139,7 +139,7 @@ class VerificationReport(Report):
         leftovers (tuple[str, ...]): the places that still hold, or could hold,
             removed items.
         weights (str): SHA-256 of the released weights.
-        proved (bool): whether :mod:`pyg_trust.kernel.removal` proves what the
+        proved (bool): whether :mod:`pyg_trust.verify.removal` proves what the
             ledger has of this release, from what remains alone. It can't for
             ``features='push'``, ``noise='objective'``, and a release that is
             compared with a fit by the same program.

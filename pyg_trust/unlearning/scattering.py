@@ -7,7 +7,7 @@ Every graph is embedded by a transform that is not trained
 classifier is fitted on the embeddings and released with noise. A removal
 touches the embeddings of the graphs it names and nothing else, and the
 classifier is solved again from where it was
-(:mod:`pyg_trust.functional.shifts` derives the guarantee).
+(:mod:`pyg_trust.unlearning.shifts` derives the guarantee).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,6 @@ from pyg_trust._checks import (
 from pyg_trust._moved import retired
 from pyg_trust.files.commit import Lineage, editing, synchronized
 from pyg_trust.files.seals import Seals, content, sealed
-from pyg_trust.functional.heads import LOSSES, Objective, Residual
-from pyg_trust.functional.newton import minimize
-from pyg_trust.functional.rows import dense_rows, gram
-from pyg_trust.functional.wavelets import WAVELETS
-from pyg_trust.kernel import removal
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger, coarse
 from pyg_trust.noise import LEAST_P_VALUE
 from pyg_trust.removal import (
@@ -48,8 +43,11 @@ from pyg_trust.removal import (
 from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import CertifiedClassifier, proved
+from pyg_trust.unlearning.heads import LOSSES, Objective, Residual
 from pyg_trust.unlearning.leftovers import named_leftovers, views
+from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.reports import SAME, UnlearnReport, VerifyReport
+from pyg_trust.unlearning.rows import dense_rows, gram
 from pyg_trust.unlearning.training_graphs import (
     Change,
     GraphKeeper,
@@ -58,6 +56,7 @@ from pyg_trust.unlearning.training_graphs import (
     graph_labels,
 )
 from pyg_trust.update import Update
+from pyg_trust.verify import removal
 
 # Numbers of embeddings that the kernel takes: half a gigabyte.
 MOST = 2**26
@@ -136,8 +135,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     rest for more, as in `"Unlearning Graph Classifiers with Limited Data
     Resources" <https://arxiv.org/abs/2211.03216>`_ (Pan et al. 2023), and
     corrects where that paper's guarantee does not hold (see
-    :mod:`pyg_trust.functional.shifts` and
-    :mod:`~pyg_trust.functional.removal_bounds`).
+    :mod:`pyg_trust.unlearning.shifts` and
+    :mod:`~pyg_trust.unlearning.removal_bounds`).
 
     .. code-block:: python
 
@@ -165,8 +164,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
 
     Args:
         transform (GraphEmbedding): embeds the graphs; a
-            :class:`~pyg_trust.transforms.GraphScattering`, linear or not, or a
-            :class:`~pyg_trust.transforms.GFT`.
+            :class:`~pyg_trust.transforms.GraphScattering`, linear or not.
         lam (float): :math:`\lambda > 0`. (default: :obj:`1e-3`)
         release_std (float): the standard deviation :math:`s` of the noise on
             the released weights. It is public: choose it without looking at
@@ -233,7 +231,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     ) -> None:
         if not isinstance(transform, GraphEmbedding):
             raise TypeError(
-                "'transform' needs to be a GraphScattering or GFT "
+                "'transform' needs to be a GraphScattering "
                 f'(got {type(transform).__name__})'
             )
         self.transform = transform
@@ -804,13 +802,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         self, model: Model, change: Change, step: Step
     ) -> UnlearnReport:
         lines, spent = model.ledger.entries, step.spent
-        wavelet = getattr(self.transform, 'wavelet', 'geometric')
-        unchecked: tuple[str, ...] = ()
-        if WAVELETS.is_own(wavelet):
-            unchecked = (
-                f'NOT CHECKED: that {WAVELETS.note(wavelet)}, is a function '
-                'of one graph alone',
-            )
         return UnlearnReport(
             action=step.action,
             request=change.request,
@@ -836,7 +827,6 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 'the transform takes nothing from other graphs',
                 *self._rests_on,
                 *SAME * (spent == 0),
-                *unchecked,
             ),
             data=lines[-1].data,
             origin=provenance(**self._origin()),

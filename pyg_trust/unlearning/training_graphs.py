@@ -16,13 +16,6 @@ from torch_geometric.data import Batch, Data
 from pyg_trust._checks import check_tensor
 from pyg_trust._progress import Bar
 from pyg_trust.files.seals import Seals, content
-from pyg_trust.functional.rows import (
-    dense_rows,
-    gram,
-    keep_rows,
-    replace_rows,
-    stacked,
-)
 from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import (
     NOT_THERE,
@@ -35,6 +28,13 @@ from pyg_trust.removal import (
     remove_from_data,
 )
 from pyg_trust.transforms import GraphEmbedding
+from pyg_trust.unlearning.rows import (
+    dense_rows,
+    gram,
+    keep_rows,
+    replace_rows,
+    stacked,
+)
 from pyg_trust.update import Update, rows_of, with_edges
 
 

@@ -6,14 +6,13 @@ import torch
 from scipy.stats import norm
 
 from pyg_trust.audit import audit_training, empirical_epsilon
-from pyg_trust.functional import lam_to_opacus
-from pyg_trust.functional.mechanisms import gaussian_profile
-from pyg_trust.kernel import clip
 from pyg_trust.privacy import (
     PrivacyEngine,
     noising,
 )
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.gradients import Tape
+from pyg_trust.privacy.mechanisms import gaussian_profile, lam_to_opacus
 from pyg_trust.privacy.wrappers import PrivateStep
 
 CANARIES = 1600

@@ -10,12 +10,12 @@ from torch_geometric.data import Data
 
 from pyg_trust import noise
 from pyg_trust.audit import audit_function
-from pyg_trust.kernel import clip as kernel
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import (
     PoissonAccountant,
     PrivacyEngine,
 )
+from pyg_trust.privacy.exact import clip as kernel
 from pyg_trust.privacy.wrappers import PrivateStep
 
 STEPS, MULTIPLIER = 4, 4.0

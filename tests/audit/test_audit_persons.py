@@ -12,11 +12,11 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import SimpleConv
 
 from pyg_trust.audit import PrivacyAudit, empirical_epsilon
-from pyg_trust.functional import lam_to_opacus
-from pyg_trust.kernel import clip
 from pyg_trust.loader import UnitLoader
 from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.exact import clip
 from pyg_trust.privacy.gradients import Tape
+from pyg_trust.privacy.mechanisms import lam_to_opacus
 from pyg_trust.privacy.wrappers import PrivateStep
 from pyg_trust.unit import PrivacyUnit
 

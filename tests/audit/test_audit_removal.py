@@ -18,11 +18,8 @@ from pyg_trust.audit import (
     Subject,
     audit_removal,
 )
+from pyg_trust.audit.scores import holm, permutation_test
 from pyg_trust.audit.statistics import told_apart
-from pyg_trust.functional.attacks import (
-    holm,
-    permutation_test,
-)
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import (

@@ -16,7 +16,7 @@ from pyg_trust.certificates import (
     certify,
     certify_collective,
 )
-from pyg_trust.functional.confidence import (
+from pyg_trust.certificates.confidence import (
     answering_probability,
     clopper_pearson,
 )

@@ -17,8 +17,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.utils import to_undirected
 
-from pyg_trust.certificates import ThreatModel, certify
-from pyg_trust.functional import diffusion
+from pyg_trust.certificates import ThreatModel, certify, diffusion
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import PPNP, LabelPropagation, ppnp
 from pyg_trust.nn.ppnp import PageRankDiffusion

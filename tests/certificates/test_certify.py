@@ -544,7 +544,7 @@ def test_the_better_of_both_costs_is_taken():
 
 
 def test_one_target_costs_the_pairs_of_its_class_alone(monkeypatch):
-    module = importlib.import_module('pyg_trust.functional.horizon')
+    module = importlib.import_module('pyg_trust.certificates.horizon')
     columns = []
     plain = module.policy_iteration
 

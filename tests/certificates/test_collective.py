@@ -18,13 +18,13 @@ from pyg_trust.certificates import (
     collective,
 )
 from pyg_trust.certificates.collective import _Fields
-from pyg_trust.functional.collective import (
+from pyg_trust.certificates.collective_bounds import (
     broken_bound,
     frontier,
     receptive_field,
 )
-from pyg_trust.kernel.collective import Attack, Program, value
 from pyg_trust.report import TrustReport
+from pyg_trust.verify.collective import Attack, Program, value
 
 
 def bounded(owner, points, reach, budget, caps, num, exact=False, **more):
@@ -264,7 +264,7 @@ def test_more_stays_at_once_than_one_by_one():
 def test_brute_force_over_smoothed_graphs_breaks_no_more(kind, reads):
     # Six nodes, exact probabilities over all subgraphs (p+ = 0), every set of
     # deleted edges: never more broken than the bound of the certificates.
-    from pyg_trust.functional.smoothing import certified, regions_at
+    from pyg_trust.certificates.smoothing import certified, regions_at
 
     torch.manual_seed(1)
     pairs = torch.tensor([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 5, 2]])
@@ -354,7 +354,7 @@ def test_ends_of_added_edges_are_shared():
 def test_brute_force_with_added_edges_breaks_no_more():
     # Five nodes, exact probabilities over all subgraphs (p+ = 0), every graph
     # within the budget.
-    from pyg_trust.functional.smoothing import certified, regions_at
+    from pyg_trust.certificates.smoothing import certified, regions_at
 
     pairs = torch.combinations(torch.arange(5)).t()
     m, keep = pairs.size(1), 0.3

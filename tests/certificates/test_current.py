@@ -25,8 +25,8 @@ from pyg_trust.certificates import (
 )
 from pyg_trust.certificates.certificate import BROKEN
 from pyg_trust.certificates.deployed import Deployed
-from pyg_trust.functional.horizon import Horizon
-from pyg_trust.functional.perturbations import Perturbations
+from pyg_trust.certificates.horizon import Horizon
+from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import PPNP
 from pyg_trust.report import fingerprint_data

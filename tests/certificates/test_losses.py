@@ -86,7 +86,7 @@ def test_both_terms_share_one_worst_case(monkeypatch):
         calls.append(args)
         return losses.worst_case_margins(*args, **kwargs)
 
-    losses = importlib.import_module('pyg_trust.functional.policy')
+    losses = importlib.import_module('pyg_trust.certificates.policy')
     monkeypatch.setattr(
         'pyg_trust.certificates.losses.worst_case_margins', counted
     )

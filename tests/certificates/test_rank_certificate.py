@@ -17,8 +17,8 @@ from pyg_trust.certificates import (
 )
 from pyg_trust.check import check_report
 from pyg_trust.graph import CSRGraph
-from pyg_trust.kernel import ranks as kernel
 from pyg_trust.report import TrustReport
+from pyg_trust.verify import ranks as kernel
 
 
 def bipartite(source, users, items, share=0.4):

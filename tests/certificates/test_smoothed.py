@@ -29,7 +29,7 @@ from pyg_trust.certificates import (
     plot_certified_grid,
 )
 from pyg_trust.certificates.sampling import Pipeline, Sampler, evaluating
-from pyg_trust.functional.smoothing import certified, regions_at
+from pyg_trust.certificates.smoothing import certified, regions_at
 from pyg_trust.report import TrustReport
 
 MODELS = {'GCN': GCN, 'GAT': GAT, 'SAGE': GraphSAGE, 'GIN': GIN}
@@ -189,7 +189,7 @@ def test_no_certified_class_of_any_features_changes():
 
 def joint_unsorted(lower, upper, noise, budget):
     # The published code takes pairs of regions in their own order.
-    from pyg_trust.functional.smoothing import FlipRegions, flip_regions
+    from pyg_trust.certificates.smoothing import FlipRegions, flip_regions
 
     one = flip_regions(*budget[:2], *noise.edges)
     two = flip_regions(*budget[2:], *noise.features)

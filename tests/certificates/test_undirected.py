@@ -6,23 +6,17 @@ import pytest
 import torch
 from exhaustive import csr, pagerank, undirected_graphs
 
-from pyg_trust.certificates import ThreatModel, certify
+from pyg_trust.certificates import ThreatModel, certify, search
 from pyg_trust.certificates import threat as threat_module
 from pyg_trust.certificates.bounds import Solver
+from pyg_trust.certificates.budget import dual_bound, pagerank_bounds
 from pyg_trust.certificates.deployed import Deployed
-from pyg_trust.functional import (
-    Perturbations,
-    linear_program,
-    pagerank_bounds,
-    search,
-)
-from pyg_trust.functional.budget import dual_bound
-from pyg_trust.functional.dual_search import (
-    Mirror,
-)
-from pyg_trust.functional.horizon import Horizon
-from pyg_trust.functional.region import local_attack
-from pyg_trust.functional.search import (
+from pyg_trust.certificates.dual_search import Mirror
+from pyg_trust.certificates.horizon import Horizon
+from pyg_trust.certificates.perturbations import Perturbations
+from pyg_trust.certificates.program import linear_program
+from pyg_trust.certificates.region import local_attack
+from pyg_trust.certificates.search import (
     all_flips,
     candidates,
     count_sets,

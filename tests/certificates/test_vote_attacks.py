@@ -20,13 +20,13 @@ from torch_geometric.utils import scatter, to_undirected
 from pyg_trust import rng
 from pyg_trust._checks.identity import identity
 from pyg_trust.certificates import BitFlips, Divided, certify
-from pyg_trust.functional.aggregate import majority_vote
-from pyg_trust.functional.voting import differ
-from pyg_trust.kernel.votes import answers, needed
+from pyg_trust.certificates.poisoning import certify_shards
+from pyg_trust.certificates.voting import differ
 from pyg_trust.nn.shard_aggregator import MajorityAggregator, MeanAggregator
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.shards.poisoning import certify_shards
+from pyg_trust.unlearning.aggregate import majority_vote
+from pyg_trust.verify.votes import answers, needed
 
 OPTIONS = {'num_samples': 2000, 'num_selection': 100}
 
@@ -318,10 +318,6 @@ def test_a_target_counts_once(nodes):
         fitted('majority').certify(nodes)
 
 
-class Clean:
-    apart = True
-
-
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_means_in_half_precision_promise_less(dtype):
     # Of bfloat16, eight bits: what is certified stays as it is deployed.
@@ -340,9 +336,7 @@ def test_means_in_half_precision_promise_less(dtype):
         partition,
         MeanAggregator(),
         3,
-        Clean(),
         nodes=None,
-        inference='clean',
         fingerprint='',
         provenance={},
         weights='',

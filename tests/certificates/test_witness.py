@@ -15,10 +15,10 @@ from torch_geometric.utils import to_undirected
 
 from pyg_trust.certificates import ThreatModel, Witness, certify, proofs
 from pyg_trust.check import check_report
-from pyg_trust.kernel import proofs as kernel
 from pyg_trust.nn import PPNP
 from pyg_trust.report import TrustReport
 from pyg_trust.testing import make_graph
+from pyg_trust.verify import proofs as kernel
 
 
 def people(seed=0):

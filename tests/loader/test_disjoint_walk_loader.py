@@ -9,9 +9,9 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import to_undirected
 
-from pyg_trust.functional.walks import DisjointWalks, min_subgraphs
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.loader.disjoint_walk_loader import _read, _write
+from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs
 from pyg_trust.testing import make_graph
 
 

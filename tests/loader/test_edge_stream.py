@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from torch_geometric.data import TemporalData
+from torch_geometric.data import Data, TemporalData
 from torch_geometric.loader import TemporalDataLoader
 
-from pyg_trust.functional import Measure, sgc
+from pyg_trust.agp.measures import Measure, sgc
 from pyg_trust.graph import CSRGraph
 from pyg_trust.loader import EdgeStream
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import PropagatedFeatures
+from pyg_trust.unlearning import NodeClassifier
 
 N = 8
 
@@ -144,7 +146,7 @@ def test_a_removed_node_is_dropped_and_its_events_are_refused_or_counted():
         ({'t': torch.tensor([1, 0, 2])}, 'position 1'),
         ({'t': torch.tensor([0.0, float('nan'), 1.0])}, "'t'"),
         ({'t': torch.tensor([0, 1])}, "'t'"),
-        ({'src': torch.tensor([0, -1, 2])}, "'src' needs names"),
+        ({'src': torch.tensor([0, -1, 2])}, "'src' needs ids"),
         ({'src': torch.tensor([0.0, 1.0, 2.0])}, "'src'"),
         ({'removed': torch.tensor([0, 1, 0])}, "'removed'"),
         ({'msg': torch.ones(3, 2)}, 'ignore_msg'),
@@ -162,3 +164,29 @@ def test_events_that_do_not_fit_change_nothing(change, message):
     assert next(iter(other)).edges.size(1) == 3
     with pytest.raises(TypeError, match="'loader'"):
         next(iter(EdgeStream([3])))
+
+
+def test_an_edge_that_went_with_a_node_ends_without_an_error():
+    # A window ends for an edge, an end of which was removed in between.
+    stars = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    ring = torch.cat([stars, stars.flip(0)], 1)
+    data = Data(x=torch.rand(6, 2).double(), edge_index=ring)
+    data.y, data.train_mask = torch.arange(6) % 2, torch.ones(6).bool()
+    model = NodeClassifier(lam=0.1, levels=1, max_pending=50).fit(data)
+    features = PropagatedFeatures(data, 'sgc')
+    for each in (model, features):
+        batches = [
+            TemporalData(src=end(2), dst=end(v), t=end(t))
+            for v, t in ((4, 1), (5, 100))
+        ]
+        stream = iter(EdgeStream(batches, window=10))
+        each.update(next(stream))
+        assert each.graph.num_edges == 10
+        each.update(RemovalRequest(nodes=[4]))
+        each.update(next(stream))
+        assert each.graph.num_edges == 10
+    assert model.verify().ok
+
+
+def end(value):
+    return torch.tensor([value])

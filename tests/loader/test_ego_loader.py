@@ -6,8 +6,8 @@ from torch_geometric.nn import GINConv
 from torch_geometric.sampler import NodeSamplerInput
 from torch_geometric.utils import k_hop_subgraph
 
-from pyg_trust.functional.mechanisms import fdp_terms
 from pyg_trust.loader import EgoLoader
+from pyg_trust.privacy.mechanisms import fdp_terms
 from pyg_trust.sampler import EgoSampler
 from pyg_trust.testing import make_graph
 from pyg_trust.transforms import BoundedDegree

@@ -549,3 +549,41 @@ def test_no_refusal_tells_how_many_graphs_there_are(count):
             attach(graphs, Nodes(), options)
         said.append(str(error.value))
     assert said[0] == said[1]
+
+
+def test_a_batch_is_one_of_pyg():
+    keys = {'follow_batch': ['x'], 'exclude_keys': ['y']}
+    loader = GraphLoader(GRAPHS, 4, seed=3, **keys)
+    batch = next(iter(loader))
+    drawn = [GRAPHS[i] for i in batch.input_id.tolist()]
+    want = Batch.from_data_list(drawn, **keys)
+    assert batch.num_graphs == want.num_graphs == 4
+    assert torch.equal(batch.x_batch, want.x_batch)
+    assert 'y' not in batch
+    for one, two in zip(
+        batch.to_data_list(), want.to_data_list(), strict=True
+    ):
+        assert torch.equal(one.x, two.x)
+        assert torch.equal(one.edge_index, two.edge_index)
+    assert loader([]).num_graphs == 0
+    assert loader([]).to_data_list() == []
+
+
+def test_a_transform_of_a_dataset_is_called_at_every_access():
+    class Noisy(torch.utils.data.Dataset):
+        size = 2
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            x = torch.rand(self.size, 1)
+            return Data(x=x, edge_index=torch.tensor([[0, 1], [1, 0]]))
+
+    data = Noisy()
+    loader = GraphLoader(data, 4, num_steps=1)
+    values = {float(v) for _ in range(3) for b in loader for v in b.x.view(-1)}
+    assert len(values) == 24
+    data.size = 3
+    with pytest.raises(ValueError, match='pre_transform='):
+        next(iter(loader))

@@ -25,10 +25,10 @@ from shops import (
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_trust.functional.claims import _listed
-from pyg_trust.functional.walks import DisjointWalks
 from pyg_trust.loader import DisjointWalkLoader, UnitLoader
+from pyg_trust.loader.claims import _listed
 from pyg_trust.loader.schema import Schema
+from pyg_trust.sampler.walks import DisjointWalks
 
 Part = dict[Any, Tensor]
 

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust.graph import CSRGraph
 from pyg_trust.nn import APPNP, SGConv
 from pyg_trust.testing import make_graph

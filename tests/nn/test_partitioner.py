@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from pyg_trust import functional as F
 from pyg_trust import rng
-from pyg_trust.functional.partition import (
-    check_partition,
-    shard_limits,
-    training_graph,
-)
-from pyg_trust.functional.partition_methods import partition_quality
+from pyg_trust import unlearning as F
 from pyg_trust.nn import (
     ShardPartitioner,
     learned_partition,
     partition_embedding,
 )
+from pyg_trust.unlearning.partition import (
+    check_partition,
+    shard_limits,
+    training_graph,
+)
+from pyg_trust.unlearning.partition_methods import partition_quality
 
 NODES, SHARDS = 160, 4
 

@@ -6,10 +6,6 @@ import pytest
 import torch
 
 from pyg_trust import rng
-from pyg_trust.functional.aggregate import (
-    info_nce,
-    weighted_log_probability,
-)
 from pyg_trust.nn import (
     AttentiveAggregator,
     LBAggregator,
@@ -17,6 +13,7 @@ from pyg_trust.nn import (
     make_aggregator,
 )
 from pyg_trust.nn.shard_aggregator import AGGREGATORS, _CutEdges
+from pyg_trust.unlearning.aggregate import info_nce, weighted_log_probability
 
 SHARDS, NODES, CLASSES = 5, 400, 3
 LEARNING = [name for name in AGGREGATORS if name not in ('mean', 'majority')]

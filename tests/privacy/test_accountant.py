@@ -6,7 +6,6 @@ from opacus.accountants import RDPAccountant as OpacusRDP
 from opacus.accountants import create_accountant as opacus_create
 from opacus.accountants import registry
 
-from pyg_trust.functional import fdp_epsilon, wor_epsilon
 from pyg_trust.privacy import (
     FDPAccountant,
     PLDAccountant,
@@ -14,6 +13,7 @@ from pyg_trust.privacy import (
     create_accountant,
 )
 from pyg_trust.privacy.accountant import register_accountants
+from pyg_trust.privacy.accounting import fdp_epsilon, wor_epsilon
 
 KINDS = [PLDAccountant, RDPAccountant]
 

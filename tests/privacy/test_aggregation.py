@@ -11,9 +11,9 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust.functional import gaussian_epsilon
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 
 RELATIONS = [
     {'relation': 'edge'},

@@ -12,16 +12,16 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
-from pyg_trust.functional import (
-    hop_sensitivity,
-    messages,
-    private_propagate,
-    private_propagation,
-)
-from pyg_trust.functional.private_propagation import MessageBlocks
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.privacy import propagation as private_propagation
+from pyg_trust.privacy.propagation import (
+    MessageBlocks,
+    hop_sensitivity,
+    messages,
+    private_propagate,
+)
 from pyg_trust.transforms import PrivateAGP
 
 RELATIONS = [

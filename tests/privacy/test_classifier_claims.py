@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_trust.functional import Measure, private_propagation
+from pyg_trust.agp.measures import Measure
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.privacy import propagation as private_propagation
 from pyg_trust.transforms import PrivateAGP
 
 QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 3, 'num_classes': 3}

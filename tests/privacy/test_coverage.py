@@ -13,8 +13,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, global_add_pool
 
 from pyg_trust.check import check_report
-from pyg_trust.functional import gaussian_epsilon, gaussian_mu_for
-from pyg_trust.functional.forgetting import node_shift
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
@@ -23,6 +21,8 @@ from pyg_trust.privacy import (
     PrivateLinkPredictor,
     PrivateNodeClassifier,
 )
+from pyg_trust.privacy.forgotten import node_shift
+from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.report.base import stated
@@ -90,6 +90,21 @@ def test_rows_of_who_was_removed_are_gone_and_nobody_elses():
     assert made.predict(torch.tensor([3])).tolist() == [-1]
 
 
+def test_one_by_one_costs_what_it_costs_at_once():
+    """Nobody lists the first ten, so no list is shared."""
+    data = ring(n=40)
+    edges = data.edge_index
+    listed = ~torch.isin(edges[1], torch.arange(10))
+    data.edge_index = edges[:, listed]
+    one, other = (
+        model(data=data, directed=True, forget_epsilon=8.0) for _ in range(2)
+    )
+    for name in range(3):
+        last = one.remove(nodes(name), data)
+    whole = other.remove(nodes(0, 1, 2), data)
+    assert (last.units, last.shift, last.mu) == (3, whole.shift, whole.mu)
+
+
 def test_several_people_add_up_and_the_budget_ends_it():
     data, made = ring(60), None
     made = model(data=data, forget_epsilon=0.8)
@@ -117,8 +132,9 @@ def test_the_graph_may_be_given_with_or_without_who_was_removed():
     less = Data(edge_index=data.edge_index[:, keep], num_nodes=N)
     reports = [made.plan(nodes(4), given) for given in (data, less)]
     assert reports[0] == reports[1]
-    # By lists of two, two of which name 3 and one 4 then: 1.59 and 1.29.
-    assert reports[0].shift == 1.75 + 1.5
+    # By lists of two, two of which name 3 and one 4 then: 1.59 and 1.29,
+    # rounded up once.
+    assert reports[0].shift == 3.0
     other = Data(edge_index=data.edge_index[:, 2:], num_nodes=N)
     with pytest.raises(ValueError, match="'data' needs to have the edges"):
         made.remove(nodes(4), other)
@@ -485,7 +501,8 @@ def test_less_than_the_lists_move_is_refused(relation, tmp_path):
         lower |= {'epsilon': gaussian_epsilon(mu, 1e-3)}
         checks = found(tmp_path, report, lower)
         failed = [f.text for f in checks if f.status == 'FAILS']
-        assert any('data: the lists are not' in text for text in failed)
+        sealed = any('data: the lists are not' in text for text in failed)
+        assert sealed == (units != report.units)
         assert any(' shift: ' in text for text in failed)
 
 

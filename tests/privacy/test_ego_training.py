@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust import functional as dp
+from pyg_trust import privacy as dp
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import (
     FDPAccountant,

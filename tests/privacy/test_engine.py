@@ -13,14 +13,11 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
-from pyg_trust.functional import (
-    fdp_epsilon,
-    wor_epsilon,
-)
-from pyg_trust.functional.accounting import max_steps
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.privacy import PrivacyEngine, SubgraphGradients
+from pyg_trust.privacy.accounting import fdp_epsilon, max_steps, wor_epsilon
+from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import AGP, BoundedDegree
 
 
@@ -833,3 +830,47 @@ def test_features_that_were_propagated_are_refused():
     said = engine.report(1e-5).guarantee()
     assert said.spent == {'epsilon': engine.get_epsilon(1e-5)}
     assert said.remaining == {'epsilon': math.inf}
+
+
+def test_a_run_without_noise_is_called_not_private(private, tmp_path):
+    """Clipped sums alone, as the loop over subgraphs makes them."""
+    setup = private(noise_multiplier=0)
+    net = copy.deepcopy(setup.net)
+    index = setup.loader.batch_sampler.index(0)
+    batches = setup.loader.loader
+    whole = batches(batches.batch_sampler.write(0, index))
+    wanted = clipped_mean(net, whole, 0.5)
+    setup.train(1)
+    for p, value in zip(setup.net.parameters(), wanted, strict=True):
+        assert torch.allclose(p.grad, value, atol=1e-6)
+    engine = setup.engine
+    assert engine.steps == 1
+    assert engine.get_epsilon(1e-3) == math.inf
+    assert engine.accountant.get_epsilon(1e-3) == math.inf
+    report = engine.report(1e-3)
+    assert report.explain().startswith('NOT PRIVATE')
+    with pytest.raises(ValueError, match='NOT PRIVATE'):
+        report.guarantee()
+    with pytest.raises(ValueError, match='NOT PRIVATE'):
+        engine.covers(RemovalRequest(features=[0]), 1e-3)
+    for arguments in (
+        {'engine': {'ledger': tmp_path / 'ledger'}},
+        {'target_epsilon': 1.0, 'target_delta': 1e-3},
+    ):
+        with pytest.raises(ValueError, match='epsilon is infinite'):
+            private(noise_multiplier=0, **arguments)
+    with pytest.raises(ValueError, match='make_private_with_epsilon'):
+        private(noise_multiplier=0.05)
+
+
+def test_accountants_have_the_names_of_opacus(private):
+    for name, sampling, wanted in (
+        ('rdp', 'without_replacement', 'rdp_wor'),
+        ('prv', 'without_replacement', 'pld_wor'),
+        ('rdp', 'poisson', 'pld_poisson'),
+        ('prv', 'poisson', 'pld_poisson'),
+    ):
+        setup = private(
+            engine={'accountant': name}, loader={'sampling': sampling}
+        )
+        assert setup.engine.accountant.mechanism() == wanted

@@ -13,9 +13,9 @@ from scipy.stats import fisher_exact
 from torch import nn
 from torch_geometric.data import Data
 
-from pyg_trust.kernel import clip
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
+from pyg_trust.privacy.exact import clip
 
 RELEASES = 200
 STD = 3.0

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GINConv, SimpleConv, global_add_pool
 
-from pyg_trust.kernel import clip
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
 from pyg_trust.privacy import PrivacyEngine, SubgraphGradients
+from pyg_trust.privacy.exact import clip
 
 STEP = 2.0**-9
 BASE = 2.0**15

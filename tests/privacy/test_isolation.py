@@ -11,7 +11,6 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
-from pyg_trust.kernel import clip
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
 from pyg_trust.privacy import (
     PoissonAccountant,
@@ -22,6 +21,7 @@ from pyg_trust.privacy import (
     norms,
 )
 from pyg_trust.privacy.alone import DISAGREES, Draw
+from pyg_trust.privacy.exact import clip
 
 C = 1.0
 

@@ -11,14 +11,14 @@ from torch_geometric.data import HeteroData
 
 from pyg_trust import account, noise
 from pyg_trust.check import FAILS, HOLDS, check_report
-from pyg_trust.functional import gaussian_epsilon
-from pyg_trust.functional.items import item_sums
-from pyg_trust.functional.recommend import lists_of
-from pyg_trust.kernel.release import grid
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import PrivateItemCounts, items
+from pyg_trust.privacy.gaussian import gaussian_epsilon
+from pyg_trust.privacy.item_scores import item_sums
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import PrivateAGP
+from pyg_trust.unlearning.similar import lists_of
+from pyg_trust.verify.release import grid
 
 QUICK = {'epsilon': 4.0, 'delta': 1e-4}
 USERS, ITEMS = 40, 12

@@ -10,9 +10,9 @@ from lattice import LEAST, compare, could_be
 from torch_geometric.data import Data
 
 from pyg_trust import noise
-from pyg_trust.functional.private_descent import private_linear
 from pyg_trust.noise import SecureNoise
 from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.privacy.descent import private_linear
 from pyg_trust.transforms import PrivateAGP
 
 RUNS = 200

@@ -17,8 +17,6 @@ from torch_geometric.transforms import RandomLinkSplit
 
 from pyg_trust import account, noise
 from pyg_trust.check import FAILS, HOLDS, check_report
-from pyg_trust.functional import gaussian_epsilon
-from pyg_trust.kernel.claims import digest
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.privacy import (
     PrivacyEngine,
@@ -26,7 +24,9 @@ from pyg_trust.privacy import (
     PrivateNodeClassifier,
     links,
 )
+from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.report import TrustReport
+from pyg_trust.verify.claims import digest
 
 QUICK = {'epsilon': 4.0, 'delta': 1e-4, 'steps': 5}
 
@@ -208,7 +208,7 @@ def test_releases_are_all_that_is_read_of_edges(relation, monkeypatch):
     def sums(examples, *_):
         return np.zeros(examples.shape[1], np.int64)
 
-    inner = sys.modules['pyg_trust.functional.links']
+    inner = sys.modules['pyg_trust.privacy.link_sums']
     for name in ('clipped_pair_sum', 'clipped_owner_sum'):
         monkeypatch.setattr(inner, name, sums)
     states = []

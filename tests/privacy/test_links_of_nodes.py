@@ -10,8 +10,10 @@ from torch_geometric.data import Data
 
 from pyg_trust import noise
 from pyg_trust.check import HOLDS, check_report
-from pyg_trust.functional import gaussian_epsilon
-from pyg_trust.functional.links import (
+from pyg_trust.graph import CSRGraph
+from pyg_trust.privacy import PrivateLinkPredictor, links
+from pyg_trust.privacy.gaussian import gaussian_epsilon
+from pyg_trust.privacy.link_sums import (
     clipped_owner_sum,
     on_grid,
     owner_features,
@@ -19,9 +21,7 @@ from pyg_trust.functional.links import (
     public_basis,
     public_lists,
 )
-from pyg_trust.functional.private_propagation import energy_weights, messages
-from pyg_trust.graph import CSRGraph
-from pyg_trust.privacy import PrivateLinkPredictor, links
+from pyg_trust.privacy.propagation import energy_weights, messages
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import PrivateAGP

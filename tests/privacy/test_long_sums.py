@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from pyg_trust.functional.mechanisms import row_norms
-from pyg_trust.kernel import clip
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine, SubgraphGradients
+from pyg_trust.privacy.exact import clip
+from pyg_trust.privacy.mechanisms import row_norms
 
 METHODS = ('bookkeeping', 'vjp', 'functorch', 'loop')
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pyg_trust.check import UNKNOWN, check_report
-from pyg_trust.functional import wor_epsilon
 from pyg_trust.noise import source
 from pyg_trust.privacy import (
     Accountant,
@@ -15,6 +14,7 @@ from pyg_trust.privacy import (
     create_accountant,
     propose,
 )
+from pyg_trust.privacy.accounting import wor_epsilon
 from pyg_trust.privacy.planning import search_epsilon
 from pyg_trust.registries import ACCOUNTANTS, LAYER_RULES, NOISES
 from pyg_trust.report import TrustReport

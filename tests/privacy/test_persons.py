@@ -10,7 +10,6 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.check import check_report
-from pyg_trust.kernel.claims import digest
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine
 from pyg_trust.privacy.ego_accounts import GroupAccountant
@@ -18,6 +17,7 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import MetapathFeatures
 from pyg_trust.unit import PrivacyUnit
+from pyg_trust.verify.claims import digest
 
 BY, HAS = ('order', 'by', 'user'), ('order', 'has', 'item')
 KNOWS, IN = ('user', 'knows', 'user'), ('item', 'in', 'item')

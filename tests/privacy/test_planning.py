@@ -10,13 +10,6 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, global_add_pool
 
-from pyg_trust.functional.accounting import (
-    ORDERS,
-    least_noise,
-    rdp_epsilon,
-)
-from pyg_trust.functional.mechanisms import rdp_fdp
-from pyg_trust.functional.selection import rdp_select
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import GraphLoader
 from pyg_trust.noise import SEEDED
@@ -28,7 +21,10 @@ from pyg_trust.privacy import (
     propose,
     search,
 )
+from pyg_trust.privacy.accounting import ORDERS, least_noise, rdp_epsilon
+from pyg_trust.privacy.mechanisms import rdp_fdp
 from pyg_trust.privacy.planning import search_epsilon
+from pyg_trust.privacy.selection import rdp_select
 
 
 @pytest.mark.parametrize('accountant', ['pld_wor', 'rdp_wor'])

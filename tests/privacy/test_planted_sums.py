@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pyg_trust.kernel import clip
 from pyg_trust.privacy import SubgraphGradients, clipping, noising, rowwise
 from pyg_trust.privacy.bounds import exact_blocks, gram, products
+from pyg_trust.privacy.exact import clip
 
 C, UNITS = 1.0, 2400
 

@@ -14,13 +14,14 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINConv, global_add_pool
 
 from pyg_trust.audit import canary_graph
-from pyg_trust.functional import clip_factors, poisson_epsilon
 from pyg_trust.loader import DisjointWalkLoader, GraphLoader
 from pyg_trust.noise import SecureNoise, coins
 from pyg_trust.privacy import (
     AdaptiveNorm,
     PrivacyEngine,
 )
+from pyg_trust.privacy.mechanisms import clip_factors
+from pyg_trust.privacy.poisson import poisson_epsilon
 
 COUNT, WIDTH, NORM = 12, 6, 0.7
 

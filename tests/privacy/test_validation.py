@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader as PyGLoader
 from torch_geometric.nn import GCNConv, global_mean_pool
 
 from pyg_trust.loader import DisjointWalkLoader
@@ -727,7 +728,6 @@ def test_no_row_breaks_the_weights(private, value, kind):
 @pytest.mark.parametrize(
     ('arguments', 'match'),
     [
-        ({'noise_multiplier': 0.0}, 'noise_multiplier'),
         ({'noise_multiplier': -1.0}, 'noise_multiplier'),
         ({'noise_multiplier': math.nan}, 'noise'),
         ({'noise_multiplier': math.inf}, 'noise_multiplier'),
@@ -747,7 +747,7 @@ def test_no_row_breaks_the_weights(private, value, kind):
         ({'target_epsilon': 1.0, 'target_delta': 1.0}, 'delta'),
         ({'method': 'hooks'}, 'method'),
         ({'forward': lambda model, batch: 1}, 'call the model once'),
-        ({'engine': {'accountant': 'prv'}}, 'accountant'),
+        ({'engine': {'accountant': 'gdp'}}, 'accountant'),
         ({'engine': {'ledger_head': 'a'}}, "needs a 'ledger'"),
     ],
 )
@@ -855,3 +855,30 @@ def test_sums_of_other_units_than_were_drawn_are_refused():
     check_totals(torch.tensor(2**17), 2**17, 0.5)
     with pytest.raises(RuntimeError, match='more than'):
         check_totals(torch.tensor(2**17 + 1), 2**17 + 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ('given', 'remedy'),
+    [
+        ({'poisson_sampling': True}, "sampling='poisson'"),
+        ({'grad_sample_mode': 'ghost'}, 'one method'),
+        ({'engine': {'secure_mode': True}}, 'operating system'),
+    ],
+)
+def test_arguments_of_opacus_have_a_place(private, given, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        private(**given)
+
+
+def test_other_loaders_are_told_which_ones_to_use(private):
+    with pytest.raises(TypeError, match='module=model'):
+        PrivacyEngine().make_private(Net(nn.Identity()), None, None)
+    graphs = [Data(x=torch.rand(2, 5)) for _ in range(3)]
+    with pytest.raises(TypeError, match=r'GraphLoader\(graphs'):
+        PrivacyEngine().make_private(
+            module=(net := nn.Linear(5, 2)),
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            data_loader=PyGLoader(graphs, 2),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )

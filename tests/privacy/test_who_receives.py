@@ -8,14 +8,10 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from pyg_trust.functional.private_descent import (
-    linear_sums,
-    unit_rows,
-    whole_rows,
-)
-from pyg_trust.functional.receivers import choose_receivers
 from pyg_trust.noise import SeededNoise
 from pyg_trust.privacy import PrivateNodeClassifier, aggregation, row_models
+from pyg_trust.privacy.descent import linear_sums, unit_rows, whole_rows
+from pyg_trust.privacy.receivers import choose_receivers
 from pyg_trust.transforms import PrivateAGP
 
 QUICK = {'epsilon': 8.0, 'delta': 1e-4, 'steps': 5, 'num_classes': 3}
@@ -303,9 +299,7 @@ def test_a_record_moves_each_step_by_no_more_than_its_noise_says(
             graded.append(weight.grad.clone())
 
     graded: list = []
-    monkeypatch.setattr(
-        'pyg_trust.functional.private_descent.linear_sums', gradient
-    )
+    monkeypatch.setattr('pyg_trust.privacy.descent.linear_sums', gradient)
     monkeypatch.setattr(torch.optim, 'Adam', Kept)
     x = 10 * data.x.double()
     row_models.train_privately(made, x, data.y, 3, Drawn(), z, 1, 0.1)

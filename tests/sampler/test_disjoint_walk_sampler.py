@@ -7,8 +7,8 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 from torch_geometric.utils import subgraph
 
-from pyg_trust.functional.walks import DisjointWalks
 from pyg_trust.sampler import DisjointWalkSampler
+from pyg_trust.sampler.walks import DisjointWalks
 from pyg_trust.testing import make_graph
 
 

@@ -6,7 +6,7 @@ import torch_geometric.transforms as T
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import DatasetAdapter
 
-from pyg_trust import functional as F
+from pyg_trust import agp as F
 from pyg_trust.testing import make_graph
 from pyg_trust.transforms import AGP, GDC
 

@@ -17,18 +17,15 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
 from pyg_trust import account, noise
-from pyg_trust.functional import (
-    gaussian_epsilon,
-    gaussian_mu_for,
-    messages,
-    poisson_epsilon,
-    sgc,
-    wor_epsilon,
-)
+from pyg_trust.agp.measures import sgc
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError
 from pyg_trust.loader import DisjointWalkLoader
 from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
+from pyg_trust.privacy.accounting import wor_epsilon
+from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
+from pyg_trust.privacy.poisson import poisson_epsilon
+from pyg_trust.privacy.propagation import messages
 from pyg_trust.report import fingerprint
 from pyg_trust.transforms import (
     AGP,

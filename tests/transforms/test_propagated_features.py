@@ -1,20 +1,20 @@
 import contextlib
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
-from pyg_trust.functional import (
-    Measure,
-    appnp,
-    propagate,
-    sgc,
-    single_target,
-    sums,
-)
-from pyg_trust.functional.incremental import SeriesState
-from pyg_trust.functional.sums import Sums
+from pyg_trust.agp.measures import Measure, appnp, sgc, single_target
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.graph import CSRGraph
+from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.transforms import PropagatedFeatures
+from pyg_trust.unlearning import sums
+from pyg_trust.unlearning.incremental import SeriesState
+from pyg_trust.unlearning.sums import Sums
+from pyg_trust.update import Update
 
 
 def growing(n=50, m=120, seed=0, directed=False):
@@ -226,3 +226,61 @@ def test_what_does_not_fit_is_refused():
         PropagatedFeatures(graph, x, sgc(2), alpha=0.2, theta=0.1)._live,
         SeriesState,
     )
+
+
+@pytest.mark.parametrize('directed', [None, False, True])
+def test_a_graph_without_edges_has_the_directions_that_are_said(directed):
+    measure = Measure(0.0, 1.0, (0.5, 0.5), False, False, along=True)
+    empty = CSRGraph.from_edge_index(torch.empty(2, 0).long(), 3)
+    made = PropagatedFeatures(empty, torch.eye(3), measure, directed=directed)
+    made.insert_edges(torch.tensor([[0], [1]]))
+    arcs = made.graph.to_edge_index()[0].t().tolist()
+    assert arcs == ([[0, 1]] if directed else [[0, 1], [1, 0]])
+    copied = pickle.loads(pickle.dumps(made))
+    copied.insert_edges(torch.tensor([[0], [2]]))
+    assert copied.graph.num_edges == 2 * len(arcs)
+    undirected = replace(measure, undirected=True)
+    with pytest.raises(ValueError, match='is of undirected graphs'):
+        PropagatedFeatures(empty, torch.eye(3), undirected, directed=True)
+    arrow = CSRGraph.from_edge_index(torch.tensor([[0], [1]]), 3)
+    with pytest.raises(ValueError, match='to_undirected'):
+        PropagatedFeatures(arrow, torch.eye(3), measure, directed=False)
+
+
+def test_data_and_the_name_of_a_measure_are_taken():
+    ends = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+    data = Data(x=torch.rand(4, 2), edge_index=ends, n_id=torch.arange(4) + 7)
+    plain = PropagatedFeatures(CSRGraph.from_data(data), data.x, sgc(2))
+    made = PropagatedFeatures(data, 'sgc')
+    assert torch.equal(made.rows(), plain.rows())
+    assert torch.equal(made.rows([8, 10]), plain.rows([1, 3]))
+    # The same edits in ids and in rows.
+    x = torch.rand(1, 2)
+    for each, first in ((plain, 0), (made, 7)):
+        edge = torch.tensor([[4], [0]]) + first
+        assert each.insert_nodes(x, edge.int()).tolist() == [4 + first]
+        each.update(RemovalRequest(nodes=[1 + first]))
+        each.remove_edges(torch.tensor([[2], [3]]) + first)
+        each.update_features([3 + first], x)
+        with pytest.raises(NotThere) as refused:
+            each.update(RemovalRequest(edges=[(2 + first, 3 + first)]))
+        gone = RemovalRequest(edges=[(2 + first, 3 + first)])
+        assert refused.value.missing == gone
+        skips = Update(remove=gone, features=(torch.tensor([first]), x))
+        with pytest.raises(NotThere):
+            each.update(skips)
+        each.update(
+            Update(
+                remove=gone,
+                features=(torch.tensor([first]), x),
+                missing='skip',
+            )
+        )
+        with pytest.raises(NotThere, match=f'node {1 + first} is not there'):
+            each.rows([1 + first])
+        with pytest.raises(ValueError, match=f'edge {4 + first} -> {first}'):
+            each.insert_edges(edge)
+    assert torch.equal(made.rows(), plain.rows())
+    assert made.n_id.tolist() == (plain.nodes + 7).tolist()
+    with pytest.raises(ValueError, match="'x' needs to be given"):
+        PropagatedFeatures(CSRGraph.from_data(data))

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_dense_adj
 
-from pyg_trust.functional import hkpr, ppr
+from pyg_trust.agp.measures import hkpr, ppr
 from pyg_trust.testing import make_graph
 from pyg_trust.transforms import GDC
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from pyg_trust.functional import Measure
+from pyg_trust.agp.measures import Measure
 from pyg_trust.transforms import (
     AGP,
     GDC,
-    GFT,
     BoundedDegree,
     Division,
     FlipBits,
@@ -112,17 +111,6 @@ TABLE = [
             'clip': [True],
             'attr': ['x'],
             'sparse': [True],
-            'dtype': [torch.float64],
-        },
-    ),
-    (
-        GFT,
-        {},
-        {
-            'num_bands': [2],
-            'max_degree': [3],
-            'clip': [True],
-            'attr': ['x'],
             'dtype': [torch.float64],
         },
     ),

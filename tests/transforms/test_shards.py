@@ -8,17 +8,17 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import DatasetAdapter
 from torch_geometric.datasets import Planetoid
 
-from pyg_trust import functional as F
 from pyg_trust import rng
-from pyg_trust.functional.partition import (
+from pyg_trust import unlearning as F
+from pyg_trust.nn import learned_partition, partition_embedding
+from pyg_trust.transforms import Shards
+from pyg_trust.transforms.shards import PARTITIONS
+from pyg_trust.unlearning.partition import (
     check_partition,
     shard_limits,
     training_graph,
 )
-from pyg_trust.functional.partition_methods import partition_quality
-from pyg_trust.nn import learned_partition, partition_embedding
-from pyg_trust.transforms import Shards
-from pyg_trust.transforms.shards import PARTITIONS
+from pyg_trust.unlearning.partition_methods import partition_quality
 
 NODES, SHARDS = 90, 4
 WITHOUT_METIS = [method for method in PARTITIONS if method != 'metis']

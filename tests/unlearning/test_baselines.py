@@ -8,7 +8,6 @@ from graphs import blocks, random_graphs, without
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from pyg_trust.functional import removal_budget
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import (
@@ -20,6 +19,7 @@ from pyg_trust.unlearning.baselines import (
     PublishedNodeClassifier,
     PublishedScatteringClassifier,
 )
+from pyg_trust.unlearning.shifts import removal_budget
 
 # Trained again ###############################################################
 

@@ -11,12 +11,11 @@ from states import same
 
 from pyg_trust.check import FAILS, check_report
 from pyg_trust.erasure import ErasureDesk
-from pyg_trust.functional import closed_form
-from pyg_trust.functional.closed_form import column_bounds, factored, stepped
-from pyg_trust.functional.recommend import Row, lists_of
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
-from pyg_trust.unlearning import Recommender, recommender
+from pyg_trust.unlearning import Recommender, closed_form, recommender
+from pyg_trust.unlearning.closed_form import column_bounds, factored, stepped
+from pyg_trust.unlearning.similar import Row, lists_of
 
 LAM = 3.0
 

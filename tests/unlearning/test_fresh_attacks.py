@@ -17,9 +17,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
+from pyg_trust.agp.measures import sgc
 from pyg_trust.files.commit import StaleStateError
-from pyg_trust.functional import sgc
-from pyg_trust.functional.shifts import gaussian_budget, shift_epsilon
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import PrivacyLedger
 from pyg_trust.removal import Part, RemovalRequest, remove_from_data
@@ -30,6 +29,7 @@ from pyg_trust.unlearning import (
     ShardedUnlearner,
 )
 from pyg_trust.unlearning.baselines import PublishedNodeClassifier
+from pyg_trust.unlearning.shifts import gaussian_budget, shift_epsilon
 
 GONE = RemovalRequest(nodes=[3])
 PUSH = {'measure': 'ppr', 'alpha': 0.2, 'features': 'push', 'theta': 1e-2}

@@ -10,13 +10,13 @@ from graphs import random_graphs
 from torch_geometric.data import Batch, Data
 
 from pyg_trust.check import check_report
-from pyg_trust.kernel.accounting import FAILS
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
 from pyg_trust.update import NewNodes, Update
+from pyg_trust.verify.accounting import FAILS
 
 LAM = 1e-2
 

@@ -12,10 +12,10 @@ from torch_geometric.transforms import RandomLinkSplit
 
 from pyg_trust import rng
 from pyg_trust.erasure import ErasureDesk
-from pyg_trust.functional.sums import Sums
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import LinkClassifier, LinkUnlearnReport
 from pyg_trust.unlearning.pair_state import PairState
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
 
 N, D, LAM, NAMES, PARTNERS, SEED, SCALE = 40, 5, 0.02, 48, 3, 7, 4.0
@@ -191,14 +191,14 @@ def test_several_updates_wait_and_are_one_release():
     gone = RemovalRequest(edges=[(u, v)])
     check(model, world, model.update([gone, again]))
     check(model, world, model.update([gone, again, gone, again]))
-    before = model.score(torch.tensor([[u], [v]]))
+    before = model.decision_function(torch.tensor([[u], [v]]))
     model.update([gone])
     model.update(again)
     assert model.pending == 1
     waits = copy.deepcopy(model)
     assert waits.verify().ok
     check(model, world, model.release())
-    assert model.score(torch.tensor([[u], [v]])) == pytest.approx(
+    assert model.decision_function(torch.tensor([[u], [v]])) == pytest.approx(
         before.item(), abs=0.01
     )
 
@@ -356,12 +356,12 @@ def test_data_of_pyg_are_taken_and_a_desk_removes(tmp_path):
     )
     train, _, test = split(Data(x=data.x, edge_index=data.edge_index))
     model = LinkClassifier(levels=1, lam=1e-2, seed=0).fit(train)
-    scores = model.score(test.edge_label_index)
+    scores = model.decision_function(test.edge_label_index)
     assert scores.shape == test.edge_label.shape
     assert torch.equal(model.predict(test.edge_label_index), (scores > 0) * 1)
     chance = model.predict_proba(test.edge_label_index)
     assert torch.allclose(chance[:, 1], scores.sigmoid())
-    assert model.score(torch.empty(2, 0).long()).shape == (0,)
+    assert model.decision_function(torch.empty(2, 0).long()).shape == (0,)
     path = tmp_path / 'links.pt'
     model.save(path)
     desk = ErasureDesk(tmp_path / 'desk.db')
@@ -372,8 +372,44 @@ def test_data_of_pyg_are_taken_and_a_desk_removes(tmp_path):
     late = LinkClassifier(levels=1, lam=1e-2, seed=0)
     late.load(path)
     assert 4 not in late.nodes.tolist()
-    with pytest.raises(ValueError, match='which was removed'):
-        late.score(torch.tensor([[4], [5]]))
+    # Pairs of somebody who was removed keep their place.
+    pairs = torch.tensor([[4, 5], [5, 6]])
+    assert late.decision_function(pairs).isnan().tolist() == [True, False]
+    found = late.predict(pairs)
+    assert found[0] == -1
+    assert late.score(pairs, found) == 1
+    with pytest.raises(ValueError, match='a pair that is there'):
+        late.score(pairs[:, :1], found[:1])
+
+
+def test_a_newcomer_costs_as_much_however_many_may_come(monkeypatch):
+    counted, derive = [], rng.derive_each
+    monkeypatch.setattr(
+        rng,
+        'derive_each',
+        lambda seed, i: counted.append(i.numel()) or derive(seed, i),
+    )
+    spent = []
+    for most in (100, 100_000):
+        model = LinkClassifier(levels=1, lam=0.1, seed=0, partners=3)
+        model.fit(graph(), num_names=most)
+        counted.clear()
+        model.update(Update(nodes=torch.rand(2, D).double()), release=True)
+        spent.append(sum(counted))
+        # The pairs are those of a fit of the present graph.
+        assert model.verify().ok
+    assert max(spent) < 60
+
+
+def test_links_have_the_ids_of_their_data():
+    one, two = fitted(), graph()
+    two.n_id = torch.randperm(300)[:N]
+    ids, two = two.n_id.tolist(), fitted(two)
+    u, v = next((u, v) for u, v in two.graph.to_edge_index()[0].t() if u < v)
+    one.remove(nodes=[3], edges=[(int(u), int(v))])
+    two.remove(nodes=[ids[3]], edges=[(ids[u], ids[v])])
+    assert torch.equal(one.weight, two.weight)
+    assert two.verify().ok
 
 
 def test_links_are_learnt_and_the_own_edge_is_not_needed():
@@ -392,7 +428,7 @@ def test_links_are_learnt_and_the_own_edge_is_not_needed():
     pairs = torch.combinations(torch.arange(n)).t()
     pairs = pairs[:, ~table[pairs[0], pairs[1]]]
     inside = same_side[pairs[0], pairs[1]]
-    scores = model.score(pairs)
+    scores = model.decision_function(pairs)
     assert scores[inside].mean() > scores[~inside].mean() + 1
 
 

@@ -12,24 +12,17 @@ from states import level_of, same
 from torch_geometric.data import Data
 
 from pyg_trust import noise
+from pyg_trust.agp.measures import Measure
+from pyg_trust.agp.propagation import propagate
 from pyg_trust.check import FAILS, check_report
 from pyg_trust.files.commit import StaleStateError
 from pyg_trust.files.seals import Seals
-from pyg_trust.functional import (
-    Measure,
-    propagate,
-    sums,
-)
-from pyg_trust.functional import heads as H
-from pyg_trust.functional import newton as N
-from pyg_trust.functional.mechanisms import gaussian_profile
-from pyg_trust.functional.shifts import shift_epsilon
-from pyg_trust.functional.sums import Step, Sums
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import (
     BudgetExceededError,
     RemovalLedger,
 )
+from pyg_trust.privacy.mechanisms import gaussian_profile
 from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import (
@@ -38,7 +31,10 @@ from pyg_trust.unlearning import (
     node,
     node_solving,
     node_state,
+    sums,
 )
+from pyg_trust.unlearning import heads as H
+from pyg_trust.unlearning import newton as N
 from pyg_trust.unlearning.baselines import (
     BoundedNodeClassifier,
     PublishedNodeClassifier,
@@ -46,6 +42,8 @@ from pyg_trust.unlearning.baselines import (
 from pyg_trust.unlearning.node_checks import still_named
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_state import NodeState
+from pyg_trust.unlearning.shifts import shift_epsilon
+from pyg_trust.unlearning.sums import Step, Sums
 from pyg_trust.update import NewNodes, Update
 
 KINDS = ('nodes', 'edges', 'features', 'labels')
@@ -903,7 +901,7 @@ def test_data_that_can_not_be_promised_anything_are_refused():
         ({'release_std': 0.0}, "'release_std'"),
         ({'epsilon': 0.0}, "'epsilon'"),
         ({'delta': 1.0}, "'delta'"),
-        ({'encoder': torch.nn.Identity()}, 'encoder_is_public=True'),
+        ({'encoder': torch.nn.Identity()}, 'start_is_public=True'),
         ({'features': 'push'}, "features='push' needs"),
         (
             {'features': 'push', 'measure': 'heat', 't': 1.0},
@@ -937,7 +935,7 @@ def test_encoders_are_public_frozen_and_work_row_by_row():
 
     def fitted(encoder):
         return NodeClassifier(
-            encoder=encoder, encoder_is_public=True, lam=0.02, seed=0
+            encoder=encoder, start_is_public=True, lam=0.02, seed=0
         ).fit(data)
 
     linear = torch.nn.Linear(6, 4).double().eval()
@@ -1299,3 +1297,32 @@ def test_the_size_of_the_rows_is_followed_from_above_and_back():
         model.remove(RemovalRequest(nodes=there))
     exact = float(state.Z.square().sum())
     assert exact * (1 - 1e-12) <= state.square
+
+
+def test_another_encoder_of_the_class_is_refused(tmp_path):
+    def classifier(seed):
+        torch.manual_seed(seed)
+        encoder = torch.nn.Linear(6, 4).double().eval()
+        return NodeClassifier(encoder=encoder, start_is_public=True)
+
+    classifier(0).fit(blocks()).save(tmp_path / 'a.pt')
+    classifier(0).load(tmp_path / 'a.pt')
+    with pytest.raises(ValueError, match="'encoder'"):
+        classifier(1).load(tmp_path / 'a.pt')
+    with pytest.warns(DeprecationWarning, match="'start_is_public' now"):
+        NodeClassifier(encoder=torch.nn.Identity(), encoder_is_public=True)
+
+
+def test_labels_and_masks_come_as_in_data_sets():
+    data, plain = blocks(), make()
+    data.y, data.train_mask = data.y.view(-1, 1), data.train_mask.view(-1, 1)
+    assert torch.equal(make(data).weight, plain.weight)
+    train = blocks().train_mask.nonzero().view(-1).tolist()
+    listed = NodeClassifier('sgc', lam=0.02, seed=0).fit(blocks(), train)
+    assert torch.equal(listed.weight, plain.weight)
+    data.train_mask = data.train_mask.repeat(1, 3)
+    with pytest.raises(ValueError, match=r'3 splits.*train_mask\[:, 0\]'):
+        make(data)
+    made = NodeClassifier('sgc', lam=0.02, seed=0)
+    made.fit(data, data.train_mask[:, 0])
+    assert torch.equal(made.weight, plain.weight)

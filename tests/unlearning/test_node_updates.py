@@ -13,9 +13,6 @@ from torch_geometric.data import Data
 
 from pyg_trust.check import check_report
 from pyg_trust.erasure.places import Place
-from pyg_trust.functional.sums import Sums
-from pyg_trust.kernel import removal
-from pyg_trust.kernel.accounting import FAILS
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import NodeClassifier, NodeUnlearnReport
@@ -24,7 +21,10 @@ from pyg_trust.unlearning.node_checks import evidence, still_named
 from pyg_trust.unlearning.node_parts import Edit
 from pyg_trust.unlearning.node_state import NodeState
 from pyg_trust.unlearning.reports import NodeAdditionReport
+from pyg_trust.unlearning.sums import Sums
 from pyg_trust.update import NewNodes, Update
+from pyg_trust.verify import removal
+from pyg_trust.verify.accounting import FAILS
 
 LAM, STD = 0.02, 1e-4
 
@@ -675,7 +675,7 @@ def test_an_encoder_makes_the_rows_that_come():
         return x[:, :4].double() * 0.5
 
     data = blocks()
-    kwargs = {'encoder': encoder, 'encoder_is_public': True}
+    kwargs = {'encoder': encoder, 'start_is_public': True}
     model, plain = make(data, **kwargs), blocks()
     plain.x = plain.x[:, :4] * 0.5
     other = make(plain)
@@ -689,7 +689,7 @@ def test_an_encoder_makes_the_rows_that_come():
     held, wanted = model._model.data, other._model.data
     assert torch.equal(held.levels.rows(), wanted.levels.rows())
     kwargs['encoder'] = lambda x: x.double() * (len(x) + 1)
-    broken = make(data, encoder=lambda x: x.double(), encoder_is_public=True)
+    broken = make(data, encoder=lambda x: x.double(), start_is_public=True)
     broken.encoder = kwargs['encoder']
     with pytest.raises(ValueError, match='every row by itself'):
         broken.update(Update(nodes=x))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from pyg_trust.functional import sgc
+from pyg_trust.agp.measures import sgc
 from pyg_trust.graph import CSRGraph
 from pyg_trust.privacy import PrivateNodeClassifier
 from pyg_trust.removal import RemovalRequest

@@ -18,9 +18,8 @@ from states import same
 from torch_geometric.data import Data
 
 from pyg_trust import files
+from pyg_trust.agp.measures import sgc
 from pyg_trust.check.checker import check_report
-from pyg_trust.functional import sgc
-from pyg_trust.functional.shifts import grid_shift, largest_weights
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import BudgetExceededError, RemovalLedger
 from pyg_trust.removal import RemovalRequest
@@ -28,6 +27,7 @@ from pyg_trust.report import TrustReport
 from pyg_trust.transforms import GraphScattering, PropagatedFeatures
 from pyg_trust.unlearning import NodeClassifier, ScatteringClassifier
 from pyg_trust.unlearning.baselines import BoundedNodeClassifier
+from pyg_trust.unlearning.shifts import grid_shift, largest_weights
 
 # What may differ: what was drawn, and the account.
 DRAWN = {'ledger', 'lineage', 'releases', 'draws'}

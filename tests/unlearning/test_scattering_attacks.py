@@ -14,16 +14,13 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust.files import load
-from pyg_trust.functional.newton import minimize
-from pyg_trust.functional.shifts import (
-    gaussian_budget,
-    shift_epsilon,
-)
-from pyg_trust.kernel import removal
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
+from pyg_trust.unlearning.newton import minimize
+from pyg_trust.unlearning.shifts import gaussian_budget, shift_epsilon
+from pyg_trust.verify import removal
 
 TRANSFORM = {'J': 2, 'Q': 3, 'L': 2}
 LAM = 1e-2

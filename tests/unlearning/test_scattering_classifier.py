@@ -12,14 +12,14 @@ from states import same
 from torch_geometric.data import Data, HeteroData
 
 from pyg_trust.files import load
-from pyg_trust.functional.heads import hessian_solve
-from pyg_trust.functional.newton import minimize
 from pyg_trust.ledger import BudgetExceededError, coarse
 from pyg_trust.noise import SEEDED
 from pyg_trust.removal import RemovalRequest
-from pyg_trust.transforms import GFT, GraphScattering
+from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier, baselines
 from pyg_trust.unlearning.baselines import PublishedScatteringClassifier
+from pyg_trust.unlearning.heads import hessian_solve
+from pyg_trust.unlearning.newton import minimize
 
 SCATTERING = {'J': 3, 'Q': 2, 'L': 3}
 ACCOUNTINGS = ['residual', 'bound', 'paper']
@@ -481,8 +481,6 @@ def test_baselines_run_through_the_same_classifier():
     graphs = random_graphs(30)
     for transform in (
         GraphScattering(**SCATTERING, linear=True),
-        GFT(),
-        GFT(num_bands=4),
         GraphScattering(3, 2, 2, wavelet='itersine'),
         GraphScattering(3, 2, 2, wavelet='monic_cubic'),
     ):

@@ -11,8 +11,7 @@ from torch_geometric.nn import GCN, GIN, GCNConv, GraphSAGE
 
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.shards.products import Operand
-from pyg_trust.unlearning.shards.training import UnrepeatableModelError
+from pyg_trust.unlearning.shards.models import UnrepeatableModelError
 
 N = 24
 
@@ -41,9 +40,7 @@ def test_removed_features_can_not_be_guessed_from_a_folder(tmp_path):
     unlearner = make(folder=tmp_path).fit(make_data())
     first = unlearner.state_dict()['ledger']['entries'][0]['data']
     unlearner.remove(RemovalRequest(features=[5]))
-    unlearner.purge()
     state = make().load(tmp_path).state_dict()
-    shard = int(state['data']['shard'][5])
     answers = set()
     for kind in range(3):
         forged = copy.deepcopy(state)
@@ -53,18 +50,13 @@ def test_removed_features_can_not_be_guessed_from_a_folder(tmp_path):
         with pytest.raises(ValueError, match='state') as error:
             make().load_state_dict(forged)
         answers.add(str(error.value))
-        # And with the key of the shard made to fit, by the salts there are.
-        other = make()
-        other._first_seed = state['seed']
+        # And with the sealed contents recomputed, by the salts there are.
         data = unlearner.data
         data.x = forged['data']['x']
         del data.x_removed
-        contents = other._contents(data, range(3))
+        contents = unlearner._contents(data, range(3), state['seed'])
         seals = type(unlearner._state.seals).of(state['salts'], contents)
         assert seals.root != first
-        forged['checkpoints'][shard]['key'] = seals.digest(shard)
-        with pytest.raises(ValueError, match='do not match its ledger'):
-            make().load_state_dict(forged)
     assert len(answers) == 1
 
 
@@ -94,22 +86,7 @@ def test_nothing_that_was_removed_is_left_on_the_disk(tmp_path, request_):
     }
     assert (before & after) - {'manifest.json'} == untouched
     assert unlearner.verify().ok
-    assert unlearner.purge() == ()
-    assert not report.keeps_history
     assert 'earlier states' not in str(report.guarantee())
-
-
-def test_history_is_kept_for_those_who_ask_and_named(tmp_path):
-    unlearner = make(folder=tmp_path, keep_history=True).fit(make_data())
-    before = files_of(tmp_path)
-    report = unlearner.remove(RemovalRequest(nodes=[5]))
-    assert before <= files_of(tmp_path)
-    assert report.keeps_history
-    assert unlearner.report().keeps_history
-    assert 'keep_history' in str(report.guarantee())
-    assert unlearner.verify().ok
-    assert unlearner.purge()
-    assert not before & {n for n in files_of(tmp_path) if 'data' in n}
 
 
 def test_files_of_others_are_left_alone(tmp_path):
@@ -342,41 +319,15 @@ class Autocast(torch.nn.Module):
             return self.model(x, edge_index).float()
 
 
-@pytest.mark.parametrize('sparse_x', [False, True])
 @pytest.mark.parametrize('kind', [GCN, GraphSAGE, GIN])
-def test_models_under_autocast_can_be_removed_from(kind, sparse_x):
+def test_models_under_autocast_can_be_removed_from(kind):
     unlearner = ShardedUnlearner(
         lambda: Autocast(kind(3, 8, 2, 2)),
         num_shards=2,
         epochs=3,
         aggregator='mean',
         seed=0,
-        sparse_x=sparse_x,
-        sparse_adj=True,
     ).fit(make_data())
     unlearner.remove(RemovalRequest(nodes=[3]))
     assert unlearner.verify().ok
     assert bool(unlearner.outputs.isfinite().all())
-
-
-@pytest.mark.parametrize('mean', [False, True])
-def test_products_of_short_floats_are_those_of_long_ones(mean):
-    random = torch.Generator().manual_seed(0)
-    dense = torch.randn((9, 5), generator=random)
-    weight = torch.rand((7, 9), generator=random).relu()
-    for short in (torch.bfloat16, torch.float16):
-        matrix = weight.to(short).to_sparse_csr()
-        operand = Operand(matrix)
-        operand = operand.mean if mean else operand
-        exact = matrix.to_dense().double() @ dense.to(short).double()
-        if mean:
-            exact = exact / 9
-        x = dense.to(short).requires_grad_()
-        found = operand.times(x)
-        assert found.dtype == short
-        torch.testing.assert_close(found.double(), exact, atol=5e-2, rtol=2e-2)
-        found.sum().backward()
-        assert x.grad.dtype == short
-        # Of a long matrix, as under autocast.
-        long = Operand(weight.to_sparse_csr()).times(dense.to(short))
-        assert long.dtype == torch.float32

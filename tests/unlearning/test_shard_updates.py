@@ -160,11 +160,8 @@ def fresh(unlearner):
 HOW = {
     'plain': {},
     'sliced': {'slices': SLICED, 'epochs': None},
-    'in order of edges': {
-        'factory': EVERY['SAGE by sums'],
-        'sparse_adj': False,
-    },
-    'sparse features': {'sparse_x': True},
+    'a layer without a matrix': {'factory': EVERY['half of the edges']},
+    'sums of neighbours': {'factory': EVERY['SAGE by sums']},
 }
 
 
@@ -199,7 +196,7 @@ def test_mixed_updates_end_where_a_fresh_fit_of_shuffled_rows_does(how):
 def test_rows_and_edges_may_come_in_any_order():
     world = World(make_data(), seed=0)
     for partition in ('hash', 'random', 'blpa'):
-        settings = {'partition': partition, **HOW['in order of edges']}
+        settings = {'partition': partition, **HOW['sums of neighbours']}
         one, two = (make(**settings).fit(world.data()) for _ in range(2))
         assert same(learnt(one), learnt(two))
 
@@ -367,39 +364,6 @@ def test_edges_of_graphs_with_weights_are_refused():
     unlearner = make().fit(data)
     with pytest.raises(ValueError, match="with 'edge_weight'"):
         unlearner.update(Update(edges=pairs((0, 1), (1, 69))))
-
-
-def test_states_of_before_are_read_and_keep_their_order():
-    data = make_data()
-    order = torch.randperm(NODES, generator=torch.Generator().manual_seed(1))
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(NODES))
-    data = Data(
-        x=data.x[order],
-        y=data.y[order],
-        train_mask=data.train_mask[order],
-        edge_index=place[data.edge_index],
-        n_id=order,
-    )
-    unlearner = make()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            'pyg_trust.unlearning.shards.building.canonical', lambda d: d
-        )
-        unlearner.fit(data)
-    state = unlearner.state_dict()
-    state['format'] = 2
-    old = make()
-    old.load_state_dict(state)
-    assert torch.equal(old.n_id, order)
-    assert 'same order' in old.remove(RemovalRequest(nodes=[3])).exactness
-    assert old.verify().ok
-    update = Update(nodes=NewNodes(ROW, OLD - 5))
-    with pytest.raises(ValueError, match='repartition'):
-        old.update(update)
-    old.repartition()
-    old.update(update)
-    assert old.verify().ok
-    assert torch.equal(old.n_id, old.n_id.sort().values)
 
 
 def test_an_added_node_costs_what_a_removed_one_does():

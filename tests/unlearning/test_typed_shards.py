@@ -347,7 +347,6 @@ def test_a_report_tells_the_unit() -> None:
         ({'partition': 'balanced_lpa'}, 'partition'),
         ({'partition': torch.arange(24) % 3}, 'partition'),
         ({'slices': [(0.5, 2), (1, 2)]}, 'slices'),
-        ({'sparse_x': True}, 'sparse_x'),
         ({'over_ranks': True}, 'over_ranks'),
         ({'folder': 'somewhere'}, 'folder'),
     ],
@@ -404,7 +403,7 @@ def test_models_return_rows_of_persons() -> None:
         def forward(self, x: Any, edges: Any) -> Any:
             return super().forward(x, edges)['order']
 
-    with pytest.raises(ValueError, match="rows of 'user'"):
+    with pytest.raises(ValueError, match="node of 'user'"):
         unlearner(graph(), make=Orders)
 
 

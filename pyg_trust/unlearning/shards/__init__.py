@@ -1,6 +1,6 @@
 """Exact unlearning by shards: SISA, GraphEraser and GraphRevoker."""
 
-from pyg_trust.unlearning.shards.poisoning import PoisonCertificate
+from pyg_trust.certificates.poisoning import PoisonCertificate
 from pyg_trust.unlearning.shards.reports import (
     ShardPlan,
     ShardRemovalReport,

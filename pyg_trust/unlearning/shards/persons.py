@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from pyg_trust._checks import check_instance
 from pyg_trust._checks.fingerprints import fingerprint
 from pyg_trust.removal import Part
 from pyg_trust.unit import PrivacyUnit
-from pyg_trust.unlearning.shards.training import Typed
 from pyg_trust.update import Update, rows_of
 
 
@@ -78,32 +76,28 @@ class Persons:
         assert self.unit.person is not None
         return self.unit.person
 
-    def within(self, n_id: Tensor) -> Typed:
+    def within(self, n_id: Tensor) -> HeteroData:
         """Return what persons own alone or together, with all public rows."""
         rows = rows_of(self.graph[self.person].n_id, n_id)
-        return self._typed(self.unit._inside(self.graph, rows))
+        return _inputs(self.unit._inside(self.graph, rows))
 
-    def whole(self) -> Typed:
+    def whole(self) -> HeteroData:
         """Return all rows."""
-        return self._typed(self.graph)
+        return _inputs(self.graph)
 
-    def _typed(self, graph: HeteroData) -> Typed:
-        held = graph.node_types
-        x = {t: graph[t].x for t in held if 'x' in graph[t]}
-        return Typed(self.person, x, dict(graph.edge_index_dict))
-
-    def print_of(self, typed: Typed, public: bool = False) -> str:
-        """Hash rows and edges that persons own.
+    def print_of(self, n_id: Tensor | None) -> str:
+        """Hash the rows and edges that some persons own.
 
         Args:
-            typed (Typed): rows and edges.
-            public (bool): whether to hash the others, too, which all shards
-                have. (default: :obj:`False`)
+            n_id (Tensor, optional): the persons; all of them, with the public
+                rows that all shards have, if there is none.
         """
-        skip = () if public else (*self.unit.public, *self.unit.public_edges)
-        parts: list[Tensor | str | float | None] = [typed.target]
-        held: dict[Any, Tensor] = {**typed.x, **typed.edge_index}
-        for key in sorted(held.keys() - {*skip}, key=repr):
+        data = self.whole() if n_id is None else self.within(n_id)
+        skip = (*self.unit.public, *self.unit.public_edges)
+        held = {**data.x_dict, **data.edge_index_dict}
+        names = held.keys() - {*(() if n_id is None else skip)}
+        parts: list[Tensor | str | float | None] = [self.person]
+        for key in sorted(names, key=repr):
             parts += [repr(key), held[key]]
         return fingerprint(*parts)
 
@@ -117,15 +111,6 @@ class Persons:
                 # Positions in the graph before.
                 del graph[t].n_id
         return Persons(graph, unit)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors, by a name."""
-        return {
-            f'{key} of {store._key}': value
-            for store in self.graph.stores
-            for key, value in store.items()
-            if isinstance(value, Tensor)
-        }
 
     def assumptions(self) -> tuple[str, ...]:
         """Return what a report says of the unit, without data."""
@@ -201,8 +186,19 @@ def touched(before: Data, after: Data, num_shards: int) -> dict[int, int]:
 
 def _print(table: Data, shard: int) -> tuple[str, list[int]]:
     inside = table.shard == shard
-    made = table.persons.within(table.n_id[inside])
-    return table.persons.print_of(made), table.y[inside].tolist()
+    made = table.persons.print_of(table.n_id[inside])
+    return made, table.y[inside].tolist()
+
+
+def _inputs(graph: HeteroData) -> HeteroData:
+    # What models receive.
+    made = HeteroData()
+    for t in graph.node_types:
+        if 'x' in graph[t]:
+            made[t].x = graph[t].x
+    for e in graph.edge_types:
+        made[e].edge_index = graph[e].edge_index
+    return made
 
 
 def _is_matrix(x: object) -> bool:

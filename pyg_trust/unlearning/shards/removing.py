@@ -1,10 +1,11 @@
 """Updates of a sharded unlearner: plans, and retraining of shards."""
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch_geometric.data import Data
 
 from pyg_trust._checks import (
@@ -14,26 +15,22 @@ from pyg_trust._checks import (
     check_integer,
 )
 from pyg_trust.files.commit import editing, synchronized
-from pyg_trust.functional.partition import shard_sizes
-from pyg_trust.kernel.sentences import FROM_SYSTEM
-from pyg_trust.removal import RemovalRequest
+from pyg_trust.removal import RemovalRequest, requested, skipping
 from pyg_trust.unlearning.shards.building import Building
-from pyg_trust.unlearning.shards.packing import described
 from pyg_trust.unlearning.shards.persons import removed_names, touched
 from pyg_trust.unlearning.shards.reports import (
     FROM_SEED,
     ShardPlan,
     ShardRemovalReport,
-    ShardReport,
 )
 from pyg_trust.unlearning.shards.slices import touched_slices
-from pyg_trust.unlearning.shards.state import Stage, State, hash_of_shards
+from pyg_trust.unlearning.shards.state import State, hash_of_shards
 from pyg_trust.unlearning.shards.updating import Change, played
-from pyg_trust.unlearning.shards.waiting import Waiting
 from pyg_trust.update import Update
+from pyg_trust.verify.sentences import FROM_SYSTEM
 
 
-class Removing(Waiting, Building):
+class Removing(Building):
     """Mixin of the sharded unlearner: plan and carry out updates."""
 
     @synchronized
@@ -51,15 +48,14 @@ class Removing(Waiting, Building):
         state = self._fitted
         change = self._change(state, update, shard, light=True)
         data, first = change.data, self._first(state.data, change)
-        seconds, fraction = self._estimate(state.work, data, first)
+        seconds, fraction = self._estimate(state, data, first)
+        every = dict.fromkeys(range(self.num_shards), 0)
         return ShardPlan(
             request=change.request,
             shards=tuple(first),
-            nodes=self._nodes(data, tuple(first)),
+            nodes=int(self._sizes(data)[[*first]].sum()),
             node_epochs=self._node_epochs(data, first),
-            full_node_epochs=self._node_epochs(
-                data, dict.fromkeys(range(self.num_shards), 0)
-            ),
+            full_node_epochs=self._node_epochs(data, every),
             seconds=seconds,
             fraction=fraction,
             aggregator_nodes=self._sample(data).numel(),
@@ -69,8 +65,14 @@ class Removing(Waiting, Building):
     @editing
     def remove(
         self,
-        request: RemovalRequest,
+        request: RemovalRequest | Sequence[Any] | None = None,
         *,
+        nodes: Any = None,
+        edges: Any = None,
+        features: Any = None,
+        labels: Any = None,
+        persons: Any = None,
+        missing: str = 'raise',
         reference: str = '',
         on_report: Callable[[ShardRemovalReport], Any] | None = None,
         progress_bar: bool | None = None,
@@ -78,8 +80,23 @@ class Removing(Waiting, Building):
         """Remove the requested items; retrain their shards.
 
         Args:
-            request (RemovalRequest): the items to forget, by the names in
-                graph 0 that ``fit`` saw.
+            request (RemovalRequest or list, optional): the items to forget, by
+                the ids that ``fit`` saw, or the ids of nodes; or by the
+                following. (default: :obj:`None`)
+            nodes (list[int] or Tensor, optional): nodes, with their features
+                and edges. (default: :obj:`None`)
+            edges (list or Tensor, optional): edges, in both directions, as
+                ``[2, num_edges]`` or a list of pairs. (default: :obj:`None`)
+            features (list[int] or Tensor, optional): nodes whose features go.
+                (default: :obj:`None`)
+            labels (list[int] or Tensor, optional): nodes whose labels go.
+                (default: :obj:`None`)
+            persons (list[int] or Tensor, optional): persons of the
+                :obj:`unit` of this unlearner. (default: :obj:`None`)
+            missing (str): what to do with items that are not there:
+                :obj:`'raise'` an error, or :obj:`'skip'` them and list them
+                in ``skipped`` of the report.
+                (default: :obj:`'raise'`)
             reference (str): the id of the batch of requests, 32 hexadecimal
                 digits, for the ledger. (default: :obj:`''`)
             on_report (Callable, optional): stores the report, before the
@@ -91,8 +108,20 @@ class Removing(Waiting, Building):
             TypeError: on another request.
             ValueError: as :meth:`update`.
         """
+        if persons is not None and self._by_person and request is None:
+            request = RemovalRequest(
+                persons=persons, unit=self._fitted.data.persons.unit
+            )
+            persons = None
+        request = requested(
+            request,
+            nodes=nodes,
+            edges=edges,
+            features=features,
+            labels=labels,
+            persons=persons,
+        )
         self._agree('remove', request=request, reference=reference)
-        check_instance('request', request, RemovalRequest)
         if on_report is not None:
             check_callable('on_report', on_report)
         if request.graphs != [0] or request.parts[0].whole:
@@ -100,7 +129,12 @@ class Removing(Waiting, Building):
                 "'request' needs to name nodes, edges, features or labels of "
                 f'graph 0, the only one (got graphs {request.graphs})'
             )
-        return self._played(request, None, reference, progress_bar, on_report)
+
+        def played(left: RemovalRequest) -> ShardRemovalReport:
+            return self._played(left, None, reference, progress_bar, on_report)
+
+        report, skipped = skipping(request, missing, played)
+        return replace(report, skipped=skipped) if skipped else report
 
     @editing
     def update(
@@ -133,11 +167,12 @@ class Removing(Waiting, Building):
             ValueError: if something is not there, is there already, or was
                 there before; if no training node would be left, or none of a
                 class without :obj:`num_classes`, or one of a new class; if a
-                graph has edge weights, which new edges lack; on additions to
-                a state of an earlier version, whose order is another.
+                graph has edge weights, which new edges lack.
         """
         self._agree('update', update=update, reference=reference, shard=shard)
         return self._played(update, shard, reference, progress_bar)
+
+    # Private ################################################################
 
     def _played(
         self,
@@ -150,7 +185,20 @@ class Removing(Waiting, Building):
         state = self._fitted
         state.ledger.check_reference(reference)
         change = self._change(state, update, shard)
-        report, new = self._update(state, change, progress_bar, reference)
+        started = time.perf_counter()
+        first = self._first(state.data, change)
+        come = change.data.n_id[~torch.isin(change.data.n_id, state.rows)]
+        new = self._build(
+            state._replace(rows=torch.cat([state.rows, come])),
+            change.data,
+            first,
+            'retrain',
+            progress_bar,
+            request=change.request,
+            reference=reference,
+            started=started,
+        )
+        report = self._removed(new, change, first)
         if on_report is not None:
             on_report(report)
         # Last of all, so that a removal that fails is none.
@@ -232,110 +280,29 @@ class Removing(Waiting, Building):
                 first[shard] = min(stage, first.get(shard, stage))
         return dict(sorted(first.items()))
 
-    def _kept(
-        self, state: State, data: Data, shard: int, count: int
-    ) -> tuple[Stage, ...]:
-        # The stages of a shard that have not seen removed items, by the key of
-        # the last of them.
-        stages = state.checkpoints[shard].stages[:count]
-        if not stages:
-            return ()
-        light = copy.copy(data)
-        if 'x_removed' in light:
-            del light.x_removed
-        seen = self._stage_contents(shard, self._parts(light, [shard])[shard])
-        item = self._stage_item(shard, count - 1)
-        if stages[-1].key != state.seals.digest(
-            item
-        ) or not state.seals.matches(item, seen[item]):
-            raise ValueError(
-                f'stage {count - 1} of shard {shard} was trained on other '
-                'data than those that remain of its slices: repartition() '
-                'trains everything anew'
-            )
-        return stages
-
-    def _update(
-        self,
-        state: State,
-        change: Change,
-        progress_bar: bool | None,
-        reference: str,
-    ) -> tuple[ShardRemovalReport, State]:
-        started = time.perf_counter()
-        data, first = change.data, self._first(state.data, change)
-        touched = tuple(first)
-        begin = {
-            shard: self._kept(state, data, shard, stage)
-            for shard, stage in first.items()
-        }
-        ledger = state.ledger.copy()
-        ledger_line = ('retrain', change.request, reference)
-        new = self._build(
-            state,
-            data,
-            touched,
-            ledger,
-            progress_bar,
-            *ledger_line,
-            begin=begin,
-            started=started,
-        )
-        nodes = self._nodes(data, touched)
-        _, fraction = self._estimate(new.work, data, first)
-        exact, exactness = self._exactness(new)
-        report = ShardRemovalReport(
-            secrets=FROM_SEED if new.seeded else FROM_SYSTEM,
+    def _removed(
+        self, state: State, change: Change, first: dict[int, int]
+    ) -> ShardRemovalReport:
+        data = state.data
+        exact, exactness = self._exactness(state)
+        return ShardRemovalReport(
+            secrets=FROM_SEED if state.seeded else FROM_SYSTEM,
             request=change.request,
-            shards=touched,
+            shards=tuple(first),
             empty=self._empty(data),
-            nodes=nodes,
+            nodes=int(self._sizes(data)[[*first]].sum()),
             node_epochs=self._node_epochs(data, first),
-            fraction=fraction,
+            fraction=self._estimate(state, data, first)[1],
             aggregator_nodes=self._sample(data).numel(),
-            seconds=new.work.seconds,
-            trainer=new.work.trainer,
+            seconds=state.seconds,
+            trainer=self.trainer,
             exact=exact,
             exactness=exactness,
-            keeps_history=self._keeps_history,
             assumptions=self._assumed(data),
             origin=self._origin(),
             stages=first,
             by_hash=self._by_hash(data),
-            weights=hash_of_shards(new),
-            data=new.ledger.entries[-1].data,
-            ledger_head=new.ledger.head,
+            weights=hash_of_shards(state),
+            data=state.ledger.entries[-1].data,
+            ledger_head=state.ledger.head,
         )
-        return report, new
-
-    def _report(self) -> ShardReport:
-        state = self._fitted
-        sizes = shard_sizes(state.data.shard, self.num_shards)
-        exact, exactness = self._exactness(state)
-        removals = [e for e in state.ledger.entries if e.request]
-        return ShardReport(
-            secrets=FROM_SEED if state.seeded else FROM_SYSTEM,
-            num_nodes=int(state.data.num_nodes),
-            num_train=int(sizes.sum()),
-            shard_sizes=tuple(sizes.tolist()),
-            empty=self._empty(state.data),
-            imbalance=float(sizes.max() / sizes.double().mean()),
-            partition=described(state.partition),
-            by_hash=self._by_hash(state.data),
-            exact=exact,
-            exactness=exactness,
-            keeps_history=self._keeps_history,
-            removals=len(removals),
-            seconds=self._seconds(state),
-            trainer=state.work.trainer,
-            assumptions=self._assumed(state.data),
-            origin=self._origin(),
-        )
-
-    def _seconds(self, state: State) -> dict[str, float]:
-        # With what outputs took that were asked for since.
-        found = dict(state.work.seconds)
-        if self._on_request and not self._learns and state.outputs is not None:
-            found.setdefault('inference', 0.0)
-            found['inference'] += self._asked_seconds
-        return found

@@ -1,6 +1,6 @@
 """Reports of a sharded unlearner."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyg_trust.report import Guarantee, Report
@@ -90,8 +90,6 @@ class ShardRemovalReport(Verifiable):
         exact (bool): whether the result equals training on the remaining data,
             the partition included.
         exactness (str): the meaning of :obj:`exact` for this partition.
-        keeps_history (bool): whether the folder keeps the files of earlier
-            states, which contain removed items, until ``purge()``.
         assumptions (tuple[str, ...]): the assumptions of the guarantee.
         origin (dict): versions and settings.
         stages (dict): the first stage of every shard that was retrained, from
@@ -106,6 +104,8 @@ class ShardRemovalReport(Verifiable):
             removal.
         verification (ShardVerifyReport, optional): the findings that
             :meth:`verified` adds.
+        keeps_history (bool): always :obj:`False`.
+        skipped (dict): the items of the request that were not there.
     """
 
     secrets: str
@@ -120,7 +120,6 @@ class ShardRemovalReport(Verifiable):
     trainer: str
     exact: bool
     exactness: str
-    keeps_history: bool
     assumptions: tuple[str, ...]
     origin: dict[str, Any]
     stages: dict[int, int]
@@ -129,6 +128,8 @@ class ShardRemovalReport(Verifiable):
     data: str = ''
     ledger_head: str = ''
     verification: 'ShardVerifyReport | None' = None
+    keeps_history: bool = False
+    skipped: dict[str, Any] = field(default_factory=dict)
 
     @property
     def _verification(self) -> type[Report]:
@@ -177,8 +178,6 @@ class ShardReport(Report):
         by_hash (int): as in :class:`ShardRemovalReport`.
         exact (bool): as in :class:`ShardRemovalReport`.
         exactness (str): the meaning of :obj:`exact` for this partition.
-        keeps_history (bool): whether the folder keeps the files of earlier
-            states, which contain removed items, until ``purge()``.
         removals (int): the number of removals so far.
         seconds (dict): the seconds of the last training, by part; empty if
             nothing was trained since a load.
@@ -197,7 +196,6 @@ class ShardReport(Report):
     by_hash: int
     exact: bool
     exactness: str
-    keeps_history: bool
     removals: int
     seconds: dict[str, float]
     trainer: str

@@ -36,7 +36,6 @@ from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import check_integer, check_number
-from pyg_trust.loader.shard_loader import ShardDataset
 from pyg_trust.removal import Part
 from pyg_trust.update import rows_of
 
@@ -88,28 +87,6 @@ def slice_numbers(names: Tensor, slices: Slices, seed: int) -> Tensor:
     value = (rng.derive_each(seed, names) >> 10).double() / 2**53
     shares = torch.tensor([share for share, _ in slices]).double()
     return torch.searchsorted(shares, value, right=True)
-
-
-def induced(part: Data, number: Tensor, last: int) -> Data:
-    """Return the subgraph of a shard's nodes up to one slice.
-
-    Args:
-        part (Data): the shard, with dense or light features.
-        number (Tensor): the result of :func:`slice_numbers`.
-        last (int): the last slice, from 0.
-    """
-    inside = torch.where(number <= last, 0, -1)
-    light = Data(
-        edge_index=part.edge_index,
-        edge_weight=part.get('edge_weight'),
-        num_nodes=part.num_nodes,
-        row=torch.arange(int(part.num_nodes)),
-        y=part.y,
-        n_id=part.n_id,
-    )
-    made = ShardDataset(light, inside, 1)[0]
-    del made.shard_id
-    return made
 
 
 def touched_slices(

@@ -1,5 +1,3 @@
-# Longer than 700 lines because one class has its guarantee, its arguments and
-# its errors in 280 lines of docstrings.
 r"""Exact unlearning by shards: SISA, GraphEraser and GraphRevoker.
 
 The training nodes are divided into shards, a model is trained on every shard
@@ -11,7 +9,7 @@ which has seen labels and the outputs of all models.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +18,18 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_trust import rng
 from pyg_trust._checks import (
-    OneOf,
+    Count,
+    check_callable,
     check_choice,
-    check_instance,
     check_integer,
     check_tensor,
     validated,
 )
+from pyg_trust.certificates.poisoning import (
+    PoisonCertificate,
+    certify_shards,
+)
 from pyg_trust.files.commit import ObjectLock, editing, synchronized
-from pyg_trust.functional.partition import check_shards
 from pyg_trust.graph import CSRGraph
 from pyg_trust.ledger import RemovalLedger
 from pyg_trust.nn.shard_aggregator import (
@@ -36,33 +37,42 @@ from pyg_trust.nn.shard_aggregator import (
     ShardAggregator,
     make_aggregator,
 )
+from pyg_trust.removal import Part
 from pyg_trust.transforms.shards import Shards
 from pyg_trust.unit import PrivacyUnit
+from pyg_trust.unlearning.partition import check_shards
 from pyg_trust.unlearning.shards.graph import (
     copied,
     count_classes,
+    is_sparse,
     name_tensor,
-    without_features,
 )
-from pyg_trust.unlearning.shards.inference import ViewRunner
-from pyg_trust.unlearning.shards.packing import Forgotten, described
-from pyg_trust.unlearning.shards.persons import Persons
-from pyg_trust.unlearning.shards.poisoning import (
-    PoisonCertificate,
-    certify_shards,
-)
-from pyg_trust.unlearning.shards.removing import Removing
-from pyg_trust.unlearning.shards.reports import ShardReport, ShardVerifyReport
-from pyg_trust.unlearning.shards.slices import check_slices
-from pyg_trust.unlearning.shards.state import Checkpoint, State, hash_of_shards
-from pyg_trust.unlearning.shards.training import (
+from pyg_trust.unlearning.shards.models import (
+    TRAINERS,
     Recipe,
-    check_trainer,
+    Shortcuts,
     equal_tensors,
+    handed_in,
     single_thread,
+    tensors_of,
+)
+from pyg_trust.unlearning.shards.persons import Persons
+from pyg_trust.unlearning.shards.removing import Removing
+from pyg_trust.unlearning.shards.reports import (
+    FROM_SEED,
+    ShardReport,
+    ShardVerifyReport,
+)
+from pyg_trust.unlearning.shards.slices import check_slices
+from pyg_trust.unlearning.shards.state import (
+    Forgotten,
+    State,
+    described,
+    hash_of_shards,
 )
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import rows_of
+from pyg_trust.verify.sentences import FROM_SYSTEM
 
 
 class ShardedUnlearner(Removing):
@@ -80,7 +90,7 @@ class ShardedUnlearner(Removing):
         )
         unlearner.fit(data)
         print(unlearner.plan(RemovalRequest(nodes=[3, 14])))
-        report = unlearner.remove(RemovalRequest(nodes=[3, 14]))
+        report = unlearner.remove(nodes=[3, 14])
         assert unlearner.verify().ok
         unlearner.update(Update(edges=torch.tensor([[0], [5]])))
         label = unlearner.predict(nodes=[0, 1, 2])
@@ -129,18 +139,25 @@ class ShardedUnlearner(Removing):
     A class may lose its last training node if :obj:`num_classes` is given, so
     that a fresh start would know of it too. The report names empty shards.
 
-    **Names.** Nodes keep the names that :meth:`fit` saw, ``data.n_id`` if it
-    is there, else positions, whatever is removed in between. New nodes get
-    names that were never used. Predictions for the present graph are in the
-    order of names: row ``i`` is node ``n_id[i]``.
+    **What models start from.** The factory is called under two seeds. If
+    weights are the same, or buffers are no constants, they were handed in: a
+    model that was trained on everybody, say, or means of all rows, which no
+    removal would reach. That is refused, unless ``start_is_public=True``
+    states that they come from public data alone; then reports say so.
+
+    **Ids.** Nodes keep the ids that :meth:`fit` saw, ``data.n_id`` if it is
+    there, else positions, whatever is removed in between. New nodes get ids
+    that were never used. Predictions for the present graph keep the rows of
+    the graph that was fitted, with new nodes at the end: a node that was
+    removed has the class -1 and NaN as probabilities.
 
     **Failures.** Whatever interrupts a removal leaves the old state or the
     new one. With a :obj:`folder`, the same holds on the disk, and a removal
     ends with the files that it replaces being deleted (``load()`` finishes
-    that for a process that was killed), unless :obj:`keep_history` is set.
-    Threads take turns. Of two processes with one folder, the one that comes
-    second is refused with a :class:`~pyg_trust.files.commit.StaleStateError`
-    and can ``load()`` and repeat its request.
+    that for a process that was killed). Threads take turns. Of two processes
+    with one folder, the one that comes second is refused with a
+    :class:`~pyg_trust.files.commit.StaleStateError` and can ``load()`` and
+    repeat its request.
 
     Models run on the CPU, on one thread: that is what the bits depend on.
 
@@ -169,15 +186,16 @@ class ShardedUnlearner(Removing):
         weight_decay (float): the weight decay. (default: :obj:`5e-4`)
         optimizer (str): :obj:`'adam'`, :obj:`'adamw'` or :obj:`'sgd'`.
             (default: :obj:`'adam'`)
-        sparse_x (bool): keep features that are mostly zero as rows of
-            nonzeros, and multiply them so in linear layers that take them as
-            they come. (default: :obj:`False`)
-        sparse_adj (bool or str): multiply by the graph as a sparse matrix in
-            the layers that are known for it (:obj:`GCNConv`, :obj:`APPNP`,
-            :obj:`GCN2Conv`, :obj:`SGConv`, :obj:`SAGEConv`, :obj:`GINConv`
-            and :obj:`GraphConv`), in less time and memory; others sum over
-            the edge list as they are written. :obj:`'auto'` does so if all
-            layers are known, and in none otherwise. (default: :obj:`True`)
+        train (Callable, optional): your own training, ``train(model, data,
+            generator)``, in place of :obj:`epochs`, :obj:`lr`,
+            :obj:`weight_decay` and :obj:`optimizer`: with any loss, class
+            weights, mini-batches, schedules and early stopping. ``data`` is
+            the subgraph of a shard, with ``x``, ``edge_index``, ``y``,
+            ``n_id`` and a ``train_mask`` of all its nodes; random numbers come
+            from the default generators or from ``generator`` (for a loader,
+            say). It changes the model, or returns another one. :meth:`fit`
+            trains a shard twice to see that the same model comes of it.
+            (default: :obj:`None`)
         slices (list, optional): stages of the training of a shard, as pairs
             of a cumulative share of its nodes and a number of epochs, such as
             ``[(0.5, 90), (1, 10)]``: a removal starts from the last stage
@@ -197,26 +215,21 @@ class ShardedUnlearner(Removing):
             with the bits of one process; one writes the :obj:`folder`. Where
             one fails or dies, all others get an error, within the timeout of
             the process group. (default: :obj:`False`)
-        outputs (str): :obj:`'present'` runs all models on the graph in every
-            removal; :obj:`'on_request'` when somebody asks for predictions or
-            outputs, which a sequence of removals without questions is spared.
-            Aggregators that learn need the outputs in any case; the others are
-            :obj:`'mean'` and :obj:`'majority'`. (default: :obj:`'present'`)
         folder (str or Path, optional): the folder to which every new state is
             written before it becomes visible; it then holds no file of earlier
             states. (default: :obj:`None`)
-        keep_history (bool): leave the files of earlier states in the folder,
-            with what was removed, until ``purge()``; reports say so.
-            (default: :obj:`False`)
         unit (PrivacyUnit, optional): who owns what of a typed graph, which is
             then divided by persons: :meth:`fit` takes that ``HeteroData``,
             models are ``model(x_dict, edge_index_dict)``, a shard is what its
             training persons own with all public rows, and
-            ``RemovalRequest(persons=[...], unit=unit)`` removes rows and edges
-            of all types. A unit of another graph or declaration is refused;
-            removals of persons make no other. Partitions are by hash, states
-            are kept in memory alone, and the order of rows and edges counts,
-            as these have no names. (default: :obj:`None`)
+            ``remove(persons=[...])`` removes rows and edges of all types. A
+            unit of another graph or declaration is refused; removals of
+            persons make no other. Partitions are by hash, states are kept in
+            memory alone, and the order of rows and edges counts, as these have
+            no ids. (default: :obj:`None`)
+        start_is_public (bool): state that weights and buffers which the
+            factory, or an aggregator of your own, does not draw anew come from
+            public data alone. (default: :obj:`False`)
         seed (int, optional): the seed of everything, the keys of hashes
             included, and named in reports; by default from the operating
             system. Shard :math:`i` has the seed :math:`f(\text{seed}, i)`.
@@ -229,26 +242,24 @@ class ShardedUnlearner(Removing):
     def __init__(
         self,
         model_factory: Callable[[], Module],
-        num_shards: int = 20,
+        num_shards: Count = 20,
         *,
         partition: str | Shards | Tensor | Sequence[Any] = 'hash',
         aggregator: str | ShardAggregator = 'attentive',
-        aggregator_nodes: int = 1000,
-        num_classes: int | None = None,
+        aggregator_nodes: Count = 1000,
+        num_classes: Count | None = None,
         epochs: int | None = None,
         lr: float = 0.01,
         weight_decay: float = 5e-4,
         optimizer: str = 'adam',
-        sparse_x: bool = False,
-        sparse_adj: bool | str = True,
+        train: Callable[..., Any] | None = None,
         slices: Sequence[tuple[float, int]] | None = None,
         trainer: str = 'sequential',
-        num_workers: int | None = None,
+        num_workers: Count | None = None,
         over_ranks: bool = False,
-        outputs: Annotated[str, OneOf(('present', 'on_request'))] = 'present',
         folder: str | Path | None = None,
-        keep_history: bool = False,
         unit: PrivacyUnit | None = None,
+        start_is_public: bool = False,
         seed: int | None = None,
     ) -> None:
         if isinstance(model_factory, Module):
@@ -257,19 +268,11 @@ class ShardedUnlearner(Removing):
                 f'lambda: {type(model_factory).__name__}(...) does (got a '
                 'model)'
             )
+        check_callable('model_factory', model_factory)
         if not isinstance(aggregator, ShardAggregator):
             AGGREGATORS.find('aggregator', aggregator)
         check_shards(num_shards, num_shards)
-        trainer = check_trainer(trainer)
-        for name, value in (
-            ('aggregator_nodes', aggregator_nodes),
-            ('num_classes', num_classes),
-            ('num_workers', num_workers),
-        ):
-            if value is not None or name == 'aggregator_nodes':
-                check_integer(name, cast(int, value), 1)
-        if isinstance(sparse_adj, str):
-            check_choice('sparse_adj', sparse_adj, ('auto',))
+        check_choice('trainer', trainer, TRAINERS)
         if over_ranks and trainer != 'sequential':
             raise ValueError(
                 "'over_ranks' needs the trainer 'sequential', as the ranks "
@@ -278,7 +281,6 @@ class ShardedUnlearner(Removing):
         self._unit, self._by_person = unit, unit is not None
         for name, given in (
             ('slices', slices is not None),
-            ('sparse_x', sparse_x),
             ('over_ranks', over_ranks),
             ('folder', folder is not None),
         ):
@@ -286,13 +288,6 @@ class ShardedUnlearner(Removing):
                 raise ValueError(
                     f"'{name}' can't be used with a 'unit': leave it out"
                 )
-        self._on_request = outputs == 'on_request'
-        self._auto_adj = sparse_adj == 'auto'
-        self._asked_seconds = 0.0
-        self.model_factory = model_factory
-        self.num_shards = num_shards
-        self.aggregator_nodes = aggregator_nodes
-        self.num_classes = num_classes
         stages = () if slices is None else check_slices(slices)
         total = sum(count for _, count in stages) if stages else 100
         if epochs is not None and stages and epochs != total:
@@ -301,26 +296,83 @@ class ShardedUnlearner(Removing):
                 f'left out (got {epochs}, and {total})'
             )
         self.recipe = Recipe(
-            total if epochs is None else epochs,
-            lr,
-            weight_decay,
+            *(total if epochs is None else epochs, lr, weight_decay),
             optimizer,
-            bool(sparse_x),
-            bool(sparse_adj),
-            slices=stages,
+            stages,
+            train,
         )
+        if train is not None:
+            check_callable('train', train)
+            alone = Recipe(train=train)
+            given_too = 'slices' if stages else ''
+            for name in ('epochs', 'lr', 'weight_decay', 'optimizer'):
+                if getattr(self.recipe, name) != getattr(alone, name):
+                    given_too = given_too or name
+            if given_too:
+                raise ValueError(
+                    f"'{given_too}' can't be used with 'train', which trains "
+                    'as it is written: leave one of them out'
+                )
+        self._params = {
+            'model_factory': model_factory,
+            'num_shards': num_shards,
+            'aggregator': aggregator,
+            'aggregator_nodes': aggregator_nodes,
+            'num_classes': num_classes,
+            'epochs': epochs,
+            'lr': lr,
+            'weight_decay': weight_decay,
+            'optimizer': optimizer,
+            'train': train,
+            'slices': slices,
+            'trainer': trainer,
+            'num_workers': num_workers,
+            'over_ranks': over_ranks,
+            'folder': folder,
+            'start_is_public': start_is_public,
+            'seed': seed,
+        }
+        self.model_factory = model_factory
+        self.num_shards = num_shards
+        self.aggregator_nodes = aggregator_nodes
+        self.num_classes = num_classes
         self.trainer = trainer
         self.num_workers = num_workers
         self.over_ranks = over_ranks
+        self.start_is_public = start_is_public
         # Absolute: independent of the working directory.
         self.folder = None if folder is None else Path(folder).absolute()
-        self.keep_history = keep_history
         self._lock = ObjectLock()
         self._aggregator = copy.deepcopy(make_aggregator(aggregator))
         self._state: State | None = None
+        self._ways: Shortcuts | None = None
         self._given = self._checked(partition)
         self._first_seed = rng.resolve_secret(seed)
         self._first_seeded = seed is not None
+        held = tensors_of(self._aggregator)
+        found = None if start_is_public else handed_in(held, held)
+        if found is not None:
+            raise ValueError(
+                f"'aggregator' has {found!r} already, which may come from "
+                'data that are removed: pass one that was not fitted, or '
+                'state that it is public, ShardedUnlearner(..., '
+                'start_is_public=True)'
+            )
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the arguments of this unlearner, by name.
+
+        Args:
+            deep (bool): as in scikit-learn; there is nothing deeper.
+                (default: :obj:`True`)
+        """
+        given = {'partition': self._given, 'unit': self._unit}
+        return {**self._params, **given}
+
+    @property
+    def classes_(self) -> Tensor:
+        """The classes, int64: those of the columns of probabilities."""
+        return torch.arange(self._fitted.num_classes)
 
     # Training and prediction ################################################
 
@@ -347,26 +399,22 @@ class ShardedUnlearner(Removing):
         Raises:
             TypeError, ValueError: if something is missing or malformed; if
                 there are fewer training nodes than shards (hash shards may be
-                empty), or the partition does not fit them; if the models'
-                outputs have the wrong width, or models are no function of
-                their data and seed; if the folder holds a state; if ranks were
-                given different data, seeds or arguments, with
-                :obj:`over_ranks`.
+                empty), or the partition does not fit them; if models start
+                from something that is handed in; if their outputs have the
+                wrong width, or they are no function of their data and seed; if
+                the folder holds a state; if ranks were given different data,
+                seeds or arguments, with :obj:`over_ranks`.
         """
         self._agree(
             'fit',
             data=data,
             seed=self._first_seed if self._first_seeded else None,
             model_factory=self.model_factory,
+            train=self.recipe.train,
             partition=self._given,
             num_classes=self.num_classes,
             folder=None if self.folder is None else str(self.folder),
-            arguments=[
-                self._config(),
-                self.keep_history,
-                self._on_request,
-                self._auto_adj,
-            ],
+            arguments=[self._config(), self.start_is_public],
         )
         if isinstance(self._given, Forgotten):
             raise ValueError(
@@ -384,10 +432,8 @@ class ShardedUnlearner(Removing):
                 f"'folder' {self.folder} holds a state, whose removals a fit "
                 'would undo: load it, or take another folder'
             )
-        least = self.num_shards
         partition = self._shards(self._given)
-        if isinstance(partition, Shards) and partition.exact:
-            least = 1
+        exact = isinstance(partition, Shards) and partition.exact
         table, persons = data, None
         if self._by_person:
             if self._unit is None:
@@ -396,14 +442,18 @@ class ShardedUnlearner(Removing):
                     'unlearner'
                 )
             table, persons = Persons.of(data, self._unit)
-        kept = copied(table, least, self.recipe.sparse_x)
+        kept = copied(table, 1 if exact else self.num_shards)
         if persons is not None:
             kept.persons = persons
-        num_classes = count_classes(kept, self.num_classes)
-        ledger = RemovalLedger(0.0)
         self._first_seed = self._from_first(lambda: self._first_seed)
         new = self._fresh(
-            kept, num_classes, self._given, ledger, 'fit', progress_bar
+            kept,
+            kept.n_id.clone(),
+            count_classes(kept, self.num_classes),
+            self._given,
+            RemovalLedger(0.0),
+            'fit',
+            progress_bar,
         )
         self._commit(new, anew=anew)
         return self
@@ -419,15 +469,17 @@ class ShardedUnlearner(Removing):
 
         Args:
             data (Data, optional): another graph; by default the present one,
-                in the order of :attr:`n_id`. (default: :obj:`None`)
-            nodes (list[int] or Tensor, optional): names of nodes of the
-                present graph. (default: :obj:`None`)
+                a row for each node that :meth:`fit` saw and for each that came
+                since, -1 for those that were removed. (default: :obj:`None`)
+            nodes (list[int] or Tensor, optional): ids of nodes of the present
+                graph. (default: :obj:`None`)
             progress_bar (bool, optional): by default in terminals, after 2 s.
         """
         probability = self.predict_proba(
             data, nodes=nodes, progress_bar=progress_bar
         )
-        return probability.argmax(1)
+        there = ~probability.isnan().any(1)
+        return torch.where(there, probability.nan_to_num(0).argmax(1), -1)
 
     @torch.no_grad()
     def predict_proba(
@@ -439,7 +491,8 @@ class ShardedUnlearner(Removing):
     ) -> Tensor:
         """Predict the probabilities of classes: ``[num_nodes, num_classes]``.
 
-        Takes the arguments of :meth:`predict`.
+        Takes the arguments of :meth:`predict`; NaN for nodes that were
+        removed.
 
         Raises:
             ValueError: if a node is not there, or both arguments are given.
@@ -450,19 +503,95 @@ class ShardedUnlearner(Removing):
                 "'nodes' are named in the present graph, not in 'data': give "
                 'one of them'
             )
-        if data is None:
-            outputs = self._present(state, progress_bar)
-        else:
-            self._check_other(data)
+        outputs = state.outputs
+        if data is not None:
             outputs = self._outputs(
-                data, state.checkpoints, state.num_classes, progress_bar
+                state, self._other(data), progress_bar=progress_bar
             )
         with single_thread():
             probability = state.aggregator(outputs)
+        if nodes is not None:
+            return probability[
+                rows_of(state.data.n_id, name_tensor('nodes', nodes))
+            ]
+        return probability if data is not None else self._rows(probability)
+
+    def score(self, nodes: Any = None, y: Any = None) -> float:
+        """Return the share of nodes whose predicted class is right.
+
+        Args:
+            nodes (list[int] or Tensor, optional): ids of nodes of the present
+                graph, or a mask over the rows of :meth:`predict`; by default
+                those of the ``test_mask``. (default: :obj:`None`)
+            y (list[int] or Tensor, optional): their classes; by default the
+                labels in the graph that was fitted. (default: :obj:`None`)
+
+        Raises:
+            ValueError: if a node is not there or has no label, or none is
+                given and the graph has no ``test_mask``.
+        """
+        data = self._fitted.data
+        if nodes is None and data.get('test_mask') is None:
+            raise ValueError(
+                "'nodes' needs to be given, as the graph has no 'test_mask'"
+            )
         if nodes is None:
-            return probability
-        names = name_tensor('nodes', nodes)
-        return probability[rows_of(state.data.n_id, names)]
+            nodes = data.n_id[data.test_mask]
+        nodes = torch.as_tensor(nodes)
+        if nodes.dtype == torch.bool:
+            rows = self._fitted.rows
+            check_tensor('nodes', nodes, torch.bool, (rows.numel(),))
+            nodes = rows[nodes]
+        found = self.predict(nodes=nodes)
+        if y is None:
+            y = data.y[rows_of(data.n_id, nodes)]
+        y = torch.as_tensor(y).view(-1)
+        check_tensor('y', y, torch.int64, tuple(found.shape))
+        if not y.numel() or int(y.min()) < 0:
+            raise ValueError(
+                "'nodes' needs at least one node, and each a label from 0 on"
+            )
+        return float((found == y).double().mean())
+
+    def _rows(self, values: Tensor) -> Tensor:
+        # By the rows of the graph that was fitted, NaN where a node is gone.
+        state = self._fitted
+        place = torch.searchsorted(state.data.n_id, state.rows)
+        place = place.clamp(max=state.data.n_id.numel() - 1)
+        there = state.data.n_id[place] == state.rows
+        return values[place].masked_fill(~there[:, None], torch.nan)
+
+    def _other(self, data: Any) -> Data:
+        # Another graph for the same models.
+        self._check_untyped('predict for another graph')
+        if not isinstance(data, Data):
+            raise TypeError(
+                "'data' needs to be a Data object, another graph; for nodes "
+                'of the present one call predict(nodes=[1, 2]) (got '
+                f'{type(data).__name__})'
+            )
+        own, n = self._fitted.data, int(data.num_nodes)
+        x = data.get('x')
+        if isinstance(x, Tensor) and x.dtype != own.x.dtype:
+            x = x.to(own.x.dtype)
+        check_tensor('data.x', x, own.x.dtype, (n, own.x.size(1)))
+        weighted = 'edge_weight' in own
+        if weighted != (data.get('edge_weight') is not None):
+            raise ValueError(
+                "'data' needs to "
+                + ("have an 'edge_weight'" if weighted else 'have none')
+                + ', as the graph that the models were trained on '
+                + ('has one' if weighted else "has no 'edge_weight'")
+            )
+        CSRGraph.from_data(data, duplicates='keep')
+        made = Data(
+            x=x.detach().cpu(),
+            edge_index=data.edge_index.cpu().long(),
+            num_nodes=n,
+        )
+        if weighted:
+            made.edge_weight = data.edge_weight.detach().cpu()
+        return made
 
     @property
     def data(self) -> Data | HeteroData:
@@ -473,26 +602,26 @@ class ShardedUnlearner(Removing):
             for key in ('y', 'shard', 'train_mask'):
                 typed[kept.persons.person][key] = kept[key].clone()
             return typed
-        made = without_features(kept).clone()
-        made.x = kept.x.to_dense().clone()
-        return made
+        made = copy.copy(kept)
+        made.x = made.x.to_dense() if is_sparse(made.x) else made.x
+        return made.clone()
 
     @property
     def n_id(self) -> Tensor:
-        """The names of the nodes of the present graph, in order."""
+        """The ids of the nodes of the present graph, in order."""
         return self._fitted.data.n_id.clone()
 
     @property
     def outputs(self) -> Tensor:
-        """The outputs of every model for the nodes of the present graph.
+        """The outputs of every model for the nodes in :attr:`n_id`.
 
         Logits, ``[num_shards, num_nodes, num_classes]``, as copies.
         """
-        return self._present(self._fitted).clone()
+        return self._fitted.outputs.clone()
 
     @property
     def aggregator_n_id(self) -> Tensor:
-        """The names of the nodes that the aggregator is trained on."""
+        """The ids of the nodes that the aggregator is trained on."""
         data = self._fitted.data
         return data.n_id[self._sample(data)]
 
@@ -540,17 +669,17 @@ class ShardedUnlearner(Removing):
                 "'partition' needs to be given, as the present partition came "
                 'from no method that can be repeated'
             )
-        ledger = state.ledger.copy()
         new = self._fresh(
             state.data,
+            state.rows,
             state.num_classes,
             given,
-            ledger,
+            state.ledger,
             'retrain',
             progress_bar,
         )
         self._commit(new)
-        return self._report()
+        return self._reported()
 
     # What can be checked ####################################################
 
@@ -564,11 +693,9 @@ class ShardedUnlearner(Removing):
     ) -> ShardVerifyReport:
         """Retrain shards and aggregator from scratch, and compare.
 
-        Weights need to be *equal*. Also looks for what should be gone: names
-        that the ledger lists as removed in the graph, the partition, the
-        checkpoints; checkpoints, in the folder too, that are not those of the
-        present data; tensors that are views into larger ones. (There is no
-        state of an optimizer to look at: it ends with the training.)
+        Weights need to be *equal*. Also looks for what should be gone: items
+        that the ledger lists as removed in the graph and the checkpoints, and
+        files in the folder that are not those of the present state.
 
         Args:
             shards (list[int], optional): the shards to retrain; by default
@@ -594,33 +721,31 @@ class ShardedUnlearner(Removing):
                     f"'shards' needs to be in [0, {self.num_shards}) "
                     f'(got {shard})'
                 )
-        trainer = check_trainer(trainer)
-        trained, _ = self._train(state.data, which, trainer, progress_bar)
+        check_choice('trainer', trainer, TRAINERS)
+        first = dict.fromkeys(which, 0)
+        trained, _ = self._train(state.data, first, {}, trainer, progress_bar)
         differing = tuple(
             shard
             for shard, fresh in trained.items()
-            if not equal_tensors(
-                fresh.weights, state.checkpoints[shard].weights
-            )
-            or not _equal_stages(fresh, state.checkpoints[shard])
+            if not _equal(fresh, state.checkpoints[shard])
         )
-        parts = self._parts(state.data, range(self.num_shards))
-        everything = self._contents(state.data, range(self.num_shards))
+        every = range(self.num_shards)
+        everything = self._contents(state.data, every, self._seed)
         keys = not state.seals.differing(everything) and all(
-            self._keys_match(state.seals, shard, state.checkpoints[shard])
-            and torch.equal(part.n_id, state.checkpoints[shard].n_id)
-            for shard, part in parts.items()
+            torch.equal(made.n_id, state.data.n_id[state.data.shard == shard])
+            for shard, made in enumerate(state.checkpoints)
         )
-        outputs = self._outputs(
-            state.data, state.checkpoints, state.num_classes, progress_bar
-        )
+        outputs = self._outputs(state, progress_bar=progress_bar)
         aggregator = self._aggregate(state.data, outputs, progress_bar)
-        held = state.outputs
-        same_outputs = held is None or torch.equal(outputs, held)
+        same_outputs = torch.equal(outputs, state.outputs)
         same_aggregator = equal_tensors(
             aggregator.state_dict(), state.aggregator.state_dict()
         )
-        leftovers = (*self._leftovers(state), *self._strangers(state))
+        leftovers = (
+            *_leftovers(state),
+            *self._files_left(state),
+            *self._strangers(state),
+        )
         if not state.is_sealed:
             leftovers += ('the state is not that of the ledger',)
         return ShardVerifyReport(
@@ -641,80 +766,120 @@ class ShardedUnlearner(Removing):
     @synchronized
     def report(self) -> ShardReport:
         """Report the present state of the unlearner and its guarantee."""
-        return self._report()
+        return self._reported()
 
     @torch.no_grad()
-    def certify(
-        self, nodes: Any = None, *, inference: str = 'isolated'
-    ) -> PoisonCertificate:
-        r"""Certify the classes that poisoned nodes can't change.
+    def certify(self, nodes: Any = None) -> PoisonCertificate:
+        r"""Certify the classes that poisoned training data can't change.
 
-        At ``inference='isolated'``, vote :math:`i` comes from model :math:`i`
-        hearing nodes of group :math:`i` alone, by the hash that makes the
-        shards, extended to all nodes. Then any nodes :math:`U` other than the
-        target, inserted, deleted or changed at will in training *and* at
-        inference, leave its class as it is, if their groups are no more than
-        its radius. At ``'clean'`` the votes are those of :meth:`predict`, and
-        only changes of the training data are covered.
+        The votes are those of :meth:`predict`. Any nodes, inserted, deleted or
+        changed at will in the training data, leave a target's class as it is,
+        if their shards are no more than its radius. Changes of the graph at
+        inference are not covered.
 
         Args:
-            nodes (list[int] or Tensor, optional): the names of the targets; by
+            nodes (list[int] or Tensor, optional): the ids of the targets; by
                 default all nodes. (default: :obj:`None`)
-            inference (str): :obj:`'isolated'` or :obj:`'clean'`.
-                (default: :obj:`'isolated'`)
 
         Returns:
             PoisonCertificate: classes, votes and radii.
 
         Raises:
             ValueError: if the partition is not :obj:`'hash'`, the aggregator
-                is a fitted one, :obj:`num_classes` was not given, a name is
-                unknown, or the model mixes nodes that no edge joins.
+                is a fitted one, :obj:`num_classes` was not given, or an id is
+                unknown.
         """
         self._check_untyped('certify against poisoning')
         state = self._fitted
         return certify_shards(
             state.data,
-            self._present(state),
+            state.outputs,
             self._shards(state.partition),
             state.aggregator,
             self.num_classes,
-            ViewRunner(
-                self.model_factory,
-                [made.weights for made in state.checkpoints],
-                state.num_classes,
-                self.recipe,
-            ),
             nodes=nodes,
-            inference=inference,
             fingerprint=state.seals.root,
             provenance=self._origin(),
             weights=hash_of_shards(state),
+            assumptions=self._assumed(state.data)[4:],
         )
 
     def __repr__(self) -> str:
+        training = f'epochs={self.recipe.epochs}'
+        if self.recipe.train is not None:
+            training = f'train={self.recipe.plain()["train"]}'
         return (
             f'{type(self).__name__}(num_shards={self.num_shards}, '
             f'partition={described(self._given)}, '
             f'aggregator={type(self._aggregator).__name__}, '
-            f'epochs={self.recipe.epochs}, trainer={self.trainer!r})'
+            f'{training}, trainer={self.trainer!r})'
         )
 
-    # Private: arguments and data ############################################
+    def _reported(self) -> ShardReport:
+        state = self._fitted
+        sizes = self._sizes(state.data)
+        exact, exactness = self._exactness(state)
+        removals = [e for e in state.ledger.entries if e.request]
+        return ShardReport(
+            secrets=FROM_SEED if state.seeded else FROM_SYSTEM,
+            num_nodes=int(state.data.num_nodes),
+            num_train=int(sizes.sum()),
+            shard_sizes=tuple(sizes.tolist()),
+            empty=self._empty(state.data),
+            imbalance=float(sizes.max() / sizes.double().mean()),
+            partition=described(state.partition),
+            by_hash=self._by_hash(state.data),
+            exact=exact,
+            exactness=exactness,
+            removals=len(removals),
+            seconds=state.seconds,
+            trainer=self.trainer,
+            assumptions=self._assumed(state.data),
+            origin=self._origin(),
+        )
 
-    def _check_other(self, data: Data) -> None:
-        # Another graph for the same models.
-        self._check_untyped('predict for another graph')
-        check_instance('data', data, Data)
-        width = self._fitted.data.x.size(1)
-        check_tensor('data.x', data.get('x'), None, (data.num_nodes, width))
-        CSRGraph.from_data(data, duplicates='keep')
 
-    # Private: removal #######################################################
-
-
-def _equal_stages(one: Checkpoint, two: Checkpoint) -> bool:
-    return len(one.stages) == len(two.stages) and all(
-        equal_tensors(a.weights, b.weights)
-        for a, b in zip(one.stages, two.stages, strict=True)
+def _equal(one: Any, two: Any) -> bool:
+    pairs = zip(
+        (*one.stages, one.weights), (*two.stages, two.weights), strict=True
     )
+    return all(equal_tensors(a, b) for a, b in pairs)
+
+
+def _leftovers(state: State) -> list[str]:
+    # Items that the ledger lists as removed, and that are there.
+    gone = state.ledger.removed.request()
+    part, data = Part() if gone is None else gone.parts[0], state.data
+    rows = {v: row for row, v in enumerate(data.n_id.tolist())}
+    trained = {
+        v: shard
+        for shard, made in enumerate(state.checkpoints)
+        for v in made.n_id.tolist()
+    }
+    found = [f'node {v}' for v in part.nodes if v in rows]
+    found += [
+        f'node {v} in the checkpoint of shard {trained[v]}'
+        for v in part.nodes
+        if v in trained
+    ]
+    found += [f'the label of node {v}' for v in part.labels if v in trained]
+    x = data.x.to_dense() if part.features else data.x
+    found += [
+        f'features of node {v}'
+        for v in part.features
+        if v in rows and bool(x[rows[v]].any())
+    ]
+    if part.arcs:
+        edges = {*map(tuple, data.edge_index.t().tolist())}
+        found += [
+            f'edge {u} -> {v}'
+            for u, v in part.arcs
+            if (rows.get(u), rows.get(v)) in edges
+        ]
+    if 'persons' in data:
+        held = data.persons
+        there = {*held.graph[held.person].n_id.tolist()}
+        found += [
+            f'node {v} in the typed graph' for v in part.nodes if v in there
+        ]
+    return found

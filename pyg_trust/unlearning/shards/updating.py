@@ -1,8 +1,4 @@
-"""Updates applied to an unlearner's graph, and the stages they touch.
-
-Rows are in canonical order: nodes ascending by name, edges ascending by source
-and target. So bits depend on the present data alone, not on its history.
-"""
+"""Updates applied to an unlearner's graph, and the items that they touch."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +9,20 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_tensor
-from pyg_trust.functional.rows import stacked
 from pyg_trust.removal import (
     NotThere,
     Part,
     RemovalRequest,
     remove_from_data,
 )
-from pyg_trust.unlearning.shards.graph import MASKS, without_features
-from pyg_trust.unlearning.shards.products import rows_of_nonzeros, select_rows
+from pyg_trust.unlearning.shards.graph import (
+    MASKS,
+    canonical,
+    kept_rows,
+    select_rows,
+    stacked_rows,
+    without_features,
+)
 from pyg_trust.update import NewNodes, Update, rows_of, with_edges
 
 # Defaults of attributes that a graph may lack.
@@ -42,53 +43,6 @@ class Change(NamedTuple):
     gone: Part
     came: Part
     request: dict[str, Any]
-
-
-def canonical(data: Data) -> Data:
-    """Sort nodes by name, and edges by the names of source and target.
-
-    Args:
-        data (Data): the graph, with ``n_id``; returned as it is if it is
-            sorted.
-    """
-    if is_canonical(data):
-        return data
-    made = copy.copy(data)
-    n, order = int(data.num_nodes), data.n_id.argsort()
-    for key, value in data:
-        if key not in ('x', 'edge_index', 'edge_weight', 'num_nodes'):
-            made[key] = value[order]
-    if not torch.equal(order, torch.arange(n)):
-        made.x = select_rows(data.x, order)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(n))
-    made.edge_index = place[data.edge_index]
-    # Sort duplicates of an edge by weight.
-    weight = data.get('edge_weight')
-    first = torch.arange(made.edge_index.size(1))
-    if weight is not None:
-        first = weight.argsort(stable=True)
-    keys = made.edge_index[0] * n + made.edge_index[1]
-    order = first[keys[first].argsort(stable=True)]
-    made.edge_index = made.edge_index[:, order]
-    if weight is not None:
-        made.edge_weight = weight[order]
-    return made
-
-
-def is_canonical(data: Data) -> bool:
-    """Test whether nodes and edges are sorted by name.
-
-    Args:
-        data (Data): the graph, with ``n_id``.
-    """
-    row, col = data.edge_index
-    steps = (row * int(data.num_nodes) + col).diff()
-    weight = data.get('edge_weight')
-    ties = weight is not None and bool(
-        ((steps == 0) & (weight.diff() < 0)).any()
-    )
-    sorted_rows = bool((data.n_id.diff() > 0).all())
-    return sorted_rows and bool((steps >= 0).all()) and not ties
 
 
 def played(
@@ -125,14 +79,7 @@ def played(
         now = _removed(now, update.part)
         now = _added(now, update, rows, used)
         now = _changed(now, update, rows)
-    if any(u.nodes is not None or u.edges.numel() for u in updates):
-        if not is_canonical(data):
-            raise ValueError(
-                "'update' can't add nodes or edges to a state of an earlier "
-                'version, which is not sorted by name; call repartition() '
-                'first, which sorts it'
-            )
-        now = canonical(now)
+    now = canonical(now)
     now.shard, late = _settled(now, homes)
     if late is not None:
         now.by_hash = late
@@ -146,9 +93,9 @@ def played(
         now.x = x
         if not torch.equal(source, torch.arange(n)):
             # Removed features are a row of zeros at the end.
-            rows.append(_like(x, torch.zeros(1, x.size(1), dtype=x.dtype)))
-            whole = stacked(rows)
-            now.x = select_rows(whole, source % whole.size(0))
+            rows.append(torch.zeros(1, x.size(1), dtype=x.dtype))
+            whole = stacked_rows(rows)
+            now.x = kept_rows(select_rows(whole, source % whole.size(0)))
     return Change(now, gone, came, _line(updates, now, source, came, past))
 
 
@@ -243,13 +190,8 @@ def _source(rows: list[Tensor], x: Tensor, name: str) -> Tensor:
     held = rows[0]
     check_tensor(name, x, held.dtype, ('k', held.size(1)))
     start = sum(each.size(0) for each in rows)
-    rows.append(_like(held, x))
+    rows.append(x)
     return torch.arange(start, start + x.size(0))
-
-
-def _like(held: Tensor, x: Tensor) -> Tensor:
-    sparse = held.layout == torch.sparse_csr
-    return rows_of_nonzeros(x) if sparse else x
 
 
 def _settled(

@@ -1,0 +1,85 @@
+r"""Choose the columns of an estimate that are cheaper to compute exactly.
+
+AGP as it stands in ``csrc/push.h`` decides level by level, from the residues
+that it finds there, and keeps all levels to be able to. Mostly no such
+decision is open: a visited node costs more than an entry of an exact level, so
+that on a graph of few edges a node, a level on which most nodes have a residue
+is exact for any residues. On an undirected graph, or with
+self-loops, nodes that have one have one again (two levels on at the latest, if
+nothing cancels), so that all levels that follow are exact too, and so is the
+one before that pushes so much that most nodes are reached. A block of columns
+that begins like this is done exactly from level 0 on: the sum in Horner's
+order (:mod:`.propagation`), one vector less to keep and no error at all.
+
+This is a matter of cost alone. Which blocks they are is estimated from evenly
+spaced nodes, alike on every device.
+"""
+
+import torch
+from torch import Tensor
+
+from pyg_trust import ops
+from pyg_trust.agp.measures import Measure
+from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import ranges
+
+# The cost of a visited node in entries of an exact level, as in csrc/push.h.
+VISIT_COST = 16
+
+
+def exact_blocks(
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    eps: float,
+    ratio: Tensor,
+    above: float,
+) -> list[bool]:
+    """Return, block by block, whether to compute it exactly from level 0 on.
+
+    Args:
+        graph (CSRGraph): the graph, with self-loops if the measure has them.
+        x (Tensor): the signals, ``[num_nodes, num_columns]``.
+        measure (Measure): the measure to estimate.
+        eps (float): the quantum, relative to the L1 norm of a column.
+        ratio (Tensor): as in :func:`pyg_trust.ops.push`.
+        above (float): a level is exact if pushing it is expected to cost more
+            than so much of it.
+    """
+    n, width = graph.num_nodes, ops.block_size(x.dtype)
+    none = [False] * -(-x.size(1) // width)
+    if not none or n == 0 or ratio.numel() == 0:
+        return none
+    if not (measure.self_loops or graph.is_undirected):
+        return none
+    spaced = ops.cost_nodes(n)
+    # The number of nodes that each one represents, computed on the device.
+    step = int(spaced[1] - spaced[0]) if n > 1 else 1
+    nodes = torch.arange(int(spaced[0]), n, step, device=x.device)
+    ptr, col = graph.receivers(not measure.along)
+    start = ptr[nodes]
+    count = ptr[nodes + 1] - start
+    enough = above * col.numel() / (VISIT_COST * step)
+    sends = count > 0
+    if not int(sends.sum()) > enough:
+        return none
+    rows = x.detach()[nodes].abs() * sends.view(-1, 1)
+    visited = [int((b > 0).any(1).sum()) for b in rows.split(width, 1)]
+    exact = [number > enough for number in visited]
+    if all(exact) or ratio.numel() == 1:
+        return exact
+    # At most as many nodes are reached as there are pushes: one along an entry
+    # with probability |m| / (eps |x|_1), or for certain.
+    send = graph.degree_power(-measure.b, x.dtype)[nodes].double()
+    recv = graph.degree_power(-measure.a, x.dtype)
+    scale = recv[col[ranges(start, count)].long()].double()
+    for k, block in enumerate(rows.double().split(width, 1)):
+        if exact[k]:
+            continue
+        size = (block / block.sum(0)).nan_to_num(0.0).amax(1)
+        mass = size * send * (float(ratio[0]) / (eps * step))
+        sent = (mass.repeat_interleave(count) * scale).clamp(max=1.0)
+        # Multiples of 2^-8 add up to the same sum in every order.
+        reached = float((sent * 256).round().sum()) / 256
+        exact[k] = visited[k] + reached > enough
+    return exact

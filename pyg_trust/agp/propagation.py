@@ -1,0 +1,851 @@
+# Longer than 700 lines because the exact and the randomized way share
+# operator, gradient and checks.
+r"""Exact and randomized graph propagation, with its error bounds.
+
+The algorithms are those of `"Approximate Graph Propagation"
+<https://arxiv.org/abs/2106.03058>`_ (Wang et al. 2021). Write
+:math:`P = D^{-a} A D^{-b}` (times :obj:`shrink` of the :class:`.Measure`),
+:math:`W = \sum_i w_i`, :math:`Y_i = \sum_{k \ge i} w_k / W`, and
+
+.. math::
+    r^{(0)} = x, \quad
+    r^{(i+1)} = \frac{Y_{i+1}}{Y_i} P r^{(i)}, \quad
+    q^{(i)} = \frac{w_i}{W Y_i} r^{(i)} = \frac{w_i}{W} P^i x, \quad
+    z = W \sum_{i=0}^{L} q^{(i)} .
+
+AGP replaces each :math:`P r^{(i)}` by an unbiased estimate: what
+:math:`u` sends to its neighbour :math:`v`, :math:`m = \frac{Y_{i+1}}{Y_i}
+r^{(i)}(u) d_u^{-b} d_v^{-a}`, is sent as it is if :math:`|m| \ge \varepsilon
+\lVert x \rVert_1`, and otherwise as about :math:`\varepsilon \lVert x
+\rVert_1` with probability about :math:`|m| / (\varepsilon \lVert x
+\rVert_1)` (``csrc/push.h`` has the exact scheme and the proof of the three
+facts used below).
+
+**The bound.** The estimate of :math:`z` is unbiased for every :math:`x`
+(Lemma 4.1), and
+
+.. math::
+    \operatorname{Var}[\hat{z}(v)] \le \gamma\, \varepsilon \lVert x \rVert_1
+    W^2 \sum_{i=1}^{L} i\, q^{(i)}_{|x|}(v)
+    \le \gamma\, L\, \varepsilon \lVert x \rVert_1 W\, z_{|x|}(v),
+
+where :math:`z_{|x|}` is the result for the signal :math:`|x|`, and
+:math:`\gamma = 1` wherever no entry of :math:`P^k` exceeds one: for
+:math:`a + b \ge 1` on undirected graphs, for :math:`b = 1` along and
+:math:`a = 1` against the edges of directed ones. This is tighter than Lemma
+4.2, whose factor is :math:`L(L+1)/2`.
+
+*Proof.* Take :math:`W = \lVert x \rVert_1 = 1`. Let :math:`\xi^{(k)}(u) =
+\hat{r}^{(k)}(u) - \operatorname{E}[\hat{r}^{(k)}(u) \mid \hat{r}^{(k-1)}]`.
+A unit of residue at :math:`u` on level :math:`k` ends up as :math:`G_k(v, u)
+= \sum_{i \ge k} \frac{w_i}{Y_k} (P^{i-k})_{vu}`, between 0 and
+:math:`\gamma`, in :math:`z(v)`, so :math:`\hat{z}(v) - z(v) = \sum_k \sum_u
+G_k(v, u) \xi^{(k)}(u)`, a sum of martingale differences over :math:`k`.
+Given :math:`\hat{r}^{(k-1)}`, what two senders add is independent; what one
+sender adds to two receivers has one sign and is not positively correlated;
+and what it adds to one receiver has at most the variance :math:`\varepsilon
+|m|`. So :math:`\operatorname{Var}[\sum_u G_k(v, u) \xi^{(k)}(u) \mid \cdot]
+\le \sum_u G_k(v, u)^2\, \varepsilon\, \rho^{(k)}(u)`, where
+:math:`\rho^{(k)}(u)` is the sum of all :math:`|m|` sent to :math:`u`, whose
+expectation is at most :math:`Y_k (P^k |x|)(u)`. With :math:`G_k \le \gamma`
+and :math:`\sum_u G_k(v, u) Y_k (P^k |x|)(u) = \sum_{i \ge k} w_i (P^i
+|x|)(v)` the sum over :math:`k` is at most :math:`\gamma \varepsilon \sum_k
+\sum_{i \ge k} q^{(i)}_{|x|}(v) = \gamma \varepsilon \sum_i i\,
+q^{(i)}_{|x|}(v)`.
+
+Signed signals are pushed as they are, not split into :math:`x^+ - x^-` as in
+the paper: one run instead of two, opposite residues cancel, and the bound
+above, which is the sum of the two parts' bounds, holds all the same.
+
+For Katz on undirected graphs :math:`P = A / \lambda` and :math:`w_i =
+(\beta\lambda)^i`, so that :math:`\gamma = 1` again: no entry of :math:`A^j`
+exceeds its spectral norm :math:`\lambda^j`. (For :math:`a = b = 0` and another
+:obj:`shrink` :math:`\gamma = \max_k \sum_j w_{k+j} (\text{shrink}
+\cdot \lambda)^j / \sum_j w_{k+j}`.)
+"""
+
+import inspect
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_trust import ops, rng
+from pyg_trust._checks import check_nodes
+from pyg_trust.agp._exact_blocks import exact_blocks
+from pyg_trust.agp._ranges import (
+    check_half,
+    check_shrink,
+    check_weights,
+    known_norms,
+    power_norms,
+)
+from pyg_trust.agp.checks import (
+    How,
+    check_device,
+    check_eps,
+    check_finite_signal,
+    check_how,
+    check_overflow,
+    check_signal,
+    prepare_exact,
+    prepare_loops,
+)
+from pyg_trust.agp.measures import Measure
+from pyg_trust.agp.polynomials import chebyshev
+from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph._building import own_loops
+
+# A level of a block is pushed if that is expected to cost less than so much of
+# an exact level: blocks share the memory that an exact level reads, and one
+# that goes its own way leaves more of it to the others (benchmarks/push.py).
+PULL_ABOVE = 0.25
+
+
+def propagate(
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    *,
+    eps: float = 0.0,
+    seed: int | None = None,
+    force_push: bool = False,
+    half: bool = False,
+    tol: float = 0.0,
+    rows: Tensor | None = None,
+) -> Tensor:
+    r"""Compute :math:`z = \sum_i w_i (D^{-a} A D^{-b})^i x`.
+
+    Exactly for :obj:`eps = 0`, for all columns at once; otherwise the unbiased
+    AGP estimate, whose variance :func:`variance_bound` bounds. The same seed
+    gives the same result for any number of threads, and on CUDA, up to
+    rounding (:func:`pyg_trust.ops.push`), that of the CPU. Differentiable in
+    :obj:`x`: the gradient is the propagation by the transposed operator,
+    exact or estimated with the same :obj:`eps`.
+
+    The exact sum goes from the last weight to the first (Horner): :math:`u_L =
+    w_L x`, :math:`u_i = w_i x + P u_{i+1}`, :math:`z = u_0`. A column has the
+    same bits beside any other columns.
+
+    An estimate goes through the columns in blocks of a cache line, which
+    share what is sampled, and level by level: where sampling would cost a
+    block more than the exact product, it takes the product, and where all
+    levels would be products it is the exact sum. Randomization
+    pays for signals that are sparse or concentrated and for errors of several
+    percent; otherwise the exact path is as fast (``benchmarks/push.py``).
+    Memory beside the result: two vectors for each column in flight, which are
+    256 bytes of a row (64 float32 columns) or a block per thread.
+
+    Under :func:`torch.compile` with ``fullgraph=True`` and
+    :func:`torch.export.export` the exact path is one op, for a graph that was
+    propagated on before; checks of data (NaN, overflow) are left out there.
+
+    Args:
+        graph (CSRGraph): the graph, unweighted.
+        x (Tensor): the signals, float32 or float64, of shape ``[num_nodes]``
+            or ``[num_nodes, num_columns]``; or as many columns as a sparse CSR
+            matrix, such as bags of words. The first level of the exact path
+            then reads the entries alone; estimates make the matrix dense.
+        measure (Measure): the measure to compute (:mod:`.measures`).
+        eps (float): the quantum of AGP, relative to the L1 norm of each
+            column; 0 for the exact result. (default: :obj:`0.0`)
+        seed (int, optional): the seed; by default drawn from torch's default
+            generator. (default: :obj:`None`)
+        force_push (bool): whether to sample even where the exact product is
+            expected to be cheaper, as in the paper. (default: :obj:`False`)
+        half (bool): whether the exact path keeps its levels in float16, for
+            float32 signals: faster, with a relative error of up to
+            :math:`2^{-11}` per level where nothing averages out (of a slow
+            series with :obj:`tol` more, as :mod:`.chebyshev` bounds it; and of
+            :math:`2^{-31}` of a column's largest entry, times the largest
+            sum of a row of the operator, where the range of float16 ends;
+            a measure whose weights fall as fast as the powers of the
+            operator grow is refused, as levels would vanish),
+            and of about :math:`10^{-4}` in the Frobenius norm as measured;
+            the gradient likewise. Columns are scaled by powers of two; what
+            overflows all the same is an error.
+            (default: :obj:`False`)
+        tol (float): how far from :math:`z` the result may be, in exchange for
+            fewer levels: :math:`\lVert D^{a-1/2} (z' - z) \rVert_F \le
+            \text{tol} \cdot W \lVert D^{a-1/2} x \rVert_F`, certainly and for
+            every signal (:func:`chebyshev`). This is in exact arithmetic: the
+            rounding of the levels, in the dtype of :obj:`x` or in float16,
+            comes on top, so that less than that of a level gains nothing.
+            Needs :math:`a + b = 1` and an undirected graph.
+            (default: :obj:`0.0`)
+        rows (Tensor, optional): the nodes whose rows of :math:`z` are wanted,
+            int64 or a bool mask: the last level is computed for them alone,
+            and earlier ones for what they need if that is little.
+            (default: :obj:`None`)
+
+    Returns:
+        Tensor: :math:`z`, of the shape and dtype of :obj:`x`, dense; of the
+        rows alone if :obj:`rows` is given.
+
+    Raises:
+        TypeError: on another graph, measure or dtype, or a flag that is no
+            bool.
+        ValueError: on a weighted graph, a directed one if the measure needs
+            an undirected one, a graph beyond the spectral radius of a Katz
+            measure, NaN or infinity in :obj:`x`, a wrong shape or device,
+            :obj:`eps` that is negative or not finite, :obj:`half` or
+            :obj:`tol` together with :obj:`eps`, :obj:`half` with float64,
+            :obj:`tol` where its bound does not hold, a measure whose weights
+            vanish in the dtype, or a result that overflows.
+
+    Example:
+        >>> from pyg_trust.agp import ppr
+        >>> path = torch.tensor([[0, 1], [1, 0]])
+        >>> graph = CSRGraph.from_edge_index(path, num_nodes=2)
+        >>> z = propagate(graph, torch.eye(2), ppr(alpha=0.5))
+        >>> (z - torch.tensor([[2, 1], [1, 2]]) / 3).abs().max() < 1e-3
+        tensor(True)
+    """
+    return propagate_rows(
+        *(graph, x, measure, rows),
+        How(check_eps(eps), seed, force_push, half, tol),
+    )
+
+
+def propagate_rows(
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    rows: Tensor | None,
+    how: How,
+) -> Tensor:
+    """Run :func:`propagate` with its options in one tuple."""
+    compiling = torch.compiler.is_compiling() and how.eps == 0
+    if compiling:
+        columns = x.view(-1, 1) if x.dim() == 1 else x
+        z = _traced(columns, graph, measure, how)
+        z = z if rows is None else z[rows]
+        return z.view(-1) if x.dim() == 1 else z
+    return _eager(x, graph, measure, rows, how)
+
+
+@torch.compiler.disable
+def _eager(
+    x: Tensor,
+    given: CSRGraph,
+    measure: Measure,
+    rows: Tensor | None,
+    how: How,
+) -> Tensor:
+    graph, loops = prepare_exact(given, measure, how)
+    how = how._replace(loops=loops)
+    check_signal(x, graph)
+    check_how(how, x, graph, measure)
+    if rows is not None:
+        rows = check_nodes('rows', rows, graph.num_nodes)
+        check_device('rows', rows, graph)
+    if how.check and how.eps != 0:
+        check_finite_signal(x)
+    # Exact propagation leaves the generator alone.
+    how = how._replace(seed=0 if how.eps == 0 else rng.resolve(how.seed))
+    rest = (graph, measure, rows, how)
+    entries = None
+    if x.layout == torch.sparse_csr:
+        ptr, column, _, width = ops.sparse_parts(x)
+        if how.eps == 0:
+            entries = Entries(ptr, column, width)
+        else:
+            x = x.to_dense()
+    if entries is not None:
+        z = _Propagate.apply(x.values(), entries, *rest)
+    else:
+        columns = x.view(-1, 1) if x.dim() == 1 else x
+        z = _Propagate.apply(columns, None, *rest)
+    if how.eps == 0:
+        given._cache[_known_as(measure, x.dtype, how)] = True
+    return z.view(-1) if x.dim() == 1 else z
+
+
+class Entries(NamedTuple):
+    """Positions of the values of a sparse signal, as in a sparse CSR tensor.
+
+    Args:
+        ptr (Tensor): int64, ``[num_nodes + 1]``.
+        column (Tensor): int64, ``[nnz]``.
+        width (int): the number of columns.
+    """
+
+    ptr: Tensor
+    column: Tensor
+    width: int
+
+
+class _Propagate(torch.autograd.Function):
+    # Linear in x (an estimate in its expectation): the derivative in the
+    # direction of t is the propagation of t.
+    @staticmethod
+    def forward(
+        x: Tensor,
+        entries: Entries | None,
+        graph: CSRGraph,
+        measure: Measure,
+        rows: Tensor | None,
+        how: How,
+    ) -> Tensor:
+        signal = x
+        if entries is not None:
+            size = (graph.num_nodes, entries.width)
+            signal = sparse_rows(entries.ptr, entries.column, x, size)
+        if how.eps == 0:
+            return exact_checked(graph, signal, measure, how, rows)
+        if how.check:
+            check_finite_signal(x)
+        z = _randomized(graph, signal, measure, how)
+        z = z if rows is None else z[rows]
+        if how.check:
+            check_overflow(z, measure)
+        return z
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.arguments = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        entries, graph, measure, rows, how = ctx.arguments
+        how = how._replace(seed=rng.derive(how.seed, 1), check=False)
+        grad = grads[0]
+        if rows is not None:
+            zeros = grad.new_zeros(graph.num_nodes, grad.size(1))
+            grad = zeros.index_add(0, rows, grad)
+        z = _Propagate.apply(grad, None, graph, measure.adjoint(), None, how)
+        if entries is not None:
+            nodes = torch.arange(graph.num_nodes, device=z.device)
+            z = z[nodes.repeat_interleave(entries.ptr.diff()), entries.column]
+        return z, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        entries, graph, measure, rows, how = ctx.arguments
+        how = how._replace(seed=rng.derive(how.seed, 2), check=False)
+        return _Propagate.apply(
+            tangents[0], entries, graph, measure, rows, how
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple,
+        x: Tensor,
+        entries: Entries | None,
+        graph: CSRGraph,
+        measure: Measure,
+        rows: Tensor | None,
+        how: How,
+    ) -> tuple[Tensor, int]:
+        if entries is not None:
+            raise ValueError("'x' needs to be dense under vmap")
+        # The mapped dimension becomes further columns.
+        x = x.movedim(in_dims[0], -1)
+        wide = x.reshape(x.size(0), -1)
+        z = _Propagate.apply(wide, None, graph, measure, rows, how)
+        return z.reshape(z.size(0), *x.shape[1:]), x.dim() - 1
+
+
+# torch asks for it in every call, and it takes long to find.
+_Propagate.forward.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    _Propagate.forward
+)
+
+
+def _operator(
+    graph: CSRGraph,
+    measure: Measure,
+    dtype: torch.dtype,
+    tol: float,
+    loops: bool,
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    # R, S, the coefficients, and whether these are of Chebyshev polynomials.
+    key = ('operator', loops, _key_of(measure, dtype, tol))
+    if key not in graph._cache:
+        graph._cache[key] = _make_operator(graph, measure, dtype, tol, loops)
+    return graph._cache[key]
+
+
+def _key_of(measure: Measure, dtype: torch.dtype, tol: float) -> str:
+    return f'{measure.key} {dtype} {tol}'
+
+
+def _known_as(measure: Measure, dtype: torch.dtype, how: How) -> str:
+    # The cache key of a propagation that was checked before.
+    return f'{_key_of(measure, dtype, how.tol)} {how.half}'
+
+
+def _make_operator(
+    graph: CSRGraph,
+    measure: Measure,
+    dtype: torch.dtype,
+    tol: float,
+    loops: bool,
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    recv = graph.degree_power(-measure.a, dtype, loops)
+    send = graph.degree_power(-measure.b, dtype, loops)
+    weights, three_term = measure.weights, False
+    if tol > 0:
+        fewer = chebyshev(measure, tol)
+        if fewer.levels < measure.levels:
+            weights, three_term = fewer.coefficients, True
+    if measure.shrink != 1:
+        check_shrink(measure, dtype)
+        # Use the rounded factor; the weights make up for the rounding.
+        shrink = torch.tensor(measure.shrink, dtype=dtype)
+        recv = recv * shrink
+        if not three_term:
+            off = measure.shrink / float(shrink)
+            weights = tuple(w * off**i for i, w in enumerate(weights))
+    check_weights(
+        measure, dtype, lambda: _powers(graph, measure, recv * send, loops)
+    )
+    return recv, send, torch.tensor(weights, dtype=torch.float64), three_term
+
+
+def _powers(
+    graph: CSRGraph, measure: Measure, ends: Tensor, loops: bool
+) -> list[float]:
+    # Norms of S R B, where R has the diagonal `ends`.
+    known = known_norms(measure, graph.is_undirected)
+    if known is not None:
+        return known
+    rows = graph.receivers(measure.along)
+    return power_norms(*rows, ends, measure.levels, loops)
+
+
+def check_half_levels(
+    graph: CSRGraph, measure: Measure, dtype: torch.dtype, how: How
+) -> None:
+    """Refuse a measure whose levels would leave the range of float16."""
+    key = ('fits half', how.loops, _key_of(measure, dtype, how.tol))
+    recv, send, weights, three_term = _operator(
+        graph, measure, dtype, how.tol, how.loops
+    )
+    if three_term or key in graph._cache:
+        return
+    norms = _powers(graph, measure, recv * send, how.loops)
+    room = exact_limits(graph, measure, dtype, how).room
+    check_half(measure, weights, room, norms)
+    graph._cache[key] = True
+
+
+class Limits(NamedTuple):
+    """Bounds of the numbers on the way from x to z.
+
+    Args:
+        room (float): the factor that float16 levels are scaled down by.
+        gain (float): no number exceeds :math:`2^{gain}` times the largest
+            entry of x.
+        half_gain (float): the same where levels are float16.
+    """
+
+    room: float
+    gain: float
+    half_gain: float
+
+
+def exact_limits(
+    graph: CSRGraph, measure: Measure, dtype: torch.dtype, how: How
+) -> Limits:
+    """Return the bounds of one measure on one graph, computed once."""
+    key = ('limits', how.loops, _key_of(measure, dtype, how.tol))
+    if key not in graph._cache:
+        recv, send, weights, three_term = _operator(
+            graph, measure, dtype, how.tol, how.loops
+        )
+        sizes = _row_sizes(*graph.receivers(measure.along), how.loops)
+        room, fits = _growth(sizes, recv * send, weights, three_term)
+        gain = _gain(sizes, recv, send, weights, three_term)
+        half_gain = gain if fits and weights.numel() < 1000 else math.inf
+        graph._cache[key] = Limits(room, gain, half_gain)
+    return graph._cache[key]
+
+
+def exact_checked(
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    how: How,
+    rows: Tensor | None = None,
+    in_place: bool = False,
+) -> Tensor:
+    """Propagate exactly; refuse input that is not finite, and overflow.
+
+    One pass over x: its size mostly shows that nothing can overflow. Otherwise
+    z is read once more.
+    """
+    largest, bound = None, math.inf
+    if how.half:
+        largest = _largest(x)
+    if how.check or how.half:
+        bound = _bound(x, largest)
+        if how.check and not math.isfinite(bound):
+            check_finite_signal(x)
+    asked = how.check or (how.half and math.isfinite(bound))
+    z = _exact(graph, x, measure, how, rows, in_place, largest)
+    if asked:
+        limits = exact_limits(graph, measure, x.dtype, how)
+        gain = limits.half_gain if how.half else limits.gain
+        if not _stays_finite(bound, gain, x.dtype):
+            check_overflow(z, measure, how.half)
+    return z
+
+
+def _bound(x: Tensor, largest: Tensor | None) -> float:
+    # The largest magnitude in x, or a little more. Not finite if x is not;
+    # perhaps also if it overflows on the way.
+    if x.layout == torch.sparse_csr:
+        # An entry that is there twice counts twice.
+        return float(x.values().detach().abs().sum(dtype=torch.float64))
+    if largest is not None:
+        return float(largest.max()) if largest.numel() > 0 else 0.0
+    # Squares below the smallest number are lost.
+    norm = float(torch.linalg.vector_norm(x.detach()))
+    return max(norm, 1e-15) if math.isfinite(norm) else math.inf
+
+
+def _stays_finite(bound: float, gain: float, dtype: torch.dtype) -> bool:
+    if not math.isfinite(bound):
+        return False
+    most = math.log2(torch.finfo(dtype).max) - 3
+    return bound == 0 or math.log2(bound) + gain < most
+
+
+def _gain(
+    sizes: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    three_term: bool,
+) -> float:
+    # y_i = S u_i is at most max|S x| * sum |w| * rate^L, where the rate is the
+    # largest sum g of a row of S R B, at least one, and for three terms that
+    # of t_k = 2 g t_{k-1} + t_{k-2}; then what comes between y and z, and the
+    # rounding of sums and of levels.
+    if sizes.numel() == 0:
+        return 0.0
+    sums = sizes * recv.double()
+    sums *= send
+    g = float(sums.max())
+    rate = g + math.sqrt(g * g + 1) if three_term else max(1.0, g)
+    longest = max(1.0, float(sizes.max()))
+    sending = send[send > 0].double()
+    ends = max(1.0, float(recv.max())) * longest
+    if sending.numel() > 0:
+        ends *= max(1.0, float(sending.max()))
+        ends *= max(1.0, 1 / float(sending.min()))
+    levels = weights.numel() - 1
+    total = max(1.0, float(weights.abs().sum()))
+    rounding = longest * 2**-20 + 2**-9
+    if not math.isfinite(rate * ends * total):
+        return math.inf
+    return (
+        math.log2(16 * total) + math.log2(ends) + levels * math.log2(rate)
+    ) + levels * rounding
+
+
+def _exact(
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    how: How,
+    rows: Tensor | None = None,
+    in_place: bool = False,
+    largest: Tensor | None = None,
+) -> Tensor:
+    recv, send, weights, three_term = _operator(
+        graph, measure, x.dtype, how.tol, how.loops
+    )
+    scale = None
+    if how.half:
+        check_half_levels(graph, measure, x.dtype, how)
+        largest = _largest(x) if largest is None else largest
+        room = exact_limits(graph, measure, x.dtype, how).room
+        scale = half_scale(largest * (send.max() * room))
+    loops = how.loops
+    if graph.order is not None:
+        rowptr, col, order, rank = graph.ordered_receivers(
+            measure.along, loops
+        )
+        rows = None if rows is None else rank[rows]
+        loops = False
+    else:
+        order = None
+        rowptr, col = graph.receivers(measure.along)
+    return ops.propagate(
+        rowptr,
+        col,
+        x,
+        recv,
+        send,
+        weights,
+        how.half,
+        scale,
+        three_term,
+        rows,
+        order,
+        loops,
+        in_place,
+    )
+
+
+def _largest(x: Tensor) -> Tensor:
+    # The largest magnitude in every column.
+    if x.layout == torch.sparse_csr:
+        zeros = x.values().new_zeros(x.size(1))
+        index, size = x.col_indices().long(), x.values().abs()
+        if not _ascends(x.crow_indices(), index):
+            # An entry that is there twice is added up.
+            rows = torch.arange(x.size(0), device=x.device)
+            rows = rows.repeat_interleave(x.crow_indices().diff())
+            keys, same = (rows * x.size(1) + index).unique(return_inverse=True)
+            size = size.new_zeros(keys.numel()).index_add_(0, same, size)
+            index = keys % x.size(1)
+        return zeros.scatter_reduce_(0, index, size, 'amax')
+    if x.size(0) == 0:
+        return x.new_zeros(x.size(1))
+    if (
+        x.device.type == 'cpu'
+        and x.dtype == torch.float32
+        and x.is_contiguous()
+    ):
+        return torch.ops.pyg_trust.column_magnitudes(x.detach())
+    # aminmax is 25 times slower. Few rows at a time stay in the cache for the
+    # second pass.
+    step = x.size(0)
+    if x.device.type == 'cpu':
+        step = max(256, 2**17 // max(x.size(1), 1))
+    found = [torch.maximum(p.amax(0), -p.amin(0)) for p in x.split(step)]
+    return found[0] if len(found) == 1 else torch.stack(found).amax(0)
+
+
+def _ascends(ptr: Tensor, index: Tensor) -> bool:
+    # Whether no index of a row is there twice or out of order.
+    falls = index.diff() <= 0
+    starts = ptr[1:-1].long()
+    inner = starts[(starts > 0) & (starts < index.numel())]
+    falls[inner - 1] = False
+    return not bool(falls.any())
+
+
+def _row_sizes(rowptr: Tensor, col: Tensor, loops: bool) -> Tensor:
+    # The entries of each row, with those that the kernels add.
+    sizes = rowptr.diff()
+    if loops:
+        sizes += ~own_loops(rowptr, col)
+    return sizes
+
+
+def _growth(
+    sizes: Tensor,
+    ends: Tensor,
+    weights: Tensor,
+    three_term: bool,
+) -> tuple[float, bool]:
+    # And whether that is certain. What is stored is y_i = sum_{k >= i} w_k (S
+    # R B)^(k - i) S x: at most so many times the largest entry of S x, by the
+    # largest sum of a row of S R B. For Chebyshev polynomials the sizes in the
+    # mean, sum_{j >= i} (j - i + 1) |c_j|, as |U_j| <= j + 1. Beyond 2^8
+    # precision is worth more: what overflows float16 then shows in z, and is
+    # refused.
+    size = weights.abs().tolist()
+    largest = 1.0
+    if not three_term:
+        sums = sizes * ends.double()
+        largest = max(1.0, float(sums.max())) * (1 + 1e-5)
+        tail = top = 0.0
+        for w in reversed(size):
+            tail = w + largest * tail
+            top = max(top, tail)
+    else:
+        top = tail = slope = 0.0
+        for w in reversed(size):
+            tail += w
+            slope += tail
+            top = max(top, slope)
+    most = 256.0 * max(size)
+    return min(top, most), not three_term and top <= most
+
+
+def half_scale(largest: Tensor) -> Tensor:
+    """Return the power of two that brings each number into [2^13, 2^14]."""
+    exponent = torch.frexp(largest).exponent.clamp(-112, 126)
+    known = largest.isfinite() & (largest > 0)
+    return torch.where(
+        known, torch.ldexp(torch.ones_like(largest), 14 - exponent), 1.0
+    )
+
+
+def _traced(x: Tensor, given: CSRGraph, measure: Measure, how: How) -> Tensor:
+    # Everything that depends on the data is cached since the first call.
+    if _known_as(measure, x.dtype, how) not in given._cache:
+        raise ValueError(
+            "'graph' needs to be propagated on once with this measure, dtype "
+            "and 'half' before it is compiled or exported"
+        )
+    graph, loops = prepare_loops(given, measure)
+    recv, send, weights, three_term = _operator(
+        graph, measure, x.dtype, how.tol, loops
+    )
+    if x.layout != torch.strided:
+        x = x.to_dense()
+    return propagate_exactly(
+        x,
+        *graph.receivers(measure.along),
+        *graph.receivers(not measure.along),
+        *(recv, send, weights, how.half, three_term, loops),
+    )
+
+
+@torch.library.custom_op('pyg_trust::propagate_exactly', mutates_args=())
+def propagate_exactly(
+    x: Tensor,
+    rowptr: Tensor,
+    col: Tensor,
+    back_rowptr: Tensor,
+    back_col: Tensor,
+    recv: Tensor,
+    send: Tensor,
+    weights: Tensor,
+    half: bool,
+    three_term: bool,
+    loops: bool = False,
+) -> Tensor:
+    """Run :func:`pyg_trust.ops.propagate` and its gradient as one op."""
+    scale = None
+    if half:
+        sizes = _row_sizes(rowptr, col, loops)
+        room, _ = _growth(sizes, recv * send, weights, three_term)
+        scale = half_scale(_largest(x) * (send.max() * room))
+    return ops.propagate(
+        *(rowptr, col, x, recv, send),
+        *(weights, half, scale, three_term),
+        loops=loops,
+    )
+
+
+@propagate_exactly.register_fake
+def _(x: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _keep_operator(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:8])
+    ctx.rest = inputs[8:]
+
+
+def _pass_back(ctx: Any, grad: Tensor) -> tuple:
+    rowptr, col, back_rowptr, back_col, recv, send, *rest = ctx.saved_tensors
+    x = propagate_exactly(
+        *(grad, back_rowptr, back_col, rowptr, col, send, recv),
+        *(*rest, *ctx.rest),
+    )
+    return (x, *(None,) * 10)
+
+
+propagate_exactly.register_autograd(_pass_back, setup_context=_keep_operator)
+
+
+def _randomized(
+    graph: CSRGraph, x: Tensor, measure: Measure, how: How
+) -> Tensor:
+    above = math.inf if how.force_push else PULL_ABOVE
+    levels = push_levels(measure)
+    whole = exact_blocks(graph, x, measure, how.eps, levels[1], above)
+    if whole and all(whole):
+        return _exact(graph, x, measure, How())
+    if not any(whole):
+        return _pushed(graph, x, measure, how, levels, above)
+    # Neighbouring blocks that begin alike go on together.
+    size, first = ops.block_size(x.dtype), 0
+    z = torch.empty_like(x)
+    while first < len(whole):
+        last = first + 1
+        while last < len(whole) and whole[last] == whole[first]:
+            last += 1
+        part = slice(first * size, last * size)
+        some = x[:, part].contiguous()
+        if whole[first]:
+            z[:, part] = _exact(graph, some, measure, How())
+        else:
+            z[:, part] = _pushed(
+                *(graph, some, measure, how, levels, above), first
+            )
+        first = last
+    return z
+
+
+def _pushed(
+    graph: CSRGraph,
+    x: Tensor,
+    measure: Measure,
+    how: How,
+    levels: tuple[float, Tensor, Tensor],
+    above: float,
+    first: int = 0,
+) -> Tensor:
+    # Block k of x is block `first` + k of what is asked for.
+    quantum = (how.eps * column_norms(x)).to(x.dtype)
+    if not bool(quantum.isfinite().all()):
+        # A norm that overflows, or the gradient of a loss that is not finite,
+        # which has to show: sampling would send nothing.
+        return _exact(graph, x, measure, How())
+    total, ratio, keep = levels
+    rest = (
+        graph.receivers(measure.along),
+        graph.degree_power(-measure.a, x.dtype),
+        graph.degree_power(-measure.b, x.dtype),
+        *(x, quantum, ratio, keep),
+    )
+    layout = (measure.a, x.dtype, measure.along)
+    z = None
+    if (
+        above < math.inf
+        and x.device.type == 'cpu'
+        and not graph.has_push_graph(measure.along)
+    ):
+        # The rows that costs are estimated from decide whether the layout of
+        # all is needed; on dense signals it mostly is not.
+        nodes = ops.cost_nodes(graph.num_nodes)
+        some = graph.push_graph(*layout, nodes=nodes)
+        z = ops.pull(some, *rest, above)
+    if z is None:
+        full = graph.push_graph(*layout)
+        z, _ = ops.push(full, *rest, how.seed or 0, first, pull_above=above)
+    return z if total == 1 else z.mul_(total)
+
+
+def column_norms(x: Tensor) -> Tensor:
+    """Return the L1 norm of every column, in float64 on all devices.
+
+    On the CPU by numpy: torch adds in an order that depends on the number of
+    threads, and a last bit of the quantum changes the samples. Few rows at a
+    time, which stay in the cache.
+    """
+    values = x.detach()
+    if values.device.type != 'cpu':
+        return values.abs().sum(0, dtype=torch.float64)
+    rows, total = values.numpy(), np.zeros(x.size(1))
+    for start in range(0, len(rows), 8192):
+        part = np.abs(rows[start : start + 8192])
+        total += part.sum(0, dtype=np.float64)
+    return torch.from_numpy(total)
+
+
+def push_levels(measure: Measure) -> tuple[float, Tensor, Tensor]:
+    r"""Return the sum :math:`W` of a measure's weights, and ratios of tails.
+
+    They are :math:`Y_{i+1} / Y_i` times :obj:`shrink`, :math:`w_i / (W Y_i)`;
+    tails are summed from the small end, as one minus the rest would cancel.
+    """
+    weights = np.trim_zeros(np.array(measure.weights), 'b')
+    tails = weights[::-1].cumsum()[::-1]
+    return (
+        float(tails[0]),
+        torch.from_numpy(tails[1:] / tails[:-1] * measure.shrink),
+        torch.from_numpy(weights / tails),
+    )

@@ -1,0 +1,205 @@
+"""Entry point of all certificates, chosen by the type of the threat.
+
+A kind of threat brings its certificate along: a function that takes the
+model, the data, the threat and options of its own, under :func:`certifies`.
+To add a threat, write its class and decorate one function.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from pyg_trust._checks import validated
+from pyg_trust.registries import Registry
+from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import stated
+from pyg_trust.report.charts import Chart
+from pyg_trust.verify.claims import PROMISES
+
+Route = TypeVar('Route', bound=Callable[..., Report])
+
+#: The functions that certify, by the names of the classes of threats.
+CERTIFICATES: Registry[Callable[..., Report]] = Registry(
+    'certificate', homes=('certificates.exact', 'certificates.smoothed')
+)
+_ROUTES: dict[type, tuple[str, Callable[..., Report]]] = {}
+
+
+@validated
+def certifies(threat: type) -> Callable[[Route], Route]:
+    """Register the function that certifies against a type of threat.
+
+    .. code-block:: python
+
+        @certifies(MyThreat)
+        def certify_mine(model, data, threat, *, num_samples=10_000):
+            ...
+
+    What :func:`certify` returns is then a :class:`UserCertificate`.
+
+    Args:
+        threat (type): the class of the threat; subclasses without a function
+            of their own use it, too.
+
+    Raises:
+        TypeError: if :obj:`threat` is no class.
+        ValueError: if there is a certificate against threats of this name.
+    """
+    name = threat.__name__
+
+    def register(route: Route) -> Route:
+        homes = (threat.__module__, getattr(route, '__module__', ''))
+        ours = all(home.startswith('pyg_trust.') for home in homes)
+        add = CERTIFICATES.builtin if ours else CERTIFICATES.register
+        add(name)(route)
+        _ROUTES[threat] = name, route
+        return route
+
+    return register
+
+
+@dataclass(frozen=True)
+class UserCertificate(Report):
+    """Certificate from a function that the user registered.
+
+    It has all attributes of the report inside.
+
+    Args:
+        threat (str): the class of the threat.
+        found (Report): the report that the function returned.
+    """
+
+    threat: str
+    found: Report
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__') or 'found' not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.found, name)
+
+    def chart(self) -> Chart:
+        """Draw the chart of the user's report."""
+        return self.found.chart()
+
+    def guarantee(self) -> Guarantee:
+        """Return the guarantee of the user's report, marked as not checked."""
+        inner, note = self.found.guarantee(), CERTIFICATES.note(self.threat)
+        if inner.procedure in PROMISES:
+            return stated(
+                inner.procedure,
+                {**inner.values, 'vouched': note},
+                assumptions=inner.values['notes'],
+                not_covered=inner.values['limits'],
+                data=inner.data,
+                origin=inner.origin,
+                checked=inner.checked,
+                model=inner.model,
+            )
+        return dataclasses.replace(
+            inner,
+            promise=f'as says {note}: {inner.promise}',
+            assumptions=(*inner.assumptions, f'NOT CHECKED: {note}'),
+        )
+
+
+def certify(
+    model: Any, data: Any = None, threat: Any = None, **options: Any
+) -> Any:
+    r"""Certify the predictions of a model against a threat.
+
+    A certificate is of the model as it is now: ``report.speaks_of(model)``
+    tells whether another one, or this one later, is the same by its tensors,
+    attributes and code (``pyg_trust._checks.identity``).
+
+    The threat decides how:
+
+    * a :class:`ThreatModel` (so many flips of edges): **exactly**, for models
+      that are linear in personalized PageRank, see :func:`certify_pagerank`;
+      what is certified is the deployed model, with its :obj:`alpha`,
+      :obj:`K`, normalization, self-loops and dtype;
+    * :class:`BitFlips` (noise on edges and binary features): **any** model of
+      nodes or graphs, with confidence, by smoothing, see
+      :func:`certify_smoothed`; what is certified is the smoothed classifier,
+      which :class:`SmoothedClassifier` deploys. Where a model has exact
+      certificates, these say more.
+
+    For certain and any model, by votes over divided inputs: :class:`Divided`.
+    Against poisoned training data:
+    :meth:`~pyg_trust.unlearning.ShardedUnlearner.certify`.
+
+    .. code-block:: python
+
+        threat = ThreatModel(data, strength=6)
+        report = certify(model, data, threat)
+
+    :obj:`certify(logits, threat)` certifies logits that somebody else
+    diffuses; the report lists what is assumed of them.
+
+    Args:
+        model (torch.nn.Module or Tensor): the deployed model, or logits before
+            diffusion.
+        data (Data): the input of the model; left out with logits.
+        threat (ThreatModel or BitFlips): the attacker.
+        **options (Any): options of the function that certifies against this
+            type of threat.
+
+    Returns:
+        Report: for a :class:`ThreatModel` a :class:`Certificate`, for
+        :class:`BitFlips` a :class:`SmoothedCertificate`, for a threat that
+        you registered a :class:`UserCertificate`.
+
+    Raises:
+        TypeError: if nothing certifies against this kind of threat, or an
+            option is not one of that function.
+        ValueError: as the function that certifies.
+
+    Example:
+        >>> import torch
+        >>> from pyg_trust.certificates import ThreatModel, certify
+        >>> pairs = [(0, 1), (0, 2), (1, 2), (2, 3)]
+        >>> edge_index = torch.tensor(pairs + [(v, u) for u, v in pairs]).t()
+        >>> logits = torch.tensor([[3, 0], [3, 0], [1, 0], [0, 9]]).double()
+        >>> threat = ThreatModel(edge_index, local_budget=1, num_nodes=4)
+        >>> certify(logits, threat).status.tolist()  # 1 is robust, -1 broken
+        [1, 1, -1, 1]
+    """
+    if threat is None and isinstance(model, Tensor):
+        data, threat = None, data
+    name, route = _route(threat)
+    known = [
+        option
+        for option, parameter in inspect.signature(route).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    for option in options:
+        if option not in known:
+            raise TypeError(
+                f"'{option}' is no option of certificates against a "
+                f'{type(threat).__name__}, which are {known}'
+            )
+    certificate = route(model, data, threat, **options)
+    if not CERTIFICATES.is_own(name):
+        return certificate
+    if not isinstance(certificate, Report):
+        raise TypeError(
+            f'{CERTIFICATES.note(name)}, needs to return a Report (got '
+            f'{type(certificate).__name__})'
+        )
+    return UserCertificate(name, certificate)
+
+
+def _route(threat: Any) -> tuple[str, Callable[..., Report]]:
+    len(CERTIFICATES)  # registers those of this package
+    for kind in type(threat).__mro__:
+        name, route = _ROUTES.get(kind, ('', None))
+        if route is not None and CERTIFICATES.get(name) is route:
+            return name, route
+    kinds = ' or '.join(CERTIFICATES)
+    raise TypeError(
+        f"'threat' needs to be a {kinds} (got {type(threat).__name__}): "
+        'certify(model, data, threat), or certify(logits, threat)'
+    )

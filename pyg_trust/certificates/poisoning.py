@@ -1,0 +1,334 @@
+"""Certificates of sharded models against poisoned nodes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_trust import rng
+from pyg_trust._checks import check_integer, check_tensor
+from pyg_trust._checks.identity import check_process, identity
+from pyg_trust.certificates.voting import (
+    CollectiveVotes,
+    certified_mean,
+    certified_votes,
+    collective_votes,
+    survives_votes,
+    tallies,
+)
+from pyg_trust.nn.shard_aggregator import (
+    MajorityAggregator,
+    MeanAggregator,
+    ShardAggregator,
+)
+from pyg_trust.removal import integers
+from pyg_trust.report import Guarantee, Report
+from pyg_trust.report.base import stated
+from pyg_trust.report.charts import Chart
+from pyg_trust.transforms.shards import Shards
+from pyg_trust.update import rows_of
+
+# The least gap between sums of probabilities that counts as one.
+_APART = 1e-5
+_SHOWN = (1, 2, 3, 5)
+
+
+@dataclass(frozen=True)
+class PoisonCertificate(Report):
+    r"""Predictions certified against poisoning of training nodes.
+
+    Model :math:`i` is a function of the training nodes of shard :math:`i`
+    alone, and the shard of a node depends on its name alone: if :math:`k`
+    nodes are changed, at most :math:`k` models change (`Levine and Feizi
+    2021 <https://arxiv.org/abs/2006.14768>`_). The graph at inference, which
+    all models see, is taken to be out of reach.
+    """
+
+    targets: Tensor
+    """Names of the nodes: int64, ``[num_targets]``."""
+    predicted: Tensor
+    """The class that the shards vote for: int64."""
+    radius: Tensor
+    """The most shards that may be corrupted, -1 for none: int64."""
+    votes: Tensor
+    """The vote of each model, a class of its own for a shard that has no
+    training node: int64, ``[num_shards, num_targets]``."""
+    num_classes: int
+    """Of the votes: the last one is that of shards without training nodes."""
+    aggregator: str
+    n_id: Tensor
+    """The names of all nodes: int64, ``[num_nodes]``."""
+    group: Tensor
+    """The shard that a hash gives each of them, trained on or not."""
+    data: str
+    """A fingerprint of models and data."""
+    provenance: dict[str, Any]
+    weights: str = ''
+    """SHA-256 of the weights of all shards."""
+    checked: tuple[str, ...] = ()
+    """What was computed again on this run."""
+    assumptions: tuple[str, ...] = ()
+    """Those of this run, beside those of every such certificate."""
+    inference: str = 'clean'
+
+    def certified(self, nodes: int) -> Tensor:
+        """Return a mask of targets whose class survives some poisoned nodes.
+
+        Args:
+            nodes (int): the number of poisoned nodes.
+
+        Returns:
+            Tensor: bool, ``[num_targets]``.
+        """
+        return self.radius >= check_integer('nodes', nodes, 0)
+
+    def certified_ratio(self, nodes: int) -> float:
+        """Return the share of targets whose class is certified.
+
+        Args:
+            nodes (int): the number of poisoned nodes.
+        """
+        return float(self.certified(nodes).double().mean())
+
+    def certified_accuracy(self, labels: Tensor, nodes: int) -> float:
+        """Return the share of targets certified and correctly classified.
+
+        Args:
+            labels (Tensor): the true classes of the nodes in :obj:`n_id`:
+                int64, ``[num_nodes]``.
+            nodes (int): the number of poisoned nodes.
+        """
+        check_tensor('labels', labels, torch.int64, (self.n_id.numel(),))
+        right = labels[rows_of(self.n_id, self.targets)] == self.predicted
+        return float((self.certified(nodes) & right).double().mean())
+
+    def survives(self, suspects: Any) -> Tensor:
+        """Return a mask of targets whose class survives given poisoned nodes.
+
+        Only their *shards* matter; except by majority, only how many there
+        are.
+
+        Args:
+            suspects (list[int] or Tensor): the names of the poisoned nodes.
+
+        Returns:
+            Tensor: bool, ``[num_targets]``.
+
+        Raises:
+            ValueError: if a name is unknown.
+        """
+        names = torch.tensor(integers('suspects', suspects))
+        shards = self.group[rows_of(self.n_id, names)].unique()
+        if self.aggregator == 'majority':
+            made = survives_votes(self.votes, self.num_classes, shards)
+            # If most models do not vote, another class may win.
+            made &= self.radius >= 0
+        else:
+            made = self.radius >= shards.numel()
+        return made
+
+    def collective(
+        self, shards: int, *, max_sets: int = 20000
+    ) -> CollectiveVotes:
+        """Bound the number of classes that survive one attack on all targets.
+
+        Args:
+            shards (int): the number of corrupted shards.
+            max_sets (int): as in
+                :func:`~pyg_trust.certificates.collective_votes`.
+                (default: :obj:`20000`)
+
+        Raises:
+            ValueError: for means of probabilities.
+        """
+        if self.aggregator != 'majority':
+            raise ValueError(
+                "'aggregator' needs to be 'majority' to count votes "
+                f'(got {self.aggregator!r})'
+            )
+        # If most models do not vote, another class may win, and one vote may
+        # change it.
+        voted = self.votes[:, self.radius >= 0]
+        return collective_votes(
+            voted, self.num_classes, shards, max_sets=max_sets
+        )
+
+    def chart(self) -> Chart:
+        """Draw the certified share of targets by number of poisoned nodes."""
+        most = max(int(self.radius.max()), 0) + 1
+        shares = [self.certified_ratio(k) for k in range(most + 1)]
+        return Chart(
+            f'{shares[1]:.0%} of {self.targets.numel()} predictions stay '
+            f'if 1 node is poisoned, {shares[-2]:.0%} if {most - 1} are',
+            lines={'certified': (range(most + 1), shares)},
+            xlabel='poisoned nodes',
+            ylabel='share that is certified',
+            steps=True,
+        )
+
+    def _tallies(self) -> list[list[int]]:
+        # The number of targets, then the votes for the class, the most for
+        # another one, which wins a tie, and the other votes. Where most models
+        # do not vote, nothing is certified.
+        kept = self.radius >= 0
+        one_hot = torch.nn.functional.one_hot(self.votes, self.num_classes)
+        counts, voted = one_hot.sum(0)[kept], self.predicted[kept, None]
+        top = counts.gather(1, voted)[:, 0]
+        other = counts.scatter(1, voted, -1).amax(1)
+        rest = self.votes.size(0) - top - other
+        return tallies(top, other, torch.full_like(top, -1), rest)
+
+    def guarantee(self) -> Guarantee:
+        """State which attacks the voted classes survive."""
+        return stated(
+            'certificate against poisoning, by shards',
+            {
+                **self.numbers(),
+                'targets': self.targets.numel(),
+                'num_shards': self.votes.size(0),
+                'tallies': self._tallies()
+                if self.aggregator == 'majority'
+                else None,
+                'certified': {
+                    str(k): int((self.radius >= k).sum()) for k in _SHOWN
+                },
+            },
+            data=self.data,
+            origin=self.provenance,
+            checked=self.checked,
+            assumptions=self.assumptions,
+            model=self.weights,
+        )
+
+
+def certify_shards(
+    data: Data,
+    outputs: Tensor,
+    partition: Any,
+    aggregator: ShardAggregator,
+    num_classes: int | None,
+    *,
+    nodes: Any,
+    fingerprint: str,
+    provenance: dict[str, Any],
+    weights: str,
+    assumptions: tuple[str, ...] = (),
+) -> PoisonCertificate:
+    """Certify the predictions of an unlearner from its parts.
+
+    Args:
+        data (Data): the present graph, with ``n_id`` and ``shard``, as the
+            unlearner keeps it.
+        outputs (Tensor): logits of all models on the whole graph.
+        partition (Any): the partition that made the shards.
+        aggregator (ShardAggregator): the aggregator of the models' outputs.
+        num_classes (int, optional): the number of classes that the user fixed.
+        nodes (Any): the names of the targets; by default all nodes.
+        fingerprint (str): a fingerprint of models and data.
+        provenance (dict): versions and settings.
+        weights (str): a SHA-256 of the weights of all shards.
+        assumptions (tuple[str, ...]): those of this run. (default: :obj:`()`)
+
+    Raises:
+        ValueError: if the promise would not hold, see there.
+    """
+    if not isinstance(partition, Shards) or not partition.exact:
+        raise ValueError(
+            "'partition' needs to be 'hash' for certificates: other "
+            f'partitions move nodes when others change (got {partition!r})'
+        )
+    kinds = {MajorityAggregator: 'majority', MeanAggregator: 'mean'}
+    if type(aggregator) not in kinds:
+        raise ValueError(
+            "'aggregator' needs to be 'majority' or 'mean' for certificates: "
+            f'a fitted aggregator has read all shards (got {aggregator!r})'
+        )
+    check_process()
+    if identity(aggregator) != identity(type(aggregator)()):
+        raise ValueError(
+            "'aggregator' needs to be as it was made for certificates (got "
+            f'{aggregator!r} with hooks, or with attributes of its own): it '
+            'may return other classes'
+        )
+    if num_classes is None:
+        raise ValueError(
+            "'num_classes' needs to be given to the unlearner for "
+            'certificates: one new label would change all models (got None)'
+        )
+    names = data.n_id
+    if nodes is not None:
+        names = torch.as_tensor(nodes).view(-1)
+        if names.numel():
+            integers('nodes', names)
+    if names.unique().numel() < max(names.numel(), 1):
+        raise ValueError(
+            "'nodes' needs to hold different names, at least one "
+            f'(got {names.tolist()[:5]})'
+        )
+    rows = rows_of(data.n_id, names)
+    group = rng.derive_each(partition.seed, data.n_id) % partition.num_shards
+    trained = data.shard >= 0
+    if not torch.equal(group[trained], data.shard[trained]):
+        raise ValueError(
+            "'partition' needs to be the hash of the names of all training "
+            'nodes (got another shard for some)'
+        )
+    if nodes is not None:
+        outputs = outputs[:, rows]
+    # An output that is not finite counts as no vote.
+    finite = outputs.isfinite().all(2, keepdim=True)
+    if not bool(finite.all()):
+        outputs = torch.where(finite, outputs, 0.0)
+    votes = outputs.argmax(2)
+    # Equal logits, as of a shard without training nodes, are no vote. They
+    # count as one for a class of their own, which is sound: a silent shard
+    # costs the class less than one that votes for another.
+    votes[(outputs == outputs[..., :1]).all(2)] = outputs.size(2)
+    kind = kinds[type(aggregator)]
+    if kind == 'majority':
+        # Ties are lost: means of probabilities break them.
+        made = certified_votes(votes, outputs.size(2) + 1)
+    else:
+        # Deployed are means in the dtype of the models.
+        shards, eps = outputs.size(0), torch.finfo(outputs.dtype).eps
+        made = certified_mean(
+            outputs.double().softmax(2),
+            tolerance=max(_APART, shards * (shards + 8) * eps),
+        )
+    predicted = _deployed(aggregator, outputs, made.counts)
+    sure = predicted == made.predicted
+    return PoisonCertificate(
+        targets=names.clone(),
+        predicted=predicted,
+        radius=torch.where(sure, made.radius, -1),
+        votes=votes,
+        num_classes=outputs.size(2) + 1,
+        aggregator=kind,
+        n_id=data.n_id.clone(),
+        group=group,
+        data=fingerprint,
+        provenance=provenance,
+        weights=weights,
+        checked=(
+            'the shard of every training node is the hash of its name, '
+            'computed again',
+        ),
+        assumptions=assumptions,
+    )
+
+
+def _deployed(
+    aggregator: ShardAggregator, outputs: Tensor, counts: Tensor
+) -> Tensor:
+    # The classes that the aggregator gives. By a majority it is asked about
+    # ties alone: elsewhere, they are those with most votes.
+    if type(aggregator) is not MajorityAggregator:
+        return aggregator(outputs).argmax(1)
+    counts = counts[:, : outputs.size(2)]
+    most, predicted = counts.max(1)
+    tied = ((counts == most[:, None]).sum(1) > 1).nonzero().view(-1)
+    if tied.numel():
+        predicted[tied] = aggregator(outputs[:, tied]).argmax(1)
+    return predicted

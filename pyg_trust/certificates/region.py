@@ -1,0 +1,323 @@
+r"""Bounds of few targets in large graphs, in a region around each.
+
+:func:`~pyg_trust.certificates.pagerank_bounds` solves a column of the whole
+graph for every row that can be perturbed. For one target :math:`u` most of
+these say that nearly nothing arrives. Here a region :math:`R` around
+:math:`u` is cut out, found by local pushes, and what is outside is bounded.
+
+Let :math:`\partial R` be the nodes that rows of :math:`R` may lead to. In the
+Bellman operator of :mod:`.policy` their values are held at numbers
+:math:`\beta_j` that are at least the true ones. By monotony the fixed point
+in :math:`R` is then at least the true one: every bound below holds whatever
+:math:`R` is, and gets tighter with it.
+
+* **The margin.** :math:`\beta_j = V^{(0)}_j`, the local worst case without
+  prices, which is at least :math:`V^{(\lambda)}_j` for all :math:`\lambda`:
+  flips outside of :math:`R` are free. So no price outside is needed.
+* **PageRank.** :math:`\bar\pi_t` for :math:`t \in R` has the reward
+  :math:`e_t`, and a walk that is at :math:`j \ne t` arrives at :math:`t`
+  after :math:`s` steps at the earliest, the distance of :math:`\partial R`
+  from :math:`t` in the graph as it is (1 if edges may be added, or the graph
+  is directed): :math:`\beta = a^s \bar v`, where :math:`\bar v = 1 / (1 -
+  a^2)` bounds the visits of a walk that starts at :math:`t` and needs two
+  steps to return (:math:`1 / \alpha` where a self-loop is possible).
+"""
+
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import (
+    Count,
+    Fraction,
+    Natural,
+    check_integer,
+    check_tensor,
+    validated,
+)
+from pyg_trust.certificates.budget import Rewards, dual_bound
+from pyg_trust.certificates.perturbations import Perturbations
+from pyg_trust.certificates.policy import policy_iteration
+from pyg_trust.certificates.search import greedy_attacks
+from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer
+
+# The least upper bound: smaller ones make prices meaningless.
+_LEAST = 1e-12
+
+
+@validated
+class Region:
+    """Rows of a part of a graph, and the border that they lead to.
+
+    Args:
+        perturbations (Perturbations): the admissible graphs.
+        inside (Tensor): int64: the nodes of the region, distinct.
+    """
+
+    def __init__(self, perturbations: Perturbations, inside: Tensor) -> None:
+        graph, n = perturbations.graph, perturbations.num_nodes
+        check_tensor('inside', inside, torch.int64, ('num_inside',))
+        inside = inside.unique()
+        place = torch.full((n,), -1)
+        place[inside] = torch.arange(inside.numel())
+        edge = _rows(graph.rowptr, inside)
+        pair_ptr = pointer(perturbations.pairs[0].bincount(minlength=n))
+        pair = _rows(pair_ptr, inside)
+        reached = torch.cat(
+            [graph.col32[edge].long(), perturbations.pairs[1][pair]]
+        )
+        border = reached[place[reached] < 0].unique()
+        place[border] = inside.numel() + torch.arange(border.numel())
+        budget = perturbations.budget[inside]
+        # With all pairs, stand-ins for the nodes beyond the border.
+        spare = 0
+        if perturbations.all_pairs and budget.numel() > 0:
+            spare = min(int(budget.max()), n - inside.numel() - border.numel())
+        self.inside, self.border, self.spare = inside, border, spare
+        count = inside.numel() + border.numel() + spare
+        out = torch.arange(inside.numel(), count)
+        # The border leads to itself and keeps its value.
+        row = torch.cat([place[graph.row[edge]], out])
+        col = torch.cat([place[graph.col32[edge]], out])
+        goes = torch.cat(
+            [perturbations.removable[edge], torch.zeros_like(out).bool()]
+        )
+        order = (row * count + col).argsort()
+        inner = CSRGraph(pointer(row.bincount(minlength=count)), col[order])
+        addable = None
+        if not perturbations.all_pairs:
+            addable = place[perturbations.pairs[:, pair]]
+        self.perturbations = Perturbations(
+            inner,
+            goes[order],
+            torch.cat([budget, torch.zeros_like(out)]),
+            addable,
+            all_pairs=perturbations.all_pairs,
+        )
+        self.place = place
+
+    def signal(
+        self, reward: Tensor, outside: Tensor, most: Tensor, alpha: float
+    ) -> Tensor:
+        """Return the reward inside and the fixed values of the border.
+
+        Args:
+            reward (Tensor): ``[num_columns, num_inside]``.
+            outside (Tensor): ``[num_columns, num_border]``.
+            most (Tensor): ``[num_columns]``: of the stand-ins.
+            alpha (float): the teleport probability.
+        """
+        held = torch.cat(
+            [outside, most[:, None].expand(-1, self.spare)], dim=1
+        )
+        # V = r + a V, rounded up.
+        held = alpha * held
+        held = held + 1e-15 / alpha * held.abs()
+        return torch.cat([reward, held], dim=1)
+
+
+def nearest(graph: CSRGraph, target: int, alpha: float, size: int) -> Tensor:
+    """Return the nodes with the largest personalized PageRank, by pushes.
+
+    Args:
+        graph (CSRGraph): the graph.
+        target (int): where walks start.
+        alpha (float): the teleport probability.
+        size (int): the most nodes.
+
+    Returns:
+        Tensor: int64, at most :obj:`size` nodes, the target among them.
+    """
+    reach = {target: 1.0}
+    total: dict[int, float] = {}
+    rowptr, col = graph.rowptr, graph.col
+    for _ in range(10):
+        # Only the largest residues: hubs would lead everywhere.
+        top = sorted(reach.items(), key=lambda item: -item[1])[: 2 * size]
+        reach = {}
+        for node, mass in top:
+            total[node] = total.get(node, 0.0) + alpha * mass
+            row = col[int(rowptr[node]) : int(rowptr[node + 1])].tolist()
+            sent = (1 - alpha) * mass / max(len(row), 1)
+            if sent < 1e-9:
+                continue
+            for j in row:
+                reach[j] = reach.get(j, 0.0) + sent
+        if not reach:
+            break
+    order = sorted(total, key=lambda node: (-total[node], node))[:size]
+    return torch.tensor(order if target in order else [target, *order[:-1]])
+
+
+@validated
+def local_bound(
+    perturbations: Perturbations,
+    reward: Rewards,
+    target: int,
+    free: Rewards,
+    global_budget: Natural,
+    alpha: Fraction,
+    *,
+    undirected: bool = False,
+    sign_only: bool = False,
+    size: Count = 512,
+) -> Tensor:
+    r"""Bound :math:`\max_{\tilde G} \pi_{\tilde G}(u)^\top r` in a region.
+
+    As :func:`dual_bound` with the cost :obj:`'pagerank'`, for one target of a
+    large graph; the time depends on the region, not on the graph.
+
+    Args:
+        perturbations (Perturbations): the graphs admissible by the local
+            budgets.
+        reward (Tensor): :math:`r`, float64, ``[num_columns, num_nodes]``.
+        target (int): :math:`u`.
+        free (Tensor): upper bounds of :math:`V^{(0)}`, the worst case under
+            the local budgets alone, as :obj:`reward`.
+        global_budget (int): :math:`B`.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        undirected (bool): whether :math:`B` counts undirected edges.
+            (default: :obj:`False`)
+        sign_only (bool): as in :func:`dual_bound`. (default: :obj:`False`)
+        size (int): the number of nodes of the region. (default: :obj:`512`)
+
+    Returns:
+        Tensor: float64, ``[num_columns]``: no admissible graph exceeds it.
+    """
+    n = perturbations.num_nodes
+    check_integer('target', target, 0, n - 1)
+    inside = nearest(perturbations.graph, target, alpha, size)
+    region = Region(perturbations, inside)
+    inside, border = region.inside, region.border
+    perturbations_inside = region.perturbations
+    here = int(region.place[target])
+    upper = _upper(perturbations, region, here, alpha)
+    columns = reward.size(0)
+    signal = region.signal(
+        reward[:, inside], free[:, border], free.amax(1), alpha
+    )
+    priced = undirected and not perturbations_inside.all_pairs
+    return dual_bound(
+        perturbations_inside,
+        signal,
+        torch.full((columns,), here),
+        upper.expand(columns, -1).contiguous(),
+        # Without a price per edge an undirected flip is two.
+        global_budget * (1 + (undirected and not priced)),
+        alpha,
+        undirected=priced,
+        sign_only=sign_only,
+    ).bound
+
+
+def local_attack(
+    perturbations: Perturbations,
+    reward: Tensor,
+    target: int,
+    value: Tensor,
+    global_budget: int,
+    alpha: float,
+    *,
+    undirected: bool = False,
+    size: int = 512,
+) -> Tensor:
+    r"""Attack a target greedily in a region around it.
+
+    Args:
+        perturbations (Perturbations): the graphs admissible by the local
+            budgets.
+        reward (Tensor): :math:`r`, float64, ``[num_nodes]``.
+        target (int): :math:`u`.
+        value (Tensor): :math:`V` of the clean graph, where the border is held.
+        global_budget (int): :math:`B`.
+        alpha (float): the teleport probability, in :math:`(0, 1)`.
+        undirected (bool): whether a flip takes both directions.
+            (default: :obj:`False`)
+        size (int): the number of nodes of the region. (default: :obj:`512`)
+
+    Returns:
+        Tensor: the directed edges to flip, ``[2, num_flips]``; evaluate it.
+    """
+    inside = nearest(perturbations.graph, target, alpha, size)
+    region = Region(perturbations, inside)
+    signal = region.signal(
+        reward[None, region.inside],
+        value[None, region.border],
+        value.amin()[None],
+        alpha,
+    )
+    here = region.place[target][None]
+    flips = greedy_attacks(
+        region.perturbations,
+        signal,
+        here,
+        global_budget,
+        alpha,
+        undirected=undirected,
+        # Each of them takes a step for every flip.
+        swaps=1 if global_budget <= 10 else 0,
+    )[0]
+    known = torch.cat([region.inside, region.border])
+    # Stand-ins are no nodes of the graph.
+    flips = flips[:, (flips < known.numel()).all(0)]
+    return known[flips]
+
+
+def _upper(
+    perturbations: Perturbations, region: Region, here: int, alpha: float
+) -> Tensor:
+    # Upper bounds of the PageRank of the target at the nodes of the region.
+    inner, count = region.perturbations, region.inside.numel()
+    follow = 1 - alpha
+    graph = perturbations.graph
+    added = perturbations.all_pairs or perturbations.pairs.numel() > 0
+    loops = graph.has_self_loops or bool(
+        (perturbations.pairs[0] == perturbations.pairs[1]).any()
+    )
+    visits = 1 / alpha if loops else 1 / (1 - follow**2)
+    steps = torch.ones(count)
+    if not added and graph.is_undirected:
+        steps = _distance(inner.graph, count).clamp(min=1)
+    upper = torch.ones(inner.num_nodes, dtype=torch.float64)
+    active = inner.active
+    for block in inner.column_blocks(active.numel()):
+        row = active[block]
+        reward = torch.zeros((row.numel(), count), dtype=torch.float64)
+        reward[torch.arange(row.numel()), row] = 1
+        held = visits * follow ** steps[row].double()
+        outside = held[:, None].expand(-1, region.border.numel())
+        signal = region.signal(reward, outside, held, alpha)
+        optimum = policy_iteration(inner, signal, alpha, tol=1e-9)
+        bound = alpha * (optimum.value[:, here] + optimum.high)
+        upper[row] = bound.clamp(min=_LEAST, max=1)
+    return upper
+
+
+def _distance(graph: CSRGraph, count: int) -> Tensor:
+    # Steps from the border to each of the first nodes, along edges.
+    row, col = graph.row, graph.col
+    steps = torch.full((graph.num_nodes,), 10**6)
+    steps[count:] = 0
+    # The border leads anywhere in one step at the earliest: its neighbours
+    # inside are one step away, as are all that it may lead to.
+    first = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    touched = (col >= count) & (row < count)
+    first[row[touched]] = True
+    steps[first & (steps > 0)] = 1
+    inner = (row < count) & (col < count)
+    row, col = row[inner], col[inner]
+    while True:
+        after = steps.scatter_reduce(0, col, steps[row] + 1, 'amin')
+        if torch.equal(after, steps):
+            return steps[:count]
+        steps = after
+
+
+def _rows(ptr: Tensor, rows: Tensor) -> Tensor:
+    # The positions of the entries of some rows.
+    start, size = ptr[rows], ptr[rows + 1] - ptr[rows]
+    total = int(size.sum())
+    offset = torch.arange(total) - (size.cumsum(0) - size).repeat_interleave(
+        size
+    )
+    return start.repeat_interleave(size) + offset

@@ -1,0 +1,89 @@
+"""Differential privacy of the rows of the features."""
+
+from .accountant import Accountant as Accountant
+from .accountant import PLDAccountant as PLDAccountant
+from .accountant import PoissonAccountant as PoissonAccountant
+from .accountant import RDPAccountant as RDPAccountant
+from .accountant import WORAccountant as WORAccountant
+from .accountant import create_accountant as create_accountant
+from .accounting import calibrate_fdp as calibrate_fdp
+from .accounting import fdp_epsilon as fdp_epsilon
+from .accounting import group_wor_epsilon as group_wor_epsilon
+from .accounting import group_wor_profile as group_wor_profile
+from .accounting import rdp_group_wor as rdp_group_wor
+from .accounting import wor_epsilon as wor_epsilon
+from .aggregation import PrivateNodeClassifier as PrivateNodeClassifier
+from .coverage import CoverageReport as CoverageReport
+from .ego_accounts import FDPAccountant as FDPAccountant
+from .ego_accounts import GroupAccountant as GroupAccountant
+from .ego_accounts import GroupPoissonAccountant as GroupPoissonAccountant
+from .engine import PrivacyEngine as PrivacyEngine
+from .gaussian import gaussian_epsilon as gaussian_epsilon
+from .gaussian import gaussian_mu as gaussian_mu
+from .gaussian import gaussian_mu_for as gaussian_mu_for
+from .gradients import SubgraphGradients as SubgraphGradients
+from .items import ItemReport as ItemReport
+from .items import PrivateItemCounts as PrivateItemCounts
+from .links import LinkReport as LinkReport
+from .links import PrivateLinkPredictor as PrivateLinkPredictor
+from .loading import PrivateTraining as PrivateTraining
+from .mechanisms import clip_factors as clip_factors
+from .mechanisms import lam_from_opacus as lam_from_opacus
+from .mechanisms import lam_to_opacus as lam_to_opacus
+from .mechanisms import private_quantile as private_quantile
+from .norms import AdaptiveNorm as AdaptiveNorm
+from .planning import SearchReport as SearchReport
+from .planning import propose as propose
+from .planning import search as search
+from .poisson import calibrate_poisson as calibrate_poisson
+from .poisson import poisson_epsilon as poisson_epsilon
+from .propagation import class_messages as class_messages
+from .propagation import hop_sensitivity as hop_sensitivity
+from .propagation import messages as messages
+from .propagation import private_propagate as private_propagate
+from .report import PrivacyReport as PrivacyReport
+
+__all__ = [
+    'Accountant',
+    'AdaptiveNorm',
+    'CoverageReport',
+    'FDPAccountant',
+    'GroupAccountant',
+    'GroupPoissonAccountant',
+    'ItemReport',
+    'LinkReport',
+    'PLDAccountant',
+    'PoissonAccountant',
+    'PrivacyEngine',
+    'PrivacyReport',
+    'PrivateItemCounts',
+    'PrivateLinkPredictor',
+    'PrivateNodeClassifier',
+    'PrivateTraining',
+    'RDPAccountant',
+    'SearchReport',
+    'SubgraphGradients',
+    'WORAccountant',
+    'calibrate_fdp',
+    'calibrate_poisson',
+    'class_messages',
+    'clip_factors',
+    'create_accountant',
+    'fdp_epsilon',
+    'gaussian_epsilon',
+    'gaussian_mu',
+    'gaussian_mu_for',
+    'group_wor_epsilon',
+    'group_wor_profile',
+    'hop_sensitivity',
+    'lam_from_opacus',
+    'lam_to_opacus',
+    'messages',
+    'poisson_epsilon',
+    'private_propagate',
+    'private_quantile',
+    'propose',
+    'rdp_group_wor',
+    'search',
+    'wor_epsilon',
+]

@@ -1,0 +1,1 @@
+"""Exact arithmetic of what private training runs: sums, clipping, steps."""

@@ -1,0 +1,411 @@
+r"""Poisson sampling: the privacy loss of steps with independent coins.
+
+In a step every unit (a subgraph, a graph) is drawn with probability :math:`q`,
+independently of all others and of all steps; the gradients of those drawn are
+clipped to :math:`C` and summed, and :math:`\mathcal{N}(0, \sigma^2 I)` is
+added. A record is in up to :math:`k` units (``occurrences``), of which
+:math:`w_i = \binom{k}{i} q^i (1-q)^{k-i}` is the probability that :math:`i`
+are drawn; :math:`k = 1` where units are disjoint. With :math:`z = \sigma / C`
+(the noise multiplier of Opacus; *not* :math:`\lambda = z / 2`) and in units of
+:math:`C`, two kinds of neighbours have these pairs:
+
+.. math::
+    \text{'replace':}\quad
+    P &= \sum_{i=0}^{k} w_i\, \mathcal{N}(i, z^2), \quad
+    Q = \sum_{i=0}^{k} w_i\, \mathcal{N}(-i, z^2) \\
+    \text{'withdraw', } k = 1:\quad
+    P &= (1-q)\, \mathcal{N}(0, z^2) + q\, \mathcal{N}(1, z^2), \quad
+    Q = \mathcal{N}(0, z^2) \quad \text{and } (Q, P).
+
+**They dominate every step.** Given the coins of all other units, neighbours
+release :math:`P_X = \sum_S p_S N_{g_S}` and :math:`Q_X = \sum_S p_S
+N_{g'_S}`, where :math:`S` is what is drawn of the :math:`k` units,
+:math:`N_g = \mathcal{N}(g, z^2 I)` and :math:`\lVert g_S - g'_{S'} \rVert
+\le |S| + |S'|`. Mixing over the others makes no hockey-stick divergence
+:math:`H_\alpha(P \| Q) = \int (P - \alpha Q)_+` larger, as it is jointly
+convex. Fix :math:`\alpha > 0`. The ratio :math:`P / Q` of 'replace' grows
+from 0 to infinity, so there is a :math:`t` with densities :math:`P(t) =
+\alpha Q(t)`. With the density :math:`f` of :math:`\mathcal{N}(0, z^2)` let
+:math:`s_S = p_S f(t - |S|) / P(t)`, which sum to one. Then
+
+.. math::
+    H_\alpha(P_X \| Q_X)
+    \le \sum_S \int \left(p_S N_{g_S} - s_S\, \alpha\, Q_X\right)_+
+    = \sum_S p_S\, E\, \varphi_S\Big(\sum_{S'} p_{S'} R_{SS'}\Big), \quad
+    \varphi_S(r) = \left(1 - s_S\, \alpha\, r / p_S\right)_+,
+
+where :math:`R_{SS'} = \mathrm{d}N_{g'_{S'}} / \mathrm{d}N_{g_S}` under
+:math:`N_{g_S}` is lognormal with mean one and the logarithmic deviation
+:math:`\lVert g'_{S'} - g_S \rVert / z`, and :math:`\varphi_S` is convex. Of
+variables with given laws the comonotone ones have the largest sum in convex
+order, and the comonotone sum grows in convex order with its terms (`Dhaene
+et al. 2002 <https://doi.org/10.1016/S0167-6687(02)00134-8>`_); a lognormal of
+mean one grows in convex order with its deviation. For :math:`g_S = |S| e` and
+:math:`g'_S = -|S| e` with a unit vector :math:`e` all deviations are the
+largest, and all ratios fall together along :math:`e`: no term is larger than
+that of the pair. There each bracket is positive exactly beyond :math:`t`, and
+the terms add up to :math:`H_\alpha(P \| Q)`. With :math:`g'_S = 0` only
+:math:`\lVert g_S \rVert` is left, and the same steps give the pair of
+'withdraw'. Products of dominating pairs dominate compositions, also adaptive
+ones (`Zhu, Dong and Wang 2022 <https://arxiv.org/abs/2106.08567>`_, Theorem
+10). All pairs are attained, so these are the exact :math:`\epsilon` of the
+worst case.
+
+Coins are what the proof rests on: the sum over all other units is
+independent of how many of the :math:`k` are drawn. Of :math:`m` units without
+replacement it is not, and the pair with hypergeometric weights is *no* bound:
+that is :func:`~pyg_trust.privacy.group_wor_epsilon`.
+"""
+
+import math
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import scipy
+
+from pyg_trust._checks import (
+    Count,
+    Finite,
+    Fraction,
+    Positive,
+    Rate,
+    check_choice,
+    check_integer,
+    validated,
+)
+from pyg_trust.privacy import pld
+from pyg_trust.privacy.accounting import History, check_history, least_noise
+from pyg_trust.privacy.mechanisms import Orders, check_multiplier, check_orders
+
+FORMS = ('replace', 'withdraw')
+# The width of a grid in deviations of the noise: less than 1e-23 is outside.
+_REACH = 10
+# A weight that is counted as an infinite loss.
+_LEAST = 1e-22
+
+
+@validated
+def poisson_profile(
+    epsilon: Finite,
+    q: Rate,
+    noise_multiplier: Positive,
+    form: str = 'replace',
+    *,
+    occurrences: Count = 1,
+) -> float:
+    r"""Compute :math:`\delta(\epsilon)` of one step, exactly.
+
+    .. math::
+        \delta(\epsilon) = P(\ell > \epsilon) - e^\epsilon Q(\ell > \epsilon),
+        \quad \ell = \log(\mathrm{d}P / \mathrm{d}Q),
+
+    for 'withdraw' the larger one of both directions.
+
+    Args:
+        epsilon (float): any finite number.
+        q (float): the sampling rate.
+        noise_multiplier (float): :math:`z = \sigma / C`.
+        form (str): :obj:`'replace'`: a unit is exchanged for any other;
+            :obj:`'withdraw'`: it is there or not. (default: :obj:`'replace'`)
+        occurrences (int): :math:`k`, how many units a record is in at most;
+            more than one for 'replace' alone. (default: :obj:`1`)
+
+    Example:
+        >>> poisson_profile(1.0, 0.1, 1.0) < poisson_profile(1.0, 1.0, 1.0)
+        True
+    """
+    k = check_occurrences(occurrences, form)
+    z = check_multiplier(noise_multiplier, k)
+    delta = 0.0
+    for direction in _directions(form):
+        x = _outcome(np.array([epsilon]), q, z, direction, k)[0]
+        p, r, lost = _pair(q, direction, k)
+        above = _tail(x, z, p), _tail(x, z, r)
+        delta = max(delta, above[0] - math.exp(epsilon) * above[1] + lost)
+    return float(min(1.0, max(0.0, -math.expm1(epsilon), delta)))
+
+
+def poisson_epsilon(
+    history: History,
+    delta: float,
+    form: str = 'replace',
+    *,
+    occurrences: int = 1,
+) -> float:
+    r""":math:`\epsilon` of a history of steps by privacy loss distributions.
+
+    The losses are put on a grid pessimistically and composed by FFT, as in
+    :func:`wor_epsilon_pld`, whose remarks on rounding hold here as well.
+
+    Args:
+        history (iterable): of :obj:`(noise_multiplier, q, steps)`. A release
+            with Gaussian noise of the standard deviation :math:`s` on a sum of
+            the sensitivity :math:`\Delta` is a line :obj:`(z, 1, 1)`, with
+            :math:`z = s / \Delta` for 'withdraw' and :math:`2 s / \Delta` for
+            'replace' (:math:`2 k s / \Delta` for several occurrences).
+        delta (float): in :math:`[10^{-10}, 1)`.
+        form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
+        occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
+
+    Raises:
+        ValueError: if a number is out of range.
+
+    Example:
+        >>> history = [(2.0, 0.05, 100)]  # sigma / C, rate, steps
+        >>> 0 < poisson_epsilon(history, 1e-5) < 2.1
+        True
+        >>> history = [(8.2, 0.05, 100)]  # a record in five units
+        >>> 2.4 < poisson_epsilon(history, 1e-5, occurrences=5) < 2.5
+        True
+    """
+    k = check_occurrences(occurrences, form)
+    delta = pld.check_least_delta(delta, 'Poisson sampling')
+    phases = check_history(history, k)
+    if not phases:
+        return 0.0
+    step = min(1e-3, *(k * q / z / 50 for z, q in phases))
+    return max(
+        pld.epsilon(
+            phases,
+            partial(_masses, direction=direction, k=k),
+            delta,
+            step,
+            max(_ends(q, z, direction, k)[1] for z, q in phases),
+        )
+        for direction in _directions(form)
+    )
+
+
+@validated
+def calibrate_poisson(
+    epsilon: Positive,
+    delta: Fraction,
+    q: Rate,
+    steps: Count,
+    *,
+    form: str = 'replace',
+    occurrences: Count = 1,
+    tol: Positive = 0.01,
+) -> float:
+    r"""Return the least noise that keeps :obj:`steps` steps within a budget.
+
+    As :func:`calibrate_wor`, by :func:`poisson_epsilon`.
+
+    Example:
+        >>> z = calibrate_poisson(2.0, 1e-5, q=0.05, steps=100)
+        >>> 1.98 <= poisson_epsilon([(z, 0.05, 100)], 1e-5) <= 2.0
+        True
+    """
+    delta = pld.check_least_delta(delta, 'Poisson sampling')
+    k = check_occurrences(occurrences, form)
+
+    def spent(z: float) -> float:
+        return poisson_epsilon([(z, q, steps)], delta, form, occurrences=k)
+
+    return least_noise(spent, epsilon, tol, f'{form!r} with {delta=:g}', k)
+
+
+@validated
+def rdp_poisson(
+    orders: Orders,
+    q: Rate,
+    noise_multiplier: Positive,
+    form: str = 'replace',
+    *,
+    occurrences: Count = 1,
+) -> np.ndarray:
+    r"""Rényi DP of a step: the divergence of the pair at each order.
+
+    .. math::
+        \frac{1}{a - 1} \log \int P^a Q^{1-a},
+
+    by quadrature, since the pairs dominate a step; for 'withdraw' the larger
+    one of both directions.
+
+    Args:
+        orders (sequence of float): the orders :math:`a > 1`.
+        q (float): the sampling rate.
+        noise_multiplier (float): :math:`z = \sigma / C`.
+        form (str): as in :func:`poisson_profile`. (default: :obj:`'replace'`)
+        occurrences (int): as in :func:`poisson_profile`. (default: :obj:`1`)
+
+    Returns:
+        ndarray: float64, ``[len(orders)]``.
+    """
+    a, k = check_orders(orders), check_occurrences(occurrences, form)
+    z = check_multiplier(noise_multiplier, k)
+    node, weight = np.polynomial.legendre.leggauss(16)
+    divergences = np.zeros(len(a))
+    for direction in _directions(form):
+        p, r, _ = _pair(q, direction, k, 0.0)
+        for i, order in enumerate(a):
+            # The integrand is a sum of Gaussians around at most 2ak.
+            reach = 2 * order * k + 14 * z
+            pieces = math.ceil(2 * reach / z)
+            width = 2 * reach / pieces
+            total = -np.inf
+            for first in range(0, pieces, 4096):
+                part = np.arange(first, min(pieces, first + 4096))
+                x = width * (part[:, None] + (node + 1) / 2) - reach
+                log_term = order * _log_density(x, z, p)
+                log_term += (1 - order) * _log_density(x, z, r)
+                some = scipy.special.logsumexp(
+                    log_term, b=np.broadcast_to(weight, x.shape)
+                )
+                total = np.logaddexp(total, some)
+            divergences[i] = max(divergences[i], total + math.log(width / 2))
+    return np.maximum(divergences, 0) / (a - 1)
+
+
+def check_occurrences(occurrences: Any, form: str = 'replace') -> int:
+    """Check that a record is in one unit, unless the form allows several."""
+    check_choice('form', form, FORMS)
+    k = check_integer('occurrences', occurrences, 1, numpy=True)
+    if k > 1 and form != 'replace':
+        raise ValueError(
+            f"'occurrences' needs to be 1 for {form!r}: a record that is "
+            f'blank still changes all {k} gradients (got {k})'
+        )
+    return k
+
+
+# A direction is where the unit's Gaussian is under P and under Q: +1, -1, or
+# None for a unit that is not there. Losses increase with the outcome.
+_Direction = tuple[int | None, int | None]
+# A mixture of Gaussians: their weights and means.
+_Mixture = tuple[np.ndarray, np.ndarray]
+
+
+def _directions(form: str) -> tuple[_Direction, ...]:
+    if form == 'replace':
+        # Its own mirror image.
+        return ((1, -1),)
+    return ((1, None), (None, -1))
+
+
+@lru_cache(maxsize=64)
+def _pair(
+    q: float, direction: _Direction, k: int, least: float = _LEAST
+) -> tuple[_Mixture, _Mixture, float]:
+    # P and Q, and the weight of all that is lighter than the least: left out
+    # of both, it is at most what H grows by (joint convexity).
+    i = np.arange(k + 1.0)
+    log_w = (
+        -scipy.special.betaln(k - i + 1, i + 1)
+        - math.log(k + 1)
+        + scipy.special.xlogy(i, q)
+        + scipy.special.xlog1py(k - i, -q)
+    )
+    w = np.exp(log_w - scipy.special.logsumexp(log_w))
+    keep = w > least
+    lost = float(w[~keep].sum())
+    p, r = ((w[keep], (side or 0) * i[keep]) for side in direction)
+    return p, r, lost
+
+
+def _log_density(x: np.ndarray, z: float, mixture: _Mixture) -> np.ndarray:
+    base = -(x**2) / (2 * z**2) - math.log(z * math.sqrt(2 * math.pi))
+    return base + _log_ratio(x, z, mixture)[0]
+
+
+def _log_ratio(
+    x: np.ndarray, z: float, mixture: _Mixture
+) -> tuple[np.ndarray, np.ndarray]:
+    # The log ratio of a mixture to N(0, z^2), and its derivative.
+    w, at = (part.reshape(-1, *[1] * x.ndim) for part in mixture)
+    exponent = np.log(w) + at * (2 * x - at) / (2 * z**2)
+    top = exponent.max(axis=0)
+    part = np.exp(exponent - top)
+    total = part.sum(axis=0)
+    return top + np.log(total), (at * part).sum(axis=0) / total / z**2
+
+
+def _tail(x: Any, z: float, mixture: _Mixture) -> Any:
+    found = 0.0
+    for w, at in zip(*mixture, strict=True):
+        found = found + w * scipy.special.ndtr((at - x) / z)
+    return found
+
+
+def _loss(
+    x: np.ndarray, q: float, z: float, direction: _Direction, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    # The log ratio of both mixtures, and its derivative.
+    p, r, _ = _pair(q, direction, k)
+    (one, up), (two, down) = _log_ratio(x, z, p), _log_ratio(x, z, r)
+    return one - two, up - down
+
+
+def _outcome(
+    loss: np.ndarray, q: float, z: float, direction: _Direction, k: int
+) -> np.ndarray:
+    # The outcome at which the loss has a value; infinite if none has.
+    size = np.abs(loss)
+    if k > 1:
+        return np.sign(loss) * _group_outcome(size, q, z, k)
+    if direction == (1, -1):
+        # u = e^(x / z^2) solves q k u^2 - (1-q)(e^l - 1) u - q k e^l = 0.
+        log_k = -1 / (2 * z**2)
+        half = -(1 - q) * np.expm1(-size) / 2
+        root = np.hypot(half, q * np.exp(log_k - size / 2))
+        log_u = size + np.log(half + root) - math.log(q) - log_k
+        return np.sign(loss) * z**2 * log_u
+    sign = 1 if direction[1] is None else -1
+    with np.errstate(divide='ignore', invalid='ignore'):
+        inner = (np.expm1(sign * loss) + q) / q
+        x = z**2 * np.log(np.maximum(inner, 0)) + 0.5
+    return sign * x
+
+
+def _group_outcome(size: np.ndarray, q: float, z: float, k: int) -> np.ndarray:
+    # The loss grows, and is at least that of the last Gaussian alone against
+    # one: Newton's steps from a table, halving where they leave the bracket.
+    (w, at), _, _ = _pair(q, (1, -1), k)
+    far = z**2 * (size.max() - math.log(w[-1])) / at[-1] + at[-1] / 2
+    table = np.linspace(0.0, max(far, z), 2048)
+    known = _loss(table, q, z, (1, -1), k)[0]
+    place = np.searchsorted(known, size).clip(1, len(table) - 1)
+    low, high = table[place - 1], table[place]
+    x = np.interp(size, known, table)
+    for _ in range(60):
+        value, slope = _loss(x, q, z, (1, -1), k)
+        gap = size - value
+        if np.all(np.abs(gap) <= 1e-14 + 1e-13 * size):
+            break
+        low, high = np.where(gap >= 0, x, low), np.where(gap <= 0, x, high)
+        step = x + gap / slope
+        x = np.where((low < step) & (step < high), step, (low + high) / 2)
+    return x
+
+
+def _ends(
+    q: float, z: float, direction: _Direction, k: int
+) -> tuple[float, float]:
+    (_, at), _, _ = _pair(q, (1, -1), k)
+    reach = at[-1] + _REACH * z
+    x = np.array([-reach, reach])
+    low, high = _loss(x, q, z, direction, k)[0]
+    return float(low), float(high)
+
+
+@lru_cache(maxsize=64)
+def _masses(
+    z: float, q: float, step: float, direction: _Direction, k: int = 1
+) -> pld.Masses:
+    # The pessimistic masses of one step and that of an infinite loss.
+    low, high = _ends(q, z, direction, k)
+    first = math.floor(low / step)
+    last = max(first + 1, math.ceil(high / step))
+    edge = step * np.arange(first, last + 1)
+    x = _outcome(edge, q, z, direction, k)
+    p, r, lost = _pair(q, direction, k)
+    inside = []
+    for w, at in (p, r):
+        # Take differences on the side of the tail, where they do not cancel.
+        above = -np.diff(_tail(x, z, (w, at)))
+        below = np.diff(_tail(-x, z, (w, -at)))
+        inside.append(np.where(x[:-1] > 0, above, below))
+    mass = pld.connect(edge, inside[0], inside[1])
+    mass[0] += _tail(-x[0], z, (p[0], -p[1]))
+    return pld.Masses(mass, first, float(_tail(x[-1], z, p)) + lost)

@@ -1,0 +1,734 @@
+# Longer than 700 lines because 150 of them prove what each relation moves.
+r"""Noisy sums over neighbours: relations and their sensitivities.
+
+A hop releases :math:`S = W M + \mathcal{N}(0, s^2 I)`. Rows of :math:`M` are
+*messages* of norm at most 1, and :math:`W_{wu}` is the weight with which the
+message of :math:`u` enters the row of :math:`w`, for an edge from
+``edge_index[0] = u`` to ``edge_index[1] = w``. Everything that reads :math:`S`
+and not the graph (weights, heads, any number of predictions) is
+post-processing. Sums come first, then noise; for a mean, normalise afterwards.
+Dividing by a degree *before* the noise takes the signal of a row of degree
+:math:`d` from :math:`d` to 1 and leaves the sensitivity where it was.
+
+**The relations.** Public in all of them are the nodes' ids, whether edges are
+directed, which nodes train, and all arguments. The record of :math:`v` is its
+features, its label and its own list :math:`L_v` of the nodes that it sends to.
+
+``'edge'`` One edge differs. Removing an arc :math:`(u, w)` moves row :math:`w`
+    by :math:`m_u`, by at most 1. An undirected edge is **two** entries: row
+    :math:`w` moves by :math:`m_u` and row :math:`u` by :math:`m_w`, together
+    :math:`\sqrt{\|m_u\|^2 + \|m_w\|^2} \le \sqrt{2}`, and every pair of unit
+    rows attains it. (GAP and ProGAP count it once: their claimed
+    :math:`\epsilon` of 1, 2, 4 is 1.47, 2.95, 5.99 at :math:`\delta =
+    10^{-5}`.)
+``'node'`` One record differs, the lists of others stay. With *energy weights*
+    :math:`W_{wu} = \min(1, \sqrt{D / |L_u|})` the part of :math:`v` is the
+    outer product of its weights and :math:`m_v`; its Frobenius norm is
+    :math:`\sqrt{\min(|L_v|, D)}\, \|m_v\| \le \sqrt{D}`, **whatever the
+    degree**. For :math:`D = 1`, the default, these are :math:`1 /
+    \sqrt{|L_u|}` and the sensitivity is exactly 1: no degree limit, no
+    sampling, nobody left out. What others tell of :math:`v` is in their
+    records. A *public* set of nodes that receive may take the place of all
+    (:mod:`pyg_trust.privacy.receivers`). Less one arc, the part of
+    :math:`v` changes by at most 1 (squared for :math:`D = 1`: :math:`2 - 2
+    \sqrt{(d-1)/d}`), and less an undirected edge by at most :math:`\sqrt{2}`:
+    with :math:`t = 1/\sqrt{d-1} - 1/\sqrt{d}` the two ends move by
+    :math:`f(d_v) + f(d_w)` at most, squared, where :math:`f(d) = 1/d + 2 (d-1)
+    t^2`, :math:`f(1) = 1` and :math:`f(d) \le 0.68` from 2 on. So the same
+    release protects an edge, too.
+``'node_incident'``
+    :math:`v` and **all** edges at :math:`v` come or go, :math:`v` has at most
+    :math:`D` of them. In plain sums :math:`d_v` rows of others change by
+    :math:`m_v`: :math:`\sqrt{D}`. The row of :math:`v` itself changes by
+    up to :math:`d_v` more, so it is for :math:`v` alone. A node of degree
+    :math:`d > D` is covered with :math:`\sqrt{d / D}` times the :math:`\mu`.
+    *Only* sums: with weights by the degrees of others a node that joins
+    :math:`n` neighbours of :math:`w` moves the row of :math:`w` by a multiple
+    of :math:`n`. And no sampling of neighbours: a rule that keeps at most
+    :math:`D` of every set and never refills, :math:`S(N + v) - v = S(N)`, is
+    :math:`S(N) = N \cap C` for a fixed :math:`C` of :math:`D` ids (remove the
+    others one by one: :math:`w \in S(N)` exactly if :math:`w \in S(\{w\})`;
+    all of these may be neighbours at once). A rule that refills moves rows of
+    nodes that are no neighbours of :math:`v`, without a bound by :math:`D`.
+``'feature'`` One row of the features (and its label) differs, edges are
+    public. A linear propagation :math:`\Pi = \sum_i w_i (D^{-a} A D^{-b})^i`
+    in one shot moves by :math:`\|\Pi e_v\|\, \|m_v\|`, with columns scaled to
+    :math:`\|\Pi e_v\| = 1` (:func:`column_norms`) by at most 1. Degrees,
+    self-loops and the number of hops are free.
+
+A relation of nodes in the form ``'withdraw'`` is a record against a blank one
+(no message, no gradient, an empty list); ``'replace'`` is any record against
+any other, by the triangle inequality at most twice as far. Both bounds are
+attained (two records of opposite messages and one list). Messages that are
+probabilities of :math:`C` classes (:func:`class_messages`) have no opposites:
+:math:`m^\top m' \ge -1/(C-1)`. With :math:`w, w' \ge 0` the weights of the
+two lists, or the same scaled column :math:`\Pi e_v` of ``'feature'``,
+:math:`\|w\|^2, \|w'\|^2 \le D`,
+
+.. math::
+    \|w m^\top - w' m'^\top\|_F^2 = \|w\|^2 \|m\|^2 + \|w'\|^2 \|m'\|^2
+    - 2\, (w^\top w')(m^\top m') \le D \frac{2 C}{C - 1},
+
+as :math:`0 \le w^\top w' \le D`. That is 1.63 for four classes where any
+messages have 2. In a later hop the message is a function of a released row,
+the same for both records, and moves by :math:`\|w - w'\| \le \sqrt{2 D}`.
+
+Later hops read messages that are functions of *released* rows and the node's
+own record, of norm at most 1 again, so each has the sensitivity of the first,
+given what was released before. They have to be normalised or clipped: a
+linear chain of sums grows with the largest degree.
+
+**To the last bit.** What is released is :math:`g (k + N)` with integers
+:math:`k` and :math:`N` on the grid :math:`g = s 2^{-32}`
+(:mod:`pyg_trust.verify.release`), which is the Gaussian mechanism for the sum
+:math:`g k`, rounded. Norms of messages stay :data:`MARGIN` below 1, far more
+than the roundings of a message, its weight and a standard deviation in
+float64, of :math:`(d + 12)\, 2^{-53}` for :math:`d` columns.
+
+*Sums of neighbours.* Each number of a weighted message is truncated to the
+grid, towards zero, and integers are added, exactly. What a message adds is not
+longer than before, so that the bounds of ``'edge'`` and ``'node_incident'``,
+of ``'node'`` where a record is withdrawn, and twice that where it is replaced,
+hold as they are. In one *edge*, under ``'node'``, the weights of a list of
+:math:`n` change, and with them :math:`n d` truncations; but only lists of one
+attain the bound, and others are at least .1 below it. Of *messages of classes*
+two records may have products of the same sign that truncation makes smaller:
+with weights of energy :math:`D` on :math:`N` rows, :math:`\langle t, t'
+\rangle \ge \langle a, a' \rangle - g \sqrt{C} \sum_w (\|a_w\| + \|a'_w\|) \ge
+\langle a, a' \rangle - 2 g \sqrt{C D N}`, so that the distance is at most
+
+.. math::
+    \Delta + 2 g \sqrt{C D N} / \Delta \le \Delta + g \sqrt{2 C N}, \qquad
+    \Delta = \sqrt{2 D C / (C - 1)}.
+
+*A linear propagation* is computed in float64, where a row of :math:`\Pi` of
+:math:`L` levels and at most :math:`d_{\max}` neighbours is off by a factor
+:math:`1 \pm \gamma`, :math:`\gamma = (L + 1) (d_{\max} + 6) 2^{-52}`, as all
+weights are non-negative. Then it is rounded to the grid. So each of two
+neighbouring sums is off by at most :math:`\gamma N r + \sqrt{N d}\, g / 2`,
+where :math:`r` is the largest ratio of a column's norm with and without its
+own entry (1 if it is kept).
+
+:func:`rounding_share` is by what part the sensitivity grows in the last two
+cases; a standard deviation larger by as much pays for it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import (
+    REAL,
+    Array,
+    Count,
+    Natural,
+    Number,
+    OneOf,
+    Positive,
+    check_instance,
+    check_positive,
+    check_tensor,
+    validated,
+)
+from pyg_trust.agp.measures import Measure
+from pyg_trust.graph import CSRGraph
+from pyg_trust.verify.release import (
+    check_sum,
+    fits_float,
+    grid,
+    released,
+    rounded,
+    sensitivity,
+    truncated,
+)
+
+#: The neighbouring relations.
+RELATIONS = ('edge', 'node', 'node_incident', 'feature')
+FORMS = ('withdraw', 'replace')
+BETWEEN = ('normalize', 'clip')
+#: Norms stay this far below 1, so that no float64 rounding takes them above.
+MARGIN = 1e-6
+#: The most nodes of a graph all of whose columns are propagated.
+MAX_COLUMNS = 200_000
+_BLOCK, _LEAST_BLOCK = 256, 16
+_DENSE = 0.1
+# Numbers in a block of messages, and in a block whose norms are computed: no
+# release holds all messages beside its sums.
+_NUMBERS = 2**20
+_LEAST_COLUMNS = 2
+
+
+class Noise(Protocol):
+    """Source of exact noise, as in :mod:`pyg_trust.noise`."""
+
+    def cells(self, shape: tuple[int, ...]) -> Tensor:
+        """Draw integers nearest to 2^32 Z, int64, on the CPU, to overwrite."""
+        ...
+
+
+@validated
+class MessageBlocks:
+    """Messages of rows, computed some columns at a time.
+
+    :func:`messages` defines them. This keeps three numbers per row.
+
+    Args:
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        between (str): as of :func:`messages`.
+        degree_channel (float): as of :func:`messages`.
+    """
+
+    def __init__(
+        self,
+        x: Annotated[Tensor, Array(REAL, 'num_nodes', 'num_columns')],
+        between: Annotated[str, OneOf(BETWEEN)],
+        degree_channel: Annotated[float, Number(0, 1, 'low')],
+    ) -> None:
+        self._x, self._c = x.detach(), degree_channel
+        # Allocate the results first, so that they fill no gap of temporaries.
+        shape = (x.size(0), 1)
+        length = torch.zeros(shape, dtype=torch.float64)
+        self._scale = torch.ones_like(length)
+        self._broken = torch.zeros(shape, dtype=torch.bool)
+        size = max(1, _NUMBERS // 8 // max(1, x.size(1)))
+        for start in range(0, x.size(0) if x.size(1) else 0, size):
+            part = slice(start, start + size)
+            rows = self._x[part].cpu().to(torch.float64, copy=True)
+            self._broken[part] = ~rows.isfinite().all(1, keepdim=True)
+            rows.masked_fill_(self._broken[part], 0.0)
+            # Scaled by the largest entry, as the square of 1e200 overflows.
+            largest = rows.abs().amax(1, keepdim=True).clamp_(min=1e-300)
+            self._scale[part] = largest
+            length[part] = rows.div_(largest).square_().sum(1, keepdim=True)
+        length.sqrt_()
+        self._norm = length.clamp(min=1.0)
+        self._clip: Tensor | None = None
+        if between == 'clip':
+            clip = (length * self._scale).clamp(max=1.0)
+            self._clip = torch.where(length > 0, clip, 0.0)
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return self._x.size(1) + bool(self._c)
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Return messages, float64, on the CPU: ``[num_nodes, columns]``."""
+        block = self._x[:, start:stop].cpu()
+        block = block.to(
+            torch.float64, copy=True, memory_format=torch.contiguous_format
+        )
+        block.masked_fill_(self._broken, 0.0)
+        block.div_(self._scale).div_(self._norm)
+        if self._clip is not None:
+            block.mul_(self._clip)
+        block.mul_(math.sqrt(1 - self._c * self._c))
+        if self._c and stop > self._x.size(1):
+            channel = block.new_full((block.size(0), 1), self._c)
+            block = torch.cat([block, channel], 1)
+        return block.mul_(1 - MARGIN)
+
+    def blocks(
+        self, numbers: int = _NUMBERS
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Iterate over first column, end and messages of the blocks."""
+        size = max(_LEAST_COLUMNS, numbers // max(1, self._x.size(0)))
+        for start in range(0, self.width, size):
+            stop = min(self.width, start + size)
+            yield start, stop, self.columns(start, stop)
+
+
+def messages(
+    x: Tensor, *, between: str = 'normalize', degree_channel: float = 0.0
+) -> Tensor:
+    r"""Return rows of norm at most 1 for any input.
+
+    .. math::
+        m = (1 - 10^{-6})\, \left(\sqrt{1 - c^2}\, \frac{x}{\|x\|},\; c
+        \right) \quad\text{or, clipped,}\quad
+        \frac{x}{\max(1, \|x\|)}
+
+    in float64. A row with an entry that is not finite counts as zero, and a
+    row of zeros stays zero. With :math:`c > 0` there is a constant column
+    more: its noisy sum over :math:`c` is a noisy degree, at no further cost.
+
+    Args:
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        between (str): :obj:`'normalize'` or :obj:`'clip'`.
+            (default: :obj:`'normalize'`)
+        degree_channel (float): :math:`c`, in :math:`[0, 1)`.
+            (default: :obj:`0.0`)
+
+    Returns:
+        Tensor: float64, ``[num_nodes, num_columns]``, with a column more for
+        a degree channel.
+    """
+    blocks = MessageBlocks(x, between, degree_channel)
+    return blocks.columns(0, blocks.width)
+
+
+def class_messages(probabilities: Tensor) -> Tensor:
+    r"""Turn probabilities of classes into messages of norm at most 1.
+
+    .. math::
+        m = \frac{q - 1/C}{\sqrt{1 - 1/C}}
+
+    A certain class has norm 1, the even distribution is zero. The messages
+    are the convex hull of :math:`C` vectors with products :math:`-1/(C-1)`,
+    so that no two are more than :math:`\sqrt{2C/(C-1)}` apart
+    (:func:`hop_sensitivity` with :obj:`num_classes`). Send them with
+    ``between='clip'``: brought to norm 1 they would leave the hull.
+
+    Args:
+        probabilities (Tensor): float64, ``[num_nodes, num_classes]``: rows
+            that are not negative and sum to 1.
+
+    Returns:
+        Tensor: float64, ``[num_nodes, num_classes]``.
+
+    Example:
+        >>> class_messages(torch.eye(2).double())
+        tensor([[ 0.7071, -0.7071],
+                [-0.7071,  0.7071]], dtype=torch.float64)
+    """
+    check_tensor(
+        *('probabilities', probabilities, torch.float64),
+        ('num_nodes', 'num_classes'),
+        finite=True,
+    )
+    total = probabilities.sum(1)
+    if bool((probabilities < 0).any()) or bool(
+        ((total - 1).abs() > 1e-9).any()
+    ):
+        raise ValueError(
+            "'probabilities' needs rows that are not negative and sum to 1"
+        )
+    classes = probabilities.size(1)
+    return (probabilities - 1 / classes) / math.sqrt(1 - 1 / max(2, classes))
+
+
+@validated
+def hop_sensitivity(
+    relation: Annotated[str, OneOf(RELATIONS)],
+    *,
+    directed: bool = False,
+    form: Annotated[str, OneOf(FORMS)] = 'withdraw',
+    max_degree: Count | None = None,
+    num_classes: Count | None = None,
+) -> float:
+    r"""Return the sensitivity of a hop of messages of norm at most 1.
+
+    In Frobenius norm, over the rows that may be published; proofs are above.
+
+    ================= ================================ ====================
+    relation          withdraw                         replace
+    ================= ================================ ====================
+    ``edge``          :math:`\sqrt{2}`, directed: 1    the same
+    ``node``          :math:`\sqrt{D}`, by default 1   twice as much
+    ``node_incident`` :math:`\sqrt{D}`                 twice as much
+    ``feature``       1, columns scaled                2
+    ================= ================================ ====================
+
+    Args:
+        relation (str): one of :data:`RELATIONS`.
+        directed (bool): whether edges are arcs; ``'edge'`` reads it.
+            (default: :obj:`False`)
+        form (str): :obj:`'withdraw'` or :obj:`'replace'`.
+            (default: :obj:`'withdraw'`)
+        max_degree (int, optional): :math:`D`: of ``'node_incident'``, which
+            needs it, the most edges of a node that is covered in full; of
+            ``'node'`` the :obj:`max_degree` of :func:`energy_weights`.
+            (default: :obj:`None`)
+        num_classes (int, optional): :math:`C`, if messages are those of
+            :func:`class_messages`, for ``'node'`` and ``'feature'``: a
+            replaced record then moves a hop by
+            :math:`\sqrt{2 D C / (C - 1)}`. (default: :obj:`None`)
+
+    Example:
+        >>> hop_sensitivity('node'), hop_sensitivity('node', form='replace')
+        (1.0, 2.0)
+    """
+    if max_degree is not None:
+        if relation in ('edge', 'feature'):
+            raise ValueError(
+                f"'max_degree' is for relations of nodes (got {relation!r})"
+            )
+    elif relation == 'node_incident':
+        raise ValueError(
+            "'max_degree' is needed by the relation 'node_incident': the "
+            'most edges of a node that comes or goes'
+        )
+    if num_classes is not None and relation not in ('node', 'feature'):
+        raise ValueError(
+            "'num_classes' is for the relations 'node' and 'feature' (got "
+            f'{relation!r})'
+        )
+    return sensitivity(relation, directed, form, max_degree, num_classes)
+
+
+@validated
+def energy_weights(graph: CSRGraph, max_degree: Count = 1) -> Tensor:
+    r"""Weight messages so that a list's squared weights sum to D at most.
+
+    .. math::
+        c_u = \min\big(1, \sqrt{D / |L_u|}\big)
+
+    Args:
+        graph (CSRGraph): rows are own lists.
+        max_degree (int): :math:`D`. (default: :obj:`1`)
+
+    Returns:
+        Tensor: float64, ``[num_nodes]``; 1 for an empty list.
+    """
+    degree = graph.degree.cpu().double().clamp(min=1)
+    return (max_degree / degree).sqrt().clamp(max=1)
+
+
+@validated
+def private_propagate(
+    graph: CSRGraph,
+    x: Annotated[Tensor, Array(REAL, 'num_nodes', 'num_columns')],
+    stds: Sequence[float],
+    noise: Noise,
+    relation: Annotated[str, OneOf(RELATIONS[:3])] = 'edge',
+    weights: Tensor | None = None,
+    *,
+    between: str = 'normalize',
+    degree_channel: Annotated[float, Number(0, 1, 'low')] = 0.0,
+    dtype: torch.dtype = torch.float64,
+) -> list[Tensor]:
+    r"""Compute noisy sums over neighbours, hop by hop.
+
+    .. math::
+        S_k = A^\top \mathrm{diag}(c)\, m(S_{k-1}) + \mathcal{N}(0, s_k^2 I),
+        \quad S_0 = X,
+
+    with :math:`m` of :func:`messages`, :math:`c = 1` for ``'edge'`` and
+    ``'node_incident'`` and :func:`energy_weights` for ``'node'``. Neighbours
+    move each hop by at most :func:`hop_sensitivity`. Nothing is accounted for
+    here; see :class:`pyg_trust.transforms.PrivateAGP`. Beside what it returns
+    and the graph, a hop holds messages of some columns, and their sums.
+
+    Args:
+        graph (CSRGraph): unweighted, without duplicates.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        stds (sequence of float): :math:`s_k`, a hop for each.
+        noise (Noise): where noise comes from.
+        relation (str): ``'edge'``, ``'node'`` or ``'node_incident'``.
+            (default: :obj:`'edge'`)
+        weights (Tensor, optional): float64, ``[num_nodes]``: :math:`c`, for
+            ``'node'`` alone. (default: :obj:`None`)
+        between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
+        degree_channel (float): as of :func:`messages`, in every hop.
+            (default: :obj:`0.0`)
+        dtype (torch.dtype): the dtype to round noisy sums to; the next hop
+            reads rounded ones. (default: ``torch.float64``)
+
+    Returns:
+        list[Tensor]: :math:`S_1, S_2, \ldots`, of :obj:`dtype`.
+    """
+    if graph.is_weighted or graph.has_duplicates:
+        raise ValueError(
+            "'graph' needs to be unweighted and without duplicate edges: a "
+            'weight moves the sums by as much'
+        )
+    _check_noise(noise)
+    if dtype not in REAL:
+        raise ValueError(
+            f"'dtype' needs to be torch.float32 or torch.float64 (got {dtype})"
+        )
+    if isinstance(stds, str) or not isinstance(stds, Sequence) or not stds:
+        raise TypeError(
+            f"'stds' needs to be a list of at least one number (got {stds!r})"
+        )
+    stds = [check_positive('stds', std) for std in stds]
+    if relation == 'node':
+        if weights is None:
+            weights = energy_weights(graph)
+        check_tensor('weights', weights, torch.float64, (graph.num_nodes,))
+    elif weights is not None:
+        raise ValueError(
+            f"'weights' are for the relation 'node' (got {relation!r}): with "
+            'weights by degrees the others have no bound'
+        )
+    into = _incoming(graph)
+    n = graph.num_nodes
+    for std in stds:
+        check_sum(n, std, 'stds')
+    hops: list[Tensor] = []
+    rows = x
+    for std in stds:
+        sent = MessageBlocks(rows, between, degree_channel)
+        # Numbers of at most 1, n of them at most: by public sizes alone.
+        kind = np.float64 if fits_float(n, std) else np.int64
+        adjacency = into.astype(kind)
+        # The sums are added to noise that is there, and paid for, as a whole.
+        cells = noise.cells((n, sent.width))
+        rows = cells.view(torch.float64)
+        for start, stop, block in sent.blocks():
+            if weights is not None:
+                block.mul_(weights[:, None])
+            sums = adjacency @ truncated(block.numpy(), std).astype(kind)
+            part = released(sums, cells[:, start:stop].numpy(), std)
+            rows[:, start:stop] = torch.from_numpy(part)
+        # Convert now, so that only one hop is held in float64.
+        rows = rows.to(dtype)
+        hops.append(rows)
+    return hops
+
+
+@validated
+def rounding_share(
+    graph: CSRGraph,
+    width: Natural,
+    std: Positive,
+    sensitivity: Positive,
+    measure: Measure | None = None,
+    *,
+    own: bool = True,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> float:
+    r"""Return the share that rounding adds to the sensitivity of a release.
+
+    The release is a linear propagation if there is a :obj:`measure`, else
+    messages of :obj:`width` classes under ``'node'``. The module has the
+    proofs. Multiply the standard deviation by one plus the share
+    (:func:`pyg_trust.verify.release.widened`).
+
+    Raises:
+        ValueError: if the share exceeds .01: sums are too long for float64.
+    """
+    n, g = graph.num_nodes, grid(std)
+    if measure is None:
+        moved = math.sqrt(2 * width * n) * g
+    else:
+        norms, used = _scales(graph, measure, own, scales)
+        ratio = torch.where(used > 0, norms / used, 1.0)
+        degree = int(graph.degree.max()) + 1 if n else 0
+        if measure.along and not graph.is_undirected:
+            degree = max(degree, int(graph.transpose().degree.max()) + 1)
+        levels = len(measure.weights)
+        gamma = (levels + 1) * (degree + 6) * 2.0**-52
+        moved = 2 * gamma * n * float(ratio.max() if n else 1.0)
+        moved += math.sqrt(n * width) * g
+    # Allow for rounding here, and for the larger deviation.
+    share = moved / sensitivity * (1 + 2.0**-6)
+    if not share <= 0.01:
+        raise ValueError(
+            "'std' is too small, or 'graph' too large, for sums in float64: "
+            f'rounding may move them by {share:.2g} of their sensitivity '
+            '(at most 0.01 is paid for)'
+        )
+    return share
+
+
+@validated
+def column_norms(
+    graph: CSRGraph, measure: Measure, *, own: bool = True
+) -> Tensor:
+    r"""Compute the norms :math:`\|\Pi e_v\|` of columns, exactly.
+
+    By propagating unit vectors, :math:`O(N m L)` at most; sparse results stay
+    sparse. The sensitivity of a linear propagation without scaling is
+    the largest of them. A bound without looking is :math:`\sum_i |w_i|`: for
+    :math:`a = b = 1/2` by the spectral norm, for :math:`b = 1` as columns
+    then sum to one.
+
+    Args:
+        graph (CSRGraph): of at most :data:`MAX_COLUMNS` nodes.
+        measure (Measure): :math:`(a, b, w)`.
+        own (bool): whether a column counts its own entry
+            :math:`\Pi_{vv}`. (default: :obj:`True`)
+
+    Returns:
+        Tensor: float64, ``[num_nodes]``.
+    """
+    norms, diagonal = columns(graph, measure)
+    if own:
+        return norms
+    return (norms.square() - diagonal.square()).clamp(min=0).sqrt()
+
+
+def columns(graph: CSRGraph, measure: Measure) -> tuple[Tensor, Tensor]:
+    """Compute the norms of a propagation's columns, and its diagonal.
+
+    Args:
+        graph (CSRGraph): of at most :data:`MAX_COLUMNS` nodes.
+        measure (Measure): :math:`(a, b, w)`.
+    """
+    operator = _operator(graph, measure)
+    n = graph.num_nodes
+    if n > MAX_COLUMNS:
+        raise ValueError(
+            f"'graph' needs to have at most {MAX_COLUMNS} nodes, as each "
+            f'column is propagated by itself (got {n})'
+        )
+    norms, diagonal = np.empty(n), np.empty(n)
+    unit = scipy.sparse.eye_array(n, format='csc')
+    # Choose columns so that each block holds about equally many numbers.
+    start, size = 0, _LEAST_BLOCK
+    while start < n:
+        stop = min(n, start + size)
+        result = _series(operator, measure, unit[:, start:stop])
+        own = result[start:stop].diagonal()
+        squares = (result * result).sum(0)
+        norms[start:stop] = np.sqrt(np.asarray(squares).ravel())
+        diagonal[start:stop] = own
+        filled = result.nnz if scipy.sparse.issparse(result) else result.size
+        if filled > _NUMBERS:
+            size = max(_LEAST_BLOCK, size // 2)
+        elif filled < _NUMBERS // 4:
+            size = min(_BLOCK, 2 * size)
+        start = stop
+    return torch.from_numpy(norms), torch.from_numpy(diagonal)
+
+
+@validated
+def scaled_propagate(
+    graph: CSRGraph,
+    x: Annotated[Tensor, Array(REAL, 'num_nodes', 'num_columns')],
+    measure: Measure,
+    std: Positive,
+    noise: Noise,
+    *,
+    own: bool = True,
+    scales: tuple[Tensor, Tensor] | None = None,
+    between: str = 'normalize',
+) -> Tensor:
+    r"""Run one noisy linear propagation over public edges, columns scaled.
+
+    .. math::
+        S = \Pi\, \mathrm{diag}(\|\Pi e_v\|^{-1})\, m(X)
+        + \mathcal{N}(0, s^2 I)
+
+    Replacing one row moves it by at most 2, withdrawing one by at most 1
+    (relation ``'feature'``). The propagation is exact: an estimate of AGP
+    has no bounded sensitivity.
+
+    Args:
+        graph (CSRGraph): public.
+        x (Tensor): float32 or float64, ``[num_nodes, num_columns]``.
+        measure (Measure): :math:`(a, b, w)`.
+        std (float): :math:`s`.
+        noise (Noise): where noise comes from.
+        own (bool): whether a node's row holds its own message; without, the
+            diagonal of :math:`\Pi` is left out. (default: :obj:`True`)
+        scales (tuple[Tensor, Tensor], optional): of :func:`columns`, where
+            they are known. (default: :obj:`None`)
+        between (str): as of :func:`messages`. (default: :obj:`'normalize'`)
+
+    Returns:
+        Tensor: float64, ``[num_nodes, num_columns]``.
+    """
+    _check_noise(noise)
+    operator = _operator(graph, measure)
+    if scales is None:
+        scales = columns(graph, measure)
+    _, norms = _scales(graph, measure, own, scales)
+    _, diagonal = scales
+    inverse = torch.where(norms > 0, 1 / norms, 0.0)
+    # Nearly N columns of norm 1 may meet in a row.
+    check_sum(2 * graph.num_nodes, std)
+    sent = MessageBlocks(x, between, 0.0)
+    cells = noise.cells((graph.num_nodes, sent.width))
+    rows = cells.view(torch.float64)
+    # Beside a block there are its last level and the sum of all.
+    for start, stop, block in sent.blocks(_NUMBERS // 4):
+        block.mul_(inverse[:, None])
+        result = torch.from_numpy(_series(operator, measure, block.numpy()))
+        if not own:
+            result.sub_(block.mul_(diagonal[:, None]))
+        sums = rounded(result.numpy(), std)
+        part = released(sums, cells[:, start:stop].numpy(), std)
+        rows[:, start:stop] = torch.from_numpy(part)
+    return rows
+
+
+def _scales(
+    graph: CSRGraph,
+    measure: Measure,
+    own: bool,
+    scales: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    # The norms of columns, and those that messages are divided by: 0 where
+    # nothing is sent, as what is nothing but rounding is not scaled up to 1.
+    if scales is None:
+        scales = columns(graph, measure)
+    check_instance('scales', scales, tuple)
+    for tensor in scales:
+        check_tensor('scales', tensor, torch.float64, (graph.num_nodes,))
+    norms, diagonal = scales
+    if own:
+        return norms, norms
+    used = (norms.square() - diagonal.square()).clamp(min=0).sqrt()
+    return norms, torch.where(used > 1e-3 * diagonal.abs(), used, 0.0)
+
+
+def _check_noise(noise: Noise) -> None:
+    if not hasattr(noise, 'cells'):
+        raise TypeError(
+            "'noise' needs to be a source of noise, as pyg_trust.noise has "
+            f'(got {type(noise).__name__})'
+        )
+
+
+def _incoming(graph: CSRGraph) -> scipy.sparse.csr_array:
+    # Row w holds those who send to w.
+    turned = graph if graph.is_undirected else graph.transpose()
+    n = graph.num_nodes
+    return scipy.sparse.csr_array(
+        (
+            np.ones(graph.num_edges),
+            turned.col.cpu().numpy(),
+            turned.rowptr.cpu().numpy(),
+        ),
+        shape=(n, n),
+    )
+
+
+def _operator(graph: CSRGraph, measure: Measure) -> scipy.sparse.csr_array:
+    # shrink * D^-a A D^-b, with A as propagate has it.
+    check_instance('graph', graph, CSRGraph)
+    check_instance('measure', measure, Measure)
+    if graph.is_weighted:
+        raise ValueError("'graph' needs to be unweighted")
+    if measure.undirected and not graph.is_undirected:
+        raise ValueError(
+            f"'graph' needs to be undirected for measure '{measure.name}'"
+        )
+    if measure.self_loops:
+        graph = graph.with_self_loops()
+    n = graph.num_nodes
+    adjacency = _incoming(graph) if measure.along else graph.to_scipy()
+    degree = graph.degree.cpu().double()
+    inverse = torch.where(degree > 0, 1 / degree, 0.0)
+
+    def power(exponent: float) -> np.ndarray:
+        result = torch.where(degree > 0, inverse**exponent, 0.0)
+        return (result if exponent else torch.ones_like(result)).numpy()
+
+    left = scipy.sparse.dia_array((power(measure.a)[None], [0]), shape=(n, n))
+    right = scipy.sparse.dia_array((power(measure.b)[None], [0]), shape=(n, n))
+    scaled = left @ adjacency.astype(np.float64) @ right
+    return scipy.sparse.csr_array(scaled * measure.shrink)
+
+
+def _series(
+    operator: scipy.sparse.csr_array,
+    measure: Measure,
+    x: Any,
+) -> Any:
+    level, total = x, measure.weights[0] * x
+    for weight in measure.weights[1:]:
+        level = operator @ level
+        if scipy.sparse.issparse(level):
+            size = level.shape[0] * level.shape[1]
+            if level.nnz > _DENSE * size:
+                level, total = level.toarray(), total.toarray()
+        total += weight * level
+    return total

@@ -1,0 +1,341 @@
+r"""Graph scattering: paths and moments of wavelet coefficients.
+
+The transform is that of `"Geometric Scattering for Graph Data Analysis"
+<https://arxiv.org/abs/1810.03068>`_ (Gao et al. 2019) and `"Unlearning Graph
+Classifiers with Limited Data Resources" <https://arxiv.org/abs/2211.03216>`_
+(Pan et al. 2023). With a bank of :math:`J` filters :math:`H_0, \dots,
+H_{J-1}` on a graph of :math:`g` nodes,
+
+.. math::
+    U_{()} = X, \quad U_{(p, j)} = | H_j U_p |, \quad
+    \phi_{p, f, q} = u^\top (U_p)_{:, f}^{\,q}, \quad q = 1, \dots, Q,
+
+for all paths :math:`p` of fewer than :math:`L` filters (:math:`L` counts the
+root), :math:`T = \sum_{l < L} J^l` of them, where :math:`u` is the low-pass,
+:math:`1/g` unless stated otherwise. Only :math:`q = 1` feeds the next layer,
+the moments of the root are those of :math:`X` itself, with its signs, and no
+root of a moment is taken. The order of the coefficients is (path, feature,
+moment), paths breadth first.
+
+**Banks** are those of :mod:`pyg_trust.scattering.wavelets`.
+
+**Range.** With the row walk and features in :math:`[0, 1]` every coefficient
+is in :math:`[0, 1]`: the rows of every power of :math:`P` are probabilities,
+so that :math:`|H_j U|` is a difference of two averages of numbers in
+:math:`[0, 1]`, and a moment is an average of powers of these. The column walk
+has no bound that is free of the graph.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import (
+    Count,
+    OneOf,
+    check_choice,
+    check_integer,
+    validated,
+)
+from pyg_trust._progress import Bar
+from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.graph.ragged import pointer, ranges
+from pyg_trust.scattering.batch import Batch, num_paths
+from pyg_trust.scattering.wavelets import (
+    WAVELETS,
+    find_bank,
+    power_of,
+    wavelet_bank,
+)
+
+LOW_PASSES = ('mean', 'degree')
+METHODS = ('auto', 'dense', 'sparse')
+
+# Numbers in the last layer of a sparse block that is one large graph: more
+# columns are taken one part after the other.
+_SPARSE_NUMBERS = 2**22
+
+
+class ScatteringPath(NamedTuple):
+    """Path of one scattering coefficient: filters, feature and moment.
+
+    Args:
+        layer (int): how many filters were applied.
+        filters (tuple[int, ...]): which, the first one first.
+        feature (int): the column of the features.
+        moment (int): the power that was averaged.
+    """
+
+    layer: int
+    filters: tuple[int, ...]
+    feature: int
+    moment: int
+
+    @property
+    def name(self) -> str:
+        """Path as text, such as ``'U[0,2] x3 q1'``."""
+        filters = ','.join(map(str, self.filters))
+        return f'U[{filters}] x{self.feature} q{self.moment}'
+
+
+@validated
+def scattering_path(
+    index: int, num_features: Count, J: Count, Q: Count, L: Count
+) -> ScatteringPath:
+    """Return the path of a coefficient.
+
+    Args:
+        index (int): the position in the coefficient vector.
+        num_features (int): the number of features.
+        J (int): the number of filters.
+        Q (int): the number of moments.
+        L (int): the number of layers.
+
+    Raises:
+        ValueError: if there is no such coefficient.
+    """
+    size = num_paths(J, L) * num_features * Q
+    if not 0 <= index < size:
+        raise ValueError(f"'index' needs to be in [0, {size}) (got {index})")
+    node, rest = divmod(index, num_features * Q)
+    layer = 0
+    while node >= J**layer:
+        node -= J**layer
+        layer += 1
+    filters = tuple(
+        node // J ** (layer - 1 - depth) % J for depth in range(layer)
+    )
+    return ScatteringPath(layer, filters, rest // Q, rest % Q + 1)
+
+
+@validated
+def scattering_transform(
+    graph: CSRGraph,
+    x: Tensor,
+    ptr: Tensor | None = None,
+    *,
+    J: Count,
+    Q: Count,
+    L: Count,
+    wavelet: str = 'geometric',
+    low_pass: str = 'mean',
+    linear: bool = False,
+    sparse: bool = False,
+    method: Annotated[str, OneOf(METHODS)] = 'auto',
+    progress_bar: bool | None = None,
+) -> Tensor:
+    r"""Compute the scattering coefficients of every graph of a batch.
+
+    A column of features that is zero on a graph is zero along all of its
+    paths: only the *active* columns of each graph are computed. Graphs are
+    taken in blocks of alike ones, by one of two ways: ``dense`` (the filters
+    as matrices, powers by squaring, all paths of a layer in one product;
+    memory :math:`O(J g^2)`) or ``sparse`` (all paths of a layer share each
+    power of the walk; memory :math:`O(J^{L-1} g)` for as many active columns
+    at a time as fit into 32 MB, at least one). ``auto`` takes for each graph
+    the one that costs less. The spectral banks are always dense.
+
+    Args:
+        graph (CSRGraph): the disjoint union of the graphs, without
+            self-loops; weights, if any, non-negative; undirected unless the
+            bank is geometric, where row :math:`u` averages over the nodes
+            that the edges of :math:`u` lead to.
+        x (Tensor): the features, float32 or float64, ``[num_nodes,
+            num_features]``, dense or sparse CSR.
+        ptr (Tensor, optional): int64, ``[num_graphs + 1]``: where the nodes of
+            each graph start; by default one graph. (default: :obj:`None`)
+        J (int): the number of filters, at least 1 (3 for spectral banks).
+        Q (int): the number of moments, at least 1.
+        L (int): the number of layers, the root included, at least 1.
+        wavelet (str): one of :mod:`pyg_trust.scattering.wavelets`. (default:
+            :obj:`'geometric'`)
+        low_pass (str): the weights :math:`u`: :obj:`'mean'` for :math:`1/g`
+            or :obj:`'degree'` for :math:`d / \lVert d \rVert_1` (of a graph
+            without edges: :math:`1/g`). (default: :obj:`'mean'`)
+        linear (bool): whether to leave out the absolute value.
+            (default: :obj:`False`)
+        sparse (bool): whether to return a sparse CSR matrix.
+            (default: :obj:`False`)
+        method (str): :obj:`'auto'`, :obj:`'dense'` or :obj:`'sparse'`.
+            (default: :obj:`'auto'`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
+
+    Returns:
+        Tensor: ``[num_graphs, T * num_features * Q]``, of the dtype of
+        :obj:`x`.
+
+    Raises:
+        ValueError: on an argument out of range, features that are not finite,
+            edges between graphs or to themselves, negative weights, or a
+            directed graph where the bank needs an undirected one.
+    """
+    check_order(wavelet, low_pass, J, Q, L)
+    if method == 'sparse' and WAVELETS[wavelet].kernel is not None:
+        raise ValueError(
+            f"'method' needs to be 'dense' for the bank {wavelet!r}, which "
+            'is no polynomial of the walk'
+        )
+    batch = Batch.make(graph, x, ptr, wavelet)
+    num_graphs, d, T = batch.num_graphs, x.size(1), num_paths(J, L)
+    values = batch.value.new_empty((batch.pair_graph.numel(), T, Q))
+    blocks = batch.blocks(wavelet, J, L, method)
+    for block, dense in Bar(blocks, progress_bar, desc='scattering'):
+        embed = _embed_dense if dense else _embed_sparse
+        out = embed(batch, block, wavelet, J, Q, L, low_pass, linear)
+        active = batch.active[block]
+        slots = torch.arange(out.size(1), device=active.device)
+        rows = ranges(batch.first[block], active)
+        values[rows] = out[slots < active.view(-1, 1)]
+    graph_id, column = batch.pair_graph, batch.pair_column
+    if not sparse:
+        if graph_id.numel() == num_graphs * d:
+            z = values.view(num_graphs, d, T, Q).transpose(1, 2)
+        else:
+            z = values.new_zeros((num_graphs, T, d, Q))
+            z[graph_id, :, column] = values
+        return z.reshape(num_graphs, T * d * Q)
+    path = torch.arange(T, device=x.device).view(1, T, 1)
+    moment = torch.arange(Q, device=x.device)
+    crow = pointer(batch.active * (T * Q))
+    local = torch.arange(graph_id.numel(), device=x.device)
+    local = local - batch.first[graph_id]
+    at = path * batch.active[graph_id].view(-1, 1, 1) + local.view(-1, 1, 1)
+    at = (at * Q + crow[graph_id].view(-1, 1, 1) + moment).view(-1)
+    index = ((path * d + column.view(-1, 1, 1)) * Q + moment).view(-1)
+    col = torch.empty_like(index)
+    col[at] = index
+    value = torch.empty_like(values).view(-1)
+    value[at] = values.view(-1)
+    return sparse_rows(
+        crow,
+        col,
+        value,
+        (num_graphs, T * d * Q),
+    )
+
+
+def _embed_dense(
+    batch: Batch,
+    block: Tensor,
+    wavelet: str,
+    J: int,
+    Q: int,
+    L: int,
+    low_pass: str,
+    linear: bool,
+) -> Tensor:
+    # [B, active, T, Q]. Signals are rows, so that the children of all signals
+    # of a layer, [B, signals, J, g], are the rows of the next layer.
+    adj, signal = batch.dense(block)
+    b, a, g = signal.shape
+    weight, place = batch.low_pass(low_pass, block)
+    low = weight.new_zeros((b, 1, g))
+    first = pointer(batch.size[block])[place]
+    node = torch.arange(place.numel(), device=place.device) - first
+    low.view(-1)[place * g + node] = weight
+    out = []
+    bank = None
+    for layer in range(L):
+        if layer > 0:
+            if bank is None:
+                bank = wavelet_bank(adj, wavelet, J)
+                bank = bank.view(b, J * g, g).transpose(1, 2)
+            signal = torch.bmm(signal, bank)
+            if not linear:
+                signal = signal.abs_()
+            signal = signal.view(b, -1, g)
+        moments = _moments(signal, low, lambda y: y.sum(-1), Q)
+        out.append(moments.view(b, a, -1, Q))
+    return torch.cat(out, dim=2)
+
+
+def _embed_sparse(
+    batch: Batch,
+    block: Tensor,
+    wavelet: str,
+    J: int,
+    Q: int,
+    L: int,
+    low_pass: str,
+    linear: bool,
+) -> Tensor:
+    # [B, active, T, Q]. Signals are columns; the filters of a layer stand
+    # before the paths they continue, which is undone at the end.
+    b, a = block.numel(), int(batch.active[block].max())
+    weight, owner = batch.low_pass(low_pass, block)
+    n = owner.numel()
+    nodes = ranges(batch.ptr[block], batch.size[block])
+    offset = pointer(batch.size[block])[:-1] - batch.ptr[block]
+    edge, place = batch.edges_of(block)
+    row = batch.row[edge] + offset[place]
+    col = batch.graph.col32[edge] + offset[place]
+    weights = batch.weight[edge]
+    value = weights / 2
+    for ends, power in zip(
+        (row, col), WAVELETS[wavelet].exponents, strict=True
+    ):
+        if power:
+            degree = torch.zeros_like(weight).index_add_(0, ends, weights)
+            value = value * power_of(degree, -power)[ends]
+    rowptr = pointer(batch.graph.rowptr.diff()[nodes])
+    half_walk = sparse_rows(rowptr, col, value, (n, n))
+    members = sparse_rows(
+        pointer(batch.size[block]),
+        torch.arange(n, device=owner.device),
+        torch.ones_like(weight),
+        (b, n),
+    )
+    low = weight.view(-1, 1)
+    entry, place = batch.entries_of(block)
+    signal = batch.value.new_zeros((n, a)).index_put(
+        (batch.node[entry] + offset[place], batch.slot[entry]),
+        batch.value[entry],
+    )
+    width = max(1, _SPARSE_NUMBERS // (n * J ** (L - 1)))
+    parts = []
+    for columns in signal.split(width, dim=1):
+        out, layer_signal = [], columns
+        for layer in range(L):
+            if layer > 0:
+                filters, last = [], layer_signal
+                for j in range(J):
+                    walked = last
+                    for _ in range(1 if j == 0 else 2 ** (j - 1)):
+                        walked = torch.addmm(
+                            walked, half_walk, walked, beta=0.5
+                        )
+                    filters.append(last - walked)
+                    last = walked
+                layer_signal = torch.cat(filters, dim=1)
+                if not linear:
+                    layer_signal = layer_signal.abs_()
+            moments = _moments(layer_signal, low, lambda y: members @ y, Q)
+            moments = moments.view(b, *(J,) * layer, columns.size(1), Q)
+            order = (0, layer + 1, *range(layer, 0, -1), layer + 2)
+            moments = moments.permute(order)
+            out.append(moments.reshape(b, columns.size(1), -1, Q))
+        parts.append(torch.cat(out, dim=2))
+    return torch.cat(parts, dim=1)
+
+
+def _moments(
+    signal: Tensor, low: Tensor, total: Callable[[Tensor], Tensor], Q: int
+) -> Tensor:
+    # The low-pass of the powers, in a new last dimension.
+    power = low * signal
+    out = [total(power)]
+    for _ in range(Q - 1):
+        power = power * signal
+        out.append(total(power))
+    return torch.stack(out, dim=-1)
+
+
+def check_order(wavelet: str, low_pass: str, J: int, Q: int, L: int) -> None:
+    """Check the low pass, scales, moments and layers of a transform."""
+    bank = find_bank(wavelet)
+    check_choice('low_pass', low_pass, LOW_PASSES)
+    check_integer('J', J, bank.least)
+    check_integer('Q', Q, 1)
+    check_integer('L', L, 1)

@@ -1,0 +1,269 @@
+r"""Banks of wavelets on graphs, and their frames.
+
+**Banks.** Write :math:`d` for the degrees, :math:`1/d = 0` at degree zero.
+
+==================== =====================================================
+``geometric``        :math:`H_0 = I - P,\; H_j = P^{2^{j-1}} - P^{2^j}` of
+                     the row walk :math:`P = \frac12 (I + D^{-1} A)`
+``geometric_column`` the same of :math:`P = \frac12 (I + A D^{-1})`
+``diffusion``        the same of :math:`P = \frac12 (I + D^{-1/2} A
+                     D^{-1/2})`
+``itersine``         :math:`H_j = h_j(\Lambda)` of the Laplacian
+                     :math:`\Lambda = I - D^{-1/2} A D^{-1/2}`,
+                     :func:`itersine`
+``monic_cubic``      the same with :func:`monic_cubic`
+==================== =====================================================
+
+**Frames.** :math:`\sum_j \lVert H_j x \rVert^2 \le B^2 \lVert x \rVert^2`
+with :math:`B = 1` for ``diffusion`` (the eigenvalues :math:`t` of :math:`P`
+are in :math:`[0, 1]`, the filters :math:`1 - t, t - t^2, \dots` are
+non-negative and sum to :math:`1 - t^{2^{J-1}} \le 1`, so their squares do
+too) and for ``itersine`` (with equality: a tight frame). The geometric banks
+have no such constant for all graphs: on a star of :math:`g` nodes :math:`B`
+grows as :math:`\sqrt{g}`. :func:`frame_bound` returns them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import (
+    Int,
+    check_choice,
+    check_integer,
+    check_tensor,
+    validated,
+)
+
+# The spectrum of the normalized Laplacian is in [0, 2].
+LAMBDA_MAX = 2.0
+# The widest over the narrowest scale of monic cubic wavelets (Hammond et al.).
+MONIC_CUBIC_RATIO = 20.0
+
+
+@validated
+def itersine(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
+    r"""Evaluate itersine kernels, rescaled to be tight on :math:`[0, 2]`.
+
+    .. math::
+        h_j(\lambda) = \sin\!\left( \tfrac{\pi}{2} \cos^2\!\left( \pi
+        \left( s - \tfrac{j-1}{2} \right) \right) \right)
+        \mathbb{1}\!\left[ \tfrac{j}{2} - 1 \le s \le \tfrac{j}{2} \right],
+        \quad s = \frac{J - 1}{2} \cdot \frac{\lambda}{2},
+        \quad j = 1, \dots, J.
+
+    :math:`s` runs over :math:`[0, (J-1)/2]`, where every point lies in two
+    neighbouring windows (three where one of them is zero), whose arguments
+    are :math:`\frac{\pi}{2} \cos^2` and :math:`\frac{\pi}{2} \sin^2`, so
+    that :math:`\sum_j h_j^2 = 1`. Without the rescaling, as printed in the
+    paper, this holds on :math:`[0, 2]` only for :math:`J = 5`.
+
+    Args:
+        eigenvalue (Tensor): eigenvalues of the normalized Laplacian.
+        J (int): the number of kernels, at least 3.
+
+    Returns:
+        Tensor: the kernels in a new last dimension of size :obj:`J`.
+    """
+    check_floating('eigenvalue', eigenvalue)
+    s = (eigenvalue * ((J - 1) / (2 * LAMBDA_MAX))).unsqueeze(-1)
+    j = torch.arange(1, J + 1, dtype=s.dtype, device=s.device)
+    inside = (s >= j / 2 - 1) & (s <= j / 2)
+    wave = (math.pi * (s - (j - 1) / 2)).cos().square() * (math.pi / 2)
+    return wave.sin() * inside
+
+
+@validated
+def monic_cubic(eigenvalue: Tensor, J: Annotated[int, Int(3)]) -> Tensor:
+    r"""Evaluate monic cubic kernels: a low-pass and :math:`J - 1` bands.
+
+    .. math::
+        h(\lambda) = \begin{cases} \lambda & \lambda < 1 \\
+        -2 + 5.5 \lambda - 3 \lambda^2 + 0.5 \lambda^3 & 1 \le \lambda \le 2
+        \\ 2 / \lambda & \lambda > 2 \end{cases}
+
+    at the scales :math:`t_1, \dots, t_{J-1}`, spaced logarithmically from
+    :math:`2 / \lambda_\mathrm{max}` to :math:`2 K / \lambda_\mathrm{max}`
+    with :math:`K = 20` and :math:`\lambda_\mathrm{max} = 2`, and the low-pass
+    :math:`\max_\lambda h(\lambda) \cdot \exp(-(\lambda / (0.6\,
+    \lambda_\mathrm{max} / K))^4)` (`Hammond et al. 2011
+    <https://arxiv.org/abs/0912.3848>`_).
+
+    The cubic is the one that meets :math:`\lambda` and :math:`2 / \lambda`
+    with equal slopes. The paper prints the cubic of :math:`\lambda^2` and
+    :math:`4 / \lambda^2` between them, which leaves kinks.
+
+    Args:
+        eigenvalue (Tensor): eigenvalues of the normalized Laplacian.
+        J (int): the number of kernels, at least 3.
+
+    Returns:
+        Tensor: the kernels in a new last dimension of size :obj:`J`, the
+        low-pass first, then from high to low frequencies.
+    """
+    check_floating('eigenvalue', eigenvalue)
+    low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
+    scales = torch.logspace(
+        math.log10(low), math.log10(high), J - 1, dtype=torch.float64
+    ).to(eigenvalue)
+    scaled = eigenvalue.unsqueeze(-1) * scales
+    # The maximum of the cubic is at 2 - 1 / sqrt(3).
+    peak = 2 - 3**-0.5
+    gamma = -2 + peak * (5.5 + peak * (-3 + 0.5 * peak))
+    cubic = -2 + scaled * (5.5 + scaled * (-3 + 0.5 * scaled))
+    bands = torch.where(
+        scaled < 1,
+        scaled,
+        torch.where(scaled <= 2, cubic, 2 / scaled.clamp(min=1)),
+    )
+    cut = 0.6 * LAMBDA_MAX / MONIC_CUBIC_RATIO
+    lowest = gamma * (-((eigenvalue / cut) ** 4)).exp()
+    return torch.cat([lowest.unsqueeze(-1), bands], dim=-1)
+
+
+def frame_bound(wavelet: str, J: int) -> float:
+    r"""Return a constant :math:`B` that holds on every undirected graph.
+
+    .. math::
+        \sum_j \lVert H_j x \rVert^2 \le B^2 \lVert x \rVert^2
+
+    One for ``diffusion`` and ``itersine``. For ``monic_cubic`` the supremum
+    of :math:`\sqrt{\sum_j h_j(\lambda)^2}` over :math:`[0, 2]`, from above:
+    the largest value on a fine grid plus half a step times
+    :math:`\sqrt{\sum_j \max |h_j'|^2}`, which bounds the slope of the root.
+    Infinite for the geometric banks, which have none.
+
+    Args:
+        wavelet (str): the bank.
+        J (int): the number of filters.
+    """
+    check_integer('J', J, find_bank(wavelet).least)
+    if wavelet == 'monic_cubic':
+        return _monic_cubic_bound(J)
+    return 1.0 if wavelet in ('diffusion', 'itersine') else math.inf
+
+
+def _monic_cubic_bound(J: int) -> float:
+    grid = torch.linspace(0, LAMBDA_MAX, 2**18 + 1, dtype=torch.float64)
+    height = monic_cubic(grid, J).norm(dim=-1).max()
+    # |h'| <= 1 at scale 1, times the scale; |(e^{-u^4})'| <= 4 u^3 e^{-u^4}
+    # <= 1.6, times gamma < 1.2 and 1 / cut.
+    low, high = 2 / LAMBDA_MAX, 2 * MONIC_CUBIC_RATIO / LAMBDA_MAX
+    slopes = [low * (high / low) ** (j / (J - 2)) for j in range(J - 1)]
+    slopes.append(1.2 * 1.6 / (0.6 * LAMBDA_MAX / MONIC_CUBIC_RATIO))
+    step = float(grid[1] - grid[0])
+    return float(height) + step / 2 * math.hypot(*slopes)
+
+
+def lazy_walk(adj: Tensor, wavelet: str) -> Tensor:
+    r"""Return the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})`.
+
+    :math:`(a, b)` is :math:`(1, 0)` for ``geometric``, :math:`(0, 1)` for
+    ``geometric_column`` and :math:`(\frac12, \frac12)` for the others here.
+    A node of degree zero has :math:`P_{ii} = \frac12`.
+
+    Args:
+        adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative.
+        wavelet (str): the bank.
+    """
+    a, b = find_bank(wavelet).exponents
+    check_square('adj', adj, 2)
+    scaled = adj
+    for dim, power in ((-1, a), (-2, b)):
+        if power:
+            scaled = scaled * power_of(adj.sum(dim, keepdim=True), -power)
+    eye = torch.eye(adj.size(-1), dtype=adj.dtype, device=adj.device)
+    return (eye + scaled) / 2
+
+
+def wavelet_bank(adj: Tensor, wavelet: str, J: int) -> Tensor:
+    r"""Compute the filters of graphs as dense matrices.
+
+    Memory: :math:`J + 2` matrices of the size of :obj:`adj`.
+
+    Args:
+        adj (Tensor): dense, ``[..., num_nodes, num_nodes]``, non-negative;
+            symmetric unless the bank is geometric.
+        wavelet (str): the bank.
+        J (int): the number of filters.
+
+    Returns:
+        Tensor: ``[..., J, num_nodes, num_nodes]``.
+    """
+    walk = lazy_walk(adj, wavelet)
+    bank = WAVELETS[wavelet]
+    check_integer('J', J, bank.least)
+    eye = torch.eye(adj.size(-1), dtype=adj.dtype, device=adj.device)
+    if bank.kernel is not None:
+        values, vectors = torch.linalg.eigh(2 * (eye - walk))
+        response = bank.kernel(values.clamp(0, LAMBDA_MAX), J)
+        scaled = vectors.unsqueeze(-3) * response.mT.unsqueeze(-2)
+        return scaled @ vectors.mT.unsqueeze(-3)
+    filters = [eye - walk]
+    for _ in range(J - 1):
+        square = walk @ walk
+        filters.append(walk - square)
+        walk = square
+    return torch.stack(filters, dim=-3)
+
+
+class Wavelet(NamedTuple):
+    r"""Bank of filters: :math:`I - P, P - P^2, P^2 - P^4, \dots`.
+
+    Of the lazy walk :math:`P = \frac12 (I + D^{-a} A D^{-b})`; or, with a
+    kernel, functions :math:`h_j` of the normalized Laplacian.
+
+    Args:
+        exponents (tuple[float, float]): :math:`a` and :math:`b`; any but a
+            half each suit directed graphs too.
+        kernel (callable, optional): ``kernel(eigenvalue, J)``: ``[..., J]``;
+            by default powers of the walk. (default: :obj:`None`)
+        least (int): the least number of filters. (default: :obj:`1`)
+    """
+
+    exponents: tuple[float, float] = (0.5, 0.5)
+    kernel: Callable[[Tensor, int], Tensor] | None = None
+    least: int = 1
+
+
+#: The banks, by name.
+WAVELETS: dict[str, Wavelet] = {
+    'geometric': Wavelet((1.0, 0.0)),
+    'geometric_column': Wavelet((0.0, 1.0)),
+    'diffusion': Wavelet(),
+    'itersine': Wavelet(kernel=itersine, least=3),
+    'monic_cubic': Wavelet(kernel=monic_cubic, least=3),
+}
+
+
+def find_bank(wavelet: str) -> Wavelet:
+    """Return the bank of a name; refuse others."""
+    check_choice('wavelet', wavelet, tuple(sorted(WAVELETS)))
+    return WAVELETS[wavelet]
+
+
+def power_of(degree: Tensor, exponent: float) -> Tensor:
+    """Raise degrees to a power, with 0 at degree zero."""
+    return torch.where(degree > 0, degree.pow(exponent), 0)
+
+
+def check_square(name: str, value: Tensor, least: int) -> None:
+    """Refuse anything but finite square matrices."""
+    check_floating(name, value)
+    if value.dim() < least or value.size(-1) != value.size(-2):
+        raise ValueError(
+            f"'{name}' needs to have the shape "
+            f'[..., {"J, " if least == 3 else ""}num_nodes, num_nodes] '
+            f'(got {list(value.shape)})'
+        )
+    if not bool(value.isfinite().all()):
+        raise ValueError(f"'{name}' needs to be finite (got NaN or infinity)")
+
+
+def check_floating(name: str, value: Tensor) -> None:
+    """Refuse anything but a tensor of floating point."""
+    shape = getattr(value, 'shape', ())
+    check_tensor(name, value, None, shape)

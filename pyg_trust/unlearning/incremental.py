@@ -1,0 +1,360 @@
+r"""The infinite series of a changing graph, by pushes.
+
+For :math:`z = \alpha (I - (1 - \alpha) P)^{-1} x`, where
+an edit changes everything a little, :class:`SeriesState` holds an estimate
+:math:`\hat z` and its residual :math:`R = \alpha x + (1 - \alpha) P \hat z -
+\hat z`, and pushes what is above a threshold (`Zhang et al. 2016
+<https://arxiv.org/abs/1602.04120>`_, `Zheng et al. 2022
+<https://arxiv.org/abs/2212.09963>`_). Whatever :math:`\hat z` is, the error is
+:math:`E = z - \hat z = (I - (1 - \alpha) P)^{-1} R`. For :math:`a + b = 1` the
+operator is similar to the symmetric :math:`D^{-1/2} A D^{-1/2}`, whose norm is
+at most one, so
+
+.. math::
+    \lVert D^{a - 1/2} E \rVert_F \le \lVert D^{a - 1/2} R \rVert_F / \alpha .
+
+(Norms, not signed sums: residues :math:`+\rho` and :math:`-\rho` do not cancel
+in the error.)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyg_trust import ops
+from pyg_trust.agp.measures import Measure
+from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer, ranges
+from pyg_trust.unlearning.journal import Journal
+from pyg_trust.unlearning.sums import Step, Sums
+
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+def degree_power(degree: Tensor, exponent: float) -> Tensor:
+    r"""Powers :math:`d^{e}` of degrees, with :math:`0` at degree 0.
+
+    Equal degrees get equal bits: vectorized powers may differ between the
+    middle and the end of a tensor.
+
+    Args:
+        degree (Tensor): int64.
+        exponent (float): the exponent; 0 gives ones, at degree 0 too.
+
+    Returns:
+        Tensor: float64.
+    """
+    if exponent == 0:
+        return torch.ones(degree.shape, dtype=torch.float64)
+    values, place = degree.unique(return_inverse=True)
+    power = [_power(d, exponent) for d in values.tolist()]
+    return torch.tensor(power, dtype=torch.float64)[place]
+
+
+def _power(degree: int, exponent: float) -> float:
+    if degree == 0:
+        return 0.0
+    # The special cases of pow in torch and numpy.
+    if exponent == -0.5:
+        return 1 / math.sqrt(degree)
+    return float(degree) ** exponent
+
+
+def bare(
+    graph: CSRGraph,
+    measure: Measure,
+    directed: bool = False,
+    gone: Tensor | None = None,
+) -> Sums:
+    """Make a graph that can be edited, with no features.
+
+    Args:
+        graph (CSRGraph): as in :class:`.Sums`.
+        measure (Measure): its self-loops and its direction count.
+        directed (bool): as in :class:`.Sums`. (default: :obj:`False`)
+        gone (Tensor, optional): int64: names that are there no more.
+            (default: :obj:`None`)
+    """
+    return Sums(
+        graph,
+        torch.empty((graph.num_nodes, 0), dtype=torch.float64),
+        replace(measure, weights=(1.0,)),
+        bound=1.0,
+        bits=1,
+        directed=directed,
+        gone=_NONE if gone is None else gone,
+    )
+
+
+class SeriesState:
+    r"""Features of the infinite series, to a known error.
+
+    .. math::
+        z = \alpha (I - (1 - \alpha) P)^{-1} x, \qquad a + b = 1,
+
+    on an undirected graph. :meth:`rows` are *not* a function of the present
+    data: what is left below the threshold depends on what was there before.
+    Use :meth:`solve` for what is served and for what certifies. Memory:
+    :math:`3 N d` numbers.
+
+    Args:
+        graph (Sums): undirected, of :func:`bare` for :obj:`measure`; edit both
+            by :meth:`play`, or the graph first and the rest by :meth:`update`.
+        x (Tensor): float64, ``[num_nodes, num_columns]``; copied.
+        measure (Measure): :math:`a` and :math:`b`; its weights play no part.
+        alpha (float): the teleport probability, in :math:`(0, 1]`.
+        theta (float): rows are pushed while :math:`\lVert R_v \rVert_2 >
+            \theta \sqrt{d_v}`.
+    """
+
+    def __init__(
+        self,
+        graph: Sums,
+        x: Tensor,
+        measure: Measure,
+        alpha: float,
+        theta: float,
+    ) -> None:
+        if abs(measure.a + measure.b - 1) > 1e-12 or not graph.undirected:
+            raise ValueError(
+                "'measure' needs a + b = 1 and an undirected graph for an "
+                f'infinite series (got {measure})'
+            )
+        self.graph = graph
+        self.undirected = True
+        self.measure = measure
+        self.x = x.clone(memory_format=torch.contiguous_format)
+        self.recv = degree_power(graph.degree, -measure.a)
+        # Share one tensor if both normalizations are equal.
+        self.send = self.recv
+        if measure.b != measure.a:
+            self.send = degree_power(graph.degree, -measure.b)
+        self.journal = Journal()
+        self.alpha = alpha
+        self.theta = theta
+        self._interrupted = False
+        # The nodes that the last edit pushed, some twice.
+        self.pushed = _NONE
+        self.z = torch.zeros_like(self.x)
+        self.residue = alpha * self.x
+        self._push(torch.arange(graph.num_nodes))
+        self.journal.clear()
+
+    @property
+    def error_bound(self) -> float:
+        r"""Bound of :math:`\lVert z - \hat z \rVert_F`, from :math:`R`."""
+        self._settle()
+        degree = self.graph.degree.clamp(min=1).double()
+        power = degree ** (self.measure.a - 0.5)
+        size = float((power.unsqueeze(1) * self.residue).norm())
+        return size * float((1 / power).max()) / self.alpha
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of names, those of removed nodes included."""
+        return self.graph.num_nodes
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the features."""
+        return self.x.size(1)
+
+    @property
+    def alive(self) -> Tensor:
+        """Mask of the present names: bool."""
+        return self.graph.alive
+
+    def edge_index(self) -> Tensor:
+        """The edges by name, without added self-loops: ``[2, m]``."""
+        return self.graph.edge_index()
+
+    def play(
+        self, steps: Sequence[Step], journal: Journal | None = None
+    ) -> tuple[Tensor, int]:
+        """Edit graph and features, as :meth:`.Sums.play`."""
+        if journal is None:
+            self.mend()
+        first, self.journal = self.num_nodes, journal or Journal()
+        self.pushed = _NONE
+        try:
+            touched = [part for step in steps for part in self._play(step)]
+        except BaseException:
+            if journal is None:
+                self.mend()
+            raise
+        if journal is None:
+            self.journal.clear()
+        return torch.cat([_NONE, *touched]).unique(), first
+
+    def mend(self) -> None:
+        """Undo an edit that was interrupted."""
+        self.journal.undo()
+
+    def _play(self, step: Step) -> list[Tensor]:
+        graph, new, journal = self.graph, step.new, self.journal
+        changed, _ = graph.play([Step(step.gone, step.cut)], journal)
+        self.update(changed, step.gone)
+        empty = None if new is None else new[:, :0]
+        more, first = graph.play([Step(new=empty, edges=step.edges)], journal)
+        names = torch.arange(first, graph.num_nodes)
+        if names.numel():
+            self._grow(names.numel())
+        self.update(more, names, new)
+        if step.x is None or not step.nodes.numel():
+            return [changed, more]
+        graph.play([Step(nodes=step.nodes, x=step.x[:, :0])], journal)
+        self.update(step.gone[:0], step.nodes, step.x)
+        return [changed, more, step.nodes]
+
+    def update(
+        self, structure: Tensor, features: Tensor, x: Tensor | None = None
+    ) -> Tensor:
+        """Recompute the residual where an edit changed it, and push.
+
+        Args:
+            structure (Tensor): int64: nodes whose degree or neighbours
+                changed.
+            features (Tensor): int64: nodes whose features changed.
+            x (Tensor, optional): these features; zeros by default.
+
+        Returns:
+            Tensor: int64: nodes whose estimate may have changed.
+        """
+        self._settle()
+        nodes = features
+        if structure.numel() + nodes.numel() == 0:
+            return nodes
+        self._take(structure, features, x)
+        if structure.numel():
+            gone = structure[~self.graph.alive[structure]]
+            self.journal.rows(self.z, gone)
+            self.z.index_fill_(0, gone, 0)
+            start, length, col = self.graph.sending
+            near = ranges(start[structure], length[structure])
+            nodes = torch.cat([structure, nodes, col[near].long()]).unique()
+        pushed = self._push(nodes, self.x)
+        self.pushed = torch.cat([self.pushed, pushed])
+        return pushed
+
+    def _take(
+        self, structure: Tensor, features: Tensor, x: Tensor | None
+    ) -> None:
+        # New degrees and features.
+        degree = self.graph.degree[structure]
+        a, b = self.measure.a, self.measure.b
+        powers = {id(self.recv): (self.recv, a), id(self.send): (self.send, b)}
+        for power, exponent in powers.values():
+            self.journal.rows(power, structure)
+            power[structure] = degree_power(degree, -exponent)
+        self.journal.rows(self.x, features)
+        self.x[features] = 0 if x is None else x
+
+    def rows(self, nodes: Tensor | None = None) -> Tensor:
+        r"""Return rows of the estimate :math:`\hat z`: ``[k, num_columns]``.
+
+        Args:
+            nodes (Tensor, optional): int64; all by default.
+        """
+        return self.z.clone() if nodes is None else self.z[nodes]
+
+    def solve(
+        self, signal: Tensor, tail: float, adjoint: bool = False
+    ) -> Tensor:
+        r"""Sum the truncated series of other signals on the present graph.
+
+        By :math:`\sum_{i < L} \alpha (1 - \alpha)^i P^i u` with the smallest
+        :math:`L` for which :math:`(1 - \alpha)^L` is at most :obj:`tail`. In
+        the norm of :attr:`error_bound`, the error is at most :obj:`tail` times
+        the signal.
+
+        Args:
+            signal (Tensor): float64, ``[num_nodes, num_columns]``.
+            tail (float): in :math:`(0, 1)`.
+            adjoint (bool): whether :math:`P` is transposed.
+                (default: :obj:`False`)
+        """
+        follow, graph = 1 - self.alpha, self.graph
+        recv, send, rows = self.recv, self.send, graph.receiving
+        if adjoint:
+            recv, send, rows = send, recv, graph.sending
+        count = 1
+        if follow > 0:
+            count = max(1, math.ceil(math.log(tail) / math.log(follow)))
+        z = self.alpha * signal
+        sent = send.unsqueeze(1) * signal
+        other = torch.empty_like(sent)
+        for level in range(1, count):
+            weight = self.alpha * follow**level
+            ops.pull_rows(
+                rows, None, sent, recv, send, out=other, z=z, weight=weight
+            )
+            sent, other = other, sent
+        return z
+
+    @property
+    def spread(self) -> float:
+        r"""Condition number :math:`\max_{uv} (d_u / d_v)^{|a - 1/2|}`.
+
+        The series grows no Frobenius norm by more.
+        """
+        degree = self.graph.degree.clamp(min=1).double()
+        power = degree ** (self.measure.a - 0.5)
+        return float(power.max() / power.min())
+
+    def _grow(self, count: int) -> None:
+        # Rows of zeros for nodes that were added to the graph.
+        names = 'x', 'z', 'residue', 'recv', 'send'
+        before = {name: getattr(self, name) for name in names}
+        self.journal.note(lambda: vars(self).update(before))
+        new = {}
+        for old in before.values():
+            more = old.new_zeros((count, *old.shape[1:]))
+            # Once, if it has two names.
+            new[id(old)] = torch.cat([old, more])
+        vars(self).update({n: new[id(old)] for n, old in before.items()})
+
+    def _residue(self, nodes: Tensor) -> Tensor:
+        rows = self.graph.receiving
+        local = rows.length[nodes]
+        # Sums of the rows that these read, as they are sent.
+        sender = rows.col[ranges(rows.start[nodes], local)].long()
+        follow = torch.nn.functional.embedding_bag(
+            sender,
+            self.z,
+            pointer(local)[:-1],
+            mode='sum',
+            per_sample_weights=self.send[sender],
+        )
+        follow *= (1 - self.alpha) * self.recv[nodes].unsqueeze(1)
+        return self.alpha * self.x[nodes] + follow - self.z[nodes]
+
+    def _settle(self) -> None:
+        # The residual of the estimate, correct for any estimate.
+        if self._interrupted:
+            nodes = torch.arange(self.graph.num_nodes)
+            self.residue.copy_(self._residue(nodes))
+            self._interrupted = False
+
+    def _push(self, seeds: Tensor, x: Tensor | None = None) -> Tensor:
+        # An interrupt before the way back is noted leaves an estimate that is
+        # not the old one, and of which the residual is not known.
+        self._interrupted = True
+        nodes, residue, pushed, z, _ = ops.push_rows(
+            self.graph.sending,
+            seeds,
+            self.recv,
+            self.send,
+            self.theta,
+            1 - self.alpha,
+            self.z,
+            self.residue,
+            x,
+        )
+        state, left = self.z, self.residue
+        self.journal.note(lambda: state.index_copy_(0, pushed, z))
+        self.journal.note(lambda: left.index_copy_(0, nodes, residue))
+        self._interrupted = False
+        return nodes

@@ -1,0 +1,321 @@
+r"""Newton's method for the objectives of :mod:`.heads`.
+
+One loop serves all classifiers that data is removed from: with a Hessian for
+every step (:func:`minimize`), or with one of an earlier time that is corrected
+on the way (:func:`refine`). The result is only trusted by its residual, which
+is measured.
+
+The privacy of a release follows from the residual in :mod:`.shifts`; the
+residual after an update is bounded in :mod:`.removal_bounds`.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import Natural, OneOf, Positive, check_tensor, validated
+from pyg_trust._progress import Bar
+from pyg_trust.ops import quasi_newton
+from pyg_trust.unlearning.heads import (
+    LOSSES,
+    Factor,
+    Gradient,
+    Objective,
+    Problem,
+)
+from pyg_trust.unlearning.rows import check_rows, gram
+
+
+class Refined(NamedTuple):
+    """Result of :func:`refine`: weights and their gradient.
+
+    Args:
+        W (Tensor): the weights.
+        gradient (Gradient): there, measured.
+        factor (Factor): the last one that was used.
+        iterations (int): the number of steps.
+    """
+
+    W: Tensor
+    gradient: Gradient
+    factor: Factor
+    iterations: int
+
+
+def refine(
+    problem: Problem,
+    W: Tensor,
+    tol: float,
+    max_iter: int,
+    *,
+    start: Gradient | None = None,
+    factor: Factor | None = None,
+) -> Refined:
+    r"""Step until the residual, rounding included, is at most :obj:`tol`.
+
+    With a factor, quasi-Newton steps: the frozen Hessian, corrected by the
+    steps taken so far (BFGS; Nocedal and Wright 2006, Algorithm 7.4), for
+    every output by itself where the outputs are problems of their own. A step
+    is halved until it shortens the gradient. The factor is made anew where two
+    steps in a row shorten it by less than 4; without one, for every step
+    (Newton's method). Ends early where rounding is all that is left.
+
+    Args:
+        problem (Problem): the problem to minimise.
+        W (Tensor): where to start.
+        tol (float): the residual to reach.
+        max_iter (int): the most steps.
+        start (Gradient, optional): the gradient at :obj:`W`, if known.
+            (default: :obj:`None`)
+        factor (Factor, optional): to begin with. (default: :obj:`None`)
+    """
+    W, gradient, last, iteration = _steps(
+        problem, W, tol, max_iter, start, factor
+    )
+    return Refined(
+        W, gradient, problem.factor(W) if last is None else last, iteration
+    )
+
+
+def _steps(
+    problem: Problem,
+    W: Tensor,
+    tol: float,
+    max_iter: int,
+    start: Gradient | None = None,
+    factor: Factor | None = None,
+    strict: bool = True,
+    bar: Bar | None = None,
+) -> tuple[Tensor, Gradient, Factor | None, int]:
+    # Without `strict` the measured residual alone has to reach tol, and steps
+    # continue below the rounding error while they shorten it.
+    anew = factor is None
+    gradient = problem.gradient(W) if start is None else start
+    slow = iteration = 0
+    past = _Past(W)
+    while iteration < max_iter:
+        measured, upper = gradient.norm
+        if (upper if strict else measured) <= tol:
+            break
+        if strict and measured <= upper - measured:
+            break
+        fresh = factor is None or slow == 2 or (anew and iteration > 0)
+        if factor is None or fresh:
+            factor, slow = problem.factor(W), 0
+            past.clear()
+        if factor.inverse is not None:
+            P = quasi_newton(
+                gradient.value, factor.inverse, past.pairs, past.count
+            )
+        else:
+            P = _corrected(
+                gradient.value,
+                past.pairs[: past.count],
+                partial(problem.direction, W, factor=factor),
+                factor.separate,
+            )
+        parts: Objective | None = None
+        if factor.separate and isinstance(problem, Objective):
+            still, moving = _columns(gradient, tol)
+            if still:
+                parts = problem
+                P.index_fill_(1, torch.tensor(still), 0.0)
+                columns = torch.tensor(moving)
+        t = 1.0
+        while True:
+            new = torch.sub(W, P, alpha=t)
+            if parts is None:
+                tried = problem.gradient(new)
+            else:
+                tried = parts.moved(new, gradient, columns)
+            if tried.norm.measured <= (1 - 1e-4 * t) * measured:
+                break
+            t /= 2
+            if t < 2**-30:
+                break
+        if t < 2**-30:
+            if fresh:
+                break
+            # The corrections or the factor are outdated; a Newton step
+            # shortens the gradient, as long as rounding lets it.
+            slow = 2
+            past.clear()
+            iteration += 1
+            continue
+        if not anew and tried.norm.upper > tol:
+            past.append(W, new, gradient.value, tried.value)
+        W, gradient = new, tried
+        slow = slow + 1 if gradient.norm.measured > measured / 4 else 0
+        iteration += 1
+        if bar is not None:
+            bar.update()
+    return W, gradient, factor, iteration
+
+
+class _Past:
+    # Pairs of a step and the change of the gradient, the oldest first; the
+    # tensor has spare room at its end.
+
+    def __init__(self, W: Tensor) -> None:
+        self.pairs = W.new_empty((8, 2, *W.shape))
+        self.count = 0
+
+    def append(
+        self, W: Tensor, new: Tensor, grad: Tensor, changed: Tensor
+    ) -> None:
+        if self.count == len(self.pairs):
+            more = torch.empty_like(self.pairs)
+            self.pairs = torch.cat([self.pairs, more])
+        step, change = self.pairs[self.count]
+        torch.sub(new, W, out=step)
+        torch.sub(changed, grad, out=change)
+        self.count += 1
+
+    def clear(self) -> None:
+        self.count = 0
+
+
+def _corrected(
+    grad: Tensor,
+    pairs: Tensor,
+    solve: Callable[[Tensor], Tensor],
+    separate: bool,
+) -> Tensor:
+    # The two-loop recursion, from steps, changes of the gradient, and the
+    # inverses of their products.
+    past = [(s, y, _weights(s * y, separate)) for s, y in pairs]
+    weights = []
+    for step, change, inverse in reversed(past):
+        weight = inverse * _summed(step * grad, separate)
+        grad = torch.addcmul(grad, weight, change, value=-1)
+        weights.append(weight)
+    P = solve(grad)
+    for (step, change, inverse), weight in zip(
+        past, reversed(weights), strict=True
+    ):
+        weight = weight - inverse * _summed(change * P, separate)
+        P = torch.addcmul(P, weight, step)
+    return P
+
+
+def _columns(gradient: Gradient, tol: float) -> tuple[list[int], list[int]]:
+    # Split columns: those with the least residuals, together at most half of
+    # the tolerance, and the others, for which a pass over the rows pays.
+    sizes = gradient.sizes
+    order = sorted(range(len(sizes)), key=sizes.__getitem__)
+    count, together = 0, 0.0
+    for c in order[:-1]:
+        together = math.hypot(together, sizes[c])
+        count += together <= tol / 2
+    return order[:count], order[count:]
+
+
+def _summed(product: Tensor, separate: bool) -> Tensor:
+    return product.sum(0) if separate else product.sum()
+
+
+def _weights(product: Tensor, separate: bool) -> Tensor:
+    # 0, which means no correction, where the curvature is not positive.
+    curvature = _summed(product, separate)
+    least = torch.finfo(product.dtype).tiny
+    return (curvature > least) / curvature.clamp(min=least)
+
+
+class Solution(NamedTuple):
+    """Result of :func:`minimize`: weights and their residual.
+
+    Args:
+        W (Tensor): the weights, ``[d, C]``.
+        residual (float): the Frobenius norm of the gradient.
+        iterations (int): the number of Newton steps.
+    """
+
+    W: Tensor
+    residual: float
+    iterations: int
+
+
+@validated
+def minimize(
+    Z: Tensor,
+    Y: Tensor,
+    B: Tensor,
+    lam: Positive,
+    loss: Annotated[str, OneOf(tuple(LOSSES))] = 'logistic',
+    *,
+    W: Tensor | None = None,
+    K: Tensor | None = None,
+    tol: Positive = 1e-10,
+    max_iter: Natural = 100,
+    progress_bar: bool | None = None,
+) -> Solution:
+    r"""Minimise an objective by Newton's method, to a residual of :obj:`tol`.
+
+    .. math::
+        L_b(w, D) = \sum_{i=1}^n \left[ \ell(w^\top z_i, y_i) +
+        \frac{\lambda}{2} \lVert w \rVert^2 \right] + b^\top w, \quad y_i
+        \in \{-1, 1\},
+
+    one column :math:`w` of :math:`W` per class, with :math:`\ell(a, y) =
+    \log(1 + e^{-ya})` (logistic) or :math:`(a - y)^2` (squared).
+
+
+    The residual is :math:`\lVert \nabla L_b \rVert_F`. A step is halved
+    until it shortens the gradient. As :math:`\frac{d}{dt} \lVert \nabla
+    L_b(w + tp) \rVert^2 = -2 \lVert \nabla L_b(w) \rVert^2` at :math:`t =
+    0`, that ends, and the method converges from any start, without
+    function values, whose differences cancel near the minimum.
+
+    Args:
+        Z (Tensor): float64, ``[n, d]``, dense or sparse CSR.
+        Y (Tensor): -1 or 1, ``[n, C]``.
+        B (Tensor): the linear term, ``[d, C]``.
+        lam (float): :math:`\lambda > 0`.
+        loss (str): the loss. (default: :obj:`'logistic'`)
+        W (Tensor, optional): where to start; by default zero.
+        K (Tensor, optional): :math:`Z Z^\top`, if known.
+            (default: :obj:`None`)
+        tol (float): the residual to reach; or the bound of rounding errors,
+            if that is larger. (default: :obj:`1e-10`)
+        max_iter (int): the most Newton steps. (default: :obj:`100`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
+
+    Raises:
+        RuntimeError: if neither is reached.
+    """
+    check_rows(Z, K, finite=True)
+    n, d = Z.shape
+    check_tensor('Y', Y, torch.float64, (n, 'num_classes'))
+    if not bool((Y.abs() == 1).all()):
+        raise ValueError("'Y' needs to be -1 or 1 everywhere")
+    shape = (d, Y.size(1))
+    check_tensor('B', B, torch.float64, shape, finite=True)
+    if W is not None:
+        check_tensor('W', W, torch.float64, shape, finite=True)
+    check_tensor('Z', Z, torch.float64, (n, d))
+    mu = lam * n
+    if n > d:
+        K = None
+    elif K is None:
+        K = gram(Z)
+    objective = Objective(Z, Y, mu, LOSSES[loss], B, K=K)
+    W = torch.zeros_like(B) if W is None else W
+    with Bar(progress_bar=progress_bar, desc='Newton') as bar:
+        W, gradient, _, iteration = _steps(
+            objective, W, tol, max_iter, strict=False, bar=bar
+        )
+    norm, upper = gradient.norm
+    if norm <= max(tol, upper - norm):
+        return Solution(W, norm, iteration)
+    if iteration == max_iter:
+        raise RuntimeError(
+            f'Newton did not reach {tol} in {max_iter} steps (got {norm:.3e})'
+        )
+    raise RuntimeError(
+        f'Newton stopped at a residual of {norm:.3e}: the problem is too '
+        f"ill-conditioned for 'lam' = {lam} and 'tol' = {tol}"
+    )

@@ -1,0 +1,800 @@
+r"""Training and running one model per shard, on PyG's own layers.
+
+A model is a function of its shard and of a seed: it is trained on one thread,
+on tensors of its own, and the generators of torch, numpy and Python stand at
+states that come from that seed whenever a model is built, trained or run. Bits
+are those of one machine and one version of torch.
+
+Three shortcuts save time where :func:`find_shortcuts` sees on a made-up graph
+that they leave a model as it is: layers keep the normalised graph
+(``cached=True``), all models run on the graph as a sparse matrix, and features
+that are mostly zero are sparse. They are chosen by the factory alone, never by
+data that may be removed.
+"""
+
+import copy
+import io
+import multiprocessing
+import pickle
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import APPNP, GCN2Conv, GCNConv
+
+from pyg_trust import rng
+from pyg_trust._checks import (
+    check_choice,
+    check_integer,
+    check_non_negative,
+    check_positive,
+)
+from pyg_trust._progress import Bar
+from pyg_trust.distributed import run_over_ranks
+from pyg_trust.graph import quiet_sparse, sparse_rows
+from pyg_trust.graph.ragged import pointer
+from pyg_trust.unlearning.shards.graph import is_sparse, kind_of, nonzeros
+
+TRAINERS = ('sequential', 'process')
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    'adam': torch.optim.Adam,
+    'adamw': torch.optim.AdamW,
+    'sgd': torch.optim.SGD,
+}
+# Layers whose cache is the normalised graph, and nothing of the features.
+_NORMALISING = (GCNConv, APPNP, GCN2Conv)
+# Features with a smaller share of nonzeros are sparse.
+_FEW = 1 / 8
+# How torch refuses to normalise one row.
+_ONE_ROW = re.compile('Expected more than 1 (value per channel|spatial)')
+# How torch refuses tensors of other sizes.
+_OTHER_SIZE = re.compile(
+    'size mismatch|cannot be multiplied|must match|in_features'
+)
+# How models refuse what they can't do.
+_REFUSALS = (
+    AttributeError,
+    IndexError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+# Parts of a shard's seed.
+_INITIAL, _TRAINING = 0, 1
+
+Weights = dict[str, Tensor]
+
+
+class UnrepeatableModelError(ValueError):
+    """Raised if a model is not a function of its data and seed."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of the training of a shard.
+
+    Args:
+        epochs (int): the number of full-batch steps.
+        lr (float): the learning rate.
+        weight_decay (float): the weight decay of the optimizer.
+        optimizer (str): :obj:`'adam'`, :obj:`'adamw'` or :obj:`'sgd'`.
+        slices (tuple): shares and epochs of stages, as in
+            :mod:`~pyg_trust.unlearning.shards.slices`; none for one stage.
+        train (Callable, optional): the user's training, ``train(model, data,
+            generator)``, in place of the steps. (default: :obj:`None`)
+        version (int): the version of the arithmetic; other versions give other
+            bits.
+    """
+
+    epochs: int = 100
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    optimizer: str = 'adam'
+    slices: tuple[tuple[float, int], ...] = ()
+    train: Callable[..., Any] | None = None
+    version: int = 3
+
+    def __post_init__(self) -> None:
+        check_integer('epochs', self.epochs, 1)
+        check_positive('lr', self.lr)
+        check_non_negative('weight_decay', self.weight_decay)
+        check_choice('optimizer', self.optimizer, OPTIMIZERS)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings as plain values, a function by its name."""
+        if self.train is None:
+            names = ('epochs', 'lr', 'weight_decay', 'optimizer', 'version')
+            found = {name: getattr(self, name) for name in names}
+            return {
+                **found,
+                **({'slices': self.slices} if self.slices else {}),
+            }
+        name = getattr(self.train, '__qualname__', type(self.train).__name__)
+        return {'train': name, 'version': self.version}
+
+
+class Shortcuts(NamedTuple):
+    """What may be done for a model to save time.
+
+    Args:
+        cached (bool): whether layers keep the normalised graph.
+        matrix (bool): whether it runs on the graph as a CSR matrix.
+        sparse (bool): whether it takes features as a sparse matrix.
+    """
+
+    cached: bool = False
+    matrix: bool = False
+    sparse: bool = False
+
+
+class Shard(NamedTuple):
+    """The data, the seed and the stages of one model's training.
+
+    Args:
+        seed (int): the seed of initial weights, dropout and batches.
+        data (Data or HeteroData): the input of the model.
+        y (Tensor): int64, ``[num_rows]``: a label for every row.
+        target (str, optional): the node type of these rows, of typed graphs.
+        stages (tuple): a shard and a number of epochs for each stage; none
+            for one stage with the epochs of the recipe.
+        start (dict, optional): the weights that the first stage starts from;
+            by default drawn from the seed.
+    """
+
+    seed: int
+    data: Any
+    y: Tensor
+    target: str | None = None
+    stages: tuple[tuple['Shard', int], ...] = ()
+    start: Weights | None = None
+
+    def inputs(self, ways: Shortcuts, train: bool) -> tuple[Any, ...]:
+        """Return the arguments of the model's forward pass."""
+        data = self.data
+        if isinstance(data, HeteroData):
+            return {**data.x_dict}, {**data.edge_index_dict}
+        x, weight = data.x, data.get('edge_weight')
+        graph = None if train or not ways.matrix else _matrix(data)
+        if ways.sparse and _is_mostly_zero(x):
+            # The fastest layouts of a product and of its gradient.
+            x = nonzeros(x)
+            x = x.to_sparse_coo().coalesce() if train else x
+        else:
+            x = x.to_dense()
+        if graph is not None:
+            return x, graph
+        return x, data.edge_index, *(() if weight is None else (weight,))
+
+    def run(self, module: Module, inputs: tuple[Any, ...]) -> Tensor:
+        """Return the logits of a model, one row for each label."""
+        out = module(*inputs)
+        if isinstance(out, dict) and self.target is not None:
+            out = out.get(self.target, out)
+        if (
+            not isinstance(out, Tensor)
+            or out.dim() != 2
+            or out.size(0) != self.y.numel()
+        ):
+            of = '' if self.target is None else f' of {self.target!r}'
+            raise ValueError(
+                "'model_factory' needs to make models that return logits of "
+                f'the shape [{self.y.numel()}, num_classes], a row for each '
+                f'node{of} (got {kind_of(out)})'
+            )
+        return out
+
+    def handed_out(self) -> Any:
+        """Return a copy for the user's training, with labels and mask."""
+        data = self.data.clone()
+        held = data if self.target is None else data[self.target]
+        held.y = self.y.clone()
+        held.train_mask = torch.ones_like(self.y, dtype=torch.bool)
+        if self.target is None:
+            data.x = data.x.to_dense()
+        return data
+
+
+def _is_mostly_zero(x: Tensor) -> bool:
+    count = x.values().numel() if is_sparse(x) else int(x.count_nonzero())
+    return count < _FEW * x.numel()
+
+
+def _matrix(data: Data) -> Tensor | None:
+    # The transposed adjacency as CSR; none if an edge is there twice, which
+    # layers count in their own ways.
+    (row, col), n = data.edge_index, int(data.num_nodes)
+    key, order = (col * n + row).sort()
+    if bool((key.diff() == 0).any()):
+        return None
+    weight = data.get('edge_weight')
+    if weight is None:
+        weight = torch.ones(row.numel(), dtype=data.x.dtype)
+    ptr = pointer(col.bincount(minlength=n))
+    return sparse_rows(ptr, row[order], weight[order], (n, n))
+
+
+# Models ######################################################################
+
+
+def build(factory: Callable[[], Module], shard: Shard) -> Module:
+    """Build a model with the initial weights of a shard's seed."""
+    with seeded(rng.derive(shard.seed, _INITIAL)):
+        module = factory()
+        if not isinstance(module, Module):
+            raise TypeError(
+                "'model_factory' needs to return a torch.nn.Module "
+                f'(got {type(module).__name__})'
+            )
+        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            with torch.no_grad():
+                module.eval()(*shard.inputs(Shortcuts(), True))
+            # Layers may have kept something of the graph.
+            known, module = module.state_dict(), factory()
+            module.load_state_dict(known)
+    return module.train()
+
+
+def snapshot(module: Module) -> Weights:
+    """Copy the parameters and buffers of a model.
+
+    Raises:
+        ValueError: if the model has an extra state, maybe not of tensors.
+    """
+    values = dict(module.state_dict(keep_vars=True))
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                "models of 'model_factory' need to keep all they learn in "
+                f'parameters and buffers (got the extra state {name!r})'
+            )
+    # Buffers that are not persistent.
+    for name, value in module.named_buffers():
+        values.setdefault(name, value)
+    return {
+        name: value.detach().clone(memory_format=torch.contiguous_format)
+        for name, value in values.items()
+    }
+
+
+def restore(module: Module, values: Weights) -> None:
+    """Load the result of :func:`snapshot` into a model."""
+    found = module.load_state_dict(values, strict=False)
+    if found.missing_keys:
+        raise KeyError(found.missing_keys[0])
+    for name in found.unexpected_keys:
+        # One that is not persistent.
+        path, _, last = name.rpartition('.')
+        module.get_submodule(path).register_buffer(
+            last, values[name].clone(), persistent=False
+        )
+
+
+def equal_tensors(one: Weights, two: Weights) -> bool:
+    """Test whether two states are equal, bit for bit."""
+    return one.keys() == two.keys() and all(
+        torch.equal(one[name], two[name]) for name in one
+    )
+
+
+def handed_in(one: Weights, two: Weights) -> str | None:
+    """Return the name of a tensor that comes from neither seed nor constants.
+
+    Args:
+        one (dict): the tensors of a model that was built with one seed.
+        two (dict): those of a model that was built with another seed.
+
+    Returns:
+        str: the first tensor of which more than one percent is equal in both
+        and no constant; or is one number that nobody would write, such as a
+        mean: one of more than four digits.
+    """
+    for name, value in one.items():
+        other = two.get(name)
+        if other is None or other.shape != value.shape or not value.numel():
+            continue
+        same = value[value == other]
+        if same.numel() <= value.numel() / 100:
+            continue
+        first = same[0]
+        short = torch.tensor(float(f'{float(first):.4g}'), dtype=first.dtype)
+        if bool((same != first).any()) or not torch.equal(first, short):
+            return name
+    return None
+
+
+def tensors_of(module: Module) -> Weights:
+    """Return all tensors of a model: also those that are plain attributes."""
+    found = {n: v.detach() for n, v in snapshot(module).items()}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                found[f'{path}.{name}'.lstrip('.')] = value.detach()
+    return {n: v for n, v in found.items() if v.layout == torch.strided}
+
+
+def check_start(factory: Callable[[], Module], shard: Shard) -> None:
+    """Refuse a factory whose models start from something that is handed in.
+
+    Raises:
+        TypeError: if the factory makes no module.
+        ValueError: if models of two seeds have the same weights, or buffers
+            that are no constants: they may come from data that are removed.
+        UnrepeatableModelError: if the factory makes one model twice.
+    """
+    seeds = (shard.seed, rng.derive(shard.seed, 7))
+    one, two = (build(factory, shard._replace(seed=s)) for s in seeds)
+    if one is two:
+        raise UnrepeatableModelError(
+            "'model_factory' needs to make a new model at every call "
+            '(got the same one twice)'
+        )
+    name = handed_in(tensors_of(one), tensors_of(two))
+    if name is not None:
+        raise ValueError(
+            f"'model_factory' makes models whose {name!r} is the same under "
+            'two seeds of torch and no constant. If it was trained on, or '
+            'computed from, data of people who may ask for removal, it would '
+            'keep them: draw it anew in the factory. If it comes from public '
+            'data alone, say so: ShardedUnlearner(..., start_is_public=True)'
+        )
+
+
+# Training ####################################################################
+
+
+def fit(
+    module: Module, shard: Shard, recipe: Recipe, ways: Shortcuts
+) -> Module:
+    """Train a model on a shard; return it, or what the user's training does.
+
+    Raises:
+        ValueError: if outputs have the wrong shape.
+    """
+    other = seeded(rng.derive(shard.seed, _TRAINING))
+    with other, _quiet(), torch.enable_grad():
+        if recipe.train is not None:
+            generator = rng.generator(rng.derive(shard.seed, _TRAINING, 1))
+            made = recipe.train(module, shard.handed_out(), generator)
+            if made is not None and not isinstance(made, Module):
+                raise TypeError(
+                    "'train' needs to change the model that it gets, and to "
+                    f'return it or nothing (got {type(made).__name__})'
+                )
+            return module if made is None else made
+        if ways.cached:
+            _cache(module, True)
+        weights = [p for p in module.parameters() if p.requires_grad]
+        if not weights:
+            return module
+        optimizer = OPTIMIZERS[recipe.optimizer](
+            weights, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True
+        )
+        inputs = shard.inputs(ways, True)
+        rows = getattr(inputs[0], 'layout', torch.strided) != torch.strided
+        for weight in weights:
+            if rows and weight.dim() == 2:
+                # Transposed in memory, as products of sparse rows take it.
+                weight.data = weight.data.t().contiguous().t()
+        for _ in range(recipe.epochs):
+            optimizer.zero_grad()
+            F.cross_entropy(shard.run(module, inputs), shard.y).backward()
+            optimizer.step()
+        for weight in weights:
+            weight.data = weight.data.contiguous()
+    return module
+
+
+def _cache(module: Module, cached: bool) -> None:
+    # Only of classes whose cache is the graph; no other cache at inference.
+    for part in module.modules():
+        if type(part) in _NORMALISING:
+            part.cached = cached
+        elif not cached and hasattr(part, 'cached'):
+            part.cached = False
+
+
+def train_one(
+    module: Module, shard: Shard, recipe: Recipe, ways: Shortcuts
+) -> list[Weights]:
+    """Train a model through all stages; return its state after each.
+
+    Every stage begins with the model as it was built and the weights of the
+    one before: so it makes no difference where training begins. A shard that
+    one node is not enough to train on, as for batch norms, has no weights.
+    """
+    count = shard.y.numel()
+    built = copy.deepcopy(module) if len(shard.stages) > 1 else module
+    state = snapshot(module) if shard.start is None else shard.start
+    made: list[Weights] = []
+    for number, (part, epochs) in enumerate(
+        shard.stages or ((shard, recipe.epochs),), 1
+    ):
+        trained = None
+        if part.y.numel():
+            if number > 1:
+                module = copy.deepcopy(built)
+            if shard.stages:
+                restore(module, state)
+            short = replace(recipe, epochs=epochs, slices=())
+            try:
+                trained = snapshot(fit(module, part, short, ways))
+            except ValueError as error:
+                if part.y.numel() > 1 or not _ONE_ROW.match(str(error)):
+                    raise
+        state = state if trained is None else trained
+        last = number == max(1, len(shard.stages))
+        if trained is None and last and count == part.y.numel() == 1:
+            state = {}
+        made.append({name: value.clone() for name, value in state.items()})
+    return made
+
+
+def train(
+    factory: Callable[[], Module],
+    shards: Sequence[Shard],
+    recipe: Recipe,
+    ways: Shortcuts,
+    *,
+    trainer: str = 'sequential',
+    num_workers: int | None = None,
+    over_ranks: bool = False,
+    progress_bar: bool | None = None,
+) -> list[tuple[list[Weights], float]]:
+    """Train one model per shard.
+
+    Args:
+        factory (Callable): makes a model; called with the generators at the
+            shard's seed.
+        shards (list[Shard]): the shards.
+        recipe (Recipe): the settings of the training.
+        ways (Shortcuts): the result of :func:`find_shortcuts`.
+        trainer (str): :obj:`'sequential'` or :obj:`'process'`.
+            (default: :obj:`'sequential'`)
+        num_workers (int, optional): the number of processes; by default half
+            of the processors. (default: :obj:`None`)
+        over_ranks (bool): whether the processes of torchrun share the shards;
+            all of them get all models. (default: :obj:`False`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
+
+    Returns:
+        list: for each shard, the states after its stages, and its seconds.
+    """
+
+    def one(shard: Shard) -> tuple[list[Weights], float]:
+        start = time.perf_counter()
+        with single_thread():
+            made = train_one(build(factory, shard), shard, recipe, ways)
+        return made, time.perf_counter() - start
+
+    if over_ranks:
+        return run_over_ranks(shards, one)
+    if trainer == 'sequential' or len(shards) < 2:
+        with Bar(shards, progress_bar, desc='shards') as bar:
+            return [one(shard) for shard in bar]
+    start = time.perf_counter()
+    with single_thread():
+        modules = [build(factory, shard) for shard in shards]
+        jobs = [
+            (m, s, recipe, ways) for m, s in zip(modules, shards, strict=True)
+        ]
+        states = _in_processes(jobs, num_workers, progress_bar)
+    share = (time.perf_counter() - start) / len(shards)
+    return [(made, share) for made in states]
+
+
+def _in_processes(
+    jobs: Sequence[tuple[Module, Shard, Recipe, Shortcuts]],
+    num_workers: int | None,
+    progress_bar: bool | None,
+) -> list[list[Weights]]:
+    if num_workers is None:
+        num_workers = max(multiprocessing.cpu_count() // 2, 1)
+    try:
+        # The largest first, so that the last to end is a small one.
+        order = sorted(range(len(jobs)), key=lambda i: -jobs[i][1].y.numel())
+        packed = {i: _pack(tuple(map(_plain, jobs[i]))) for i in order}
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ValueError(
+            "trainer='process' needs models and a 'train' that can be "
+            f'pickled, of classes at the top of a module (got {error})'
+        ) from None
+    context = multiprocessing.get_context('spawn')
+    others = set(multiprocessing.active_children())
+    # An interrupt is for the parent to handle: a terminal sends it to all.
+    with ProcessPoolExecutor(
+        min(num_workers, len(jobs)),
+        context,
+        signal.signal,
+        (signal.SIGINT, signal.SIG_IGN),
+    ) as pool:
+        try:
+            futures = {pool.submit(_work, j): i for i, j in packed.items()}
+            done = Bar(
+                as_completed(futures),
+                total=len(futures),
+                progress_bar=progress_bar,
+                desc='shards',
+            )
+            states = {futures[f]: _unpack(f.result()) for f in done}
+        except BaseException:
+            # The shards in progress are not waited for.
+            workers = set(multiprocessing.active_children()) - others
+            for process in workers:
+                process.terminate()
+            for process in workers:
+                process.join()
+            raise
+    return [states[i] for i in range(len(jobs))]
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, Shard) else value
+
+
+def _pack(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _unpack(packed: bytes) -> Any:
+    # Read from this program's own processes, never from a file or a network.
+    return torch.load(io.BytesIO(packed), weights_only=False)
+
+
+def _work(packed: bytes) -> bytes:
+    module, shard, recipe, ways = _unpack(packed)
+    with single_thread():
+        return _pack(train_one(module, Shard(*shard), recipe, ways))
+
+
+# Outputs #####################################################################
+
+
+@torch.no_grad()
+def evaluate(
+    module: Module, shard: Shard, ways: Shortcuts, inputs: Any = None
+) -> Tensor:
+    """Return the logits of a model in evaluation mode.
+
+    Args:
+        module (Module): the model.
+        shard (Shard): the graph.
+        ways (Shortcuts): the result of :func:`find_shortcuts`.
+        inputs (tuple, optional): ``shard.inputs(ways, False)``, if known.
+    """
+    # Models may be random at inference, too.
+    with single_thread(), seeded(0), _quiet():
+        inputs = shard.inputs(ways, False) if inputs is None else inputs
+        return shard.run(module.eval(), inputs)
+
+
+def evaluate_all(
+    factory: Callable[[], Module],
+    shard: Shard,
+    states: Sequence[Weights],
+    num_classes: int,
+    ways: Shortcuts,
+    *,
+    over_ranks: bool = False,
+    progress_bar: bool | None = None,
+) -> Tensor:
+    """Compute the logits of the models of all shards for all nodes of a graph.
+
+    Args:
+        factory (Callable): the function that makes a model.
+        shard (Shard): the graph; labels and seed are ignored.
+        states (list): the weights of each model; empty for a model without
+            data, whose logits are zero.
+        num_classes (int): the number of classes.
+        ways (Shortcuts): the result of :func:`find_shortcuts`.
+        over_ranks (bool): whether the processes of torchrun share the models.
+            (default: :obj:`False`)
+        progress_bar (bool, optional): by default in terminals, after 2 s.
+
+    Returns:
+        Tensor: ``[num_models, num_nodes, num_classes]``.
+    """
+    with seeded(0), _quiet(), single_thread():
+        module, inputs = factory(), shard.inputs(ways, False)
+    _cache(module, ways.cached)
+
+    def output(state: Weights) -> Tensor:
+        if not state:
+            return torch.zeros(shard.y.numel(), num_classes)
+        try:
+            restore(module, state)
+            return evaluate(module, shard, ways, inputs)
+        except (AssertionError, RuntimeError) as error:
+            if not _OTHER_SIZE.search(str(error)):
+                raise
+            raise ValueError(
+                "'model_factory' needs to make models that run on graphs of "
+                'any size: those of the shards do not run on the whole graph '
+                f'({error}). Has a layer as many inputs as there are nodes or '
+                'persons, which a shard has fewer of?'
+            ) from error
+
+    if over_ranks:
+        outputs = run_over_ranks(states, output)
+    else:
+        with Bar(states, progress_bar, desc='inference') as bar:
+            outputs = [output(state) for state in bar]
+    held = (out.dtype for out, s in zip(outputs, states, strict=True) if s)
+    dtype = next(held, torch.get_default_dtype())
+    return torch.stack([out.to(dtype) for out in outputs])
+
+
+# Checks ######################################################################
+
+
+def check_model(
+    factory: Callable[[], Module],
+    shard: Shard,
+    recipe: Recipe,
+    ways: Shortcuts,
+) -> list[Weights]:
+    """Train a shard twice, and check that the same model comes of it.
+
+    Returns:
+        list: the states after the stages of the shard.
+
+    Raises:
+        UnrepeatableModelError: if two models of one seed differ before or
+            after training, or a state does not say what its model does.
+    """
+    with single_thread():
+        one, two = build(factory, shard), build(factory, shard)
+        if one is two:
+            raise UnrepeatableModelError(
+                "'model_factory' needs to make a new model at every call "
+                '(got the same one twice)'
+            )
+        if not equal_tensors(snapshot(one), snapshot(two)):
+            raise UnrepeatableModelError(
+                "'model_factory' makes models that differ, with the "
+                'generators of torch, numpy and Python at the same seed: it '
+                'needs to draw from these alone'
+            )
+        made, again = (
+            train_one(module, shard, recipe, ways) for module in (one, two)
+        )
+        if not all(map(equal_tensors, made, again)):
+            name = 'model_factory' if recipe.train is None else 'train'
+            raise UnrepeatableModelError(
+                "two trainings of a model of 'model_factory' from one seed "
+                f"differ: '{name}' needs to draw from the default generators "
+                "of torch, numpy and Python, or from the 'generator' that "
+                "'train' gets, and nothing may be kept from call to call"
+            )
+        if not shard.stages and recipe.train is None and made[-1]:
+            fresh = build(factory, shard)
+            restore(fresh, made[-1])
+            out = evaluate(one, shard, Shortcuts())
+            for each in (fresh, fresh):
+                if not torch.equal(out, evaluate(each, shard, Shortcuts())):
+                    raise UnrepeatableModelError(
+                        "the outputs of a model of 'model_factory' depend on "
+                        'more than its parameters and buffers: register all '
+                        'other state as a buffer'
+                    )
+    return made
+
+
+def find_shortcuts(
+    factory: Callable[[], Module], shard: Shard, recipe: Recipe
+) -> Shortcuts:
+    """Find the shortcuts that leave models as they are, on a made-up graph.
+
+    Args:
+        factory (Callable): the function that makes a model.
+        shard (Shard): a graph with the width, the types and the weights of
+            the others; nothing else of it is used.
+        recipe (Recipe): the settings of the training.
+    """
+    if isinstance(shard.data, HeteroData):
+        return Shortcuts()
+    n, (_, width), dtype = 8, shard.data.x.shape, shard.data.x.dtype
+    like = torch.arange(n * width).view(n, -1)
+    ring = torch.arange(n)
+    ends = torch.stack([ring.repeat(2), torch.cat([ring + 1, ring + 3]) % n])
+    data = Data(
+        x=((like % 19 == 0) * (1 + like % 7) / 7).to(dtype),
+        edge_index=torch.cat([ends, ends.flip(0)], 1),
+        num_nodes=n,
+    )
+    if 'edge_weight' in shard.data:
+        weight = (1 + torch.arange(2 * n) % 5).to(shard.data.edge_weight) / 5
+        data.edge_weight = weight.repeat(2)
+    made = Shard(0, data, torch.zeros(n, dtype=torch.int64))
+    steps = replace(recipe, epochs=3, slices=(), train=None)
+
+    def trained(ways: Shortcuts) -> Module:
+        return fit(build(factory, made), made, steps, ways)
+
+    def holds(check: Callable[[], bool]) -> bool:
+        try:
+            return check()
+        except _REFUSALS:
+            return False
+
+    def caches() -> bool:
+        both = Shortcuts(cached=True)
+        module = trained(both)
+        again = evaluate(module, made, both)
+        same = equal_tensors(snapshot(module), snapshot(plain))
+        return same and torch.equal(again, out)
+
+    def close(module: Module, ways: Shortcuts) -> bool:
+        # Wherever this reads sparse features, it takes them as such.
+        fresh = build(factory, made)
+        restore(fresh, snapshot(module))
+        _cache(fresh, False)
+        there = evaluate(fresh, made, ways)
+        return float((there - out).abs().max()) <= 1e-4 * float(
+            out.abs().max()
+        )
+
+    with single_thread():
+        try:
+            plain = trained(Shortcuts())
+            out = evaluate(plain, made, Shortcuts())
+        except _REFUSALS:
+            return Shortcuts()
+        own, sparse = recipe.train is not None, Shortcuts(sparse=True)
+        return Shortcuts(
+            cached=not own and holds(caches),
+            matrix=holds(lambda: close(plain, Shortcuts(matrix=True))),
+            sparse=holds(lambda: close(plain, sparse))
+            and (own or holds(lambda: close(trained(sparse), Shortcuts()))),
+        )
+
+
+# Settings of the process #####################################################
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Limit torch to one thread, for a block."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the generators of torch, numpy and Python, for a block."""
+    before = np.random.get_state(), random.getstate()
+    try:
+        # numpy's own takes 32 bits, and more as an array of them.
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF])
+        random.seed(seed)
+        with rng.forked(seed):
+            yield
+    finally:
+        np.random.set_state(before[0])
+        random.setstate(before[1])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # Layers that make sparse matrices do not say whether to check them.
+    with torch.sparse.check_sparse_tensor_invariants(False), quiet_sparse():
+        yield

@@ -1,0 +1,291 @@
+r"""Recommendations by paths of three steps, counted in fixed point.
+
+User :math:`u` likes the items of row :math:`r_u` of :math:`R`. The score of an
+item sums over paths user, item, other user, item:
+
+.. math::
+    s_u = r_u D_I^{-b}\, G\, D_I^{-d}, \qquad G = R^\top W R, \qquad
+    W \approx D_U^{-c}
+
+with the degrees :math:`D_U` of users and :math:`D_I` of items. (:math:`b = c =
+d = 1/2` is the linear filter of GF-CF, other exponents are RP3-beta and the
+first round of LinkProp.) Nothing is trained.
+
+**Exact counts.** The weights :math:`W` are rounded to positive multiples of
+:math:`2^{-30}`, 1 at most. A sum or difference of fewer than :math:`2^{22}` of
+them is a multiple of :math:`2^{-30}` below :math:`2^{22}`, so float64 holds it
+exactly. Every entry of :math:`G` is such a sum, over the users of two items:
+it has the same bits in every order of users. What a user added can be taken
+off again, and leaves the bits of a count that never saw the user. An entry is
+zero if and only if no user has both items.
+
+**Exact scores.** Floating-point sums over a user's items follow the order of
+names. They read rows of :math:`G` and nothing else of other users.
+"""
+
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_trust._checks import Array, Count, Number, check_range, validated
+from pyg_trust.unlearning.incremental import degree_power
+
+#: Weights are multiples of two to the power of minus this.
+BITS = 30
+#: An item may have as many users: sums of 2^22 weights of 2^30 are exact.
+MOST_USERS = 2**22
+# Exponents, of degrees of at most 2^22, are not larger than this.
+Exponent = Annotated[float, Number(0, 2, 'low high')]
+Pairs = Annotated[Tensor, Array(torch.int64, 2, 'num_interactions')]
+Degrees = Annotated[Tensor, Array(torch.int64, 'num')]
+# A sparse matrix of scipy, which has no types.
+Sparse = Any
+
+
+class Lists(NamedTuple):
+    """Items of each user, as rows with spare room at their ends."""
+
+    start: np.ndarray
+    """int64, ``[num_users + 1]``: where rows begin."""
+    length: np.ndarray
+    """int64, ``[num_users]``: how many places of a row are taken."""
+    item: np.ndarray
+    """int64: the items, ascending in each row; -1 where there is room."""
+
+    def of(self, user: int) -> np.ndarray:
+        """Return the items of a user."""
+        begin = self.start[user]
+        return self.item[begin : begin + self.length[user]]
+
+    def pairs(self) -> Tensor:
+        """Return the interactions in order, int64, ``[2, num]``."""
+        users = np.repeat(np.arange(len(self.length)), self.length)
+        return torch.from_numpy(np.stack([users, self.item[self.item >= 0]]))
+
+    def matrix(self, num_items: int, weights: Tensor | None = None) -> Sparse:
+        """Return :math:`R`, or :math:`W R`, as a sparse matrix of scipy."""
+        from scipy.sparse import csr_matrix
+
+        item = self.item[self.item >= 0]
+        value = np.ones(len(item))
+        if weights is not None:
+            value = np.repeat(weights.numpy(), self.length)
+        start = np.concatenate([[0], np.cumsum(self.length)])
+        shape = len(self.length), num_items
+        return csr_matrix((value, item, start), shape=shape)
+
+
+class Row(NamedTuple):
+    """Removal of items from one user's list."""
+
+    user: int
+    items: np.ndarray
+    """int64, ascending: the items so far."""
+    stays: np.ndarray
+    """bool: which of them stay."""
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Concatenate integer arrays; an empty list gives an empty array."""
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+@validated
+def lists_of(interactions: Pairs, num_users: Count, num_items: Count) -> Lists:
+    """Sort interactions into the lists of users.
+
+    Args:
+        interactions (Tensor): int64, ``[2, num_interactions]``: users and
+            their items.
+        num_users (int): the number of users.
+        num_items (int): the number of items.
+
+    Raises:
+        ValueError: if an interaction is out of range or listed twice, an item
+            has more than ``MOST_USERS`` users, or pairs have no number of 63
+            bits.
+    """
+    users, items = interactions
+    check_range('interactions', users, num_users, 'the users', private=True)
+    check_range('interactions', items, num_items, 'the items', private=True)
+    if num_users * num_items >= 2**63:
+        raise ValueError(
+            "'num_users' times 'num_items' needs to be below 2**63, or two "
+            f'pairs have one number (got {num_users} and {num_items})'
+        )
+    keys = np.sort((users * num_items + items).numpy())
+    if (keys[1:] == keys[:-1]).any():
+        raise ValueError(
+            "'interactions' needs to name each pair of user and item once"
+        )
+    if len(keys) > MOST_USERS and items.bincount().max() > MOST_USERS:
+        raise ValueError(
+            f"'interactions' needs to have at most {MOST_USERS} users of an "
+            'item: the sums of more are not exact'
+        )
+    count = np.bincount(keys // num_items, minlength=num_users)
+    start = np.concatenate([[0], np.cumsum(count)])
+    return Lists(start, count, keys % num_items)
+
+
+@validated
+def fixed_weights(degree: Degrees, exponent: Exponent) -> Tensor:
+    r"""Round :math:`d^{-c}` to a positive multiple of :math:`2^{-30}`.
+
+    0 at degree 0. Equal degrees get equal weights.
+
+    Args:
+        degree (Tensor): int64, ``[num]``.
+        exponent (float): :math:`c`, in :math:`[0, 2]`.
+
+    Returns:
+        Tensor: float64, ``[num]``.
+
+    Example:
+        >>> fixed_weights(torch.tensor([0, 1, 4]), 0.5)
+        tensor([0.0000, 1.0000, 0.5000], dtype=torch.float64)
+    """
+    units = (degree_power(degree, -exponent) * 2.0**BITS).round()
+    return units.clamp(min=1).where(degree > 0, 0) * 2.0**-BITS
+
+
+def path_counts(
+    lists: Lists,
+    num_items: int,
+    exponent: float,
+    items: np.ndarray | None = None,
+) -> Sparse:
+    """Count paths between items: rows of :math:`G`, in full or some of them.
+
+    Returns:
+        scipy.sparse.csr_matrix: float64; only entries that are not zero.
+    """
+    weights = fixed_weights(torch.from_numpy(lists.length), exponent)
+    plain = lists.matrix(num_items)
+    if items is not None:
+        plain = plain[:, items]
+    made = plain.T.tocsr() @ lists.matrix(num_items, weights)
+    made.sort_indices()
+    return made
+
+
+def places(counts: Sparse, items: np.ndarray) -> np.ndarray:
+    """Find the entries of :math:`G` between all pairs of some items.
+
+    Args:
+        counts (scipy.sparse.csr_matrix): with these entries, sorted.
+        items (np.ndarray): int64, ascending.
+
+    Returns:
+        np.ndarray: int64, of ``counts.data``, row by row.
+    """
+    start, column = counts.indptr, counts.indices
+    wanted = items.astype(column.dtype)
+    return joined(
+        [
+            start[i] + column[start[i] : start[i + 1]].searchsorted(wanted)
+            for i in items
+        ]
+    )
+
+
+def shortened(
+    lists: Lists, rows: list[Row]
+) -> tuple[Lists, np.ndarray, np.ndarray]:
+    """Plan the removal of items from lists, without writing.
+
+    Returns:
+        tuple: the lists with their new lengths; the positions to write; the
+        items to write there.
+    """
+    length, where, items = lists.length.copy(), [], []
+    for user, before, stays in rows:
+        left = before[stays]
+        length[user] = len(left)
+        where.append(lists.start[user] + np.arange(len(before)))
+        items += [left, np.full(len(before) - len(left), -1)]
+    return lists._replace(length=length), joined(where), joined(items)
+
+
+def downdate(
+    counts: Sparse, rows: list[Row], exponent: float
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""Subtract the removed entries of users from :math:`G`, exactly.
+
+    Returns:
+        tuple: entries of ``counts.data``, ascending, and their new values.
+    """
+    sizes = [(len(items), int(stays.sum())) for _, items, stays in rows]
+    degree = torch.tensor(sizes, dtype=torch.int64).view(-1)
+    weights = fixed_weights(degree, exponent).view(-1, 2).tolist()
+    where, amounts = [], [np.empty(0)]
+    for (_, items, stays), (old, new) in zip(rows, weights, strict=True):
+        if len(items):
+            both = np.logical_and.outer(stays, stays).ravel()
+            where.append(places(counts, items))
+            amounts.append(np.where(both, new, 0.0) - old)
+    found, index = np.unique(joined(where), return_inverse=True)
+    # Exact: multiples of 2^-30, at most as many as an item has users.
+    moved = np.bincount(index, np.concatenate(amounts), len(found))
+    return found, counts.data[found] + moved
+
+
+def path_scores(
+    lists: Lists,
+    users: np.ndarray,
+    degree: Tensor,
+    exponents: tuple[float, float, float],
+    counts: Sparse | None = None,
+) -> np.ndarray:
+    """Score all items for some users; the same bits with counts or without.
+
+    Args:
+        lists (Lists): the result of :func:`lists_of`.
+        users (np.ndarray): int64.
+        degree (Tensor): int64, ``[num_items]``: the users of each item.
+        exponents (tuple): :math:`b, c, d`.
+        counts (scipy.sparse.csr_matrix, optional): :math:`G`; by default its
+            rows are counted as needed. (default: :obj:`None`)
+
+    Returns:
+        np.ndarray: float64, ``[num, num_items]``; those of a user's own items
+        are scores, too.
+    """
+    from scipy.sparse import csr_matrix
+
+    b, c, d = exponents
+    own = [lists.of(user) for user in users]
+    start = np.cumsum([0, *map(len, own)])
+    item = joined(own)
+    value = degree_power(degree, -b).numpy()[item]
+    width = len(degree)
+    if counts is None:
+        wanted, item = np.unique(item, return_inverse=True)
+        counts, width = path_counts(lists, width, c, wanted), len(wanted)
+    # scipy adds rows of G in the order of a user's items.
+    rows = csr_matrix((value, item, start), shape=(len(users), width))
+    return (rows @ counts).toarray() * degree_power(degree, -d).numpy()
+
+
+def best_items(scores: np.ndarray, k: int) -> np.ndarray:
+    """Choose the best items: by score, equal scores by ascending name.
+
+    Args:
+        scores (np.ndarray): float64, ``[num_users, num_items]``; what is not
+            positive is never chosen.
+        k (int): the number of items.
+
+    Returns:
+        np.ndarray: int64, ``[num_users, k]``; empty places hold ``num_items``.
+    """
+    best = np.full((len(scores), k), scores.shape[1])
+    for row, score in zip(best, scores, strict=True):
+        (item,) = (score > 0).nonzero()
+        if len(item) > k:
+            least = np.partition(score[item], -k)[-k]
+            item = item[score[item] >= least]
+        item = item[np.argsort(-score[item], kind='stable')][:k]
+        row[: len(item)] = item
+    return best

@@ -1,0 +1,713 @@
+"""The exact path: its formats, its fewer levels and what it leaves out."""
+
+import hashlib
+import os
+import subprocess
+from dataclasses import replace
+
+import needs
+import numpy as np
+import pytest
+import torch
+import warm
+
+from pyg_trust import agp as F
+from pyg_trust import ops
+from pyg_trust.agp.measures import Measure
+from pyg_trust.graph import CSRGraph
+from pyg_trust.testing import UNDIRECTED, dense_operator, make_graph
+
+WIDTHS = [1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 65, 130]
+GRAPH = make_graph('random')
+
+
+def random_graph(n, m, seed=0):
+    numbers = np.random.default_rng(seed)
+    edges = torch.from_numpy(numbers.integers(0, n, (2, m)))
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    return CSRGraph.from_edge_index(edges, n, duplicates='merge')
+
+
+def signal(n, columns, seed=0, zeros=0.0, dtype=np.float32):
+    numbers = np.random.default_rng(seed)
+    x = numbers.standard_normal((n, columns))
+    x[numbers.random((n, columns)) < zeros] = 0
+    return torch.from_numpy(x.astype(dtype))
+
+
+# Half ########################################################################
+
+
+def test_half_keeps_three_digits():
+    x = torch.rand(40, 21)
+    for measure in (F.appnp(0.1, levels=10), F.sgc(3), F.ppr(0.2)):
+        z = F.propagate(GRAPH, x, measure, half=True)
+        exact = F.propagate(GRAPH, x, measure)
+        error = (z - exact).norm() / exact.norm()
+        assert 0 < error < 4e-4  # bfloat16 is at 3e-3
+        # Rounding to 11 bits at every level: never more than 2^-11 each.
+        assert ((z - exact).abs() <= measure.levels * 2**-11 * exact).all()
+    leaf = x.clone().requires_grad_()
+    F.propagate(GRAPH, leaf, F.sgc(2), half=True).sum().backward()
+    wanted = F.propagate(GRAPH, torch.ones_like(x), F.sgc(2))
+    torch.testing.assert_close(leaf.grad, wanted, rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize('exponent', [-38, -30, -12, 0, 12, 30, 37])
+@pytest.mark.parametrize('tol', [0.0, 1e-3])
+def test_half_does_not_depend_on_the_unit_of_a_column(exponent, tol):
+    x = signal(40, 3)
+    x[:, 1] = 0
+    x[:, 2] *= 2.0 ** (3.3 * exponent)
+    measure = F.heat(3.0)
+    z = F.propagate(GRAPH, x, measure, half=True, tol=tol)
+    exact = F.propagate(GRAPH, x.double(), measure, tol=tol)
+    error = (z - exact).norm(dim=0) / exact.norm(dim=0).clamp(min=1e-300)
+    assert error.max() < 2e-3
+    alone = F.propagate(GRAPH, x[:, 2:], measure, half=True, tol=tol)
+    assert torch.equal(alone, z[:, 2:])
+
+
+def test_half_refuses_overflow_and_never_returns_it():
+    # The powers of this operator grow like 39^i, past all headroom.
+    edges = (1 - torch.eye(40)).nonzero().t()
+    graph = CSRGraph.from_edge_index(edges, 40)
+    measure = Measure(0, 0, (1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+    x = torch.rand(40, 2)
+    assert F.propagate(graph, x, measure).isfinite().all()
+    with pytest.raises(ValueError, match="'half' overflows float16"):
+        F.propagate(graph, x, measure, half=True)
+
+
+def test_half_with_growing_operators_is_right_or_refused():
+    for seed in range(20):
+        graph = random_graph(50, 60, seed)
+        for a, b in ((0.0, 0.3), (0.4, 0.2), (0.0, 1.0), (0.5, 0.5)):
+            measure = Measure(a, b, (0.2, 0.3, 0.1, 0.4))
+            x = signal(50, 5, seed)
+            exact = F.propagate(graph, x, measure)
+            try:
+                z = F.propagate(graph, x, measure, half=True)
+            except ValueError:
+                continue
+            assert (z - exact).norm() < 3e-3 * exact.norm()
+
+
+def test_float16_by_integers_is_that_of_numpy(tmp_path):
+    # All 2^16 numbers, and float32 around every border between two of them.
+    source = tmp_path / 'half.cpp'
+    source.write_text(
+        '#include <cstring>\n#include "gather.h"\nextern "C" {'
+        'void widen(const uint16_t* from, float* to, long n) {'
+        '  for (long i = 0; i < n; i += 8) {'
+        '    const auto v = pyg_trust::widen_by_integers<8>('
+        '        reinterpret_cast<const pyg_trust::Float16*>(from + i));'
+        '    std::memcpy(to + i, &v, 32); } }'
+        'void narrow(const uint32_t* from, uint16_t* to, long n) {'
+        '  for (long i = 0; i < n; ++i)'
+        '    to[i] = pyg_trust::narrow_bits(from[i]); } }'
+    )
+    cxx = needs.compiler()
+    if cxx is None:
+        pytest.skip('needs a C++ compiler')
+    library = tmp_path / 'half.so'
+    csrc = os.path.join(os.path.dirname(__file__), '..', '..', 'csrc')
+    command = [cxx, '-std=c++20', '-O1', '-fPIC', '-shared', '-Wno-psabi']
+    command += ['-I', csrc, str(source), '-o', str(library)]
+    subprocess.run(command, check=True)
+    import ctypes
+
+    loaded = ctypes.CDLL(str(library))
+
+    def call(name, values, dtype):
+        values = np.ascontiguousarray(values)
+        out = np.empty(len(values), dtype)
+        getattr(loaded, name)(
+            ctypes.c_void_p(values.ctypes.data),
+            ctypes.c_void_p(out.ctypes.data),
+            ctypes.c_long(len(values)),
+        )
+        return out
+
+    every = np.arange(2**16, dtype=np.uint16)
+    wanted = every.view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(call('widen', every, np.float32), wanted)
+    finite = np.sort(wanted[np.isfinite(wanted)])
+    middle = ((finite[1:].astype(float) + finite[:-1]) / 2).astype(np.float32)
+    around = np.concatenate(
+        [
+            finite,
+            middle,
+            np.nextafter(middle, np.float32(np.inf)),
+            np.nextafter(middle, np.float32(-np.inf)),
+            np.float32([65519.99, 65520, 1e38, np.inf, -np.inf, 1e-45]),
+        ]
+    )
+    with np.errstate(over='ignore'):
+        wanted = around.astype(np.float16).view(np.uint16)
+    found = call('narrow', around.view(np.uint32), np.uint16)
+    np.testing.assert_array_equal(found, wanted)
+    nan = call('narrow', np.float32([np.nan]).view(np.uint32), np.uint16)
+    assert np.isnan(nan.view(np.float16)[0])
+
+
+# The same bits ###############################################################
+
+BITS = """
+import sys, torch
+from pyg_trust import ops
+graph, weights, calls = torch.load(sys.argv[1])
+out = [ops.propagate(*graph, x, d, d, weights, *rest) for x, d, rest in calls]
+torch.save((ops.instruction_set(), out), sys.argv[2])
+"""
+
+
+# Nine levels go through rows in another order.
+@pytest.mark.parametrize('levels', [4, 9])
+def test_threads_and_instruction_sets_change_no_bit(tmp_path, levels):
+    graph = random_graph(3000, 20000).receivers()
+    weights = torch.tensor([0.3, 0.0, 0.2, 0.1, 0.4], dtype=torch.float64)
+    weights = weights.repeat(2)[: levels + 1]
+    degrees = torch.from_numpy(np.random.default_rng(1).random(3000) / 5)
+    calls = []
+    for columns in (1, 3, 7, 16, 40, 64, 100):
+        scale = torch.full((columns,), 2.0**9)
+        for three_term in (False, True):
+            rest = (three_term, None, None, not three_term)
+            x = signal(3000, columns, 2, dtype=np.float64)
+            calls.append((x, degrees, (False, None, *rest)))
+            x, d = x.float(), degrees.float()
+            few = torch.where(x > 1.5, x, 0).to_sparse_csr()
+            calls.append((x, d, (False, None, *rest)))
+            calls.append((x, d, (True, scale, *rest)))
+            calls.append((few, d, (True, scale, *rest)))
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 8):
+            torch.set_num_threads(threads)
+            results.append(
+                [
+                    ops.propagate(*graph, x, d, d, weights, *rest)
+                    for x, d, rest in calls
+                ]
+            )
+    finally:
+        torch.set_num_threads(before)
+    given = tmp_path / 'in.pt'
+    torch.save((graph, weights, calls), given)
+    for kind in ('avx2', 'default'):
+        found = tmp_path / kind
+        done = warm.run(
+            *('-W', 'ignore', '-c', BITS, given, found),
+            env={**os.environ, 'ATEN_CPU_CAPABILITY': kind},
+        )
+        assert done.returncode == 0, done.stderr
+        chosen, out = torch.load(found)
+        assert chosen in ('default', kind)
+        results.append(out)
+    for other in results[1:]:
+        for one, another in zip(results[0], other, strict=True):
+            assert torch.equal(one, another)
+
+
+@pytest.mark.parametrize('half', [False, True])
+@pytest.mark.parametrize('tol', [0.0, 1e-2])
+def test_a_column_has_the_same_bits_whatever_stands_beside_it(half, tol):
+    x = signal(40, 130)
+    measure = F.heat(3.0)
+    z = F.propagate(GRAPH, x, measure, half=half, tol=tol)
+    for part in (x[:, :1], x[:, 7:24], x[:, 60:71], x[:, :64]):
+        first = int((x[0] == part[0, 0]).nonzero()[0])
+        alone = F.propagate(GRAPH, part, measure, half=half, tol=tol)
+        assert torch.equal(alone, z[:, first : first + part.size(1)])
+
+
+# Fewer levels ################################################################
+
+
+def weighted_norm(graph, measure, x):
+    if measure.self_loops:
+        graph = graph.with_self_loops()
+    degree = graph.degree.double().clamp(min=1)
+    return (degree.pow(measure.a - 0.5).view(-1, 1) * x).norm()
+
+
+SERIES = [
+    F.heat(5.0, tol=1e-12),
+    F.appnp(0.1, levels=40),
+    F.appnp(0.5, levels=3, self_loops=False),
+    F.ppr(0.2),
+    F.single_target(0.3),
+    F.sgc(9),
+    Measure(0.3, 0.7, (0.0, 0.3, 0.0, 0.5, 0.0, 0.2)),
+    Measure(0.8, 0.2, (3.0, 2.0, 1.0, 0.5), shrink=0.7),
+]
+
+
+@pytest.mark.parametrize('name', UNDIRECTED)
+@pytest.mark.parametrize('measure', SERIES, ids=repr)
+def test_fewer_levels_keep_their_bound(name, measure):
+    graph = make_graph(name)
+    n = graph.num_nodes
+    # All signals at once: the worst of them is no better than the bound.
+    x = torch.eye(n, dtype=torch.float64)
+    wanted = dense_operator(graph, measure)
+    for tol in (0.3, 1e-2, 1e-4, 1e-8):
+        fewer = F.chebyshev(measure, tol)
+        assert fewer.bound <= tol
+        assert fewer.levels <= measure.levels
+        z = F.propagate(graph, x, measure, tol=tol)
+        degree = graph.with_self_loops() if measure.self_loops else graph
+        side = degree.degree.double().clamp(min=1).pow(measure.a - 0.5)
+        error = side.view(-1, 1) * (z - wanted) / side
+        total = sum(measure.weights)
+        # Spectral, so for the worst of all signals.
+        assert torch.linalg.matrix_norm(error, 2) <= tol * total + 1e-12
+        few = signal(n, 3, dtype=np.float64)
+        off = F.propagate(graph, few, measure, tol=tol) - wanted @ few
+        size = weighted_norm(graph, measure, few)
+        assert weighted_norm(graph, measure, off) <= tol * total * size + 1e-12
+
+
+def test_the_bound_is_met_where_the_spectrum_ends():
+    # On an edge (1 and -1 are eigenvalues) all T_j(1) = 1 add up: with
+    # coefficients of one sign what is cut off is the whole bound.
+    graph = CSRGraph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
+    measure = F.heat(4.0, tol=1e-12, self_loops=False)
+    x = torch.ones(2, 1, dtype=torch.float64)
+    for tol in (1e-1, 1e-3, 1e-6):
+        z = F.propagate(graph, x, measure, tol=tol)
+        bound = F.chebyshev(measure, tol).bound
+        off = float((1 - z).abs().max())
+        assert off == pytest.approx(bound, rel=1e-6)
+
+
+def test_fewer_levels_save_levels():
+    heat = F.heat(5.0, tol=1e-6)
+    assert F.chebyshev(heat, 1e-6).levels <= 12 < heat.levels
+    slow = F.appnp(0.1, levels=100)
+    assert F.chebyshev(slow, 1e-3).levels <= 18
+
+
+@pytest.mark.parametrize(
+    ('name', 'measure', 'match'),
+    [
+        ('directed', F.ppr(0.2), "'tol' needs an undirected"),
+        ('random', Measure(0.5, 0.4, (0.5, 0.5)), r'a \+ b = 1'),
+        ('random', Measure(0.0, 0.0, (0.5, 0.5)), r'a \+ b = 1'),
+        ('random', Measure(0.5, 0.5, (0.5, 0.5), shrink=1.1), 'shrink'),
+    ],
+)
+def test_no_bound_no_result(name, measure, match):
+    graph = make_graph(name)
+    x = torch.rand(graph.num_nodes, 2)
+    with pytest.raises(ValueError, match=match):
+        F.propagate(graph, x, measure, tol=1e-3)
+    with pytest.raises(ValueError, match=r"'tol' needs eps=0"):
+        F.propagate(GRAPH, signal(40, 2), F.ppr(0.2), tol=1e-3, eps=1e-3)
+
+
+def test_directed_graphs_break_the_bound_that_is_refused_there():
+    # Why: a directed cycle has its eigenvalues on the unit circle.
+    n = 12
+    nodes = torch.arange(n)
+    graph = CSRGraph.from_edge_index(torch.stack([nodes, (nodes + 1) % n]), n)
+    measure = F.hkpr(5.0, tol=1e-12)
+    fewer = F.chebyshev(measure, 1e-2)
+    weights = torch.tensor(fewer.coefficients, dtype=torch.float64)
+    x = torch.eye(n, dtype=torch.float64)
+    one = torch.ones(n, dtype=torch.float64)
+    cut = ops.propagate(
+        *graph.receivers(), x, one, one, weights, False, None, True
+    )
+    off = cut - dense_operator(graph, measure)
+    assert torch.linalg.matrix_norm(off, 2) > 10 * fewer.bound
+
+
+@pytest.mark.parametrize('half', [False, True])
+def test_many_levels_of_three_terms_stay_precise(half):
+    # As powers, the coefficients of degree 30 would reach 1e10.
+    graph = random_graph(300, 1500)
+    measure = F.appnp(0.05, levels=200)
+    x = signal(300, 8)
+    exact = F.propagate(graph, x.double(), measure)
+    z = F.propagate(graph, x, measure, tol=1e-6, half=half)
+    assert F.chebyshev(measure, 1e-6).levels > 30
+    assert (z - exact).norm() < (5e-3 if half else 1e-5) * exact.norm()
+
+
+# Some rows ###################################################################
+
+
+@pytest.mark.parametrize('name', ['random', 'directed', 'star'])
+@pytest.mark.parametrize('half', [False, True])
+def test_rows_are_those_of_the_whole_bit_for_bit(name, half):
+    graph = make_graph(name)
+    n = graph.num_nodes
+    for columns in (1, 5, 70):
+        x = signal(n, columns, zeros=0.5)
+        for measure in (
+            F.transition(4),
+            F.ppr(0.2, levels=3),
+            Measure(0.3, 0.9, (1.0,)),
+        ):
+            z = F.propagate(graph, x, measure, half=half)
+            for rows in ([n - 1, 0, 0], [2], list(range(n)), []):
+                rows = torch.tensor(rows, dtype=torch.int64)
+                for form in (x, x.to_sparse_csr()):
+                    got = F.propagate(
+                        graph, form, measure, half=half, rows=rows
+                    )
+                    assert torch.equal(got, z[rows])
+    mask = torch.rand(n) < 0.5
+    assert torch.equal(
+        F.propagate(graph, x, measure, half=half, rows=mask), z[mask]
+    )
+
+
+def test_few_rows_of_a_path_need_few_rows():
+    # Far ends are never read: NaN there would show in what is.
+    nodes = torch.arange(999)
+    edges = torch.stack([nodes, nodes + 1])
+    graph = CSRGraph.from_edge_index(
+        torch.cat([edges, edges.flip(0)], 1), 1000
+    )
+    x = signal(1000, 3)
+    for tol in (0.0, 1e-2):
+        z = F.propagate(graph, x, F.heat(3.0), tol=tol)
+        rows = torch.tensor([500, 3, 999])
+        some = F.propagate(graph, x, F.heat(3.0), tol=tol, rows=rows)
+        assert torch.equal(some, z[rows])
+
+
+@pytest.mark.parametrize('count', [1, 2, 3, 4, 5, 6])
+def test_three_terms_of_a_directed_path_and_of_a_lone_node(count):
+    # u_2 of a row is of the row itself, which no other of a directed path
+    # leads to. A node without edges has p(0) x.
+    n = 30
+    edges = torch.stack([torch.arange(n - 2), torch.arange(1, n - 1)])
+    graph = CSRGraph.from_edge_index(edges, n)
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn((n, 3), generator=random, dtype=torch.float64)
+    ends = torch.rand((2, n), generator=random, dtype=torch.float64) + 0.5
+    ends[:, n - 1] = 0
+    weights = torch.tensor([0.3, -0.2, 0.5, 0.1, 0.7, -0.4]).double()[:count]
+    args = graph.rowptr, graph.col.int(), x, *ends, weights
+    whole = ops.propagate(*args, three_term=True)
+    for rows in ([0], [29, 3], [12, 13, 14]):
+        rows = torch.tensor(rows)
+        some = ops.propagate(*args, three_term=True, rows=rows)
+        assert torch.equal(some, whole[rows])
+    # Clenshaw's sum is that of the polynomials.
+    P = torch.zeros((n, n), dtype=torch.float64)
+    P[edges[0], edges[1]] = 1
+    P = ends[0][:, None] * P * ends[1]
+    before, now = x, P @ x
+    total = torch.zeros_like(x)
+    for weight in weights:
+        total = total + weight * before
+        before, now = now, 2 * P @ now - before
+    torch.testing.assert_close(whole, total, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_are_checked():
+    x = signal(40, 2)
+    for rows, error in (
+        (torch.tensor([40]), ValueError),
+        (torch.tensor([-1]), ValueError),
+        (torch.tensor([0.0]), TypeError),
+        (torch.tensor([[0]]), ValueError),
+        (torch.ones(39, dtype=torch.bool), ValueError),
+    ):
+        with pytest.raises(error, match="'rows'"):
+            F.propagate(GRAPH, x, F.sgc(2), rows=rows)
+
+
+# Sparse signals ##############################################################
+
+
+@pytest.mark.parametrize('columns', WIDTHS)
+@pytest.mark.parametrize('kind', ['float', 'half', 'double'])
+@pytest.mark.parametrize('zeros', [0.0, 0.9, 1.0])
+def test_sparse_signals_have_the_bits_of_dense_ones(columns, kind, zeros):
+    dtype = np.float64 if kind == 'double' else np.float32
+    half = kind == 'half'
+    for name in ('random', 'directed'):
+        graph = make_graph(name)
+        x = signal(graph.num_nodes, columns, 3, zeros, dtype)
+        for measure in (
+            F.ppr(0.3, levels=3),
+            F.transition(2),
+            F.transition(0),
+            Measure(0.3, 0.7, (0.5, 0.5, 0.0)),
+        ):
+            wanted = F.propagate(graph, x, measure, half=half)
+            got = F.propagate(graph, x.to_sparse_csr(), measure, half=half)
+            assert torch.equal(got, wanted)
+
+
+def test_sparse_signals_in_any_order_and_with_32_bits():
+    x = signal(40, 9, zeros=0.7).to_sparse_csr()
+    wanted = F.propagate(GRAPH, x.to_dense(), F.heat(2.0))
+    small = torch.sparse_csr_tensor(
+        x.crow_indices().int(), x.col_indices().int(), x.values(), x.shape
+    )
+    assert torch.equal(F.propagate(GRAPH, small, F.heat(2.0)), wanted)
+    x = x.to_dense()
+    eps = F.propagate(GRAPH, x, F.heat(2.0), eps=1e-2, seed=1)
+    sparse = x.to_sparse_csr()
+    same = F.propagate(GRAPH, sparse, F.heat(2.0), eps=1e-2, seed=1)
+    assert torch.equal(same, eps)
+    with pytest.raises(TypeError, match="'x'"):
+        F.propagate(GRAPH, x.to_sparse_coo(), F.heat(2.0))
+    bad = sparse.clone()
+    bad.values()[0] = torch.nan
+    with pytest.raises(ValueError, match="'x' needs to be finite"):
+        F.propagate(GRAPH, bad, F.heat(2.0))
+
+
+# Gradients ###################################################################
+
+PATHS = {
+    'plain': {},
+    'tol': {'tol': 1e-2},
+    'rows': {'rows': torch.tensor([3, 1, 3])},
+    'both': {'tol': 1e-2, 'rows': torch.tensor([0])},
+}
+
+
+@pytest.mark.parametrize('path', PATHS)
+@pytest.mark.parametrize('name', ['random', 'directed'])
+def test_gradients_of_every_path(name, path):
+    graph = make_graph(name)
+    measure = F.ppr(0.3, levels=6) if name == 'directed' else F.heat(2.0)
+    kwargs = PATHS[path]
+    if name == 'directed' and 'tol' in kwargs:
+        pytest.skip('refused')
+
+    def run(x):
+        return F.propagate(graph, x, measure, **kwargs)
+
+    x = signal(graph.num_nodes, 2, dtype=np.float64).requires_grad_()
+    assert torch.autograd.gradcheck(run, x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda x: run(x).square(), x)
+
+
+def test_gradients_of_sparse_signals():
+    x = signal(40, 5, zeros=0.6, dtype=np.float64)
+    sparse = x.to_sparse_csr().requires_grad_()
+    x.requires_grad_()
+    for form in (x, sparse):
+        F.propagate(GRAPH, form, F.heat(2.0)).pow(3).sum().backward()
+    assert torch.equal(sparse.grad.to_dense(), x.grad * (x != 0))
+
+
+def test_torch_func():
+    x = signal(40, 3, dtype=np.float64)
+
+    def run(x):
+        return F.propagate(GRAPH, x, F.heat(2.0))
+
+    wanted = dense_operator(GRAPH, F.heat(2.0))
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(jacobian(run)(x[:, 0]), wanted)
+    many = torch.stack([x, 2 * x, -x])
+    assert torch.equal(
+        torch.func.vmap(run)(many), torch.stack([run(one) for one in many])
+    )
+    assert torch.equal(torch.func.vmap(run, 1, 1)(x), run(x))
+    out, tangent = torch.func.jvp(run, (x,), (x,))
+    torch.testing.assert_close(out, tangent)
+    per_column = torch.func.vmap(
+        torch.func.grad(lambda x: run(x).square().sum()), 1, 1
+    )(x)
+    torch.testing.assert_close(per_column, 2 * wanted.t() @ (wanted @ x))
+
+
+def test_fake_kernels_know_the_shapes():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = signal(40, 3)
+    args = (
+        *GRAPH.receivers(),
+        *(x, x[:, 0].contiguous(), x[:, 0].contiguous()),
+        *(torch.ones(3, dtype=torch.float64), False, None, False),
+    )
+    for rows in (None, torch.tensor([1, 2])):
+        wanted = torch.ops.pyg_trust.propagate(*args, rows, None)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = [
+                mode.from_tensor(a) if isinstance(a, torch.Tensor) else a
+                for a in (*args, rows)
+            ]
+            got = torch.ops.pyg_trust.propagate(*fake, None)
+        assert got.shape == wanted.shape
+        assert got.dtype == wanted.dtype
+
+
+def test_no_measure_is_taken_for_another():
+    # Operators are kept on the graph by what decides them.
+    graph = make_graph('random')
+    x = signal(40, 2)
+    base = Measure(0.5, 0.5, (0.5, 0.5))
+    others = [
+        base,
+        replace(base, weights=(0.5, 0.5000001)),
+        replace(base, a=0.4),
+        replace(base, b=0.4),
+        replace(base, shrink=0.9),
+        replace(base, self_loops=True),
+    ]
+    seen = {
+        hashlib.sha256(
+            F.propagate(graph, x, measure).numpy().tobytes()
+        ).hexdigest()
+        for _ in range(2)
+        for measure in others
+    }
+    assert len(seen) == len(others)
+
+
+# The order that is kept ######################################################
+
+
+@pytest.mark.parametrize('name', ['random', 'directed', 'star', 'duplicate'])
+@pytest.mark.parametrize('parts', [1, 3, None])
+def test_an_order_that_is_kept_changes_no_bit(name, parts):
+    graph = make_graph(name)
+    n = graph.num_nodes
+    ordered = graph.reorder(parts)
+    assert torch.equal(ordered.order.sort().values, torch.arange(n))
+    x = signal(n, 9, zeros=0.5)
+    cases = [F.ppr(0.2), F.single_target(0.3), Measure(0.3, 0.9, (0.5, 0.5))]
+    if graph.is_undirected:
+        cases += [F.heat(2.0), F.appnp(0.1, levels=3)]
+    for measure in cases:
+        for kwargs in (
+            {},
+            {'half': True},
+            {'rows': torch.tensor([n - 1, 0, 0])},
+            {'eps': 1e-3, 'seed': 1},
+        ):
+            wanted = F.propagate(graph, x, measure, **kwargs)
+            got = F.propagate(ordered, x, measure, **kwargs)
+            assert torch.equal(got, wanted)
+            if 'eps' not in kwargs:
+                few = F.propagate(
+                    ordered, x.to_sparse_csr(), measure, **kwargs
+                )
+                assert torch.equal(few, wanted)
+        grads = []
+        for one in (graph, ordered, ordered.with_self_loops()):
+            leaf = x.clone().requires_grad_()
+            F.propagate(one, leaf, measure).square().sum().backward()
+            grads.append(leaf.grad)
+        assert torch.equal(grads[0], grads[1])
+    assert torch.equal(ordered.row, graph.row)
+    assert torch.equal(ordered.col, graph.col)
+
+
+def test_the_order_puts_communities_together():
+    # Two halves with random names and few edges between them.
+    numbers = np.random.default_rng(0)
+    side = torch.from_numpy(numbers.permutation(400) < 200)
+    one, two = side.nonzero().view(-1), (~side).nonzero().view(-1)
+    edges = [
+        half[torch.from_numpy(numbers.integers(0, 200, (2, 2000)))]
+        for half in (one, two)
+    ]
+    bridge = torch.stack([one[:20], two[:20]])
+    edges = torch.cat([*edges, bridge], 1)
+    graph = CSRGraph.from_edge_index(
+        torch.cat([edges, edges.flip(0)], 1), 400, duplicates='merge'
+    )
+    order = graph.reorder(2).order
+    first = side[order[:200]].double().mean()
+    assert min(first, 1 - first) < 0.05
+    again = graph.reorder(2).order
+    assert torch.equal(order, again)
+
+
+def test_orders_are_checked():
+    for parts, error in ((0, ValueError), (41, ValueError), (1.5, TypeError)):
+        with pytest.raises(error, match="'parts'"):
+            GRAPH.reorder(parts)
+    with pytest.raises(ValueError, match='keeps no order'):
+        GRAPH.ordered_receivers()
+
+
+# Deciding before building ####################################################
+
+
+def test_dense_signals_build_no_layout_for_pushes():
+    graph = random_graph(3000, 30000)
+    x = signal(3000, 16)
+    measure = F.appnp(0.1, levels=10)
+    z = F.propagate(graph, x, measure, eps=1e-7, seed=0)
+    prepared = graph.with_self_loops()
+    assert not prepared.has_push_graph()
+    # As if it had been built: no level was pushed.
+    prepared.push_graph(0.5)
+    assert prepared.has_push_graph()
+    assert torch.equal(F.propagate(graph, x, measure, eps=1e-7, seed=0), z)
+
+
+@pytest.mark.parametrize('eps', [1e-2, 1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize('along', [True, False])
+def test_what_is_sampled_does_not_depend_on_what_was_built(eps, along):
+    numbers = np.random.default_rng(0)
+    edges = torch.from_numpy(numbers.integers(0, 5000, (2, 60000)))
+    fresh = CSRGraph.from_edge_index(edges, 5000, duplicates='merge')
+    warm = CSRGraph.from_edge_index(edges, 5000, duplicates='merge')
+    warm.push_graph(0.0, along=along)
+    x = signal(5000, 20, zeros=0.9)
+    for measure in (F.ppr(0.5), F.hkpr(3.0), F.transition(2)):
+        measure = replace(measure, along=along)
+        kwargs = {'eps': eps, 'seed': 3}
+        wanted = F.propagate(warm, x, measure, **kwargs)
+        assert torch.equal(F.propagate(fresh, x, measure, **kwargs), wanted)
+
+
+# Rows where they stand #######################################################
+
+COUNTS = (200, 300, 400, 600)
+
+
+def some_rows(count):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randperm(3000, generator=generator)[:count]
+
+
+@pytest.mark.parametrize('kind', ['dense', 'sparse'])
+@pytest.mark.parametrize('half', [False, True])
+@pytest.mark.parametrize('count', COUNTS)
+def test_rows_that_need_most_of_a_graph_have_its_bits(count, half, kind):
+    # Packed, where they stand, and all of them.
+    graph = random_graph(3000, 24000)
+    x = signal(3000, 20)
+    if kind == 'sparse':
+        x = (x * (x > 1)).to_sparse_csr()
+    rows = some_rows(count)
+    for measure, tol in (
+        (F.ppr(0.2, levels=3), 0.0),
+        (F.sgc(2), 0.0),
+        (F.appnp(0.1, levels=20), 1e-2),
+    ):
+        kwargs = {'half': half, 'tol': tol}
+        wanted = F.propagate(graph, x, measure, **kwargs)
+        z = F.propagate(graph, x, measure, rows=rows, **kwargs)
+        assert torch.equal(z, wanted[rows])
+
+
+def test_needs_of_rows_cover_all_three_ways():
+    # What the test above relies on: shares of the entries.
+    graph = random_graph(3000, 24000)
+    ptr, col = graph.receivers()
+    shares = []
+    for count in COUNTS:
+        need = torch.zeros(3000, dtype=torch.bool)
+        for v in some_rows(count).tolist():
+            need[col[ptr[v] : ptr[v + 1]].long()] = True
+        shares.append(float(ptr.diff()[need].sum() / col.numel()))
+    assert shares[0] < 0.8 < shares[1] < 0.92 < shares[-1]

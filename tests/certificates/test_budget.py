@@ -1,0 +1,332 @@
+import math
+
+import pytest
+import torch
+from citeseer import load, local_oracle
+from exhaustive import (
+    admissible,
+    csr,
+    pagerank,
+    random_problem,
+    worst_margins,
+)
+
+from pyg_trust.certificates.budget import (
+    clip_budget,
+    dual_bound,
+    pagerank_bounds,
+    refine_pagerank_bounds,
+)
+from pyg_trust.certificates.flips import budget_attacks, single_flip_margins
+from pyg_trust.certificates.perturbations import Perturbations, Policy
+from pyg_trust.certificates.policy import policy_value
+from pyg_trust.certificates.program import linear_program
+
+ALPHA = 0.15
+NODES = torch.arange(5)
+
+
+def problem(seed, kind):
+    adj, logits = random_problem(seed, 5, directed=seed % 2 == 1)
+    generator = torch.Generator().manual_seed(seed)
+    budget = torch.randint(1, 4, (5,), generator=generator)
+    fixed = torch.zeros_like(adj)
+    fixed[NODES, (NODES + 1) % 5] = True
+    fragile = adj & ~fixed
+    graph = csr(adj)
+    mask = fragile[graph.row, graph.col]
+    if kind == 'both':
+        fragile = (fragile | ~adj).fill_diagonal_(False)
+    made = Perturbations(graph, mask, budget, all_pairs=kind == 'both')
+    return adj, logits, fragile, budget, made
+
+
+def columns(logits, targets):
+    """All pairs of a target and two classes: reward and target."""
+    pairs = [(c1, c2) for c1 in range(3) for c2 in range(3) if c1 != c2]
+    reward = [
+        logits[:, c2] - logits[:, c1] for _ in targets for c1, c2 in pairs
+    ]
+    which = torch.tensor(targets).repeat_interleave(len(pairs))
+    return torch.stack(reward), which, pairs
+
+
+@pytest.mark.parametrize('cost', ['pagerank', 'visits'])
+@pytest.mark.parametrize('kind', ['removals', 'both'])
+@pytest.mark.parametrize('seed', range(8))
+def test_upper_bounds_are_the_exact_maxima(cost, kind, seed):
+    adj, _, fragile, budget, made = problem(seed, kind)
+    graphs = admissible(adj, fragile, budget)
+    most = pagerank(graphs, ALPHA)
+    if cost == 'visits':
+        most = most / graphs.sum(2)[:, None]
+    most = most.amax(0)
+    upper = pagerank_bounds(made, NODES, ALPHA, cost=cost)
+    active = made.active
+    assert bool((upper[:, active] >= most[:, active]).all())
+    assert torch.allclose(upper[:, active], most[:, active], rtol=0, atol=2e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['removals', 'both'])
+@pytest.mark.parametrize('seed', range(8))
+def test_refined_bounds_hold_and_prove_no_less(kind, seed):
+    adj, logits, fragile, budget, made = problem(seed, kind)
+    active = made.active
+    reward, targets, pairs = columns(logits, NODES.tolist())
+    for global_budget in (1, 2, 3):
+        graphs = admissible(adj, fragile, budget, global_budget)
+        most = pagerank(graphs, ALPHA).amax(0)
+        expected = worst_margins(graphs, logits, ALPHA)
+        used = clip_budget(made, global_budget)
+        bounds = [pagerank_bounds(used, NODES, ALPHA)]
+        for _ in range(2):
+            bounds.append(
+                refine_pagerank_bounds(
+                    used, NODES, bounds[-1], global_budget, ALPHA
+                )
+            )
+            assert bool((bounds[-1][:, active] >= most[:, active]).all())
+            assert bool((bounds[-1] <= bounds[-2]).all())
+        found = [
+            dual_bound(
+                used, reward, targets, upper[targets], global_budget, ALPHA
+            ).bound
+            for upper in bounds
+        ]
+        lower = -found[-1].view(5, 6)
+        for k, (c1, c2) in enumerate(pairs):
+            assert bool((lower[:, k] <= expected[c1, c2]).all())
+        assert bool((found[-1] <= found[0] + 1e-8).all())
+        if kind == 'both' and global_budget == 1:
+            assert float((found[0] - found[-1]).max()) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('cost', ['pagerank', 'visits'])
+@pytest.mark.parametrize('clip', [False, True])
+@pytest.mark.parametrize('kind', ['removals', 'both'])
+@pytest.mark.parametrize('seed', range(6))
+def test_no_admissible_graph_exceeds_the_bound(cost, clip, kind, seed):
+    adj, logits, fragile, budget, made = problem(seed, kind)
+    for global_budget in (0, 1, 2, 3, 5):
+        graphs = admissible(adj, fragile, budget, global_budget)
+        expected = worst_margins(graphs, logits, ALPHA)
+        used = clip_budget(made, global_budget) if clip else made
+        upper = pagerank_bounds(used, NODES, ALPHA, cost=cost)
+        reward, targets, pairs = columns(logits, NODES.tolist())
+        guess = reward[:, 0]  # a wrong one
+        for sign_only, clean in ((False, None), (True, None), (True, guess)):
+            found = dual_bound(
+                used,
+                reward,
+                targets,
+                upper[targets],
+                global_budget,
+                ALPHA,
+                cost=cost,
+                sign_only=sign_only,
+                clean=clean,
+            )
+            lower = -found.bound.view(5, 6)
+            for k, (c1, c2) in enumerate(pairs):
+                assert bool((lower[:, k] <= expected[c1, c2]).all())
+            if global_budget == 0 and not sign_only and clip:
+                clean = torch.stack([expected[p] for p in pairs], 1)
+                assert torch.allclose(lower, clean, atol=1e-9)
+
+
+@pytest.mark.parametrize('kind', ['removals', 'both'])
+@pytest.mark.parametrize('seed', range(5))
+def test_dual_is_the_optimum_of_the_linear_program(kind, seed):
+    _, logits, _, _, made = problem(seed, kind)
+    upper = pagerank_bounds(made, NODES, ALPHA, cost='visits')
+    reward, targets, _ = columns(logits, [seed % 5])
+    for global_budget in (1, 3):
+        found = dual_bound(
+            made,
+            reward,
+            targets,
+            upper[targets],
+            global_budget,
+            ALPHA,
+            cost='visits',
+        )
+        for k, target in enumerate(targets.tolist()):
+            value, multiplier = linear_program(
+                made, reward[k], target, upper[target], global_budget, ALPHA
+            )
+            # HiGHS is off by up to 1e-7 on either side.
+            assert abs(float(found.bound[k]) - value) < 1e-6
+            assert float(found.bound[k]) > value - 1e-7
+            assert multiplier >= 0
+        gap = (found.bound - found.optimum).abs().max()
+        assert float(gap) < 1e-7
+
+
+def test_any_multiplier_is_valid():
+    adj, logits, fragile, budget, made = problem(0, 'removals')
+    expected = worst_margins(
+        admissible(adj, fragile, budget, 2), logits, ALPHA
+    )
+    upper = pagerank_bounds(made, NODES, ALPHA)
+    reward, targets, pairs = columns(logits, NODES.tolist())
+    for steps in (1, 2, 3):
+        found = dual_bound(
+            made, reward, targets, upper[targets], 2, ALPHA, max_iter=steps
+        )
+        lower = -found.bound.view(5, 6)
+        for k, (c1, c2) in enumerate(pairs):
+            assert bool((lower[:, k] <= expected[c1, c2]).all())
+
+
+@pytest.mark.parametrize('kind', ['removals', 'both'])
+@pytest.mark.parametrize('seed', range(10))
+def test_single_flips_are_those_of_exhaustive_search(kind, seed):
+    adj, logits, fragile, budget, made = problem(seed, kind)
+    expected = worst_margins(
+        admissible(adj, fragile, budget, 1), logits, ALPHA
+    )
+    reference = torch.randint(0, 3, (5,))
+    found = single_flip_margins(logits, made, NODES, reference, ALPHA)
+    exact = expected[reference, :, NODES]
+    exact[NODES, reference] = math.inf
+    others = exact.isfinite()
+    assert torch.equal(found.margins.isinf(), ~others)
+    difference = (found.margins - exact)[others].abs()
+    assert bool((difference <= found.errors[others]).all())
+    assert float(found.errors.max()) < 1e-8
+    for u, c in others.nonzero().tolist():
+        graph = adj.clone()
+        i, j = found.flips[u, c].tolist()
+        if i >= 0:
+            assert bool(fragile[i, j])
+            graph[i, j] ^= True
+        z = pagerank(graph, ALPHA)[u] @ logits
+        margin = z[reference[u]] - z[c]
+        assert torch.isclose(margin, exact[u, c], atol=1e-10)
+
+
+@pytest.mark.parametrize('kind', ['removals', 'both'])
+def test_attacks_are_admissible(kind):
+    for seed in range(5):
+        _, logits, fragile, budget, made = problem(seed, kind)
+        reward, targets, _ = columns(logits, NODES.tolist())
+        upper = pagerank_bounds(made, NODES, ALPHA)[targets]
+        price = torch.rand(targets.numel(), dtype=torch.float64)
+        for flips in budget_attacks(
+            made, reward, targets, upper, price, 3, ALPHA
+        ):
+            assert flips.size(1) <= 3
+            assert bool(fragile[flips[0], flips[1]].all())
+            assert flips.unique(dim=1).size(1) == flips.size(1)
+            assert bool((flips[0].bincount(minlength=5) <= budget).all())
+
+
+def citeseer(shared):
+    graph, fragile, local = local_oracle(shared)
+    oracle = load(shared / 'oracles/certificates/global_citeseer_rem_s6.npz')
+    made = Perturbations(graph, fragile, oracle['local_budget'])
+    return made, local['logits'], oracle
+
+
+def test_upper_bounds_are_those_of_the_oracle(shared):
+    made, _, oracle = citeseer(shared)
+    upper = pagerank_bounds(made, oracle['targets'], ALPHA, cost='visits')
+    difference = upper * made.graph.degree - oracle['xbar']
+    difference = difference[:, made.active]
+    assert float(difference.min()) > -1e-12
+    assert float(difference.max()) < 1e-7
+
+
+def test_bounds_are_those_of_the_oracle(shared):
+    made, logits, oracle = citeseer(shared)
+    targets, pred = oracle['targets'], oracle['pred']
+    upper = pagerank_bounds(made, targets, ALPHA, cost='visits')
+    k, against = (torch.nn.functional.one_hot(pred, 6) == 0).nonzero(
+        as_tuple=True
+    )
+    reward = (logits[:, against] - logits[:, pred[k]]).t().contiguous()
+    for i, global_budget in enumerate(oracle['B'].tolist()):
+        found = dual_bound(
+            made,
+            reward,
+            targets[k],
+            upper[k],
+            global_budget,
+            ALPHA,
+            cost='visits',
+        )
+        program = oracle['lower_bounds'][k, against, i]
+        assert float((-found.bound - program).abs().max()) < 1e-6
+        assert float((-found.bound - program).max()) < 1e-8
+
+
+def test_single_flips_are_those_of_the_oracle(shared):
+    made, logits, oracle = citeseer(shared)
+    found = single_flip_margins(
+        logits, clip_budget(made, 1), oracle['targets'], oracle['pred'], ALPHA
+    )
+    expected = oracle['exact_B1_margins']
+    assert float((found.margins.amin(1) - expected).abs().max()) < 1e-9
+
+
+def test_attacks_on_a_real_graph_stay_above_the_bound(shared):
+    made, logits, oracle = citeseer(shared)
+    targets, pred = oracle['targets'], oracle['pred']
+    made = clip_budget(made, 5)
+    upper = pagerank_bounds(made, targets, ALPHA)
+    against = (pred + 1) % 6
+    reward = (logits[:, against] - logits[:, pred]).t().contiguous()
+    found = dual_bound(made, reward, targets, upper, 5, ALPHA)
+    flips = budget_attacks(
+        made, reward, targets, upper, found.multiplier, 5, ALPHA
+    )
+    value = policy_value(Policy.from_flips(made, flips), reward, ALPHA).value
+    reached = ALPHA * value[torch.arange(20), targets]
+    clean = policy_value(made.clean_policy(20), reward, ALPHA).value
+    clean = ALPHA * clean[torch.arange(20), targets]
+    assert bool((reached <= found.bound).all())
+    # They do something: half of the possible gain in the median.
+    share = (reached - clean) / (found.bound - clean)
+    assert float(share.median()) > 0.5
+
+
+def bound(**changes):
+    _, _, _, _, made = problem(0, 'removals')
+    arguments = {
+        'perturbations': made,
+        'reward': torch.zeros((1, 5), dtype=torch.float64),
+        'targets': torch.tensor([0]),
+        'upper': torch.ones((1, 5), dtype=torch.float64),
+        'global_budget': 2,
+        'alpha': ALPHA,
+    }
+    arguments.update(changes)
+    return dual_bound(**arguments)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'error', 'message'),
+    [
+        ({'global_budget': -1}, ValueError, "'global_budget'"),
+        ({'global_budget': 1.5}, TypeError, "'global_budget'"),
+        ({'targets': torch.tensor([5])}, ValueError, "'targets'"),
+        ({'targets': torch.tensor([0.0])}, TypeError, "'targets'"),
+        ({'reward': torch.zeros((1, 5))}, TypeError, "'reward'"),
+        ({'upper': torch.zeros((1, 5)).double()}, ValueError, "'upper'"),
+        ({'cost': 'edges'}, ValueError, "'cost'"),
+        ({'alpha': 1.0}, ValueError, "'alpha'"),
+    ],
+)
+def test_dual_bound_refuses(changes, error, message):
+    with pytest.raises(error, match=message):
+        bound(**changes)
+
+
+def test_no_columns_are_fine():
+    empty = torch.zeros((0, 5), dtype=torch.float64)
+    found = bound(
+        reward=empty, upper=empty, targets=torch.zeros(0, dtype=torch.int64)
+    )
+    assert found.bound.numel() == 0

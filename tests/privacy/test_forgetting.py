@@ -1,0 +1,217 @@
+"""What a release forgets: published figures, brute force, planted faults.
+
+The figures of five tables are those of an independent script (exact profiles
+of Gaussian releases by scipy); kappa is written out here by hand a second
+time, and never exceeded by the largest shift that a search finds.
+"""
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from pyg_trust.graph import CSRGraph
+from pyg_trust.privacy.forgotten import edge_shift, node_shift
+from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
+from pyg_trust.verify import removal
+
+# One epsilon, and those of 1, 2, 3, 5, 10 and 100 people; delta 1e-5.
+GROUPS = {
+    0.1: (0.1, 0.2132145635545739, 0.331634262217504, 0.5786997552292118,
+          1.2369610968193603, 18.521773327957334),
+    0.5: (0.5, 1.0672990993824372, 1.6702606216671303, 2.9618585024315705,
+          6.616650447190541, 160.8966942553541),
+    1.0: (1.0, 2.1546766576676974, 3.407016454617904, 6.166941180983729,
+          14.429269997601974, 472.6502219177997),
+    2.0: (2.0, 4.392910874934869, 7.077603805109482, 13.25856449165356,
+          33.24704218846387, 1470.7171601222833),
+    4.0: (4.0, 9.084731302995477, 15.081199516429423, 29.711264586534472,
+          81.40117690823375, 4670.98115903893),
+    8.0: (8.0, 19.121181325976885, 33.086125443098034, 69.4169731226866,
+          208.9475706837507, 14587.846217170147),
+}  # fmt: skip
+# How many people are within epsilon 1, 3 and 8.
+WITHIN = {0.1: (8, 22, 51), 0.5: (1, 5, 11), 1.0: (1, 2, 6)}
+WITHIN |= {2.0: (0, 1, 3), 4.0: (0, 0, 1), 8.0: (0, 0, 1)}
+
+
+@pytest.mark.parametrize('epsilon', GROUPS)
+def test_people_cost_what_an_independent_script_says(epsilon):
+    mu = gaussian_mu_for(epsilon, 1e-5)
+    for k, want in zip((1, 2, 3, 5, 10, 100), GROUPS[epsilon], strict=True):
+        assert gaussian_epsilon(k * mu, 1e-5) == pytest.approx(want, rel=1e-6)
+    held = [int(gaussian_mu_for(e, 1e-5) / mu * (1 + 1e-9)) for e in (1, 3, 8)]
+    assert tuple(held) == WITHIN[epsilon]
+
+
+def test_who_is_chosen_by_the_release_is_told_from_any_reference():
+    # Of 1,000 people with a noisy row each, the one with the largest noise.
+    beyond = math.erfc(3 / math.sqrt(2))
+    assert 1 - (1 - beyond) ** 1000 == pytest.approx(0.9330257516, abs=1e-9)
+    assert beyond == pytest.approx(0.0026997961, abs=1e-9)
+    drawn = np.random.default_rng(0).standard_normal((2000, 1000))
+    seen = (np.abs(drawn).max(1) > 3).mean()
+    assert abs(seen - 0.933) < 0.02
+    # No (1, 1e-5): the probability is more than e times the reference's.
+    assert seen > math.e * beyond + 1e-5
+
+
+def by_hand(lists, gone, sqrt=math.sqrt):
+    """Kappa as it is printed, list by list."""
+    total = 0.0
+    for w, list_ in enumerate(lists):
+        d, j = len(list_), len(gone & set(list_))
+        if w in gone:
+            total += 1.0
+        elif 0 < j < d:
+            total += 1 - sqrt(d - j) / sqrt(d)
+    return total
+
+
+def drawn_lists(rng, n):
+    others = [[y for y in range(n) if y != w] for w in range(n)]
+    return [
+        sorted(rng.choice(o, int(rng.integers(0, 8)), False).tolist())
+        for o in others
+    ]
+
+
+def graph_of(lists):
+    pairs = [(w, y) for w, list_ in enumerate(lists) for y in list_]
+    edges = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T
+    return CSRGraph.from_edge_index(edges, len(lists))
+
+
+def matrix(lists, receivers, max_degree=1):
+    """``W[y, w]``: energy weights of the lists, cut to receivers."""
+    made = np.zeros((len(lists), len(lists)))
+    for w, list_ in enumerate(lists):
+        cut = [y for y in list_ if receivers[y]]
+        made[cut, w] = min(1, math.sqrt(max_degree / max(1, len(cut))))
+    return made
+
+
+def largest(D, rng):
+    """The largest shifts by unit messages that alternation finds."""
+    D, best = np.atleast_3d(D.T).T, np.zeros(1)
+    for _ in range(3):
+        M = rng.standard_normal((len(D), D.shape[2], 3))
+        for _ in range(25):
+            M = M / np.maximum(np.linalg.norm(M, axis=2, keepdims=True), 1e-99)
+            best = np.maximum(best, np.linalg.norm(D @ M, axis=(1, 2)))
+            M = D.transpose(0, 2, 1) @ (D @ M)
+    return best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('max_degree', [1, 3])
+def test_no_erasure_moves_sums_further_than_kappa(max_degree):
+    rng, bounds, moved, kept, records = (
+        np.random.default_rng(3),
+        [],
+        [],
+        [],
+        [],
+    )
+    for _ in range(500):
+        lists = drawn_lists(rng, 12)
+        gone = set(rng.choice(12, int(rng.integers(1, 4)), False).tolist())
+        receivers = torch.from_numpy(rng.random(12) < 0.7)
+        left = [
+            [] if w in gone else [y for y in list_ if y not in gone]
+            for w, list_ in enumerate(lists)
+        ]
+        graph, nodes = graph_of(lists), torch.tensor(sorted(gone))
+        bounds.append(node_shift(graph, nodes, receivers, max_degree))
+        records.append(len(gone) * math.sqrt(max_degree))
+        D = matrix(lists, receivers, max_degree)
+        D -= matrix(left, receivers, max_degree)
+        kept.append(D.copy())
+        D[sorted(gone)] = 0
+        moved.append(D)
+    found = largest(np.stack(moved), rng)
+    assert (found <= np.array(bounds) * (1 + 1e-9)).all()
+    assert (found / bounds).max() > 0.8
+    # Two planted faults: a person is a record; rows of the erased are kept.
+    assert max_degree > 1 or (found > np.array(records) + 1e-9).sum() > 20
+    with_rows = largest(np.stack(kept), rng)
+    assert (with_rows > np.array(bounds) + 1e-9).sum() > 100
+
+
+def test_kappa_is_that_of_its_formula_on_lists_with_and_without_receivers():
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        lists = drawn_lists(rng, 12)
+        gone = set(rng.choice(12, int(rng.integers(1, 5)), False).tolist())
+        nodes = torch.tensor(sorted(gone))
+        found = node_shift(graph_of(lists), nodes)
+        assert found == pytest.approx(by_hand(lists, gone), abs=1e-12)
+        mask = rng.random(12) < 0.6
+        cut = [[y for y in list_ if mask[y]] for list_ in lists]
+        found = node_shift(graph_of(lists), nodes, torch.from_numpy(mask))
+        assert found == pytest.approx(by_hand(cut, gone), abs=1e-12)
+
+
+def test_kappas_add_up_one_after_the_other_and_not_on_one_graph():
+    # Nine of a list of ten: at once, one by one, and each on the first list.
+    lists = [list(range(1, 11)), *([[]] * 10)]
+    whole = node_shift(graph_of(lists), torch.arange(1, 10)) - 9
+    alone, after = 0.0, 0.0
+    for v in range(1, 10):
+        node = torch.tensor([v])
+        alone += node_shift(graph_of(lists), node) - 1
+        left = [list(range(v, 11)), *([[]] * 10)]
+        after += node_shift(graph_of(left), node) - 1
+    assert (round(alone, 2), round(whole, 2)) == (0.46, 0.68)
+    assert after >= whole
+
+
+@pytest.mark.parametrize('directed', [False, True])
+def test_edges_move_sums_as_far_as_their_rows_say(directed):
+    rng, cheap = np.random.default_rng(1), 0
+    pairs = [(u, v) for u in range(10) for v in range(u)]
+    for _ in range(60):
+        k = int(rng.integers(1, 7))
+        chosen = [pairs[i] for i in rng.choice(len(pairs), k, False)]
+        D = np.zeros((10, 10))
+        for u, v in chosen:
+            D[v, u] = 1
+            if not directed:
+                D[u, v] = 1
+        shift = edge_shift(torch.tensor(chosen).T, directed)
+        assert shift == pytest.approx(np.linalg.norm(D @ np.ones((10, 1))))
+        assert largest(D, rng) <= shift * (1 + 1e-9)
+        cheap += shift < k * (1 if directed else math.sqrt(2)) - 1e-9
+    assert cheap > 20
+    # Ten that share no end cost the root of ten.
+    apart = torch.arange(20).view(2, 10)
+    assert edge_shift(apart) / math.sqrt(2) == pytest.approx(math.sqrt(10))
+
+
+@pytest.mark.parametrize('receivers', [False, True])
+def test_the_kernels_kappa_is_that_of_the_formula_from_above(receivers):
+    rng = np.random.default_rng(8)
+    for _ in range(60):
+        lists = drawn_lists(rng, 14)
+        gone = set(rng.choice(14, int(rng.integers(1, 5)), False).tolist())
+        rows = rng.random(14) < (0.7 if receivers else 2)
+        cut = [[y for y in each if rows[y]] for each in lists]
+        ends = [(w, y) for w, each in enumerate(cut) for y in each]
+        ends = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+        found = removal.node_shift(ends, np.isin(range(14), [*gone]), 1)
+        mpmath.mp.dps = 40
+        exact = by_hand(cut, gone, mpmath.sqrt)
+        assert mpmath.mpf(found.numerator) / found.denominator - exact >= 0
+        assert abs(float(found) - by_hand(lists, gone)) < 1e-12 or receivers
+        assert float(found) == pytest.approx(float(exact), abs=1e-12)
+
+
+def test_roots_are_bounded_from_both_sides():
+    for x in (0, 1, 2, 10**30, Fraction(1, 3), Fraction(1, 10**40)):
+        low, high = removal.root(x, False), removal.root(x)
+        assert low**2 <= x < high**2
+        assert high - low == Fraction(1, 2**80)
+    assert removal.edge_shift(np.array([3, 3, 0])) ** 2 > 5

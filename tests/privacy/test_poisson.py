@@ -1,0 +1,172 @@
+"""Poisson sampling: its pairs against quadrature, its sums against oracles."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from pyg_trust import privacy as dp
+from pyg_trust.privacy.poisson import poisson_profile, rdp_poisson
+
+
+def direct(epsilon, q, z, first, second):
+    """Hockey-stick divergence of two mixtures by adaptive quadrature."""
+
+    def density(x, mean):
+        rest = (1 - q) * math.exp(-(x**2) / (2 * z**2))
+        other = q * math.exp(-((x - mean) ** 2) / (2 * z**2))
+        return (rest + other) / (z * math.sqrt(2 * math.pi))
+
+    def gap(x):
+        least = density(x, first) - math.exp(epsilon) * density(x, second)
+        return max(0.0, least)
+
+    edge = 1 + 12 * z
+    points = np.linspace(-edge, edge, 41)[1:-1]
+    return quad(gap, -edge, edge, points=points, limit=400, epsabs=1e-13)[0]
+
+
+@pytest.mark.parametrize('q', [0.05, 0.6, 1.0])
+@pytest.mark.parametrize('z', [0.5, 2.0])
+def test_profiles_are_the_divergences_of_their_pairs(q, z):
+    for epsilon in (-1.0, 0.0, 0.3, 2.0):
+        want = direct(epsilon, q, z, 1, -1)
+        found = poisson_profile(epsilon, q, z)
+        assert found == pytest.approx(want, rel=1e-5, abs=1e-11)
+        want = max(direct(epsilon, q, z, 1, 0), direct(epsilon, q, z, 0, 1))
+        found = poisson_profile(epsilon, q, z, 'withdraw')
+        assert found == pytest.approx(want, rel=1e-5, abs=1e-11)
+
+
+def plane(epsilon, q, z, g, other):
+    """The divergence of two mixtures in the plane, on a grid of midpoints."""
+    at = np.linspace(-1 - 8 * z, 1 + 8 * z, 240)
+    x, y = np.meshgrid(at, at, indexing='ij')
+
+    def density(mean):
+        far = (x - mean[0]) ** 2 + (y - mean[1]) ** 2
+        near = x**2 + y**2
+        bell = (1 - q) * np.exp(-near / (2 * z**2))
+        return bell + q * np.exp(-far / (2 * z**2))
+
+    gap = np.maximum(density(g) - math.exp(epsilon) * density(other), 0)
+    return gap.sum() * (at[1] - at[0]) ** 2 / (2 * math.pi * z**2)
+
+
+@pytest.mark.parametrize('q', [0.05, 0.4])
+@pytest.mark.parametrize('z', [0.5, 1.5])
+def test_no_pair_of_gradients_is_worse_than_the_antipodal_one(q, z):
+    # The proof is in the module; here other pairs are tried, in the plane.
+    steps = [k * math.pi / 4 for k in range(5)]
+    pairs = [
+        ((r, 0.0), (s * math.cos(t), s * math.sin(t)))
+        for r, s, t in itertools.product((0.4, 1.0), (0.0, 0.7, 1.0), steps)
+    ]
+    for epsilon in (-0.5, 0.0, 0.4, 1.5):
+        worst = poisson_profile(epsilon, q, z)
+        found = [plane(epsilon, q, z, *pair) for pair in pairs]
+        assert max(found) <= worst + 2e-4
+        # It is one of them: the bound is attained.
+        assert max(found) >= worst - 2e-4
+
+
+# Of the oracle: q, z, steps, mu of a release, delta, form, and the ends.
+JOINT = [
+    (0.05, 1.0, 100, 0.5, 1e-5, 'withdraw', 4.06463739, 4.07473831),
+    (0.05, 2.0, 100, 0.5, 1e-5, 'replace', 2.93594841, 2.94604969),
+    (0.2, 3.0, 60, 1.0, 1e-6, 'withdraw', 5.66521129, 5.67131191),
+    (0.2, 6.0, 60, 1.0, 1e-6, 'replace', 5.58438038, 5.59048101),
+]
+
+
+@pytest.mark.parametrize(
+    ('q', 'z', 'steps', 'mu', 'delta', 'form', 'low', 'high'), JOINT
+)
+def test_coins_and_a_release(q, z, steps, mu, delta, form, low, high):
+    history = [(z, q, steps), ((2 if form == 'replace' else 1) / mu, 1.0, 1)]
+    found = dp.poisson_epsilon(history, delta, form)
+    assert low <= found <= 1.002 * high
+
+
+def test_oracle(shared):
+    path = shared / 'oracles/private_aggregation/accounting.json'
+    rows = json.loads(path.read_text())['poisson_with_aggregation']
+    for row in rows:
+        history = [(row['noise_multiplier'], row['q'], row['steps'])]
+        form, mu = row['relation'], row['mu_aggregation']
+        if mu:
+            history.append(((2 if form == 'replace' else 1) / mu, 1.0, 1))
+        found = dp.poisson_epsilon(history, row['delta'], form)
+        assert row['epsilon_lower'] <= found <= 1.002 * row['epsilon_upper']
+
+
+# Epsilon of replaced rows: computed with another program (dp-accounting).
+TABLE = [
+    (0.01, 1, 1000, 1e-5, 2.199, 1.205),
+    (0.05, 1, 100, 1e-5, 3.849, 2.004),
+    (0.05, 2, 1000, 1e-5, 4.263, 3.337),
+    (0.2, 2, 100, 1e-5, 5.419, 4.357),
+    (0.4, 4, 50, 1e-6, 3.580, 3.301),
+    (0.9, 4, 50, 1e-6, 8.476, 8.359),
+]
+
+
+@pytest.mark.parametrize(('q', 'lam', 'steps', 'delta', 'wor', 'want'), TABLE)
+def test_table(q, lam, steps, delta, wor, want):
+    found = dp.poisson_epsilon([(2 * lam, q, steps)], delta)
+    assert found == pytest.approx(want, abs=2e-3)
+    found = dp.wor_epsilon([(2 * lam, q, steps)], delta)
+    assert found == pytest.approx(wor, abs=2e-3)
+
+
+def test_full_batches_are_gaussian():
+    # delta(epsilon) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+    for form, moved in (('replace', 2), ('withdraw', 1)):
+        found = dp.poisson_epsilon([(3.0, 1.0, 4)], 1e-5, form)
+        mu = moved * math.sqrt(4) / 3.0
+        delta = norm.cdf(mu / 2 - found / mu)
+        delta -= math.exp(found) * norm.cdf(-mu / 2 - found / mu)
+        assert delta == pytest.approx(1e-5, rel=3e-4)
+        # A little less, so that the kernel's wider cells prove it.
+        assert delta < 1e-5
+
+
+def test_renyi_divergences():
+    # Of integer order: sums over how many of a draws met the unit.
+    def integer(a, q, z):
+        total = sum(
+            math.comb(a, k)
+            * (1 - q) ** (a - k)
+            * q**k
+            * math.exp(k * (k - 1) / (2 * z**2))
+            for k in range(a + 1)
+        )
+        return math.log(total) / (a - 1)
+
+    for q, z in ((0.01, 1.0), (0.3, 0.7), (1.0, 2.0)):
+        found = rdp_poisson([2, 5, 20], q, z, 'withdraw')
+        want = [integer(a, q, z) for a in (2, 5, 20)]
+        assert found == pytest.approx(want, rel=1e-6)
+        replaced = rdp_poisson([2, 5, 20], q, z)
+        assert (replaced > found * (1 - 1e-9)).all()
+    # q = 1: two Gaussians 2/z apart.
+    found = rdp_poisson([3.0], 1.0, 2.0)
+    assert found[0] == pytest.approx(3.0 * (2 / 2.0) ** 2 / 2, rel=1e-9)
+
+
+def test_calibration_and_order():
+    z = dp.calibrate_poisson(2.0, 1e-5, 0.1, 50)
+    assert 1.98 <= dp.poisson_epsilon([(z, 0.1, 50)], 1e-5) <= 2.0
+    # A higher rate, more steps and less noise cost more.
+    base = dp.poisson_epsilon([(z, 0.1, 50)], 1e-5)
+    for other in ((z, 0.11, 50), (z, 0.1, 55), (0.95 * z, 0.1, 50)):
+        assert dp.poisson_epsilon([other], 1e-5) > base
+    # Being there or not costs less than being another.
+    assert dp.poisson_epsilon([(z, 0.1, 50)], 1e-5, 'withdraw') < base
+    assert dp.poisson_epsilon([], 1e-5) == 0.0
+    with pytest.raises(ValueError, match="'delta'"):
+        dp.poisson_epsilon([(z, 0.1, 50)], 1e-12)

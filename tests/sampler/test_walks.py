@@ -1,0 +1,305 @@
+import json
+from collections import Counter
+from itertools import chain, pairwise
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from pyg_trust import sampler as F
+from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler.walks import (
+    DisjointWalks,
+    check_walks,
+    max_size,
+    min_subgraphs,
+)
+from pyg_trust.testing import make_graph
+
+SMALL = ['random', 'star', 'path', 'self_loop', 'isolated', 'no_edges']
+LENGTHS = [(0, 1), (1, 1), (2, 1), (1, 2), (2, 2), (5, 1)]
+DRAWS = 40_000
+
+
+def as_lists(walks):
+    bounds = walks.ptr.tolist()
+    return [walks.node[a:b].tolist() for a, b in pairwise(bounds)]
+
+
+def undirected(edges, num_nodes):
+    pairs = torch.tensor(edges).t()
+    return CSRGraph.from_edge_index(
+        torch.cat([pairs, pairs.flip(0)], 1), num_nodes
+    )
+
+
+def p_value(counts, law, draws):
+    """Pearson's test of counts against probabilities, by outcome."""
+    assert set(counts) <= set(law)
+    statistic = sum(
+        (counts[outcome] - draws * p) ** 2 / (draws * p)
+        for outcome, p in law.items()
+    )
+    return chi2.sf(statistic, len(law) - 1)
+
+
+def exact_law(neighbours, roots, length, restarts):
+    """The law of Algorithms 2 and 3, by walking every branch."""
+    law = Counter()
+
+    def roots_from(claimed, done, p):
+        free = [r for r in roots if r not in claimed]
+        if not free:
+            law[done] += p
+        for r in free:
+            walk(r, r, 0, 0, {*claimed, r}, (r,), done, p / len(free))
+
+    def walk(root, v, i, walks, claimed, subgraph, done, p):
+        if walks == restarts:
+            roots_from(claimed, (*done, subgraph), p)
+            return
+        free = [w for w in neighbours[v] if w not in claimed]
+        if i == length or not free:
+            walk(root, root, 0, walks + 1, claimed, subgraph, done, p)
+            return
+        for w in free:
+            grown, q = {*claimed, w}, p / len(free)
+            walk(root, w, i + 1, walks, grown, (*subgraph, w), done, q)
+
+    roots_from(frozenset(), (), 1.0)
+    return law
+
+
+@pytest.mark.parametrize('case', range(5))
+def test_law_is_that_of_the_oracle(shared, case):
+    oracle = json.loads((shared / 'oracles/dp/sampler_exact.json').read_text())
+    graph = undirected(oracle['edges'], 5)
+    case = oracle['cases'][case]
+
+    def name(subgraphs):  # the oracle does not tell the order of subgraphs
+        return tuple(sorted(map(tuple, subgraphs)))
+
+    law = {
+        name(outcome['subgraphs']): outcome['p'][0] / outcome['p'][1]
+        for outcome in case['outcomes']
+    }
+    assert sum(law.values()) == pytest.approx(1)
+    roots = torch.tensor(case['roots'])
+    counts = Counter(
+        name(
+            as_lists(
+                F.disjoint_walks(
+                    graph, case['L'], case['R'], roots=roots, seed=seed
+                )
+            )
+        )
+        for seed in range(DRAWS)
+    )
+    assert p_value(counts, law, DRAWS) > 0.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('restarts', [1, 2, 4])
+def test_law_at_a_hub(restarts):
+    # Tries fail often here, so that the lists decide.
+    edges = [(0, v) for v in range(1, 5)]
+    graph = undirected([*edges, (1, 2)], 5)
+    neighbours = {0: [1, 2, 3, 4], 1: [0, 2], 2: [0, 1], 3: [0], 4: [0]}
+    law = exact_law(neighbours, [0, 3], 1, restarts)
+    roots = torch.tensor([0, 3])
+    counts = Counter(
+        tuple(
+            map(
+                tuple,
+                as_lists(
+                    F.disjoint_walks(
+                        graph, 1, restarts, roots=roots, seed=seed
+                    )
+                ),
+            )
+        )
+        for seed in range(20_000)
+    )
+    assert p_value(counts, law, 20_000) > 0.001
+
+
+@pytest.mark.parametrize('along', [True, False])
+def test_law_on_a_directed_graph(along):
+    graph = make_graph('directed')
+    ahead = {0: [1, 2], 1: [2], 2: [4], 3: [0, 4], 4: []}
+    behind = {0: [3], 1: [0], 2: [0, 1], 3: [], 4: [2, 3]}
+    law = exact_law(behind if along else ahead, range(5), 2, 1)
+    counts = Counter(
+        tuple(
+            map(
+                tuple,
+                as_lists(F.disjoint_walks(graph, 2, along=along, seed=seed)),
+            )
+        )
+        for seed in range(20_000)
+    )
+    # Few draws for many outcomes: put the rare ones together.
+    rare = {outcome for outcome, p in law.items() if 20_000 * p < 10}
+    pooled = Counter()
+    for outcome, p in law.items():
+        pooled['rare' if outcome in rare else outcome] += p
+    seen = Counter()
+    for outcome, count in counts.items():
+        assert outcome in law
+        seen['rare' if outcome in rare else outcome] += count
+    assert p_value(seen, pooled, 20_000) > 0.001
+
+
+@pytest.mark.parametrize(('length', 'restarts'), LENGTHS)
+@pytest.mark.parametrize('name', [*SMALL, 'directed'])
+def test_invariants_by_brute_force(name, length, restarts):
+    graph = make_graph(name)
+    edges = {tuple(pair) for pair in graph.to_edge_index()[0].t().tolist()}
+    masks = [torch.ones(graph.num_nodes, dtype=torch.bool)]
+    masks += [torch.arange(graph.num_nodes) % 3 != 1]
+    for seed in range(30):
+        for mask in masks:
+            walks = F.disjoint_walks(
+                graph, length, restarts, roots=mask, seed=seed
+            )
+            subgraphs = as_lists(walks)
+            nodes = list(chain(*subgraphs))
+            assert len(nodes) == len(set(nodes))
+            assert set(mask.nonzero().view(-1).tolist()) <= set(nodes)
+            least = min_subgraphs(int(mask.sum()), length, restarts)
+            assert least <= walks.num_subgraphs == len(subgraphs)
+            assert walks.roots.tolist() == [s[0] for s in subgraphs]
+            for subgraph in subgraphs:
+                assert bool(mask[subgraph[0]])
+                assert 1 <= len(subgraph) <= 1 + length * restarts
+                for i, v in enumerate(subgraph[1:], 1):
+                    assert any((v, u) in edges for u in subgraph[:i])
+
+
+def test_least_number_of_subgraphs_is_attained():
+    graph = make_graph('star')
+    counts = {
+        F.disjoint_walks(
+            graph, 1, 5, roots=torch.tensor([5, 0, 1]), seed=seed
+        ).num_subgraphs
+        for seed in range(50)
+    }
+    assert min(counts) == 1 == min_subgraphs(3, 1, 5)
+    assert min_subgraphs(140, 2) == 47
+    assert min_subgraphs(140, 1) == 70
+    assert min_subgraphs(140, 2, 2) == 28
+    assert min_subgraphs(7, 0) == 7
+    assert min_subgraphs(9, 2) == 3
+    assert max_size(2, 3) == 7
+
+
+def test_weights_and_order_of_edges_do_not_matter():
+    pairs, _ = make_graph('random').to_edge_index()
+    plain = F.disjoint_walks(make_graph('random'), 2, seed=1)
+    order = torch.randperm(
+        pairs.size(1), generator=torch.Generator().manual_seed(0)
+    )
+    weight = torch.rand(pairs.size(1))
+    graph = CSRGraph.from_edge_index(pairs[:, order], 40, weight)
+    other = F.disjoint_walks(graph, 2, seed=1)
+    assert plain.node.equal(other.node)
+    assert plain.ptr.equal(other.ptr)
+
+
+def test_seeds():
+    graph = make_graph('random')
+    torch.manual_seed(0)
+    first = F.disjoint_walks(graph, 2)
+    torch.manual_seed(0)
+    assert first.node.equal(F.disjoint_walks(graph, 2).node)
+    assert not first.node.equal(F.disjoint_walks(graph, 2).node)
+
+
+def test_select():
+    walks = F.disjoint_walks(make_graph('random'), 2, seed=0)
+    index = torch.tensor([4, 0, 4, 7])
+    subgraphs = as_lists(walks)
+    chosen = as_lists(walks.select(index))
+    assert chosen == [subgraphs[i] for i in index.tolist()]
+    assert as_lists(walks.select(index[:0])) == []
+
+
+def walks(*subgraphs):
+    size = torch.tensor([0, *map(len, subgraphs)])
+    node = torch.tensor(list(chain(*subgraphs)), dtype=torch.int64)
+    return DisjointWalks(size.cumsum(0), node)
+
+
+def test_check_accepts_what_is_right():
+    check_walks(walks([0, 1], [3]), 4)
+    check_walks(walks([0, 1], [3]), 4, 2, roots=torch.tensor([0, 1, 3]))
+
+
+@pytest.mark.parametrize(
+    ('bad', 'size', 'roots', 'match'),
+    [
+        (walks([0, 1], [1]), None, None, 'disjoint'),
+        (walks([0, 1, 0]), None, None, 'disjoint'),
+        (walks([0, 1, 2]), 2, None, 'at most 2'),
+        (walks([0, 4]), None, None, r'\[0, 4\)'),
+        (walks([-1]), None, None, r'\[0, 4\)'),
+        (walks([0], [], [1]), None, None, 'in every subgraph'),
+        (walks([]), None, None, 'in every subgraph'),
+        (walks([0, 1]), None, [1, 0, 2], 'reach every root'),
+        (walks([0, 1]), None, [1], 'one of .roots'),
+        (walks([0])._replace(ptr=torch.tensor([0])), None, None, 'run from'),
+        (walks([0])._replace(ptr=torch.tensor([0, 2])), None, None, 'run'),
+        (walks([0])._replace(ptr=torch.tensor([1, 1])), None, None, 'run'),
+        (walks([0])._replace(ptr=torch.tensor([[0, 1]])), None, None, 'dim'),
+    ],
+)
+def test_check_refuses_what_breaks_privacy(bad, size, roots, match):
+    roots = None if roots is None else torch.tensor(roots)
+    with pytest.raises(ValueError, match=match):
+        check_walks(bad, 4, size, roots=roots)
+
+
+def test_check_refuses_other_types():
+    good = walks([0, 1])
+    with pytest.raises(TypeError, match=r'walks[.]node'):
+        check_walks(good._replace(node=good.node.int()), 4)
+    with pytest.raises(TypeError, match=r'walks[.]ptr'):
+        check_walks(good._replace(ptr=[0, 2]), 4)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'match'),
+    [
+        ({'walk_length': -1}, ValueError, 'walk_length'),
+        ({'walk_length': 1.0}, TypeError, 'walk_length'),
+        ({'walk_length': True}, TypeError, 'walk_length'),
+        ({'walk_length': 2**31}, ValueError, 'walk_length'),
+        ({'restarts': 0}, ValueError, 'restarts'),
+        ({'restarts': '1'}, TypeError, 'restarts'),
+        ({'roots': torch.tensor([], dtype=torch.int64)}, ValueError, 'none'),
+        ({'roots': torch.zeros(40, dtype=torch.bool)}, ValueError, 'none'),
+        ({'roots': torch.ones(39, dtype=torch.bool)}, ValueError, '40'),
+        ({'roots': torch.tensor([0, 40])}, ValueError, '0 to 40'),
+        ({'roots': torch.tensor([-1])}, ValueError, '-1'),
+        ({'roots': torch.tensor([3, 4, 3])}, ValueError, '3 more than once'),
+        ({'roots': torch.tensor([[3]])}, ValueError, 'dimension'),
+        ({'roots': torch.tensor([0.0])}, TypeError, 'roots'),
+        ({'roots': [0]}, TypeError, 'roots'),
+        ({'seed': -1}, ValueError, 'seed'),
+        ({'seed': 0.5}, TypeError, 'seed'),
+    ],
+)
+def test_bad_arguments(arguments, error, match):
+    arguments = {'walk_length': 2, **arguments}
+    with pytest.raises(error, match=match):
+        F.disjoint_walks(make_graph('random'), **arguments)
+
+
+def test_bad_graphs():
+    with pytest.raises(ValueError, match='parallel edges'):
+        F.disjoint_walks(make_graph('duplicate'), 1)
+    with pytest.raises(TypeError, match='CSRGraph'):
+        F.disjoint_walks(torch.zeros(2, 0, dtype=torch.int64), 1)
+    for number, error in ((0, ValueError), (2.0, TypeError)):
+        with pytest.raises(error, match='num_roots'):
+            min_subgraphs(number, 1)

@@ -1,0 +1,283 @@
+"""Records in several units, in integers: against floats and closed forms."""
+
+import math
+from fractions import Fraction
+
+import mpmath
+import pytest
+from tests.kernel.test_kernel_accounting import exact, number
+
+from pyg_trust import privacy as dp
+from pyg_trust.privacy.gaussian import gaussian_epsilon
+from pyg_trust.privacy.poisson import poisson_profile
+from pyg_trust.verify import accounting, groups, intervals
+from pyg_trust.verify.groups import judge_group
+
+ONE, BITS = intervals.ONE, 60
+
+
+def at(law, epsilon, q, z):
+    """Brackets of F and of its slope, as floats."""
+    point = law(round(epsilon * 2**BITS), BITS, Fraction(q), Fraction(z))
+    return [[value / ONE for value in bracket] for bracket in point]
+
+
+@pytest.mark.parametrize(
+    ('k', 'q', 'z'),
+    [(1, 0.3, 1.0), (2, 0.05, 0.6), (5, 0.2, 18.25), (40, 0.02, 25.0)],
+)
+def test_coins_have_the_profile_of_their_pair(k, q, z):
+    law = groups.coins(k)
+    for epsilon in (0.0, 0.25, 1.0, 3.0):
+        (low, high), (less, most) = at(law, epsilon, q, z)
+        want = poisson_profile(epsilon, q, z, occurrences=k)
+        assert low <= high <= low + 1e-30
+        assert high == pytest.approx(want, rel=1e-9, abs=1e-20)
+        # The slope of the profile in e^epsilon.
+        one, two = (
+            poisson_profile(epsilon + side * 1e-5, q, z, occurrences=k)
+            for side in (1, -1)
+        )
+        slope = (two - one) / (2e-5 * math.exp(epsilon))
+        assert less == pytest.approx(slope, rel=1e-4, abs=1e-9)
+        assert less <= most <= less + 1e-30
+
+
+@pytest.mark.parametrize(
+    ('n', 'm', 'k', 'z'),
+    [
+        (20, 4, 1, 1.5),
+        (100, 20, 5, 5.0),
+        (10, 8, 5, 4.0),
+        (5000, 100, 21, 9.0),
+    ],
+)
+def test_draws_have_the_profile_of_their_bound(n, m, k, z):
+    law = groups.without_replacement(m, k)
+    for epsilon in (0.0, 0.25, 1.0, 3.0):
+        (low, high), (less, most) = at(law, epsilon, Fraction(m, n), z)
+        want = dp.group_wor_profile(epsilon, m, n, k, z)
+        assert low <= high <= low + 1e-30
+        assert high == pytest.approx(want, rel=1e-9, abs=1e-20)
+        one, two = (
+            dp.group_wor_profile(epsilon + side * 1e-5, m, n, k, z)
+            for side in (1, -1)
+        )
+        if epsilon:
+            slope = (two - one) / (2e-5 * math.exp(epsilon))
+            assert less == pytest.approx(slope, rel=1e-4, abs=1e-9)
+        assert less <= most <= less + 1e-30
+
+
+def test_one_unit_of_a_record_is_the_law_of_disjoint_units():
+    z, q = Fraction(3), Fraction(1, 8)
+    for law, name, noise in (
+        (groups.coins(1), accounting.replaced, z),
+        (groups.without_replacement(8, 1), accounting.withdrawn, z / 2),
+    ):
+        for num in (0, 1 << 58, 1 << 61):
+            found, want = law(num, BITS, q, z), name(num, BITS, q, noise)
+            for one, two in zip(found, want, strict=True):
+                assert max(one[0], two[0]) <= min(one[1], two[1])
+
+
+def test_weights_are_exact_and_nothing_is_lost():
+    kept, rest = groups.binomial(Fraction(1, 50), 40)
+    every = [
+        Fraction(math.comb(40, i)) * Fraction(49**40 // 49**i, 50**40)
+        for i in range(41)
+    ]
+    assert kept == {i: w for i, w in enumerate(every) if w >= groups.LEAST}
+    assert 0 < rest < 41 * groups.LEAST
+    assert sum(kept.values()) + rest == 1
+    kept, rest = groups.hypergeometric(30, 200, 40)
+    want = {
+        i: Fraction(math.comb(40, i) * math.comb(160, 30 - i), 1)
+        / math.comb(200, 30)
+        for i in range(31)
+    }
+    assert kept == {i: w for i, w in want.items() if i and w >= groups.LEAST}
+    assert sum(kept.values()) + rest + want[0] == 1
+
+
+# k, m, z, q, steps, delta.
+RUNS = [
+    (3, None, 5.0, 0.05, 50, 1e-5),
+    pytest.param(
+        *(2, 2, 4.0, Fraction(2, 40), 8, 1e-3), marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.mark.parametrize(('k', 'm', 'z', 'q', 'steps', 'delta'), RUNS)
+def test_an_account_is_proved_and_less_is_refuted(k, m, z, q, steps, delta):
+    lines = [(z, q, steps)]
+    if m is None:
+        claim = dp.poisson_epsilon(lines, delta, occurrences=k)
+    else:
+        n = int(m / q)
+        claim = dp.group_wor_epsilon([(z, float(q), steps)], delta, n, k)
+    assert judge_group(lines, 1.002 * claim, delta, k, m) == 'holds'
+    assert judge_group(lines, 0.99 * claim, delta, k, m) == 'FAILS'
+
+
+@pytest.mark.slow
+def test_the_trap_is_refuted():
+    # Draws without replacement under the account of coins: 2 of 40.
+    line = (4.0, Fraction(2, 40), 8)
+    claim = dp.poisson_epsilon([(4.0, 0.05, 8)], 1e-3, occurrences=2)
+    assert judge_group([line], 1.01 * claim, 1e-3, 2) == 'holds'
+    assert judge_group([line], 1.01 * claim, 1e-3, 2, 2) == 'FAILS'
+    # And occurrences that were forgotten.
+    claim = dp.poisson_epsilon([(4.0, 0.05, 8)], 1e-3)
+    assert judge_group([line], 1.01 * claim, 1e-3, 2) == 'FAILS'
+
+
+def test_whole_batches_are_a_closed_form():
+    claim = gaussian_epsilon(2 * 7 * 2 / 40.0, 1e-6)
+    for m in (None, 11):
+        for factor, want in ((1 + 1e-9, 'holds'), (1 - 1e-9, 'FAILS')):
+            found = judge_group([(40.0, 1, 4)], factor * claim, 1e-6, 7, m)
+            assert found == want
+
+
+def test_what_is_no_statement_is_not_proved():
+    line = [(8.0, Fraction(1, 4), 3)]
+    assert judge_group(line, 1.0, 1.5, 2) == 'FAILS'
+    assert judge_group(line, -1.0, 1e-5, 2) == 'FAILS'
+    assert judge_group(line, 1e6, 0.0, 2) == 'FAILS'
+    # Too little noise; no units; no share; more occurrences than units; more
+    # weights than minutes.
+    assert judge_group(line, 1e6, 1e-5, 100) == 'not proved'
+    assert judge_group(line, 1e6, 1e-5, 0) == 'not proved'
+    some = [(8.0, 0.3, 3)]
+    assert judge_group(some, 1e6, 1e-5, 2, 1) == 'not proved'
+    assert judge_group(line, 1e6, 1e-5, 5, 1) == 'not proved'
+    many = [(500.0, 0.5, 3)]
+    assert judge_group(many, 1e6, 1e-5, 1000) == 'not proved'
+
+
+def test_a_guess_that_is_wrong_proves_nothing(monkeypatch):
+    monkeypatch.setattr(groups, 'guess', lambda *_: 3.0)
+    (low, high), (less, most) = at(groups.coins(3), 0.5, 0.1, 4.0)
+    assert (low, high, less, most) == (0, 1, 0, 1)
+
+
+def pair_of_coins(num, k, q, z):
+    """F and its fall at ``num / 32``, the root by bisection."""
+    with mpmath.workprec(400):
+        w = [
+            mpmath.binomial(k, i) * number(q) ** i * number(1 - q) ** (k - i)
+            for i in range(k + 1)
+        ]
+        std, gamma = number(z), mpmath.exp(mpmath.mpf(num) / 32)
+        # The loss grows; where it is log gamma no mass is gained.
+        low, high = mpmath.mpf(0), 50 * std**2 + 50 * std
+        for _ in range(200):
+            x = (low + high) / 2
+            gain = sum(
+                v
+                * mpmath.exp(-((i / std) ** 2) / 2)
+                * (
+                    mpmath.exp(i * x / std**2)
+                    - gamma * mpmath.exp(-i * x / std**2)
+                )
+                for i, v in enumerate(w)
+            )
+            low, high = (x, high) if gain < 0 else (low, x)
+        mine, other = (
+            sum(v * mpmath.ncdf((side * i - x) / std) for i, v in enumerate(w))
+            for side in (1, -1)
+        )
+        return mine - gamma * other, other
+
+
+@pytest.mark.parametrize(
+    ('k', 'q', 'z'),
+    [(1, 0.3, 1.0), (2, 0.05, 0.6), (5, 0.2, 18.25), (16, 0.005, 9.0)],
+)
+def test_coins_are_bracketed_to_their_last_digits(k, q, z):
+    law, q, z = groups.coins(k), Fraction(q), Fraction(z)
+    rest = groups.binomial(q, k)[1]
+    for num in (0, 96):
+        found, wants = law(num, 5, q, z), pair_of_coins(num, k, q, z)
+        with mpmath.workprec(400):
+            gamma = mpmath.exp(mpmath.mpf(num) / 32)
+            for (less, most), want in zip(found, wants, strict=True):
+                assert less <= want * ONE <= most
+                assert most - less <= 8 + 3 * gamma * number(rest) * ONE
+
+
+@pytest.mark.parametrize(
+    ('n', 'm', 'k'), [(20, 4, 1), (10, 8, 5), (5000, 100, 21)]
+)
+def test_draws_are_bracketed_to_their_last_digits(n, m, k):
+    q, z = Fraction(m, n), Fraction(4)
+    law = groups.without_replacement(m, k)
+    rest = groups.hypergeometric(m, n, k)[1]
+    for num in (0, 60):
+        found = law(num, 5, q, z)
+        with mpmath.workprec(600):
+            wants = [mpmath.mpf(0), mpmath.mpf(0)]
+            w = [
+                Fraction(
+                    math.comb(k, i) * math.comb(n - k, m - i), math.comb(n, m)
+                )
+                for i in range(min(m, k) + 1)
+            ]
+            rate = 1 - w[0]
+            for i in range(1, len(w)):
+                each = exact('withdraw', num / 32, rate, z / (2 * i))
+                for j in (0, 1):
+                    wants[j] += number(w[i] / rate) * each[j]
+            for (less, most), want in zip(found, wants, strict=True):
+                assert less <= want * ONE <= most
+                assert most - less <= 8 * k + 3 * number(rest / rate) * ONE
+
+
+@pytest.mark.parametrize('z', [Fraction(1), Fraction(7, 3)])
+def test_the_two_signs_at_a_root_are_of_brackets(z):
+    q, k, unit = Fraction(1, 5), 3, 1 << groups.C
+    terms = groups.heights(q, z, k)
+    with mpmath.workprec(900):
+        heights = [
+            mpmath.binomial(k, i)
+            * number(q) ** i
+            * number(1 - q) ** (k - i)
+            * mpmath.exp(-number(i * i / (2 * z**2)))
+            for i in range(k + 1)
+        ]
+        for (i, (low, high)), want in zip(terms, heights, strict=True):
+            assert low <= want * unit <= high <= low + 4, i
+        gamma = mpmath.exp(1)
+        for y in (unit // 7, unit, 3 * unit):
+            (low, high), _ = groups.balance(
+                y, intervals.exp(1, 0, groups.C), terms
+            )
+            u = mpmath.exp(mpmath.mpf(y) / unit)
+            want = unit * sum(
+                h * (u**i - gamma * u**-i) for i, h in enumerate(heights)
+            )
+            assert low <= want <= high <= low + 10**6
+
+
+@pytest.mark.parametrize(
+    ('low', 'high', 'is_proved'),
+    [
+        ((-9, -1), (1, 9), True),
+        ((-9, 0), (1, 9), False),
+        ((-9, -1), (0, 9), False),
+        ((-9, 5), (1, 9), False),
+        ((-9, -1), (-5, 9), False),
+    ],
+)
+def test_a_root_is_proved_by_two_signs(monkeypatch, low, high, is_proved):
+    middle = 1 << groups.C
+
+    def balance(y, *_):
+        return low if y < middle else high if y > middle else (0, 0), 1
+
+    monkeypatch.setattr(groups, 'guess', lambda *_: 1.0)
+    monkeypatch.setattr(groups, 'balance', balance)
+    found = groups.coins(3)(1, 1, Fraction(1, 9), Fraction(4))
+    assert (found != ((0, ONE), (0, ONE))) == is_proved
