@@ -704,7 +704,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         if bound == 0:
             # The release was retrained: compare with a fit.
             holds = measured <= max(self._goal(data), upper - measured)
-        leftovers = (*now.data.leftovers(), *still_named(now))
+        leftovers = still_named(now)
         if model.seals.differing(data.blocks()) or not model.is_sealed:
             leftovers += ('the state is not that of the ledger',)
         return NodeVerifyReport(

@@ -662,14 +662,6 @@ def test_verify_finds_what_is_left_over():
     # A removed graph that is still stored.
     model._model = replaced(good, graphs={**now, 4: was[4]})
     assert 'graph 4' in model._leftovers()
-    # Features that are a view into those before the removal.
-    kept = copy.copy(now[3])
-    whole = torch.cat([was[3].x[:1], kept.x])
-    kept.x = whole[1:]
-    model._model = replaced(good, graphs={**now, 3: kept})
-    check = model.verify()
-    assert not check.ok
-    assert check.leftovers == ('x of graph 3 is a view into a larger tensor',)
     model._model = good
     assert model.verify().ok
 
