@@ -11,6 +11,7 @@ from heads import gradient
 from states import same
 from torch_geometric.data import Data, HeteroData
 
+from pyg_trust.files import load
 from pyg_trust.ledger import BudgetExceededError, coarse
 from pyg_trust.noise import SEEDED
 from pyg_trust.removal import RemovalRequest
@@ -689,7 +690,7 @@ def test_state_survives_a_round_trip(max_degree, tmp_path):
     model = make(graphs, max_degree)
     model.remove(RemovalRequest(nodes={0: [1]}))
     model.save(tmp_path / 'state.pt')
-    state = torch.load(tmp_path / 'state.pt', weights_only=True)
+    state = load(tmp_path / 'state.pt')
     other = type(model)(GraphScattering(**SCATTERING, max_degree=max_degree))
     other.load(tmp_path / 'state.pt')
     assert same(other.state_dict(), model.state_dict())
