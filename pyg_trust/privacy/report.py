@@ -559,6 +559,8 @@ def assumptions(
     lines = [
         *TRAINING,
         *units,
+        'the weights that the first step starts from were not computed from '
+        'private data',
         'buffers and attributes of the model, and what the data has besides '
         'rows of nodes and edges, hold nothing of private data (tables with a '
         'row per node, as many numbers as there are units, and what is looked '

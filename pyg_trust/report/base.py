@@ -63,6 +63,22 @@ class Report:
     #: The first line of a report whose randomness is of an explicit seed.
     _weakness: ClassVar[str] = SEEDED
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Else each dataclass prints all of its fields.
+        super().__init_subclass__(**kwargs)
+        if '__repr__' not in vars(cls):
+            cls.__repr__ = Report.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Return one line; ``print(report)`` shows all fields."""
+        parts, room = [], 150
+        for name, value in self.numbers().items():
+            text = f'{name}={value!r}'
+            if len(text) <= min(room, 60):
+                parts.append(text)
+                room -= len(text) + 2
+        return f'{type(self).__name__}({", ".join([*parts, "..."])})'
+
     def numbers(self) -> dict[str, Any]:
         """Return all numbers and settings, by the field's name.
 

@@ -309,6 +309,10 @@ class AggregationReport(ReleaseReport):
                 'no row was computed from other rows',
             ]
         lines.append(
+            'a model that was handed in starts from weights that were not '
+            'computed from what is protected'
+        )
+        lines.append(
             'errors, warnings and the time a release takes, which may tell of '
             'what is protected (data that are refused for their loops, '
             'directions, degrees or labels), are not published'

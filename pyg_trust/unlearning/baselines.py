@@ -41,6 +41,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._describe import described
 from pyg_trust._progress import Bar
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
@@ -486,6 +487,9 @@ class GINClassifier:
         self._seed = rng.resolve(seed)
         # Graphs and network, replaced together at the end of a training.
         self._fitted: tuple[dict[int, Data], torch.nn.ModuleDict] | None = None
+
+    def __repr__(self) -> str:
+        return described(self)
 
     def fit(
         self, graphs: Sequence[Data], *, progress_bar: bool | None = None

@@ -477,7 +477,7 @@ def test_a_view_is_drawn_for_training():
         for one in drawn
     }
     assert found == {0, 1, 2}
-    assert str(division) == "Division(3, by='edges')"
+    assert str(division) == "Division(3, by='edges', seed=0)"
 
 
 @pytest.mark.parametrize('by', ['nodes', 'edges', 'features', 'grid'])
