@@ -20,6 +20,7 @@ from pyg_trust import rng
 from pyg_trust._checks import (
     Count,
     Natural,
+    NodeIds,
     check_choice,
     check_integer,
     check_nodes,
@@ -29,7 +30,7 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust._checks.fingerprints import fingerprint
-from pyg_trust._checks.graphs import check_edges, plain_index
+from pyg_trust._checks.graphs import check_edges, plain_index, with_edge_index
 from pyg_trust.graph._marks import declare, marked
 from pyg_trust.graph.ragged import pointer, ranges
 from pyg_trust.removal import integers
@@ -537,7 +538,9 @@ class PrivacyUnit:
         return left, made
 
     @validated
-    def check_apart(self, node_type: str, one: Tensor, other: Tensor) -> None:
+    def check_apart(
+        self, node_type: str, one: NodeIds, other: NodeIds
+    ) -> None:
         """Refuse two groups of rows if a person has rows in both.
 
         What was trained on one group of rows has seen all that their owners
@@ -968,6 +971,7 @@ class PrivacyUnit:
 
 def _typed(data: Data | HeteroData) -> HeteroData:
     # A graph of one type as a typed one, of the same tensors.
+    data = with_edge_index(data)
     if isinstance(data, HeteroData):
         return data
     made = HeteroData()

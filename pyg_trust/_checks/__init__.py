@@ -223,6 +223,51 @@ class Array(Constraint):
         return value
 
 
+def as_ids(name: str, value: Any) -> Any:
+    """Return ids or a mask as a tensor of one dimension.
+
+    Lists, ranges and arrays of integers or bools are converted, int32 becomes
+    int64, and ``[n, 1]`` becomes ``[n]``; all else is left to other checks.
+
+    Raises:
+        ValueError: on a mask of several columns, such as one of each split.
+    """
+    if isinstance(value, list | tuple | range | np.ndarray):
+        array = np.asarray(value)
+        if array.size and array.dtype.kind not in 'iub':
+            raise TypeError(
+                f"'{name}' needs to be a tensor or a list of ids (got a "
+                f'{type(value).__name__} of others)'
+            )
+        value = torch.from_numpy(
+            array if array.dtype == np.bool_ else array.astype(np.int64)
+        )
+    if not isinstance(value, Tensor):
+        return value
+    if value.dtype == torch.int32:
+        value = value.long()
+    if value.dim() == 2 and value.dtype in (torch.bool, torch.int64):
+        if value.size(1) != 1:
+            raise ValueError(
+                f"'{name}' needs to have one dimension (got the shape "
+                f"{list(value.shape)}): choose a column, as '{name}[:, 0]'"
+            )
+        value = value.view(-1)
+    return value
+
+
+class Ids(Constraint):
+    """Ids or a mask, as a tensor or a list."""
+
+    need = 'a tensor or a list of ids'
+
+    def check(self, name: str, value: Any, sizes: Sizes = None) -> Any:
+        value = as_ids(name, value)
+        if not isinstance(value, Tensor):
+            raise _type_error(name, self.need, value)
+        return value
+
+
 check_finite = Number(need='finite')
 check_positive = Number(0, need='positive and finite')
 check_non_negative = Number(0, closed='low', need='non-negative and finite')
@@ -239,6 +284,7 @@ Fraction = Annotated[float, check_fraction]
 Rate = Annotated[float, check_rate]
 Count = Annotated[int, Int(1)]
 Natural = Annotated[int, Int(0)]
+NodeIds = Annotated[Tensor, Ids()]
 
 _PLAIN: dict[Any, Constraint] = {
     float: AnyNumber(),
@@ -476,6 +522,7 @@ def check_range(
 
 def check_nodes(name: str, value: Tensor, num_nodes: int) -> Tensor:
     """Convert int64 indices or a bool mask to node indices."""
+    value = as_ids(name, value)
     if isinstance(value, Tensor) and value.dtype == torch.bool:
         check_tensor(name, value, torch.bool, (num_nodes,))
         return value.nonzero().view(-1)

@@ -1,5 +1,6 @@
 """Checks of arguments that are graphs: tensors, matrices and ``Data``."""
 
+import copy
 import sys
 import warnings
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import to_edge_index
 
 from pyg_trust._checks import (
     REAL,
@@ -66,6 +68,34 @@ def plain_index(name: str, index: Any, dim: int = 2) -> Tensor:
         index = index.long()
     check_index(name, index, dim)
     return index
+
+
+def with_edge_index(data: Any) -> Any:
+    """Return a graph with its edges as ``edge_index``, if it has ``adj_t``.
+
+    Args:
+        data (Data or HeteroData): the graph; ``adj_t`` is transposed, as in
+            PyG, and its values are the ``edge_weight``.
+    """
+    if not isinstance(data, Data | HeteroData):
+        return data
+    stores = [s for s in data.edge_stores if 'adj_t' in s]
+    if all('edge_index' in s for s in stores):
+        return data
+    data = copy.copy(data)
+    for store in data.edge_stores:
+        if 'adj_t' in store and 'edge_index' not in store:
+            adj_t = store.pop('adj_t')
+            edge_index, weight = (
+                (adj_t.coo()[:2], adj_t.storage.value())
+                if hasattr(adj_t, 'coo')
+                else to_edge_index(adj_t)
+            )
+            target, source = edge_index
+            store.edge_index = torch.stack([source, target])
+            if weight is not None and hasattr(adj_t, 'coo'):
+                store.edge_weight = weight
+    return data
 
 
 def check_edges(

@@ -9,7 +9,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_trust import rng
-from pyg_trust._checks import Count, Natural, validated
+from pyg_trust._checks import Count, Natural, NodeIds, validated
+from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust.graph._marks import check_rows
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.loader.step_batches import (
@@ -189,7 +190,7 @@ class DisjointWalkLoader(WholeUnitLoader):
         batch_size: Count,
         walk_length: Natural,
         restarts: Count = 1,
-        input_nodes: Tensor | None = None,
+        input_nodes: NodeIds | None = None,
         *,
         num_steps: Count | None = None,
         resample_every: Count | None = None,
@@ -215,6 +216,7 @@ class DisjointWalkLoader(WholeUnitLoader):
             self.unit, self.relation = 'persons, a row each', PERSON
             self._declared, self.owned_by = unit.summary(), unit.digest
         check_rows(data)
+        data = with_edge_index(data)
         # The seed is resolved after all checks.
         sampler = DisjointWalkSampler(
             data, walk_length, restarts, input_nodes, along=along, seed=0
@@ -305,7 +307,14 @@ class DisjointWalkLoader(WholeUnitLoader):
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Make a batch of the drawn units."""
-        walks = _read(index, self._position.device)
+        index = torch.as_tensor(index, dtype=torch.int64)
+        if index.numel() and index.unique().numel() == index.numel():
+            # As of any NodeLoader: some of the input nodes, by position.
+            walks = self.node_sampler._rooted(
+                self.input_nodes[index.to(self._position.device)]
+            )
+        else:
+            walks = _read(index, self._position.device)
         out: SamplerOutput = self.node_sampler.sample_walks(
             walks,
             self._position[walks.roots],

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust import rng
-from pyg_trust._checks import Count, Natural, validated
+from pyg_trust._checks import Count, Natural, NodeIds, validated
+from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust.graph._marks import check_rows
 from pyg_trust.loader.step_batches import (
     POISSON,
@@ -83,7 +84,7 @@ class EgoLoader(StepLoader):
         batch_size: Count,
         num_hops: Natural,
         max_degree: Count,
-        input_nodes: Tensor | None = None,
+        input_nodes: NodeIds | None = None,
         *,
         num_steps: Count | None = None,
         along: bool = True,
@@ -93,6 +94,7 @@ class EgoLoader(StepLoader):
     ) -> None:
         self.check_kwargs(kwargs, num_steps=num_steps)
         check_rows(data)
+        data = with_edge_index(data)
         sampler = EgoSampler(data, num_hops, input_nodes, along=along)
         found = sampler.max_receivers
         if found > max_degree:

@@ -13,13 +13,16 @@ from pyg_trust import rng
 from pyg_trust._checks import (
     Count,
     Natural,
+    NodeIds,
     OneOf,
     Rate,
+    as_ids,
     check_instance,
     check_integer,
     check_tensor,
     validated,
 )
+from pyg_trust._checks.graphs import with_edge_index
 from pyg_trust.graph._marks import marked
 from pyg_trust.loader.claims import Ownership, expand
 from pyg_trust.loader.schema import Schema
@@ -28,7 +31,7 @@ from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits, of_persons
 from pyg_trust.sampler import DisjointWalkSampler
 from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs, root_index
 from pyg_trust.unit import EdgeType, PrivacyUnit
-from pyg_trust.verify.fields import CONTENTS
+from pyg_trust.verify.claims_privacy import CONTENTS
 
 #: The name of these units in reports; of walks between persons, the others.
 PERSONS = 'persons, with all they own'
@@ -106,10 +109,10 @@ class UnitLoader(DrawnUnits):
         unit (PrivacyUnit): says who owns what; needs a table of persons with
             one row each.
         batch_size (int): :math:`m`, as of :class:`GraphLoader`.
-        input_nodes (Tensor or tuple, optional): the persons to train on, by
-            their rows or as a mask, which is public; by default all. Or
-            another type that persons own and a mask of its rows, which is
-            private, or :obj:`None` for all. (default: :obj:`None`)
+        input_nodes (Tensor, str or tuple, optional): the persons to train
+            on, by their rows or as a mask, which is public; by default all. Or
+            another type that persons own, such as ``'order'``, or a type and a
+            mask of its rows, which is private. (default: :obj:`None`)
         hops (int): how many steps public rows are away at most.
             (default: :obj:`2`)
         walk_length (int): :math:`L`, the steps of a walk between persons, for
@@ -122,9 +125,10 @@ class UnitLoader(DrawnUnits):
             their edges are not protected. (default: :obj:`()`)
         max_joint (int): the most owners of a joint row that is used, and the
             most persons who meet at a public row. (default: :obj:`16`)
-        num_neighbors (dict, optional): by edge type, how many public rows a
-            row brings in by edges of this type or of its mirror.
-            (default: :obj:`None`)
+        num_neighbors (dict or list, optional): by edge type, how many public
+            rows a row brings in by edges of this type or of its mirror; or one
+            number for each hop, as of PyG's loaders, all of them equal, which
+            sets :obj:`hops`, too. (default: :obj:`None`)
         num_steps (int, optional): as of :class:`GraphLoader`.
             (default: :obj:`None`)
         resample_every (int, optional): the steps between two draws of the
@@ -155,14 +159,14 @@ class UnitLoader(DrawnUnits):
         data: HeteroData,
         unit: PrivacyUnit,
         batch_size: Count,
-        input_nodes: Tensor | tuple[str, Tensor | None] | None = None,
+        input_nodes: Any = None,
         *,
         hops: Natural = 2,
         walk_length: Natural = 0,
         restarts: Count = 1,
         along: Sequence[EdgeType | Sequence[EdgeType]] = (),
         max_joint: Count = 16,
-        num_neighbors: Mapping[EdgeType, int] | None = None,
+        num_neighbors: Mapping[EdgeType, int] | Sequence[int] | None = None,
         num_steps: Count | None = None,
         resample_every: Count | None = None,
         sampling: Sampling = 'without_replacement',
@@ -177,7 +181,9 @@ class UnitLoader(DrawnUnits):
         self._set_law(sampling, relation, sample_rate)
         shared = relation == SHARED
         check_instance('along', along, list, tuple)
-        check_instance('num_neighbors', num_neighbors or {}, Mapping)
+        data = with_edge_index(data)
+        if not isinstance(num_neighbors or {}, Mapping):
+            hops, num_neighbors = _per_hop(num_neighbors, unit, data)
         if not shared and (walk_length or along):
             raise ValueError(
                 "'relation' needs to be 'contents' for walks between persons, "
@@ -196,7 +202,9 @@ class UnitLoader(DrawnUnits):
         table = unit.table(data)
         assert unit.person is not None
         target = unit.person
-        if isinstance(input_nodes, tuple):
+        if isinstance(input_nodes, str):
+            input_nodes = input_nodes, None
+        if _is_typed(input_nodes):
             target, input_nodes = self._targets(unit, input_nodes, shared)
         by_row = target != unit.person
         for t in data.node_types:
@@ -216,6 +224,7 @@ class UnitLoader(DrawnUnits):
             read = (
                 torch.ones(size).bool() if input_nodes is None else input_nodes
             )
+            read = as_ids('input_nodes', read)
             check_tensor('input_nodes', read, torch.bool, (size,))
             y = data[target].get('y')
             if (
@@ -246,7 +255,9 @@ class UnitLoader(DrawnUnits):
             self.schema = schema(_typed(made))
         self._capped = {
             unit.known(e, 'num_neighbors'): check_integer(
-                'num_neighbors', k, 0
+                'num_neighbors',
+                k[0] if isinstance(k, list) and len({*k}) == 1 else k,
+                0,
             )
             for e, k in (num_neighbors or {}).items()
         }
@@ -416,7 +427,7 @@ class UnitLoader(DrawnUnits):
         return self._finish(self._made(claims, index, self._ownership))
 
     @validated
-    def own_view(self, persons: Tensor | None = None) -> HeteroData:
+    def own_view(self, persons: NodeIds | None = None) -> HeteroData:
         """Return the input from which a trained model predicts for persons.
 
         A person's subgraph is as in training that of this person alone, with
@@ -588,6 +599,33 @@ class UnitLoader(DrawnUnits):
 _IGNORED = -100
 # The subgraphs on which a transform is tried.
 _SHOWN = 8
+
+
+def _is_typed(input_nodes: Any) -> bool:
+    # A type and rows of it, as PyG's loaders take them.
+    return (
+        isinstance(input_nodes, tuple)
+        and bool(input_nodes)
+        and (isinstance(input_nodes[0], str))
+    )
+
+
+def _per_hop(
+    given: Any, unit: PrivacyUnit, data: HeteroData
+) -> tuple[int, dict[EdgeType, int]]:
+    # The numbers of PyG, one a hop, as those of edge types to public rows.
+    if not isinstance(given, list | tuple) or len({*given}) != 1:
+        raise ValueError(
+            "'num_neighbors' needs one number for all hops, as [10, 10], or a "
+            'number by edge type: which public rows a row brings in does not '
+            f'depend on how far away it is (got {given!r})'
+        )
+    if given[0] == -1:
+        return len(given), {}
+    public = {*unit.public}
+    return len(given), {
+        e: given[0] for e in data.edge_types if public & {e[0], e[2]}
+    }
 
 
 def _called(step: Any) -> str:

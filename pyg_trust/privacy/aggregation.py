@@ -192,6 +192,9 @@ class PrivateNodeClassifier(PrivateFit):
             the result is not private. (default: :obj:`None`)
         ledger_head (str, optional): as of
             :class:`~pyg_trust.privacy.PrivacyEngine`. (default: :obj:`None`)
+        start_is_public (bool): your statement that :obj:`encoder` and
+            :obj:`head` were not trained on what is protected; needed with
+            either, and repeated in the report. (default: :obj:`False`)
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -235,6 +238,7 @@ class PrivateNodeClassifier(PrivateFit):
         ledger_head: str | None = None,
         forget_epsilon: Positive = 1.0,
         max_units: Positive = 4.0,
+        start_is_public: bool = False,
     ) -> None:
         self.relation = make_relation(relation, form, directed, max_degree)
         made = _check_shares(shares, relation)
@@ -266,6 +270,13 @@ class PrivateNodeClassifier(PrivateFit):
         for name, module in (('encoder', encoder), ('head', head)):
             if module is not None:
                 check_module(name, module, private=relation != 'edge')
+                if not start_is_public:
+                    raise ValueError(
+                        f"'{name}' needs start_is_public=True, your statement "
+                        'that its weights were not trained on these data: '
+                        'training starts from them, and no noise covers what '
+                        'they know'
+                    )
         self.encoder, self.head = encoder, head
         self.steps = steps
         self.lr = lr

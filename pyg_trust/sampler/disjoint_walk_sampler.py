@@ -6,9 +6,20 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from pyg_trust import ops, rng
-from pyg_trust._checks import Natural, check_range, check_tensor, validated
-from pyg_trust._checks.graphs import MAKE_HOMOGENEOUS, check_data
+from pyg_trust._checks import (
+    Natural,
+    NodeIds,
+    check_range,
+    check_tensor,
+    validated,
+)
+from pyg_trust._checks.graphs import (
+    MAKE_HOMOGENEOUS,
+    check_data,
+    with_edge_index,
+)
 from pyg_trust.graph import CSRGraph
+from pyg_trust.graph.ragged import pointer
 from pyg_trust.sampler._roots import RootSampler
 from pyg_trust.sampler.walks import (
     DisjointWalks,
@@ -60,12 +71,13 @@ class DisjointWalkSampler(RootSampler):
         data: Data,
         walk_length: int,
         restarts: int = 1,
-        roots: Tensor | None = None,
+        roots: NodeIds | None = None,
         *,
         along: bool = True,
         seed: int | None = None,
     ) -> None:
         check_data(data, MAKE_HOMOGENEOUS)
+        data = with_edge_index(data)
         if data.get('edge_index') is None:
             raise ValueError("'data' needs to have an 'edge_index'")
         if data.num_nodes is None:
@@ -169,30 +181,51 @@ class DisjointWalkSampler(RootSampler):
 
     @validated
     def sample_from_nodes(self, inputs: NodeSamplerInput) -> SamplerOutput:
-        """Return the subgraphs of the first partition that have these roots.
+        """Return disjoint subgraphs that have these roots.
+
+        They are those of the first partition, if it has all of these roots,
+        or else are drawn from these roots alone.
 
         Args:
-            inputs (NodeSamplerInput): distinct roots of that partition.
+            inputs (NodeSamplerInput): distinct nodes.
 
         Raises:
-            ValueError: if a node is no root of it, or is repeated.
+            ValueError: if a node is repeated.
         """
-        walks = self.partition()
         # Loaders hand over indices on the CPU.
         node = inputs.node.to(self.graph.device)
         node = root_index(node, self.graph.num_nodes, self.graph.device)
-        position = node.new_full((self.graph.num_nodes,), -1)
-        position[walks.roots] = self._count(walks.num_subgraphs)
-        index = position[node]
-        if bool((index < 0).any()):
-            raise ValueError(
-                "'inputs' needs to hold roots of 'partition()' alone "
-                f'(got node {int(node[index < 0][0])})'
-            )
         input_id = inputs.input_id
         return self.sample_walks(
-            walks.select(index), node if input_id is None else input_id
+            self._rooted(node), node if input_id is None else input_id
         )
+
+    def _rooted(self, node: Tensor) -> DisjointWalks:
+        # Disjoint subgraphs with these roots, in order.
+        walks = self.partition()
+        place = node.new_full((self.graph.num_nodes,), -1)
+        place[walks.roots] = self._count(walks.num_subgraphs)
+        if bool((place[node] >= 0).all()):
+            return walks.select(place[node])
+        walks = disjoint_walks(
+            self.graph,
+            self.walk_length,
+            self.restarts,
+            roots=node,
+            along=self.along,
+            seed=rng.derive(self.seed, 0),
+        )
+        # One that a walk of another has passed leaves it, and stands alone.
+        place[:] = -1
+        place[node] = self._count(node.numel())
+        owner = place[walks.roots].repeat_interleave(walks.ptr.diff())
+        own = place[walks.node]
+        first = own >= 0
+        owner = torch.where(first, own, owner)
+        order = (~first).long().argsort(stable=True)
+        order = order[owner[order].argsort(stable=True)]
+        count = owner.bincount(minlength=node.numel())
+        return DisjointWalks(pointer(count), walks.node[order])
 
     def _count(self, end: int) -> Tensor:
         return torch.arange(end, device=self.graph.device)

@@ -5,8 +5,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
-from pyg_trust._checks import check_range, check_tensor, validated
-from pyg_trust._checks.graphs import check_data
+from pyg_trust._checks import NodeIds, check_range, check_tensor, validated
+from pyg_trust._checks.graphs import check_data, with_edge_index
 from pyg_trust.graph import CSRGraph
 from pyg_trust.graph.ragged import ranges
 from pyg_trust.sampler._roots import RootSampler
@@ -37,11 +37,12 @@ class EgoSampler(RootSampler):
         self,
         data: Data,
         num_hops: int,
-        roots: Tensor | None = None,
+        roots: NodeIds | None = None,
         *,
         along: bool = True,
     ) -> None:
         check_data(data)
+        data = with_edge_index(data)
         if data.get('edge_index') is None or data.num_nodes is None:
             raise ValueError(
                 "'data' needs to have an 'edge_index' and know its 'num_nodes'"

@@ -9,6 +9,7 @@ from pyg_trust import ops, rng
 from pyg_trust._checks import (
     Count,
     Natural,
+    as_ids,
     check_dtype,
     check_instance,
     check_integer,
@@ -158,7 +159,8 @@ def disjoint_walks(
     if graph.has_duplicates:
         raise ValueError(
             "'graph' needs to be free of parallel edges, which would make a "
-            "neighbour likelier: build it with duplicates='merge'"
+            'neighbour likelier: merge them first, by '
+            'torch_geometric.transforms.RemoveDuplicatedEdges()'
         )
     roots = root_index(roots, graph.num_nodes, graph.device)
     seed = rng.resolve(seed)
@@ -243,6 +245,10 @@ def root_index(
     """
     if roots is None:
         return torch.arange(num_nodes, device=device)
+    listed = not isinstance(roots, Tensor)
+    roots = as_ids(name, roots)
+    if listed and isinstance(roots, Tensor):
+        roots = roots.to(device)
     check_dtype(name, roots, (torch.int64, torch.bool))
     if roots.device != torch.device(device):
         raise ValueError(

@@ -1,15 +1,18 @@
+import copy
 from collections import Counter
 from itertools import combinations
 
 import pytest
 import torch
 from scipy.stats import chi2
+from torch_geometric import EdgeIndex
+from torch_geometric import transforms as T
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GCNConv
-from torch_geometric.utils import to_undirected
+from torch_geometric.utils import subgraph, to_edge_index, to_undirected
 
-from pyg_trust.loader import DisjointWalkLoader
+from pyg_trust.loader import DisjointWalkLoader, EgoLoader
 from pyg_trust.loader.disjoint_walk_loader import _read, _write
 from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs
 from pyg_trust.testing import make_graph
@@ -322,3 +325,59 @@ def test_subgraphs_that_stand_together():
         assert one.pairs == two.pairs
         assert two.n_id[two.edge_index].equal(data.edge_index[:, two.e_id])
         whole.check_batch(two, 0)
+
+
+def test_graphs_and_nodes_come_in_every_form_of_pyg():
+    """Each form has the batch of int64 edges and a mask of the same graph."""
+    plain = T.ToSparseTensor(remove_edge_index=False)(make_data())
+    # In the order of adj_t, which is transposed.
+    plain.edge_index = to_edge_index(plain.adj_t)[0].flip(0)
+    mask = plain.pop('train_mask')
+    plain.pop('edge_attr', None)
+    adj_t = plain.pop('adj_t')
+    short, typed, sparse = (copy.copy(plain) for _ in range(3))
+    short.edge_index = plain.edge_index.int()
+    typed.edge_index = EdgeIndex(plain.edge_index, sparse_size=(40, 40))
+    del sparse.edge_index
+    sparse.adj_t = adj_t
+    for kind in (DisjointWalkLoader, EgoLoader):
+        more = {'seed': 5}
+        more |= (
+            {'walk_length': 2}
+            if kind is DisjointWalkLoader
+            else {'num_hops': 1, 'max_degree': 40}
+        )
+        index = mask.nonzero().view(-1)
+        wanted = next(iter(kind(plain, 4, input_nodes=mask, **more)))
+        for data, nodes in (
+            (short, mask),
+            (typed, mask[:, None]),
+            (sparse, index.tolist()),
+            (plain, index.int()),
+            (plain, index.numpy()),
+        ):
+            batch = next(iter(kind(data, 4, input_nodes=nodes, **more)))
+            assert contents(batch)[:4] == contents(wanted)[:4]
+    with pytest.raises(ValueError, match=r'input_nodes\[:, 0\]|choose a col'):
+        make_loader(plain, input_nodes=mask[:, None].expand(40, 3))
+
+
+def test_a_loader_is_called_with_places_of_input_nodes():
+    data = make_data()
+    loader = make_loader(data, input_nodes=data.train_mask)
+    roots = data.train_mask.nonzero().view(-1)
+    for index in ([0, 1, 2], torch.arange(len(roots))):
+        batch = loader(index)
+        assert batch.n_id[: batch.batch_size].equal(roots[index])
+        assert batch.n_id.unique().numel() == batch.num_nodes
+        # PyG's own subgraph, less the edges between units.
+        row, col = batch.edge_index
+        assert batch.batch[row].equal(batch.batch[col])
+        inner, _ = subgraph(batch.n_id, data.edge_index, num_nodes=40)
+        of = torch.full((40,), -1)
+        of[batch.n_id] = batch.batch
+        inner = inner[:, of[inner[0]] == of[inner[1]]]
+        found = batch.n_id[batch.edge_index]
+        assert {*zip(*found.tolist(), strict=True)} == {
+            *zip(*inner.tolist(), strict=True)
+        }

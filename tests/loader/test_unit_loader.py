@@ -1000,3 +1000,30 @@ def test_types_are_told_apart_in_any_order(seed: int, several: bool) -> None:
     for name in ('n_id', 'batch'):
         del flat[name]
         assert name not in schema.typed(flat)['user']
+
+
+def test_nodes_and_neighbours_are_named_as_in_pyg():
+    data = shop()
+    unit = declared(data)
+    mask = torch.arange(int(data['user'].num_nodes)) < 6
+
+    def drawn(**given):
+        made = UnitLoader(data, unit, 4, seed=0, **given)
+        batch = next(iter(made))
+        return {t: batch[t].n_id.tolist() for t in batch.node_types}
+
+    for one, other in (
+        ({'input_nodes': 'user'}, {}),
+        ({'input_nodes': ('user', mask)}, {'input_nodes': mask}),
+        ({'input_nodes': list(range(6))}, {'input_nodes': mask}),
+        ({'input_nodes': mask[:, None]}, {'input_nodes': mask}),
+        ({'input_nodes': 'order'}, {'input_nodes': ('order', None)}),
+        ({'num_neighbors': [-1, -1, -1]}, {'hops': 3}),
+        (
+            {'num_neighbors': [1, 1]},
+            {'num_neighbors': {HAS: 1, IN: 1, SOLD: 1}},
+        ),
+    ):
+        assert drawn(**one) == drawn(**other), one
+    with pytest.raises(ValueError, match='one number for all hops'):
+        drawn(num_neighbors=[10, 5])

@@ -231,6 +231,7 @@ def test_a_replaced_record_moves_sums_by_what_is_paid(relation, quiet):
             **QUICK,
             form='replace',
             encoder=encoder,
+            start_is_public=True,
             num_classes=3,
             measure=measure,
         ).fit(data)
@@ -295,8 +296,21 @@ class Couples(nn.Module):
 def test_layers_over_nodes_are_refused(part):
     with pytest.raises(ValueError, match='single rows'):
         PrivateNodeClassifier(
-            'node', encoder=nn.Sequential(part, nn.Linear(5, 3))
+            'node',
+            encoder=nn.Sequential(part, nn.Linear(5, 3)),
+            start_is_public=True,
         )
+
+
+def test_a_model_that_is_handed_in_is_said_to_be_public():
+    for given in ({'encoder': nn.Linear(5, 3)}, {'head': nn.Linear(6, 3)}):
+        with pytest.raises(ValueError, match='start_is_public=True'):
+            PrivateNodeClassifier('feature', **QUICK, **given)
+        model = PrivateNodeClassifier(
+            'node', **QUICK, **given, start_is_public=True
+        )
+        said = model.fit(graph()).report().assumptions
+        assert any('starts from weights' in line for line in said)
 
 
 def test_any_model_on_single_rows_trains():
@@ -308,21 +322,27 @@ def test_any_model_on_single_rows_trains():
     before = copy.deepcopy(encoder.state_dict())
     for relation in ('edge', 'node'):
         model = PrivateNodeClassifier(
-            relation, **QUICK, encoder=encoder, head=nn.Linear(6, 3)
+            relation,
+            **QUICK,
+            encoder=encoder,
+            start_is_public=True,
+            head=nn.Linear(6, 3),
         ).fit(data)
         assert model.predict().shape == (60,)
         assert all(
             torch.equal(a, before[k]) for k, a in encoder.state_dict().items()
         )
     # A model that couples rows sees one at a time: others change nothing.
-    model = PrivateNodeClassifier('node', **QUICK, encoder=Couples()).fit(data)
+    model = PrivateNodeClassifier(
+        'node', **QUICK, encoder=Couples(), start_is_public=True
+    ).fit(data)
     x = data.x.clone()
     x[1:] = 7.0
     assert torch.equal(model.logits(x=x)[0], model.logits()[0])
     with pytest.raises(ValueError, match='3 logits'):
-        PrivateNodeClassifier('node', **QUICK, encoder=nn.Linear(5, 4)).fit(
-            data
-        )
+        PrivateNodeClassifier(
+            'node', **QUICK, encoder=nn.Linear(5, 4), start_is_public=True
+        ).fit(data)
 
 
 @pytest.mark.parametrize(

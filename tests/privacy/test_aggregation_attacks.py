@@ -302,7 +302,11 @@ class Knows(nn.Module):
 def test_an_encoder_that_knows_the_edges_is_refused(how):
     data = graph([(i, (i * i + 1) % 30) for i in range(2, 30)], 30)
     model = PrivateNodeClassifier(
-        'edge', epsilon=1.0, epochs=1, encoder=Knows(data, how)
+        'edge',
+        epsilon=1.0,
+        epochs=1,
+        encoder=Knows(data, how),
+        start_is_public=True,
     )
     with pytest.raises(
         ValueError, match=r"'encoder' needs to (be|make|compute)"
@@ -316,7 +320,7 @@ def test_an_encoder_of_rows_is_not(layer):
     data = graph([(i, (i * i + 1) % 30) for i in range(2, 30)], 30)
     encoder = nn.Sequential(layer, nn.Linear(4, 2))
     model = PrivateNodeClassifier(
-        'edge', epsilon=1.0, epochs=1, encoder=encoder
+        'edge', epsilon=1.0, epochs=1, encoder=encoder, start_is_public=True
     )
     report = model.fit(data).report()
     assert 'encoder and head hold nothing of the edges' in report.explain()

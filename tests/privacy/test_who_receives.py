@@ -126,7 +126,12 @@ def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
     every = torch.arange(1, n)
     nothing = silent(data)
     whole = data.edge_index[:, data.edge_index[0] != 0]
-    asked = {'directed': True, 'form': 'withdraw', 'encoder': linear()}
+    asked = {
+        'directed': True,
+        'form': 'withdraw',
+        'encoder': linear(),
+        'start_is_public': True,
+    }
 
     def sums(own):
         arcs = torch.stack([torch.zeros_like(own), own])
@@ -158,7 +163,12 @@ def test_a_list_that_is_withdrawn_moves_sums_by_one_at_any_degree():
 def test_receivers_by_degree_would_not_be_paid_for(monkeypatch):
     # A planted fault: who receives reads lists, so one record moves many.
     data = graph(directed=True)
-    asked = {'directed': True, 'form': 'withdraw', 'encoder': linear()}
+    asked = {
+        'directed': True,
+        'form': 'withdraw',
+        'encoder': linear(),
+        'start_is_public': True,
+    }
 
     def greedy(lists, _):
         named = torch.bincount(lists.col, minlength=n)
@@ -187,8 +197,16 @@ def test_receivers_by_degree_would_not_be_paid_for(monkeypatch):
         ({'form': 'replace'}, 0.75, False),
         ({'train_receivers': 1.0}, 0.75, True),
         ({'hops': 2}, 0.75, True),
-        ({'head': nn.Linear(6, 3)}, 0.75, True),
-        ({'head': nn.Linear(6, 3), 'train_receivers': 0.2}, 0.75, False),
+        ({'head': nn.Linear(6, 3), 'start_is_public': True}, 0.75, True),
+        (
+            {
+                'head': nn.Linear(6, 3),
+                'train_receivers': 0.2,
+                'start_is_public': True,
+            },
+            0.75,
+            False,
+        ),
         ({}, 0.4, True),
         ({'train_receivers': 0.2}, 0.4, False),
         ({}, 1.0, True),
@@ -349,7 +367,7 @@ def test_heads_start_at_classes_of_neighbours_beside_their_own(arguments):
     # times the mean of the rows.
     data = graph()
     encoder = linear()
-    model = fitted(data, encoder=encoder, **arguments)
+    model = fitted(data, encoder=encoder, start_is_public=True, **arguments)
     own = encoder(data.x).detach().double().log_softmax(1)
     blocks = [
         row / (row.square().sum(1, keepdim=True) + 3 * std**2).sqrt()

@@ -96,7 +96,6 @@ def test_sampling_refuses_what_is_no_root():
     walks = sampler.partition()
     inner = walks.node[~torch.isin(walks.node, walks.roots)]
     for node, match in (
-        (inner, 'roots of'),
         (walks.roots[[0, 0]], 'once'),
         (torch.tensor([6]), 'number of nodes'),
     ):
@@ -104,8 +103,13 @@ def test_sampling_refuses_what_is_no_root():
             sampler.sample_from_nodes(NodeSamplerInput(None, node))
     with pytest.raises(NotImplementedError, match='not from edges'):
         sampler.sample_from_edges(None)
-    out = sampler.sample_from_nodes(NodeSamplerInput(None, walks.roots))
-    assert out.metadata[0].equal(walks.roots)
+    # Of others, too, each is the root of a subgraph, disjoint from the rest.
+    for node in (walks.roots, inner, torch.arange(5)):
+        out = sampler.sample_from_nodes(NodeSamplerInput(None, node))
+        assert out.metadata[0].equal(node)
+        assert out.node[: len(node)].equal(node)
+        assert out.node.unique().numel() == out.node.numel()
+        assert out.batch[: len(node)].equal(torch.arange(len(node)))
 
 
 def test_sample_walks_of_single_nodes():

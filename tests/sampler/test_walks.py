@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from pyg_trust import sampler as F
 from pyg_trust.graph import CSRGraph
+from pyg_trust.sampler import walks as F
 from pyg_trust.sampler.walks import (
     DisjointWalks,
     check_walks,
@@ -282,7 +282,7 @@ def test_check_refuses_other_types():
         ({'roots': torch.tensor([0, 40])}, ValueError, '0 to 40'),
         ({'roots': torch.tensor([-1])}, ValueError, '-1'),
         ({'roots': torch.tensor([3, 4, 3])}, ValueError, '3 more than once'),
-        ({'roots': torch.tensor([[3]])}, ValueError, 'dimension'),
+        ({'roots': torch.tensor([[3, 4]])}, ValueError, 'dimension'),
         ({'roots': torch.tensor([0.0])}, TypeError, 'roots'),
         ({'roots': [0]}, TypeError, 'roots'),
         ({'seed': -1}, ValueError, 'seed'),
