@@ -28,7 +28,7 @@ from pyg_trust import rng
 from pyg_trust.nn import LBAggregator, MeanAggregator
 from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.unlearning.shards import models
-from pyg_trust.unlearning.shards.models import UnrepeatableModelError
+from pyg_trust.unlearning.shards.checks import UnrepeatableModelError
 
 LAYERS = {**EVERY}
 FAST = {'aggregator': 'mean', 'num_classes': CLASSES, 'epochs': 4}
