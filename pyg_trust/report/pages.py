@@ -272,7 +272,7 @@ def _percent(share: float) -> str:
 def _lists(each: Guarantee) -> list[tuple[str, Sequence[str]]]:
     duties = _DUTIES[each.kind]
     # A seeded guarantee is said above to hold nothing.
-    assumed = [text for text in each.conditions if text != SEEDED]
+    assumed = [text for text in each.assumptions if text != SEEDED]
     found = 'How it was checked'
     if each.kind == 'measurement':
         found = 'What was measured'

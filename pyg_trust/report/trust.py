@@ -21,16 +21,11 @@ from pyg_trust.verify.claims import (
     read_json,
     visible,
 )
+from pyg_trust.verify.promises import LAYOUT, schema  # noqa: F401
 
 #: The version of the JSON's layout; :func:`schema` describes it.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = LAYOUT
 FORMATS = ('.json', '.html', '.md')
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of a saved :class:`TrustReport`."""
-    text = Path(__file__).with_name('trust.schema.json').read_text()
-    return json.loads(text)
 
 
 def _now() -> str:
@@ -246,7 +241,7 @@ def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
     measured = guarantee.kind == 'measurement'
     say('measured:' if measured else 'promised:', guarantee.promise)
     for title, texts in (
-        ('it holds if', guarantee.conditions),
+        ('it holds if', guarantee.assumptions),
         ('it does not cover', guarantee.not_covered),
         ('how it was checked', guarantee.checked),
     ):
@@ -254,9 +249,6 @@ def _paragraph(number: int, guarantee: Guarantee) -> list[str]:
             lines.append(f'   {title}:')
         for text in texts:
             say('-', text)
-    if guarantee.settings:
-        lines.append('   settings:')
-        say('-', guarantee.settings)
     for name, spent in guarantee.spent.items():
         say(
             f'budget, {name}:',

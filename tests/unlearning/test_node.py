@@ -1336,3 +1336,25 @@ def test_models_have_the_surface_of_scikit_learn(tmp_path):
     assert make().classes_.tolist() == [0, 1, 2]
     with pytest.raises(TypeError, match='unexpected keyword'):
         NodeClassifier(level=2)
+
+
+@pytest.mark.parametrize('features', ['exact', 'push'])
+def test_another_graph_is_predicted_as_by_a_fit(features):
+    given = {'features': features, 'alpha': 0.2}
+    given |= {'theta': 1e-4} if features == 'push' else {'levels': 3}
+    model = make(measure='appnp', **given)
+    same_one = model.predict()
+    model.remove(nodes=[3])
+    assert torch.equal(make(measure='appnp', **given).predict(), same_one)
+    other = blocks(n=60)
+    margin = model._margins_on(other)
+    if features == 'exact':
+        Z = propagate(CSRGraph.from_data(other), other.x, model.measure)
+        torch.testing.assert_close(margin, Z @ model.weight)
+    labels = model.classes_[margin.argmax(1)]
+    assert torch.equal(model.predict_on(other), labels)
+    other.edge_weight = torch.rand(other.num_edges)
+    with pytest.raises(ValueError, match='unweighted'):
+        model.predict_on(other)
+    with pytest.raises(ValueError, match=r"'data\.x'"):
+        model.predict_on(Data(x=other.x[:, :2], edge_index=other.edge_index))

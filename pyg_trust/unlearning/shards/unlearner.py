@@ -72,7 +72,7 @@ from pyg_trust.unlearning.shards.state import (
 )
 from pyg_trust.unlearning.store import ShardStore
 from pyg_trust.update import rows_of
-from pyg_trust.verify.sentences import FROM_SYSTEM
+from pyg_trust.verify.claims_removal import FROM_SYSTEM
 
 
 class ShardedUnlearner(Removing):
