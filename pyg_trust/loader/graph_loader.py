@@ -55,8 +55,9 @@ class GraphLoader(DrawnUnits):
     access;
     ``input_id`` tells which graphs they are, ``n_id`` numbers the nodes of
     all graphs, unless these have an ``n_id`` of their own, and
-    ``batch_size`` is :math:`m`. In private training rows of nodes and edges are for the model alone: until ``backward()`` the batch
-    has made-up graphs in their place, with ``relation='add_remove'`` always
+    ``batch_size`` is :math:`m`. In private training rows of nodes and
+    edges are for the model alone: until ``backward()`` the batch has
+    made-up graphs in their place, with ``relation='add_remove'`` always
     :obj:`batch_size` of them, so that a loss can't read private sizes. The
     model needs to return one row per graph:
 
