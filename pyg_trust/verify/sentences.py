@@ -377,7 +377,10 @@ def _shard_removal(c: Any) -> Words:
 @_of('exact removal from a recommender')
 def _count_removal(c: Any) -> Words:
     made = 'counts', 'have the bits of counting anew'
-    if c.column_distance is not None:
+    if c.column_distance == 0:
+        made = 'closed-form weights', 'have the bits of a fit on them'
+    elif c.column_distance is not None:
+        # Reports of 0.1.
         near = f'within {outwards(c.column_distance, 3)} of the exact ones'
         made = 'closed-form weights', f'are, by column, {near}'
     return Words(
