@@ -18,7 +18,7 @@ from pyg_trust.registries import Registry
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
-from pyg_trust.verify.claims import PROMISES
+from pyg_trust.verify.promises import PROMISES
 
 Route = TypeVar('Route', bound=Callable[..., Report])
 

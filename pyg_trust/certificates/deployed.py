@@ -149,7 +149,8 @@ class Deployed:
                 "'threat' needs undirected=True for an APPNP, and for a model "
                 "with normalization='sym' and K=None (got a directed "
                 'attacker): a graph with one flipped direction has no '
-                'prediction that this describes'
+                'prediction that this describes. Any model and attacker: '
+                'certify(model, data, BitFlips(edges=(0.0, 0.6)))'
             )
         if not self.self_loops:
             return plain

@@ -504,6 +504,18 @@ def test_the_fingerprint_is_of_everything():
     assert len(seen) == 9
 
 
+def test_reports_print_one_short_line():
+    _, _, data = undirected_problem(0)
+    report = certify(model_of(0), data, ThreatModel(data, local_budget=1))
+    for made in (report, report.guarantee()):
+        text = repr(made)
+        assert len(text) < 300
+        assert '\n' not in text
+        assert text.startswith(f'{type(made).__name__}(')
+    assert f'num_robust={report.num_robust}' in repr(report)
+    assert 'tensor' not in repr(report)
+
+
 def test_options_of_another_threat_are_refused():
     _, _, data = undirected_problem(0)
     threat = ThreatModel(data, local_budget=1)
