@@ -32,10 +32,12 @@ from pyg_trust._checks import (
     validated,
 )
 from pyg_trust.registries import Registry
+
+# Defined where sentences are made.
+from pyg_trust.verify.declare import SEEDED  # noqa: F401
 from pyg_trust.verify.noise import SHIFT, Bytes, cells
 
 # Defined where sentences are made.
-from pyg_trust.verify.sentences import SEEDED  # noqa: F401
 
 #: Where the bits of secret noise come from: functions from a number to so many
 #: random bytes, by name. Private training takes a name; noisy releases

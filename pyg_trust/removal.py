@@ -493,7 +493,12 @@ class NodeIds:
         if nodes is None:
             return torch.arange(num_rows)
         if not isinstance(nodes, Tensor):
-            nodes = [*nodes] if isinstance(nodes, Iterable) else nodes
+            if not isinstance(nodes, Iterable):
+                raise TypeError(
+                    f"'{name}' needs to be a tensor or a list of ids (got "
+                    f'{type(nodes).__name__})'
+                )
+            nodes = [*nodes]
             integers(name, nodes)
             nodes = torch.tensor([int(v) for v in nodes], dtype=torch.int64)
         nodes = nodes.detach().cpu()

@@ -56,7 +56,7 @@ P = either(number(0, 1, closed='low'))
 
 for name in ('flip_regions', 'min_probability_table'):
     entry(
-        f'functional.{name}',
+        f'certificates.{name}',
         lambda: {
             'additions': 1,
             'deletions': 2,

@@ -447,7 +447,7 @@ entry(
     ),
 )
 entry(
-    'agp.polynomials',
+    'agp.chebyshev',
     lambda: {'measure': F.ppr(0.2), 'tol': 0.1},
     Row('a + b', {'measure': F.Measure(0, 0, (1.0,))}, "'tol'"),
 )

@@ -1,6 +1,5 @@
 """Bad inputs of private training and unlearning."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -304,30 +303,6 @@ def tape() -> Any:
         out = made.module(torch.ones(N, 2), apart())
     return recorded, out
 
-
-def taped() -> Any:
-    recorded, out = tape()
-    return (
-        recorded,
-        {
-            'output': out,
-            'grad_output': torch.ones_like(out),
-            'max_grad_norm': 1.0,
-            'output_owner': owner(),
-        },
-    )
-
-
-entry(
-    'privacy.Tape.clipped_sum',
-    taped,
-    Row('no gradient', {'output': torch.ones(N, 2)}, "'output'"),
-    names={'output': "'(output|grad_output)'"},
-    output=values(3, None, 'a', [3]),
-    grad_output=tensor(columns=True, finite=False),
-    max_grad_norm=number(0, math.inf, closed='high'),
-    output_owner=tensor(low=0, high=1, none=True),
-)
 
 # Unlearning ##################################################################
 

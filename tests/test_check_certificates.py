@@ -4,17 +4,16 @@ Somebody changes a report, or the code that makes it, so that more is promised
 than follows from the votes and the steps that stand in it.
 """
 
-import copy
 import itertools
 import json
 import math
-from dataclasses import replace
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from auditing import forged, privacy, reworded
+from auditing import forge, honest, judged, made, privacy, written
 from guarantees import MADE
 from procedures import cycle
 from recount_renyi import fdp_again, select_again
@@ -43,81 +42,55 @@ from pyg_trust.check import (
     certificates,
     check_report,
 )
-from pyg_trust.check.answers import read_report
-from pyg_trust.check.certificates import check_certificate
-from pyg_trust.check.checker import _run
 from pyg_trust.loader import EgoLoader
 from pyg_trust.privacy import PrivacyEngine, create_accountant
 from pyg_trust.privacy.ego_accounts import FDPAccountant
 from pyg_trust.privacy.planning import search_epsilon
 from pyg_trust.report import TrustReport
 from pyg_trust.transforms import BoundedDegree
+from pyg_trust.verify.promises import claim
 
 VOTED = ('SmoothedCertificate', 'VoteCertificate', 'PoisonCertificate')
 CERTIFICATES = (*VOTED, 'CollectiveCertificate', 'Certificate')
 
 
-@pytest.fixture(scope='module')
-def honest(tmp_path_factory):
-    """Reports in JSON, each made once."""
-    kept = {}
-
-    def make(name):
-        if name not in kept:
-            folder = tmp_path_factory.mktemp('made')
-            torch.manual_seed(0)
-            report, _ = MADE[name](folder)
-            kept[name] = json.loads(TrustReport.of(report).to_json())
-        return copy.deepcopy(kept[name])
-
-    return make
-
-
-def found(folder, whole):
-    path = folder / 'trust.json'
-    path.write_text(forged(whole))
-    return check_report(path)
-
-
-def failures(folder, whole):
-    return [e.text for e in found(folder, whole) if e.status == FAILS]
-
-
-def parts(whole):
-    (each,) = whole['guarantees']
-    return each, each['values']
-
-
-def more(whole):
+def more(name):
     """One more target stays, in the fields and in the sentence."""
-    _, values = parts(whole)
-    counts = values['certified']
-    name = next(k for k, n in counts.items() if n < values['targets'])
-    counts[name] += 1
-    reworded(whole)
-    return whole
+    each = honest(name)
+    counts, total = each['values']['certified'], each['values']['targets']
+    most = next(k for k, n in counts.items() if n < total)
+    return forge(each, certified={**counts, most: counts[most] + 1})
+
+
+def of_report(report):
+    (each,) = json.loads(TrustReport.of(report).to_json())['guarantees']
+    return each
 
 
 @pytest.mark.parametrize('name', CERTIFICATES)
 def test_every_certificate_has_a_line_that_holds_and_one_that_does_not_hide(
-    honest, tmp_path, name
+    tmp_path, name
 ):
-    lines = found(tmp_path, honest(name))[1:]
-    assert not [e for e in lines if e.status == FAILS]
-    assert [e for e in lines if e.status == HOLDS]
-    texts = [e.text for e in lines if e.status in (UNKNOWN, UNPROVED)]
+    each = honest(name)
+    assert not judged(tmp_path, each)
+    assert judged(tmp_path, each, status=HOLDS)
+    texts = judged(tmp_path, each, status=UNKNOWN)
+    texts += judged(tmp_path, each, status=UNPROVED)
     if name == 'Certificate':
         # What it rests on is a file: what is open is that it is not here.
         assert [text for text in texts if '(--witness)' in text]
         return
-    (open_,) = [text for text in texts if 'not handed in' not in text]
+    (open_,) = [text for text in texts if '(--' not in text]
     assert 'again' in open_
 
 
 @pytest.mark.parametrize('name', VOTED)
-def test_one_target_more_than_the_votes_allow_fails(honest, tmp_path, name):
-    (text,) = failures(tmp_path, more(honest(name)))
+def test_one_target_more_than_the_votes_allow_fails(tmp_path, name):
+    (text,) = judged(tmp_path, more(name))
     assert 'by the recorded votes' in text
+    # Under another name nothing is said to hold.
+    each = {**more(name), 'procedure': 'something better'}
+    assert not judged(tmp_path, each, status=HOLDS)[1:]
 
 
 def test_one_answer_more_than_the_votes_allow_fails(tmp_path):
@@ -139,167 +112,15 @@ def test_one_answer_more_than_the_votes_allow_fails(tmp_path):
         report = certify(
             *(Held(), data, noise), num_samples=300, classes=classes, **options
         )
-        whole = json.loads(TrustReport.of(report).to_json())
-        assert not failures(tmp_path, whole)
-        values = parts(whole)[1]
-        for name, stay in values['certified'].items():
-            claimed = values['answered'][name]
-            answered += [claimed, stay]
-            lie = copy.deepcopy(whole)
-            parts(lie)[1]['answered'][name] = claimed + 1
-            (text,) = failures(tmp_path, reworded(lie))
+        each = of_report(report)
+        assert not judged(tmp_path, each)
+        for name, stay in each['values']['certified'].items():
+            claims = each['values']['answered']
+            answered += [claims[name], stay]
+            one = {**claims, name: claims[name] + 1}
+            (text,) = judged(tmp_path, forge(each, answered=one))
             assert 'have an answer' in text
     assert len(set(answered)) > 1
-
-
-@pytest.mark.parametrize('name', CERTIFICATES)
-def test_a_sentence_that_promises_more_than_the_fields_fails(
-    honest, tmp_path, name
-):
-    whole = honest(name)
-    each, values = parts(whole)
-    total = values.get('targets', values.get('num_targets'))
-    # Every number in turn is another one that stands in the report as well.
-    for word in dict.fromkeys(each['promise'].split()):
-        if word.isdigit() and int(word) != total:
-            lie = copy.deepcopy(whole)
-            said = each['promise'].replace(f'{word} ', f'{total} ')
-            lie['guarantees'][0]['promise'] = said
-            if said != each['promise']:
-                assert failures(tmp_path, lie), said
-
-
-def test_a_level_that_the_confidence_does_not_leave_fails(honest, tmp_path):
-    # As of each target alone, where all together are promised.
-    whole = honest('SmoothedCertificate')
-    values = parts(whole)[1]
-    values['alpha'] *= values['targets']
-    assert any('of level' in text for text in failures(tmp_path, whole))
-    # As if the first look had been the only one.
-    whole = honest('SmoothedCertificate')
-    parts(whole)[1]['look'] = 2
-    assert any('of level' in text for text in failures(tmp_path, whole))
-
-
-def test_a_confidence_that_only_the_sentence_has_fails(honest, tmp_path):
-    whole = honest('SmoothedCertificate')
-    each, _ = parts(whole)
-    each['promise'] = each['promise'].replace('0.99,', '0.9999,')
-    assert failures(tmp_path, whole)
-
-
-def test_fewer_samples_than_are_claimed_fail(honest, tmp_path):
-    whole = honest('SmoothedCertificate')
-    values = parts(whole)[1]
-    values['num_samples'] *= 10
-    texts = failures(tmp_path, whole)
-    assert any('samples have voted where 3000' in text for text in texts)
-    # Votes that are added to one class alone, until the sums are right.
-    whole = honest('SmoothedCertificate')
-    values = parts(whole)[1]
-    values['num_samples'] *= 10
-    for row in values['tallies']:
-        row[1] += 2700
-    # Of the run's own arguments he changes the number, too.
-    for each in whole['guarantees']:
-        each['origin']['arguments']['num_samples'] = 3000
-    # Nothing in the report contradicts that: it is called unchecked.
-    reworded(whole)
-    assert not failures(tmp_path, whole)
-    assert any(
-        'that the model votes so' in e.text
-        for e in found(tmp_path, whole)
-        if e.status == UNKNOWN
-    )
-
-
-@pytest.mark.parametrize('name', VOTED)
-def test_votes_of_other_targets_or_of_too_many_fail(honest, tmp_path, name):
-    whole = honest(name)
-    rows = parts(whole)[1]['tallies']
-    rows[0][0] += 100
-    assert any('votes of' in text for text in failures(tmp_path, whole))
-    whole = honest(name)
-    rows = parts(whole)[1]['tallies']
-    rows[0][1] += 1
-    assert any(
-        'voted' in text or 'votes were' in text
-        for text in failures(tmp_path, whole)
-    )
-
-
-HOSTILE = (None, -1, 10**400, 'x', True, [], {'a': 1}, [[1]], 'nan', 1.5)
-OF_VOTES = {
-    'SmoothedCertificate': (
-        'tallies',
-        'flips',
-        'alpha',
-        'confidence',
-        'num_samples',
-        'num_classes',
-        'num_abstained',
-        'look',
-        'tolerance',
-        'targets',
-        'certified',
-    ),
-    'VoteCertificate': ('tallies', 'views', 'num_groups', 'certified'),
-    'PoisonCertificate': ('tallies', 'num_shards', 'certified', 'targets'),
-    'CollectiveCertificate': ('one_by_one', 'guaranteed', 'counted', 'edges'),
-    'Certificate': ('num_robust', 'num_unknown', 'targets'),
-}
-
-
-@pytest.mark.parametrize(
-    ('name', 'field'),
-    [(name, field) for name in OF_VOTES for field in OF_VOTES[name]],
-)
-def test_no_field_of_a_certificate_is_a_traceback_or_holds(
-    honest, tmp_path, name, field
-):
-    for bad in HOSTILE:
-        whole = honest(name)
-        parts(whole)[1][field] = bad
-        statuses = [each.status for each in found(tmp_path, whole)]
-        # Without votes nothing is said to hold of them. None are needed where
-        # no target stays: by the key of the partition, which is secret, it
-        # may be so.
-        bare = field == 'tallies' and bad is None
-        values = parts(whole)[1]
-        none = field == 'tallies' and bad == [] and name == 'PoisonCertificate'
-        none = none and not any(values['certified'].values())
-        assert FAILS in statuses or bare or none, bad
-
-
-def test_more_than_the_bound_leaves_is_not_guaranteed(honest, tmp_path):
-    whole = honest('CollectiveCertificate')
-    parts(whole)[1]['guaranteed'] += 1
-    texts = failures(tmp_path, reworded(whole))
-    assert any('follow from' in text for text in texts)
-
-
-def test_a_certificate_under_another_name_is_not_said_to_hold(
-    honest, tmp_path
-):
-    whole = more(honest('SmoothedCertificate'))
-    parts(whole)[0]['procedure'] = 'certificate by something better'
-    lines = found(tmp_path, whole)[1:]
-    assert {each.status for each in lines} == {UNKNOWN}
-
-
-@pytest.mark.parametrize('name', ['Certificate', 'AggregationReport'])
-def test_what_somebody_vouches_for_is_not_said_to_be_checked(
-    honest, tmp_path, name
-):
-    whole = honest(name)
-    parts(whole)[1]['vouched'] = 'me'
-    said = [e for e in found(tmp_path, reworded(whole)) if 'vouch' in e.text]
-    assert [e.status for e in said] == [UNKNOWN]
-    # In the first layout the sentence alone says so.
-    del parts(whole)[1]['vouched']
-    whole['schema_version'] = 1
-    said = [e for e in found(tmp_path, whole) if 'vouch' in e.text]
-    assert [e.status for e in said] == [UNKNOWN]
 
 
 def row(*votes, at=1):
@@ -325,99 +146,49 @@ def three_classes(values):
     values['certified'] = {'0': 12}
 
 
-def staying(value):
-    def change(values):
-        values['certified'][next(iter(values['certified']))] = value
-
-    return change
-
-
 # Of each: what is said of it, and with which answer.
+SMOOTHED = 'SmoothedCertificate'
 LIES = [
     # Two other classes: as many votes as two runners-up have, and one more.
-    ('SmoothedCertificate', row(298, 1, 1), '', FAILS),
-    ('SmoothedCertificate', row(297, 1, 2), 'other classes have votes', FAILS),
-    ('SmoothedCertificate', row(45, at=4), 'different numbers of cel', FAILS),
-    ('SmoothedCertificate', row(0, 0, at=4), 'nothing is there that', FAILS),
-    ('SmoothedCertificate', row(0, 0, at=6), 'nothing is there that', FAILS),
-    ('SmoothedCertificate', row(0, at=4), 'different numbers of', FAILS),
+    (SMOOTHED, row(298, 1, 1), '', FAILS),
+    (SMOOTHED, row(297, 1, 2), 'other classes have votes', FAILS),
+    (SMOOTHED, row(45, at=4), 'different numbers of cel', FAILS),
+    (SMOOTHED, row(0, 0, at=4), 'nothing is there that', FAILS),
+    (SMOOTHED, row(0, 0, at=6), 'nothing is there that', FAILS),
+    (SMOOTHED, row(100, at=0), 'votes of 1', FAILS),
+    (SMOOTHED, row(9, at=1), 'samples have voted', FAILS),
+    (SMOOTHED, fields(certified={}, answered={}), 'nothing is said of', FAILS),
+    (SMOOTHED, fields(certified={}), 'nothing is certif', FAILS),
+    (SMOOTHED, fields(look=1), 'ended early has no', FAILS),
+    (SMOOTHED, fields(look=2), 'of level', FAILS),
+    (SMOOTHED, fields(alpha=0.01), 'of level', FAILS),
+    (SMOOTHED, fields(num_abstained=1), 'are votes of 13', FAILS),
     (
-        'SmoothedCertificate',
-        fields(certified={}, answered={}),
-        'nothing is said of any number',
+        SMOOTHED,
+        fields(certified={'edges_added_0_deleted_999': 0}, answered={}),
+        '',
         FAILS,
     ),
-    ('SmoothedCertificate', fields(certified={}), 'nothing is certif', FAILS),
-    ('SmoothedCertificate', fields(look=1), 'ended early has no', FAILS),
-    *(
-        ('SmoothedCertificate', fields(alpha=alpha), 'are of level', FAILS)
-        for alpha in (0.0, -1e-9, 1.0)
-    ),
-    *(
-        (
-            'SmoothedCertificate',
-            fields(**{name: value}),
-            f"'{name}' needs to be a count (got {value})",
-            FAILS,
-        )
-        for name, value in (
-            ('targets', 0),
-            ('look', -1),
-            ('num_samples', 0),
-            ('num_classes', 0),
-            ('num_selection', 0),
-            ('num_abstained', -1),
-        )
-    ),
-    ('SmoothedCertificate', fields(num_abstained=1), 'are votes of 13', FAILS),
-    *(
-        (
-            'SmoothedCertificate',
-            fields(certified={name: 0}, answered={}),
-            text,
-            FAILS,
-        )
-        for name, text in (
-            ('edges_added_0_deleted_999', ''),
-            ('edges_added_01_deleted_0', 'is no number of changes'),
-            ('edges_added_1000_deleted_0', 'is no number of changes'),
-            ('edges_added_1_deleted_1_', 'is no number of changes'),
-            ('nodes_added_1_deleted_1', 'is no number of changes'),
-        )
-    ),
-    *(
-        ('SmoothedCertificate', staying(bad), 'needs to be a count', FAILS)
-        for bad in (-1, True, 0.5)
-    ),
-    ('SmoothedCertificate', edges_alone, 'no noise on the features', FAILS),
-    *(
-        ('SmoothedCertificate', fields(flips=flips), text, FAILS)
-        for flips, text in (
-            ({'edges': [0.5, 0.5], 'features': [0.05, 0.3]}, 'no noise has'),
-            ({'edges': [-0.1, 0.5], 'features': [0.05, 0.3]}, 'no noise has'),
-            ({'edges': [0.5, -0.1], 'features': [0.05, 0.3]}, 'no noise has'),
-            ({}, 'needs to hold noise'),
-            ({'edges': [0.0, 0.3], 'nodes': [0.05, 0.3]}, 'to hold noise'),
-            ({'edges': [0.0, 0.4], 'features': [0.05, 0.3]}, 'flips: edges'),
-        )
-    ),
-    ('SmoothedCertificate', fields(undirected=False), 'flips: edges', FAILS),
+    (SMOOTHED, edges_alone, 'no noise on the features', FAILS),
+    (SMOOTHED, fields(flips={}), 'there is no noise', FAILS),
     (
-        'SmoothedCertificate',
-        fields(tallies=None),
-        'the report has no votes',
-        UNPROVED,
+        SMOOTHED,
+        fields(flips={'edges': [0.5, 0.5], 'features': [0.05, 0.3]}),
+        'no noise has',
+        FAILS,
     ),
-    ('VoteCertificate', fields(num_groups=5), '5 groups make 5 v', FAILS),
-    ('VoteCertificate', fields(by='grid'), '4 groups make 16 v', FAILS),
-    ('VoteCertificate', fields(certified={'01': 0}), 'is no count', FAILS),
-    ('VoteCertificate', fields(certified={'1' * 11: 0}), 'no count', FAILS),
-    ('VoteCertificate', fields(certified={'1' * 10: 0}), '', FAILS),
+    (
+        SMOOTHED,
+        fields(flips={'edges': [0.0, 0.03], 'features': [0.05, 0.3]}),
+        'by the recorded votes',
+        FAILS,
+    ),
+    (SMOOTHED, fields(tallies=None), 'the report has no votes', UNPROVED),
+    ('VoteCertificate', fields(num_groups=5), '4 votes were c', FAILS),
     ('VoteCertificate', row(5), '5 votes were counted', FAILS),
     ('VoteCertificate', three_classes, '', FAILS),
     ('VoteCertificate', row(3, 0, -1, 1), 'no votes make', FAILS),
     ('VoteCertificate', row(-1, 3, 2), 'no votes make', FAILS),
-    ('VoteCertificate', row(3, 2, -1, -1), 'no votes make', FAILS),
     ('VoteCertificate', row(4, -1, -1), 'no votes make', FAILS),
     ('VoteCertificate', row(13, at=0), 'votes of 13 targets', FAILS),
     ('VoteCertificate', fields(tallies=None), 'has no votes', UNPROVED),
@@ -429,43 +200,47 @@ LIES = [
         '',
         FAILS,
     ),
-    ('CollectiveCertificate', fields(counted=13), 'are guaranteed', FAILS),
-    ('Certificate', fields(num_unknown=1), 'are 13 together, of 12', FAILS),
-    (
-        'Certificate',
-        fields(witness_digest='none: lost'),
-        'the witness is none: lost',
-        UNPROVED,
-    ),
+    ('Certificate', fields(witness_digest='none: lost'), 'lost', UNPROVED),
 ]
 
 
 @pytest.mark.parametrize(('name', 'change', 'text', 'status'), LIES)
 def test_what_is_wrong_with_a_certificate_is_said(
-    honest, tmp_path, name, change, text, status
+    tmp_path, name, change, text, status
 ):
-    whole = honest(name)
-    change(parts(whole)[1])
-    path = tmp_path / 'trust.json'
-    path.write_text(forged(whole))
-    _, (stated,) = read_report(path)
-    said = [*_run(check_certificate, stated)]
-    before = [*check_certificate(read_again(tmp_path, honest(name)))]
-    new = [each for each in said if each not in before]
+    each = honest(name)
+    change(each['values'])
+    said = judged(tmp_path, forge(each), status=status)
     if text:
-        assert any(text in t and s == status for s, t in new), said
+        assert any(text in line for line in said), said
     else:
-        assert not any(s == status for s, _ in new), said
+        assert not said
 
 
-def read_again(folder, whole):
-    path = folder / 'honest.json'
-    path.write_text(forged(whole))
-    return read_report(path)[1][0]
+def many_samples(values):
+    values['num_samples'] = 10**8
+    for row in values['tallies']:
+        row[1:4] = [6 * 10**7, 4 * 10**7, 0]
+
+
+def many_patterns(values):
+    values['certified'] = {'edges_added_999_deleted_999': 0}
+    values['answered'] = {}
+    for row in values['tallies']:
+        row[4:] = [1000] * len(row[4:])
+
+
+@pytest.mark.parametrize('change', [many_samples, many_patterns])
+def test_votes_that_take_long_are_not_proved_soon(tmp_path, change):
+    each = honest(SMOOTHED)
+    change(each['values'])
+    start = time.process_time()
+    assert judged(tmp_path, forge(each), status=UNPROVED)
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize('name', ['_SUMS', '_ROWS', '_PATTERNS'])
-def test_votes_are_summed_up_to_a_limit(honest, tmp_path, monkeypatch, name):
+def test_votes_are_summed_up_to_a_limit(tmp_path, monkeypatch, name):
     # Seven rows, six numbers of changes; 7 pairs of 300 samples.
     most = {
         '_SUMS': 7 * (300**2 + certificates._SUM),
@@ -473,13 +248,12 @@ def test_votes_are_summed_up_to_a_limit(honest, tmp_path, monkeypatch, name):
         # A change has two patterns, and five have six: each by its length.
         '_PATTERNS': 2 * (2 * 2 + 2 * 2 + 6 * 6),
     }[name]
-    stated = read_again(tmp_path, honest('SmoothedCertificate'))
+    each = honest('SmoothedCertificate')
     for limit, text in ((most, ''), (most - 1, 'too many')):
         monkeypatch.setattr(certificates, name, limit)
-        said = [*check_certificate(stated)]
-        found = [t for s, t in said if s == UNPROVED]
-        assert bool(found) == bool(text)
-        assert all(text in t for t in found)
+        said = judged(tmp_path, each, status=UNPROVED)
+        assert bool(said) == bool(text)
+        assert all(text in line for line in said)
 
 
 # A library that lies ########################################################
@@ -490,8 +264,7 @@ def test_regions_that_certify_everything_are_found_out(tmp_path, monkeypatch):
         votes, 'certified', lambda lower, *_, **__: torch.ones(len(lower)) > 0
     )
     report, _ = MADE['SmoothedCertificate'](tmp_path)
-    whole = json.loads(TrustReport.of(report).to_json())
-    texts = failures(tmp_path, whole)
+    texts = judged(tmp_path, of_report(report))
     assert len(texts) >= 4
     assert all('by the recorded votes' in text for text in texts)
 
@@ -502,8 +275,8 @@ def test_bounds_that_are_means_are_found_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(smoothed, 'clopper_pearson', mean)
     report, _ = MADE['SmoothedCertificate'](tmp_path)
-    whole = json.loads(TrustReport.of(report).to_json())
-    assert any('by the recorded votes' in t for t in failures(tmp_path, whole))
+    texts = judged(tmp_path, of_report(report))
+    assert any('by the recorded votes' in text for text in texts)
 
 
 @pytest.mark.parametrize('name', ['VoteCertificate', 'PoisonCertificate'])
@@ -517,8 +290,7 @@ def test_radii_that_are_too_large_are_found_out(tmp_path, monkeypatch, name):
     for home in (divided, poisoning):
         monkeypatch.setattr(home, 'certified_votes', large)
     report, _ = MADE[name](tmp_path)
-    whole = json.loads(TrustReport.of(report).to_json())
-    assert failures(tmp_path, whole)
+    assert judged(tmp_path, of_report(report))
 
 
 # The arithmetic ##############################################################
@@ -622,13 +394,12 @@ def after(counts, k):
 # Searches and ego graphs #####################################################
 
 
-def test_a_search_for_less_than_one_of_its_runs_fails(honest, tmp_path):
-    whole = honest('SearchReport')
-    lines = found(tmp_path, whole)
-    assert UNPROVED in {each.status for each in lines}
-    assert FAILS not in {each.status for each in lines}
-    parts(whole)[1]['epsilon'] *= 0.3
-    (text,) = failures(tmp_path, reworded(whole))
+def test_a_search_for_less_than_one_of_its_runs_fails(tmp_path):
+    each = honest('SearchReport')
+    assert judged(tmp_path, each, status=UNPROVED)
+    assert not judged(tmp_path, each)
+    less = 0.3 * each['values']['epsilon']
+    (text,) = judged(tmp_path, forge(each, epsilon=less))
     assert 'epsilon: ' in text
 
 
@@ -668,19 +439,16 @@ def egos(accountant='rdp_fdp', ledger=None, **drawn):
         out = model(batch.x)[:size]
         F.cross_entropy(out, batch.y[:size]).backward()
         optimizer.step()
-    made = json.loads(TrustReport.of(engine.report()).to_json())
+    made = of_report(engine.report())
     engine.close()
-    return made
+    return forge(made, seeded=False)
 
 
 def test_the_account_of_ego_graphs_is_not_called_proved(tmp_path):
-    whole = egos()
-    lines = [e for e in found(tmp_path, whole) if ': epsilon: ' in e.text]
-    assert {e.status for e in lines} == {UNPROVED, HOLDS}
-    assert not failures(tmp_path, whole)
-    # A row in fewer graphs than it is.
-    parts(whole)[1]['units_per_row'] = 1
-    assert failures(tmp_path, reworded(whole))
+    each = egos()
+    texts = judged(tmp_path, each, status=UNPROVED)
+    assert any('no proof for this accountant' in text for text in texts)
+    assert not judged(tmp_path, each)
 
 
 @pytest.mark.parametrize(
@@ -695,20 +463,15 @@ def test_the_account_of_ego_graphs_is_not_called_proved(tmp_path):
     ],
 )
 def test_the_account_of_groups_is_proved(sampling, others, tmp_path):
-    whole = egos(None, sampling=sampling)
-    lines = [e for e in found(tmp_path, whole) if ': epsilon: ' in e.text]
-    assert {e.status for e in lines} == {HOLDS}
-    assert not failures(tmp_path, whole)
-    epsilon = parts(whole)[1]['epsilon']
+    each = egos(None, sampling=sampling)
+    texts = judged(tmp_path, each, status=HOLDS)
+    assert any('recorded steps' in text for text in texts)
+    assert not judged(tmp_path, each)
     for name, value in (
-        ('units_per_row', 1),
-        ('units_per_row', None),
-        ('epsilon', 0.5 * epsilon),
+        ('history', [0.0, 0.5 * each['values']['epsilon']]),
         *(('mechanism', other) for other in others),
     ):
-        forged = copy.deepcopy(whole)
-        parts(forged)[1][name] = value
-        assert failures(tmp_path, reworded(forged)), (name, value)
+        assert judged(tmp_path, forge(each, **{name: value})), (name, value)
 
 
 @pytest.mark.parametrize(
@@ -722,28 +485,23 @@ def test_the_account_of_groups_is_proved(sampling, others, tmp_path):
 )
 def test_a_ledger_tells_how_many_units_have_a_row(tmp_path, drawn):
     # The report was weighed by the number that it had itself: all agreed.
-    whole = egos(ledger=tmp_path / 'run.ledger', **drawn)
-    path = tmp_path / 'trust.json'
+    ledger = tmp_path / 'run.ledger'
+    each = egos(ledger=ledger, **drawn)
 
-    def of_ledger(whole):
-        path.write_text(forged(whole))
-        lines = check_report(path, ledger=tmp_path / 'run.ledger')
-        return [e for e in lines if ': ledger: ' in e.text]
+    def of_ledger(status, **changes):
+        lie = forge(each, **changes)
+        texts = judged(tmp_path, lie, status=status, ledger=ledger)
+        return [text for text in texts if ': ledger: ' in text]
 
-    found = {e.status for e in of_ledger(whole)}
-    proved = drawn['accountant'] is None
-    assert found == ({HOLDS} if proved else {HOLDS, UNPROVED})
-    values = parts(whole)[1]
-    less = values['units_per_row'] - 1
+    assert not of_ledger(FAILS)
+    assert bool(of_ledger(UNPROVED)) == (drawn['accountant'] == 'rdp_fdp')
+    less = each['values']['units_per_row'] - 1
     assert less > 1
-    values['lam'] *= (less + 1) / less
-    values['sensitivity'] *= less / (less + 1)
-    values['units_per_row'] = less
-    texts = [e.text for e in of_ledger(reworded(whole)) if e.status == FAILS]
-    assert texts[0].endswith(f'{less + 1}, {less} is claimed')
+    texts = of_ledger(FAILS, units_per_row=less)
+    assert any(t.endswith(f'{less + 1}, {less} is claimed') for t in texts)
     # Of coins only the rate counts.
-    values['batch_size'] //= 2
-    texts = [e.text for e in of_ledger(reworded(whole)) if e.status == FAILS]
+    size = each['values']['batch_size'] // 2
+    texts = of_ledger(FAILS, batch_size=size)
     of_size = any('batch_size' in text for text in texts)
     assert of_size == (drawn.get('sampling') != 'poisson')
 
@@ -762,25 +520,6 @@ def test_ego_graphs_are_a_hypergeometric_number():
 
 
 # How it was checked ##########################################################
-
-
-@pytest.mark.parametrize(
-    'name',
-    [
-        *CERTIFICATES,
-        'Certificate, global',
-        'AggregationReport',
-        'SearchReport',
-        'PrivacyReport',
-    ],
-)
-def test_every_promise_says_how_it_was_checked_on_its_run(
-    honest, tmp_path, name
-):
-    each, values = parts(honest(name))
-    assert each['checked']
-    # The sentences of the run are no field; how units were checked is one.
-    assert ('checked' in values) is (name == 'PrivacyReport')
 
 
 def test_what_was_not_tried_out_is_not_said(tmp_path):
@@ -802,9 +541,8 @@ def proved(folder, seed=0):
     return report, path
 
 
-def coded(folder, whole, witness=None):
-    path = folder / 'trust.json'
-    path.write_text(forged(whole))
+def coded(folder, each, witness=None):
+    path = written(folder, each)
     more = [] if witness is None else ['--witness', str(witness)]
     return main(['check', str(path), *more])
 
@@ -812,14 +550,14 @@ def coded(folder, whole, witness=None):
 def test_an_exact_certificate_is_proved_from_its_witness(tmp_path):
     report, witness = proved(tmp_path)
     assert 0 < report.num_robust < 12
-    whole = json.loads(TrustReport.of(report).to_json())
+    whole = of_report(report)
     assert coded(tmp_path, whole, witness) == 0
     # Not handed in; that of other logits; damaged.
     assert coded(tmp_path, whole) == 3
     assert coded(tmp_path, whole, proved(tmp_path, 1)[1]) == 1
     content = witness.read_bytes()
     witness.write_bytes(content[: len(content) // 2])
-    assert coded(tmp_path, whole, witness) == 3
+    assert coded(tmp_path, whole, witness) == 2
 
 
 def test_each_certificate_is_proved_from_the_file_of_its_digest(tmp_path):
@@ -841,8 +579,8 @@ def test_each_certificate_is_proved_from_the_file_of_its_digest(tmp_path):
     lacks = [('not proved', '1')], [('not proved', '2')]
     assert found(first, second) == (0, holds[0] + holds[1])
     assert found(second, first) == (0, holds[0] + holds[1])
-    assert found(first) == (2, holds[0] + lacks[1])
-    assert found(second) == (2, lacks[0] + holds[1])
+    assert found(first) == (3, holds[0] + lacks[1])
+    assert found(second) == (3, lacks[0] + holds[1])
     # A file of neither is named.
     other = proved(tmp_path, 2)[1]
     strange = [('FAILS', 'w')]
@@ -885,14 +623,14 @@ def test_additions_are_in_the_witness(tmp_path, scenario, undirected):
     )
     report = certify(torch.rand(12, 3).double(), threat)
     report.proof.save(tmp_path / 'w.npz')
-    whole = json.loads(TrustReport.of(report).to_json())
+    whole = of_report(report)
     assert coded(tmp_path, whole, tmp_path / 'w.npz') == 0
 
 
 @pytest.mark.parametrize(
     ('lie', 'code'),
     [
-        ({'num_robust': 12, 'num_broken': 0, 'num_unknown': 0}, 1),
+        ({'num_robust': 12, 'num_broken': 0}, 1),
         ({'undirected': True}, 1),
         ({'self_loops': True}, 1),
         ({'tolerance': 0.1}, 1),
@@ -908,14 +646,13 @@ def test_additions_are_in_the_witness(tmp_path, scenario, undirected):
 )
 def test_more_than_a_witness_proves_does_not_hold(tmp_path, lie, code):
     report, witness = proved(tmp_path)
-    whole = json.loads(TrustReport.of(report).to_json())
-    parts(whole)[1].update(lie)
-    assert coded(tmp_path, reworded(whole), witness) == code
+    whole = of_report(report)
+    assert coded(tmp_path, forge(whole, **lie), witness) == code
 
 
 def test_what_is_wrong_in_a_witness_by_one_bit_is_noticed(tmp_path):
     report, witness = proved(tmp_path)
-    whole = json.loads(TrustReport.of(report).to_json())
+    whole = of_report(report)
     arrays = Witness.load(witness).arrays
     arrays['scores'][0, 0] = np.nextafter(arrays['scores'][0, 0], 9.0)
     np.savez(tmp_path / 'other.npz', **arrays)
@@ -943,54 +680,35 @@ def test_what_is_claimed_of_targets_is_what_is_proved(
 ):
     report, witness = proved(tmp_path)
     arrays = Witness.load(witness).arrays
-    whole = json.loads(TrustReport.of(report).to_json())
-    each = read_again(tmp_path, whole)
+    whole = of_report(report)
     status = [1] * 5 + [0] * 4 + [-1] * 3
     monkeypatch.setattr(certificates, 'prove', lambda *_: status)
-    each.values.update({'num_robust': 5, 'num_broken': 3, **changes})
-    said = [*certificates.check_witness(each, arrays)]
+    values = {'num_robust': 5, 'num_broken': 3, **changes}
+    c = claim(report.guarantee().procedure, {**whole['values'], **values})
+    each = SimpleNamespace(model='')
+    said = [*certificates.check_witness(c, each, arrays)]
     assert [status for status, _ in said] == wanted
-    robust, broken = each.values['num_robust'], each.values['num_broken']
-    assert f'5 of 12 are proved to stay, {robust} are' in said[0][1]
-    assert f'3 of 12 are proved to be broken, {broken} are' in said[1][1]
+    assert f'5 of 12 are proved to stay, {c.num_robust} are' in said[0][1]
+    assert f'3 of 12 are proved to be broken, {c.num_broken}' in said[1][1]
     if 'model' not in changes:
-        said = certificates.check_witness(replace(each, model='m'), arrays)
+        each = SimpleNamespace(model='m')
+        said = certificates.check_witness(c, each, arrays)
         assert [status for status, _ in said] == [*wanted, UNKNOWN]
-
-
-def test_a_witness_that_takes_minutes_is_not_proved(tmp_path, monkeypatch):
-    report, witness = proved(tmp_path)
-    arrays = Witness.load(witness).arrays
-    whole = json.loads(TrustReport.of(report).to_json())
+    # What would take minutes is not proved.
+    monkeypatch.undo()
     monkeypatch.setattr(certificates, 'MOST', 0)
-    each = read_again(tmp_path, whole)
-    ((status, text),) = certificates.check_witness(each, arrays)
+    ((status, text),) = certificates.check_witness(c, each, arrays)
     assert (status, 'takes minutes' in text) == (UNPROVED, True)
 
 
-def test_a_bound_of_all_together_is_proved_to_the_last_digit(
-    tmp_path, monkeypatch
-):
-    report, _ = MADE['CollectiveCertificate'](tmp_path)
-    whole = json.loads(TrustReport.of(report).to_json())
-    each, arrays = read_again(tmp_path, whole), report.proof.arrays
+def test_a_bound_of_all_together_is_proved_to_the_last_digit(monkeypatch):
+    _, report = made('CollectiveCertificate')
+    each, arrays = honest('CollectiveCertificate'), report.proof.arrays
     monkeypatch.setattr(certificates.collective, 'prove', lambda _: 2)
     for more, rest in ((0, []), (1, [FAILS])):
-        each.values['num_targets'] += more
         for off, wanted in ((0, HOLDS), (1e-9, HOLDS), (-1e-9, UNPROVED)):
-            each.values['bound'] = 2 + off
-            found = [*certificates.check_witness(each, arrays)]
+            values = {**each['values'], 'bound': 2 + off}
+            values['num_targets'] += more
+            c = claim(each['procedure'], values)
+            found = [*certificates.check_witness(c, None, arrays)]
             assert [status for status, _ in found] == [wanted, *rest]
-
-
-@pytest.mark.parametrize(
-    ('bound', 'most'),
-    [(2.5, 10), (2.0, 10), (2 - 1e-7, 10), (2 - 1.5e-6, 11), (0.0, 12)],
-)
-def test_a_part_of_a_prediction_does_not_break(bound, most):
-    values = {'counted': 12, 'one_by_one': 0, 'num_targets': 12}
-    for guaranteed, wanted in ((most, HOLDS), (most + 1, FAILS)):
-        values |= {'guaranteed': guaranteed, 'bound': bound}
-        each = SimpleNamespace(values=values)
-        (status, _), (alone, _) = certificates._collective(each)
-        assert (status, alone) == (wanted, UNKNOWN)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from auditing import forged, reworded
+from auditing import forge, forged, honest, reworded
 from forgetting import forgotten
 
 from pyg_trust.check import (
@@ -33,6 +33,7 @@ from pyg_trust.unlearning import NodeClassifier
 from pyg_trust.unlearning.baselines import PublishedNodeClassifier
 from pyg_trust.verify import chain, removal
 from pyg_trust.verify.arrays import read_arrays
+from pyg_trust.verify.promises import claim
 
 
 @pytest.fixture(scope='module')
@@ -152,11 +153,12 @@ def test_a_residual_above_its_bound_is_not_proved_or_fails(handed):
     values = each['values']
     # A bound that rounding alone is above proves nothing.
     for bound, status in ((1e-18, UNPROVED), (0.0, UNPROVED)):
-        values['bound'] = bound
-        (folder / 'less.json').write_text(forged(whole))
+        whole['guarantees'][0]['values']['bound'] = bound
+        (folder / 'less.json').write_text(forged(reworded(whole)))
         found = check(folder, 'less.json')
         seen = statuses(found, 'the residual is within')
         assert seen == {status} or (bound and seen == {FAILS})
+    values = whole['guarantees'][0]['values']
     values['bound'], values['num_train'] = 1.0, values['num_train'] + 1
     (folder / 'more.json').write_text(forged(whole))
     found = check(folder, 'more.json')
@@ -189,56 +191,39 @@ def test_what_was_removed_and_is_still_there_fails(handed):
         assert all(left in text for text in texts)
 
 
-def test_a_report_of_layout_one_has_no_setting_to_compare(handed):
-    folder, *_ = handed
-    whole = json.loads((folder / 'trust.json').read_text())
-    whole['schema_version'] = 1
-    del whole['guarantees'][0]['values']['setting']
-    (folder / 'old.json').write_text(forged(whole))
-    found = check(folder, 'old.json')
-    assert statuses(found, 'data: setting') == {UNPROVED}
-
-
 # By hand #####################################################################
 
 
-def promised(procedure, **values):
-    values = {
-        **{'budget': 6.0, 'release_std': 0.5, 'lam': 0.1, 'num_train': 40},
-        **{'history': [0.25, 0.5], 'distance_bound': 0.75, 'delta': 1e-5},
-        **{'noise': 'output', **values},
-    }
-    return SimpleNamespace(
-        procedure=procedure, kind='removal', values=values, data='d', model=''
-    )
+NODES, GRAPHS = 'NodeUnlearnReport', 'UnlearnReport'
+BUDGET = {'budget': 6.0, 'release_std': 0.5, 'lam': 0.1, 'delta': 1e-5}
+# 6 / (0.5 * 0.1 * 40) is 3 deviations, and of these a share each.
+OF_NODES = {**BUDGET, 'num_train': 40, 'history': [0.25, 0.5], 'bound': 3.0}
+
+
+def promised(name, **values):
+    """A claim, and the promise that states it."""
+    each = forge(honest(name), **values)
+    return claim(each['procedure'], each['values']), SimpleNamespace(**each)
 
 
 def test_shifts_are_shares_of_the_budget_over_noise():
-    # 6 / (0.5 * 0.1 * 40) is 3 deviations; of graphs it is one as it is.
-    limit, shifts = removals._shifts(promised(removals.NODES))
+    limit, shifts = removals._shifts(promised(NODES, **OF_NODES)[0])
     assert limit == pytest.approx(3.0)
     assert shifts == pytest.approx([0.75, 1.5])
-    each = promised(removals.GRAPHS)
-    assert removals._shifts(each) == (6.0, [0.25, 0.5])
-    one, _ = removals._shifts(promised(removals.NODES, num_train=1))
-    assert one == pytest.approx(120.0)
-    for name in ('budget', 'release_std', 'lam', 'num_train'):
-        with pytest.raises(ValueError, match=name):
-            removals._shifts(promised(removals.NODES, **{name: 0}))
-    with pytest.raises(ValueError, match='history'):
-        removals._shifts(promised(removals.NODES, history=[-0.1]))
+    c, _ = promised(GRAPHS, budget=6.0, history=[0.25, 0.5])
+    assert removals._shifts(c) == (6.0, [0.25, 0.5])
 
 
 @pytest.mark.parametrize(
-    ('history', 'distance', 'last'),
+    ('history', 'bound', 'last'),
     [
-        ([0.25, 0.5], 0.75, 1.5),
-        ([0.25, 0.5], 0.8, 1.6),
-        ([0.5, 0.25], 0.25, 0.75),
-        ([0.25, 0.5, 0.1], 0.1, 0.3),
+        ([0.25, 0.5], 3.0, 1.5),
+        ([0.25, 0.5], 3.2, 1.6),
+        ([0.5, 0.25], 1.0, 0.75),
+        ([0.25, 0.5, 0.1], 0.4, 0.3),
     ],
 )
-def test_each_epsilon_is_of_its_shift(history, distance, last):
+def test_each_epsilon_is_of_its_shift(history, bound, last):
     # A budget is searched for: its epsilon alone may be off, by 1e-9.
     every = 3 * math.hypot(*history)
     for off, wanted in ((1, 'hhh'), (1 - 8e-10, 'FFh'), (1 - 1.2e-9, 'FFF')):
@@ -246,30 +231,28 @@ def test_each_epsilon_is_of_its_shift(history, distance, last):
             'epsilon': gaussian_epsilon(last, 1e-5) * off,
             'epsilon_transcript': gaussian_epsilon(every, 1e-5) * off,
             'target_epsilon': gaussian_epsilon(3.0, 1e-5) * off,
+            **{'history': history, 'bound': bound},
         }
-        values.update(history=history, distance_bound=distance)
-        checks = removals.check_removal(promised(removals.NODES, **values))
+        made = promised(NODES, **{**OF_NODES, **values})
+        checks = removals.check_removal(*made)
         assert ''.join(status[0] for status, _ in checks) == wanted
-        values.update(mu=last, budget=3.0)
-        checks = removals.check_removal(promised(removals.COVERED, **values))
-        assert ''.join(status[0] for status, _ in checks) == wanted[1:]
-    # Of graphs one has to measure, too.
-    values = {name: 1e3 for name in values if 'epsilon' in name}
-    *_, last = removals.check_removal(promised(removals.GRAPHS, **values))
-    assert last[0] == UNKNOWN
-
-
-def test_other_noise_than_of_weights_proves_nothing():
-    for noise, status, text in (
-        ('objective', UNPROVED, 'a theorem'),
-        ('gaussian', FAILS, "noise of the kind 'gaussian'"),
-    ):
-        each = promised(removals.NODES, noise=noise)
-        ((found, said),) = removals.check_removal(each)
-        assert found == status
-        assert text in said
-    ((found, _),) = removals.check_removal(promised('exact removal by shards'))
-    assert found == UNKNOWN
+    # A part of a removal that noise covers is of its mu and its budget.
+    for off, wanted in ((1, 'hh'), (1 - 1e-6, 'FF')):
+        values = {
+            **{'units': 1, 'mu_units': 0.5, 'shift': 0.0, 'budget': 2.0},
+            **{'delta': 1e-5, 'epsilon': gaussian_epsilon(0.5, 1e-5) * off},
+            'target_epsilon': gaussian_epsilon(2.0, 1e-5) * off,
+        }
+        checks = removals.check_removal(*promised('CoverageReport', **values))
+        assert ''.join(status[0] for status, _ in checks) == wanted
+    # Of graphs one has to measure, too; of others all.
+    for name in (GRAPHS, 'ShardRemovalReport'):
+        *_, last = removals.check_removal(*promised(name))
+        assert last[0] == UNKNOWN
+    ((status, said),) = removals.check_removal(
+        *promised('UnlearnReport, objective')
+    )
+    assert (status, 'a theorem' in said) == (UNPROVED, True)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +276,6 @@ def test_other_noise_than_of_weights_proves_nothing():
         ({'head': 'l1'}, 'hhhFh'),
         ({'head': None}, 'hhhnh'),
         ({'history': [0.25, 0.5]}, 'hhhhF'),
-        ({'history': None}, 'hhhh'),
         ({'before': 'y'}, 'hhhhh'),
         ({'before': 'x'}, 'hhhhFh'),
     ],
@@ -312,15 +294,16 @@ def test_a_ledger_of_removals_is_compared_line_by_line(change, wanted):
         part = part if held['named'] is None else {held['named']: part}
         bodies.append({'request': part, 'data': seal, 'spent': spent})
     lines = chain.Chain(bodies, ['l0', 'l1', 'l2'], held['broken'])
-    each = promised(
-        removals.NODES,
+    c, each = promised(
+        NODES,
+        **{**OF_NODES, 'history': held['history']},
         request={'0': {'nodes': [1]}},
-        history=held['history'],
         ledger_head=held['head'],
-        **{name: held[name] for name in ('before',) if name in held},
     )
     each.data = held['data']
-    found = [*removals.check_ledger(each, lines, held['budget'])]
+    if 'before' in held:
+        each.values['before'] = held['before']
+    found = [*removals.check_ledger(c, each, lines, held['budget'])]
     assert ''.join(status[0] for status, _ in found) == wanted
     if 'amounts' in found[-1][1]:
         assert ('not those' in found[-1][1]) == (found[-1][0] == FAILS)
@@ -328,19 +311,20 @@ def test_a_ledger_of_removals_is_compared_line_by_line(change, wanted):
 
 def test_a_ledger_without_a_removal_is_anothers():
     lines = chain.Chain([], [], 0)
-    each = promised(removals.NODES, ledger_head='l')
-    ((status, text),) = removals.check_ledger(each, lines, 1.0)
-    assert (status, 'another procedure' in text) == (UNKNOWN, True)
-    del each.values['ledger_head']
-    assert not [*removals.check_ledger(each, lines, 1.0)]
-    # An audit names who was removed, and is no removal.
-    each.kind, each.values['request'] = 'measurement', {'0': {'nodes': [1]}}
-    assert not [*removals.check_ledger(each, lines, 1.0)]
+    for name, head, said in (
+        ('AggregationReport', 'l', [UNKNOWN]),
+        ('AggregationReport', None, []),
+        # An audit names who was removed, and is no removal.
+        ('RemovalAudit', None, []),
+    ):
+        c, each = promised(name, ledger_head=head)
+        found = removals.check_ledger(c, each, lines, 1.0)
+        assert [status for status, _ in found] == said
 
 
-def test_a_proof_of_another_kind_of_removal_proves_nothing(handed):
-    for kind, lists in ((removals.NODES, True), (removals.COVERED, False)):
-        ((status, said),) = removals.check_proof(promised(kind), {}, lists)
+def test_a_proof_of_another_kind_of_removal_proves_nothing():
+    for name, lists in ((NODES, True), ('CoverageReport', False)):
+        ((status, said),) = removals.check_proof(*promised(name), {}, lists)
         assert (status, 'they are of a' in said) == (UNKNOWN, True)
 
 
@@ -354,8 +338,8 @@ def test_what_the_last_release_paid_has_to_cover_it(handed):
         ([*tiny, last], HOLDS),
         ([*others, 1e-9], UNPROVED),
     ):
-        each.values['history'] = history
-        *_, (status, _) = removals.check_proof(each, arrays, False)
+        c = claim(each.procedure, {**each.values, 'history': history})
+        *_, (status, _) = removals.check_proof(c, each, arrays, False)
         assert status == wanted
 
 

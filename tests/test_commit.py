@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 import warm
+from filelock import FileLock, Timeout
 
 from pyg_trust import files
 from pyg_trust.files import commit
@@ -113,24 +114,25 @@ def test_the_lock_is_one_for_all_and_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path, monkeypatch):
-    # Between opening and locking, whoever held it lets go and deletes it: who
-    # comes next would lock another file, and both would write.
-    fcntl = pytest.importorskip('fcntl')
-    path = tmp_path / '.state.lock'
-    lock, gone = fcntl.flock, []
+def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
+    # Whoever holds it lets go and deletes it, while others wait.
+    place, path = tmp_path / 'state', tmp_path / '.state.lock'
+    held = []
 
-    def late(file, how):
-        if not gone:
-            path.unlink()
-            gone.append(path)
-        lock(file, how)
+    def work():
+        with commit.exclusive(place):
+            # Nobody can take the file that is there now.
+            other = FileLock(path)
+            with pytest.raises(Timeout):
+                other.acquire(timeout=0.05)
+            held.append(path.exists())
 
-    monkeypatch.setattr(fcntl, 'flock', late)
-    with commit.exclusive(tmp_path / 'state'):
-        assert gone == [path]
-        with path.open('ab') as other, pytest.raises(BlockingIOError):
-            lock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # none beside it
+    with commit.exclusive(place):
+        waiting = threading.Thread(target=work)
+        waiting.start()
+        waiting.join(0.1)
+    waiting.join()
+    assert held == [True]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,11 +180,11 @@ def test_killed_inside_of_the_commit(when, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_living_writers_file_is_left_alone(tmp_path, monkeypatch):
+def test_a_second_writer_waits_for_the_first(tmp_path, monkeypatch):
     # Two writers of one file that know nothing of each other.
     path = tmp_path / 'report.json'
     paused, go_on = threading.Event(), threading.Event()
-    fsync, failed = os.fsync, []
+    fsync = os.fsync
 
     def waiting(handle):
         if threading.current_thread() is slow:
@@ -190,22 +192,20 @@ def test_a_living_writers_file_is_left_alone(tmp_path, monkeypatch):
             go_on.wait(60)
         fsync(handle)
 
-    def work():
-        try:
-            files.write(path, b'slow')
-        except BaseException as error:
-            failed.append(error)
-
     monkeypatch.setattr(os, 'fsync', waiting)
-    slow = threading.Thread(target=work)
+    slow, fast = (
+        threading.Thread(target=files.write, args=(path, text))
+        for text in (b'slow', b'fast')
+    )
     slow.start()
     assert paused.wait(60)
-    files.write(path, b'fast')
-    assert path.read_bytes() == b'fast'
+    fast.start()
+    fast.join(0.1)
+    assert not path.exists()
     go_on.set()
     slow.join()
-    assert not failed
-    assert path.read_bytes() == b'slow'
+    fast.join()
+    assert path.read_bytes() == b'fast'
     assert list(tmp_path.iterdir()) == [path]
 
 

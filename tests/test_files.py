@@ -29,19 +29,54 @@ def test_write_replaces_the_whole_file(tmp_path):
 
 
 def test_what_a_killed_process_left_is_deleted(tmp_path):
-    path = tmp_path / 'a[1].json'
-    (tmp_path / '.a[1].json.x1y2.tmp').write_bytes(b'old data')
-    (tmp_path / '.a1.json.x1y2.tmp').write_bytes(b'of another file')
+    path = tmp_path / 'a.json'
+    (tmp_path / '.a.json.tmp').write_bytes(b'old data, and much of it')
+    (tmp_path / '.a.json.writing').touch()
+    (tmp_path / '.b.json.tmp').write_bytes(b'of another file')
     files.write(path, b'new')
+    assert path.read_bytes() == b'new'
     names = sorted(file.name for file in tmp_path.iterdir())
-    assert names == ['.a1.json.x1y2.tmp', 'a[1].json']
+    assert names == ['.b.json.tmp', 'a.json']
+
+
+def test_states_come_back_as_they_were(tmp_path):
+    path, x = tmp_path / 'a.pt', torch.rand(4, 6)
+    state = {
+        'x': [x, x.t(), x[1:], x[:, ::2], x[0, 0], torch.empty(0, 3)],
+        7: (None, True, 2**80, -0.0, float('inf'), 'ä', [], {}),
+        'types': [x.bfloat16(), x.double(), x > 0.5, (9 * x).to(torch.int8)],
+        'csr': (x > 0.5).double().to_sparse_csr(),
+        'dict': {'tensor': 1, 'list': 2, 3: {'csr': x}},
+    }
+    files.save(path, state)
+    found = files.load(path)
+    assert same(found, state)
+    assert [*map(type, found[7])] == [*map(type, state[7])]
+    # A tensor that was read is no view of others, or of the file.
+    for part in found['x']:
+        assert part.untyped_storage().nbytes() == 4 * part.numel()
+    assert files.peek(path)['dict']['list'] == 2
+    again = path.read_bytes()
+    files.save(path, found)
+    assert path.read_bytes() == again
+
+
+def test_states_of_0_1_are_read(tmp_path):
+    state = {'x': torch.arange(3), 'y': [1, (2.5, {'z': None})]}
+    torch.save(state, tmp_path / 'a.pt')
+    assert same(files.load(tmp_path / 'a.pt'), state)
+    assert same(files.peek(tmp_path / 'a.pt'), state)
 
 
 def test_states_hold_tensors_and_no_code(tmp_path):
     path = tmp_path / 'a.pt'
     files.save(path, {'x': torch.arange(3), 'name': 'a'})
     assert files.load(path)['x'].tolist() == [0, 1, 2]
-    files.save(path, {'x': object.__new__(Unsafe)})
+    for bad in (object.__new__(Unsafe), {2.5: 1}, torch.ones(2).to_sparse()):
+        with pytest.raises(TypeError, match=r'tensors and plain values|CSR'):
+            files.save(path, {'x': bad})
+    assert files.load(path)['name'] == 'a'
+    torch.save({'x': object.__new__(Unsafe)}, path)
     with pytest.raises(files.DamagedFileError, match=r'a\.pt') as caught:
         files.load(path)
     # What torch says of it explains how to run the code.
@@ -49,10 +84,11 @@ def test_states_hold_tensors_and_no_code(tmp_path):
     assert caught.value.__cause__ is None
 
 
-def test_damaged_states_are_one_kind_of_error(tmp_path):
+@pytest.mark.parametrize('save', [files.save, lambda p, s: torch.save(s, p)])
+def test_damaged_states_are_one_kind_of_error(tmp_path, save):
     path = tmp_path / 'a.pt'
     state = {'x': torch.arange(300.0), 'y': [1, 2.5, 'text'], 'z': (True, {})}
-    files.save(path, state)
+    save(path, state)
     whole = path.read_bytes()
     source = random.Random(0)
     said = []
@@ -108,7 +144,7 @@ def test_a_small_file_is_not_a_large_state(tmp_path):
     torch.save({f'{i}': weight for i in range(9)}, path)
     assert len(files.load(path)) == 9
     # Compressed a thousandfold.
-    files.save(path, {'x': torch.zeros(10**6)})
+    torch.save({'x': torch.zeros(10**6)}, path)
     with zipfile.ZipFile(path) as archive:
         parts = {p.filename: archive.read(p) for p in archive.infolist()}
     with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:

@@ -3,8 +3,7 @@
 The trusted base of a promise is counted by static reachability of names: from
 the functions that prove it, every top-level definition whose name occurs in
 one that is reached. Lines count that are neither blank, nor a comment, nor in
-a docstring; ``claims.py``, ``fields.py``, ``sentences.py`` and ``chain.py``
-are left out.
+a docstring; the declarations of claims and ``chain.py`` are left out.
 """
 
 import ast
@@ -21,7 +20,8 @@ KERNEL = ROOT / 'verify'
 EXACT = ROOT / 'privacy' / 'exact'  # what runs, on the same terms
 FILES = sorted([*KERNEL.glob('*.py'), *EXACT.glob('*.py')])
 ALLOWED = {'numpy', 'scipy', 'mpmath', *sys.stdlib_module_names}
-APART = ('claims', 'fields', 'sentences', 'chain')
+SAYS = ('claims', 'declare', 'promises', 'claims_privacy', 'claims_removal')
+APART = (*SAYS, 'claims_robustness', 'chain')
 
 # By promise: at most so many lines, and where its proof begins.
 BASES = {
@@ -56,7 +56,7 @@ BASES = {
     ),
     'exactness of shards': (600, {'shards': None}),
 }
-CHECKER = 1200
+CHECKER = 1100
 # Two rows have longer names in the docs.
 DOCS = {
     'a checked report, beside it': 'a checked report, beside the kernel',

@@ -10,8 +10,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_trust._checks import check_instance, validated
-from pyg_trust.agp.propagation import propagate
-from pyg_trust.graph import CSRGraph
 from pyg_trust.removal import RemovalRequest, remove_from_data
 from pyg_trust.unlearning.node import NodeClassifier
 from pyg_trust.unlearning.scattering import ScatteringClassifier
@@ -243,15 +241,7 @@ class NodeSubject(_NoisySubject[NodeClassifier]):
     def predict_proba(self, data: Data) -> Tensor:
         """Predict class probabilities, ``[num_nodes, num_classes]``."""
         made = self.classifier
-        graph = CSRGraph.from_data(data)
-        Z = propagate(graph, data.x.double(), made.measure)
-        margin = Z @ made.weight
-        if margin.size(1) == 1:
-            found = torch.sigmoid(torch.cat([-margin, margin], dim=1))
-        elif made.head == 'softmax':
-            found = margin.softmax(1)
-        else:
-            found = torch.nn.functional.logsigmoid(margin).softmax(1)
+        found = made._probabilities(made._margins_on(data))
         width = max(self._width, max(made.classes) + 1)
         wide = found.new_zeros((found.size(0), width))
         wide[:, list(made.classes)] = found

@@ -18,7 +18,7 @@ from pyg_trust.registries import Registry
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
-from pyg_trust.verify.claims import PROMISES
+from pyg_trust.verify.promises import PROMISES
 
 Route = TypeVar('Route', bound=Callable[..., Report])
 
@@ -118,7 +118,9 @@ def certify(
     The threat decides how:
 
     * a :class:`ThreatModel` (so many flips of edges): **exactly**, for models
-      that are linear in personalized PageRank, see :func:`certify_pagerank`;
+      that are linear in personalized PageRank, see :func:`certify_pagerank`:
+      those of this package, and models whose only layer that reads edges is
+      an ``APPNP``, at their end;
       what is certified is the deployed model, with its :obj:`alpha`,
       :obj:`K`, normalization, self-loops and dtype;
     * :class:`BitFlips` (noise on edges and binary features): **any** model of

@@ -38,7 +38,7 @@ from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
 from pyg_trust.verify import collective as kernel
-from pyg_trust.verify.sentences import SEEDED_COPIES
+from pyg_trust.verify.declare import SEEDED_COPIES
 
 DEGREES = ('source', 'target')
 _PROBES = 20

@@ -27,20 +27,23 @@ degree :math:`d` of an admissible graph, and :math:`h_c = \max_j |H_{j, c}|`:
 the same signs.)
 """
 
+import copy
+import inspect
 import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module
 from torch_geometric.data import Data
 
 from pyg_trust import rng
 from pyg_trust._checks import Fraction, check_instance, validated
 from pyg_trust._checks.identity import check_process, identity
-from pyg_trust.certificates.as_built import check_as_built, check_blind
 from pyg_trust.certificates.diffusion import (
+    check_alpha,
     check_logits,
     diffuse,
     diffusion_error,
@@ -48,6 +51,8 @@ from pyg_trust.certificates.diffusion import (
 from pyg_trust.certificates.perturbations import Perturbations
 from pyg_trust.certificates.threat import ThreatModel
 from pyg_trust.graph import CSRGraph, sparse_rows
+from pyg_trust.nn._messages import changed
+from pyg_trust.nn.agp_conv import APPNP
 from pyg_trust.nn.ppnp import PPNP, LabelPropagation, PageRankDiffusion
 
 
@@ -67,6 +72,7 @@ class Deployed:
             the model returns in the clean graph.
         name (str): the name of the model.
         digest (str): the model's ``identity``.
+        undirected (bool): whether it is PageRank of undirected graphs alone.
     """
 
     logits: Tensor
@@ -78,6 +84,7 @@ class Deployed:
     predicted: Tensor | None = None
     name: str = 'logits'
     digest: str = ''
+    undirected: bool = False
 
     def error(self, degree: int) -> Tensor:
         """Bound the rounding error of computed scores, by class."""
@@ -133,13 +140,17 @@ class Deployed:
                 these self-loops.
         """
         plain = threat.perturbations
-        limit = self.normalization == 'sym' and self.K is None
-        if limit and not threat.undirected and bool(plain.budget.any()):
+        if (
+            self.undirected
+            and not threat.undirected
+            and bool(plain.budget.any())
+        ):
             raise ValueError(
-                "'threat' needs undirected=True for a model with "
-                "normalization='sym' and K=None, which takes undirected "
-                'graphs alone (got a directed attacker): a graph with one '
-                'flipped direction has no prediction'
+                "'threat' needs undirected=True for an APPNP, and for a model "
+                "with normalization='sym' and K=None (got a directed "
+                'attacker): a graph with one flipped direction has no '
+                'prediction that this describes. Any model and attacker: '
+                'certify(model, data, BitFlips(edges=(0.0, 0.6)))'
             )
         if not self.self_loops:
             return plain
@@ -200,7 +211,8 @@ class Deployed:
         """Describe a model and the data that it is applied to.
 
         Args:
-            model (PageRankDiffusion): PPNP, label or feature propagation.
+            model (Module): PPNP, label or feature propagation; or a model
+                whose only layer of messages is an ``APPNP``, at its end.
             data (Data): the graph, with :obj:`x` (or :obj:`y` and maybe
                 :obj:`train_mask`, for label propagation).
             graph (CSRGraph): the graph of the threat, which has to be that of
@@ -211,10 +223,9 @@ class Deployed:
             ValueError: if the model computes something else than it says, or
                 the threat is about another graph.
         """
-        check_as_built(model)
+        layer = _layer_of(model)
         check_process()
         check_instance('data', data, Data)
-        check_blind(model, data.get('edge_index'))
         converted = CSRGraph.convert(data).to('cpu')
         weight = converted.weight
         if weight is not None and bool(weight.ne(1).any()):
@@ -235,43 +246,35 @@ class Deployed:
         model.eval()
         try:
             with torch.no_grad():
-                graph_of = data.edge_index if 'edge_index' in data else data
-                logits, scores = _run(model, data, graph_of)
-                # Compare on a random graph, too, which no model can know
-                # beforehand.
-                other = _drawn(graph, model.normalization == 'sym')
+                graph_of = data.get('edge_index', data.get('adj_t'))
+                logits, scores = _run(model, layer, data, graph_of)
+                # Compare on a random graph, too.
+                symmetric = getattr(layer, 'normalization', 'sym') == 'sym'
+                other = _drawn(graph, symmetric)
                 edges = torch.stack([other.row, other.col]).to(logits.device)
-                moved = _run(model, data, edges)
-                # Compare with gradients enabled, too: a deployed model may run
-                # without 'no_grad'.
-                with torch.enable_grad():
-                    learnt = _logits(model, data)
+                moved = _run(model, layer, data, edges)
         finally:
             for module, mode in modes:
                 module.training = mode
-        _check_plain(logits, moved[0], learnt)
         check_logits(logits, graph)
         deployed = cls(
             _copied(logits),
-            model.alpha,
-            model.K,
-            model.normalization,
-            model.add_self_loops,
+            float(layer.alpha),
+            layer.K,
+            getattr(layer, 'normalization', 'sym'),
+            bool(layer.add_self_loops),
             logits.dtype,
             scores.argmax(1).cpu(),
             type(model).__name__,
             before,
+            symmetric and (layer.K is None or layer is not model),
         )
         _check_scores(deployed, scores.cpu().double(), graph)
-        for again, when in (
-            (moved[0], 'when it was called with another graph'),
-            (learnt, 'when gradients were enabled'),
-        ):
-            if not torch.equal(again, logits):
-                raise ValueError(
-                    "'model' needs the same logits at every call (got others "
-                    f'{when})'
-                )
+        if not torch.equal(moved[0], logits):
+            raise ValueError(
+                "'model' needs logits that do not depend on the edges (got "
+                'others when it was called with another graph)'
+            )
         _check_scores(deployed, moved[1].cpu().double(), other)
         if identity(model) != before:
             raise ValueError(
@@ -297,38 +300,104 @@ def _drawn(graph: CSRGraph, symmetric: bool) -> CSRGraph:
     return CSRGraph.convert(torch.stack([row[keep], col[keep]]), n)
 
 
+def _layer_of(model: Any) -> pyg.MessagePassing:
+    # The layer whose PageRank the model ends in.
+    if isinstance(model, PageRankDiffusion):
+        if isinstance(model, LabelPropagation) and model.layers is not None:
+            raise TypeError(
+                "'model' needs to be linear in PageRank: "
+                'LabelPropagation(num_classes=...) (got layers, num_layers='
+                f'{model.num_layers})'
+            )
+        if not hasattr(model, 'logits'):
+            raise TypeError(
+                "'model' needs logits: a PPNP, LabelPropagation or "
+                f'FeaturePropagation (got {type(model).__name__})'
+            )
+        layer, own, flow = model, PageRankDiffusion, 'target_to_source'
+        other = type(model).diffuse is not PageRankDiffusion.diffuse
+        name = 'diffuse' if other else changed(layer, own, flow)
+    else:
+        layers = []
+        if isinstance(model, Module):
+            layers = [
+                part
+                for part in model.modules()
+                if isinstance(part, pyg.MessagePassing)
+            ]
+        if len(layers) != 1 or not isinstance(layers[0], pyg.APPNP):
+            kinds = ', '.join(type(part).__name__ for part in layers)
+            raise TypeError(
+                "'model' needs to end in personalized PageRank for an exact "
+                'certificate: pyg_trust.nn.PPNP(encoder, alpha), or an APPNP '
+                f'as its only layer that reads edges (got a '
+                f'{type(model).__name__}{" of " if kinds else ""}{kinds}). '
+                'Any other model is certified by noise: certify(model, data, '
+                'BitFlips(edges=(0.0, 0.6)))'
+            )
+        layer, own, flow = layers[0], pyg.APPNP, 'source_to_target'
+        name = changed(layer, own, flow)
+        if isinstance(layer, APPNP) and (layer.eps or layer.half or layer.tol):
+            name = 'eps' if layer.eps else 'half' if layer.half else 'tol'
+        if not layer.normalize or layer.cached:
+            name = 'cached' if layer.cached else 'normalize'
+    if name is not None:
+        raise ValueError(
+            f"'model' needs the '{name}' of {own.__name__} as it is by "
+            'default, which the certificate describes (got another). Any '
+            'model is certified by noise: certify(model, data, '
+            'BitFlips(edges=(0.0, 0.6)))'
+        )
+    check_alpha(layer.alpha)
+    return layer
+
+
 def _run(
-    model: PageRankDiffusion, data: Data, graph: Any
+    model: Any, layer: pyg.MessagePassing, data: Data, graph: Any
 ) -> tuple[Tensor, Tensor]:
     # The logits and the scores of all nodes.
-    logits = _logits(model, data)
-    if isinstance(model, LabelPropagation):
-        return logits, model(data.y, graph, data.get('train_mask'))
-    return logits, model(data.x, graph)
-
-
-def _logits(model: PageRankDiffusion, data: Data) -> Tensor:
     if isinstance(model, LabelPropagation):
         if data.get('y') is None:
             raise ValueError("'data' needs to have labels, 'y'")
-        return model.logits(data.y, data.get('train_mask'))
+        mask = data.get('train_mask')
+        return model.logits(data.y, mask), model(data.y, graph, mask)
     if data.get('x') is None:
         raise ValueError("'data' needs to have features, 'x'")
-    assert isinstance(model, PPNP)
-    return model.logits(data.x)
-
-
-def _check_plain(*tensors: Tensor) -> None:
-    # A tensor of another class, or with attributes, can act by itself in the
-    # diffusion, and in what is compared here.
-    for logits in tensors:
-        if type(logits) not in (Tensor, Parameter) or vars(logits):
-            raise TypeError(
-                "'model' needs logits that are plain tensors, without "
-                f'attributes (got {type(logits).__name__}'
-                f'{", with attributes" if vars(logits) else ""}): '
-                'return logits.as_subclass(torch.Tensor)'
-            )
+    if isinstance(model, PPNP):
+        return model.logits(data.x), model(data.x, graph)
+    seen = []
+    handle = layer.register_forward_hook(
+        lambda _, args, kwargs, out: seen.append(
+            (args[0] if args else kwargs['x'], out)
+        ),
+        with_kwargs=True,
+    )
+    try:
+        needed = [
+            p
+            for p in inspect.signature(model.forward).parameters.values()
+            if p.default is p.empty and 'VAR' not in p.kind.name
+        ]
+        if len(needed) == 1:
+            view = copy.copy(data)
+            view.edge_index = graph
+            out = model(view)
+        else:
+            out = model(data.x, graph)
+    finally:
+        handle.remove()
+    last = seen[-1][1] if seen else None
+    if len(seen) != 1 or not any(
+        torch.equal(out, z)
+        for z in (last, last.softmax(-1), last.log_softmax(-1))
+    ):
+        raise ValueError(
+            f"'model' needs to return what its APPNP does, or the softmax of "
+            f'that (got a {type(model).__name__} that does something else on '
+            'top). Any model is certified by noise: certify(model, data, '
+            'BitFlips(edges=(0.0, 0.6)))'
+        )
+    return seen[0]
 
 
 def _check_scores(deployed: Deployed, scores: Tensor, graph: CSRGraph) -> None:

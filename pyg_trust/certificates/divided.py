@@ -173,13 +173,10 @@ class VoteCertificate(SpeaksOf, Report):
 
     def guarantee(self) -> Guarantee:
         """State that voted classes stay, with certainty."""
-        values = self.numbers()
-        if not self.persons:
-            del values['persons']
         return stated(
             'certificate by division and voting',
             {
-                **values,
+                **self.numbers(),
                 'targets': self.targets.numel(),
                 'views': self.votes.size(0),
                 'certified': {

@@ -302,8 +302,9 @@ def _deployed(
     deployed = Deployed.of_model(model, data, threat.graph)
     if alpha is not None:
         raise ValueError(
-            "'alpha' goes with logits alone: a model has its own "
-            f'(got {alpha})'
+            "'alpha' goes with logits alone: a model has its own teleport "
+            f'probability (got {alpha}); a failure rate of {alpha:g} is '
+            f'confidence={1 - alpha:g}, with a threat of BitFlips'
         )
     return deployed
 

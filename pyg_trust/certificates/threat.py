@@ -39,8 +39,9 @@ class ThreatModel:
     default one direction may flip without the other, which covers that
     attacker with :obj:`global_budget` :math:`= 2B` only, and less well.
 
-    A node that loses its last edge keeps its own logits; forbid it with
-    :obj:`fixed` or with budgets if that can't happen.
+    A node that loses its last edge is left with :math:`\alpha H_v`, so that
+    its own logits decide; forbid it with :obj:`fixed` or with budgets if that
+    can't happen.
 
     Args:
         graph (Any): the clean graph, in any form that :meth:`CSRGraph.convert`

@@ -22,7 +22,7 @@ from pyg_trust.certificates.voting import tallies
 from pyg_trust.report import DATA_FIELDS, Guarantee, Report
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
-from pyg_trust.verify.sentences import SEEDED_COPIES
+from pyg_trust.verify.declare import SEEDED_COPIES
 
 _SHOWN = (1, 2, 5, 10)
 
@@ -311,7 +311,6 @@ class SmoothedCertificate(SpeaksOf, Report):
             'certificate by smoothing',
             {
                 **self.numbers(),
-                'noise': repr(self.noise),
                 'flips': {
                     kind: list(getattr(self.noise, kind))
                     for kind in sorted(self.noise.noisy)

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 from ..verify import chain, proofs
 from ..verify.accounting import judge_mu
 from ..verify.arrays import read_arrays
-from ..verify.claims import PROMISES, amount, claim, number, read_json, same
-from ..verify.fields import contradictions
+from ..verify.claims import amount, number, read_json
+from ..verify.declare import SEEDED, alike
+from ..verify.promises import LAYOUT, PROMISES, claim
 from ..verify.removal import RESIDUAL, remaining
-from ..verify.sentences import SEEDED, words
 from . import removals
 from .answers import (
     FAILS,
@@ -38,26 +38,16 @@ from .answers import (
     Checks,
     Finding,
     Stated,
-    arguments,
     is_digest,
     read_report,
     requests,
 )
 from .certificates import check_certificate, check_witness
-from .epsilon import (
-    GROUPS,
-    LAWS,
-    SUMS,
-    account,
-    check_epsilon,
-    proved,
-    together,
-)
+from .epsilon import KNOWN, SUMS, account, check_epsilon, proved, together
 from .prints import fingerprint_data, fingerprint_model, left_over
 from .tensors import load
 
 T = TypeVar('T')
-_LAYOUT = 2
 #: Versions whose noise does not protect what it should (CHANGELOG).
 LEAKING = ('0.1.0',)
 
@@ -106,21 +96,23 @@ def check_report(
             )
     handed = {**named, 'witness': witness}
     version, stated = read_report(path)
+    claims = [_claim_of(each) for each in stated]
+    if version < LAYOUT:
+        # Older layouts had other fields, and texts in the place of fields.
+        text = f'the report is of layout {version}: make it again'
+        findings = [Finding(UNPROVED, text)]
+        for at, each in enumerate(stated, 1):
+            findings += _findings(at, each, _leaks(each))
+        return findings
     findings = [Finding(HOLDS, f'the report is of layout {version}')]
-    for number_, each in enumerate(stated, 1):
-        # Older layouts had fewer fields: of these, some is not proved.
-        less = FAILS if version == _LAYOUT else UNPROVED
-        verdicts = [
-            *_leaks(each),
-            *_run(_check_claim, each, version),
-            *_run(_check_fields, each, wrong=less),
-        ]
+    for at, (each, made) in enumerate(zip(stated, claims, strict=True), 1):
+        verdicts = [*_leaks(each), *_run(_judge, made, each)]
         verdicts += [
             (UNKNOWN, f'{name}: it was not handed in (--{name})')
             for name, is_named in _named(each).items()
             if is_named and handed[name] is None
         ]
-        findings += _findings(number_, each, verdicts)
+        findings += _findings(at, each, verdicts)
     readers: dict[str, tuple[Any, Any]] = {
         'ledger': (_read_ledger, _check_ledger),
         'model': (_read_model, _check_model),
@@ -132,19 +124,29 @@ def check_report(
             continue
         content = _read(name, file, reader)
         parts = [
-            _findings(number_, each, _run(check, each, content))
-            for number_, each in enumerate(stated, 1)
+            _findings(at, each, _run(check, made, each, content))
+            for at, (each, made) in enumerate(
+                zip(stated, claims, strict=True), 1
+            )
         ]
         findings += [one for part in parts for one in part] or [
             Finding(UNKNOWN, f'no guarantee speaks of a {name}')
         ]
     if witness is not None:
-        findings += _check_witnesses(stated, files)
+        findings += _check_witnesses(stated, claims, files)
     return findings
 
 
+def _claim_of(each: Stated) -> Any:
+    # None if the fields are not those of a claim.
+    try:
+        return claim(each.procedure, each.values)
+    except WRONG:
+        return None
+
+
 def _check_witnesses(
-    stated: list[Stated], files: Sequence[Any]
+    stated: list[Stated], claims: list[Any], files: Sequence[Any]
 ) -> Iterator[Finding]:
     # A file belongs to the certificate that names its digest.
     held = {}
@@ -152,12 +154,12 @@ def _check_witnesses(
         arrays = _read('witness', file, proofs.load)
         held[proofs.digest(arrays)] = Path(file).name, arrays
     named = [str(each.values.get('witness_digest', '')) for each in stated]
-    for number_, (each, digest) in enumerate(
-        zip(stated, named, strict=True), 1
+    for number_, (each, made, digest) in enumerate(
+        zip(stated, claims, named, strict=True), 1
     ):
         verdicts: Checks = iter(())
-        if digest in held:
-            verdicts = _run(check_witness, each, held[digest][1])
+        if digest in held and made is not None:
+            verdicts = _run(check_witness, made, each, held[digest][1])
         elif is_digest(digest):
             text = 'witness: no file that was handed in has its digest'
             verdicts = iter([(UNPROVED, text)])
@@ -209,13 +211,13 @@ def _read(name: str, path: str | Path, reader: Callable[..., T]) -> T:
         ) from None
 
 
-def _run(check: Callable[..., Checks], *of: Any, wrong: str = FAILS) -> Checks:
+def _run(check: Callable[..., Checks], *of: Any) -> Checks:
     # A promise with fields of another kind is a false one.
     try:
         yield from check(*of)
     except WRONG as error:
         yield (
-            wrong,
+            FAILS,
             'its fields are not those of its procedure '
             f'({type(error).__name__}: {error})',
         )
@@ -224,31 +226,46 @@ def _run(check: Callable[..., Checks], *of: Any, wrong: str = FAILS) -> Checks:
 # Sentences and fields ########################################################
 
 
-def _check_claim(each: Stated, version: int) -> Checks:
-    # People read the sentences, programs the fields.
+def _judge(c: Any, each: Stated) -> Checks:
     if each.procedure not in PROMISES:
         yield UNKNOWN, 'no promise of pyg_trust has this name'
-        return
-    if version < _LAYOUT:
+    elif c is None:
+        claim(each.procedure, each.values)  # raises and says why
+    else:
+        yield from _check_claim(c, each)
+    for name, spent in each.spent.items():
         yield (
-            UNPROVED,
-            f'its sentences: layout {version} has no claims and no witness; '
-            'make the report, or certify, again',
+            HOLDS if spent <= each.budget[name] else FAILS,
+            f'{name}: {spent:.6g} of {each.budget[name]:.6g} is spent',
+        )
+    if each.values.get('seeded') or SEEDED in each.promise:
+        what = 'certified' if each.kind == 'robustness' else 'private'
+        yield FAILS, f'the noise comes from a seed: nothing is {what}'
+    if c is None:
+        return
+    if c.vouched:
+        yield (
+            UNKNOWN,
+            f'it is no promise of pyg_trust: {c.vouched} vouches for it',
         )
         return
-    promised = claim(each.procedure, each.values)
-    sentences = words(promised)
+    yield from _BY_KIND[c.kind](c, each)
+
+
+def _check_claim(c: Any, each: Stated) -> Checks:
+    # People read the sentences, programs the fields.
+    wrong = [*c.contradictions(each.values)]
+    yield from ((FAILS, text) for text in wrong)
+    if not wrong:
+        yield HOLDS, 'its derived fields follow from the others'
+    made = {'kind': c.kind, **vars(c.words())}
     wrong = [
         name
-        for name, wanted, present in (
-            ('kind', promised.kind, each.kind),
-            ('promise', sentences.promise, each.promise),
-            ('assumptions', list(sentences.assumptions), each.assumptions),
-            ('not_covered', list(sentences.not_covered), each.not_covered),
-            ('spent', sentences.spent, each.spent),
-            ('budget', sentences.budget, each.budget),
+        for name, value in made.items()
+        if not alike(
+            list(value) if isinstance(value, tuple) else value,
+            getattr(each, name),
         )
-        if wanted != present
     ]
     yield (
         FAILS if wrong else HOLDS,
@@ -258,46 +275,11 @@ def _check_claim(each: Stated, version: int) -> Checks:
     )
 
 
-def _check_fields(each: Stated) -> Checks:
-    for name, spent in each.spent.items():
-        claimed = each.values.get(name, spent)
-        if not same(spent, claimed):
-            yield (
-                FAILS,
-                f'{name}: {spent:.6g} is said to be spent, and the field has '
-                f'{claimed}',
-            )
-        within = spent <= each.budget[name]
-        yield (
-            HOLDS if within else FAILS,
-            f'{name}: {spent:.6g} of {each.budget[name]:.6g} is spent',
-        )
-    for name, amounts in each.history.items():
-        if amounts and not same(amounts[-1], each.spent[name]):
-            yield (
-                FAILS,
-                f'{name}: its history ends at {amounts[-1]:.6g}, and '
-                f'{each.spent[name]:.6g} is said to be spent',
-            )
-    if each.values.get('seeded') or SEEDED in each.promise:
-        what = 'certified' if each.kind == 'robustness' else 'private'
-        yield FAILS, f'the noise comes from a seed: nothing is {what}'
-    if each.procedure not in PROMISES:
-        return
-    about = each.procedure, each.values, arguments(each), each.history
-    for text in contradictions(*about):
-        yield FAILS, text
-    if (who := each.values.get('vouched')) or 'as says ' in each.promise:
-        yield UNKNOWN, f'it is no promise of pyg_trust: {who} vouches for it'
-        return
-    yield from _BY_KIND[PROMISES[each.procedure].kind](each)
-
-
-def _again(each: Stated) -> Checks:
+def _again(c: Any, each: Stated) -> Checks:
     yield UNKNOWN, 'that this was the outcome: run it again'
 
 
-_BY_KIND: dict[str, Callable[[Stated], Checks]] = {
+_BY_KIND: dict[str, Callable[[Any, Stated], Checks]] = {
     'privacy': check_epsilon,
     'removal': removals.check_removal,
     'robustness': check_certificate,
@@ -322,21 +304,24 @@ def _read_ledger(path: str | Path) -> tuple[chain.Chain, Any]:
     return chain.of_steps(content), None
 
 
-def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Checks:
+def _check_ledger(
+    c: Any, each: Stated, content: tuple[chain.Chain, Any]
+) -> Checks:
     lines, budget = content
     if budget is not None:
-        yield from removals.check_ledger(each, lines, budget)
+        yield from removals.check_ledger(c, each, lines, budget)
         return
     header = lines.bodies[0] if lines.bodies else {}
     releases = header.get('mechanism') == 'gaussian'
-    if each.kind != 'privacy' or (each.procedure in SUMS) != releases:
+    private = c is not None and c.kind == 'privacy'
+    if not private or (c.procedure in SUMS) != releases:
         if each.values.get('ledger_head') is not None:
             yield UNKNOWN, 'ledger: the file is of another procedure'
         return
     yield removals.unbroken(lines)
-    yield from _check_header(each, header)
-    yield from _check_paid(each, lines.bodies[1:])
-    head = each.values.get('ledger_head')
+    yield from _check_header(c, each, header)
+    yield from _check_paid(c, lines.bodies[1:])
+    head = c.ledger_head
     if head is None:
         yield UNPROVED, 'ledger: the report has no digest of its lines'
         return
@@ -349,9 +334,9 @@ def _check_ledger(each: Stated, content: tuple[chain.Chain, Any]) -> Checks:
     )
 
 
-def _check_header(each: Stated, header: dict[str, Any]) -> Checks:
+def _check_header(c: Any, each: Stated, header: dict[str, Any]) -> Checks:
     # Compare the header with the fields of the report.
-    values = {**each.values, 'data': each.data}
+    values = {**c.to_dict(), 'data': each.data}
     about = {**header, 'mechanism': values.get('mechanism')}
     about.update(header.get('accountant', {}))
     for name in {'occurrences', 'terms'} & set(about):
@@ -364,7 +349,7 @@ def _check_header(each: Stated, header: dict[str, Any]) -> Checks:
         if name in about and name in values
     ]
     if about['mechanism'] == 'pld_group_wor':
-        drawn = [round(q * about['num_roots']) for _, q, _ in account(each)]
+        drawn = [round(q * about['num_roots']) for _, q, _ in account(c)]
         size = values['batch_size']
         pairs += [('batch_size', min(drawn, default=size), size)]
     for name, paid, claimed in pairs:
@@ -375,43 +360,43 @@ def _check_header(each: Stated, header: dict[str, Any]) -> Checks:
             )
 
 
-def _check_paid(each: Stated, bodies: list[dict[str, Any]]) -> Checks:
+def _check_paid(c: Any, bodies: list[dict[str, Any]]) -> Checks:
     # Epsilon once more, from the steps that the ledger has: not by what the
     # report says of the noise.
-    values, steps = each.values, [b['spent'] for b in bodies if 'spent' in b]
+    steps = [body['spent'] for body in bodies if 'spent' in body]
     counts = Counter(
         (number('spent', z, above=0.0), number('spent', q, above=0.0))
         for z, q in steps
     )
-    wanted = values.get('releases' if each.procedure in SUMS else 'steps')
+    released = c.procedure in SUMS
+    wanted = getattr(c, 'releases' if released else 'steps', None)
     yield (
         HOLDS if len(steps) == wanted else FAILS,
         f'ledger: {len(steps)} lines were paid for, {wanted} are claimed',
     )
-    delta = number('delta', values['delta'])
-    claimed = Fraction(number('epsilon', values['epsilon'])) - sum(
+    claimed = Fraction(c.epsilon) - sum(
         Fraction(amount('epsilon', body.get('epsilon', 0))) for body in bodies
     )
     status = UNPROVED
-    if each.procedure in SUMS:
+    if released:
         # A release counts as a step at rate 1 with noise of 2 / mu.
         spent = together(2 / z for z, _ in counts.elements())
-        alike = spent <= (amount('mu', values['mu']) * (1 + 1e-9)) ** 2
+        alike = spent <= (c.mu * (1 + 1e-9)) ** 2
         noise = 'releases of less noise'
-        status = judge_mu(spent, claimed, delta)
+        status = judge_mu(spent, claimed, c.delta)
     else:
         recorded: Counter[tuple[float, float]] = Counter()
-        for z, q, n in account(each):
+        for z, q, n in account(c):
             recorded[z, q] += n
         alike, noise = recorded == counts, 'steps of other noise or rates'
-        if values.get('mechanism') in {**LAWS, **GROUPS}:
+        if c.mechanism in KNOWN:
             lines = [(z, q, n) for (z, q), n in counts.items()]
-            status = proved(each, lines, claimed, delta)
+            status = proved(c, lines, claimed)
     if not alike:
         yield FAILS, f'ledger: {noise} were paid for than are claimed'
     yield (
         status,
-        f'ledger: epsilon {values["epsilon"]:.6g} is claimed of its '
+        f'ledger: epsilon {c.epsilon:.6g} is claimed of its '
         f'{len(steps)} lines',
     )
 
@@ -423,7 +408,7 @@ def _read_model(path: str | Path) -> str:
     return fingerprint_model(load(path))
 
 
-def _check_model(each: Stated, digest: str) -> Checks:
+def _check_model(c: Any, each: Stated, digest: str) -> Checks:
     if each.model:
         alike = each.model == digest
         yield (
@@ -453,11 +438,11 @@ def _read_data(path: str | Path) -> dict[str, Mapping[str, Any]]:
     return {str(name): fields for name, fields in loaded.items()}
 
 
-def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Checks:
+def _check_data(
+    c: Any, each: Stated, graphs: dict[str, Mapping[str, Any]]
+) -> Checks:
     fields = each.values.get('data_fields')
     if each.data and fields:
-        if not isinstance(fields, list):
-            raise ValueError("'data_fields' needs to be a list")
         alike = fingerprint_data(list(graphs.values()), fields) == each.data
         yield (
             HOLDS if alike else FAILS,
@@ -467,8 +452,9 @@ def _check_data(each: Stated, graphs: dict[str, Mapping[str, Any]]) -> Checks:
     if each.kind != 'removal' or 'request' not in each.values:
         return
     graph, request = graphs.get('0', {}), requests(each.values)
-    if proof := graph.get('lists', graph.get('proof')):
-        yield from removals.check_proof(each, proof, 'lists' in graph)
+    proof = graph.get('lists', graph.get('proof')) if c else None
+    if proof:
+        yield from removals.check_proof(c, each, proof, 'lists' in graph)
     elif each.procedure == removals.NODES:
         yield UNKNOWN, f'{RESIDUAL}: the data are without weights'
     elif each.procedure == removals.COVERED:

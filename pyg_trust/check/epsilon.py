@@ -7,10 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from ..verify.accounting import judge, judge_mu
-from ..verify.claims import amount, count, number
-from ..verify.fields import AWAY
+from ..verify.claims_privacy import AWAY, PROTECTS
 from ..verify.groups import judge_group
-from .answers import HOLDS, UNPROVED, Checks, Stated, arguments
+from .answers import HOLDS, UNKNOWN, UNPROVED, Checks, Stated
 
 Lines = list[tuple[float, float, int]]
 
@@ -20,89 +19,75 @@ MOST = 8
 LAWS = {'pld_wor': 'wor', 'rdp_wor': 'wor', 'pld_poisson': 'coins'}
 # Mechanisms in which a row is in several units, with their sampling.
 GROUPS = {'pld_group_wor': 'wor', 'pld_group': 'coins'}
-_EGOS = 'rdp_fdp'
+KNOWN = {**LAWS, **GROUPS}
 SUMS = ('private aggregation', 'private link prediction')
 
 
-def check_epsilon(each: Stated) -> Checks:
+def check_epsilon(c: Any, each: Stated) -> Checks:
     """Prove or refute an epsilon from recorded steps.
+
+    Args:
+        c (Claim): the claim of the promise.
+        each (Stated): the promise.
 
     Returns:
         iterator: a status and a text for every check.
     """
-    mechanism = each.values.get('mechanism')
-    if each.procedure in SUMS:
-        yield from _of_releases(each)
+    if c.procedure in SUMS:
+        yield from _of_releases(c, each)
         return
-    lines = account(each)
-    claimed = number('epsilon', each.values['epsilon'])
-    delta = number('delta', each.values['delta'])
-    pure = amount('pure_epsilon', each.values['pure_epsilon'])
-    searched = each.procedure != 'private training'
-    status, unproved = UNPROVED, searched or mechanism == _EGOS
-    if mechanism != _EGOS:
-        status = proved(each, lines, Fraction(claimed) - Fraction(pure), delta)
+    lines, pure = account(c), Fraction(c.pure_epsilon)
+    searched = c.procedure != 'private training'
+    status, unproved = UNPROVED, searched or c.mechanism not in KNOWN
+    if c.mechanism in KNOWN:
+        status = proved(c, lines, Fraction(c.epsilon) - pure)
     if searched and status == HOLDS:
         # The epsilon of one run is at most that of the whole search.
         status = UNPROVED
     yield (
         status,
-        f'epsilon: {claimed:.6g} at delta {delta:g} is claimed of '
+        f'epsilon: {c.epsilon:.6g} at delta {c.delta:g} is claimed of '
         f'{sum(n for *_, n in lines)} recorded steps'
         + (', and of a secret number of runs' if searched else '')
         + ': the kernel has no proof for this accountant' * unproved,
     )
-    for i, (k, epsilon) in enumerate(each.values.get('together', ())):
-        part = Fraction(number('together', epsilon)) - k * Fraction(pure)
-        many = count('together', k, 2)
+    if getattr(c, 'unit', None) not in (None, *PROTECTS):
+        yield UNKNOWN, 'what a step protects: a loader of the user decides it'
+    for i, (k, epsilon) in enumerate(getattr(c, 'together', ())):
+        part = Fraction(epsilon) - k * pure
         yield (
-            proved(each, lines, part, delta, many) if i < MOST else UNPROVED,
+            proved(c, lines, part, k) if i < MOST else UNPROVED,
             f'together: epsilon {epsilon:.6g} is claimed of {k} persons',
         )
 
 
-def account(each: Stated) -> Lines:
-    """Read the recorded noise multipliers, rates and step counts."""
-    return [
-        (number('account', z, above=0.0), _rate(q), count('account', n, 1))
-        for z, q, n in each.values['account']
-    ]
+def account(c: Any) -> Lines:
+    """Return the recorded noise multipliers, rates and step counts."""
+    return [(z, q, n) for z, q, n in c.account]
 
 
-def _rate(value: Any) -> float:
-    if number('sample_rates', value, above=0.0) > 1:
-        raise ValueError(f'a rate is more than 1 (got {value!r})')
-    return float(value)
-
-
-def proved(
-    each: Stated, lines: Lines, claimed: Fraction, delta: float, units: int = 1
-) -> str:
+def proved(c: Any, lines: Lines, claimed: Fraction, units: int = 1) -> str:
     """Let the kernel prove an epsilon of steps.
 
     Args:
-        each (Stated): the promise, which names the accountant.
+        c (Claim): the claim, which names the accountant.
         lines (list): the result of :func:`account`.
         claimed (Fraction): the claimed epsilon, without pure epsilon.
-        delta (float): of the report.
         units (int): how many units change together.
     """
-    mechanism = each.values['mechanism']
-    law = LAWS.get(mechanism) or GROUPS[mechanism]
+    law = KNOWN[c.mechanism]
     few = fewer(lines, MOST)
-    exact = tuple(_exact(each, few, law))
-    if mechanism in GROUPS or units > 1:
-        units *= count('units_per_row', each.values['units_per_row'], 1)
-        size = count('batch_size', each.values['batch_size'], 1)
-        drawn = None if law == 'coins' else size
+    exact = tuple(_exact(c, few, law))
+    if c.mechanism in GROUPS or units > 1:
+        units *= c.units_per_row
+        drawn = None if law == 'coins' else c.batch_size
         if drawn and len({q for _, q, _ in lines if q < 1}) > 1:
             return UNPROVED  # of that size are the steps of one rate alone
-        status = _judged_group(exact, claimed, delta, units, drawn)
+        status = _judged_group(exact, claimed, c.delta, units, drawn)
     else:
         if law == 'coins':
-            away = each.values.get('relation') in AWAY
-            law = 'withdraw' if away else 'replace'
-        status = _judged(law, exact, claimed, delta)
+            law = 'withdraw' if c.relation in AWAY else 'replace'
+        status = _judged(law, exact, claimed, c.delta)
     # Merged, they are more than what was spent: nothing is refuted.
     return status if few == lines or status == HOLDS else UNPROVED
 
@@ -138,13 +123,12 @@ def fewer(
 
 
 def _exact(
-    each: Stated, lines: Lines, law: str
+    c: Any, lines: Lines, law: str
 ) -> list[tuple[Fraction, Fraction, int]]:
-    size = each.values.get('batch_size')
-    parts = []
+    parts, size = [], c.batch_size
     for z, q, n in lines:
         rate = Fraction(q)
-        if law == 'wor' and type(size) is int and size > 0:
+        if law == 'wor' and size is not None:
             # A share of whole numbers, which no double is.
             share = Fraction(size, max(size, round(size / q)))
             if math.isclose(share, q, rel_tol=1e-12):
@@ -153,20 +137,17 @@ def _exact(
     return parts
 
 
-def _of_releases(each: Stated) -> Checks:
+def _of_releases(c: Any, each: Stated) -> Checks:
     # Gaussian releases compose to one, of which there is a closed form.
-    values = each.values
-    claimed = number('epsilon', values['epsilon'])
-    delta = number('delta', values['delta'])
-    mu = amount('mu', values['mu'])
-    status = judge_mu(Fraction(mu) ** 2, claimed, delta)
-    if status == HOLDS and arguments(each).get('engine'):
+    status = judge_mu(Fraction(c.mu) ** 2, c.epsilon, c.delta)
+    run = each.origin.get('arguments')
+    if status == HOLDS and isinstance(run, dict) and run.get('engine'):
         # Other steps of the engine are in the engine's own report.
         status = UNPROVED
     yield (
         status,
-        f'epsilon: {claimed:.6g} at delta {delta:g} is claimed of releases '
-        f'with mu {mu:.6g}',
+        f'epsilon: {c.epsilon:.6g} at delta {c.delta:g} is claimed of '
+        f'releases with mu {c.mu:.6g}',
     )
 
 

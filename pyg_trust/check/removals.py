@@ -11,8 +11,9 @@ from typing import Any
 from ..verify import removal as kernel
 from ..verify.accounting import judge_mu
 from ..verify.chain import Chain
-from ..verify.claims import amount, count, number, same
-from ..verify.fields import ROWS
+from ..verify.claims import amount
+from ..verify.claims_removal import ROWS
+from ..verify.declare import alike
 from .answers import FAILS, HOLDS, UNKNOWN, UNPROVED, Checks, Stated, requests
 from .epsilon import together
 
@@ -21,79 +22,73 @@ GRAPHS = 'certified removal'
 COVERED = 'removal covered by privacy'
 
 
-def check_removal(each: Stated) -> Checks:
-    """Check the fields of a removal for consistency.
+def check_removal(c: Any, each: Stated) -> Checks:
+    """Prove the epsilons of a removal from its shifts.
+
+    Args:
+        c (Claim): the claim of the promise.
+        each (Stated): the promise.
 
     Returns:
         iterator: a status and a text for every check.
     """
-    values = each.values
-    if each.procedure == COVERED:
-        for mu, epsilon in (('mu', 'epsilon'), ('budget', 'target_epsilon')):
-            room = 1 + 1e-9 * (mu == 'budget')
-            moved = together([amount(mu, values[mu])])
-            claimed = number(epsilon, values[epsilon]) * room
-            delta = number('delta', values['delta'])
-            yield judge_mu(moved, claimed, delta), f'{epsilon}: of its {mu}'
+    if c.procedure == COVERED:
+        # Budgets are searched for, from below, and kept to twelve digits.
+        for name, mu, claimed in (
+            ('mu', c.mu, c.epsilon),
+            ('budget', c.budget, c.target_epsilon * (1 + 1e-9)),
+        ):
+            status = judge_mu(together([mu]), claimed, c.delta)
+            yield status, f'{name}: {mu:.6g} makes epsilon {claimed:.6g}'
         return
-    if each.procedure not in (*ROWS, GRAPHS):
+    if c.procedure not in (*ROWS, GRAPHS):
         yield (
             UNKNOWN,
             'that what remains makes these weights: train again, or call '
             'verify()',
         )
         return
-    if values['noise'] == 'objective':
+    if c.noise == 'objective':
         yield (
             UNPROVED,
             'epsilon: it assumes a theorem that does not hold in general',
         )
         return
-    if values['noise'] != 'output':
-        yield FAILS, f'no removal has noise of the kind {values["noise"]!r}'
-        return
-    yield from _epsilons(values, *_shifts(each))
-    if each.procedure != NODES:
+    yield from _epsilons(c, *_shifts(c))
+    if c.procedure != NODES:
         yield UNKNOWN, f'{kernel.RESIDUAL}: verify() measures it'
 
 
-def _shifts(each: Stated) -> tuple[float, list[float]]:
+def _shifts(c: Any) -> tuple[float, list[float]]:
     # The largest shift over noise that the budget allows, and those of all
     # releases; of nodes they are in shares, and the budget of gradients.
-    values = each.values
-    shares = [amount('history', share) for share in values['history']]
-    limit = number('budget', values['budget'], above=0.0)
-    if each.procedure not in ROWS:
-        return limit, shares
-    for name in ('release_std', 'lam'):
-        limit /= number(name, values[name], above=0.0)
-    limit /= count('num_train', values['num_train'], 1)
-    return limit, [share * limit for share in shares]
+    if c.procedure not in ROWS:
+        return c.budget, c.history
+    limit = c.budget / c.release_std / c.lam / c.num_train
+    return limit, [share * limit for share in c.history]
 
 
-def _epsilons(
-    values: dict[str, Any], limit: float, shifts: list[float]
-) -> Checks:
-    delta = number('delta', values['delta'])
-    std = number('release_std', values['release_std'], above=0.0)
-    last = max(values['distance_bound'] / std, *shifts[-1:])
+def _epsilons(c: Any, limit: float, shifts: list[float]) -> Checks:
+    last = max(c.distance_bound / c.release_std, *shifts[-1:])
     for name, what, parts in (
         ('epsilon', 'this release', [last]),
         ('epsilon_transcript', f'all {len(shifts)} releases', shifts),
         ('target_epsilon', 'the largest that the budget allows', [limit]),
     ):
-        claimed = number(name, values[name])
+        claimed = getattr(c, name)
         shift = math.hypot(*parts)
         # Budgets are searched for, from below, and kept to twelve digits.
         room = 1 + 1e-9 if name == 'target_epsilon' else 1.0
         yield (
-            judge_mu(together(parts), claimed * room, delta),
-            f'{name}: {claimed:.6g} is claimed at delta {delta:g} of {what}, '
-            f'a shift of {shift:.6g} of the noise',
+            judge_mu(together(parts), claimed * room, c.delta),
+            f'{name}: {claimed:.6g} at delta {c.delta:g} is claimed of '
+            f'{what}, a shift of {shift:.6g} of the noise',
         )
 
 
-def check_proof(each: Stated, arrays: dict[str, Any], lists: bool) -> Checks:
+def check_proof(
+    c: Any, each: Stated, arrays: dict[str, Any], lists: bool
+) -> Checks:
     """Prove a removal's residual from the remaining data, or its shift."""
     kind = COVERED if lists else NODES
     claimed = {**each.values, 'data': each.data, 'model': each.model}
@@ -103,7 +98,7 @@ def check_proof(each: Stated, arrays: dict[str, Any], lists: bool) -> Checks:
     if lists:
         yield from kernel.compare_covered(arrays, claimed)
         return
-    paid = _shifts(each)[1][-1]
+    paid = _shifts(c)[1][-1]
     yield from kernel.compare(arrays, claimed, paid)
 
 
@@ -114,13 +109,13 @@ def unbroken(chain: Chain) -> tuple[str, str]:
     return HOLDS, 'ledger: the chain of its lines is unbroken'
 
 
-def check_ledger(each: Stated, chain: Chain, budget: Any) -> Checks:
+def check_ledger(c: Any, each: Stated, chain: Chain, budget: float) -> Checks:
     """Compare a removal with its ledger's lines."""
     if each.kind != 'removal' or 'request' not in each.values:
         if each.values.get('ledger_head') is not None:
             yield UNKNOWN, 'ledger: the file is of another procedure'
         return
-    request, budget = requests(each.values), amount('budget', budget)
+    request = requests(each.values)
     yield unbroken(chain)
     paid = [amount('spent', line['spent']) for line in chain.bodies]
     within = sum(spent <= budget for spent in paid)
@@ -146,22 +141,21 @@ def check_ledger(each: Stated, chain: Chain, budget: Any) -> Checks:
         f'ledger: line {end} has this removal, and seals the same data',
     )
     head = each.values.get('ledger_head')
-    alike = head == chain.links[end - 1]
+    same = head == chain.links[end - 1]
     yield (
-        (HOLDS if alike else FAILS) if head else UNPROVED,
+        (HOLDS if same else FAILS) if head else UNPROVED,
         'ledger: up to this removal it has the lines that the report was '
-        f'made from: {alike}',
+        f'made from: {same}',
     )
     before = ['', *(line['data'] for line in chain.bodies)][end - 1]
     if each.values.get('before', before) != before:
         yield FAILS, 'ledger: the line before it seals other lists'
-    if each.values.get('history') is None:
+    if getattr(c, 'history', None) is None:
         return
     # By the budget that the report claims: no line seals the ledger's.
-    shifts = _shifts(each)[1]
-    alike = len(shifts) == end and all(map(same, paid, shifts))
+    same = alike(paid[:end], _shifts(c)[1])
     yield (
-        HOLDS if alike else FAILS,
-        f'ledger: its amounts are {"" if alike else "not "}those of the '
+        HOLDS if same else FAILS,
+        f'ledger: its amounts are {"" if same else "not "}those of the '
         'releases that the report counts',
     )

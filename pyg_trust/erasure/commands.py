@@ -131,7 +131,7 @@ def _function(text: str) -> Callable[..., Any]:
             wrong = f'there is no module {module!r} here'
         else:
             if callable(found):
-                return found  # type: ignore[no-any-return]
+                return found
             wrong = f'{module!r} has no function {name!r}'
     raise ValueError(
         "'--models' needs to name a function of a file here, as app:models of "

@@ -1,28 +1,57 @@
-"""Atomic reading and writing of files."""
+"""Files that are whole: replaced at once, locked, and read without code."""
 
 import contextlib
 import errno
-import glob
-import io
+import json
 import os
-import tempfile
-import zipfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import safetensors.torch
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from pyg_trust._checks import check_instance, validated
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover
-    fcntl = None  # type: ignore[assignment]
+# Between two tries of a lock, in seconds.
+_PAUSE = 0.01
+# The entry with everything that is no tensor.
+_PLAIN = 'plain'
 
 
 class DamagedFileError(ValueError):
     """Raised if a file's content differs from what was written to it."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, reading: bool = False) -> Iterator[None]:
+    """Hold a lock file for a block, and delete it: not reentrant.
+
+    Args:
+        path (Path): the path of the lock file.
+        reading (bool): whether to go on without the lock where it can't be
+            taken because nobody can write there. (default: :obj:`False`)
+    """
+    lock: FileLock | None = FileLock(path)
+    assert lock is not None
+    try:
+        lock.acquire(poll_interval=_PAUSE)
+    except OSError:
+        if not reading or os.access(path.parent, os.W_OK):
+            raise
+        lock = None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            # Whoever waits for a lock on a deleted file takes another one.
+            with contextlib.suppress(OSError):
+                path.unlink()
+            lock.release()
 
 
 @validated
@@ -32,29 +61,27 @@ def write(path: str | Path, content: bytes | memoryview) -> None:
     A symbolic link stays one: the file that it leads to is replaced, so that
     no name has the old content. When it returns, the content is on the disk.
     What a process left beside the file when it was killed while writing is
-    deleted: it may hold what has to be gone. What somebody is writing at this
-    moment is left alone.
+    overwritten and deleted: it may hold what has to be gone.
     """
     path = Path(path).resolve()
     check_folder(path)
-    delete_unfinished(path)
-    file = _temporary(path)
-    name = file.name
-    try:
-        with file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            if fcntl is not None:
-                # Closing the file would unlock it.
-                os.replace(name, path)
-        if fcntl is None:  # pragma: no cover
-            os.replace(name, path)
-    except BaseException:
-        # An interrupt may come after the switch: there is nothing left then.
-        Path(name).unlink(missing_ok=True)
-        raise
+    new = path.with_name(f'.{path.name}.tmp')
+    with locked(new.with_suffix('.writing')):
+        try:
+            with open(new, 'wb', opener=_private) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except BaseException:
+            # An interrupt may come after the switch.
+            new.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def check_folder(path: Path) -> None:
@@ -74,54 +101,6 @@ def check_folder(path: Path) -> None:
         )
 
 
-def delete_unfinished(path: str | Path) -> None:
-    """Delete temporary files that killed writers left beside a file.
-
-    A file that is being written is locked by its writer, and stays.
-    """
-    check_instance('path', path, str, Path)
-    path = Path(path)
-    for left in path.parent.glob(f'{glob.escape(_prefix(path))}*.tmp'):
-        if fcntl is None:  # pragma: no cover
-            # An open file can't be deleted there.
-            with contextlib.suppress(PermissionError):
-                left.unlink(missing_ok=True)
-            continue
-        try:
-            handle = os.open(left, os.O_RDWR)
-        except (FileNotFoundError, PermissionError):
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            left.unlink(missing_ok=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(handle)
-
-
-def _prefix(path: Path) -> str:
-    return f'.{path.name}.'
-
-
-def _temporary(path: Path) -> Any:
-    # A new file that is locked while it is open, and was not deleted by
-    # somebody who came before the lock. Whoever loses it closes it.
-    while True:
-        file = tempfile.NamedTemporaryFile(  # noqa: SIM115
-            suffix='.tmp',
-            prefix=_prefix(path),
-            dir=path.parent,
-            delete=False,
-        )
-        if fcntl is None:  # pragma: no cover
-            return file
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()
-
-
 def sync_folder(folder: str | Path) -> None:
     """Flush the file names in a folder to disk, if the system can."""
     check_instance('folder', folder, str, Path)
@@ -134,25 +113,46 @@ def sync_folder(folder: str | Path) -> None:
         os.close(handle)
 
 
+# States ######################################################################
+
+
 def save(path: str | Path, state: Any) -> None:
     """Write a state of tensors and plain values atomically.
 
     Args:
         path (str or Path): the path of the file.
         state (Any): the state that :func:`load` will return.
+
+    Raises:
+        TypeError: if it holds anything else.
     """
     check_instance('path', path, str, Path)
-    stream = io.BytesIO()
-    torch.save(state, stream)
-    write(path, stream.getvalue())
+    write(path, packed(state))
+
+
+def packed(state: Any) -> bytes:
+    """Convert a state to the bytes of a file in the format of safetensors.
+
+    Plain values, and the dtype, shape and checksum of every tensor, are JSON
+    in an entry of their own.
+
+    Args:
+        state (Any): tensors, and lists, tuples and dictionaries of them and
+            of numbers, texts, booleans and :obj:`None`.
+    """
+    tensors = _Parts()
+    text = json.dumps(_plain(state, tensors)).encode()
+    tensors[_PLAIN] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    about = {'crc32': str(zlib.crc32(text))}
+    return safetensors.torch.save(tensors, about)
 
 
 def load(path: str | Path) -> Any:
     """Read a state that :func:`save` has written, with tensors on the CPU.
 
     A file is data here and can't run code: only tensors and plain values are
-    read. Tensors together have no more bytes than the file, and its checksums
-    are compared.
+    read. Tensors together have no more bytes than the file, and checksums are
+    compared. States of version 0.1 are read as well.
 
     Raises:
         DamagedFileError: if the file holds anything else.
@@ -160,67 +160,123 @@ def load(path: str | Path) -> Any:
     """
     check_instance('path', path, str, Path)
     with open(path, 'rb') as file:
-        try:
-            _check_archive(file)
-            file.seek(0)
-            state = torch.load(file, map_location='cpu', weights_only=True)
-            _check_sizes(state, os.fstat(file.fileno()).st_size)
-        except MemoryError:
-            raise
-        except Exception as error:
-            # Drop torch's advice on loading files that may run code.
-            why = str(error) if type(error) is ValueError else ''
-            raise DamagedFileError(
-                f"'{path}' is damaged, or holds more than tensors and plain "
-                'values' + (f': {why}' if why else '')
-            ) from None
-    return state
+        old = file.read(2) == b'PK'
+    try:
+        if old:
+            from pyg_trust.files.old import load_01
+
+            return load_01(path)
+        with safetensors.safe_open(path, framework='pt') as held:
+            size = os.stat(path).st_size
+            return _read(_json_of(held), held, size)
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Drop torch's advice on loading files that may run code.
+        why = str(error) if type(error) is ValueError else ''
+        raise DamagedFileError(
+            f"'{path}' is damaged, or holds more than tensors and plain "
+            'values' + (f': {why}' if why else '')
+        ) from None
 
 
-def _check_archive(file: Any) -> None:
-    # Refuse members that decompress to more than their size, and damaged ones.
-    with zipfile.ZipFile(file) as archive:
-        if any(part.compress_type for part in archive.infolist()):
-            raise ValueError('it is compressed, as no state is')
-        part = archive.testzip()
-        if part is not None:
-            raise ValueError(f'the checksum of {part} is another')
+def peek(path: str | Path) -> Any:
+    """Read the plain values of a state, with descriptions for tensors.
+
+    Raises:
+        DamagedFileError: as :func:`load`.
+    """
+    check_instance('path', path, str, Path)
+    try:
+        with safetensors.safe_open(path, framework='pt') as held:
+            return _read(_json_of(held), None, 0)
+    except Exception:
+        # Of version 0.1, or damaged.
+        return load(path)
 
 
-def _check_sizes(state: Any, most: int) -> None:
-    # A view with a stride of 0 stands for any number of bytes, and so do many
-    # views of one storage.
-    found: dict[Any, int] = {}
-    seen, left = set(), [state]
-    while left:
-        value = left.pop()
-        if isinstance(value, Tensor):
-            if value.layout == torch.sparse_csr:
-                # A sparse tensor's width is bounded by no index, and dense
-                # rows need it.
-                if value.size(-1) > most:
-                    raise ValueError(
-                        f'it holds a matrix of {value.size(-1)} columns, in '
-                        f'{most} bytes'
-                    )
-                left += [value.crow_indices(), value.col_indices()]
-                left.append(value.values())
-                continue
-            if value.layout != torch.strided or value.device.type != 'cpu':
-                raise ValueError(
-                    f'it holds a tensor of {value.layout} on {value.device}'
-                )
-            place = (value.data_ptr(), value.shape, value.stride())
-            found[place] = value.numel() * value.element_size()
-        elif id(value) not in seen:
-            # Visit each list once, however often it is referenced.
-            seen.add(id(value))
-            if isinstance(value, dict):
-                left += [*value, *value.values()]
-            elif isinstance(value, list | tuple | set):
-                left += value
-    if sum(found.values()) > most:
-        raise ValueError(
-            f'its tensors would take {sum(found.values())} bytes, of {most} '
-            'in the file'
+class _Parts(dict[str, Tensor]):
+    # Tensors by name; safetensors takes none that share memory.
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: set[int] = set()
+
+    def take(self, value: Tensor) -> dict[str, Any]:
+        flat = value.detach().cpu().contiguous()
+        place = flat.untyped_storage().data_ptr()
+        if place in self._places:
+            flat = flat.clone()
+        self._places.add(place)
+        name = str(len(self))
+        self[name] = flat
+        return {'tensor': name, 'is': _about(flat)}
+
+
+def _plain(value: Any, tensors: _Parts) -> Any:
+    # JSON for a value; its tensors go into a dictionary.
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Tensor):
+        if value.layout == torch.sparse_csr:
+            parts = value.crow_indices(), value.col_indices(), value.values()
+            held = [_plain(part, tensors) for part in parts]
+            return {'csr': held, 'shape': list(value.shape)}
+        if value.layout != torch.strided or value.is_meta:
+            raise TypeError(
+                "'state' needs to hold dense or CSR tensors (got a "
+                f'{value.layout} tensor on {value.device})'
+            )
+        return tensors.take(value)
+    if isinstance(value, list | tuple):
+        kind = 'list' if isinstance(value, list) else 'tuple'
+        return {kind: [_plain(each, tensors) for each in value]}
+    if isinstance(value, dict) and {*map(type, value)} <= {int, str}:
+        items = ([k, _plain(v, tensors)] for k, v in value.items())
+        return {'dict': list(items)}
+    raise TypeError(
+        "'state' needs to hold tensors and plain values (got "
+        f'{type(value).__name__})'
+    )
+
+
+def _json_of(held: Any) -> Any:
+    text = held.get_tensor(_PLAIN).numpy().tobytes()
+    if held.metadata() != {'crc32': str(zlib.crc32(text))}:
+        raise ValueError('its checksum is another')
+    return json.loads(text)
+
+
+def _read(node: Any, held: Any, size: int) -> Any:
+    # The value that JSON stands for; without a file, no tensors.
+    if not isinstance(node, dict):
+        return node
+    if 'dict' in node:
+        return {k: _read(v, held, size) for k, v in node['dict']}
+    if 'list' in node:
+        return [_read(each, held, size) for each in node['list']]
+    if 'tuple' in node:
+        return tuple(_read(each, held, size) for each in node['tuple'])
+    if held is None:
+        return node
+    if 'csr' in node:
+        if node['shape'][-1] > size:
+            # A width is bounded by no index, and dense rows need it.
+            raise ValueError(
+                f'it holds a matrix of {node["shape"][-1]} columns, in {size} '
+                'bytes'
+            )
+        row, col, values = (_read(each, held, size) for each in node['csr'])
+        return torch.sparse_csr_tensor(
+            row, col, values, node['shape'], check_invariants=True
         )
+    # Not a view of the mapped file.
+    made = held.get_tensor(node['tensor']).clone()
+    if _about(made) != node['is']:
+        raise ValueError(f'the checksum of entry {node["tensor"]} is another')
+    return made
+
+
+def _about(made: Tensor) -> list[Any]:
+    # The dtype, the shape, and a checksum.
+    content = made.reshape(-1).view(torch.uint8).numpy()
+    return [str(made.dtype), list(made.shape), zlib.crc32(content.data)]

@@ -36,26 +36,14 @@ import functools
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
-from io import BufferedWriter
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
-
-import torch
 
 from pyg_trust import files
 from pyg_trust._checks import check_callable, check_instance
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover
-    fcntl = None  # type: ignore[assignment]
-    import msvcrt
-
 _BYTES = 16
-# Between two tries of a lock where the system can't wait for it.
-_PAUSE = 0.02
 
 P = ParamSpec('P')
 T = TypeVar('T')
@@ -263,18 +251,8 @@ def exclusive(place: str | Path, *, reading: bool = False) -> Iterator[None]:
     # Resolve links, so that each file has one lock.
     place = Path(place).resolve()
     files.check_folder(place)
-    path = place.with_name(f'.{place.name}.lock')
-    try:
-        file = _locked(path)
-    except OSError:
-        if not reading or os.access(path.parent, os.W_OK):
-            raise
-        file = None
-    try:
+    with files.locked(place.with_name(f'.{place.name}.lock'), reading):
         yield
-    finally:
-        if file is not None:
-            _unlock(path, file)
 
 
 class ObjectLock:
@@ -394,50 +372,6 @@ class EditedInPlace:
         return copy.deepcopy(self)
 
 
-def _locked(path: Path) -> BufferedWriter:
-    # A lock file that is locked and still has its name: whoever unlocks one
-    # deletes it, and others may have waited for that. Whoever loses the file,
-    # by an interrupt, closes it, and so unlocks it.
-    while True:
-        file = path.open('ab')
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        else:  # pragma: no cover
-            while not _try_windows(file.fileno()):
-                time.sleep(_PAUSE)
-        if _same_file(path, file.fileno()):
-            return file
-        file.close()
-
-
-def _unlock(path: Path, file: BufferedWriter) -> None:
-    with file:
-        if fcntl is not None:
-            path.unlink(missing_ok=True)
-            # A forked child may have the file too: closing is not enough.
-            fcntl.flock(file, fcntl.LOCK_UN)
-    if fcntl is None:  # pragma: no cover
-        # Open files can't be deleted there: whoever waits keeps it.
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _try_windows(handle: int) -> bool:  # pragma: no cover
-    try:
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore
-    except OSError:
-        return False
-    return True
-
-
-def _same_file(path: Path, handle: int) -> bool:
-    try:
-        named = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(named, os.fstat(handle))
-
-
 def peek(path: str | Path) -> dict[str, Any] | None:
     """Read the lineage and the ledger of a saved state, without tensors.
 
@@ -452,9 +386,7 @@ def peek(path: str | Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = torch.load(
-            path, map_location='cpu', mmap=True, weights_only=True
-        )
+        found = files.peek(path)
         Lineage.of(found)
     except Exception as error:
         raise ValueError(

@@ -403,7 +403,7 @@ class CSRGraph(Views):
                 duplicates=duplicates,
             )
         if data.get('adj_t') is not None:
-            return cls.convert(data.adj_t, data.num_nodes, transposed=True)
+            return cls.convert(data.adj_t, data.num_nodes)
         raise ValueError("'data' needs to have an 'edge_index' or an 'adj_t'")
 
     @classmethod
@@ -413,7 +413,7 @@ class CSRGraph(Views):
         num_nodes: int | None = None,
         edge_weight: Tensor | None = None,
         *,
-        transposed: bool = False,
+        transposed: bool = True,
         duplicates: str = 'raise',
     ) -> 'CSRGraph':
         r"""Make a graph from any format that PyG users have.
@@ -428,7 +428,8 @@ class CSRGraph(Views):
             edge_weight (Tensor, optional): the weights of an
                 ``edge_index``. (default: :obj:`None`)
             transposed (bool): whether a sparse matrix is PyG's
-                :obj:`adj_t`. (default: :obj:`False`)
+                :obj:`adj_t`, whose entry :math:`(v, u)` is the edge from
+                :math:`u` to :math:`v`. (default: :obj:`True`)
             duplicates (str): as in :meth:`from_edge_index`.
                 (default: :obj:`'raise'`)
 
@@ -598,10 +599,7 @@ class LastGraph:
         self._graph: CSRGraph | None = None
 
     def convert(self, graph: Any, num_nodes: int | None = None) -> CSRGraph:
-        """Convert like :meth:`CSRGraph.convert`, or return the cached graph.
-
-        A sparse matrix is PyG's :obj:`adj_t`, the transposed adjacency.
-        """
+        """Convert, with parallel edges, or return the cached graph."""
         if self._of is not None and self._graph is not None:
             reference, version, nodes = self._of
             if (
@@ -611,7 +609,7 @@ class LastGraph:
                 and nodes == num_nodes
             ):
                 return self._graph
-        return CSRGraph.convert(graph, num_nodes, transposed=True)
+        return CSRGraph.convert(graph, num_nodes, duplicates='keep')
 
     @validated
     def keep(self, made: CSRGraph, graph: Any, num_nodes: Count) -> None:

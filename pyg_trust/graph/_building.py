@@ -87,8 +87,10 @@ def rows_of(
         row_of = int(torch.searchsorted(rowptr, place, right=True)) - 1
         raise ValueError(
             f"'edge_index' lists {repeated} edges more than once (the first "
-            f'is {row_of} -> {int(col[place])}): coalesce it, or choose what '
-            "duplicates mean with duplicates='merge' or 'keep'"
+            f'is {row_of} -> {int(col[place])}): merge them first, by '
+            'torch_geometric.transforms.RemoveDuplicatedEdges() or '
+            "torch_geometric.utils.coalesce(edge_index); 'duplicates' of "
+            'CSRGraph.from_edge_index keeps them'
         )
     if weight is not None and perm is not None:
         weight = weight[perm]

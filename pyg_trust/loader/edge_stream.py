@@ -97,6 +97,12 @@ class EdgeStream:
             ends = start.t().tolist()
             self._last = {self._pair(u, v): None for u, v in ends}
 
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}(window={self.window}, '
+            f'directed={self.directed}, num_edges={len(self._last)})'
+        )
+
     def __iter__(self) -> Iterator[Update]:
         for batch in self.loader:
             check_instance('loader', batch, TemporalData)

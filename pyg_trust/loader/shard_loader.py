@@ -9,6 +9,7 @@ from torch_geometric.data import Batch, Data
 
 from pyg_trust import rng
 from pyg_trust._checks import Count, check_dtype, validated
+from pyg_trust.graph.attributes import subgraph
 from pyg_trust.graph.ragged import pointer
 from pyg_trust.unlearning.partition import (
     check_edges,
@@ -42,11 +43,6 @@ class ShardDataset(Dataset[Data]):
         count = shard_sizes(home, num_shards)
         self.edge = order[home.numel() - int(count.sum()) :]
         self.edge_ptr = pointer(count)
-        # The position of every training node in its shard.
-        self.place = torch.full_like(shard, -1)
-        places = torch.arange(self.node.numel(), device=shard.device)
-        start = self.node_ptr[shard[self.node]]
-        self.place[self.node] = places - start
 
     def __len__(self) -> int:
         return self.node_ptr.numel() - 1
@@ -54,66 +50,11 @@ class ShardDataset(Dataset[Data]):
     def __getitem__(self, i: int) -> Data:
         node = self.node[self.node_ptr[i] : self.node_ptr[i + 1]]
         edge = self.edge[self.edge_ptr[i] : self.edge_ptr[i + 1]]
-        data, out = self.data, self.data.__class__()
-        out.num_nodes, out.shard_id, out.n_id = node.numel(), i, node
-        held = dict(data)
-        held.pop('num_nodes', None)
-        out.edge_index = self.place[held.pop('edge_index')[:, edge]]
-        inside = torch.full_like(self.place, -1)
-        inside[node] = self.place[node]
-        for key in [key for key in held if _names_nodes(data, key)]:
-            # Other pairs of nodes, and what goes with them: those inside.
-            value, dim = inside[held.pop(key)], data.__cat_dim__(key, None)
-            there = (value.movedim(dim, -1) >= 0).view(-1, value.size(dim))
-            kept = there.all(0).nonzero().view(-1)
-            out[key] = value.index_select(dim, kept)
-            label = key.removesuffix('_index')
-            if label != key and label in held:
-                out[label] = _rows(data, label, held.pop(label), kept)
-        for key, value in held.items():
-            dim = data.__cat_dim__(key, value)
-            if isinstance(dim, tuple):
-                value = _rows_and_columns(value, node)
-            elif data.is_node_attr(key):
-                value = _rows(data, key, value, node)
-            elif data.is_edge_attr(key):
-                value = _rows(data, key, value, edge)
-            out[key] = value
+        out = subgraph(self.data, node, edge)
+        out.shard_id = i
+        if 'n_id' not in self.data:
+            out.n_id = node
         return out
-
-
-def _names_nodes(data: Data, key: str) -> bool:
-    # Whether PyG adds the number of nodes to it in a batch.
-    value = data[key]
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.dtype == torch.int64
-        and value.dim() > 0
-        and 'batch' not in key
-        and isinstance(data.__cat_dim__(key, value), int)
-        and isinstance(by := data.__inc__(key, value), int)
-        and by == data.num_nodes > 0
-    )
-
-
-def _rows(data: Data, key: str, value: Any, index: Tensor) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(value[i] for i in index.tolist())
-    if isinstance(value, Tensor):
-        return value.index_select(data.__cat_dim__(key, value), index)
-    return value[index]
-
-
-def _rows_and_columns(value: Any, node: Tensor) -> Any:
-    # Of a sparse adjacency, of torch or torch-sparse.
-    layout = getattr(value, 'layout', None)
-    if layout in (torch.sparse_csr, torch.sparse_csc):
-        value = value.to_sparse_coo()
-    value = value.index_select(0, node).index_select(1, node)
-    if layout in (torch.sparse_csr, torch.sparse_csc):
-        value = value.to_sparse(layout=layout)
-    return value
 
 
 @validated

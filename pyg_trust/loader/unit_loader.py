@@ -31,7 +31,7 @@ from pyg_trust.loader.whole_units import RELATIONS, DrawnUnits, of_persons
 from pyg_trust.sampler import DisjointWalkSampler
 from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs, root_index
 from pyg_trust.unit import EdgeType, PrivacyUnit
-from pyg_trust.verify.fields import CONTENTS
+from pyg_trust.verify.claims_privacy import CONTENTS
 
 #: The name of these units in reports; of walks between persons, the others.
 PERSONS = 'persons, with all they own'

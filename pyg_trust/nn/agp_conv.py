@@ -6,7 +6,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.typing import WITH_TORCH_SPARSE, OptTensor, SparseTensor
+from torch_geometric.typing import OptTensor
 
 from pyg_trust import rng
 from pyg_trust._checks import (
@@ -17,25 +17,24 @@ from pyg_trust._checks import (
     NotNegative,
     Rate,
     Share,
-    check_dtype,
-    check_range,
-    check_tensor,
+    check_instance,
     validated,
 )
 from pyg_trust.agp.checks import How
 from pyg_trust.agp.measures import Measure, appnp, sgc
 from pyg_trust.agp.propagation import propagate_rows
 from pyg_trust.graph import CSRGraph, LastGraph
+from pyg_trust.nn._messages import as_edges, changed, recording
 
 
-class _Propagation:
-    """Base of SGC and APPNP: the graph, caches and options."""
+class _Propagation(pyg.MessagePassing):
+    """Base of SGC and APPNP: the fast path, its caches and options."""
 
     measure: Measure
     cached: bool
-    explain: bool | None
-    _cached_x: Tensor | None
+    _own: type[pyg.MessagePassing]
     _cached_graph: CSRGraph | None = None
+    _cached_loops: bool | None = None
 
     def _set_up(self, how: How) -> None:
         self._measured: tuple | None = None
@@ -43,7 +42,6 @@ class _Propagation:
         self.eps, self.seed = how.eps, how.seed
         self.half, self.tol = how.half, how.tol
         self._last_graph = LastGraph()
-        self._cached_graph = None
 
     def _asked(self) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -60,28 +58,85 @@ class _Propagation:
 
     def _forget(self) -> None:
         self._last_graph.clear()
-        self._cached_graph = None
+        self._cached_graph = self._cached_loops = None
 
-    def _graph_of(self, x: Tensor, edge_index: Any) -> CSRGraph:
-        if self._cached_graph is not None:
-            return self._cached_graph
-        if isinstance(edge_index, CSRGraph):
-            return CSRGraph.convert(edge_index, x.size(0))
-        return self._last_graph.convert(edge_index, x.size(0))
+    def _fast(
+        self,
+        x: Tensor,
+        edge_index: Any,
+        edge_weight: OptTensor,
+        slow: str = '',
+    ) -> Tensor | None:
+        """Return the propagated rows, or nothing where PyG has to do it.
 
-    def _need_exact(self, name: str) -> None:
-        _need_exact(name, self.eps, self.half, self.tol)
-
-    def _run(self, x: Tensor, graph: CSRGraph, of: Any) -> Tensor:
+        Args:
+            x (Tensor): the features.
+            edge_index (Any): the graph.
+            edge_weight (Tensor, optional): its weights.
+            slow (str): an argument of the layer that needs messages, if any.
+                (default: :obj:`''`)
+        """
+        given = isinstance(edge_index, CSRGraph)
+        slow = slow or changed(self, self._own, 'source_to_target') or ''
+        if edge_weight is not None:
+            slow = 'edge_weight'
+        elif x.dtype not in REAL or x.dim() > 2 or x.size(0) == 0:
+            slow = slow or 'x'
+        elif torch.jit.is_tracing() or (recording() and not given):
+            slow = slow or 'torch.compile, export or trace of an edge_index'
+        if slow:
+            self._need_exact(slow)
+            return None
+        graph = self._cached_graph
+        if graph is None and given:
+            graph = CSRGraph.convert(edge_index, x.size(0))
+        elif graph is None:
+            graph = self._last_graph.convert(edge_index, x.size(0))
+        if graph.is_weighted or not self._covers(graph):
+            self._need_exact('edge_weight')
+            return None
         self._measure_again()
         # NaN in x gives NaN in the same rows as PyG's layers do.
         how = How(self.eps, self.seed, False, self.half, self.tol, check=False)
         z = propagate_rows(graph, x, self.measure, None, how)
-        if self.cached:
+        if self.cached and self._cached_graph is None:
             self._cached_graph = graph
-        elif graph is not of and not torch.compiler.is_compiling():
-            self._last_graph.keep(graph, of, x.size(0))
+            self._cached_loops = bool(self.add_self_loops)
+        elif graph is not edge_index and not torch.compiler.is_compiling():
+            self._last_graph.keep(graph, edge_index, x.size(0))
         return z
+
+    def _covers(self, graph: CSRGraph) -> bool:
+        # Whether degrees give PyG's weights. Estimates refuse by themselves,
+        # and so do recordings of a graph that was never propagated on.
+        if not self._exact or (
+            recording() and 'is_undirected' not in graph._cache
+        ):
+            return True
+        return graph.is_undirected and not graph.has_duplicates
+
+    def _slow(self, graph: Any, edge_weight: OptTensor, x: Tensor) -> tuple:
+        # The graph and its weights, as PyG's layers take them.
+        layout = getattr(graph, 'layout', None)
+        theirs = layout in (torch.sparse_coo, torch.sparse_csr)
+        if type(graph).__name__ == 'SparseTensor' or (
+            theirs and changed(self, self._own, 'source_to_target')
+        ):
+            return graph, edge_weight
+        return as_edges(graph, edge_weight, x.size(self.node_dim))
+
+    @property
+    def _loops(self) -> bool:
+        # As in PyG, the first call of a cached layer decides.
+        cached = self._cached_loops
+        return bool(self.add_self_loops) if cached is None else cached
+
+    @property
+    def _exact(self) -> bool:
+        return self.eps == 0 and not self.half and self.tol == 0
+
+    def _need_exact(self, name: str) -> None:
+        _need_exact(name, self.eps, self.half, self.tol)
 
     def _options(self) -> str:
         # As PyG prints it, if all arguments are PyG's.
@@ -114,35 +169,35 @@ def _need_exact(name: str, eps: float, half: bool, tol: float) -> None:
         )
 
 
-def _as_edges(
-    edge_index: Any, edge_weight: Tensor | None, num_nodes: int
-) -> tuple[Any, Tensor | None]:
-    # Return the arguments of PyG's layers.
-    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
-        check_tensor(
-            'edge_index', edge_index, (torch.int64, torch.int32), (2, 'num')
-        )
-        check_range('edge_index', edge_index, num_nodes, 'as x has rows')
-        if edge_weight is not None:
-            size = edge_index.size(1)
-            check_tensor('edge_weight', edge_weight, REAL, (size,))
-        return edge_index, edge_weight
-    if edge_weight is not None:
+def _check_x(x: Tensor, dims: tuple[int, ...]) -> None:
+    check_instance('x', x, Tensor)
+    if not x.is_floating_point():
+        raise TypeError(f"'x' needs to be floating point (got {x.dtype})")
+    if x.dim() not in dims:
         raise ValueError(
-            "'edge_weight' goes with an 'edge_index' alone "
-            f'(got a {type(edge_index).__name__}, which has its own weights)'
+            "'x' needs to have the shape [num_nodes, num_features], or "
+            '[batch_size, num_nodes, num_features] for one graph with several '
+            f'signals (got {list(x.shape)})'
         )
-    graph = CSRGraph.convert(edge_index, num_nodes, transposed=True)
-    return graph.to_edge_index()
 
 
-def _check_x(x: Tensor) -> None:
-    check_dtype('x', x, REAL)
-    if x.dim() not in (1, 2):
-        raise ValueError(
-            "'x' needs to have a row per node and one or two dimensions "
-            f'(got the shape {list(x.shape)})'
+def _arguments_of(
+    layer: pyg.MessagePassing, own: type[pyg.MessagePassing]
+) -> dict[str, Any]:
+    # Arguments of the base class of PyG's layer that runs in TorchScript.
+    name = changed(layer, own, layer.flow)
+    if name in ('message', 'message_and_aggregate', 'aggregate', 'update'):
+        raise TypeError(
+            f"torch.jit.script does not know the '{name}' of "
+            f'{type(layer).__name__}: use torch.export.export(model, (x, '
+            'edge_index)) or torch.jit.trace'
         )
+    return {
+        'aggr': layer.aggr,
+        'flow': layer.flow,
+        'node_dim': layer.node_dim,
+        'decomposed_layers': layer.decomposed_layers,
+    }
 
 
 @validated
@@ -208,6 +263,8 @@ class SGConv(_Propagation, pyg.SGConv):
         torch.Size([2, 2])
     """
 
+    _own = pyg.SGConv
+
     # PyG compiles 'propagate' for every class; explainers restore this one,
     # which must not be the parent's.
     propagate = pyg.MessagePassing.propagate
@@ -240,10 +297,24 @@ class SGConv(_Propagation, pyg.SGConv):
         self._set_up(how)
 
     def _asked(self) -> tuple[Any, ...]:
-        return self.K, bool(self.add_self_loops)
+        return self.K, self._loops
 
     def _make(self, *asked: Any) -> Measure:
         return sgc(asked[0], self_loops=asked[1])
+
+    def __prepare_scriptable__(self) -> pyg.SGConv:
+        # TorchScript runs PyG's own layer, with these parameters.
+        self._need_exact('torch.jit.script')
+        made = pyg.SGConv(
+            self.in_channels,
+            self.out_channels,
+            self.K,
+            self.cached,
+            self.add_self_loops,
+            **_arguments_of(self, pyg.SGConv),
+        )
+        made.lin = self.lin
+        return made.train(self.training)
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew and clear the caches."""
@@ -257,21 +328,18 @@ class SGConv(_Propagation, pyg.SGConv):
         """Propagate and transform :obj:`x`."""
         if self._cached_x is not None:
             return self.lin(self._cached_x.detach())
+        _check_x(x, (2, 3))
         wanted = self.lin.in_channels
-        width = 'in_channels' if wanted < 1 else wanted
-        check_tensor('x', x, REAL, ('num_nodes', width))
-        if edge_weight is not None or self.explain:
-            self._need_exact('explain' if self.explain else 'edge_weight')
-            # propagate_type: (x: Tensor, edge_weight: OptTensor)
-            return super().forward(
-                x, *_as_edges(edge_index, edge_weight, x.size(0))
+        if wanted > 0 and x.size(-1) != wanted:
+            raise ValueError(
+                f"'x' needs to have the shape [num_nodes, {wanted}] "
+                f'(got {list(x.shape)})'
             )
-        graph = self._graph_of(x, edge_index)
-        if graph.is_weighted:
-            self._need_exact('edge_weight')
-            return super().forward(x, *graph.to_edge_index())
-        z = self._run(x, graph, edge_index)
-        if self.cached:
+        z = self._fast(x, edge_index, edge_weight)
+        if z is None:
+            # propagate_type: (x: Tensor, edge_weight: OptTensor)
+            return super().forward(x, *self._slow(edge_index, edge_weight, x))
+        if self.cached and self.K > 0:
             self._cached_x = z
         return self.lin(z)
 
@@ -327,6 +395,8 @@ class APPNP(_Propagation, pyg.APPNP):
             :obj:`tol`.
     """
 
+    _own = pyg.APPNP
+
     # PyG compiles one of its own for every class, and explainers go back to
     # what they find here: not to the one compiled for the parent.
     propagate = pyg.MessagePassing.propagate
@@ -358,10 +428,9 @@ class APPNP(_Propagation, pyg.APPNP):
         self._set_up(how)
 
     _edges: tuple[Tensor, Tensor] | None
-    _adj_t: Any
 
-    # PyG's names for cached values, made of the graph that is kept here: its
-    # messages (dropout, explainers) and users read them.
+    # PyG's name for the cached edges, made of the graph that is kept here:
+    # its messages (dropout, explainers) and users read them.
     @property
     def _cached_edge_index(self) -> tuple[Tensor, Tensor] | None:
         graph = self._cached_graph
@@ -369,7 +438,7 @@ class APPNP(_Propagation, pyg.APPNP):
             self._edges = gcn_norm(
                 graph.to_edge_index()[0],
                 num_nodes=graph.num_nodes,
-                add_self_loops=self.add_self_loops,
+                add_self_loops=self._loops,
             )
         return self._edges
 
@@ -377,25 +446,25 @@ class APPNP(_Propagation, pyg.APPNP):
     def _cached_edge_index(self, edges: tuple[Tensor, Tensor] | None) -> None:
         self._edges = edges
 
-    @property
-    def _cached_adj_t(self) -> Any:
-        graph, edges = self._cached_graph, self._cached_edge_index
-        if self._adj_t is not None or graph is None or edges is None:
-            return self._adj_t
-        if WITH_TORCH_SPARSE:
-            size = graph.num_nodes, graph.num_nodes
-            self._adj_t = SparseTensor.from_edge_index(*edges, size).t()
-        return self._adj_t
-
-    @_cached_adj_t.setter
-    def _cached_adj_t(self, adj_t: Any) -> None:
-        self._adj_t = adj_t
-
     def _asked(self) -> tuple[Any, ...]:
-        return self.alpha, self.K, bool(self.add_self_loops)
+        return self.alpha, self.K, self._loops
 
     def _make(self, *asked: Any) -> Measure:
         return appnp(asked[0], levels=asked[1], self_loops=asked[2])
+
+    def __prepare_scriptable__(self) -> pyg.APPNP:
+        # TorchScript runs PyG's own layer.
+        self._need_exact('torch.jit.script')
+        made = pyg.APPNP(
+            self.K,
+            self.alpha,
+            self.dropout,
+            self.cached,
+            self.add_self_loops,
+            self.normalize,
+            **_arguments_of(self, pyg.APPNP),
+        )
+        return made.train(self.training)
 
     def reset_parameters(self) -> None:
         """Clear the caches."""
@@ -406,19 +475,25 @@ class APPNP(_Propagation, pyg.APPNP):
         self, x: Tensor, edge_index: Any, edge_weight: OptTensor = None
     ) -> Tensor:
         """Propagate :obj:`x`."""
-        _check_x(x)
-        dropping = self.dropout > 0 and self.training
-        if edge_weight is not None or self.explain:
-            self._need_exact('explain' if self.explain else 'edge_weight')
-        elif self.normalize and not dropping:
-            graph = self._graph_of(x, edge_index)
-            if not graph.is_weighted:
-                return self._run(x, graph, edge_index)
-            self._need_exact('edge_weight')
-            edge_index, edge_weight = graph.to_edge_index()
-        edges = _as_edges(edge_index, edge_weight, x.size(0))
+        _check_x(x, (1, 2, 3))
+        slow = '' if self.normalize else 'normalize'
+        if self.dropout > 0 and self.training:
+            slow = 'dropout'
+        if self._cached_graph is not None:
+            edge_weight = None  # as in PyG, the first call decides
+        elif self.cached and (
+            self._edges is not None
+            or type(edge_index).__name__ == 'SparseTensor'
+        ):
+            slow = 'cached'
+        z = self._fast(x, edge_index, edge_weight, slow)
+        if z is not None:
+            return z
+        column = x.view(-1, 1) if x.dim() == 1 else x
+        edges = self._slow(edge_index, edge_weight, column)
         # propagate_type: (x: Tensor, edge_weight: OptTensor)
-        return super().forward(x, *edges)
+        out = super().forward(column, *edges)
+        return out.view(-1) if x.dim() == 1 else out
 
     def __repr__(self) -> str:
         text = f'{type(self).__name__}(K={self.K}, alpha={self.alpha}'

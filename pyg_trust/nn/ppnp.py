@@ -11,6 +11,7 @@ The layers of PyG's label propagation, and "Correct and Smooth", are here with
 the fast products of this package.
 """
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -18,7 +19,8 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import functional as F
-from torch_geometric.utils import one_hot
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_remaining_self_loops, one_hot
 
 from pyg_trust._checks import (
     REAL,
@@ -32,7 +34,9 @@ from pyg_trust._checks import (
     check_integer,
     check_nodes,
     check_range,
+    check_share,
     check_tensor,
+    is_finite,
     validated,
 )
 from pyg_trust.agp.checks import How
@@ -40,6 +44,7 @@ from pyg_trust.agp.measures import sgc
 from pyg_trust.agp.propagation import propagate_rows
 from pyg_trust.certificates.diffusion import check_alpha, diffuse
 from pyg_trust.graph import CSRGraph
+from pyg_trust.nn._messages import as_edges, changed, recording
 
 
 @validated
@@ -104,35 +109,78 @@ class PageRankDiffusion(pyg.MessagePassing):
             edge_weight (Tensor, optional): with an ``edge_index``.
                 (default: :obj:`None`)
         """
-        shape = ('num_nodes', 'num_columns')
-        check_tensor('h', h, REAL, shape, finite=self.K is None)
-        num_nodes = h.size(0)
-        graph = CSRGraph.convert(graph, num_nodes, edge_weight)
-        if self.add_self_loops:
-            graph = graph.with_self_loops()
-        if self.K is None:
-            return diffuse(
-                graph, h, self.alpha, normalization=self.normalization
-            )
-        edge_index, weight = graph.to_edge_index()
-        if weight is None:
-            weight = h.new_ones(graph.num_edges)
-        row, col = edge_index
-        degree = h.new_zeros(num_nodes).index_add_(0, row, weight.to(h.dtype))
-        degree[degree == 0] = 1
-        if self.normalization == 'rw':
-            weight = weight / degree[row]
-        else:
-            weight = weight / (degree[row] * degree[col]).sqrt()
+        _check_rows('h', h)
+        if h.size(self.node_dim) == 0:
+            return h.clone()
+        why = changed(self, PageRankDiffusion, 'target_to_source')
+        if self.K is None and not (why or recording()):
+            return self._solve(h, graph, edge_weight)
+        steps = self.K
+        if steps is None:
+            # What is left then is below the precision of the dtype.
+            rest = math.log(torch.finfo(h.dtype).eps)
+            steps = math.ceil(rest / math.log1p(-self.alpha))
+        edge_index, weight = self._steps_of(h, graph, edge_weight)
         z = h
-        for _ in range(self.K):
+        for _ in range(steps):
             spread = self.propagate(edge_index, x=z, edge_weight=weight)
             z = (1 - self.alpha) * spread + self.alpha * h
         return z
 
+    def _solve(
+        self, h: Tensor, graph: Any, edge_weight: Tensor | None
+    ) -> Tensor:
+        # In float64 and rounded once; static graphs as more columns.
+        if not is_finite(h):
+            raise ValueError("'h' needs to be finite (got NaN or infinity)")
+        graph = CSRGraph.convert(graph, h.size(-2), edge_weight)
+        if self.add_self_loops:
+            graph = graph.with_self_loops()
+        rows = h if h.dtype in REAL else h.float()
+        columns = rows.movedim(-2, 0).flatten(1)
+        z = diffuse(
+            graph, columns, self.alpha, normalization=self.normalization
+        )
+        z = z.view(rows.movedim(-2, 0).shape).movedim(0, -2)
+        return z.to(h.dtype)
+
+    def _steps_of(
+        self, h: Tensor, graph: Any, edge_weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        # The edges in the user's order, which masks of explainers have.
+        n = h.size(self.node_dim)
+        edge_index, weight = as_edges(graph, edge_weight, n)
+        dtype = h.dtype if h.dtype in REAL else torch.float32
+        if weight is None:
+            weight = h.new_ones(edge_index.size(1), dtype=dtype)
+        weight = weight.to(dtype)
+        if self.add_self_loops:
+            edge_index, weight = add_remaining_self_loops(
+                edge_index, weight, 1.0, n
+            )
+        ends = (
+            edge_index
+            if self.flow == 'target_to_source'
+            else (edge_index.flip(0))
+        )
+        to, of = ends[0], ends[1]
+        degree = weight.new_zeros(n).index_add_(0, to, weight)
+        degree = torch.where(degree == 0, 1, degree)
+        if self.normalization == 'rw':
+            weight = weight / degree[to]
+        else:
+            weight = weight / (degree[to] * degree[of]).sqrt()
+        return edge_index, weight.to(h.dtype)
+
     def message(self, x_j: Tensor, edge_weight: Tensor) -> Tensor:
         """Return the messages: the sources' rows times the weights."""
         return edge_weight.view(-1, 1) * x_j
+
+    def __prepare_scriptable__(self) -> Any:
+        raise TypeError(
+            f'torch.jit.script does not take {type(self).__name__}: use '
+            'torch.export.export(model, (x, edge_index)), or torch.jit.trace'
+        )
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # PyG compiles a 'propagate' for each class and sets it there. Without
@@ -152,7 +200,7 @@ class PPNP(PageRankDiffusion):
 
     Args:
         encoder (torch.nn.Module): :math:`f_\theta`, from features to logits,
-            node by node.
+            node by node; its parameters stay as they are.
         alpha (float): the teleport probability. (default: :obj:`0.15`)
         K (int, optional): as in :class:`PageRankDiffusion`.
             (default: :obj:`None`)
@@ -173,7 +221,6 @@ class PPNP(PageRankDiffusion):
     ) -> None:
         super().__init__(alpha, K, **kwargs)
         self.encoder = encoder
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Reset every module of the encoder that can be reset."""
@@ -192,9 +239,7 @@ class PPNP(PageRankDiffusion):
     ) -> Tensor:
         """Return the diffused logits: ``[num_nodes, num_classes]``."""
         check_instance('x', x, Tensor)
-        # Convert, and refuse, before the encoder runs.
-        graph = CSRGraph.convert(edge_index, x.size(0), edge_weight)
-        return self.diffuse(self.logits(x), graph)
+        return self.diffuse(self.logits(x), edge_index, edge_weight)
 
 
 @validated
@@ -227,57 +272,6 @@ class FeaturePropagation(PPNP):
     ) -> None:
         encoder = torch.nn.Linear(in_channels, out_channels, bias=bias)
         super().__init__(encoder, alpha, K, **kwargs)
-
-
-@validated
-class LabelLayers(pyg.LabelPropagation):
-    """PyG's label propagation.
-
-    On undirected graphs without weights each layer is one product by the
-    normalised adjacency matrix; otherwise the messages are PyG's own.
-    """
-
-    # PyG compiles one of its own for every class, as for SGConv.
-    propagate = pyg.MessagePassing.propagate
-
-    def __init__(self, num_layers: Natural, alpha: Share) -> None:
-        super().__init__(num_layers, alpha)
-
-    @torch.no_grad()
-    def forward(
-        self,
-        y: Tensor,
-        edge_index: Any,
-        mask: Tensor | None = None,
-        edge_weight: Tensor | None = None,
-        post_step: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """Return the propagated labels: ``[num_nodes, num_classes]``."""
-        check_instance('y', y, Tensor)
-        if y.dtype == torch.int64:
-            classes = _classes('y', y)
-            check_range('y', classes, int(y.max()) + 1, 'the classes')
-            y = one_hot(classes)
-        check_tensor('y', y, REAL, ('num_nodes', 'num_classes'))
-        if mask is not None:
-            check_nodes('mask', mask, y.size(0))
-        if post_step is not None:
-            check_callable('post_step', post_step)
-        graph = CSRGraph.convert(edge_index, y.size(0), edge_weight)
-        if graph.is_weighted or not graph.is_undirected:
-            # propagate_type: (x: Tensor, edge_weight: OptTensor)
-            return super().forward(y, edge_index, mask, edge_weight, post_step)
-        out = y
-        if mask is not None:
-            out = torch.zeros_like(y)
-            out[mask] = y[mask]
-        step, how = sgc(1, self_loops=False), How(check=False)
-        kept = (1 - self.alpha) * out
-        for _ in range(self.num_layers):
-            out = propagate_rows(graph, out, step, None, how)
-            out = out.mul_(self.alpha).add_(kept)
-            out = out.clamp_(0, 1) if post_step is None else post_step(out)
-        return out
 
 
 class LabelPropagation(PageRankDiffusion):
@@ -325,24 +319,30 @@ class LabelPropagation(PageRankDiffusion):
                 "one of 'num_layers' (layers, as in PyG) and 'num_classes' "
                 f'(PageRank) is needed (got {num_layers} and {num_classes})'
             )
-        self.num_classes, self.num_layers = num_classes, num_layers
         if num_layers is None:
-            super().__init__(0.15 if alpha is None else alpha, K, **kwargs)
+            alpha = 0.15 if alpha is None else alpha
+            super().__init__(alpha, K, **kwargs)
             check_integer('num_classes', num_classes, 2)  # type: ignore
-            self.layers = None
-            return
-        if alpha is None:
+        elif alpha is None:
             raise ValueError(
                 "'alpha' is needed with 'num_layers', as in PyG; for labels "
                 f'by PageRank, say num_classes={num_layers}'
             )
-        for name in [*kwargs, *(() if K is None else ('K',))]:
-            raise ValueError(
-                f"'{name}' goes with 'num_classes' (got it with 'num_layers')"
-            )
-        layers = LabelLayers(num_layers, alpha)
-        super().__init__()
-        self.alpha, self.layers = alpha, layers
+        else:
+            for name in [*kwargs, *(() if K is None else ('K',))]:
+                raise ValueError(
+                    f"'{name}' goes with 'num_classes' (got it with "
+                    "'num_layers')"
+                )
+            super().__init__(flow='source_to_target')
+            check_integer('num_layers', num_layers, 0)
+            self.alpha = check_share('alpha', alpha)
+        self.num_classes, self.num_layers = num_classes, num_layers
+
+    @property
+    def layers(self) -> 'LabelPropagation | None':
+        """This model, if it is one in layers."""
+        return None if self.num_layers is None else self
 
     def logits(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the one-hot classes of the labelled nodes.
@@ -357,7 +357,7 @@ class LabelPropagation(PageRankDiffusion):
                 "'num_classes' is needed for labels that are diffused by "
                 'PageRank (got a model in layers)'
             )
-        check_tensor('y', y, torch.int64, ('num_nodes',))
+        y = _classes('y', y)
         labelled = torch.arange(y.numel(), device=y.device)
         if mask is not None:
             labelled = labelled[check_nodes('mask', mask, y.numel())]
@@ -388,16 +388,72 @@ class LabelPropagation(PageRankDiffusion):
                 of cutting to [0, 1]; with :obj:`num_layers`.
                 (default: :obj:`None`)
         """
-        if self.layers is not None:
-            return self.layers(y, edge_index, mask, edge_weight, post_step)
+        if self.num_layers is not None:
+            return self._spread(y, edge_index, mask, edge_weight, post_step)
         if post_step is not None:
             raise ValueError(
                 "'post_step' goes with 'num_layers' (got a model of PageRank)"
             )
         return self.diffuse(self.logits(y, mask), edge_index, edge_weight)
 
+    @torch.no_grad()
+    def _spread(
+        self,
+        y: Tensor,
+        edge_index: Any,
+        mask: Tensor | None,
+        edge_weight: Tensor | None,
+        post_step: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
+        # PyG's label propagation. On undirected graphs without weights each
+        # layer is one product by the normalised adjacency matrix.
+        check_instance('y', y, Tensor)
+        if not y.is_floating_point():
+            y = _classes('y', y)
+            if y.numel() and int(y.min()) < 0:
+                check_range('y', y, int(y.max()) + 1, 'the classes')
+            y = one_hot(y)
+        _check_rows('y', y, (2,))
+        if mask is not None:
+            mask = check_nodes('mask', mask, y.size(0))
+        if post_step is not None:
+            check_callable('post_step', post_step)
+        out = y
+        if mask is not None:
+            out = torch.zeros_like(y)
+            out[mask] = y[mask]
+        step = self._step(out, edge_index, edge_weight)
+        kept = (1 - self.alpha) * out
+        for _ in range(self.num_layers or 0):
+            out = step(out).mul_(self.alpha).add_(kept)
+            out = out.clamp_(0, 1) if post_step is None else post_step(out)
+        return out
+
+    def _step(
+        self, y: Tensor, graph: Any, edge_weight: Tensor | None
+    ) -> Callable[[Tensor], Tensor]:
+        # One product by the normalised adjacency matrix.
+        n = y.size(0)
+        slow = changed(self, PageRankDiffusion, 'source_to_target')
+        if not (n == 0 or y.dtype not in REAL or slow or recording()):
+            known = CSRGraph.convert(graph, n, edge_weight, duplicates='keep')
+            if known.is_undirected and not (
+                known.is_weighted or known.has_duplicates
+            ):
+                fast, how = sgc(1, self_loops=False), How(check=False)
+                return lambda x: propagate_rows(known, x, fast, None, how)
+        edge_index, weight = as_edges(graph, edge_weight, n)
+        if weight is None or (
+            # As in PyG, values of a matrix of torch are normalised.
+            isinstance(graph, Tensor) and graph.layout != torch.strided
+        ):
+            edge_index, weight = gcn_norm(
+                edge_index, weight, n, add_self_loops=False
+            )
+        return lambda x: self.propagate(edge_index, x=x, edge_weight=weight)
+
     def __repr__(self) -> str:
-        if self.layers is None:
+        if self.num_layers is None:
             return super().__repr__()
         return (
             f'{type(self).__name__}(num_layers={self.num_layers}, '
@@ -447,8 +503,8 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
             autoscale,
             scale,
         )
-        self.prop1 = LabelLayers(num_correction_layers, correction_alpha)
-        self.prop2 = LabelLayers(num_smoothing_layers, smoothing_alpha)
+        self.prop1 = LabelPropagation(num_correction_layers, correction_alpha)
+        self.prop2 = LabelPropagation(num_smoothing_layers, smoothing_alpha)
 
     def correct(
         self,
@@ -492,6 +548,21 @@ class CorrectAndSmooth(pyg.CorrectAndSmooth):
         """
         _check_labels(y_soft, y_true, mask)
         return super().smooth(y_soft, y_true, mask, edge_index, edge_weight)
+
+
+def _check_rows(
+    name: str, rows: Tensor, dims: tuple[int, ...] = (2, 3)
+) -> None:
+    check_instance(name, rows, Tensor)
+    if not rows.is_floating_point():
+        raise TypeError(
+            f"'{name}' needs to be floating point (got {rows.dtype})"
+        )
+    if rows.dim() not in dims:
+        raise ValueError(
+            f"'{name}' needs to have the shape [num_nodes, num_columns] (got "
+            f'{list(rows.shape)})'
+        )
 
 
 def _check_labels(y_soft: Tensor, y_true: Tensor, mask: Tensor) -> None:

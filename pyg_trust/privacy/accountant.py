@@ -121,6 +121,10 @@ class Accountant(IAccountant):
         self.history = []
         self.pure_epsilon = 0.0
 
+    def __repr__(self) -> str:
+        steps = sum(steps for *_, steps in self.history)
+        return f'{type(self).__name__}(steps={steps})'
+
     @classmethod
     def mechanism(cls) -> str:
         """The name under which it is registered, or its class."""

@@ -204,6 +204,15 @@ class PrivacyEngine(Checkpoints, NormEstimates):
         self._releases = 0
         self._adaptive: AdaptiveNorm | None = None
 
+    def __repr__(self) -> str:
+        told = [] if self._kind is None else [f'accountant={self._kind!r}']
+        if self._ledger_path is not None:
+            told.append(f'ledger={str(self._ledger_path)!r}')
+        if self._seed is not None:
+            told.append('seed=...')
+        told.append('in use' if self._training is not None else 'not in use')
+        return f'{type(self).__name__}({", ".join(told)})'
+
     @as_in_opacus
     @validated
     def make_private(

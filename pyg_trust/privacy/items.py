@@ -42,8 +42,9 @@ from pyg_trust.transforms.aggregation_report import (
 )
 from pyg_trust.unlearning.recommender_data import read_interactions
 from pyg_trust.unlearning.similar import Lists, best_items, lists_of
+from pyg_trust.verify.claims import outwards
+from pyg_trust.verify.declare import SEEDED
 from pyg_trust.verify.release import check_sum, released
-from pyg_trust.verify.sentences import SEEDED, outwards
 
 #: The most items of a table, unless a public list names them.
 MOST_ITEMS = 20_000

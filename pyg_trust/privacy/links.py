@@ -208,7 +208,8 @@ class LinkReport(ReleaseReport):
 
     def guarantee(self) -> Guarantee:
         """State how private the released rows and scores are."""
-        return self._stated('private link prediction')
+        others = self.mu_parts[-1]
+        return self._stated('private link prediction', mu_others=others)
 
     def _parts(self) -> dict[str, float]:
         names = ('sums', 'count', 'scorer', 'other releases')

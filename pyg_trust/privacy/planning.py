@@ -40,7 +40,7 @@ from pyg_trust.privacy.selection import check_law, draw_runs, rdp_select
 from pyg_trust.report import Guarantee, Report, fingerprint_model
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
-from pyg_trust.verify.sentences import outwards
+from pyg_trust.verify.claims import outwards
 
 Train = Callable[[Any], tuple[PrivacyEngine, float]]
 
@@ -380,7 +380,6 @@ class SearchReport(Report):
             'search for settings of private training',
             {
                 **self.numbers(),
-                'candidate': str(self.candidate),
                 'vouched': vouched(self.mechanism),
             },
             assumptions=self.assumptions,

@@ -23,13 +23,13 @@ from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import Guarantee, Report, fingerprint_model, provenance
 from pyg_trust.report.base import stated
 from pyg_trust.report.charts import Chart
-from pyg_trust.verify.fields import CONTENTS
-from pyg_trust.verify.sentences import (
+from pyg_trust.verify.claims import outwards
+from pyg_trust.verify.claims_privacy import (
+    CONTENTS,
     LEDGER,
     NO_LEDGER,
     RUN_ALONE,
     TRAINING,
-    outwards,
     protected_unit,
 )
 
@@ -157,15 +157,12 @@ class PrivacyReport(Report):
             raise ValueError(f'{NOISELESS}: there is no guarantee to state')
         values = self.numbers()
         values['checked'] = values.pop('isolation')
-        if not self.persons:
-            del values['persons'], values['together']
         return stated(
             'private training',
             {**values, 'vouched': vouched(self.mechanism)},
             assumptions=self.assumptions,
             data=self.data,
             origin=self.provenance,
-            history={'epsilon': list(self.history)},
             checked=self._checked(),
             model=self.weights,
         )

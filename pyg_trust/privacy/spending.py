@@ -30,7 +30,7 @@ from pyg_trust.privacy.accountant import (
 )
 from pyg_trust.privacy.group import Group, keyed_bytes
 from pyg_trust.privacy.wrappers import Single
-from pyg_trust.verify.sentences import outwards
+from pyg_trust.verify.claims import outwards
 
 #: Opacus' names of accountants: by Rényi DP where there is one for the
 #: sampling, else by privacy loss distributions.

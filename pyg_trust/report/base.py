@@ -13,8 +13,10 @@ import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 import torch_geometric
 from torch import Tensor
@@ -22,21 +24,9 @@ from torch import Tensor
 import pyg_trust
 from pyg_trust._checks import check_choice, check_instance, check_number
 from pyg_trust.report.charts import Chart, draw
-from pyg_trust.verify import claims
-from pyg_trust.verify.claims import finite
-from pyg_trust.verify.sentences import SEEDED, SETTINGS, outwards, words
-
-#: Sorts of promises: about one person's data in what is released; about what
-#: was removed; about changed inputs; about numerical error; any other. A
-#: measurement promises nothing: it says what tests have found.
-KINDS = (
-    'privacy',
-    'removal',
-    'robustness',
-    'accuracy',
-    'measurement',
-    'other',
-)
+from pyg_trust.verify.claims import finite, outwards
+from pyg_trust.verify.declare import SEEDED
+from pyg_trust.verify.promises import KINDS, claim
 
 
 def provenance(**arguments: Any) -> dict[str, Any]:
@@ -73,6 +63,22 @@ class Report:
 
     #: The first line of a report whose randomness is of an explicit seed.
     _weakness: ClassVar[str] = SEEDED
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Else each dataclass prints all of its fields.
+        super().__init_subclass__(**kwargs)
+        if '__repr__' not in vars(cls):
+            cls.__repr__ = Report.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Return one line; ``print(report)`` shows all fields."""
+        parts, room = [], 150
+        for name, value in self.numbers().items():
+            text = f'{name}={value!r}'
+            if len(text) <= min(room, 60):
+                parts.append(text)
+                room -= len(text) + 2
+        return f'{type(self).__name__}({", ".join([*parts, "..."])})'
 
     def numbers(self) -> dict[str, Any]:
         """Return all numbers and settings, by the field's name.
@@ -146,6 +152,10 @@ class Report:
     def to_json(self) -> str:
         """Convert to JSON, with infinity and NaN as strings."""
         return json.dumps(finite(self.to_dict()), indent=2, allow_nan=False)
+
+    def _repr_html_(self) -> str:
+        # A notebook shows the fields as they are printed.
+        return f'<pre>{escape(str(self))}</pre>'
 
     def __str__(self) -> str:
         rows = [
@@ -236,17 +246,6 @@ class Guarantee(Report):
         return self
 
     @property
-    def conditions(self) -> tuple[str, ...]:
-        """The assumptions, without the line that lists settings."""
-        return tuple(t for t in self.assumptions if not t.startswith(SETTINGS))
-
-    @property
-    def settings(self) -> str:
-        """Return the text of the settings line; empty if there is none."""
-        lines = [t for t in self.assumptions if t.startswith(SETTINGS)]
-        return lines[0].removeprefix(SETTINGS) if lines else ''
-
-    @property
     def remaining(self) -> dict[str, float]:
         """The amount left of each budget."""
         return {
@@ -263,11 +262,11 @@ def stated(
     not_covered: Sequence[str] = (),
     **rest: Any,
 ) -> Guarantee:
-    """Make the guarantee of a claim, with sentences built from its fields.
+    """Make the guarantee of a claim: derived fields, sentences and budgets.
 
     Args:
-        procedure (str): one of :obj:`pyg_trust.verify.claims.PROMISES`.
-        values (dict): the fields of the claim, and further settings.
+        procedure (str): one of :obj:`pyg_trust.verify.promises.PROMISES`.
+        values (dict): the fields of the claim; other entries are left out.
         assumptions (sequence of str): the assumptions of this run, to which
             those of the claim are added. (default: :obj:`()`)
         not_covered (sequence of str): the exclusions of this run, to which
@@ -275,20 +274,28 @@ def stated(
         **rest (Any): further fields of :class:`Guarantee`.
 
     Raises:
-        ValueError: if a field of the claim is missing.
+        ValueError: if a field of the claim is missing, is of another type, or
+            contradicts other fields.
     """
-    values = plain(values)
-    always = words(claims.claim(procedure, values))
+    values = finite(plain(values))
+    always = claim(procedure, values).words()
     own = {
         'notes': [t for t in assumptions if t not in always.assumptions],
         'limits': [t for t in not_covered if t not in always.not_covered],
     }
-    made = claims.claim(procedure, {**values, **own})
+    made = claim(procedure, {**values, **own})
+    # What the procedure computed itself has to be what follows.
+    computed = {
+        name: value if None in (value, values.get(name)) else values[name]
+        for name, value in made.to_dict().items()
+    }
+    for text in made.contradictions({**computed, **own}):
+        raise ValueError(f'the report contradicts itself: {text}')
     return Guarantee(
         procedure=procedure,
         kind=made.kind,
-        values=claims.values(made),
-        **vars(words(made)),
+        values=made.to_dict(),
+        **vars(made.words()),
         **rest,
     )
 
@@ -365,6 +372,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)

@@ -159,7 +159,8 @@ def disjoint_walks(
     if graph.has_duplicates:
         raise ValueError(
             "'graph' needs to be free of parallel edges, which would make a "
-            "neighbour likelier: build it with duplicates='merge'"
+            'neighbour likelier: merge them first, by '
+            'torch_geometric.transforms.RemoveDuplicatedEdges()'
         )
     roots = root_index(roots, graph.num_nodes, graph.device)
     seed = rng.resolve(seed)

@@ -9,9 +9,11 @@ from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.privacy.propagation import FORMS, RELATIONS, hop_sensitivity
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import stated
+from pyg_trust.verify.claims import outwards
+from pyg_trust.verify.claims_privacy import unit_of_sums
+from pyg_trust.verify.declare import SEEDED
 from pyg_trust.verify.noise import DIGEST, SHIFT
 from pyg_trust.verify.release import sensitivity
-from pyg_trust.verify.sentences import SEEDED, outwards, unit_of_sums
 
 _OTHERS = {
     'edge': 'features and labels, which the relation takes as known',
@@ -143,12 +145,10 @@ class ReleaseReport(Report):
         """Guarantee in one sentence."""
         return self.guarantee().promise
 
-    def _stated(self, procedure: str) -> Guarantee:
-        fields = self.to_dict()
-        fields.pop('provenance')
+    def _stated(self, procedure: str, **more: Any) -> Guarantee:
         return stated(
             procedure,
-            fields,
+            {**self.numbers(), **more},
             assumptions=self.assumptions,
             not_covered=self.not_covered,
             origin=self.provenance,
@@ -186,7 +186,7 @@ class ReleaseReport(Report):
                 f'{outwards(self.mu)}: {parts or "nothing yet"}).',
                 *self._details(),
                 'This rests on:',
-                *(f'- {line}' for line in made.conditions),
+                *(f'- {line}' for line in made.assumptions),
                 'Not covered:',
                 *(f'- {line}' for line in made.not_covered),
             ]
@@ -248,6 +248,9 @@ class AggregationReport(ReleaseReport):
             nothing is private.
         ledger_head (str, optional): a digest of all lines of the ledger.
         provenance (dict): versions and arguments; no seeds.
+        num_classes (int, optional): the number of classes that messages are
+            made of, where the sensitivity depends on it.
+            (default: :obj:`None`)
     """
 
     epsilon: float
@@ -280,6 +283,7 @@ class AggregationReport(ReleaseReport):
     seeded: bool
     ledger_head: str | None
     provenance: dict[str, Any]
+    num_classes: int | None = None
 
     @property
     def unit(self) -> str:
@@ -505,5 +509,6 @@ def make_report(
         receivers=num_nodes if receivers is None else receivers,
         rows=relation.rows,
         predictions=predictions,
+        num_classes=relation.num_classes,
         **fields,
     )

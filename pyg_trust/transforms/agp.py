@@ -284,13 +284,15 @@ class AGP(MeasureTransform):
         if x.layout == torch.sparse_csr:
             x = x.to_dense()
         values: dict[str, Any] = {
-            **self._options(),
+            'level_tol': self.level_tol or None,
             'read': self.attr,
             'written': self.out,
             'level_bound': None,
             'standard_deviation': None,
             'half': self.half,
-            'measure': str(measure),
+            'measure': measure.name,
+            'a': measure.a,
+            'b': measure.b,
             'levels': measure.levels,
             'eps': self.eps,
             'seed': self.seed,

@@ -20,7 +20,7 @@ from pyg_trust._checks import (
 )
 from pyg_trust._describe import described
 from pyg_trust.certificates.voting import strays
-from pyg_trust.graph import sparse_rows
+from pyg_trust.graph.attributes import keep_edges, subgraph
 from pyg_trust.unit import PrivacyUnit
 
 DIVISIONS = (
@@ -145,13 +145,14 @@ class Division(BaseTransform):
         n = int(data.num_nodes)
         view.num_nodes = n
         if self.by == 'subgraphs':
-            return view.subgraph(self.node_groups(data) == number)
+            inside = self.node_groups(data) == number
+            return subgraph(view, inside.nonzero().view(-1))
         first, second = divmod(number, self.num_groups)
         edges = second if self.by != 'grid' else first
         if self.by == 'nodes':
             return incoming_view(view, self.node_groups(data) == edges)
         if self.by in ('edges', 'grid'):
-            _keep_edges(view, self.edge_groups(data) == edges)
+            keep_edges(view, self.edge_groups(data) == edges)
         if self.by in ('features', 'grid'):
             held = self.node_groups(data) == second
             # Select, as a product with zero would turn infinities into NaN in
@@ -211,7 +212,7 @@ def incoming_view(data: Data, speaks: Tensor) -> Data:
     """
     view = copy.copy(data)
     view.num_nodes = int(data.num_nodes)
-    _keep_edges(view, speaks[data.edge_index[0]])
+    keep_edges(view, speaks[data.edge_index[0]])
     return view
 
 
@@ -220,8 +221,6 @@ def check_apart(
     data: Data,
     group: Tensor,
     number: int = 0,
-    *,
-    sparse: Tensor | None = None,
 ) -> None:
     """Refuse a model whose outputs mix nodes that no edge joins.
 
@@ -234,18 +233,14 @@ def check_apart(
         data (Data): the graph.
         group (Tensor): int64, ``[num_nodes]``: the group of every node.
         number (int): the group whose nodes send messages. (default: :obj:`0`)
-        sparse (Tensor, optional): the features as a CSR matrix, for a model
-            that is called with it; changed rows get new entries, too.
-            (default: :obj:`None`)
     """
     others = group[group != number]
     # The group itself is checked last.
     for heard in (*others[:1].tolist(), number):
-        dense = incoming_view(data, group == heard)
-        view = _with(dense, data.x if sparse is None else sparse)
+        view = incoming_view(data, group == heard)
         clean = call(view)
         _check_silent(call, view, clean, group != heard, heard == number)
-    _check_listeners(call, dense, clean, group == number)
+    _check_listeners(call, view, clean, group == number)
 
 
 def _check_silent(
@@ -271,9 +266,11 @@ def _check_silent(
             continue
         chosen = torch.zeros_like(silent)
         chosen[some] = True
-        x = _opened(view.x, some)
         for change in changes:
-            moved = call(_with(view, _moved(x, chosen, change)))
+            other = copy.copy(view)
+            other.x = view.x.clone()
+            other.x[chosen] = change(other.x[chosen])
+            moved = call(other)
             same = (moved == clean) | (moved.isnan() & clean.isnan())
             same[some] = True
             if not bool(same.all()):
@@ -340,60 +337,6 @@ def _wild(x: Tensor) -> Tensor:
     return ends.to(x).repeat(x.numel() // 5 + 1)[: x.numel()].view(x.shape)
 
 
-def _with(view: Data, x: Tensor) -> Data:
-    copied = copy.copy(view)
-    copied.x = x
-    return copied
-
-
-def _opened(x: Tensor, rows: Tensor) -> Tensor:
-    # CSR features with zeros as entries of some rows, which may change then:
-    # all of one row, and of more as many as it takes to reach each column.
-    if x.layout != torch.sparse_csr or not x.size(1):
-        return x
-    n, width = x.shape
-    each = -(-width // rows.numel())
-    column = torch.arange(each * rows.numel()).view(-1, each)
-    column = (column + rng.resolve_secret(None) % width) % width
-    new = (rows[:, None] * width + column).view(-1).unique()
-    ptr, col = x.crow_indices(), x.col_indices()
-    row = torch.arange(n).repeat_interleave(ptr.diff().long())
-    old = row * width + col
-    # Both are sorted.
-    at = torch.searchsorted(old, new)
-    there = old[at.clamp(max=max(old.numel() - 1, 0))] if old.numel() else -1
-    new, at = new[there != new], at[there != new]
-    place = at + torch.arange(at.numel())
-    held = torch.ones(old.numel() + new.numel(), dtype=torch.bool)
-    held[place] = False
-    value = x.values().new_zeros(held.numel())
-    value[held] = x.values()
-    made = col.new_empty(held.numel())
-    made[held], made[place] = col, (new % width).to(col.dtype)
-    more = (new // width).bincount(minlength=n).cumsum(0)
-    start = ptr.clone()
-    start[1:] += more.to(ptr.dtype)
-    return sparse_rows(start, made, value, (n, width))
-
-
-def _moved(
-    x: Tensor, chosen: Tensor, change: Callable[[Tensor], Tensor]
-) -> Tensor:
-    # Return features with other values in some rows.
-    if x.layout != torch.sparse_csr:
-        moved = x.clone()
-        moved[chosen] = change(moved[chosen])
-        return moved
-    ptr, value = x.crow_indices(), x.values()
-    moves = chosen.repeat_interleave(ptr.diff().long())
-    return sparse_rows(
-        ptr,
-        x.col_indices(),
-        torch.where(moves, change(value), value),
-        (x.size(0), x.size(1)),
-    )
-
-
 def names_of(data: Data) -> Tensor:
     """Return the names of the nodes: ``n_id``, or else their positions."""
     if data.get('n_id') is not None:
@@ -426,11 +369,3 @@ def check_named(data: Any) -> None:
                 "'n_id' needs to hold different non-negative names (got one "
                 'that is negative, or there twice)'
             )
-
-
-def _keep_edges(data: Data, keep: Tensor) -> None:
-    index = keep.nonzero().view(-1)
-    for name in [key for key in data.keys() if data.is_edge_attr(key)]:  # noqa: SIM118
-        value = data[name]
-        dim = data.__cat_dim__(name, value)
-        data[name] = value.index_select(dim, index.to(value.device))

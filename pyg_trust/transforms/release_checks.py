@@ -26,7 +26,7 @@ from pyg_trust.graph._marks import check_rows, marked
 from pyg_trust.noise import SecureNoise, SeededNoise
 from pyg_trust.privacy.gaussian import gaussian_epsilon
 from pyg_trust.transforms.aggregation_report import Relation
-from pyg_trust.verify.sentences import outwards
+from pyg_trust.verify.claims import outwards
 
 
 class Releasing(NoCopies):

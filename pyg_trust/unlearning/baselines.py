@@ -41,6 +41,7 @@ from pyg_trust._checks import (
     check_tensor,
     validated,
 )
+from pyg_trust._describe import described
 from pyg_trust._progress import Bar
 from pyg_trust.agp.measures import Measure
 from pyg_trust.graph import CSRGraph
@@ -78,7 +79,7 @@ from pyg_trust.unlearning.training_graphs import (
     check_graphs,
     graph_labels,
 )
-from pyg_trust.verify.sentences import OBJECTIVE
+from pyg_trust.verify.claims_removal import OBJECTIVE
 
 # Bits kept of a bound in the account, as it is a function of removed data.
 BITS = 4
@@ -486,6 +487,9 @@ class GINClassifier:
         self._seed = rng.resolve(seed)
         # Graphs and network, replaced together at the end of a training.
         self._fitted: tuple[dict[int, Data], torch.nn.ModuleDict] | None = None
+
+    def __repr__(self) -> str:
+        return described(self)
 
     def fit(
         self, graphs: Sequence[Data], *, progress_bar: bool | None = None

@@ -126,6 +126,15 @@ class CertifiedClassifier(Saved[M]):
         return () if self._model is None else self._model.classes
 
     @property
+    def classes_(self) -> Tensor:
+        """The class labels, in ascending order: int64, ``[num_classes]``.
+
+        Raises:
+            ValueError: before the first fit.
+        """
+        return torch.tensor(self._fitted.classes)
+
+    @property
     @synchronized
     def weight(self) -> Tensor:
         """The released weights, noise included: float64, ``[d, num_outputs]``.

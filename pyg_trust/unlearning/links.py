@@ -274,6 +274,13 @@ class LinkClassifier(NodeClassifier):
         right = found[there] == edge_label.cpu()[there]
         return float(right.double().mean())
 
+    def predict_on(self, data: Data) -> Tensor:
+        """Raise an error: pairs of another graph need a model of it."""
+        raise TypeError(
+            "'predict_on' is for classifiers of nodes: fit a LinkClassifier "
+            'to the other graph'
+        )
+
     def predict(self, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
         """Predict whether pairs are linked: int64, 0 or 1; -1 if removed.
 

@@ -318,18 +318,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
                 labels that are missing or negative; masks that are empty, of
                 another size, or overlap; or fewer than two classes.
         """
-        graph = CSRGraph.from_data(data).to('cpu')
-        if graph.is_weighted:
-            raise ValueError(
-                "'data' needs to be unweighted (got an 'edge_weight')"
-            )
-        directed = check_directed(
-            self.directed, self.measure, graph.is_undirected
-        )
-        if self.features == 'push' and directed:
-            raise ValueError(
-                "'data' needs to be undirected for features='push'"
-            )
+        graph, directed = self._graph_of(data)
         found, y = read_classes(data, train_nodes, classes)
         x = self._encoded(read_features(data))
         declared = classes is not None
@@ -345,6 +334,23 @@ class NodeClassifier(NodeSolver, EditedInPlace):
             ids=NodeIds.of_data(data),
         )
         return self._begun(state)
+
+    def _graph_of(self, data: Data) -> tuple[CSRGraph, bool]:
+        # The graph, and whether edges go in one direction.
+        graph = CSRGraph.from_data(data).to('cpu')
+        if graph.is_weighted:
+            raise ValueError(
+                "'data' needs to be unweighted (got an 'edge_weight'): del "
+                'data.edge_weight, if these do not matter'
+            )
+        directed = check_directed(
+            self.directed, self.measure, graph.is_undirected
+        )
+        if self.features == 'push' and directed:
+            raise ValueError(
+                "'data' needs to be undirected for features='push'"
+            )
+        return graph, directed
 
     def _begun(self: C, state: NodeState) -> C:
         # The first release, with a new ledger.
@@ -424,6 +430,31 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         if self.head == 'squared':
             raise ValueError("'predict_proba' needs another head than squared")
         return self._probabilities(self.decision_function(nodes))
+
+    def predict_on(self, data: Data) -> Tensor:
+        """Predict the labels of all nodes of another graph.
+
+        Args:
+            data (Data): the graph, with ``x`` and ``edge_index``.
+
+        Returns:
+            Tensor: int64, ``[data.num_nodes]``.
+        """
+        return self._labels(self._margins_on(data))
+
+    @synchronized
+    def _margins_on(self, data: Data) -> Tensor:
+        model = self._fitted
+        (graph, directed), n = self._graph_of(data), int(data.num_nodes)
+        x = self._encoded(read_features(data))
+        wanted = model.data.levels.x.size(1)
+        check_tensor('data.x', x, None, (n, wanted))
+        none = torch.full((n,), -1)
+        state = NodeState(
+            self._settings, model.classes, graph, x, none, directed=directed
+        )
+        margin = state.margins(model.weight, torch.arange(n))
+        return margin.view(-1) if margin.size(1) == 1 else margin
 
     @synchronized
     def score(self, nodes: Nodes, y: Tensor) -> float:
@@ -704,7 +735,7 @@ class NodeClassifier(NodeSolver, EditedInPlace):
         if bound == 0:
             # The release was retrained: compare with a fit.
             holds = measured <= max(self._goal(data), upper - measured)
-        leftovers = (*now.data.leftovers(), *still_named(now))
+        leftovers = still_named(now)
         if model.seals.differing(data.blocks()) or not model.is_sealed:
             leftovers += ('the state is not that of the ledger',)
         return NodeVerifyReport(

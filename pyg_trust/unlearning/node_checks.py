@@ -143,11 +143,13 @@ def named(model: Model, edits: Sequence[Edit]) -> dict[str, Any]:
 def still_named(model: Model) -> tuple[str, ...]:
     """List the items that the ledger says are removed but the data contain."""
     data, gone, ids = model.data, _gone(model), model.data.ids
+    rows, graph = data.levels.x, data.graph
+    alive = graph.alive | (graph.degree > 0)
     held = {
-        'node': (gone.nodes, lambda v: bool(data.graph.alive[v])),
+        'node': (gone.nodes, lambda v: bool(alive[v] | rows[v].any())),
         'the feature row of node': (
             gone.features,
-            lambda v: bool(data.levels.x[v].any()),
+            lambda v: bool(rows[v].any()),
         ),
         'the label of node': (gone.labels, data.trains),
     }

@@ -497,61 +497,12 @@ class NodeState:
             ids,
         )
 
-    def leftovers(self) -> tuple[str, ...]:
-        """List traces of removed data, and tensors that could hold them."""
-        found = []
-        gone = (~self.graph.alive).nonzero().view(-1)
-        levels = self.levels
-        rows = {'x': levels.x}
-        arrays = self.graph.arrays()
-        if isinstance(levels, Sums):
-            count = levels.num_nodes
-            kept = arrays['sums'][:, :count]
-            rows |= {f'level {i}': t for i, t in enumerate(kept, 1)}
-        else:
-            names = 'x', 'z', 'residue', 'recv', 'send'
-            rows = {name: getattr(levels, name) for name in names}
-            arrays |= rows
-        for name, array in rows.items():
-            power = name in ('recv', 'send')
-            # A power of exponent 0 is one everywhere.
-            left = array[gone] if not power else array[gone] % 1
-            if bool(left.any()):
-                found.append(f'{name} has a row of a removed node')
-        if bool(levels.x[self.featureless].any()):
-            found.append('x has a feature row that was removed')
-        for name in ('neighbours', 'in-neighbours'):
-            if bool(torch.isin(arrays[name], gone.int()).any()):
-                found.append(f'{name} name a removed node')
-        empty = self.names < 0
-        arrays |= {'names': self.names, 'y': self.y, 'Y': self.Y}
-        if self.Z is not None:
-            arrays['Z'] = self.Z
-        for name in ('Y', 'Z'):
-            if name in arrays and bool(arrays[name][empty].any()):
-                found.append(f'{name} has a row that was dropped')
-        if self._trains_any(gone):
-            found.append('the training rows name a removed node')
-        if not self.journal.empty:
-            found.append('the way back is kept')
-        found += [
-            f'{name} is a view into a larger tensor'
-            for name, array in arrays.items()
-            if array.untyped_storage().nbytes()
-            > array.numel() * array.element_size()
-        ]
-        return tuple(found)
-
     def _labels(self, count: int) -> Tensor:
         # Look up pending names by the names of the fit.
         there = self.names >= 0
         y = torch.full((count,), -1)
         y[self.names[there]] = self.y[there]
         return y
-
-    def _trains_any(self, gone: Tensor) -> bool:
-        named = bool(torch.isin(self.names, gone).any())
-        return named or bool((self.place[gone] >= 0).any())
 
     def every(self) -> Tensor:
         """Return the arguments of :meth:`margins` for all predictions."""

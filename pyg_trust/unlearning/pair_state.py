@@ -258,18 +258,6 @@ class PairState(NodeState):
         order = there[self.names[there].argsort()]
         return self.names[order], self.Z[order]
 
-    def leftovers(self) -> tuple[str, ...]:
-        """List traces of removed data, and tensors that could hold them."""
-        found = super().leftovers()
-        if self.cuts:
-            found += ('the names of cut edges are kept',)
-        if bool(self.ends[:, self.names < 0].any()):
-            found += ('ends has a pair that was dropped',)
-        return found
-
-    def _trains_any(self, gone: Tensor) -> bool:
-        return bool(torch.isin(self.every(), gone).any())
-
     def _labels(self, count: int) -> Tensor:
         return torch.full((count,), -1)
 

@@ -149,9 +149,11 @@ def read_interactions(
                 "'edge_type' needs a HeteroData (got a tensor of interactions)"
             )
     if num_users is None or num_items is None:
+        lacking = 'num_users' if num_users is None else 'num_items'
         raise ValueError(
-            "'interactions' as a tensor need num_users and num_items: "
-            'fit(interactions, num_users, num_items)'
+            f"'{lacking}' needs to be given: a tensor of interactions needs "
+            'num_users and num_items, as fit(interactions, num_users, '
+            'num_items)'
         )
     edges = plain_index('interactions', edges)
     num_users = check_integer('num_users', num_users, 1)

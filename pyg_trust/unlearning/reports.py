@@ -7,7 +7,7 @@ from typing import Any
 from pyg_trust.report import Guarantee, Report
 from pyg_trust.report.base import Verifiable, stated
 from pyg_trust.report.charts import Chart, verified
-from pyg_trust.verify.sentences import outwards
+from pyg_trust.verify.claims import outwards
 
 SAME = (
     'rounding hides more than the budget: this release was retrained from '
@@ -84,7 +84,6 @@ class RemovalReport(Verifiable):
     def _stated(
         self,
         what: str,
-        residuals: dict[str, list[float]],
         checked: list[str],
         **values: Any,
     ) -> Guarantee:
@@ -110,7 +109,6 @@ class RemovalReport(Verifiable):
             assumptions=self.assumptions,
             data=self.data,
             origin=self.origin,
-            history=residuals,
             checked=tuple(checked),
             model=self.weights,
         )
@@ -238,13 +236,13 @@ class NodeUnlearnReport(RemovalReport):
         """State how close the release is to one without the removed items."""
         return self._stated(
             'certified removal from a node classifier',
-            *self._measured('training nodes'),
+            self._measured('training nodes'),
             request={'0': self.request},
             seeded=not self.secure,
         )
 
-    def _measured(self, rows: str) -> tuple[dict[str, list[float]], list[str]]:
-        # The history of residuals, and the checks made.
+    def _measured(self, rows: str) -> list[str]:
+        # The checks made.
         measured = (
             'the gradient residual before the noise was measured on the '
             f'{self.num_train} {rows} that remain: {self.residual:.3g}, which '
@@ -252,8 +250,7 @@ class NodeUnlearnReport(RemovalReport):
         )
         if self.bound == 0:
             measured = 'the weights were retrained from what remains alone'
-        residuals = [*(share * self.budget for share in self.history[:-1])]
-        return {'gradient residual': [*residuals, self.bound]}, [
+        return [
             f'{self.rows_touched} rows of features were computed again from '
             'the graph that remains',
             measured,
@@ -272,7 +269,7 @@ class LinkUnlearnReport(NodeUnlearnReport):
         """State how close the release is to one without the removed items."""
         return self._stated(
             'certified removal from a link classifier',
-            *self._measured('pairs'),
+            self._measured('pairs'),
             request={'0': self.request},
             seeded=not self.secure,
         )
@@ -389,11 +386,8 @@ class UnlearnReport(RemovalReport):
 
     def guarantee(self) -> Guarantee:
         """State how close the model is to one without the removed items."""
-        output = self.noise == 'output'
-        what = 'shift over noise' if output else 'gradient residual'
         return self._stated(
             'certified removal',
-            {what: list(self.history)},
             [
                 f'the gradient residual before the noise: {self.residual:.3g},'
                 f' measured on the {self.num_graphs} graphs that remain'

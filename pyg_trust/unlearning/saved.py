@@ -1,5 +1,7 @@
 """Base of the models that forget and can be saved: state and ledger."""
 
+import contextlib
+import inspect
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -38,6 +40,7 @@ class Held(Protocol):
 
 
 M = TypeVar('M', bound=Held)
+S = TypeVar('S', bound='Saved[Any]')
 
 
 class Saved(Generic[M]):
@@ -53,9 +56,31 @@ class Saved(Generic[M]):
     # Versions of saved states that can be read.
     _formats: tuple[int, ...] = (1, FORMAT)
 
+    _params: dict[str, Any]
+
+    def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
+        """Keep the arguments as they came, for :meth:`get_params`."""
+        made = super().__new__(cls)
+        with contextlib.suppress(TypeError):
+            given = inspect.signature(cls).bind_partial(*args, **kwargs)
+            given.apply_defaults()
+            made._params = dict(given.arguments)
+        return made
+
     def __init__(self) -> None:
         self._model: M | None = None
         self._lock = ObjectLock()
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the arguments of the constructor, as scikit-learn does.
+
+        ``type(model)(**model.get_params())`` is a model that is not fitted,
+        with the same arguments.
+
+        Args:
+            deep (bool): has no effect. (default: :obj:`True`)
+        """
+        return dict(self._params)
 
     @property
     def ledger(self) -> RemovalLedger:
@@ -78,8 +103,10 @@ class Saved(Generic[M]):
         }
 
     @editing
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self: S, state: dict[str, Any]) -> S:
         """Load a saved state; recompute the parts that it does not hold.
+
+        Returns the model itself.
 
         Args:
             state (dict): the :meth:`state_dict` of an object with the same
@@ -90,6 +117,7 @@ class Saved(Generic[M]):
                 or the state or its ledger does not continue the present one.
         """
         self._load(state)
+        return self
 
     @synchronized
     def save(self, path: str | Path) -> None:
@@ -112,13 +140,13 @@ class Saved(Generic[M]):
         check_instance('path', path, str, Path)
         commit.save(path, self.state_dict())
 
-    def load(self, path: str | Path) -> None:
-        """Load the state that :meth:`save` has written.
+    def load(self: S, path: str | Path) -> S:
+        """Load the state that :meth:`save` has written; return the model.
 
         Raises:
             ValueError: as :meth:`load_state_dict`.
         """
-        self.load_state_dict(files.load(path))
+        return self.load_state_dict(files.load(path))
 
     @synchronized
     def __getstate__(self) -> dict[str, Any]:

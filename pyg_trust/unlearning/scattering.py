@@ -44,7 +44,7 @@ from pyg_trust.report import fingerprint_model, provenance
 from pyg_trust.transforms import GraphEmbedding
 from pyg_trust.unlearning.certified import CertifiedClassifier, proved
 from pyg_trust.unlearning.heads import LOSSES, Objective, Residual
-from pyg_trust.unlearning.leftovers import named_leftovers, views
+from pyg_trust.unlearning.leftovers import named_leftovers
 from pyg_trust.unlearning.newton import minimize
 from pyg_trust.unlearning.reports import SAME, UnlearnReport, VerifyReport
 from pyg_trust.unlearning.rows import dense_rows, gram
@@ -542,8 +542,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
         released weights are that far from the solution as their noise should
         make them; and looks for what should be gone: cached embeddings and
         inner products that are not those of the remaining graphs, graphs that
-        are not the sealed ones, whatever the ledger lists as removed, and
-        tensors that are views into larger ones.
+        are not the sealed ones, and whatever the ledger lists as removed.
 
         Args:
             progress_bar (bool, optional): by default in terminals, after 2 s.
@@ -596,8 +595,8 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
     @editing
     def load_state_dict(
         self, state: dict[str, Any], *, progress_bar: bool | None = None
-    ) -> None:
-        """Load a saved state.
+    ) -> 'ScatteringClassifier':
+        """Load a saved state; return the model.
 
         Args:
             state (dict): the :meth:`state_dict` of a classifier with the same
@@ -609,17 +608,19 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 together, or the state does not continue the present one.
         """
         self._load(state, progress_bar)
+        return self
 
     def load(
         self, path: str | Path, *, progress_bar: bool | None = None
-    ) -> None:
-        """Load the state that :meth:`save` has written.
+    ) -> 'ScatteringClassifier':
+        """Load the state that :meth:`save` has written; return the model.
 
         Args:
             path (str or Path): the path of the file.
             progress_bar (bool, optional): by default in terminals, after 2 s.
         """
-        self.load_state_dict(files.load(path), progress_bar=progress_bar)
+        state = files.load(path)
+        return self.load_state_dict(state, progress_bar=progress_bar)
 
     def __repr__(self) -> str:
         return (
@@ -874,20 +875,7 @@ class ScatteringClassifier(CertifiedClassifier[Model]):
                 found.append(f'graph {name}')
             else:
                 found += named_leftovers(data, part, f' of graph {name}')
-        tensors: list[tuple[str, Tensor]] = [
-            ('Y', train.Y),
-            ('B', model.B),
-            ('W', model.W),
-            ('the released weights', model.released),
-            ('embeddings', train.Z),
-        ]
-        if train.K is not None:
-            tensors.append(('inner products', train.K))
-        for i, data in train.graphs.items():
-            for key, value in data.to_dict().items():
-                if isinstance(value, Tensor):
-                    tensors.append((f'{key} of graph {i}', value))
-        return (*found, *views(tensors))
+        return tuple(found)
 
 
 def _largest(one: Tensor, two: Tensor) -> float:

@@ -9,13 +9,10 @@ one that is in force (:mod:`pyg_trust.files.commit`).
 """
 
 import hashlib
-import io
 import json
 import re
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from pyg_trust import files
 from pyg_trust._checks import check_instance, check_plain, validated
@@ -23,7 +20,7 @@ from pyg_trust.files import DamagedFileError, commit
 
 MANIFEST = 'manifest.json'
 # Files that are written here, and what a killed process left of them.
-_OURS = re.compile(r'(.+-[0-9a-f]{16}\.pt|\..+\.tmp)')
+_OURS = re.compile(r'.+-[0-9a-f]{16}\.(safetensors|pt)|\..+\.tmp')
 _FORMAT = 1
 
 
@@ -77,8 +74,8 @@ class ShardStore:
         are deleted by the next :meth:`write` or :meth:`purge`.
 
         Args:
-            parts (dict): the content of each file, by name: anything that
-                ``torch.load`` takes with ``weights_only=True``.
+            parts (dict): the content of each file, by name: tensors and
+                plain values, as :func:`pyg_trust.files.save` takes them.
             plain (dict): the content of the manifest, as JSON; if it has a
                 ``'lineage'``, the state has to continue the current one.
             keep_history (bool): whether to leave the files of earlier states
@@ -122,11 +119,9 @@ class ShardStore:
     ) -> dict[str, Any]:
         entries: dict[str, dict[str, str]] = {}
         for name, value in parts.items():
-            stream = io.BytesIO()
-            torch.save(value, stream)
-            content = stream.getbuffer()
+            content = files.packed(value)
             digest = hashlib.sha256(content).hexdigest()
-            file = f'{name}-{digest[:16]}.pt'
+            file = f'{name}-{digest[:16]}.safetensors'
             entries[name] = {'file': file, 'sha256': digest}
             # A file of this name may have been cut short by a power failure,
             # or changed: keep it only if its digest is right.

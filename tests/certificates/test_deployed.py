@@ -3,14 +3,17 @@
 Each of them certified another model than the one that answers.
 """
 
+import functools
 import json
 from fractions import Fraction
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from exhaustive import random_problem, undirected_graphs
 from torch_geometric.data import Data
 
+from pyg_trust import nn as ours
 from pyg_trust.certificates import ThreatModel, certify
 from pyg_trust.certificates.deployed import Deployed
 from pyg_trust.nn import PPNP, FeaturePropagation, LabelPropagation
@@ -235,7 +238,7 @@ def test_a_hook_on_the_model_is_noticed():
     model.register_forward_hook(
         lambda *args: args[-1] + torch.tensor([5.0, 0, 0])
     )
-    with pytest.raises(ValueError, match='with no hook'):
+    with pytest.raises(ValueError, match='no hook'):
         certify(model, data, threat)
 
 
@@ -247,19 +250,92 @@ def test_a_model_with_a_way_of_its_own_is_refused():
         def forward(self, x, edge_index, edge_weight=None):
             return super().forward(x, edge_index) ** 3
 
+    class Louder(PPNP):
+        def message(self, x_j, edge_weight):
+            return 2 * edge_weight.view(-1, 1) * x_j
+
+    class Deaf(PPNP):
+        def diffuse(self, h, graph, edge_weight=None):
+            return h
+
+    def linear():
+        return torch.nn.Linear(3, 3)
+
+    hooked = PPNP(linear(), K=2)
+    hooked.register_message_forward_hook(lambda *args: None)
     for model, error, name in (
-        (Sharper(torch.nn.Linear(3, 3)), TypeError, "'forward'"),
+        (Sharper(linear()), ValueError, 'scores of node'),
+        (Louder(linear(), K=2), ValueError, "'message'.*BitFlips"),
+        (Deaf(linear()), ValueError, "'diffuse'.*BitFlips"),
+        (hooked, ValueError, "'hooks'.*BitFlips"),
         (PageRankDiffusion(), TypeError, "'model'"),
-        (torch.nn.Linear(3, 3), TypeError, "'model'"),
-        (PPNP(torch.nn.Linear(3, 3), K=2, aggr='max'), ValueError, 'aggr'),
-        (
-            PPNP(torch.nn.Linear(3, 3), flow='source_to_target'),
-            ValueError,
-            'flow',
-        ),
+        (linear(), TypeError, "'model'.*PPNP.*BitFlips"),
+        (pyg.GCN(3, 4, 2, 3), TypeError, 'GCNConv.*BitFlips'),
+        (PPNP(linear(), K=2, aggr='max'), ValueError, 'aggr'),
+        (PPNP(linear(), flow='source_to_target'), ValueError, 'flow'),
     ):
         with pytest.raises(error, match=name):
-            certify(model, data, threat)
+            certify(model.eval(), data, threat)
+
+
+class Ends(torch.nn.Module):
+    # The usual model of PyG's examples.
+    def __init__(self, layer, top=None):
+        super().__init__()
+        self.lin, self.prop, self.top = torch.nn.Linear(3, 3), layer, top
+
+    def forward(self, x, edge_index):
+        z = self.prop(self.lin(x), edge_index)
+        return z if self.top is None else self.top(z)
+
+
+class OfData(Ends):
+    def forward(self, data):
+        return super().forward(data.x, data.edge_index)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_a_model_that_ends_in_appnp_is_certified_as_it_is(seed):
+    adj, path, data = undirected_problem(seed)
+    fragile = (adj & ~path).fill_diagonal_(False)
+    graphs = undirected_graphs(adj, fragile, 2, None)
+    threat = ThreatModel(
+        data, fragile.nonzero().t(), global_budget=2, undirected=True
+    )
+    softmax = functools.partial(torch.log_softmax, dim=1)
+    torch.manual_seed(seed)
+    robust = 0
+    for model in (
+        Ends(pyg.APPNP(3, 0.3, dropout=0.5)),
+        Ends(ours.APPNP(3, 0.3), softmax),
+        OfData(pyg.APPNP(3, 0.3, add_self_loops=False)),
+    ):
+        model.eval()
+        plain = Ends(model.prop)
+        plain.lin = model.lin
+        report = certify(model, data, threat)
+        changed = check(report, predictions(plain, data, graphs))
+        assert report.broken.equal(changed)
+        robust += int(report.robust.sum())
+    assert robust > 0
+
+
+def test_what_is_no_pagerank_at_the_end_is_refused_with_a_way_out():
+    _, _, data = undirected_problem(0)
+    threat = ThreatModel(data, local_budget=1, undirected=True)
+    for layer, top, name in (
+        (pyg.APPNP(3, 0.3, aggr='mean'), None, "'aggr'"),
+        (pyg.APPNP(3, 0.3, normalize=False), None, "'normalize'"),
+        (pyg.APPNP(3, 0.3, cached=True), None, "'cached'"),
+        (ours.APPNP(3, 0.3, eps=0.1), None, "'eps'"),
+        (pyg.APPNP(3, 0.3), torch.nn.Linear(3, 3), 'on top'),
+        (pyg.SGConv(3, 3), None, 'APPNP'),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f'{name}.*BitFlips'):
+            certify(Ends(layer, top).eval(), data, threat)
+    directed = ThreatModel(data, local_budget=1)
+    with pytest.raises(ValueError, match='undirected=True'):
+        certify(Ends(pyg.APPNP(3, 0.3)).eval(), data, directed)
 
 
 def test_another_graph_than_that_of_the_threat_is_refused():
@@ -426,6 +502,18 @@ def test_the_fingerprint_is_of_everything():
     model.K = 3
     seen.add(certify(model, same, threat).fingerprint)
     assert len(seen) == 9
+
+
+def test_reports_print_one_short_line():
+    _, _, data = undirected_problem(0)
+    report = certify(model_of(0), data, ThreatModel(data, local_budget=1))
+    for made in (report, report.guarantee()):
+        text = repr(made)
+        assert len(text) < 300
+        assert '\n' not in text
+        assert text.startswith(f'{type(made).__name__}(')
+    assert f'num_robust={report.num_robust}' in repr(report)
+    assert 'tensor' not in repr(report)
 
 
 def test_options_of_another_threat_are_refused():

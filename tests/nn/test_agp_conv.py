@@ -180,7 +180,7 @@ def test_repr_and_lazy_channels():
         (
             ValueError,
             'undirected',
-            lambda: APPNP(2, 0.1)(X, EDGE_INDEX[:, 1:]),
+            lambda: APPNP(2, 0.1, eps=1e-3)(X, EDGE_INDEX[:, 1:]),
         ),
         (TypeError, "'graph'", lambda: APPNP(2, 0.1)(X, Ellipsis)),
         (ValueError, "'alpha'", lambda: APPNP(2, 1.5)),

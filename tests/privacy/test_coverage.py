@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from auditing import lied
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, global_add_pool
@@ -25,7 +26,6 @@ from pyg_trust.privacy.forgotten import node_shift
 from pyg_trust.privacy.gaussian import gaussian_epsilon, gaussian_mu_for
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import TrustReport
-from pyg_trust.report.base import stated
 
 N = 30
 
@@ -382,8 +382,7 @@ def test_what_is_checked_of_a_covered_removal(tmp_path):
     values = report.guarantee().values
     for name, value in (
         ('epsilon', report.epsilon * 0.999),
-        ('mu', report.mu * 0.99),
-        ('mu', 0.0),
+        ('shift', report.shift * 0.99),
         ('units', 0),
         ('budget', report.budget * 1.01),
         ('target_epsilon', 0.9),
@@ -395,12 +394,17 @@ def test_what_is_checked_of_a_covered_removal(tmp_path):
         ('ledger_head', '0' * 64),
         ('request', {'0': {'nodes': [4]}}),
     ):
-        told = stated(
-            'removal covered by privacy',
-            {**values, name: value},
-            data=report.data,
-            origin=report.provenance,
-        )
+        try:
+            told = lied(
+                'removal covered by privacy',
+                {**values, name: value},
+                data=report.data,
+                origin=report.provenance,
+            )
+        except ValueError as error:
+            if name not in str(error):
+                raise
+            continue
         TrustReport((told,)).save(path)
         statuses = [f.status for f in check_report(path, ledger=lines)]
         assert 'FAILS' in statuses, (name, value)
@@ -431,7 +435,7 @@ def proved(relation, path):
 def found(path, report, values=(), data='proof.npz'):
     """The statuses and texts of a check, of a report with other fields."""
     told = report.guarantee()
-    told = stated(
+    told = lied(
         told.procedure,
         {**told.values, **dict(values)},
         data=report.data,

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from pyg_trust.removal import NotThere, RemovalRequest
 from pyg_trust.report import TrustReport
 from pyg_trust.unlearning import (
     NodeClassifier,
+    Recommender,
     certified,
     node,
     node_solving,
@@ -1083,31 +1085,22 @@ def test_no_tensor_and_no_file_holds_what_was_removed(tmp_path, monkeypatch):
     assert tuple(wanted.shape) not in shapes
 
 
-@pytest.mark.parametrize(
-    ('where', 'what'),
-    [
-        (lambda s, v: s.levels.x.__setitem__(v, 1.0), 'x has a row'),
-        (lambda s, v: s.levels._state[9][0].__setitem__(v, 1), 'level 1'),
-        (lambda s, v: s.graph.leaving.col.__setitem__(0, v), 'name a'),
-        (lambda s, v: s.names.__setitem__(0, v), 'training rows name'),
-        (lambda s, v: s.Z.__setitem__(s.names < 0, 1.0), 'Z has a row'),
-        (lambda s, v: s.graph.alive.__setitem__(v, True), f'node {4}'),
-        (lambda s, v: s.journal.rows(s.Z, s.names[:0]), 'the way back'),
-        (
-            lambda s, v: setattr(s, 'Z', torch.cat([s.Z, s.Z])[: len(s.Z)]),
-            'Z is a view',
-        ),
-    ],
-)
-def test_leftovers_are_found_where_they_are_planted(where, what):
+@pytest.mark.parametrize('where', ['a row of features', 'a node', 'a label'])
+def test_what_was_planted_again_is_found(where):
     data = blocks()
     data.train_mask[4], data.test_mask[4] = True, False
     model = make(data)
     model.remove(RemovalRequest(nodes=[4]))
-    assert model._model.data.leftovers() == ()
-    where(model._model.data, 4)
-    found = (*model._model.data.leftovers(), *still_named(model._model))
-    assert any(what in text for text in found), found
+    assert model.verify().ok
+    held = model._model.data
+    if where == 'a row of features':
+        held.levels.x[4] = 1.0
+    elif where == 'a node':
+        held.graph.alive[4] = True
+        assert 'node 4' in still_named(model._model)
+    else:
+        held.y[0] = 1 - held.y[0]
+    assert not model.verify().ok
 
 
 def test_the_other_direction_of_a_removed_edge_is_a_leftover():
@@ -1326,3 +1319,42 @@ def test_labels_and_masks_come_as_in_data_sets():
     made = NodeClassifier('sgc', lam=0.02, seed=0)
     made.fit(data, data.train_mask[:, 0])
     assert torch.equal(made.weight, plain.weight)
+
+
+def test_models_have_the_surface_of_scikit_learn(tmp_path):
+    for model in (
+        make(),
+        Recommender().fit(torch.tensor([[0, 1], [1, 0]]), 2, 2),
+    ):
+        model.save(tmp_path / type(model).__name__)
+        for copied in (model, pickle.loads(pickle.dumps(model))):
+            params = copied.get_params()
+            fresh = type(model)(**params)
+            assert fresh.get_params() == params
+            assert fresh.load(tmp_path / type(model).__name__) is fresh
+            assert fresh.verify().ok
+    assert make().classes_.tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match='unexpected keyword'):
+        NodeClassifier(level=2)
+
+
+@pytest.mark.parametrize('features', ['exact', 'push'])
+def test_another_graph_is_predicted_as_by_a_fit(features):
+    given = {'features': features, 'alpha': 0.2}
+    given |= {'theta': 1e-4} if features == 'push' else {'levels': 3}
+    model = make(measure='appnp', **given)
+    same_one = model.predict()
+    model.remove(nodes=[3])
+    assert torch.equal(make(measure='appnp', **given).predict(), same_one)
+    other = blocks(n=60)
+    margin = model._margins_on(other)
+    if features == 'exact':
+        Z = propagate(CSRGraph.from_data(other), other.x, model.measure)
+        torch.testing.assert_close(margin, Z @ model.weight)
+    labels = model.classes_[margin.argmax(1)]
+    assert torch.equal(model.predict_on(other), labels)
+    other.edge_weight = torch.rand(other.num_edges)
+    with pytest.raises(ValueError, match='unweighted'):
+        model.predict_on(other)
+    with pytest.raises(ValueError, match=r"'data\.x'"):
+        model.predict_on(Data(x=other.x[:, :2], edge_index=other.edge_index))

@@ -13,6 +13,7 @@ from heads import gradient
 from torch_geometric.data import Data
 
 from pyg_trust import rng
+from pyg_trust.files import load
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.transforms import GraphScattering
 from pyg_trust.unlearning import ScatteringClassifier
@@ -316,7 +317,7 @@ def test_a_removed_node_can_not_be_guessed_from_the_file(tmp_path):
     model = make().fit(graphs)
     model.remove(RemovalRequest(nodes={target: [0]}))
     model.save(tmp_path / 'state.pt')
-    state = torch.load(tmp_path / 'state.pt', weights_only=True)
+    state = load(tmp_path / 'state.pt')
     left = state['graphs'][target]
     pairs = [(u, v) for u, v in (left['edge_index'] + 1).t().tolist() if u > v]
     answers = {}

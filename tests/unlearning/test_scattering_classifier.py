@@ -11,6 +11,7 @@ from heads import gradient
 from states import same
 from torch_geometric.data import Data, HeteroData
 
+from pyg_trust.files import load
 from pyg_trust.ledger import BudgetExceededError, coarse
 from pyg_trust.noise import SEEDED
 from pyg_trust.removal import RemovalRequest
@@ -661,14 +662,6 @@ def test_verify_finds_what_is_left_over():
     # A removed graph that is still stored.
     model._model = replaced(good, graphs={**now, 4: was[4]})
     assert 'graph 4' in model._leftovers()
-    # Features that are a view into those before the removal.
-    kept = copy.copy(now[3])
-    whole = torch.cat([was[3].x[:1], kept.x])
-    kept.x = whole[1:]
-    model._model = replaced(good, graphs={**now, 3: kept})
-    check = model.verify()
-    assert not check.ok
-    assert check.leftovers == ('x of graph 3 is a view into a larger tensor',)
     model._model = good
     assert model.verify().ok
 
@@ -697,7 +690,7 @@ def test_state_survives_a_round_trip(max_degree, tmp_path):
     model = make(graphs, max_degree)
     model.remove(RemovalRequest(nodes={0: [1]}))
     model.save(tmp_path / 'state.pt')
-    state = torch.load(tmp_path / 'state.pt', weights_only=True)
+    state = load(tmp_path / 'state.pt')
     other = type(model)(GraphScattering(**SCATTERING, max_degree=max_degree))
     other.load(tmp_path / 'state.pt')
     assert same(other.state_dict(), model.state_dict())

@@ -232,4 +232,10 @@ def test_what_the_right_release_reports_holds(tmp_path):
 @pytest.mark.parametrize('name', sorted(RELEASES))
 def test_what_a_faulty_release_reports_is_refused(tmp_path, name):
     with planted(*RELEASES[name]):
-        assert FAILS in released(tmp_path, name)
+        try:
+            found = released(tmp_path, name)
+        except ValueError as error:
+            if 'the report contradicts itself' not in str(error):
+                raise
+            return
+        assert FAILS in found

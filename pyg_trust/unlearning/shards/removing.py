@@ -27,7 +27,7 @@ from pyg_trust.unlearning.shards.slices import touched_slices
 from pyg_trust.unlearning.shards.state import State, hash_of_shards
 from pyg_trust.unlearning.shards.updating import Change, played
 from pyg_trust.update import Update
-from pyg_trust.verify.sentences import FROM_SYSTEM
+from pyg_trust.verify.claims_removal import FROM_SYSTEM
 
 
 class Removing(Building):

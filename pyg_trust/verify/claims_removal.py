@@ -1,0 +1,333 @@
+"""Claims of removal: how close a model is to one without what was removed."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from .accounting import HOLDS, judge_mu
+from .claims import outwards
+from .claims_privacy import pair
+from .declare import (
+    AMOUNT,
+    COUNT,
+    DELTA,
+    FLAG,
+    NATURAL,
+    OBJECT,
+    POSITIVE,
+    TEXT,
+    Claim,
+    Words,
+    alike,
+    derived,
+    given,
+    maybe,
+    named,
+    one_of,
+    several,
+)
+
+#: Relations whose releases cover removals.
+RELATIONS = ('edge', 'node', 'node_incident', 'feature')
+AFTERWARDS = (
+    'settings that were chosen with what was removed',
+    'releases of copies and forks of the classifier, and of others that went '
+    'on from the same state: each counts its own alone',
+    'a later fit, or a state that somebody puts back from a copy, with what '
+    'was removed in it',
+    'the pair of a release before and one after: their difference shows what '
+    'was removed',
+    'what earlier releases, predictions, logs, saved states and backups '
+    'revealed',
+    'reports, ledgers, residuals and the time that a removal takes, which are '
+    'functions of what was removed: keep them private',
+)
+_KEPT = (
+    'the files of earlier states, which hold what was removed and are kept in '
+    'the folder (keep_history=True) until purge()',
+)
+_OUTPUT = (
+    'the reference is exact retraining on the data that remain, with the same '
+    'settings, released with the same noise',
+    'the weights before the noise stay secret, as does the noise, and that of '
+    'every release is fresh',
+)
+BLANKS = (
+    'it is for people who did not decide by looking at this release; for '
+    'others it bounds what is learnt about them, not how the model differs '
+    'from one that was trained without them',
+    'the reference has the same ids, masks, steps, noise, and blank records',
+)
+OBJECTIVE: tuple[str, ...] = (
+    'assumes Theorem 3 of Guo et al. (2020), which does not hold in general: '
+    'one removed point can cost 690 times the promised delta',
+    'the noise b stays secret, and requests do not depend on a released model',
+    'the certificate covers this release, not several together',
+)
+FROM_SYSTEM = 'keys come from the operating system'
+
+
+class _Removal(Claim):
+    kind = 'removal'
+    request = given('ids of what was removed, by graph', named(OBJECT))
+    ledger_head = given('SHA-256 of the ledger', maybe(TEXT), None)
+
+
+class _Certified(_Removal):
+    epsilon = given('nats, of this release')
+    epsilon_transcript = given(
+        'nats, of all releases since the fit',
+        {'anyOf': [AMOUNT, one_of('inf')]},
+    )
+    delta = given('a probability', DELTA)
+    target_epsilon = given('nats, what may be spent')
+    seeded = given('whether anything secret comes from a seed', FLAG)
+    noise = given(
+        'on the output or the objective', one_of('output', 'objective')
+    )
+    residual = given('norm of the gradient, as measured')
+    bound = given('what counts as spent')
+    budget = given('what the bound may be')
+    release_std = given('deviation of the noise on a weight')
+    lam = given('weight of the penalty', POSITIVE)
+    history = given('what every release spent', several(AMOUNT, 1))
+    residual_checked = given('by what the residual was checked', TEXT)
+
+    #: The unit of bound and budget.
+    what = 'gradient residual'
+
+    def paid(self) -> list[float]:
+        """Return what every release spent, in the unit of the budget."""
+        return list(self.history)
+
+    def measurable(self) -> float:
+        """Return the largest residual that the bound allows."""
+        raise NotImplementedError
+
+    def wrong(self) -> Iterator[str]:
+        """Describe given fields that contradict each other."""
+        if self.noise != 'output':
+            return
+        if not self.release_std > 0:
+            yield 'release_std: without noise nothing is hidden'
+            return
+        most = self.measurable()
+        if self.residual > most * (1 + 1e-9):
+            yield f'residual: {self.residual:.6g} is more than {most:.6g}'
+        if self.paid()[-1] * (1 + 1e-9) < self.bound:
+            yield 'history: its last release is less than the bound'
+
+    def released(self, releases: str) -> Words:
+        """Make the sentences of a release with noise."""
+        why, more = OBJECTIVE, 'if Theorem 3 of Guo et al. holds here, which '
+        more += 'it does not in general'
+        if self.noise == 'output':
+            why, more = _OUTPUT, f'and all {releases} since the fit together '
+            more += pair(self.epsilon_transcript, self.delta)
+        return Words(
+            f'the released weights are {pair(self.epsilon, self.delta)}-'
+            'indistinguishable from those of exact retraining without what '
+            f'was removed, {more}',
+            (*why, f'how the residual was checked: {self.residual_checked}'),
+            AFTERWARDS,
+            {self.what: self.bound},
+            {self.what: self.budget},
+            {self.what: [*self.paid()[:-1], self.bound]},
+        )
+
+
+class NodeRemoval(_Certified):
+    """Claim of a removal from a node classifier: a gradient is bounded."""
+
+    procedure = 'certified removal from a node classifier'
+    num_train = given('count, of the training rows that remain', NATURAL)
+    setting = given('SHA-256 of propagation, head, penalty and noise', TEXT)
+    distance_bound = derived(
+        'of the weights to exact retraining; null if it is not known',
+        lambda c: (
+            None if c.noise == 'objective' else c.bound / (c.lam * c.num_train)
+        ),
+        maybe(AMOUNT),
+    )
+
+    def paid(self) -> list[float]:
+        """Return what every release spent: shares of the budget."""
+        return [share * self.budget for share in self.history]
+
+    def measurable(self) -> float:
+        """Return the largest residual that the bound allows."""
+        return float(self.bound)
+
+    def says(self) -> Words:
+        """Make the sentences."""
+        made = self.released('releases')
+        copies = 'copies of what was removed in other nodes'
+        return replace(made, not_covered=(*made.not_covered, copies))
+
+
+class LinkRemoval(NodeRemoval):
+    """Claim of a removal from a link classifier, whose rows are pairs."""
+
+    procedure = 'certified removal from a link classifier'
+
+
+class GraphRemoval(_Certified):
+    """Claim of a removal of graphs: a shift over noise is bounded."""
+
+    procedure = 'certified removal'
+    num_graphs = given('count, of the training graphs that remain', NATURAL)
+    releases = derived(
+        'count, since the fit', lambda c: len(c.history), NATURAL
+    )
+    distance_bound = derived(
+        'of the weights to exact retraining; null if it is not known',
+        lambda c: None if c.noise == 'objective' else c.bound * c.release_std,
+        maybe(AMOUNT),
+    )
+
+    @property
+    def what(self) -> str:  # type: ignore[override]
+        """The unit of bound and budget."""
+        output = self.noise == 'output'
+        return 'shift over noise' if output else 'gradient residual'
+
+    def measurable(self) -> float:
+        """Return the largest residual that the bound allows."""
+        scale = self.release_std * self.lam * self.num_graphs
+        return float(self.bound * scale)
+
+    def says(self) -> Words:
+        """Make the sentences."""
+        return self.released(f'{self.releases} releases')
+
+
+#: The classifiers whose rows are nodes, or pairs of these.
+ROWS = (NodeRemoval.procedure, LinkRemoval.procedure)
+
+
+class ShardRemoval(_Removal):
+    """Claim of a removal by training shards again."""
+
+    procedure = 'exact removal by shards'
+    secrets = given('where the keys of hashes come from', TEXT)
+    stages = given(
+        'by shard, the first stage that was trained again',
+        named(COUNT, '^(0|[1-9][0-9]*)$'),
+    )
+    shards = derived(
+        'numbers of those that were trained again',
+        lambda c: sorted(map(int, c.stages)),
+        several(COUNT),
+    )
+    exact = given('whether the partition is that of what remains, too', FLAG)
+    exactness = given('what exact means for this partition', TEXT)
+    keeps_history = given('whether files of earlier states are kept', FLAG)
+
+    def says(self) -> Words:
+        """Make the sentences."""
+        return Words(
+            f'{self.secrets}; '
+            * (self.secrets != FROM_SYSTEM)
+            + 'models and aggregator equal, bit for bit, those trained from '
+            'scratch without what was removed'
+            + ('' if self.exact else ', but for the partition')
+            + f': {self.exactness}',
+            (
+                'requests do not depend on a released model',
+                'labels, features and edges of what remains were not made '
+                'from what was removed',
+                'the model factory gives the same model for the same state of '
+                "torch's default generator",
+                'bits are those of one machine and one version of torch',
+            ),
+            (
+                'what earlier releases of the model have revealed',
+                'the ids of what was removed, which stay in ledger and '
+                'reports',
+                'copies, backups and snapshots of the state, a later fit, or '
+                'a state that somebody puts back from a copy',
+                *_KEPT[: self.keeps_history],
+            ),
+        )
+
+
+class CountRemoval(_Removal):
+    """Claim of a removal from the counts of a recommender."""
+
+    procedure = 'exact removal from a recommender'
+    num_interactions = given('count, of those that remain', COUNT)
+    column_distance = given(
+        'of weights to exact ones; null of counts', maybe(AMOUNT)
+    )
+    residual_bound = given('by which it is bounded', maybe(AMOUNT), None)
+
+    def wrong(self) -> Iterator[str]:
+        """Describe given fields that contradict each other."""
+        far, rest = self.column_distance, self.residual_bound
+        if far is None and rest is not None:
+            yield 'residual_bound: counts have none'
+        # Diagonal entries of the inverse are at most 1 / lam.
+        elif far is not None and (rest or 0) > far:
+            yield f'column_distance: {far:.6g} is stated, of {rest:.6g}'
+
+    def says(self) -> Words:
+        """Make the sentences."""
+        made = 'counts', 'have the bits of counting anew'
+        if self.column_distance is not None:
+            near = f'within {outwards(self.column_distance, 3)} of the exact'
+            made = 'closed-form weights', f'are, by column, {near} ones'
+        return Words(
+            f'the {made[0]} of {self.num_interactions:,} interactions that '
+            f'remain {made[1]}, without what was removed',
+            ('what remains was not made from what was removed',),
+            (AFTERWARDS[0], *AFTERWARDS[2:5]),
+        )
+
+
+def _mu(c: Any) -> float:
+    return math.hypot(c.units * c.mu_units, c.shift * c.mu_shift)
+
+
+class CoveredRemoval(_Removal):
+    """Claim of a removal that the noise of a release covers."""
+
+    procedure = 'removal covered by privacy'
+    relation = given('which data are neighbours', one_of(*RELATIONS))
+    units = given('count, of what was removed since the release', NATURAL)
+    shift = given('how far the removals move the sums')
+    mu_units = given('sensitivity over noise, of a unit')
+    mu_shift = given('sensitivity over noise, of a shift of 1')
+    mu = derived('sensitivity over noise, of all of it', _mu, POSITIVE)
+    budget = given('mu that it may have', POSITIVE)
+    epsilon = given('nats')
+    delta = given('a probability', DELTA)
+    target_epsilon = given('nats, what may be spent')
+    seeded = given('whether anything secret comes from a seed', one_of(False))
+    history = given('mu after every line of the ledger', several(AMOUNT, 2))
+    before = given('the seal of the lists before the removal', TEXT, '')
+    form = given('withdraw, replace or either', TEXT)
+    directed = given('whether edges are arcs', FLAG)
+    max_degree = given('edges of a node, at most', maybe(NATURAL), None)
+
+    def wrong(self) -> Iterator[str]:
+        """Describe given fields that contradict each other."""
+        if not alike([self.history[0], self.history[-1]], [0.0, self.mu]):
+            yield 'history: it goes from nothing to mu'
+        more = (Fraction(self.budget) * (1 + Fraction(1, 2**20))) ** 2
+        if judge_mu(more, self.target_epsilon, self.delta) == HOLDS:
+            yield 'budget: target_epsilon allows more'
+
+    def says(self) -> Words:
+        """Make the sentences."""
+        return Words(
+            f'what was released under {self.relation!r} is '
+            f'{pair(self.epsilon, self.delta)}-indistinguishable from the '
+            f'same release of data without the {self.units} units that were '
+            'removed since',
+            BLANKS,
+            (*AFTERWARDS[4:], 'other releases: each covers its own'),
+            {'mu': self.mu},
+            {'mu': self.budget},
+        )

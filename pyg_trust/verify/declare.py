@@ -1,0 +1,338 @@
+r"""Declarations of claims: every field once, and all else follows from it.
+
+A *claim* is what a procedure states about one run: numbers with their units,
+settings and a sentence. Its class declares each field once, as *given* (the
+run states it) or as *derived* (a function of other fields), with a JSON type
+and what it means. From the declaration follow
+
+* the constructor: it takes the given fields by name, refuses missing ones and
+  those of another type, and computes the derived fields;
+* the JSON schema of a report;
+* the check: a report that states another value for a derived field, or fields
+  that contradict a rule of the claim, is refused.
+
+Fields are data (numbers, texts, lists and dictionaries), never the ``repr`` of
+an object. People read sentences, which :meth:`Claim.words` makes of the fields
+alone. Nothing here proves a number: that is what the other files of this
+folder are for. That a given field is true is stated by the report alone.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from typing import Any, ClassVar, NamedTuple
+
+from .claims import finite
+
+SEEDED = (
+    'not private and not certified: the noise comes from an explicit seed, '
+    'and whoever knows or guesses the seed can subtract it'
+)
+SEEDED_COPIES = (
+    'not certified: seeded (the noisy copies come from an explicit seed, and '
+    'whoever knows or guesses the seed can choose a model that they flatter)'
+)
+
+Form = dict[str, Any]
+# The largest number of a field: none is infinite.
+HUGE = 2.0**1000
+FLAG: Form = {'type': 'boolean'}
+TEXT: Form = {'type': 'string'}
+OBJECT: Form = {'type': 'object'}
+COUNT: Form = {'type': 'integer', 'minimum': 0}
+NATURAL: Form = {'type': 'integer', 'minimum': 1}
+AMOUNT: Form = {'type': 'number', 'minimum': 0}
+POSITIVE: Form = {'type': 'number', 'exclusiveMinimum': 0}
+SHARE: Form = {'type': 'number', 'exclusiveMinimum': 0, 'maximum': 1}
+DELTA: Form = {'type': 'number', 'minimum': 0, 'exclusiveMaximum': 1}
+
+
+def maybe(form: Form) -> Form:
+    """Return the type of values that may also be missing (null)."""
+    return {'anyOf': [form, {'type': 'null'}]}
+
+
+def several(form: Form, least: int = 0, most: int | None = None) -> Form:
+    """Return the type of lists of so many values."""
+    made = {'type': 'array', 'items': form, 'minItems': least}
+    return made if most is None else {**made, 'maxItems': most}
+
+
+def row(*forms: Form) -> Form:
+    """Return the type of lists with one value of each type, in this order."""
+    size = len(forms)
+    made = {'type': 'array', 'prefixItems': list(forms)}
+    return {**made, 'minItems': size, 'maxItems': size}
+
+
+def named(form: Form, pattern: str = '') -> Form:
+    """Return the type of dictionaries with values of a type."""
+    made: Form = {'type': 'object', 'additionalProperties': form}
+    return {**made, 'propertyNames': {'pattern': pattern}} if pattern else made
+
+
+def one_of(*values: Any) -> Form:
+    """Return the type of these values alone."""
+    return {'enum': list(values)}
+
+
+def misfit(value: Any, form: Form, at: str = '') -> str | None:
+    """Find what does not fit, by the keywords of JSON schema used here.
+
+    Args:
+        value (Any): plain data.
+        form (dict): the JSON schema.
+        at (str): the name of the value. (default: :obj:`''`)
+
+    Returns:
+        str or None: the name of the first part that does not fit.
+    """
+    parts: list[tuple[Any, Form, str]] = []
+    if 'anyOf' in form:
+        fits = None in (misfit(value, each) for each in form['anyOf'])
+    elif 'enum' in form:
+        fits = any(
+            type(value) is type(each) and value == each
+            for each in form['enum']
+        )
+    elif (kind := form['type']) in ('integer', 'number'):
+        numbers = (int,) if kind == 'integer' else (int, float)
+        fits = type(value) in numbers and (
+            form.get('minimum', -HUGE) <= value <= form.get('maximum', HUGE)
+            and form.get('exclusiveMinimum', -math.inf) < value
+            and value < form.get('exclusiveMaximum', math.inf)
+        )
+    elif kind == 'array':
+        least, most = form.get('minItems', 0), form.get('maxItems', math.inf)
+        fits = isinstance(value, list) and least <= len(value) <= most
+        forms = form.get('prefixItems') or repeat(form.get('items'))
+        if fits:
+            parts = [
+                (item, each, f'{at}[{i}]')
+                for i, (item, each) in enumerate(
+                    zip(value, forms, strict=False)
+                )
+            ]
+    elif kind == 'object':
+        known = form.get('properties', {})
+        rest = form.get('additionalProperties', {'anyOf': []})
+        sign = re.compile(form.get('propertyNames', {}).get('pattern', ''))
+        if not isinstance(value, dict):
+            return at
+        odd = set(form.get('required', ())) - value.keys()
+        odd |= {name for name in value if not sign.search(str(name))}
+        if rest is False:
+            odd |= value.keys() - known.keys()
+        if odd:
+            return f'{at}.{min(odd)}'.lstrip('.')
+        fits = True
+        if fits and (known or 'additionalProperties' in form):
+            parts = [
+                (item, known.get(name, rest), f'{at}.{name}'.lstrip('.'))
+                for name, item in value.items()
+                if name in known or 'additionalProperties' in form
+            ]
+    else:
+        types = {'boolean': bool, 'string': str, 'null': type(None)}[kind]
+        fits = isinstance(value, types)
+        if fits and 'pattern' in form:
+            fits = re.search(form['pattern'], value) is not None
+    if not fits:
+        return at
+    found = (misfit(*part) for part in parts)
+    return next((each for each in found if each is not None), None)
+
+
+def alike(one: Any, two: Any) -> bool:
+    """Compare plain values; numbers up to the rounding of a few doubles."""
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(alike, one, two))
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(
+            alike(one[name], two[name]) for name in one
+        )
+    if type(one) is float and type(two) is float:
+        return math.isclose(one, two, rel_tol=1e-9, abs_tol=1e-300)
+    if isinstance(one, bool) or isinstance(two, bool):
+        return one is two
+    return bool(one == two)
+
+
+class Field(NamedTuple):
+    """Declaration of one field of a claim.
+
+    Args:
+        about (str): what it is, with its unit.
+        form (dict): its type, as JSON schema.
+        made (Callable, optional): for a derived field, the function of the
+            claim that computes it. (default: :obj:`None`)
+        default (Any): the value if none is given; by default one has to be.
+    """
+
+    about: str
+    form: Form
+    made: Callable[[Any], Any] | None = None
+    default: Any = ...
+
+
+def given(about: str, form: Form = AMOUNT, default: Any = ...) -> Any:
+    """Declare a field that the run states; an amount by default."""
+    return Field(about, form, None, default)
+
+
+def derived(
+    about: str, made: Callable[[Any], Any], form: Form = AMOUNT
+) -> Any:
+    """Declare a field that follows from others; an amount by default."""
+    return Field(about, form, made)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The sentences of a claim, its budgets, and what was spent over time."""
+
+    promise: str
+    assumptions: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    spent: dict[str, float] = field(default_factory=dict)
+    budget: dict[str, float] = field(default_factory=dict)
+    history: dict[str, list[float]] = field(default_factory=dict)
+
+
+class Claim:
+    """Base of all claims.
+
+    A subclass declares its ``procedure``, its ``kind``, its fields and
+    :meth:`says`.
+
+    Args:
+        values (dict): the fields by name, as plain data. Values of derived
+            fields are ignored: they are computed.
+
+    Raises:
+        ValueError: if a given field is missing or of another type.
+    """
+
+    #: The claims by the name of their procedure.
+    kinds: ClassVar[dict[str, type['Claim']]] = {}
+    procedure: ClassVar[str]
+    kind: ClassVar[str]
+    declared: ClassVar[dict[str, Field]]
+
+    notes = given('further conditions of this run', several(TEXT), [])
+    limits = given('what this run does not cover as well', several(TEXT), [])
+    vouched = given('who states it, if not this package', TEXT, '')
+
+    def __init_subclass__(cls) -> None:
+        cls.declared = {
+            name: each
+            for base in reversed(cls.__mro__)
+            for name, each in vars(base).items()
+            if isinstance(each, Field)
+        }
+        if hasattr(cls, 'procedure'):
+            Claim.kinds[cls.procedure] = cls
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        for name, each in self.declared.items():
+            if each.made is not None:
+                continue
+            value = values.get(name, each.default)
+            if value is ...:
+                raise ValueError(
+                    f'the field {name!r} ({each.about}) is missing'
+                )
+            if (at := misfit(value, each.form, name)) is not None:
+                raise ValueError(
+                    f'{at!r} ({each.about}) needs to fit {each.form} (got '
+                    f'{_short(value)})'
+                )
+            setattr(self, name, value)
+        for name, each in self.declared.items():
+            if each.made is not None:
+                setattr(self, name, finite(each.made(self)))
+
+    def says(self) -> Words:
+        """Make the sentences of this kind of claim."""
+        raise NotImplementedError
+
+    def wrong(self) -> Iterator[str]:
+        """Describe given fields that contradict each other."""
+        yield from ()
+
+    def contradictions(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Describe every field that contradicts others.
+
+        Args:
+            values (dict): the fields that are stated, derived ones included.
+        """
+        for name in values.keys() - self.declared.keys():
+            yield f'{name} is no field of {self.procedure}'
+        for name, each in self.declared.items():
+            if each.made is None:
+                continue
+            made = getattr(self, name)
+            if misfit(made, each.form) is not None:
+                yield f'{name}: other fields make {_short(made)}: none'
+            elif name not in values:
+                yield f'{name} ({each.about}) is missing'
+            elif (
+                not alike(values[name], made)
+                or misfit(values[name], each.form) is not None
+            ):
+                yield (
+                    f'{name}: {_short(values[name])} is stated, and '
+                    f'{_short(made)} follows from the other fields'
+                )
+        if not self.vouched:
+            yield from self.wrong()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, as a report in JSON has them."""
+        return {name: getattr(self, name) for name in self.declared}
+
+    def words(self) -> Words:
+        """Make the sentences, with those that every kind of claim has."""
+        made = self.says()
+        assumed, promise = [*made.assumptions, *self.notes], made.promise
+        if self.vouched and self.kind == 'privacy':
+            promise += f', as says {self.vouched}'
+        elif self.vouched:
+            promise = f'as says {self.vouched}: {promise}'
+            assumed.append(f'NOT CHECKED: {self.vouched}')
+        if getattr(self, 'seeded', False) and self.kind == 'robustness':
+            promise = f'{SEEDED_COPIES}; with secret copies, {promise}'
+        elif getattr(self, 'seeded', False):
+            promise = f'{SEEDED}; with secret noise, {promise}'
+            assumed.insert(0, SEEDED)
+        limits = (*made.not_covered, *self.limits)
+        return replace(
+            made,
+            promise=promise,
+            assumptions=tuple(dict.fromkeys(assumed)),
+            not_covered=tuple(dict.fromkeys(limits)),
+        )
+
+    @classmethod
+    def schema(cls) -> Form:
+        """Return the JSON schema of the fields."""
+        return {
+            'type': 'object',
+            'additionalProperties': False,
+            'required': list(cls.declared),
+            'properties': {
+                name: {
+                    'description': each.about
+                    + '; follows from the other fields' * bool(each.made),
+                    **each.form,
+                }
+                for name, each in cls.declared.items()
+            },
+        }
+
+
+def _short(value: Any) -> str:
+    text = f'{value:.6g}' if isinstance(value, float) else repr(value)
+    return text if len(text) < 80 else f'{text[:70]} ...'
