@@ -1,5 +1,6 @@
 """Bad inputs of private training and unlearning."""
 
+import math
 from pathlib import Path
 from typing import Any
 

@@ -743,7 +743,6 @@ def test_no_row_breaks_the_weights(private, value, kind):
         ({'target_epsilon': 0.0, 'target_delta': 1e-3}, 'target_epsilon'),
         ({'target_epsilon': 1.0, 'target_delta': 0.0}, 'delta'),
         ({'target_epsilon': 1.0, 'target_delta': 1.0}, 'delta'),
-        ({'method': 'hooks'}, 'method'),
         ({'forward': lambda model, batch: 1}, 'call the model once'),
         ({'engine': {'accountant': 'gdp'}}, 'accountant'),
         ({'engine': {'ledger_head': 'a'}}, "needs a 'ledger'"),
