@@ -47,8 +47,8 @@ from pyg_trust.check import (
 from pyg_trust.check.__main__ import main
 from pyg_trust.check.answers import read_report
 from pyg_trust.ledger import PrivacyLedger
-from pyg_trust.privacy.accounting import poisson_epsilon
 from pyg_trust.privacy.gaussian import gaussian_epsilon
+from pyg_trust.privacy.poisson import poisson_epsilon
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.report import (
     Guarantee,

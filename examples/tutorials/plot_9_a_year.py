@@ -69,8 +69,9 @@ model.update(RemovalRequest(edges=known[:, 1::2]))
 # %%
 # A year
 # ------
-# The desk works through the requests once a week. It writes its own number
-# into the model's ledger, and erases the names when a request is complete. A
+# The desk works through the requests once a week. The model's ledger has a
+# reference of each of them, and the desk erases the ids of nodes when a
+# request is complete. ``python -m pyg_trust erasure run`` does the same. A
 # private model is registered in the same way where it removes by a reference;
 # any other is a recipient, whose owner says when it is done.
 folder = Path(tempfile.mkdtemp())

@@ -13,6 +13,7 @@ import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -151,6 +152,10 @@ class Report:
     def to_json(self) -> str:
         """Convert to JSON, with infinity and NaN as strings."""
         return json.dumps(finite(self.to_dict()), indent=2, allow_nan=False)
+
+    def _repr_html_(self) -> str:
+        # A notebook shows the fields as they are printed.
+        return f'<pre>{escape(str(self))}</pre>'
 
     def __str__(self) -> str:
         rows = [

@@ -1,57 +1,42 @@
 """Trust reports as pages for people, in HTML and in Markdown.
 
 The HTML needs nothing beside itself: no script, no font, no network. Every
-text of a guarantee is escaped.
+text of a guarantee is escaped, numbers have four digits, and no sentence of a
+list stands on the page twice.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from html import escape as escape_markup
 from typing import Any
 
 from pyg_trust.noise import SEEDED
 from pyg_trust.registries import UNCHECKED
-from pyg_trust.report.base import Guarantee, plain, short
-from pyg_trust.verify.claims import visible
+from pyg_trust.report.base import Guarantee, plain
+from pyg_trust.verify.claims import outwards, visible
 
-# By kind of promise: the reader it is for, and what it says, in two sentences.
+# By kind of promise: whom it is for, and what it says.
 _FOR = {
-    'privacy': (
-        'This is a promise to every person whose record is in the data.',
-        'The stated numbers bound how much of what depends on that one '
-        'record can be learnt from what was released.',
-    ),
-    'removal': (
-        'This is a promise to everybody who asked to be forgotten.',
-        'The text and the numbers say how close what is in use now is to what '
-        'would be in use if their data had not been there.',
-    ),
-    'robustness': (
-        'This is a promise to everybody whose prediction is counted as '
-        'staying.',
-        'Changes of the input within the stated limits do not change it.',
-    ),
-    'accuracy': (
-        'This is a promise to whoever uses the numbers.',
-        'The stated number bounds the error, or its standard deviation where '
-        'it says so.',
-    ),
-    'measurement': (
-        'This is a measurement, and no promise to anybody.',
-        'It says what tests have found. What they did not look for, they can '
-        'not find.',
-    ),
-    'other': (
-        'This is a property of the procedure.',
-        'It is stated here because other promises rest on it.',
-    ),
+    'privacy': 'This is a promise to every person whose record is in the '
+    'data. The stated numbers bound how much of what depends on that one '
+    'record can be learnt from what was released.',
+    'removal': 'This is a promise to everybody who asked to be forgotten. The '
+    'numbers say how close what is in use now is to what would be in use if '
+    'their data had not been there.',
+    'robustness': 'This is a promise to everybody whose prediction is counted '
+    'as staying. Changes of the input within the stated limits do not change '
+    'it.',
+    'accuracy': 'This is a promise to whoever uses the numbers. The stated '
+    'number bounds the error, or its standard deviation where it says so.',
+    'measurement': 'This is a measurement, and no promise to anybody. What '
+    'the tests did not look for, they can not find.',
+    'other': 'This is a property of the procedure, on which other promises '
+    'rest.',
 }
 # Epsilon and delta, as what they bound.
 _ODDS = {
     'privacy': 'had that one record been different',
     'removal': 'had their data never been there',
 }
-
 # Duties that a promise can help with.
 _DUTIES = {
     'privacy': (
@@ -66,55 +51,90 @@ _DUTIES = {
     ),
     'other': (),
 }
-_NO_ADVICE = 'this is no legal advice'
-_UNCHECKED = (
-    'No check was recorded with this promise. The end of this page says how '
-    'to make one.'
-)
 _CHECK = 'python -m pyg_trust check trust.json'
 _HOW = (
-    'Save the same report as trust.json and run this command, on any machine. '
-    'It needs no torch. It makes the sentences from the fields again, proves '
-    'epsilon from what was recorded, in integers, counts again which '
-    'predictions stay by the recorded votes, and compares '
-    'what was spent with the budgets. With the files themselves '
-    '(--ledger, --model, --data) it follows the chain of the ledger, compares '
-    'the fingerprints of weights and data, and looks for what was removed. It '
-    'says in one line each what holds, what fails, what is not proved and '
-    'what could not be checked.'
+    'Save the same report as trust.json and run this command on any machine; '
+    'it needs no torch. It makes derived fields and sentences again, proves '
+    'epsilon from what was recorded, counts votes again, and compares what '
+    'was spent with the budgets. With the files themselves (--ledger, '
+    '--model, --data) it also follows the ledger, compares fingerprints, and '
+    'looks for what was removed.'
 )
-
-_STYLE = """
+_HTML = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title><style>
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 50rem; padding: 1rem; color: #1b1f24;
+body { margin: 0 auto; max-width: 56rem; padding: 1rem; color: #1b1f24;
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; line-height: 1.2; }
-h2 { font-size: 1.2rem; margin: 0 0 .5rem; }
-h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin: 0 0 .5rem; }
 section { border: 1px solid #d0d7de; border-radius: 8px; padding: 1rem;
   margin: 1rem 0; }
-.promise { font-weight: 600; }
-.for { color: #444c56; }
+.verdict, .promise { font-weight: 600; }
 ul { margin: 0; padding-left: 1.2rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0;
   border-bottom: 1px solid #eaeef2; }
-th { font-weight: 600; width: 40%; }
-svg { width: 100%; height: auto; max-width: 40rem; display: block; }
-p.figure { margin: .75rem 0 .25rem; }
-@media (max-width: 30rem) { svg text { font-size: 22px; } }
-summary { font-weight: 600; margin: 1rem 0 .25rem; cursor: pointer; }
-code { background: #f6f8fa; padding: .1rem .3rem; }
-footer { color: #57606a; font-size: .85rem; }
-@media print { section { break-inside: avoid; }
-  details::details-content { content-visibility: visible; } }
+.bar { background: #eaeef2; height: 1rem; border-radius: 4px; }
+.bar i { display: block; height: 1rem; border-radius: 4px;
+  background: #1f6feb; }
+.bar i.over { background: #cf222e; }
+summary { font-weight: 600; margin: .75rem 0 .25rem; cursor: pointer; }
+@media print { details::details-content { content-visibility: visible; } }
+</style></head><body>
+<h1>{{ title }}</h1>
+<p class="verdict">{{ verdict }}</p>
+<table>{% for name, value in facts %}
+<tr><th>{{ name }}</th><td>{{ value }}</td></tr>{% endfor %}
+</table>
+{% for p in promises %}
+<section id="p{{ loop.index }}"><h2>{{ loop.index }}. {{ p.name }}</h2>
+<p class="promise">{{ p.promise }}.</p>
+{% for label, width, over in p.bars %}<p>{{ label }}</p>
+{% if width is not none %}<div class="bar" role="img"
+aria-label="{{ label }}"><i style="width: {{ width }}%"
+{% if over %}class="over"{% endif %}></i></div>{% endif %}{% endfor %}
+<table><tr><th>Covered</th><th>Not covered</th><th>To do</th></tr>
+<tr><td>{{ p.odds }}</td>
+<td><ul>{% for text in p.limits %}<li>{{ text }}</li>{% endfor %}</ul></td>
+<td><ul>{% for text in p.todo %}<li>{{ text }}</li>{% endfor %}</ul></td></tr>
+</table>
+{% for name, texts in p.folded %}<details><summary>{{ name }}</summary>
+<ul>{% for text in texts %}<li>{{ text }}</li>{% endfor %}</ul></details>
+{% endfor %}<details><summary>Numbers, for engineers</summary><table>
+{% for name, value in p.table %}<tr><th>{{ name }}</th><td>{{ value }}</td>
+</tr>{% endfor %}</table></details></section>
+{% endfor %}<section><h2>How to check this page</h2>
+<p><code>{{ check }}</code></p><p>{{ how }}</p></section>
+</body></html>
 """
+_MARKDOWN = """## {{ title }}
 
+**{{ verdict }}**
 
-def escape(text: str) -> str:
-    """Escape text for HTML, and make invisible characters visible."""
-    return escape_markup(visible(text))
+| | |
+| --- | --- |
+{% for name, value in facts %}| {{ name }} | {{ value }} |
+{% endfor %}{% for p in promises %}
+### {{ loop.index }}. {{ p.name }}
+
+**{{ p.promise }}**
+
+{{ p.odds }}
+
+{% for label, _, _ in p.bars %}{{ label }}
+
+{% endfor %}{% for name, texts in p.lists %}{{ name }}:
+
+{% for text in texts %}- {{ text }}
+{% endfor %}
+{% endfor %}| | |
+| --- | --- |
+{% for name, value in p.table %}| {{ name }} | {{ value }} |
+{% endfor %}{% endfor %}
+To check this: save the report as trust.json, run `%s`.
+""".replace('%s', _CHECK)
 
 
 def versions(guarantees: Iterable[Guarantee]) -> list[str]:
@@ -129,112 +149,167 @@ def versions(guarantees: Iterable[Guarantee]) -> list[str]:
     )
 
 
-def html(guarantees: Sequence[Guarantee], created: str) -> str:
+def html(report: Any) -> str:
     """Make the HTML page of a trust report."""
-    count = _count(guarantees)
-    rows = ''.join(
-        f'<tr><td><a href="#p{i}">{escape(each.procedure)}</a></td>'
-        f'<td>{escape(_left(each))}</td></tr>'
-        for i, each in enumerate(guarantees, 1)
-    )
-    sections = ''.join(
-        _section(i, each) for i, each in enumerate(guarantees, 1)
-    )
-    made = ', '.join(versions(guarantees))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>Trust report</title><style>{_STYLE}</style></head><body>\n'
-        f'<h1>Trust report: {count}</h1>\n'
-        '<p>What was promised or measured about the data and the model, under '
-        'which conditions, and what was spent. '
-        f'Made on {escape(created)}.</p>\n'
-        f'<table><tr><th>Procedure</th><th>Budget</th></tr>{rows}</table>\n'
-        f'{sections}<section><h2>How to check this page</h2>'
-        f'<p><code>{escape(_CHECK)}</code></p><p>{escape(_HOW)}</p></section>'
-        f'<footer><p>Made with {escape(made)}.</p></footer>\n'
-        '</body></html>\n'
-    )
+    return _rendered(_HTML, report, autoescape=True, finalize=_shown)
 
 
-def _count(guarantees: Sequence[Guarantee]) -> str:
-    # A measurement promises nothing.
-    measured = sum(each.kind == 'measurement' for each in guarantees)
-    numbers = {'promise': len(guarantees) - measured, 'measurement': measured}
-    return ' and '.join(
-        f'{number} {name}' + 's' * (number > 1)
-        for name, number in numbers.items()
-        if number
-    )
-
-
-def markdown(guarantees: Sequence[Guarantee], created: str) -> str:
+def markdown(report: Any) -> str:
     """Make the Markdown section of a model card."""
-    made_on = f'Made on {created}. To check it: `{_CHECK}`.'
-    lines = ['## Trust report', '', made_on, '']
-    for each in guarantees:
-        lines += [f'### {_line(each.procedure)}', '']
-        lines += [
-            f'**{_line(each.promise)}**',
-            '',
-            _line(_odds_text(each)),
-            '',
-        ]
-        for title, texts in _lists(each):
-            lines += [f'{title}:', '']
-            lines += [f'- {_line(text)}' for text in texts] + ['']
-        table = _table(each)
-        if table:
-            lines += ['| | |', '| --- | --- |']
-            lines += [f'| {_line(k)} | {_line(v)} |' for k, v in table] + ['']
-    made = _line(', '.join(versions(guarantees)))
-    lines += [f'Made with {made}.', '']
-    return '\n'.join(lines)
+    return _rendered(_MARKDOWN, report, autoescape=False, finalize=_line)
 
 
-def _line(text: str) -> str:
+def _rendered(template: str, report: Any, **options: Any) -> str:
+    import jinja2  # which torch needs, too
+
+    made = report.guarantees
+    seen: set[str] = set()
+    facts = [*report.about.items(), ('made on', report.created)]
+    facts.append(('made with', ', '.join(versions(made))))
+    return (
+        jinja2.Environment(**options)
+        .from_string(template)
+        .render(
+            title=report.about.get('title', 'Trust report'),
+            verdict=verdict(made),
+            facts=[
+                (name.replace('_', ' '), value)
+                for name, value in facts
+                if name != 'title'
+            ],
+            promises=[_promise(each, seen) for each in made],
+            check=_CHECK,
+            how=_HOW,
+        )
+    )
+
+
+def _shown(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else value
+
+
+def _line(value: Any) -> str:
     # Make one line of Markdown without markup.
-    text = visible(text)
+    text = visible(str(value))
     for sign in '\\`*_{}[]<>|#~$&':
         text = text.replace(sign, f'\\{sign}')
     return text
 
 
+def verdict(guarantees: Sequence[Guarantee]) -> str:
+    """Summarize all promises in one line."""
+    over = [
+        f'{number}. {name}'
+        for number, each in enumerate(guarantees, 1)
+        for name, spent in each.spent.items()
+        if spent > each.budget[name]
+    ]
+    void = sum(map(_seeded, guarantees))
+    measured = sum(each.kind == 'measurement' for each in guarantees)
+    numbers = {'promise': len(guarantees) - measured, 'measurement': measured}
+    what = ' and '.join(
+        f'{number} {name}' + 's' * (number > 1)
+        for name, number in numbers.items()
+        if number
+    )
+    if void:
+        protects = f'{void} protect' + 's' * (void == 1)
+        return f'{what}, of which {protects} nobody: the noise is seeded'
+    if over:
+        return f'{what}; over budget: {", ".join(over)}'
+    return f'{what}; every budget is kept'
+
+
+def _promise(each: Guarantee, seen: set[str]) -> dict[str, Any]:
+    limits = _once(each.not_covered, seen)
+    # A seeded guarantee is said to hold nothing.
+    held = [text for text in each.assumptions if text != SEEDED]
+    folded = [
+        ('It holds if', _once(held, seen)),
+        ('It does not cover, either', limits[3:]),
+        ('How it was checked', _once(each.checked, seen)),
+        (
+            'Duties that it can support (this is no legal advice)',
+            _once(_DUTIES[each.kind], seen),
+        ),
+    ]
+    folded = [(name, texts) for name, texts in folded if texts]
+    return {
+        'name': each.procedure,
+        'promise': each.promise[0].upper() + each.promise[1:],
+        'odds': _odds_text(each),
+        'bars': [_bar(n, s, each.budget[n]) for n, s in each.spent.items()],
+        'limits': limits[:3],
+        'todo': _todo(each),
+        'folded': folded,
+        'lists': [
+            ('Not covered', limits[:3]),
+            ('To do', _todo(each)),
+            *folded,
+        ],
+        'table': _table(each),
+    }
+
+
+def _once(texts: Iterable[str], seen: set[str]) -> list[str]:
+    new = [text for text in dict.fromkeys(texts) if text not in seen]
+    seen.update(new)
+    return new
+
+
+def _seeded(each: Guarantee) -> bool:
+    return bool(each.values.get('seeded')) or SEEDED in each.promise
+
+
+def _foreign(each: Guarantee) -> bool:
+    return any(UNCHECKED in text for text in (each.promise, *each.assumptions))
+
+
+def _todo(each: Guarantee) -> list[str]:
+    todo = []
+    if _seeded(each):
+        todo.append('Release again without a seed')
+    if any(spent > each.budget[name] for name, spent in each.spent.items()):
+        todo.append('Release nothing more: a budget is exceeded')
+    if _foreign(each):
+        todo.append('Ask whoever registered it for a proof')
+    if not each.checked:
+        todo.append('Check it: no check was recorded with this promise')
+    if each.kind == 'removal':
+        todo.append('Keep report and ledger private: they name what went')
+    return todo or ['Nothing']
+
+
 def _odds_text(each: Guarantee) -> str:
-    # The reader, and the promise: the odds themselves, if they are the
-    # promise.
-    whom, what = _FOR[each.kind]
+    # Whom it is for, and what it promises: the odds, if they are known.
+    whom = _FOR[each.kind]
     epsilon, delta = each.values.get('epsilon'), each.values.get('delta')
-    weak = each.values.get('seeded') or each.values.get('noise') == 'objective'
-    if any(UNCHECKED in text for text in (each.promise, *each.assumptions)):
+    if _foreign(each):
         return (
-            f'{whom} It rests on what its user has added to this package, and '
-            'nobody here has checked that.'
+            'It rests on what its user has added to this package, and nobody '
+            'here has checked that.'
         )
-    if each.values.get('seeded') or SEEDED in each.promise:
+    if _seeded(each):
         return (
             'This promises nothing to anybody: the noise that would protect '
             'people can be computed again.'
         )
-    if each.kind not in _ODDS or weak:
-        return f'{whom} {what}'
-    if not isinstance(epsilon, int | float) or not isinstance(
-        delta, int | float
-    ):
-        return f'{whom} {what}'
-    if not (0 <= epsilon < 14 and 0 <= delta < 1):
-        return f'{whom} The numbers are too large to protect anybody.'
+    numbers = all(isinstance(n, int | float) for n in (epsilon, delta))
+    weak = each.values.get('noise') == 'objective'
+    if each.kind not in _ODDS or weak or not numbers:
+        return whom
+    whom = whom.partition('. ')[0]
+    if not (0 <= epsilon < 14 and 0 <= delta < 1):  # type: ignore[operator]
+        return f'{whom}. The numbers are too large to protect anybody.'
     # Delta is added to what is likely; it is not how often that fails.
     chance = ''
-    if delta > 0:
-        chance = (
-            f', plus a probability of {short(float(delta))} (1 in '
-            f'{math.floor((1 + 1e-9) / delta):,})'
-        )
+    if delta:
+        rare = math.floor((1 + 1e-9) / delta)
+        chance = f', plus a probability of {_short(delta)} (1 in {rare:,})'
     return (
-        f'{whom} Nothing that anybody concludes from what was released is '
-        f'more than {_factor(epsilon)} times as likely as it would be '
-        f'{_ODDS[each.kind]}{chance}.'
+        f'{whom}. Nothing that anybody concludes from what was released is '
+        f'more than {_factor(float(epsilon or 0))} times as likely as it '
+        f'would be {_ODDS[each.kind]}{chance}.'
     )
 
 
@@ -246,148 +321,46 @@ def _factor(epsilon: float) -> str:
     return f'{math.ceil(factor):,}'
 
 
-def _left(each: Guarantee) -> str:
-    parts = [
-        _share(name, spent, each.budget[name])
-        for name, spent in each.spent.items()
-    ]
-    return ', '.join(parts) or 'nothing to spend'
-
-
-def _share(name: str, spent: float, limit: float) -> str:
+def _bar(
+    name: str, spent: float, limit: float
+) -> tuple[str, float | None, bool]:
+    # The label, the width in percent, and whether it is too much.
     if limit == math.inf:
-        return f'{name}: {short(spent)} spent, no limit was set'
-    share = ''
-    if limit > 0 and 0 <= spent < math.inf:
-        share = f' ({_percent(spent / limit)})'
-    return f'{name}: {short(spent)} of {short(limit)} spent{share}'
+        return (
+            f'{name}: {outwards(spent)} spent, no limit was set',
+            None,
+            False,
+        )
+    label = f'{name}: {outwards(spent)} of {_short(limit)} spent'
+    if not (limit > 0 and 0 <= spent < math.inf):
+        return label, None, spent > limit
+    share = 100 * spent / limit
+    percent = 'less than 0.01 %' if 0 < share < 0.01 else f'{share:.3g} %'
+    return f'{label} ({percent})', round(min(share, 100), 1), spent > limit
 
 
-def _percent(share: float) -> str:
-    if 0 < share < 1e-4:
-        return 'less than 0.01 %'
-    return f'{100 * share:.3g} %'
-
-
-def _lists(each: Guarantee) -> list[tuple[str, Sequence[str]]]:
-    duties = _DUTIES[each.kind]
-    # A seeded guarantee is said above to hold nothing.
-    assumed = [text for text in each.assumptions if text != SEEDED]
-    found = 'How it was checked'
-    if each.kind == 'measurement':
-        found = 'What was measured'
-    lists = [
-        ('It holds if', assumed),
-        ('It does not cover', each.not_covered),
-        (found, each.checked or (_UNCHECKED,)),
-        (f'Duties that it can support ({_NO_ADVICE})', duties),
-    ]
-    return [(title, texts) for title, texts in lists if texts]
+def _short(value: Any) -> str:
+    return f'{value:.4g}' if isinstance(value, float) else str(value)
 
 
 def _table(each: Guarantee) -> list[tuple[str, str]]:
+    # Requests are in the JSON alone, notes and limits are lists, and tables
+    # of votes are too long.
+    hidden = ('request', 'tallies', 'notes', 'limits')
     rows = [
-        (name.replace('_', ' '), short(value))
+        (name.replace('_', ' '), _numbers(value))
         for name, value in plain(each.values).items()
-        # Requests are in the JSON alone, histories are drawn, and tables of
-        # votes are too long.
-        if name not in ('request', 'history', 'tallies')
+        if name not in hidden and value not in (None, '', [], {})
     ]
-    rows += [
-        (
-            f'{name}, spent of budget',
-            f'{short(spent)} of {short(each.budget[name])}',
-        )
-        for name, spent in each.spent.items()
-    ]
-    if each.data:
-        rows.append(('data, SHA-256', each.data))
-    if each.model:
-        rows.append(('model, SHA-256', each.model))
+    for name, digest in (('data', each.data), ('model', each.model)):
+        rows += [(f'{name}, SHA-256', digest)] * bool(digest)
     return rows
 
 
-def _section(number: int, each: Guarantee) -> str:
-    parts = [
-        f'<section id="p{number}"><h2>{number}. {escape(each.procedure)}</h2>',
-        f'<p class="promise">{escape(_upper(each.promise))}.</p>',
-        f'<p class="for">{escape(_odds_text(each))}</p>',
-    ]
-    for name, spent in each.spent.items():
-        parts.append(_bar(name, spent, each.budget[name]))
-        if len(each.history.get(name, [])) > 1:
-            amounts = each.history[name]
-            parts.append(_line_chart(name, amounts, each.budget[name]))
-    for title, texts in _lists(each):
-        first, *rest = [f'<li>{escape(text)}</li>' for text in texts]
-        parts.append(f'<h3>{escape(title)}</h3><ul>{first}</ul>')
-        if rest:
-            parts.append(
-                f'<details><summary>and {len(rest)} more</summary>'
-                f'<ul>{"".join(rest)}</ul></details>'
-            )
-    rows = ''.join(
-        f'<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>'
-        for name, value in _table(each)
-    )
-    if rows:
-        parts.append(
-            '<details><summary>Numbers, for whoever checks</summary>'
-            f'<table>{rows}</table></details>'
-        )
-    return '\n'.join([*parts, '</section>\n'])
-
-
-def _bar(name: str, spent: float, limit: float) -> str:
-    # The share of a budget that is spent, as a picture.
-    label = _share(name, spent, limit)
-    if not 0 < limit < math.inf or not 0 <= spent < math.inf:
-        return f'<p>{escape(label)}</p>'
-    width = 600 * min(spent / limit, 1.0)
-    color = '#1f6feb' if spent <= limit else '#cf222e'
-    return (
-        f'<p class="figure">{escape(label)}</p>'
-        f'<svg viewBox="0 0 600 16" role="img" aria-label="{escape(label)}">'
-        '<rect width="600" height="16" rx="4" fill="#eaeef2"/>'
-        f'<rect width="{width:.1f}" height="16" rx="4" fill="{color}"/>'
-        '</svg>'
-    )
-
-
-def _upper(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _line_chart(name: str, amounts: Sequence[float], limit: float) -> str:
-    # The spending over time, and the budget if it fits on the scale.
-    finite = [value for value in amounts if math.isfinite(value)]
-    top = max([*finite, 1e-300])
-    near = top < limit <= 3 * top
-    top = limit if near else top
-    points = ' '.join(
-        f'{96 + 494 * i / (len(finite) - 1 or 1):.1f},'
-        f'{110 - 90 * value / top:.1f}'
-        for i, value in enumerate(finite)
-    )
-    label = f'{name} over time, from the start (left) to now (right)'
-    label += '; dashed: the budget' if near else ''
-    dashes = (
-        '<line x1="96" y1="20" x2="590" y2="20" stroke="#cf222e" '
-        'stroke-dasharray="6 4"/>'
-    )
-    return (
-        f'<p class="figure">{escape(_upper(label))}</p>'
-        f'<svg viewBox="0 0 600 124" role="img" aria-label="{escape(label)}">'
-        '<line x1="96" y1="110" x2="590" y2="110" stroke="#8c959f"/>'
-        '<line x1="96" y1="20" x2="96" y2="110" stroke="#8c959f"/>'
-        f'{dashes * near}'
-        f'<text x="88" y="24" font-size="13" text-anchor="end">'
-        f'{escape(_tick(top))}</text>'
-        '<text x="88" y="114" font-size="13" text-anchor="end">0</text>'
-        f'<polyline points="{points}" fill="none" stroke="#1f6feb" '
-        'stroke-width="2"/></svg>'
-    )
-
-
-def _tick(value: Any) -> str:
-    return f'{value:.2g}'
+def _numbers(value: Any) -> str:
+    # Four digits in lists, too; of a long list its ends.
+    if isinstance(value, list):
+        if len(value) > 12:
+            value = [*value[:6], '...', *value[-6:]]
+        return f'[{", ".join(map(_numbers, value))}]'
+    return _short(value)

@@ -6,6 +6,7 @@ import json
 import math
 import textwrap
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pyg_trust.verify.claims import (
     read_json,
     visible,
 )
-from pyg_trust.verify.promises import LAYOUT, schema  # noqa: F401
+from pyg_trust.verify.promises import ABOUT, LAYOUT, schema  # noqa: F401
 
 #: The version of the JSON's layout; :func:`schema` describes it.
 SCHEMA_VERSION = LAYOUT
@@ -43,6 +44,7 @@ class TrustReport(Report):
         created (str): the time of creation, ISO 8601 with the time zone.
             (default: now)
         schema_version (int): the version of the JSON layout.
+        about (dict[str, str]): texts of the author, as :meth:`of` takes them.
 
     Example:
         >>> report = TrustReport.of(
@@ -56,6 +58,7 @@ class TrustReport(Report):
     guarantees: tuple[Guarantee, ...]
     created: str = dataclasses.field(default_factory=_now)
     schema_version: int = SCHEMA_VERSION
+    about: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_instance('guarantees', self.guarantees, tuple)
@@ -70,6 +73,10 @@ class TrustReport(Report):
         for guarantee in self.guarantees:
             check_instance('guarantees', guarantee, Guarantee)
         check_instance('created', self.created, str)
+        check_instance('about', self.about, dict)
+        for name, text in self.about.items():
+            check_choice('about', name, ABOUT)
+            check_instance(name, text, str)
         try:
             moment = datetime.datetime.fromisoformat(self.created)
         except ValueError:
@@ -87,11 +94,15 @@ class TrustReport(Report):
             )
 
     @classmethod
-    def of(cls, *reports: Report) -> 'TrustReport':
+    def of(cls, *reports: Report, **about: str) -> 'TrustReport':
         """Collect the promises of reports.
 
         Args:
             *reports (Report): the reports that the procedures returned.
+            **about (str): texts for the head of the page: ``title``,
+                ``owner`` (who answers for it), ``data_set``, ``people`` (who
+                is in the data, and how many) and ``utility`` (what the model
+                is good for, such as its accuracy).
 
         Raises:
             TypeError: if a value is no report, or promises nothing by itself.
@@ -105,7 +116,8 @@ class TrustReport(Report):
                     "'reports' needs to hold reports (got "
                     f'{type(report).__name__})'
                 )
-        return cls(tuple(report.guarantee() for report in reports))
+        made = tuple(report.guarantee() for report in reports)
+        return cls(made, about=about)
 
     def save(self, path: str | Path) -> None:
         """Write the report to a file atomically.
@@ -170,11 +182,16 @@ class TrustReport(Report):
 
     def to_html(self) -> str:
         """Make a self-contained HTML page for people, with figures."""
-        return pages.html(self.guarantees, self.created)
+        return pages.html(self)
 
     def to_markdown(self) -> str:
         """Make a section for a model card, in Markdown."""
-        return pages.markdown(self.guarantees, self.created)
+        return pages.markdown(self)
+
+    def _repr_html_(self) -> str:
+        # Its styles are for a page of its own.
+        page = escape(self.to_html())
+        return f'<iframe srcdoc="{page}" width="100%" height="600"></iframe>'
 
     def chart(self) -> Chart:
         """Chart the spent share of each budget.
@@ -204,6 +221,10 @@ class TrustReport(Report):
 
     def __str__(self) -> str:
         lines = [
+            visible(f'{name}: {text}'.replace('_', ' '))
+            for name, text in self.about.items()
+        ]
+        lines += [
             line
             for number, guarantee in enumerate(self.guarantees, 1)
             for line in _paragraph(number, guarantee)
