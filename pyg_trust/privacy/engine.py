@@ -599,6 +599,8 @@ class PrivacyEngine(Checkpoints, NormEstimates):
 
     def _agree(self, module: nn.Module, optimizer: Any, **given: Any) -> None:
         # All that decides what is spent, and how weights move.
+        if self._group.size == 1:
+            return
         self._group.agree(
             {
                 **{
