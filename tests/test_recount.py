@@ -289,18 +289,14 @@ def test_other_removals_say_what_was_verified(make, data, requests, said):
 
 
 def test_a_verification_that_fails_says_so(monkeypatch):
-    from pyg_trust.unlearning import node_state
+    from pyg_trust.unlearning import node
 
     model, report = forgotten()
-    monkeypatch.setattr(
-        node_state.NodeState,
-        'leftovers',
-        lambda self: ('node 3 in the cache',),
-    )
+    monkeypatch.setattr(node, 'still_named', lambda _: ('node 3',))
     found = model.verify()
     (*_, said) = report.verified(found).guarantee().checked
     assert 'FAILED' in said
-    assert 'node 3 in the cache' in said
+    assert 'node 3' in said
 
 
 def test_a_rate_that_no_number_of_units_has_fails(tmp_path):

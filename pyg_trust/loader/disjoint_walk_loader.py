@@ -19,7 +19,11 @@ from pyg_trust.loader.step_batches import (
     Sampling,
     StepBatches,
 )
-from pyg_trust.loader.whole_units import WholeUnitLoader, of_persons
+from pyg_trust.loader.whole_units import (
+    WholeUnitLoader,
+    check_ids,
+    of_persons,
+)
 from pyg_trust.sampler import DisjointWalkSampler
 from pyg_trust.sampler.walks import DisjointWalks, min_subgraphs
 from pyg_trust.unit import PrivacyUnit
@@ -216,6 +220,7 @@ class DisjointWalkLoader(WholeUnitLoader):
             self.unit, self.relation = 'persons, a row each', PERSON
             self._declared, self.owned_by = unit.summary(), unit.digest
         check_rows(data)
+        check_ids(data)
         data = with_edge_index(data)
         # The seed is resolved after all checks.
         sampler = DisjointWalkSampler(
@@ -303,7 +308,8 @@ class DisjointWalkLoader(WholeUnitLoader):
         return _write(self._select(step, index))
 
     def _mark(self, step: int, index: Tensor) -> tuple[str, Tensor]:
-        return 'n_id', self._select(step, index).node
+        node, ids = self._select(step, index).node, self.data.get('n_id')
+        return 'n_id', node if ids is None else ids[node.to(ids.device)]
 
     def collate_fn(self, index: list[int] | Tensor) -> Any:
         """Make a batch of the drawn units."""

@@ -17,6 +17,7 @@ from pyg_trust.loader.step_batches import (
     StepBatches,
     StepLoader,
 )
+from pyg_trust.loader.whole_units import check_ids, positions
 from pyg_trust.privacy.mechanisms import fdp_terms
 from pyg_trust.sampler.ego_sampler import EgoSampler
 
@@ -94,6 +95,7 @@ class EgoLoader(StepLoader):
     ) -> None:
         self.check_kwargs(kwargs, num_steps=num_steps)
         check_rows(data)
+        check_ids(data)
         data = with_edge_index(data)
         sampler = EgoSampler(data, num_hops, input_nodes, along=along)
         found = sampler.max_receivers
@@ -166,7 +168,10 @@ class EgoLoader(StepLoader):
                     and (size > 0 or self.sampling == POISSON)
                     and (count is None or size == count)
                     and index.unique().numel() == size
-                    and _equal(batch.get('n_id'), want.node)
+                    and _equal(
+                        positions(self.data.get('n_id'), batch.get('n_id')),
+                        want.node,
+                    )
                     and _equal(batch.get('batch'), want.batch)
                     and batch.num_nodes == want.node.numel()
                 )

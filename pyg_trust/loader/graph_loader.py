@@ -54,9 +54,10 @@ class GraphLoader(DrawnUnits):
     labels with a row per graph. A dataset's ``transform=`` is called at every
     access;
     ``input_id`` tells which graphs they are, ``n_id`` numbers the nodes of
-    all graphs, and ``batch_size`` is :math:`m`. In private training rows of
-    nodes and edges are for the model alone: until ``backward()`` the batch
-    has made-up graphs in their place, with ``relation='add_remove'`` always
+    all graphs, unless these have an ``n_id`` of their own, and
+    ``batch_size`` is :math:`m`. In private training rows of nodes and
+    edges are for the model alone: until ``backward()`` the batch has
+    made-up graphs in their place, with ``relation='add_remove'`` always
     :obj:`batch_size` of them, so that a loss can't read private sizes. The
     model needs to return one row per graph:
 
@@ -140,6 +141,8 @@ class GraphLoader(DrawnUnits):
             raise ValueError("'data' needs to hold a graph (got none)")
         each = torch.tensor(sizes)
         self._first = pointer(each)
+        # Ids of the user stay, and may repeat: graphs are told by number.
+        self._has_ids = 'n_id' in self.graphs[0]
         self._unit = torch.arange(count).repeat_interleave(each)
         self._open(count, batch_size, num_steps, seed, kwargs)
 
@@ -194,9 +197,10 @@ class GraphLoader(DrawnUnits):
                 'as at the first: call a transform that changes their number '
                 'before, as pre_transform= of the dataset'
             )
-        out.n_id = torch.arange(int(sizes.sum()))
-        out.num_nodes = out.n_id.numel()
-        out.n_id += (self._first[index] - out.ptr[:-1])[out.batch]
+        out.num_nodes = int(sizes.sum())
+        if not self._has_ids:
+            shift = (self._first[index] - out.ptr[:-1])[out.batch]
+            out.n_id = torch.arange(out.num_nodes) + shift
         out.input_id = index
         out.batch_size = index.numel()
         return self._finish(out)
@@ -211,7 +215,8 @@ class GraphLoader(DrawnUnits):
                 out[name] = value.narrow(0 if dim is None else dim, 0, 0)
             elif isinstance(value, list):
                 out[name] = []
-        out.ptr, out.input_id, out.n_id = torch.zeros(1).long(), index, index
+        out.ptr, out.input_id = torch.zeros(1).long(), index
+        out.n_id = index
         out.num_nodes = out.batch_size = out._num_graphs = 0
         return out
 
@@ -220,6 +225,22 @@ class GraphLoader(DrawnUnits):
         rows = [self.graphs[i].get('x') for i in range(len(self._first) - 1)]
         if all(isinstance(x, Tensor) for x in rows):
             yield 'x', torch.cat([x[:, :64] for x in rows if x.dim() == 2])
+
+    def _positions(self, batch: Data) -> Tensor | None:
+        owner, index = batch.get('batch'), batch.get('input_id')
+        if not self._has_ids or not all(
+            isinstance(value, Tensor) and value.dtype == torch.int64
+            for value in (owner, index)
+        ):
+            return batch.get('n_id')
+        count = owner.bincount(minlength=index.numel())
+        if count.numel() != index.numel() or not bool(
+            (owner.diff() >= 0).all()
+        ):
+            return None
+        within = torch.arange(owner.numel(), device=owner.device)
+        within -= (count.cumsum(0) - count)[owner]
+        return self._first.to(owner.device)[index[owner]] + within
 
     def _find_units(self, number: int) -> Tensor:
         return self._unit

@@ -9,7 +9,13 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import BaseSampler
 
 from pyg_trust import rng
-from pyg_trust._checks import Count, Natural, validated
+from pyg_trust._checks import (
+    Count,
+    Natural,
+    check_distinct,
+    check_tensor,
+    validated,
+)
 from pyg_trust.loader.step_batches import POISSON, StepBatches, StepLoader
 from pyg_trust.report import fingerprint
 
@@ -97,9 +103,14 @@ class WholeUnitLoader(StepLoader):
             )
         return batch.batch, count_here
 
+    def _positions(self, batch: Data) -> Tensor | None:
+        """Return the positions of a batch's nodes, whatever ids they have."""
+        node = batch.get('n_id')
+        return positions(self.data.get('n_id'), node)
+
     def _count(self, batch: Data, step: int, most: int) -> int | None:
         # The number of units in a batch, None if they are not whole.
-        node, owner = batch.get('n_id'), batch.get('batch')
+        node, owner = self._positions(batch), batch.get('batch')
         known = self._units(step)
         if (
             not isinstance(node, Tensor)
@@ -140,6 +151,34 @@ class WholeUnitLoader(StepLoader):
             and self._is_consistent(batch, of)
         )
         return number if good else None
+
+
+def positions(ids: Any, node: Any) -> Any:
+    """Return where the user's ids of nodes are, -1 for those that are not.
+
+    Args:
+        ids (Tensor or None): ``data.n_id``, if the user has ids.
+        node (Any): ``batch.n_id``.
+    """
+    if ids is None or not isinstance(node, Tensor) or node.dim() != 1:
+        return node
+    order = ids.to(node.device).sort()
+    place = torch.searchsorted(order.values, node.contiguous())
+    place = place.clamp(max=order.values.numel() - 1)
+    found = order.values[place] == node
+    return torch.where(found, order.indices[place], -1)
+
+
+def check_ids(data: Data) -> None:
+    """Refuse ids of nodes that do not tell them apart.
+
+    Raises:
+        TypeError, ValueError: if ``data.n_id`` is there and holds no int64
+            number for each node, or one twice.
+    """
+    if data.get('n_id') is not None:
+        check_tensor('data.n_id', data.n_id, torch.int64, (data.num_nodes,))
+        check_distinct('data.n_id', data.n_id)
 
 
 class _NoSampler(BaseSampler):

@@ -23,6 +23,8 @@ MIN_DELTA = 1e-10
 
 _TAIL = 1e-15
 _ROUNDING = 1e-13
+# Up to so many steps are composed on the whole of their support.
+_FEW = 8
 _MAX_CELLS = 2**21
 # A share of delta: proofs in integers have coarser cells than accounts.
 _ROOM = 2e-4
@@ -168,25 +170,35 @@ def _places(masses: Masses) -> np.ndarray:
 
 
 def _window(pairs: list[tuple[Masses, int]], step: float) -> tuple[int, int]:
-    """Indices outside of which a side has less than the tail mass."""
+    """Indices outside of which a side has less than the tail mass.
+
+    Of few steps these are all, which is faster than to bound their tails.
+    """
     cost = -math.log(_TAIL)
     rates = 2.0 ** np.arange(-24, 17)
     up = np.full_like(rates, cost)
     down = np.full_like(rates, cost)
-    most = least = 0
+    ends = [(_places(masses)[[0, -1]], count) for masses, count in pairs]
+    least, most = (int(sum(n * end[i] for end, n in ends)) for i in (0, 1))
+    if sum(n for _, n in pairs) <= _FEW and most - least < _MAX_CELLS:
+        return least, most
     for masses, count in pairs:
         places = _places(masses)
-        most += count * int(places[-1])
-        least += count * int(places[0])
         loss = step * places
         with np.errstate(divide='ignore'):
             log_mass = np.log(masses.mass)
         up += count * np.array(
-            [scipy.special.logsumexp(log_mass + s * loss) for s in rates]
+            [_logsumexp(log_mass + s * loss) for s in rates]
         )
         down += count * np.array(
-            [scipy.special.logsumexp(log_mass - s * loss) for s in rates]
+            [_logsumexp(log_mass - s * loss) for s in rates]
         )
     high = min(most, math.ceil((up / rates).min() / step))
     low = max(least, -math.ceil((down / rates).min() / step))
     return low, high
+
+
+def _logsumexp(values: np.ndarray) -> float:
+    # A third of the time of scipy's, which takes more than real numbers.
+    top = float(values.max())
+    return top + math.log(float(np.exp(values - top).sum()))

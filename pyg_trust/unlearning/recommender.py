@@ -3,18 +3,16 @@ r"""Recommenders that forget exactly: users, items and interactions.
 A recommender of paths (:mod:`pyg_trust.unlearning.similar`) is a table of
 counts. They are held in fixed point, so that what goes is subtracted and
 leaves the very bits of counting anew. One in closed form
-(:mod:`pyg_trust.unlearning.closed_form`) is an inverse matrix, which follows
-by steps of rank one, with a bound of its error.
+(:mod:`pyg_trust.unlearning.closed_form`) is an inverse matrix, which is made
+anew before the first answer after a removal.
 
 **The promise.** The reference is ``fit`` of a new object with the same
 arguments on what remains. After any sequence of removals every recommendation
-by paths equals the reference's, bit for bit; each column of the weights in
-closed form is within a stated distance of the exact ones, and after
-:meth:`Recommender.flush` they have the reference's bits. So has every number
-in a file that :meth:`Recommender.save` writes, but for salts, the names of
-states and the ledger, which names what was removed. Memory holds empty
-entries, gaps and steps until :meth:`Recommender.flush`: they tell that
-something was there.
+equals the reference's, bit for bit (in closed form on the same machine, with
+as many threads). So has every number in a file that :meth:`Recommender.save`
+writes, but for salts, the names of states and the ledger, which names what was
+removed. Memory holds empty entries and gaps until :meth:`Recommender.flush`:
+they tell that something was there.
 """
 
 from dataclasses import replace
@@ -49,10 +47,7 @@ from pyg_trust.removal import RemovalRequest, requested, skipping
 from pyg_trust.report import provenance
 from pyg_trust.unlearning.closed_form import (
     Inverse,
-    column_bounds,
     factored,
-    measured,
-    stepped,
     sure_scores,
 )
 from pyg_trust.unlearning.recommender_data import (
@@ -153,9 +148,9 @@ class Recommender(Saved[_Held], EditedInPlace):
     Runs on the CPU. A removal of a user costs the square of the length of
     their list. That of an interaction costs the same, as a user with a shorter
     list counts for more; that of an item as much for each of its users. In
-    closed form a user costs a pass over all interactions, an interaction two,
-    and an item a fit; there are :math:`8 k^2` bytes for :math:`k` items, and
-    five times as many during a fit.
+    closed form a removal costs next to nothing, and the first answer after it
+    a fit; there are :math:`8 k^2` bytes for :math:`k` items, and three times
+    as many during a fit.
 
     Args:
         method (str): :obj:`'paths'` or :obj:`'closed_form'`.
@@ -256,6 +251,9 @@ class Recommender(Saved[_Held], EditedInPlace):
         held = self._counted(
             lists, users, items, seals, ledger, Lineage(), ids
         )
+        if self.method == 'closed_form':
+            inverse = factored(lists, num_items, self.lam)
+            held = held._replace(inverse=inverse)
         self._model = held.recorded('fit', {})
         return self
 
@@ -344,7 +342,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         Raises:
             NotThere: if a user never was there.
         """
-        held = self._fitted
+        held = self._factored(self._fitted)
         of, ids = held.ids.users, held.ids.items
         rows, there = rows_there('users', users, of, held.users)
         k = check_integer('k', k, 1)
@@ -352,7 +350,7 @@ class Recommender(Saved[_Held], EditedInPlace):
         for block in rows[there].split(_BLOCK):
             own = block.numpy()
             if held.inverse is not None:
-                scores = sure_scores(held.inverse, held.lists, own, self.lam)
+                scores = sure_scores(held.inverse, held.lists, own)
                 scores[:, held.degree.numpy() == 0] = 0.0
             else:
                 scores = path_scores(
@@ -457,8 +455,7 @@ class Recommender(Saved[_Held], EditedInPlace):
     ) -> RecommenderReport:
         """Forget users, items and interactions.
 
-        By paths exact to the bit, in closed form within the distance that the
-        report states. If anything fails or interrupts it, everything is as
+        Exact to the bit. If anything fails or interrupts it, everything is as
         before. A user without interactions remains, and so does an item.
 
         Users and items are named by the ``n_id`` of their types, if the graph
@@ -525,18 +522,10 @@ class Recommender(Saved[_Held], EditedInPlace):
         size, c = len(held.items), self._power
         lists, where, left = shortened(held.lists, change.rows)
         parts, counts = [(held.lists.item, where, left)], held.counts
-        inverse, recount = held.inverse, change.recount
-        if recount or inverse is not None:
+        if counts is not None and change.recount:
             item = held.lists.item.copy()
             item[where] = left
             lists, parts = lists._replace(item=item), []
-        if inverse is not None:
-            made = None
-            if not recount:
-                made = stepped(inverse, lists, change.rows, self.lam)
-            recount = made is None
-            inverse = made or factored(lists, size, self.lam)
-        elif recount:
             counts = path_counts(lists, size, c)
         elif counts is not None:
             parts.append((counts.data, *downdate(counts, change.rows, c)))
@@ -553,7 +542,7 @@ class Recommender(Saved[_Held], EditedInPlace):
             users=change.users,
             items=change.items,
             counts=counts,
-            inverse=inverse,
+            inverse=None,
             seals=held.seals.replaced(texts, gone),
             ledger=held.ledger.copy(),
         ).recorded('step', change.named, reference)
@@ -562,10 +551,9 @@ class Recommender(Saved[_Held], EditedInPlace):
             request=change.request,
             named=change.named,
             entries_changed=0 if new.counts is None else changed,
-            recounted=recount,
-            exact=inverse is None or not inverse.moved,
-            residual_bound=self._bounds(inverse)[0],
-            column_distance=self._bounds(inverse)[1],
+            recounted=change.recount,
+            exact=True,
+            column_distance=None if self.method == 'paths' else 0.0,
             num_users=int(change.users.sum()),
             num_items=int(change.items.sum()),
             num_interactions=int(lists.length.sum()),
@@ -582,30 +570,21 @@ class Recommender(Saved[_Held], EditedInPlace):
 
     @editing
     def flush(self) -> 'Recommender':
-        """Drop all traces of what was removed: empty entries, gaps and steps.
-
-        In closed form it factors anew: the weights have the bits of a fit on
-        what remains, on the same machine and with as many threads.
-        """
+        """Drop all traces of what was removed: empty entries, and gaps."""
         held = self._fitted
         counts = held.counts
         if counts is not None:
             counts = counts.copy()
             counts.eliminate_zeros()
         lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
-        inverse = held.inverse
-        if inverse is not None:
-            inverse = factored(lists, len(held.items), self.lam)
-        self._model = held._replace(
-            lists=lists, counts=counts, inverse=inverse
-        )
+        self._model = held._replace(lists=lists, counts=counts)
         return self
 
     @synchronized
     def verify(self) -> RecommenderVerifyReport:
         """Recount the remaining interactions, and compare to the bit.
 
-        In closed form it measures the residual on exact counts.
+        In closed form it factors anew, and compares what is held.
         """
         held = self._fitted
         lists = lists_of(held.lists.pairs(), len(held.users), len(held.items))
@@ -626,12 +605,10 @@ class Recommender(Saved[_Held], EditedInPlace):
                 )
         if len(held.lists.item) > len(lists.item):
             left.append('gaps in the lists of users')
-        residual, inverse = None, held.inverse
-        if inverse is not None:
-            residual, hidden = measured(lists, inverse, self.lam)
-            equal &= residual - hidden <= inverse.residual
-            if inverse.moved:
-                left.append(f'the roundings of {inverse.moved} steps')
+        if held.inverse is not None:
+            again = factored(lists, len(held.items), self.lam).base
+            equal &= np.array_equal(again, held.inverse.base)
+            entries = again.size
         is_sealed = (
             not held.seals.differing(_texts(lists, held.users))
             and held.is_sealed
@@ -641,8 +618,6 @@ class Recommender(Saved[_Held], EditedInPlace):
             counts_equal=equal,
             sealed=is_sealed,
             num_entries=entries,
-            residual=residual,
-            residual_bound=self._bounds(inverse)[0],
             leftovers=tuple(left),
             weights=held.ledger.entries[-1].data,
         )
@@ -672,12 +647,12 @@ class Recommender(Saved[_Held], EditedInPlace):
     def _power(self) -> float:
         return self.exponents[1] if self.method == 'paths' else 0.0
 
-    def _bounds(self, inverse: Inverse | None) -> tuple[Any, Any]:
-        # Fields of reports: of the residual, and of columns.
-        if inverse is None:
-            return None, None
-        far = float(column_bounds(inverse, self.lam).max())
-        return inverse.residual, far
+    def _factored(self, held: _Held) -> _Held:
+        # In closed form a removal leaves the factoring to the next answer.
+        if self.method == 'closed_form' and held.inverse is None:
+            inverse = factored(held.lists, len(held.items), self.lam)
+            held = self._model = held._replace(inverse=inverse)
+        return held
 
     def _packed(self, model: _Held) -> dict[str, Any]:
         # The counts are not in it: they are counted anew.
@@ -712,33 +687,26 @@ class Recommender(Saved[_Held], EditedInPlace):
         self, lists: Lists, users: Tensor, items: Tensor, *rest: Any
     ) -> _Held:
         # A state whose lists have no gaps.
-        size, counts, inverse = len(items), None, None
+        size, counts = len(items), None
         if self.method == 'closed_form':
             if size > self.max_items:
                 raise ValueError(
                     f"'num_items' needs to be at most 'max_items', "
                     f'{self.max_items}, in closed form (got {size}): its '
-                    f'matrices take {40e-9 * size**2:.1f} GB during a fit; '
+                    f'matrices take {24e-9 * size**2:.1f} GB during a fit; '
                     "Recommender('paths') takes sparse tables of any size"
                 )
-            inverse = factored(lists, size, self.lam)
         elif self.cached:
             counts = path_counts(lists, size, self._power)
         degree = _degree(lists.item, size)
-        return _Held(lists, degree, users, items, counts, inverse, *rest)
+        return _Held(lists, degree, users, items, counts, None, *rest)
 
     def _change(self, held: _Held, request: RemovalRequest) -> Change:
         change = read_change(
             held.lists, held.users, held.items, held.ids, request
         )
-        if held.inverse is not None:
-            # A fit costs about as much as a step per item.
-            costs = change.steps / len(held.items)
-            return change._replace(
-                recount=costs > RECOUNT or 'items' in change.request
-            )
         if held.counts is None:
-            return change
+            return change._replace(recount=self.method == 'closed_form')
         many = change.entries > RECOUNT * held.counts.nnz
         return change._replace(recount=bool(many))
 

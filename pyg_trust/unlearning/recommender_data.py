@@ -51,12 +51,6 @@ class Change(NamedTuple):
     entries: int
     recount: bool = False
 
-    @property
-    def steps(self) -> int:
-        """The number of lists that leave or enter the counts."""
-        sizes = [(len(row.items), row.stays.sum()) for row in self.rows]
-        return sum((old > 0) + (new > 0) for old, new in sizes)
-
 
 class Ids(NamedTuple):
     """Ids of users and items: ``n_id`` of their types, else positions.

@@ -453,9 +453,7 @@ class RecommenderPlan(Report):
 class RecommenderReport(Verifiable):
     """The result of a removal from a recommender, and its guarantee.
 
-    By paths, counts equal a recount. In closed form, weights are within a
-    distance of the exact ones; their last bits still depend on what was
-    removed, until ``flush()``.
+    Counts, and weights in closed form, have the bits of a fit on what remains.
 
     Args:
         request (dict): the names of what was removed.
@@ -473,11 +471,8 @@ class RecommenderReport(Verifiable):
         ledger_head (str): a digest of all lines of the ledger up to this
             removal.
         origin (dict): versions and settings.
-        residual_bound (float, optional): in closed form, a bound of the
-            Frobenius norm of :math:`I - A P`. (default: :obj:`None`)
-        column_distance (float, optional): in closed form, a bound of the
-            distance of each column of the weights to that of the exact ones
-            of what remains. (default: :obj:`None`)
+        column_distance (float, optional): in closed form 0: the distance of
+            the weights to those of a fit. (default: :obj:`None`)
         skipped (dict): as in :class:`RemovalReport`.
         verification (RecommenderVerifyReport, optional): the findings that
             :meth:`verified` adds.
@@ -494,7 +489,6 @@ class RecommenderReport(Verifiable):
     data: str
     ledger_head: str
     origin: dict[str, Any]
-    residual_bound: float | None = None
     column_distance: float | None = None
     skipped: dict[str, Any] = field(default_factory=dict)
     verification: 'RecommenderVerifyReport | None' = None
@@ -511,9 +505,6 @@ class RecommenderReport(Verifiable):
     def guarantee(self) -> Guarantee:
         """State that the counts hold no trace of the removed items."""
         found = self.verification
-        memory = 'empty counts and gaps tell that something was there'
-        if self.column_distance is not None:
-            memory = 'gaps, and the last bits of weights, tell of what was'
         return stated(
             'exact removal from a recommender',
             {**self.numbers(), 'request': {'0': self.named}},
@@ -521,7 +512,8 @@ class RecommenderReport(Verifiable):
                 'recommendations: they read the lists of all, and are not '
                 'private',
                 'names of what was removed, in ledgers and reports',
-                f'memory before flush(), where {memory}',
+                'memory before flush(), where empty counts and gaps tell that '
+                'something was there',
             ),
             data=self.data,
             origin=self.origin,
@@ -537,18 +529,14 @@ class RecommenderVerifyReport(Report):
         ok (bool): whether the counts are equal and the lists match their
             seals.
         counts_equal (bool): whether the counts and the number of users per
-            item equal a recount, to the bit; and, in closed form, the residual
-            is within its bound.
+            item equal a recount, to the bit; in closed form, whether the
+            weights do.
         sealed (bool): whether the lists of users match the seals in the
             ledger.
         num_entries (int): the number of compared counts; 0 if none are stored.
         leftovers (tuple[str, ...]): traces of removed items in memory, which
             ``flush()`` deletes.
         weights (str): the digest of the remaining data, as in the ledger.
-        residual (float, optional): in closed form, the Frobenius norm of
-            :math:`I - A P`, measured on exact counts. (default: :obj:`None`)
-        residual_bound (float, optional): its bound, as the steps added up.
-            (default: :obj:`None`)
     """
 
     ok: bool
@@ -557,19 +545,12 @@ class RecommenderVerifyReport(Report):
     num_entries: int
     leftovers: tuple[str, ...]
     weights: str
-    residual: float | None = None
-    residual_bound: float | None = None
 
     def summary(self) -> str:
         """State the findings in one sentence."""
         left = '; '.join(self.leftovers) or 'nothing that was removed'
         equal = 'equal' if self.counts_equal else 'NOT equal'
         found = f'{self.num_entries} counts {equal}, to the bit'
-        if self.residual is not None:
-            found = (
-                f'a residual of {self.residual:.3g} (allowed '
-                f'{self.residual_bound:.3g})'
-            )
         return (
             f'verify() {"found" if self.ok else "FAILED, and found"}, from '
             f'what remains alone: {found}; lists '
@@ -578,16 +559,7 @@ class RecommenderVerifyReport(Report):
         )
 
     def chart(self) -> Chart:
-        """Draw the number of compared counts, or the measured residual."""
-        if self.residual is not None:
-            assert self.residual_bound is not None
-            return Chart(
-                f'Verified: a residual of {self.residual:.3g}'
-                if self.ok
-                else 'NOT verified: see counts_equal and sealed',
-                bars={'residual': self.residual},
-                limit=self.residual_bound,
-            )
+        """Draw the number of compared counts."""
         return Chart(
             'Verified: equal, bit for bit'
             if self.ok

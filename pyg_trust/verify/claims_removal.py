@@ -263,7 +263,10 @@ class CountRemoval(_Removal):
 
     def _says(self) -> Words:
         made = 'counts', 'have the bits of counting anew'
-        if self.column_distance is not None:
+        if self.column_distance == 0:
+            made = 'closed-form weights', 'have the bits of a fit on them'
+        elif self.column_distance is not None:
+            # Models of 0.1 followed by steps of rank one.
             near = f'within {outwards(self.column_distance, 3)} of the exact'
             made = 'closed-form weights', f'are, by column, {near} ones'
         return Words(

@@ -169,7 +169,7 @@ def test_a_bipartite_graph_is_read():
         (torch.tensor([[-1], [0]]), 3, "'interactions'"),
         (torch.rand(2, 3), 3, "'interactions'"),
         (torch.tensor([[0], [1]]), 0, "'num_items'"),
-        (torch.tensor([[0], [1]]), None, "'num_items'"),
+        (torch.tensor([[0], [1]]), None, 'num_items'),
         (torch.tensor([[0], [1]]), 20_001, "'num_items'"),
     ],
 )

@@ -170,3 +170,14 @@ def test_calibration_and_order():
     assert dp.poisson_epsilon([], 1e-5) == 0.0
     with pytest.raises(ValueError, match="'delta'"):
         dp.poisson_epsilon([(z, 0.1, 50)], 1e-12)
+
+
+@pytest.mark.parametrize('form', ['replace', 'withdraw'])
+@pytest.mark.parametrize('q', [1e-3, 1e-2])
+def test_a_single_step_costs_what_its_profile_says(form, q):
+    """The profile is in closed form; a coarse grid adds a thousandth."""
+    for z in (0.25, 0.4):
+        found = dp.poisson_epsilon([(z, q, 1)], 1e-5, form)
+        assert found > 1
+        assert poisson_profile(found, q, z, form) <= 1e-5 * (1 + 1e-9)
+        assert poisson_profile(found - 2e-3, q, z, form) > 1e-5

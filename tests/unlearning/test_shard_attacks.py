@@ -11,7 +11,7 @@ from torch_geometric.nn import GCN, GIN, GCNConv, GraphSAGE
 
 from pyg_trust.removal import RemovalRequest
 from pyg_trust.unlearning import ShardedUnlearner
-from pyg_trust.unlearning.shards.models import UnrepeatableModelError
+from pyg_trust.unlearning.shards.checks import UnrepeatableModelError
 
 N = 24
 

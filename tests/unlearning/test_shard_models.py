@@ -28,7 +28,7 @@ from pyg_trust import rng
 from pyg_trust.nn import LBAggregator, MeanAggregator
 from pyg_trust.unlearning import ShardedUnlearner
 from pyg_trust.unlearning.shards import models
-from pyg_trust.unlearning.shards.models import UnrepeatableModelError
+from pyg_trust.unlearning.shards.checks import UnrepeatableModelError
 
 LAYERS = {**EVERY}
 FAST = {'aggregator': 'mean', 'num_classes': CLASSES, 'epochs': 4}
@@ -405,7 +405,7 @@ def test_another_graph_and_another_factory_are_told_apart():
     with pytest.raises(TypeError, match=r'predict\(nodes='):
         unlearner.predict([1, 2])
     with pytest.raises(TypeError, match=r'remove\(nodes=\[3\]\)'):
-        unlearner.remove([3])
+        unlearner.remove('3')
     state = unlearner.state_dict()
     elu = lambda: GCN(CHANNELS, 16, 2, CLASSES, act='tanh')  # noqa: E731
     with pytest.raises(ValueError, match="'model_factory', whose models"):

@@ -29,6 +29,11 @@ from pyg_trust.unlearning.partition import (
     partition_from_lists,
     shard_sizes,
 )
+from pyg_trust.unlearning.shards.checks import (
+    check_model,
+    check_start,
+    find_shortcuts,
+)
 from pyg_trust.unlearning.shards.graph import (
     canonical,
     induced,
@@ -41,11 +46,8 @@ from pyg_trust.unlearning.shards.models import (
     Shortcuts,
     Weights,
     build,
-    check_model,
-    check_start,
     evaluate,
     evaluate_all,
-    find_shortcuts,
     single_thread,
     train,
 )
