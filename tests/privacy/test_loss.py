@@ -591,7 +591,6 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', OPERATIONS)
 @pytest.mark.parametrize('backward', [False, True])
 def test_owners_by_brute_force(name, backward):
