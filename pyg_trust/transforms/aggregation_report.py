@@ -348,10 +348,8 @@ class AggregationReport(ReleaseReport):
             )
         if self.relation == 'edge' and self.predictions:
             lines.append(
-                'encoder and head hold nothing of the edges: tables with an '
-                'entry per node or edge, and models that read rows by place, '
-                'are refused; what is found by the contents of a row is not '
-                'seen'
+                'encoder and head hold nothing of the edges, and compute the '
+                'logits of a row from that row alone'
             )
         if self.receivers < self.num_nodes:
             lines.append(

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import mpmath
 import pytest
-from tests.kernel.test_kernel_accounting import exact, number
+from test_kernel_accounting import exact, number
 
 from pyg_trust import privacy as dp
 from pyg_trust.privacy.gaussian import gaussian_epsilon
