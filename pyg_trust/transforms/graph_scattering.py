@@ -335,7 +335,6 @@ class GFT(GraphEmbedding):
             scale = adj.sum(1).pow(-0.5).nan_to_num(posinf=0)
             lonely = torch.diag((scale == 0).to(x.dtype))
             walk = scale[:, None] * adj * scale + lonely
-            eye = torch.eye(len(adj)).to(x)
             values, vectors = torch.linalg.eigh(
                 torch.eye(len(adj)).to(x) - walk
             )
