@@ -199,7 +199,6 @@ def test_mixed_updates_end_at_a_fit_of_the_present_data(head):
     assert distance <= bound / (LAM * len(world.y)) + 1e-10
 
 
-@pytest.mark.slow
 def test_no_residual_is_beyond_its_bound_in_a_thousand_updates():
     # The kernel measures it, from the present data alone.
     largest, released = 0.0, 0
