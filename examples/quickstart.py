@@ -123,7 +123,8 @@ def forget_people(data: Data, epochs: int) -> tuple[Bars, Bars, Report]:
     seconds = {'fit': middle - start, 'remove': time.perf_counter() - middle}
     report = report.verified(unlearner.verify(shards=report.shards))
     left = unlearner.data
-    after = accuracy(unlearner.predict_proba(), left)
+    there = unlearner.predict_proba(nodes=unlearner.n_id)
+    after = accuracy(there, left)
     return {'before': before, 'after': after}, seconds, report
 
 

@@ -218,7 +218,9 @@ class Experiment:
             torch.equal(value, unlearner.shard_state(i)[name])
             for i in range(self.args.num_shards)
             for name, value in never.shard_state(i).items()
-        ) and torch.equal(never.predict_proba(), unlearner.predict_proba())
+        ) and torch.equal(
+            never.predict_proba(), unlearner.predict_proba(nodes=never.n_id)
+        )
         if report.exact and not same:
             raise RuntimeError('the unlearned model is not the exact one')
         return {

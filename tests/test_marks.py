@@ -10,7 +10,7 @@ from torch_geometric.loader import DataLoader
 
 from pyg_trust.graph._marks import mark, marked
 from pyg_trust.loader import DisjointWalkLoader, EgoLoader
-from pyg_trust.privacy import PrivateNodeClassifier
+from pyg_trust.privacy import PrivacyEngine, PrivateNodeClassifier
 from pyg_trust.transforms import AGP, PrivateAGP
 from pyg_trust.unit import PrivacyUnit
 
@@ -156,3 +156,20 @@ def test_columns_scaled_over_all_rows_are_noticed(how):
     found = [w for w in seen if 'scaled over all rows' in str(w.message)]
     assert len(found) == (how in SCALED)
     assert all(w.filename == __file__ for w in found)
+
+
+def test_a_delta_of_one_node_is_noticed():
+    with pytest.warns(UserWarning, match=f'not below 1 / {NODES}'):
+        PrivateNodeClassifier('node', delta=1 / NODES).fit(graph())
+    data, net = graph(), torch.nn.Linear(5, 3)
+    with pytest.warns(UserWarning, match=f'the {NODES} nodes'):
+        PrivacyEngine().make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            data_loader=DisjointWalkLoader(data, 4, 0),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            target_epsilon=8.0,
+            target_delta=0.5,
+            forward=lambda model, batch: model(batch.x),
+        )

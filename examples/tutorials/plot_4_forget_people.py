@@ -42,7 +42,7 @@ print(report.guarantee().promise)
 # ``verify`` trains the touched shards from scratch and compares all bits.
 assert unlearner.verify(shards=report.shards).ok
 left = unlearner.data
-after = accuracy(unlearner.predict_proba(), left)
+after = accuracy(unlearner.predict_proba(nodes=unlearner.n_id), left)
 
 figure, axis = plt.subplots(figsize=(4, 3), layout='constrained')
 bars = axis.bar(['before', 'after'], [before, after])

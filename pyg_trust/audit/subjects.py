@@ -120,7 +120,8 @@ class ShardedSubject:
         for name, value in state['aggregator'].items():
             found[f'aggregator: {name}'] = value
         found['outputs'] = unlearner.outputs
-        found['probabilities'] = unlearner.predict_proba()
+        there = unlearner.predict_proba(nodes=unlearner.n_id)
+        found['probabilities'] = there
         found |= _flat('state_dict', state)
         if self._folder is not None:
             for path in sorted(Path(self._folder.name).rglob('*')):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyg_trust._checks import check_instance, check_number, check_positive
 from pyg_trust._checks.fingerprints import fingerprint, stored
+from pyg_trust._checks.graphs import warn_of_delta
 from pyg_trust._checks.states import FORMAT, check_state, kind_of, reading
 from pyg_trust.account import ReleaseAccount
 from pyg_trust.files.commit import ObjectLock
@@ -109,6 +110,8 @@ class Fitted(Releasing):
         if self._task_seal is not None and self._task_seal.fits(task.key):
             return self
         check_alone()
+        if self.relation.name != 'edge':
+            warn_of_delta(self.delta, task.graph.num_nodes, 'nodes')
         self._check_blank(task)
         self._prepare(task)
         account = self._open(task.graph.num_nodes)

@@ -329,7 +329,7 @@ class AggregationReport(ReleaseReport):
         lines.append(
             'which calls had the same data is known: the first release of '
             'data costs, the next is free, and the number of releases '
-            f'({self.releases}) tells which were alike'
+            f'({self.releases}) shows which were alike'
         )
         lines.append(SEEDED if self.seeded else EXACT_NOISE)
         lines.append(
@@ -348,10 +348,8 @@ class AggregationReport(ReleaseReport):
             )
         if self.relation == 'edge' and self.predictions:
             lines.append(
-                'encoder and head hold nothing of the edges: tables with an '
-                'entry per node or edge, and models that read rows by place, '
-                'are refused; what is found by the contents of a row is not '
-                'seen'
+                'encoder and head hold nothing of the edges, and compute the '
+                'logits of a row from that row alone'
             )
         if self.receivers < self.num_nodes:
             lines.append(
